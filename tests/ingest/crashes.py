@@ -5,9 +5,11 @@ from unittest import mock
 
 from tests.ingest.memory_sink import MemoryClient, MemorySink
 
-from millpond.ingest import Record, ingest, pipeline, writer
+import millpond.ingest.pipeline.ingest as pipeline
+from millpond.ingest import Record, ingest
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.journal import CollectionEntries
+from millpond.ingest.pipeline import writer
+from millpond.ingest.pipeline.journal import CollectionEntries
 
 
 class Crash(BaseException):

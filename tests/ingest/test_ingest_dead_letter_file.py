@@ -14,8 +14,8 @@ from tests.ingest.crashes import CrashingSink, memory, run, small
 
 from millpond.errors import InvalidRequestError, JournalError
 from millpond.ingest import Record, Rejected, read
-from millpond.ingest.dead_letter import DEAD_LETTER_KEY, dump_record
-from millpond.ingest.dead_letter_file import DeadLetterFile
+from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
+from millpond.ingest.sources.dead_letter import DEAD_LETTER_KEY, dump_record
 
 
 class Refusing(CrashingSink):
@@ -44,7 +44,7 @@ def test_a_letter_is_appended_once_however_often_the_run_is_repeated(tmp_path):
 
 @pytest.mark.parametrize(("size", "cut"), [(0, 5), (1 << 40, 1), (1 << 40, 60)])
 def test_after_a_torn_line_the_next_letter_has_its_own(tmp_path, monkeypatch, cut, size):
-    monkeypatch.setattr("millpond.ingest.dead_letter_file._MAX_COMPARED", size)
+    monkeypatch.setattr("millpond.ingest.pipeline.dead_letter_file._MAX_COMPARED", size)
     path = tmp_path / "dead.jsonl"
     first, second = letter(1), letter(2)
     path.write_text(f"{first}\n{second}"[: -len(second) + cut])
@@ -129,8 +129,8 @@ _FULL = """
     import resource, signal, sys
     from millpond.errors import JournalError
     from millpond.ingest import Record
-    from millpond.ingest.dead_letter import dump_record
-    from millpond.ingest.dead_letter_file import DeadLetterFile
+    from millpond.ingest.sources.dead_letter import dump_record
+    from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     file = DeadLetterFile(sys.argv[1])
     letters = [dump_record(Record(str(n), "text " * 50), where="w", reason="r") for n in range(40)]

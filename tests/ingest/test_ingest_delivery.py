@@ -15,8 +15,8 @@ from millpond.errors import (
     SinkUnavailableError,
 )
 from millpond.ingest import Record, WriteBatch, point_id
-from millpond.ingest.delivery import RejectedRow, RetryingWriter, RetryPolicy
-from millpond.ingest.stop import StopRequest
+from millpond.ingest.pipeline.delivery import RejectedRow, RetryingWriter, RetryPolicy
+from millpond.ingest.pipeline.source_items import StopRequest
 
 
 class Clock(StopRequest):

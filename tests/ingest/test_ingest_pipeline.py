@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from tests.tiny import Layout, write_checkpoint
 
+import millpond.ingest.pipeline.ingest as pipeline
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.errors import (
@@ -29,7 +30,9 @@ from millpond.errors import (
     ModelLoadError,
     UnsupportedTaskError,
 )
-from millpond.ingest import IngestReport, Record, Rejected, counts, ingest, pipeline, point_id, read, writer
+from millpond.ingest import IngestReport, Record, Rejected, ingest, point_id, read
+from millpond.ingest.pipeline import writer
+from millpond.ingest.telemetry import counts
 
 
 class DictSink:

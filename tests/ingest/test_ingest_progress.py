@@ -15,8 +15,8 @@ from unittest import mock
 import pytest
 
 from millpond.ingest import IngestReport, RunTrace
-from millpond.ingest.compression import SourcePosition
-from millpond.ingest.progress_bar import IngestProgress
+from millpond.ingest.sources.compression import SourcePosition
+from millpond.ingest.telemetry.progress_bar import IngestProgress
 
 QUEUES = {"embed": (2, 2), "write": (1, 2)}
 

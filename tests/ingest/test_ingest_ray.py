@@ -21,17 +21,18 @@ import pytest
 from tests.ingest.shared_sink import SharedSink
 from tests.tiny import write_checkpoint
 
+import millpond.ingest.pipeline.ingest as pipeline
+from millpond.cache.sqlitefile import CacheFileError
 from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, ModelLoadError
-from millpond.ingest import Record, ingest, pipeline, point_id, read
+from millpond.ingest import Record, ingest, point_id, read
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.stop import StopRequest
-from millpond.sqlitefile import CacheFileError
+from millpond.ingest.pipeline.source_items import StopRequest
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
-from millpond.ingest.columns import Columns  # noqa: E402
 from millpond.ingest.ray import DatasetReader, embed_dataset, ingest_dataset  # noqa: E402
+from millpond.ingest.sources.columns import Columns  # noqa: E402
 
 pytestmark = [
     pytest.mark.enable_socket,  # Ray looks for this machine's address

@@ -4,8 +4,9 @@ import pytest
 from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, memory, run, small
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest import Record, Rejected, open_sink, point_id, seen
-from millpond.ingest import run as run_module
+from millpond.ingest import Record, Rejected, open_sink, point_id
+from millpond.ingest.pipeline import run as run_module
+from millpond.ingest.pipeline import seen
 
 
 def some(*numbers):

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from tests.ingest.crashes import CrashingSink, Words, memory, run
 
-from millpond.ingest import Record, StoredRow, point_id, verify
-from millpond.ingest.report import Verification
-from millpond.ingest.verify import RecordSample
+from millpond.ingest import Record, StoredRow, point_id
+from millpond.ingest.pipeline import verify
+from millpond.ingest.pipeline.verify import RecordSample
+from millpond.ingest.telemetry.report import Verification
 
 
 def some(count):

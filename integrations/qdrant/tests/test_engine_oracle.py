@@ -53,7 +53,9 @@ def test_the_real_engine_answers_the_funnel_with_the_same_hits(engine: Engine, t
         hits = sink.search(engine, question, k=8, candidates=15)
         assert [hit.id for hit in hits] == [names[str(point.id)] for point in answer]
         assert [hit.score for hit in hits] == pytest.approx([point.score for point in answer], abs=1e-5)
-        differing += [hit.id for hit in sink.search(engine, question, k=8, funnel=False)] != [hit.id for hit in hits]
+        differing += [hit.id for hit in sink.search(engine, question, k=8, coarse_to_fine=False)] != [
+            hit.id for hit in hits
+        ]
     assert differing  # otherwise the funnel could not be told from a plain search
     shard.close()
 

@@ -25,7 +25,7 @@ from qdrant_client import models
 from millpond import Engine, InvalidRequestError
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest import Record, WriteBatch, point_id
-from millpond.ingest.manifest import CollectionManifest
+from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantIndex, QdrantSink
 from millpond_qdrant.deadline import DeadlineTransport
 
@@ -158,7 +158,7 @@ def reads_slowly(server: Server, connection: socket.socket) -> None:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[Server]:
-    server = Server(CollectionManifest.of(engine.spec, dimensions=(8,), payload="plain"))
+    server = Server(CollectionManifest.of(engine.spec, dimensions=(8,), fields="plain"))
     yield server
     server.close()
 

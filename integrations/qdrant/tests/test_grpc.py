@@ -17,7 +17,7 @@ from qdrant_client.conversions.conversion import RestToGrpc
 from millpond import Engine
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest import Record, WriteBatch, point_id
-from millpond.ingest.manifest import CollectionManifest
+from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
 
 
@@ -96,7 +96,7 @@ class Fake:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[Fake]:
-    fake = Fake(CollectionManifest.of(engine.spec, dimensions=(8, 64), payload="plain"))
+    fake = Fake(CollectionManifest.of(engine.spec, dimensions=(8, 64), fields="plain"))
     yield fake
     fake.server.stop(None)
 
@@ -125,7 +125,7 @@ def failure(engine: Engine, server: Fake, *, timeout: float = 5, rows: WriteBatc
 
 def test_a_collection_is_created_and_written_over_grpc(engine: Engine, server: Fake) -> None:
     server.exists = False
-    options = {"datatype": "float16", "quantization": "binary", "indexes": {"n": "integer"}}
+    options = {"datatype": "float16", "index_quantization": "binary", "indexes": {"n": "integer"}}
     with opened(server, **options) as sink:
         sink.prepare(engine.spec)
         sink.write(batch())

@@ -14,21 +14,21 @@ if TYPE_CHECKING:
     )
     from millpond.ingest.advice.advisor import Advice, advise
     from millpond.ingest.advice.judgements import read_judgements
-    from millpond.ingest.batch import WriteBatch
     from millpond.ingest.chunking import Chunker, Chunking
-    from millpond.ingest.collection import CollectionSink
-    from millpond.ingest.delivery import RetryPolicy
-    from millpond.ingest.manifest import CollectionManifest
-    from millpond.ingest.payload import Payload
-    from millpond.ingest.pipeline import ingest
+    from millpond.ingest.pipeline.delivery import RetryPolicy
+    from millpond.ingest.pipeline.ingest import ingest
+    from millpond.ingest.pipeline.source_items import StopRequest
     from millpond.ingest.record import Record, content_hash, point_id
-    from millpond.ingest.report import IngestReport
-    from millpond.ingest.search import Hit
-    from millpond.ingest.sink import Sink, StoredRow
-    from millpond.ingest.sources import RecordReader, Rejected, SkippedFiles, read
-    from millpond.ingest.stop import StopRequest
-    from millpond.ingest.trace import RunTrace
-    from millpond.ingest.url import open_sink
+    from millpond.ingest.sinks.batch import WriteBatch
+    from millpond.ingest.sinks.collection import CollectionSink
+    from millpond.ingest.sinks.manifest import CollectionManifest
+    from millpond.ingest.sinks.payload import FieldLayout
+    from millpond.ingest.sinks.protocol import Sink, StoredRow
+    from millpond.ingest.sinks.search import Hit
+    from millpond.ingest.sinks.url import open_sink
+    from millpond.ingest.sources.read import RecordReader, Rejected, SkippedFiles, read
+    from millpond.ingest.telemetry.report import IngestReport
+    from millpond.ingest.telemetry.trace import RunTrace
 
 _MODULES = {
     "Advice": "advice.advisor",
@@ -36,32 +36,32 @@ _MODULES = {
     "read_judgements": "advice.judgements",
     "Chunker": "chunking",
     "Chunking": "chunking",
-    "CollectionManifest": "manifest",
-    "CollectionSink": "collection",
-    "Hit": "search",
-    "IngestReport": "report",
+    "CollectionManifest": "sinks.manifest",
+    "CollectionSink": "sinks.collection",
+    "Hit": "sinks.search",
+    "IngestReport": "telemetry.report",
     "JournalError": ".errors",
-    "Payload": "payload",
+    "FieldLayout": "sinks.payload",
     "Record": "record",
-    "RecordReader": "sources",
-    "Rejected": "sources",
-    "RetryPolicy": "delivery",
-    "RunTrace": "trace",
-    "Sink": "sink",
+    "RecordReader": "sources.read",
+    "Rejected": "sources.read",
+    "RetryPolicy": "pipeline.delivery",
+    "RunTrace": "telemetry.trace",
+    "Sink": "sinks.protocol",
     "SinkError": ".errors",
     "SinkRejectedError": ".errors",
     "SinkTooLargeError": ".errors",
     "SinkUnavailableError": ".errors",
-    "SkippedFiles": "sources",
+    "SkippedFiles": "sources.read",
     "SourceNotFoundError": ".errors",
-    "StopRequest": "stop",
-    "StoredRow": "sink",
-    "WriteBatch": "batch",
+    "StopRequest": "pipeline.source_items",
+    "StoredRow": "sinks.protocol",
+    "WriteBatch": "sinks.batch",
     "content_hash": "record",
-    "ingest": "pipeline",
-    "open_sink": "url",
+    "ingest": "pipeline.ingest",
+    "open_sink": "sinks.url",
     "point_id": "record",
-    "read": "sources",
+    "read": "sources.read",
 }
 
 __all__ = [
@@ -70,10 +70,10 @@ __all__ = [
     "Chunking",
     "CollectionManifest",
     "CollectionSink",
+    "FieldLayout",
     "Hit",
     "IngestReport",
     "JournalError",
-    "Payload",
     "Record",
     "RecordReader",
     "Rejected",

@@ -16,16 +16,16 @@ from millpond.blank import is_blank
 from millpond.config import EngineConfig
 from millpond.engine.loading import describe
 from millpond.errors import InvalidRequestError
-from millpond.ingest.batch import FloatArray
 from millpond.ingest.chunking import Chunker, Chunking
-from millpond.ingest.columns import Columns
-from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder
-from millpond.ingest.pipeline import check_model
+from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder
+from millpond.ingest.pipeline.ingest import check_model
 from millpond.ingest.ray.worker import load_engine
 from millpond.ingest.record import Record, Rejected, content_hash, point_id
-from millpond.ingest.rows import RowReader
-from millpond.ingest.sink import vector_name
-from millpond.ingest.sources import RecordReader
+from millpond.ingest.sinks.batch import FloatArray
+from millpond.ingest.sinks.protocol import vector_name
+from millpond.ingest.sources.columns import Columns
+from millpond.ingest.sources.read import RecordReader
+from millpond.ingest.sources.rows import RowReader
 
 logger = logging.getLogger(__name__)
 

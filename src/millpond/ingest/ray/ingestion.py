@@ -13,19 +13,19 @@ from ray.data import Dataset
 from millpond.engine.engine import Engine
 from millpond.engine.loading import read_model
 from millpond.ingest.arguments import check_sink
-from millpond.ingest.delivery import RetryPolicy
-from millpond.ingest.pipeline import IngestOptions, RunOptions, check_model, run_ingest
+from millpond.ingest.pipeline.delivery import RetryPolicy
+from millpond.ingest.pipeline.ingest import IngestOptions, RunOptions, check_model, run_ingest
+from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.ray.cluster import connected, count_workers
 from millpond.ingest.ray.dataset import DatasetReader, engine_config
 from millpond.ingest.ray.engine import ClusterEngine
 from millpond.ingest.ray.pool import CALLS_PER_WORKER, WorkerPool
 from millpond.ingest.ray.run import ClusterRun
 from millpond.ingest.ray.worker import WorkerSettings
-from millpond.ingest.report import IngestReport
-from millpond.ingest.run import IngestRun
-from millpond.ingest.sink import Sink
-from millpond.ingest.sources import reader_for
-from millpond.ingest.url import open_sink
+from millpond.ingest.sinks.protocol import Sink
+from millpond.ingest.sinks.url import open_sink
+from millpond.ingest.sources.read import reader_for
+from millpond.ingest.telemetry.report import IngestReport
 
 
 def ingest_dataset(

@@ -1,0 +1,301 @@
+"""RecordEmbedder: records as rows to write, with those left out that cannot be embedded."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, wait
+from dataclasses import dataclass
+from itertools import accumulate, compress, pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.engine.schedule.truncation import TruncatedTexts
+from millpond.errors import (
+    CacheError,
+    DeviceLostError,
+    EngineClosedError,
+    EngineOverloadedError,
+    InvalidRequestError,
+    MillpondError,
+    ModelLoadError,
+)
+from millpond.ingest.record import Record, point_id
+from millpond.ingest.sinks.batch import FloatArray, WriteBatch, storable
+from millpond.ingest.telemetry.trace import RunTrace
+from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput
+from millpond.params import PoolingParams
+from millpond.tasks import Task
+from millpond.vectors import matryoshka
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+
+# Engine errors that do not depend on the texts.
+_FATAL = (CacheError, EngineClosedError, InvalidRequestError, ModelLoadError)
+# If more records in a row than this cannot be embedded, the engine is broken and not the records.
+_MAX_FAILING_RECORDS = 16
+
+
+def record_key(record: Record) -> str:
+    """A record's id; of a chunk of a longer text with its number, so that ``point_id`` of both is the same."""
+    return record.id if record.chunk == 0 else f"{record.id}\0{record.chunk}"
+
+
+class PlannedRecord(NamedTuple):
+    """A record on its way through a run.
+
+    Attributes:
+        record: The record.
+        chunks: What is embedded and stored of it, at least one: the record itself, or pieces of its text.
+        digest: Its :func:`~millpond.ingest.pipeline.journal.digest`, if the run has a journal.
+        stored_chunks: How many rows it had before; ``None`` if that is not known.
+        id_in_flight: Whether an earlier record with this id may have been written since the source was read so far.
+    """
+
+    record: Record
+    chunks: Sequence[Record]
+    digest: bytes = b""
+    stored_chunks: int | None = None
+    id_in_flight: bool = False
+
+    @property
+    def key(self) -> str:
+        """What tells the record from others: its id, and its number if it is itself a chunk of a longer text."""
+        return record_key(self.record)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EmbeddedRecords:
+    """Consecutive records, embedded.
+
+    Attributes:
+        records: ``n`` records.
+        batch: Their rows: of each record one for every chunk, in order.
+        ends: ``[n]``, the number of rows up to the end of each record.
+        cached: ``[n]``, whether all vectors of the record came from the engine's cache.
+        truncated_ids: Ids of the records of which a text was cut to the engine's ``max_length``.
+    """
+
+    records: Sequence[PlannedRecord]
+    batch: WriteBatch
+    ends: Sequence[int]
+    cached: Sequence[bool]
+    truncated_ids: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EmbeddedRows:
+    """Rows of chunks, as parallel arrays.
+
+    Attributes:
+        chunks: ``n`` chunks.
+        vectors: For each width, ``[n, width]`` float32, normalized.
+        weights: Of a hybrid sink, ``n`` sparse vectors.
+        cached: ``[n]``, whether the vector came from the engine's cache.
+        truncated: ``[n]``, whether the text was cut to the engine's ``max_length``.
+    """
+
+    chunks: Sequence[Record]
+    vectors: Mapping[int, FloatArray]
+    weights: Sequence[Mapping[int, float]] | None
+    cached: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+
+    def storable(self) -> npt.NDArray[np.bool_]:
+        """``[n]``, whether the vectors of every width have a cosine."""
+        rows: npt.NDArray[np.bool_] = np.logical_and.reduce([storable(each) for each in self.vectors.values()])
+        return rows
+
+    def select(self, mask: npt.NDArray[np.bool_]) -> EmbeddedRows:
+        """The rows where ``mask [n]`` is true."""
+        return EmbeddedRows(
+            chunks=list(compress(self.chunks, mask)),
+            vectors={width: rows[mask] for width, rows in self.vectors.items()},
+            weights=None if self.weights is None else list(compress(self.weights, mask)),
+            cached=self.cached[mask],
+            truncated=self.truncated[mask],
+        )
+
+    def of(self, records: Sequence[PlannedRecord]) -> EmbeddedRecords:
+        """The rows as those of ``records``, whose chunks they are in order."""
+        ends = list(accumulate(len(record.chunks) for record in records))
+        whole = len(self.chunks) == len(records)  # one chunk each, as in nearly every run
+        spans = pairwise([0, *ends])
+        cut_ids = [self.chunks[index].id for index in np.flatnonzero(self.truncated).tolist()]
+        return EmbeddedRecords(
+            records=records,
+            batch=WriteBatch(
+                records=self.chunks,
+                ids=[point_id(chunk.id, chunk.chunk) for chunk in self.chunks],
+                vectors=self.vectors,
+                sparse=self.weights,
+            ),
+            ends=ends,
+            cached=self.cached.tolist() if whole else [bool(self.cached[start:end].all()) for start, end in spans],
+            truncated_ids=cut_ids if whole else list(dict.fromkeys(cut_ids)),
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnembeddedRecord:
+    """A record that has no vector.
+
+    Attributes:
+        record: The record.
+        reason: Why.
+    """
+
+    record: PlannedRecord
+    reason: str
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EmbeddingCall:
+    """A call that the engine works on, for some records.
+
+    Attributes:
+        records: The records.
+        dense: The call for the vectors.
+        sparse: The call for the sparse vectors, of a hybrid sink.
+    """
+
+    records: Sequence[PlannedRecord]
+    dense: Future[EmbeddingOutput]
+    sparse: Future[SparseEmbeddingOutput] | None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait so long for the results; returns whether they are there."""
+        calls: list[Future[Any]] = [self.dense] if self.sparse is None else [self.dense, self.sparse]
+        return not wait(calls, seconds).not_done
+
+    def cancel(self) -> None:
+        """Nothing waits for the call any more; what was computed for it is in the engine's cache, if it has one."""
+        self.dense.cancel()
+        if self.sparse is not None:
+            self.sparse.cancel()
+
+
+class RecordEmbedder:
+    """Embeds records at full width, with the role ``document``, and cuts the vectors to the widths of a sink.
+
+    Args:
+        engine: The engine of the vectors.
+        widths: The widths to store, ascending.
+        sparse_engine: The engine of the sparse vectors, for a hybrid sink.
+        trace: Where times and lengths go.
+        check: Called while the engine is too busy for another call; raises to give up.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        widths: Sequence[int],
+        *,
+        sparse_engine: Engine | None = None,
+        trace: RunTrace | None = None,
+        check: Callable[[], object] = lambda: None,
+    ) -> None:
+        self._engine = engine
+        self._widths = widths
+        self._sparse_engine = sparse_engine
+        self._trace = RunTrace(vectors=0) if trace is None else trace
+        self._check = check
+        self._failing_records = 0  # since the engine last embedded a record
+
+    def submit(self, records: Sequence[PlannedRecord]) -> EmbeddingCall:
+        """Begin to embed records; waits while the engine's queue is full."""
+        texts = [chunk.text for record in records for chunk in record.chunks]
+        # Full width, not normalized: every other width is cut from it.
+        params = PoolingParams(role="document", dimensions=self._engine.spec.dimensions, normalize=False)
+        dense = self._submit(self._engine, "embed", texts, params)
+        return EmbeddingCall(records=records, dense=dense, sparse=self._submit_sparse(texts, dense))
+
+    def complete(self, call: EmbeddingCall) -> Iterator[EmbeddedRecords | UnembeddedRecord]:
+        """Wait for a call, and go through its records; those of a failed one are embedded again by halves.
+
+        Raises:
+            MillpondError: The engine fails whatever the texts are, or for many records in a row.
+        """
+        try:
+            output = call.dense.result()
+            sparse = None if call.sparse is None else call.sparse.result()
+        except _FATAL:
+            raise
+        except (MillpondError, RuntimeError) as error:  # caused by one text, or by the forward of its batch
+            call.cancel()
+            yield from self._bisect_failures(call.records, error)
+            return
+        except BaseException:
+            call.cancel()  # interrupted: nothing waits for the call any more
+            raise
+        if not output.cached.all():
+            self._failing_records = 0
+        with self._trace.stage("cut", len(call.records)):
+            results = self._cut(call.records, output, sparse)
+        yield from results
+
+    def _submit_sparse(
+        self, texts: Sequence[str], dense: Future[EmbeddingOutput]
+    ) -> Future[SparseEmbeddingOutput] | None:
+        if self._sparse_engine is None:
+            return None
+        try:
+            return self._submit(self._sparse_engine, "sparse_embed", texts, PoolingParams(role="document"))
+        except BaseException:
+            dense.cancel()
+            raise
+
+    def _submit(self, engine: Engine, task: Task, texts: Sequence[str], params: PoolingParams) -> Future[Any]:
+        while True:
+            try:
+                with TruncatedTexts.quiet():  # the run reports the texts of all its calls
+                    return engine.submit(task, texts, params)
+            except EngineOverloadedError as error:  # other callers fill the queue; retry when they are served
+                self._check()
+                time.sleep(error.retry_after)
+
+    def _cut(
+        self, records: Sequence[PlannedRecord], output: EmbeddingOutput, sparse: SparseEmbeddingOutput | None
+    ) -> list[EmbeddedRecords | UnembeddedRecord]:
+        """The records with the vectors of every width, but for those of which one cannot be stored."""
+        embeddings = output.embeddings  # [chunks, d]
+        chunks = [chunk for record in records for chunk in record.chunks]
+        rows = EmbeddedRows(
+            chunks=chunks,
+            vectors={width: matryoshka.cut(embeddings, width, normalize=True) for width in self._widths},
+            weights=None if sparse is None else sparse.embeddings,
+            cached=output.cached,
+            truncated=output.truncated,
+        )
+        valid = rows.storable()  # [chunks]
+        self._trace.note_texts([len(chunk.text) for chunk in chunks])
+        self._trace.note_vectors(embeddings if valid.all() else embeddings[valid])
+        failures: list[EmbeddedRecords | UnembeddedRecord] = []
+        if not valid.all():
+            owner = np.repeat(np.arange(len(records)), [len(record.chunks) for record in records])  # [chunks]
+            bad = set(owner[~valid].tolist())
+            reason = "its vector is not finite, or all zero"
+            failures = [UnembeddedRecord(record=records[index], reason=reason) for index in sorted(bad)]
+            rows = rows.select(~np.isin(owner, list(bad)))
+            records = [record for index, record in enumerate(records) if index not in bad]
+        return [*failures, rows.of(records)] if records else failures
+
+    def _bisect_failures(
+        self, records: Sequence[PlannedRecord], error: Exception
+    ) -> Iterable[EmbeddedRecords | UnembeddedRecord]:
+        """Embed a failed call's records again by halves: leave out those that fail alone, and return the others."""
+        if len(records) > 1:
+            middle = len(records) // 2
+            for half in (records[:middle], records[middle:]):
+                yield from self.complete(self.submit(half))
+            return
+        if isinstance(error, DeviceLostError):  # not the record's fault: another device embeds it, or the run stops
+            yield from self.complete(self.submit(records))
+            return
+        self._failing_records += 1
+        if self._failing_records > _MAX_FAILING_RECORDS:
+            raise error
+        yield UnembeddedRecord(record=records[0], reason=str(error) or repr(error))

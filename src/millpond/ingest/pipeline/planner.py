@@ -1,0 +1,274 @@
+"""RecordPlanner: which records of a source are embedded and written, in batches."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from millpond.blank import is_blank
+from millpond.errors import InvalidRequestError
+from millpond.ingest.chunking import is_chunk
+from millpond.ingest.pipeline.embedder import PlannedRecord, record_key
+from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry, digest
+from millpond.ingest.pipeline.ledger import RunLedger
+from millpond.ingest.record import Record, Rejected
+
+# Records that are looked up in the journal at a time.
+_PAGE_RECORDS = 512
+# Batches that may be on their way between the planner and the journal, and some more.
+_BATCHES_IN_FLIGHT = 16
+_UNKNOWN = JournalEntry("", b"", 0)
+
+
+class Splitter(Protocol):
+    """Cuts long texts, as :class:`~millpond.ingest.Chunker` does."""
+
+    @property
+    def settings(self) -> str:
+        """All that decides where a text is cut: with another value, every record is cut again."""
+
+    def split(self, record: Record) -> Sequence[Record]:
+        """The chunks of a record, at least one."""
+
+
+class RecordBatch(NamedTuple):
+    """Consecutive records of the source: those to embed, and those whose text is blank."""
+
+    records: list[PlannedRecord]
+    blanks: list[PlannedRecord]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PlanOptions:
+    """What decides which records are written.
+
+    Attributes:
+        batch_records: Most rows and blank records of a batch.
+        batch_chars: Characters of text from which on a batch is full.
+        keep_blank: Embed blank texts too.
+        resume: Leave out the records that the journal knows.
+        chunker: Cuts long texts; ``None`` leaves them whole.
+        check: Raises InvalidRequestError for a row that the sink cannot store; ``None``: it stores all.
+        fresh: The collection holds no rows but those of the journal.
+    """
+
+    batch_records: int
+    batch_chars: int
+    keep_blank: bool
+    resume: bool
+    chunker: Splitter | None
+    check: Callable[[Record], object] | None
+    fresh: bool
+
+
+class RecordPlanner:
+    """Goes through the records of a source, and leaves out those that are written already or cannot be stored.
+
+    Three stages: pages of the source without what cannot be stored, the changed records of a page cut into chunks, and
+    batches of these.
+
+    Args:
+        options: What decides which records are written.
+        ledger: Where counts, times and records go that are left out.
+        entries: The journal's entries; ``None`` without a journal.
+        check_writer: Called for every record; raises if writing has failed.
+        stop: Once it is set, no further record is planned.
+    """
+
+    def __init__(
+        self,
+        options: PlanOptions,
+        ledger: RunLedger,
+        entries: CollectionEntries | None,
+        *,
+        check_writer: Callable[[], object],
+        stop: threading.Event,
+    ) -> None:
+        self._options = options
+        self._ledger = ledger
+        self._counts = ledger.counts
+        self._entries = entries
+        self._check_writer = check_writer
+        self._stop = stop
+        self._batches = 0
+        # Ids that were planned of late, whose entries may still change, and those of the batches before.
+        self._in_flight: set[str] = set()
+        self._in_flight_before: set[str] = set()
+
+    def batches(self, items: Iterable[Record | Rejected]) -> Iterator[RecordBatch]:
+        """Batches of the records that are not written yet; of records with the same id in a batch, the last."""
+        limit = self._options.batch_records
+        records: dict[str, PlannedRecord] = {}
+        blanks: dict[str, PlannedRecord] = {}
+        rows = chars = 0
+        for page in self._pages(items):
+            for planned in self._changes(page):
+                key = planned.key
+                if (former := records.pop(key, None)) is not None:
+                    rows -= len(former.chunks)
+                    chars -= len(former.record.text)
+                    self._counts.add(duplicates=1, finished=1)
+                if not planned.chunks:
+                    blanks[key] = planned
+                else:
+                    blanks.pop(key, None)
+                    records[key] = planned
+                    rows += len(planned.chunks)
+                    chars += len(planned.record.text)
+                if rows + len(blanks) >= limit or chars >= self._options.batch_chars:
+                    yield self._next_batch(records, blanks)
+                    records, blanks, rows, chars = {}, {}, 0, 0
+        if (records or blanks) and not self._stop.is_set():
+            yield self._next_batch(records, blanks)
+
+    def sampled(self) -> list[PlannedRecord]:
+        """The records of the ledger's sample, as they were planned."""
+        records = [] if self._ledger.sample is None else self._ledger.sample.records
+        return [PlannedRecord(record=each, chunks=chunks) for each in records if (chunks := self._split(each))]
+
+    def _next_batch(self, records: dict[str, PlannedRecord], blanks: dict[str, PlannedRecord]) -> RecordBatch:
+        self._batches += 1
+        if self._batches % _BATCHES_IN_FLIGHT == 0:
+            self._in_flight_before = self._in_flight
+            self._in_flight = set()
+        return RecordBatch(records=list(records.values()), blanks=list(blanks.values()))
+
+    # ------------------------------------------------------------------------------------ pages without bad records
+
+    def _pages(self, items: Iterable[Record | Rejected]) -> Iterator[list[Record]]:
+        """A few records at a time, in which no id occurs twice; those that cannot be stored are left out."""
+        source = iter(items)
+        while True:
+            with self._ledger.trace.stage("read") as call:
+                page = self._page(source)
+                call.rows = len(page)
+            if not page or self._stop.is_set():
+                return
+            yield list(page.values())
+
+    def _page(self, source: Iterator[Record | Rejected]) -> dict[str, Record]:
+        """The next records by their keys; empty at the end of the source."""
+        size = min(_PAGE_RECORDS, self._options.batch_records)
+        page: dict[str, Record] = {}
+        chars = 0
+        for item in source:
+            self._counts.read += 1
+            if self._stop.is_set():
+                break
+            self._check_writer()
+            if isinstance(item, Rejected):
+                self._ledger.reject(item)
+                continue
+            if blank := self._is_blank(item):
+                self._counts.blank(item.id)
+            elif self._options.chunker is None and not self._accepted(item, [item]):
+                continue
+            key = record_key(item)
+            if (former := page.pop(key, None)) is not None and not self._is_blank(former):
+                self._counts.add(duplicates=1, finished=1)
+            page[key] = item
+            chars += 0 if blank else len(item.text)
+            if len(page) >= size or chars >= self._options.batch_chars:
+                break
+        return page
+
+    # --------------------------------------------------------------------------------- changed records, cut to chunks
+
+    def _changes(self, page: Sequence[Record]) -> Iterator[PlannedRecord]:
+        """What is to be written of a page: the records that are not written as they are, cut into chunks."""
+        if self._ledger.seen is not None:
+            self._ledger.seen.add(record.id for record in page)
+        if self._entries is None:
+            changed = [PlannedRecord(record=record, chunks=[]) for record in page]
+        else:
+            changed = self._changed_records(page, self._entries)
+        for each in changed:
+            planned = self._chunked(each)
+            if planned is not None:
+                yield planned
+
+    def _changed_records(self, page: Sequence[Record], entries: CollectionEntries) -> list[PlannedRecord]:
+        """The records that are not written as they are, not yet cut into chunks."""
+        known = entries.find([record_key(record) for record in page])
+        settings = "" if self._options.chunker is None else self._options.chunker.settings
+        changed, unchanged = [], []
+        for record in page:
+            key = record_key(record)
+            entry = known.get(key, _UNKNOWN)
+            name = digest(record, settings)
+            # What is written after the entry was read may be an earlier record of the source with this id.
+            in_flight = key in self._in_flight or key in self._in_flight_before
+            if (
+                self._options.resume
+                and not in_flight
+                and name == entry.digest
+                and (entry.chunks == 0) == self._is_blank(record)  # else keep_blank was another
+            ):
+                unchanged.append(record)
+                continue
+            # A write that began may have left more rows than are known.
+            lasting = not in_flight and (entry.digest or (entry is _UNKNOWN and self._options.fresh))
+            stored = entry.chunks if lasting else None
+            changed.append(PlannedRecord(record, [], name, stored, in_flight))
+            self._in_flight.add(key)
+        # From here on the old entries do not hold: were the run killed, the new ones would be missing.
+        if outdated := [each.key for each in changed if each.key in known]:
+            entries.invalidate(outdated)
+        self._skip(unchanged)
+        return changed
+
+    def _chunked(self, planned: PlannedRecord) -> PlannedRecord | None:
+        """A record cut into chunks; without chunks if it is blank, and ``None`` if it cannot be stored."""
+        record, sample = planned.record, self._ledger.sample
+        if self._is_blank(record):
+            if sample is not None:
+                sample.drop(planned.key)
+            return planned._replace(stored_chunks=None)
+        chunks = self._split(record)
+        if chunks is None or (self._options.chunker is not None and not self._accepted(record, chunks)):
+            return None
+        if sample is not None:
+            sample.offer([record])
+        stored = 0 if is_chunk(record) else planned.stored_chunks  # the row of a chunk has no others
+        return planned._replace(chunks=chunks, stored_chunks=stored)
+
+    def _skip(self, unchanged: Sequence[Record]) -> None:
+        """Count records that the collection holds as they are; blank ones are counted already."""
+        rows = [record for record in unchanged if not self._is_blank(record)]
+        if rows:
+            self._counts.add(cached=len(rows), unchanged=len(rows), finished=len(rows))
+        if self._ledger.sample is not None:
+            self._ledger.sample.offer(rows)
+
+    def _split(self, record: Record) -> Sequence[Record] | None:
+        """The chunks of a record; ``None`` if it cannot be cut, and is left out."""
+        if self._options.chunker is None:
+            return [record]
+        try:
+            with self._ledger.trace.stage("chunk", 1):
+                return self._options.chunker.split(record)
+        except InvalidRequestError as error:
+            self._leave_out(record, [record], str(error))
+            return None
+
+    def _is_blank(self, record: Record) -> bool:
+        return not self._options.keep_blank and is_blank(record.text)
+
+    def _accepted(self, record: Record, chunks: Sequence[Record]) -> bool:
+        """Whether the sink can store these rows of a record; else the record is left out."""
+        if self._options.check is None:
+            return True
+        try:
+            for chunk in chunks:
+                self._options.check(chunk)
+        except InvalidRequestError as error:
+            self._leave_out(record, chunks, str(error))
+            return False
+        return True
+
+    def _leave_out(self, record: Record, chunks: Sequence[Record], reason: str) -> None:
+        if self._ledger.seen is not None:
+            self._ledger.seen.add([record.id])
+        self._ledger.fail(PlannedRecord(record=record, chunks=chunks), reason)

@@ -1,0 +1,241 @@
+"""IngestRun: one run from a source to a sink."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from typing import TYPE_CHECKING, Any
+
+from millpond.errors import InvalidRequestError, SinkUnavailableError
+from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
+from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
+from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, RecordEmbedder
+from millpond.ingest.pipeline.journal import CollectionEntries
+from millpond.ingest.pipeline.ledger import RunLedger
+from millpond.ingest.pipeline.planner import PlanOptions, RecordBatch, RecordPlanner
+from millpond.ingest.pipeline.seen import SeenRecords
+from millpond.ingest.pipeline.source_items import SourceItems
+from millpond.ingest.pipeline.verify import verify
+from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter, BlankRecords
+from millpond.ingest.sinks.protocol import Reads, Sink
+from millpond.ingest.sources.read import RecordReader
+from millpond.ingest.telemetry.progress_bar import IngestProgress
+from millpond.ingest.telemetry.report import IngestReport, Verification
+from millpond.ingest.telemetry.trace import RunTrace
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+_CALLS_AHEAD = 2
+_SCANNED_ROWS = 512
+# A run that is stopped waits no longer for the engine.
+_STOP_SECONDS = 0.2
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunParts:
+    """What a run works with, beside the source.
+
+    Attributes:
+        engine: The engine of the vectors.
+        sparse_engine: The engine of the sparse vectors, of a hybrid sink.
+        sink: Where to write; prepared.
+        widths: The widths to store, ascending.
+        entries: The journal's entries; ``None`` without a journal.
+        dead_letters: Where records go that are left out; ``None`` keeps them nowhere.
+        plan: What decides which records are written.
+        policy: When to ask the database again.
+        sync: Delete the rows of records that the source no longer has.
+        verify: Look for the rows after the run.
+        stop: Ends the run early.
+        trace: Where times and counts go.
+        show_progress: Draw the bar.
+    """
+
+    engine: Engine
+    sparse_engine: Engine | None
+    sink: Sink
+    widths: list[int]
+    entries: CollectionEntries | None
+    dead_letters: DeadLetterFile | None
+    plan: PlanOptions
+    policy: RetryPolicy
+    sync: bool
+    verify: bool
+    stop: threading.Event
+    trace: RunTrace
+    show_progress: bool
+
+
+class IngestRun:
+    """One run from the source to the sink; it can be run once.
+
+    Args:
+        parts: What the run works with.
+        calls_ahead: Engine calls that may be under way while the oldest is finished.
+    """
+
+    def __init__(self, parts: RunParts, *, calls_ahead: int = _CALLS_AHEAD) -> None:
+        self._parts = parts
+        self._sink = parts.sink
+        self._entries = parts.entries
+        self._stop = parts.stop
+        self._trace = parts.trace
+        self._ledger = RunLedger(parts.trace, parts.dead_letters, sync=parts.sync, verify=parts.verify)
+        self._counts = self._ledger.counts
+        self._calls: deque[tuple[RecordBatch, EmbeddingCall | None]] = deque()
+        self._calls_ahead = calls_ahead
+        self._requests = RetryingWriter(parts.policy, parts.stop, self._ledger.retrying)
+        self._writer = BatchWriter(parts.sink, self._requests, self._ledger, parts.entries)
+        self._embedder = RecordEmbedder(
+            parts.engine,
+            parts.widths,
+            sparse_engine=parts.sparse_engine,
+            trace=parts.trace,
+            check=self._writer.check,
+        )
+        self._planner = RecordPlanner(
+            parts.plan, self._ledger, parts.entries, check_writer=self._writer.check, stop=parts.stop
+        )
+
+    def ingest(self, reader: RecordReader) -> IngestReport:
+        """Write what the source yields; returns the counts."""
+        cache = getattr(self._parts.engine, "cache", None)
+        uncached = getattr(cache, "unwritten", 0)
+        source = SourceItems(reader, self._stop)
+        progress = IngestProgress(
+            self._counts.now,
+            self._queues,
+            show=self._parts.show_progress,
+            trace=self._trace,
+            total=reader.total,
+            position=reader.position,
+            computed=_computed(self._parts.engine),
+        )
+        with progress:
+            self._embed_and_write(source)
+            if source.error is not None:
+                raise source.error
+            stopped = self._stop.is_set()
+            verification = None if stopped else self._verify_rows()
+            skipped = reader.skipped
+            lost = 0 if cache is None else getattr(cache, "unwritten", 0) - uncached
+            report = self._counts.report(
+                skipped=0 if skipped is None else skipped.count,
+                skipped_files=() if skipped is None else skipped.names,
+                uncached=lost,
+                cache_error=getattr(cache, "write_error", None) if lost else None,
+                stopped=stopped,
+                verification=verification,
+            )
+            progress.finish(report)
+            return report
+
+    def _embed_and_write(self, source: SourceItems) -> None:
+        try:
+            for batch in self._planner.batches(source):
+                self._calls.append((batch, self._submit(batch)))
+                # The engine works on the later calls while the oldest is finished here.
+                if len(self._calls) > self._calls_ahead:
+                    self._complete(*self._calls.popleft())
+            while self._calls:
+                self._complete(*self._calls.popleft())
+            self._writer.finish()
+        except BaseException as error:
+            for _, call in self._calls:
+                if call is not None:
+                    call.cancel()
+            self._writer.abandon()
+            if not (isinstance(error, SinkUnavailableError) and self._stop.is_set()):
+                raise
+            logger.warning("stopped before everything was written, since %s", error)
+        finally:
+            self._counts.log_summary(self._parts.engine.spec.max_length)
+
+    def _queues(self) -> dict[str, tuple[int, int]]:
+        """What waits in each queue, and its limit."""
+        return {"embed": (len(self._calls), self._calls_ahead), "write": (self._writer.queued, QUEUED_BATCHES)}
+
+    # -------------------------------------------------------------------------------------- what comes of the records
+
+    def _submit(self, batch: RecordBatch) -> EmbeddingCall | None:
+        return self._embedder.submit(batch.records) if batch.records else None
+
+    def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
+        if batch.blanks:
+            self._writer.put(BlankRecords(records=batch.blanks))
+        if call is None or not self._finished(call):
+            return
+        for result in self._embedder.complete(call):
+            if not isinstance(result, EmbeddedRecords):
+                self._ledger.fail(result.record, result.reason)
+                continue
+            self._counts.truncated(result.truncated_ids)
+            hits = sum(result.cached)
+            self._counts.add(cached=hits, embedded=len(result.records) - hits)
+            self._writer.put(result)
+
+    def _finished(self, call: EmbeddingCall) -> bool:
+        """Wait for a call, unless the run is stopped and the rows computed for it are in the cache."""
+        kept = getattr(self._parts.engine, "cache", None) is not None
+        with self._trace.stage("embed", len(call.records)):
+            while not call.wait(_STOP_SECONDS):
+                if kept and self._stop.is_set():
+                    call.cancel()
+                    return False
+        return True
+
+    # ------------------------------------------------------------------------------------------ after the last record
+
+    def _verify_rows(self) -> Verification | None:
+        """Delete what the source no longer has, and look for the rows that the journal says are there."""
+        if isinstance(self._sink, Reads):
+            if self._ledger.seen is not None:
+                self._delete_unseen(self._sink, self._ledger.seen)
+            if self._parts.verify and self._entries is not None:
+                return verify(self._sink, self._entries, self._planner.sampled(), self._embedder, self._requests)
+        return None
+
+    def _delete_unseen(self, sink: Reads, seen: SeenRecords) -> None:
+        """Delete the rows of records that the source no longer has."""
+        if unknown := self._ledger.unknown_ids:
+            logger.error(
+                "sync=True deleted nothing: %d records of the source could not be read, and their ids are not known; a "
+                "row that the source seems to lack may be theirs. Mend them and run again",
+                unknown,
+            )
+            return
+        if not len(seen) and self._requests.send(sink.count):
+            raise InvalidRequestError(
+                "the source holds no record, and sync=True would delete every row; leave sync out, or delete the rows "
+                "by sink.delete"
+            )
+        self._requests.send(lambda: _note_stale(sink, seen))
+        for stale in seen.stale():
+            if self._entries is not None:  # first, since an entry without its row would never be written again
+                self._entries.remove({record_id for _, record_id in stale})
+            self._requests.send(partial(sink.delete_rows, [row_id for row_id, _ in stale]))
+            self._counts.add(deleted=len(stale))
+
+
+def _note_stale(sink: Reads, seen: SeenRecords) -> None:
+    """Find the rows of records that were not seen; from the start again if the database does not answer."""
+    seen.forget_stale()
+    rows = sink.scan()
+    while page := list(islice(rows, _SCANNED_ROWS)):
+        seen.note_stale(page)
+
+
+def _computed(engine: Any) -> Callable[[], int]:
+    """How many texts the engine has computed from now on; none by an object around one that does not count."""
+    if not hasattr(engine, "stats"):
+        return lambda: 0
+    before = engine.stats().batch_texts
+    return lambda: int(engine.stats().batch_texts - before)

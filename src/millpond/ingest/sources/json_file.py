@@ -1,0 +1,81 @@
+"""JSON sources: one object a line (.jsonl, .ndjson), or one array of objects (.json), which is read as a whole."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Generator, Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from millpond.errors import InvalidRequestError
+from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sources.compression import SourcePosition, open_source
+from millpond.ingest.sources.dead_letter import DEAD_LETTER_KEY, read_dead_letter
+from millpond.ingest.sources.rows import RowReader
+
+BOM = b"\xef\xbb\xbf"
+
+
+def read_jsonl(path: Path, rows: RowReader, position: SourcePosition) -> Generator[Record | Rejected, None, None]:
+    """The records of a file with one object a line."""
+    with open_source(path, position) as file:
+        yield from read_json_lines(file, str(path), rows)
+
+
+def read_json_lines(lines: BinaryIO, name: str, rows: RowReader) -> Iterator[Record | Rejected]:
+    """The records of a stream with one object a line; blank lines are skipped."""
+    for number, line in enumerate(lines, start=1):
+        data = line.removeprefix(BOM) if number == 1 else line
+        if data.strip():
+            yield _line(data, f"{name}:{number}", rows)
+
+
+def _line(data: bytes, where: str, rows: RowReader) -> Record | Rejected:
+    row: object = None
+    try:
+        row = json.loads(data.decode())
+        if type(row) is dict and DEAD_LETTER_KEY not in row:  # nearly all
+            return rows.record(row)
+        return _record(row, "line", where, rows)
+    except InvalidRequestError as error:
+        reason = str(error)
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 (byte {error.start})"
+    except (ValueError, RecursionError) as error:
+        reason = f"not JSON ({error})"
+    content = data.decode(errors="backslashreplace").strip()
+    return Rejected(where=where, reason=reason, content=content, record_id=rows.id_of(row))
+
+
+def read_json(path: Path, rows: RowReader, position: SourcePosition) -> Generator[Record | Rejected, None, None]:
+    """The records of a file with one array of objects, one object, or one object a line.
+
+    Raises:
+        InvalidRequestError: The file is not JSON; nothing of it was read.
+    """
+    with open_source(path, position) as file:
+        data = file.read()
+    try:
+        values = json.loads(data.decode("utf-8-sig").strip() or "[]")
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{str(path)!r} is not UTF-8 ({error.reason}); convert the file") from None
+    except (ValueError, RecursionError) as error:
+        if getattr(error, "msg", "") == "Extra data" and data.lstrip()[:1] == b"{":  # objects, one a line
+            yield from read_json_lines(io.BytesIO(data), str(path), rows)
+            return
+        raise InvalidRequestError(
+            f"{str(path)!r} is not JSON ({error}); mend it, or write one object a line into a .jsonl"
+        ) from None
+    for index, value in enumerate(values if isinstance(values, list) else [values]):
+        where = f"{path}[{index}]"
+        try:
+            yield _record(value, "element", where, rows)
+        except InvalidRequestError as error:
+            yield rows.rejected(value, where, str(error))
+
+
+def _record(row: object, noun: str, where: str, rows: RowReader) -> Record | Rejected:
+    if not isinstance(row, dict):
+        raise InvalidRequestError(f"the {noun} is a JSON {type(row).__name__}, not an object")
+    return read_dead_letter(row, where, rows) if DEAD_LETTER_KEY in row else rows.record(row)

@@ -1,0 +1,192 @@
+"""Sources: files, folders, standard input and objects in memory, read as a stream of records.
+
+A bad line does not stop the stream: it is yielded as a :class:`Rejected`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterable, Collection, Iterable, Iterator, Mapping, Sized
+from pathlib import Path
+from typing import Any
+
+from millpond.errors import InvalidRequestError, SourceNotFoundError
+from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sources.arrow import ARROW_SUFFIXES, read_arrow
+from millpond.ingest.sources.columns import Columns
+from millpond.ingest.sources.compression import SourcePosition, check_source, kind_of
+from millpond.ingest.sources.csv_file import CsvReader
+from millpond.ingest.sources.folder import SkippedFiles, read_folder
+from millpond.ingest.sources.iterables import read_items
+from millpond.ingest.sources.json_file import read_json, read_json_lines, read_jsonl
+from millpond.ingest.sources.rows import RowReader
+from millpond.ingest.sources.tables import check_table, is_table, read_table
+
+__all__ = ["RECORD_SUFFIXES", "RecordReader", "Rejected", "SkippedFiles", "read", "reader_for"]
+
+RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *ARROW_SUFFIXES)
+"""Suffixes of files that hold records; other files are read by no one but the commands that take plain texts."""
+
+_TYPED = (".csv", ".tsv")
+
+
+class RecordReader(Iterator[Record | Rejected]):
+    """The records of a source, read as they are asked for.
+
+    Attributes:
+        total: Number of records, if it is known.
+        position: How much of a file is read.
+        skipped: The files of a folder that were not read; known at the end.
+    """
+
+    def __init__(
+        self, items: Iterable[Record | Rejected], *, total: int | None = None, position: SourcePosition | None = None
+    ) -> None:
+        self._items = iter(items)
+        self.total = total
+        self.position = SourcePosition() if position is None else position
+        self.skipped: SkippedFiles | None = None
+
+    def __next__(self) -> Record | Rejected:
+        try:
+            return next(self._items)
+        except StopIteration as end:
+            if isinstance(end.value, SkippedFiles):
+                self.skipped = end.value
+            raise
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
+
+
+def read(
+    source: str | os.PathLike[str] | Iterable[Any] | Any,
+    *,
+    id_column: str = "id",
+    text_column: str = "text",
+    metadata_columns: Collection[str] | None = None,
+    types: Mapping[str, str] | None = None,
+) -> RecordReader:
+    """Read the records of a path, a table or an iterable.
+
+    ======================== ========================================================================================
+    ``.jsonl .ndjson``       one object a line: ``id``, ``text``, ``metadata``; other keys become metadata
+    ``.json``                an array of such objects, read as a whole
+    ``.csv .tsv``            a header row; the columns other than id and text become metadata, as str or as ``types``
+                             says
+    ``.parquet .arrow``      the same with the types of the columns; ``.feather`` too. They need ``millpond[parquet]``
+    ``.gz .zst``             after ``.jsonl``, ``.json``, ``.csv`` or ``.tsv``: the same, compressed; .zst needs
+                             ``millpond[zstd]``
+    folder                   every ``.txt`` and ``.md`` below it, in order, without hidden ones; the id is the path
+    ``-``                    standard input, as JSONL
+    a table                  a ``Dataset`` or ``IterableDataset`` of Hugging Face; a table, batch, reader or dataset of
+                             pyarrow; a DataFrame of pandas or polars
+    an iterable              of :class:`~millpond.ingest.Record`, dicts as in JSONL, ``Document`` of LangChain, or nodes
+                             and ``Document`` of LlamaIndex
+    ======================== ========================================================================================
+
+    A missing id becomes the text's content hash; an integer id becomes a str. Blank lines are skipped. If a key is both
+    in ``metadata`` and beside it, the value in ``metadata`` is stored, and the log names the key once. A line of a
+    dead-letter file is the record that failed, without the reason.
+
+    Args:
+        source: A path, ``"-"``, a table or an iterable.
+        id_column: Key or column of the id. A table may lack the column only if this is the default.
+        text_column: Key or column of the text.
+        metadata_columns: Keys or columns that are kept as metadata; ``None``: all. If ``metadata`` is an object, its
+            keys are meant, or all of them by ``"metadata"``.
+        types: Types of a CSV's other columns: ``str``, ``int``, ``float``, ``bool``, ``date`` or ``datetime`` (stored
+            as ISO 8601). An empty cell of a typed column is stored as None; a cell of another type rejects its row.
+
+    Returns:
+        An iterator over a :class:`~millpond.ingest.Record`, or a :class:`Rejected` for a line that holds none. At its
+        end, its attribute ``skipped`` tells which files of a folder were not read (also named in the log).
+
+    Raises:
+        SourceNotFoundError: No such file or folder. Like every error here, raised before the first record is read.
+        InvalidRequestError: An unsupported kind of file, or a table without the named columns. A compressed file or a
+            Parquet file that is damaged further on raises after the records before the damage, a ``.json`` file at its
+            first record.
+        MissingExtraError: A file or table without the package that reads it.
+        TypeError: ``source`` is nothing that can be read: one record, or the splits of a ``DatasetDict``.
+    """
+    return reader_for(source, Columns(id=id_column, text=text_column, metadata=metadata_columns), types or {})
+
+
+def reader_for(source: Any, columns: Columns | None = None, types: Mapping[str, str] | None = None) -> RecordReader:
+    """The reader of whatever :func:`read` takes; a reader is returned as it is."""
+    columns, types = columns or Columns(), types or {}
+    if isinstance(source, RecordReader):
+        return source
+    if isinstance(source, str | os.PathLike):
+        return _stdin(columns, types) if os.fspath(source) == "-" else _path(source, columns, types)
+    table = is_table(source) and not isinstance(source, type)
+    if not table:
+        _check_iterable(source)
+    if types:
+        _refuse_types(types, f"a {type(source).__name__}")
+    items = read_table(source, columns) if table else read_items(source, RowReader("records", columns))
+    return RecordReader(items, total=len(source) if isinstance(source, Sized) else None)
+
+
+def _check_iterable(source: object) -> None:
+    """Raise TypeError for anything but an iterable of records."""
+    check_table(source)
+    if isinstance(source, Record | Mapping) or hasattr(source, "page_content") or hasattr(source, "get_content"):
+        raise TypeError(f"records is one {type(source).__name__}; pass a list of them")
+    kind = f"the class {source.__name__}" if isinstance(source, type) else f"of type {type(source).__name__}"
+    if isinstance(source, AsyncIterable):
+        raise TypeError(
+            f"records is {kind}, which is asynchronous; pass an iterable, such as a list made by "
+            "[record async for record in records]"
+        )
+    if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
+        raise TypeError(f"records is {kind}; pass a path, or an iterable of Record(id, text, metadata)")
+
+
+def _stdin(columns: Columns, types: Mapping[str, str]) -> RecordReader:
+    if types:
+        _refuse_types(types, "'-'")
+    return RecordReader(read_json_lines(sys.stdin.buffer, "stdin", RowReader("stdin", columns)))
+
+
+def _path(source: str | os.PathLike[str], columns: Columns, types: Mapping[str, str]) -> RecordReader:
+    path = Path(os.path.expanduser(source))
+    kind = "" if path.is_dir() else kind_of(path)
+    if types and kind not in _TYPED:
+        _refuse_types(types, repr(str(source)))
+    if path.is_dir():
+        if columns.metadata is not None:
+            named = ",".join(columns.metadata)
+            raise InvalidRequestError(
+                f"metadata_columns={named}: the texts of the folder {str(path)!r} have no columns"
+            )
+        return RecordReader(read_folder(path))
+    if not path.is_file():
+        raise SourceNotFoundError(f"there is no file or folder at {str(path)!r}")
+    rows, position = RowReader(str(path), columns), SourcePosition()
+    items: Iterable[Record | Rejected]
+    match kind:
+        case ".jsonl" | ".ndjson" | ".json":
+            check_source(path)
+            items = (read_json if kind == ".json" else read_jsonl)(path, rows, position)
+        case ".csv" | ".tsv":
+            items = CsvReader(path, columns, types, position).records()
+        case ".parquet" | ".arrow" | ".feather":
+            items = read_arrow(path, kind, columns)
+        case _:
+            raise InvalidRequestError(
+                f"{str(path)!r}: {kind or 'a file without a suffix'} is not a kind of source; "
+                "pass a .jsonl, .ndjson, .json, .csv or .tsv (also as .gz or .zst), a .parquet, .arrow or .feather, "
+                "a folder of .txt and .md files, or '-' for JSONL on standard input"
+            )
+    return RecordReader(items, position=position)
+
+
+def _refuse_types(types: Mapping[str, str], source: str) -> None:
+    named = ",".join(f"{column}={name}" for column, name in types.items())
+    raise InvalidRequestError(f"types={named} are those of a CSV's columns, and {source} is none")
