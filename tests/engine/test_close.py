@@ -128,7 +128,7 @@ def _waiting(work: Callable[[], Any]) -> Future[Any]:
         lambda engine: list(engine.embed_iter(TEXTS)),
         lambda engine: engine.rerank("a question", TEXTS, method="cosine"),
         lambda engine: engine.score(TEXTS, TEXTS, method="maxsim"),
-        lambda engine: engine.embed([" ".join(TEXTS)], chunking="mean"),
+        lambda engine: engine.embed([" ".join(TEXTS)], long_texts="mean"),
         lambda engine: engine.token_embed(TEXTS),
         lambda engine: asyncio.run(AsyncEngine(engine).embed(TEXTS)),
         lambda engine: asyncio.run(AsyncEngine(engine).embed(TEXTS * 5)),
@@ -354,7 +354,7 @@ def test_the_offline_class_and_the_shared_engines_close_alike(folder: Path) -> N
     llm.close(cancel=True)
     assert future.done()
     assert llm.engine.closed
-    engines = [sharing.shared(folder, max_length=length) for length in (16, 32)]
+    engines = [sharing.get_engine(folder, max_length=length) for length in (16, 32)]
     futures = [engine.submit("embed", TEXTS, PoolingParams()) for engine in engines]
     sharing.close_shared(cancel=True)
     assert all(engine.closed for engine in engines)

@@ -45,7 +45,7 @@ def together(monkeypatch):
 
 def crowd(engine, held, calls):
     """The results of ``calls``, each made in a thread of its own while the engine is held."""
-    # Before these, more calls are running than there are lanes.
+    # Before these, more calls are running than there are slots.
     first = [engine.submit("embed", [text]) for text in SENTENCES[:9]]
     arrived = threading.Semaphore(0)
 

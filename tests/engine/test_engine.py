@@ -21,6 +21,7 @@ import pytest
 from millpond.cache.vector_cache import VectorCache
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
+from millpond.engine.schedule.call import CallOptions
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
     EngineClosedError,
@@ -510,7 +511,7 @@ def test_a_failing_progress_callback_is_its_callers_trouble(engine):
         raise KeyError("bar")
 
     with pytest.raises(KeyError):
-        engine._submission.start("embed", some_texts(20), PoolingParams(), progress=explode).result(timeout=30)
+        engine._submission.start("embed", some_texts(20), PoolingParams(), CallOptions(progress=explode)).result(30)
     assert engine.embed(["still here"]).embeddings.shape == (1, 384)
 
 

@@ -235,7 +235,7 @@ def together(
     pick, submit, run = Scheduler.pick, Dispatcher.submit, Runner.run
     submitted: list[None] = []
     batches: list[set[Any]] = []
-    calls = len(jobs) + sum("chunking" in options for _, _, options in jobs)  # windows are a second call
+    calls = len(jobs) + sum("long_texts" in options for _, _, options in jobs)  # windows are a second call
 
     def held(self: Scheduler, lanes: int = 1, *, prepare: bool = True) -> Any:
         if self is not scheduler:
@@ -291,7 +291,7 @@ def together(
                 ("embed", {"role": "query"}),
                 ("embed", {"adapter": "separation", "dimensions": 16}),
                 ("token_embed", {"role": "document"}),
-                ("embed", {"chunking": "mean"}),
+                ("embed", {"long_texts": "mean"}),
                 ("token_embed", {"adapter": "classification", "normalize": False}),
             ],
         ),
@@ -644,7 +644,6 @@ OPTIONS: dict[str, Any] = {
     "dimensions": 16,
     "normalize": True,
     "activation": True,
-    "use_activation": True,
     "step_tag_id": 3,
     "returned_token_ids": (1,),
     "role": "query",
@@ -653,14 +652,14 @@ OPTIONS: dict[str, Any] = {
     "instruction": "find it",
     "aggregation": "first",
     "adapter": "separation",
-    "chunking": "mean",
+    "long_texts": "mean",
     "output_dtype": "int8",
 }
 _TEXT = {"role", "prompt", "prompt_name", "adapter"}
-_VECTORS = _TEXT | {"dimensions", "normalize", "use_activation"}
-_LOGITS = {"activation", "use_activation"}
+_VECTORS = _TEXT | {"dimensions", "normalize"}
+_LOGITS = {"activation"}
 READ: dict[tuple[str, str], set[str]] = {
-    ("embedder", "embed"): _VECTORS | {"output_dtype", "chunking"},
+    ("embedder", "embed"): _VECTORS | {"output_dtype", "long_texts"},
     ("embedder", "token_embed"): _VECTORS,
     ("embedder", "score"): set(),
     ("colbert", "score"): set(),
@@ -679,19 +678,21 @@ ABSENT = {
 
 
 @pytest.mark.parametrize(("name", "task"), list(READ))
-@pytest.mark.parametrize("option", list(OPTIONS))
-def test_an_option_that_a_task_does_not_read_is_refused(engines: Any, name: str, task: Any, option: str) -> None:
-    engine, params = engines(name), PoolingParams(**{option: OPTIONS[option]})
-    items = pairs_of() if task == "score" else TEXTS
-    if option not in READ[name, task]:
-        with pytest.raises(InvalidRequestError, match=rf"^{option}=.* means nothing to "):
-            engine.submit(task, items, params)
-        return
-    if (name, task, option) in ABSENT:  # the task reads it, but the checkpoint has no such thing
-        with pytest.raises(InvalidRequestError, match=ABSENT[name, task, option]):
-            engine.submit(task, items, params).result(timeout=30)
-    else:
-        assert len(rows(engine.encode(items, task=task, params=params))) == len(items)
+def test_a_task_reads_its_options_and_refuses_the_others(engines: Any, name: str, task: Any) -> None:
+    assert PoolingParams(**{**OPTIONS, "prompt_name": None}).given() == OPTIONS.keys() - {"prompt_name"}
+    engine, items = engines(name), pairs_of() if task == "score" else TEXTS
+    together: dict[str, Any] = {}  # what the checkpoint has
+    for option, value in OPTIONS.items():
+        params = PoolingParams(**{option: value})
+        if option not in READ[name, task]:
+            with pytest.raises(InvalidRequestError, match=rf"^{option}=.* means nothing to "):
+                engine.submit(task, items, params)
+        elif (name, task, option) in ABSENT:  # the task reads it, but the checkpoint has no such thing
+            with pytest.raises(InvalidRequestError, match=ABSENT[name, task, option]):
+                engine.submit(task, items, params).result(timeout=30)
+        elif option != "prompt_name":  # excludes prompt
+            together[option] = value
+    assert len(rows(engine.encode(items, task=task, params=PoolingParams(**together)))) == len(items)
 
 
 def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
@@ -708,9 +709,6 @@ def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
         engines("reranker").rerank("q", ["d"], instruction="find")
     with pytest.raises(InvalidRequestError, match="instruction holds a lone surrogate"):
         engines("reranker").rerank("q", ["d"], instruction="\ud800")
-    params = PoolingParams(activation=False, use_activation=True)
-    with pytest.raises(InvalidRequestError, match="and use_activation=True are names of one option"):
-        engines("classifier").encode(["a"], task="classify", params=params)
 
 
 @pytest.mark.parametrize("name", list(WRITERS))
@@ -726,7 +724,7 @@ def test_a_task_that_is_not_served_is_refused_by_name(engines: Any, name: str) -
 
 def test_streams_take_the_options_of_vectors(engines: Any) -> None:
     engine = engines("jina")
-    for options in ({"adapter": "separation"}, {"chunking": "mean"}, {"role": "query", "dimensions": 16}):
+    for options in ({"adapter": "separation"}, {"long_texts": "mean"}, {"role": "query", "dimensions": 16}):
         expected = engine.embed(TEXTS, **options).embeddings
         np.testing.assert_allclose(np.stack(list(engine.embed_iter(TEXTS, **options))), expected, atol=1e-6)
     with pytest.raises(InvalidRequestError, match="adapter='poems'"):

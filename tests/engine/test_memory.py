@@ -11,7 +11,7 @@ from tests.tiny import SENTENCES, Layout, write_checkpoint
 from millpond import Engine
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.call import Call, CallHooks
 from millpond.pooling.pooler import Readout
 from millpond.vectors.matryoshka import cut
 
@@ -97,26 +97,17 @@ def test_a_call_hands_its_own_rows_over_unless_a_cache_is_going_to_read_them(cac
     plan = Plan(task="embed", readout=Readout(kind="pooled"), limit=9, truncate="end", width=8, normalize=True)
     committed = []
 
-    def commit(call, slots, last):
-        committed.append(call.rows[slots].copy())
-        if last:
+    def commit(call, slots):
+        committed.append(call.result.rows[slots].copy())
+        if call.committed(len(slots)):
             call.finish()
 
-    call = Call(
-        list("abcdef"),
-        plan,
-        native_width=8,
-        labels=(),
-        assemble=assemble,
-        commit=commit if cached else None,
-        progress=None,
-        refill=lambda call, left: None,
-    )
+    call = Call(list("abcdef"), plan, CallHooks(assemble=assemble, commit=commit if cached else None), native_width=8)
     call.deliver([4, 2], list(rows()[[4, 2]]))
     call.deliver([0, 1, 3, 5], list(rows()[[0, 1, 3, 5]]))
     result = call.future.result().embeddings
     np.testing.assert_array_equal(result, cut(rows(), 8, normalize=True))
-    assert np.shares_memory(result, call.rows) is not cached
+    assert np.shares_memory(result, call.result.rows) is not cached
     if cached:
-        np.testing.assert_array_equal(call.rows, rows())
+        np.testing.assert_array_equal(call.result.rows, rows())
         np.testing.assert_array_equal(np.concatenate(committed), rows()[[4, 2, 0, 1, 3, 5]])

@@ -14,13 +14,13 @@ from tests.recording import Recording
 from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.heads import write_stanford
 
-from millpond import BatchRun, Engine, EngineStats, Timings
+from millpond import Engine, EngineStats, Timings
 from millpond.engine import dispatcher, loading
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule import timing
-from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
@@ -99,7 +99,7 @@ def test_a_score_of_two_calls_has_one_timer(engine: Engine):
 
 
 def test_windows_have_one_timer(engine: Engine):
-    timings = timings_of(engine, "embed", [" ".join(TEXTS) * 4, "short"], chunking="mean")
+    timings = timings_of(engine, "embed", [" ".join(TEXTS) * 4, "short"], long_texts="mean")
     assert min(timings.tokenization, timings.queue, timings.inference) > 0
     assert timings.queue + timings.inference <= timings.total
 
@@ -179,9 +179,7 @@ def test_time_between_batches_is_no_inference(clock: Clock):
 
 
 def test_a_batch_that_was_put_back_does_not_run_meanwhile(clock: Clock):
-    call = Call(
-        ["a"], PLAN, native_width=2, labels=(), assemble=assemble, commit=None, progress=None, refill=lambda *_: None
-    )
+    call = Call(["a"], PLAN, CallHooks(assemble=assemble), native_width=2)
     scheduler = Scheduler(100)
     scheduler.put(call, [Request(call=call, slot=0, ids=np.zeros(3, dtype=np.int32))])
     picked = scheduler.pick()
@@ -303,7 +301,7 @@ def test_notes_are_added_up_without_a_reader():
 
 
 def test_an_observer_hears_of_every_batch_before_its_callers(engine: Engine):
-    batches: list[BatchRun] = []
+    batches: list[Any] = []
     end = engine.observe(batches.append)
     engine.embed(MANY)
     stats = engine.stats()
@@ -325,12 +323,12 @@ def test_batches_of_a_stream_do_not_overlap_in_the_count(engine: Engine):
 
 def test_an_observer_that_fails_harms_nobody(engine: Engine, caplog: pytest.LogCaptureFixture):
     expected = engine.embed(MANY).embeddings
-    batches: list[BatchRun] = []
+    batches: list[Any] = []
 
     class Broken:
         __hash__ = None  # type: ignore[assignment]
 
-        def __call__(self, batch: BatchRun) -> None:
+        def __call__(self, batch: Any) -> None:
             raise RuntimeError("broken observer")
 
     engine.observe(Broken())

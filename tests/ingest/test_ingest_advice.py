@@ -166,14 +166,14 @@ def test_a_command_names_widths_type_and_copy():
     assert layout.name == "384 float16 + binary, rescored"
     assert layout.command("a b.jsonl", "m", options=["--id", "_id"]) == (
         "millpond ingest 'a b.jsonl' --model m --to 'qdrant+http://localhost:6333#docs' --dimensions 384 "
-        "--datatype float16 --index-quantization binary --id _id"
+        "--sink datatype=float16 --sink index_quantization=binary --id _id"
     )
     funnel = Layout(width=384, coarse=128)
     assert funnel.name == "128 -> 384 float32" and "--dimensions 128,384" in funnel.command("x", "m")
     assert "lancedb+path" in funnel.command("x", "m", database="lancedb")
     bits = Layout(width=384, coarse=128, datatype="bit")
     assert bits.name == "128 bit -> 384 float32" and bits.databases == ("pgvector",)
-    assert "pgvector+postgresql://localhost/db#docs --dimensions 128,384 --datatype bit" in bits.command(
+    assert "pgvector+postgresql://localhost/db#docs --dimensions 128,384 --sink datatype=bit" in bits.command(
         "x", "m"
     ).replace("'", "")
 

@@ -81,8 +81,8 @@ def database(request):
 
 def command(source, model, url, folder, *more):
     return [
-        "ingest", str(source), "--model", str(model), "--to", url.format(folder), "--dtype", "float32",
-        "--device", "cpu", "--cache", str(folder / "cache.db"), "--journal", str(folder / "journal"), *more,
+        "ingest", str(source), "--model", str(model), "--to", url.format(folder), "--engine", "dtype=float32",
+        "--engine", "device=cpu", "--cache", str(folder / "cache.db"), "--journal", str(folder / "journal"), *more,
     ]  # fmt: skip
 
 

@@ -62,7 +62,7 @@ class MillpondCrossEncoder(ScorerSource, BaseCrossEncoder):
         log_rerank_method(engine.spec, self.method)
         options = self._options()
         method = options.pop("method")
-        output = engine.submit_score(pairs, PoolingParams(**options), method=method, ranking=True).result()
+        output = engine.submit("score", pairs, PoolingParams(**options), method=method, ranking=True).result()
         scores: list[float] = output.scores.tolist()
         return scores
 

@@ -38,7 +38,7 @@ class MillpondEmbeddings(EngineSource, Embeddings):
         document_prompt_name: The same for documents.
         dimensions: Matryoshka width of the vectors.
         normalize: Whether to L2-normalize the vectors; by default as the checkpoint does.
-        chunking: ``"mean"`` reads an over-long text to its end, in windows whose vectors are averaged.
+        long_texts: ``"mean"`` reads an over-long text to its end, in windows whose vectors are averaged.
         truncate: Which end of an over-long text is cut, or ``"error"``.
         show_progress: Draw a progress bar in ``embed_documents``, if standard error is a terminal, or in a
             notebook.
@@ -63,7 +63,7 @@ class MillpondEmbeddings(EngineSource, Embeddings):
     document_prompt_name: str | None = None
     dimensions: int | None = Field(default=None, gt=0, strict=True)
     normalize: bool | None = None
-    chunking: Literal["mean"] | None = None
+    long_texts: Literal["mean"] | None = None
     truncate: Literal["end", "start", "error"] = "end"
     show_progress: bool = False
     pooling: str | None = None
@@ -125,6 +125,6 @@ class MillpondEmbeddings(EngineSource, Embeddings):
             "prompt": None if prompts[role] == PromptOptions() else role_prompt(engine.spec, role, prompts[role]),
             "dimensions": self.dimensions,
             "normalize": self.normalize,
-            "chunking": self.chunking,
+            "long_texts": self.long_texts,
             "truncate": self.truncate,
         }

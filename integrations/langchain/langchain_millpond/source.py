@@ -9,7 +9,7 @@ from langchain_core.load.serializable import Serializable, SerializedConstructor
 from pydantic import AliasChoices, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from millpond.compat.sentence_transformers_options import hide_secrets, translate_loading_options
-from millpond.engine.shared import shared, shared_async
+from millpond.engine.shared import get_engine, get_engine_async
 
 if TYPE_CHECKING:
     from millpond import Engine
@@ -134,10 +134,10 @@ class EngineSource(Serializable):
         return super().to_json() if self.engine is None else self.to_json_not_implemented()
 
     def _engine(self) -> Engine:
-        return self.engine if self.engine is not None else shared(**self._configuration())
+        return self.engine if self.engine is not None else get_engine(**self._configuration())
 
     async def _aengine(self) -> Engine:
-        return self.engine if self.engine is not None else await shared_async(**self._configuration())
+        return self.engine if self.engine is not None else await get_engine_async(**self._configuration())
 
     def _configuration(self) -> dict[str, Any]:
         return {"model": self.model} | {name: getattr(self, name) for name in self.loading}

@@ -37,7 +37,7 @@ CHANGES = {
     "hf_overrides": {"is_matryoshka": True},
     "query_prompt_name": "query",
     "document_prompt_name": "query",
-    "chunking": "mean",
+    "long_texts": "mean",
     "quantization": "int8",
     "compile": True,
 }

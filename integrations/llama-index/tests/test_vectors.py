@@ -71,8 +71,8 @@ def test_options_reach_the_engine(minilm: str, engine: Engine, texts: list[str])
 
 async def test_a_long_text_is_read_to_its_end_in_windows(engine: Engine, texts: list[str]) -> None:
     long = " ".join(texts * 8)
-    expected = engine.embed([long], role="document", chunking="mean").embeddings[0]
-    embedding = MillpondEmbedding(engine=engine, chunking="mean")
+    expected = engine.embed([long], role="document", long_texts="mean").embeddings[0]
+    embedding = MillpondEmbedding(engine=engine, long_texts="mean")
     np.testing.assert_allclose(embedding.get_text_embedding(long), expected, atol=1e-6)
     np.testing.assert_allclose((await embedding.aget_text_embedding_batch([long]))[0], expected, atol=1e-6)
     cut = MillpondEmbedding(engine=engine).get_text_embedding(long)

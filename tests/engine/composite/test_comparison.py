@@ -242,8 +242,8 @@ def test_a_cancelled_rerank_keeps_no_matrix(engine: Engine, monkeypatch: pytest.
 
     monkeypatch.setattr(Comparison, "__init__", noted)
     pairs = [Pair(QUERY, document) for document in DOCUMENTS]
-    future = engine.submit_score(pairs, PoolingParams(), method="maxsim")
+    future = engine.submit("score", pairs, PoolingParams(), method="maxsim")
     future.cancel()
     assert len(engine.rerank(QUERY, DOCUMENTS[:3])) == 3
     assert all(kept(comparison, role) == 0 for comparison in made for role in ("query", "document"))
-    assert engine.submit_score(pairs, PoolingParams(), method="maxsim").result(timeout=60).scores.shape == (400,)
+    assert engine.submit("score", pairs, PoolingParams(), method="maxsim").result(timeout=60).scores.shape == (400,)

@@ -240,10 +240,10 @@ def test_what_cannot_be_kept_is_refused_before_anything_is_loaded(
         ({"model_kwargs": {"prompts": {"query": "q: "}}}, "Write query_prompt='q: ', document_prompt=''"),
         ({"multi_process": True, "encode_kwargs": {"normalize_embeddings": True}}, "leave multi_process out"),
         ({"sparse": True}, r"write MillpondSparseEmbeddings\(model=...\)"),
-        ({"chunking": "max"}, "'mean'"),
+        ({"long_texts": "max"}, "'mean'"),
         ({"cross_encoder_kwargs": {}}, "not permitted"),
     ],
-    ids=["precision", "prompts", "multi_process", "sparse", "chunking", "cross_encoder"],
+    ids=["precision", "prompts", "multi_process", "sparse", "long_texts", "cross_encoder"],
 )
 def test_options_that_embeddings_cannot_keep_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
@@ -283,13 +283,13 @@ def test_the_callers_dicts_are_not_changed(checkpoint: str) -> None:
     assert (len(model_kwargs), len(encode_kwargs)) == (2, 2)
 
 
-def test_quantization_compile_and_chunking_reach_the_engine(checkpoint: str, texts: list[str]) -> None:
+def test_quantization_compile_and_long_texts_reach_the_engine(checkpoint: str, texts: list[str]) -> None:
     embeddings = MillpondEmbeddings(
-        model=checkpoint, dtype="float32", query_prompt="", document_prompt="", chunking="mean", max_length=12
+        model=checkpoint, dtype="float32", query_prompt="", document_prompt="", long_texts="mean", max_length=12
     )
     long = " ".join(texts)
     with Engine(checkpoint, dtype="float32", max_length=12) as engine:
-        expected = engine.embed([long], prompt="", chunking="mean").embeddings
+        expected = engine.embed([long], prompt="", long_texts="mean").embeddings
         np.testing.assert_allclose(embeddings.embed_documents([long]), expected, atol=1e-6)
         assert np.abs(expected - engine.embed([long], prompt="").embeddings).max() > 1e-3
     configured = MillpondEmbeddings(model=checkpoint, quantization="int8", compile=True)._configuration()

@@ -40,7 +40,7 @@ OPTIONS: dict[Any, dict[str, Any]] = {
         "document_prompt_name": "passage",
         "dimensions": 64,
         "normalize": False,
-        "chunking": "mean",
+        "long_texts": "mean",
         "show_progress": True,
         "pooling": "cls",
         "cache": "vectors.cache",

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from millpond.cli.arguments.flags import Command, Flag
+from millpond.cli.arguments.flags import Command
 from millpond.errors import InvalidRequestError
 from millpond.vllm.arguments import SERVER_IGNORED_ARGS, SWITCHES
 
@@ -35,15 +35,13 @@ class ServeCommand(Command):
         words, ctx.meta[IGNORED_ARGS] = read(args, takes_value)
         return super().parse_args(ctx, words)
 
-    def error_flags(self, ctx: Any) -> dict[str, Flag]:
-        """The options that errors name; not those whose value may come from the environment or a file."""
+    def option_of(self, ctx: Any, param: str) -> str | None:
+        """The option that is passed on as the argument ``param``, unless its value may come from elsewhere."""
+        name = "max_model_len" if param == "max_length" else param
         elsewhere = ctx.params.get("config") is not None or "MILLPOND_CONFIG" in os.environ
-        return {
-            name: flag
-            for name, flag in super().error_flags(ctx).items()
-            if getattr(ctx.get_parameter_source(name), "name", None) == "COMMANDLINE"
-            or not (elsewhere or f"MILLPOND_{name.upper()}" in os.environ)
-        }
+        typed = getattr(ctx.get_parameter_source(name), "name", None) == "COMMANDLINE"
+        hidden = not typed and (elsewhere or f"MILLPOND_{name.upper()}" in os.environ)
+        return None if hidden else super().option_of(ctx, name)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Plain lines: typer's boxes cut long flags in a terminal of 80 columns."""

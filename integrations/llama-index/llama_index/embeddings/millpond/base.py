@@ -54,7 +54,7 @@ class MillpondEmbedding(TextLists, EngineSource, BaseEmbedding):
         dimensions: Matryoshka width of the vectors.
         normalize: Whether to L2-normalize the vectors; by default as the checkpoint does.
         truncate: Which end of an over-long text is cut, or ``"error"``.
-        chunking: ``"mean"`` reads an over-long text to its end, in windows, whose vectors are averaged.
+        long_texts: ``"mean"`` reads an over-long text to its end, in windows, whose vectors are averaged.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of them.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
@@ -86,7 +86,7 @@ class MillpondEmbedding(TextLists, EngineSource, BaseEmbedding):
     dimensions: int | None = Field(default=None, gt=0, strict=True)
     normalize: bool | None = None
     truncate: Literal["end", "start", "error"] = "end"
-    chunking: Literal["mean"] | None = None
+    long_texts: Literal["mean"] | None = None
     pooling: str | None = None
     cache: PathStr | None = None
 
@@ -219,7 +219,7 @@ class MillpondEmbedding(TextLists, EngineSource, BaseEmbedding):
             "dimensions": self.dimensions,
             "normalize": self.normalize,
             "truncate": self.truncate,
-            "chunking": self.chunking,
+            "long_texts": self.long_texts,
         }
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
 from millpond.compat.sentence_transformers_options import hide_secrets
-from millpond.engine.shared import shared, shared_async
+from millpond.engine.shared import get_engine, get_engine_async
 
 if TYPE_CHECKING:
     from millpond import Engine
@@ -143,10 +143,10 @@ class EngineSource(BaseModel):
             raise ValueError(f"{unread[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
 
     def _engine(self) -> Engine:
-        return self.engine if self.engine is not None else shared(**self._configuration())
+        return self.engine if self.engine is not None else get_engine(**self._configuration())
 
     async def _aengine(self) -> Engine:
-        return self.engine if self.engine is not None else await shared_async(**self._configuration())
+        return self.engine if self.engine is not None else await get_engine_async(**self._configuration())
 
     def _configuration(self) -> dict[str, Any]:
         _tell_worker(os.getpid())
