@@ -383,11 +383,11 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(
         (["m", "n", "--served-model-name", "a"], "--served-model-name=a: 1 names for 2 models"),
         (["m", "m"], "m and m are both called 'm'"),
         ([], "there is no model to serve"),
-        (["m", "--config", "none.yaml"], "--config none.yaml is not there"),
-        (["m", "--runner", "generate"], "--runner generate"),
-        (["m", "--dtype", "float8"], "--dtype float8 is unknown; choose auto, float32"),
-        (["m", "--ssl-certfile", "none.pem"], "--ssl-certfile none.pem is not there"),
-        (["m", "--host", "host.invalid"], "--host host.invalid, --port 8000 cannot be listened on"),
+        (["m", "--config", "none.yaml"], "--config='none.yaml' is not there"),
+        (["m", "--runner", "generate"], "--runner='generate'"),
+        (["m", "--dtype", "float8"], "--dtype='float8' is unknown; choose auto, float32"),
+        (["m", "--ssl-certfile", "none.pem"], "--ssl-certfile='none.pem' is not there"),
+        (["m", "--host", "host.invalid"], "--host='host.invalid', port=8000 cannot be listened on"),
     ],
 )
 def test_wrong_flags_end_with_2_and_one_line(
