@@ -40,7 +40,6 @@ class RequestError(MillpondError):
     Attributes:
         status: HTTP status.
         type: OpenAI's ``type``.
-        param: The invalid field.
         headers: Sent with the response.
     """
 
@@ -56,8 +55,13 @@ class RequestError(MillpondError):
         super().__init__(message)
         self.status = status
         self.type = type
-        self.param = param
         self.headers = headers
+        self._param = param
+
+    @property
+    def param(self) -> str | None:
+        """The invalid field."""
+        return self._param
 
 
 class NotServedError(RequestError):
