@@ -217,16 +217,6 @@ def test_after_the_timeout_the_rest_is_dropped(make: Callable[..., tuple[Engine,
     assert ended(thread)
 
 
-def test_a_timeout_that_is_not_needed_drops_nothing(make: Callable[..., tuple[Engine, Gate]]) -> None:
-    for timeout in (60, 1e300, float("inf")):
-        engine, gate = make()
-        future = engine.submit("embed", TEXTS)
-        thread = closing(engine, timeout=timeout)
-        gate.open()
-        assert ended(thread)
-        assert len(future.result(0).embeddings) == len(TEXTS)
-
-
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "5", True, [1]])
 def test_a_timeout_is_a_number_of_seconds(timeout: Any, make: Callable[..., tuple[Engine, Gate]]) -> None:
     engine, gate = make()
@@ -286,21 +276,6 @@ def test_a_block_left_by_an_interrupt_drops_the_queue(
     with pytest.raises(error):
         block()
     assert isinstance(futures[0].exception(0), EngineClosedError)
-
-
-def test_a_block_left_by_an_error_finishes_the_queue(make: Callable[..., tuple[Engine, Gate]]) -> None:
-    engine, gate = make()
-    gate.open()
-    futures: list[Future[Any]] = []
-
-    def block() -> None:
-        with engine:
-            futures.append(engine.submit("embed", TEXTS))
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        block()
-    assert len(futures[0].result(0).embeddings) == len(TEXTS)
 
 
 async def _until(condition: Callable[[], bool]) -> None:

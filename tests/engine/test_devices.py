@@ -134,6 +134,7 @@ def test_auto_is_one_device():
     assert resolve_devices("cpu") == (torch.device("cpu"),)
 
 
+@pytest.mark.contract
 def test_a_child_of_a_process_that_used_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)  # also after a mere look for GPUs
     assert resolve_devices("auto") == resolve_devices("cpu") == (torch.device("cpu"),)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tiny import MAX_TOKENS, SENTENCES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny import SENTENCES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.checkpoints import token_id
 from tests.tiny.heads import (
     STEP,
@@ -29,8 +29,6 @@ from millpond.engine.engine import Engine
 from millpond.engine.execute.runner import Runner
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import (
-    EngineClosedError,
-    EngineOverloadedError,
     InputTooLongError,
     InvalidRequestError,
     UnsupportedTaskError,
@@ -209,16 +207,6 @@ def test_an_empty_call_has_the_right_shape(engines: Any, name: str, task: Any, i
             assert getattr(empty, field).flat.shape == (0, held.flat.shape[1])
         elif isinstance(held, np.ndarray):
             assert getattr(empty, field).shape == (0, *held.shape[1:])
-
-
-@pytest.mark.parametrize("name", ["embedder", "reranker", "colbert"])
-def test_one_query_without_documents(engines: Any, name: str) -> None:
-    engine = engines(name)
-    assert engine.score("q", []).scores.shape == (0,)
-    assert engine.score([], []).scores.dtype == np.float32
-    ranked = engine.rerank("q", [], top_n=3)
-    assert len(ranked) == 0
-    assert ranked.truncated.shape == (0,)
 
 
 # --- Many callers ---------------------------------------------------------------------------------------------------
@@ -454,12 +442,6 @@ def test_what_is_no_pair_is_refused(engines: Any, name: str) -> None:
             call()
 
 
-@pytest.mark.parametrize("name", ["embedder", "colbert"])
-def test_token_ids_are_no_pair(engines: Any, name: str) -> None:
-    with pytest.raises(InvalidRequestError, match="pair at index 1, not token ids"):
-        engines(name).encode([("a", "b"), TokenIds((5, 6))], task="score")
-
-
 def test_token_ids_of_a_cross_encoder_are(engines: Any) -> None:
     engine = engines("reranker")
     ids = TokenIds(tuple(engine.token_ids("classify", "a b", PoolingParams())))
@@ -509,31 +491,6 @@ def test_a_cancelled_score_cancels_both_sides(held: Any, name: str) -> None:
 
     asyncio.run(awaited())
     assert not engine._dispatcher._admission.calls()
-
-
-@pytest.mark.parametrize("name", ["embedder", "colbert", "reranker"])
-def test_close_waits_for_scores(held: Any, name: str) -> None:
-    engine, gate = held(name)
-    future = engine.submit("score", pairs_of())
-    closing = threading.Thread(target=engine.close)
-    closing.start()
-    gate.set()
-    closing.join(timeout=30)
-    assert not closing.is_alive()
-    assert future.result(timeout=0).scores.shape == (len(DOCUMENTS),)
-    for late in (lambda: engine.score("q", "d"), lambda: engine.rerank("q", ["d"]), lambda: engine.submit("embed", [])):
-        with pytest.raises((EngineClosedError, UnsupportedTaskError)):
-            late()
-
-
-@pytest.mark.parametrize("name", ["embedder", "colbert", "reranker"])
-def test_a_score_alone_may_be_of_any_size(held: Any, name: str) -> None:
-    engine, gate = held(name)
-    future = engine.submit("score", [(f"q {i}", f"d {i}") for i in range(20)])
-    with pytest.raises(EngineOverloadedError, match="max_queue=8"):
-        engine.submit("score", pairs_of())
-    gate.set()
-    assert future.result(timeout=30).scores.shape == (20,)
 
 
 # --- Rewards --------------------------------------------------------------------------------------------------------
@@ -729,15 +686,6 @@ def test_streams_take_the_options_of_vectors(engines: Any) -> None:
         np.testing.assert_allclose(np.stack(list(engine.embed_iter(TEXTS, **options))), expected, atol=1e-6)
     with pytest.raises(InvalidRequestError, match="adapter='poems'"):
         engine.embed_iter(TEXTS, adapter="poems")
-
-
-def test_texts_at_the_limit_are_the_tiny_models(engines: Any) -> None:
-    """Assumed by the cases above: some texts are cut, and some fill the model."""
-    for name in ("classifier", "ner", "m3"):
-        engine = engines(name)
-        lengths = [len(ids) for ids in engine.tokenize(TEXTS)]
-        assert min(lengths) < 5
-        assert max(lengths) > MAX_TOKENS == engine.spec.max_length
 
 
 def test_the_tokens_of_a_classifier_may_be_those_of_a_step(engines: Any) -> None:

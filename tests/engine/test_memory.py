@@ -43,6 +43,7 @@ def short_texts(count, read=None):
         yield f"{words[i % len(words)]} {words[i // len(words) % len(words)]} {words[i // 7 % len(words)]}"
 
 
+@pytest.mark.contract
 def test_embed_iter_reads_a_bounded_stretch_ahead(engine):
     read = deque(maxlen=1)
     ahead = [read[0] - i for i, _ in enumerate(engine.embed_iter(short_texts(12_000, read)))]
@@ -65,6 +66,7 @@ def growth(engine, keep):
     return sizes[1] - sizes[0]
 
 
+@pytest.mark.contract
 def test_memory_does_not_grow_with_the_number_of_texts(engine, no_collector):
     vectors = 8_000 * WIDTH * 4
     assert growth(engine, keep=False) < vectors / 2
@@ -73,23 +75,6 @@ def test_memory_does_not_grow_with_the_number_of_texts(engine, no_collector):
 
 def rows(count=6):
     return np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
-
-
-def test_rows_that_nobody_else_reads_are_normalized_in_place():
-    expected = cut(rows(), 8, normalize=True)
-    matrix = rows()
-    result = cut(matrix, 8, normalize=True, own=True)
-    assert np.shares_memory(result, matrix)
-    np.testing.assert_array_equal(result, expected)
-
-
-@pytest.mark.parametrize(("dimensions", "own"), [(8, False), (4, True), (4, False)])
-def test_other_rows_stay_as_they_are(dimensions, own):
-    matrix = rows()
-    result = cut(matrix, dimensions, normalize=True, own=own)
-    assert not np.shares_memory(result, matrix)
-    np.testing.assert_array_equal(matrix, rows())
-    np.testing.assert_allclose(np.linalg.norm(result, axis=1), 1, rtol=1e-6)
 
 
 @pytest.mark.parametrize("cached", [False, True])

@@ -126,26 +126,6 @@ def test_a_late_interaction_checkpoint_keeps_its_own_maxsim(tmp_path: Path, call
         np.testing.assert_allclose(named.scores * (query_tokens if mean else 1), maxsim(engine), rtol=1e-5)
 
 
-def test_maxsim_of_a_late_interaction_checkpoint_keeps_the_length_of_its_vectors(folder: Path, call: Call) -> None:
-    path = write_stanford(folder / "raw")
-    with Engine(path, dtype="float32", device="cpu", normalize=False) as engine:
-        query = engine.token_embed([QUERY], role="query").embeddings[0]
-        assert np.abs(np.linalg.norm(query, axis=1) - 1).max() > 0.1
-        expected = [
-            (query @ matrix.T).max(axis=1).sum() for matrix in engine.token_embed(DOCUMENTS, role="document").embeddings
-        ]
-        np.testing.assert_allclose(call(engine, "score", QUERY, DOCUMENTS, method="maxsim").scores, expected, rtol=1e-5)
-        assert np.abs(np.array(expected) - maxsim(engine)).max() > 0.1
-
-
-def test_a_colbert_has_no_cosine(colbert: Engine, call: Call) -> None:
-    for name in ("score", "rerank"):
-        with pytest.raises(
-            UnsupportedTaskError, match=r"method='cosine' compares vectors.*not embed; choose method='auto'"
-        ):
-            call(colbert, name, QUERY, DOCUMENTS, method="cosine")
-
-
 @pytest.mark.parametrize(("method", "task"), [("cosine", "embed"), ("maxsim", "token_embed")])
 def test_a_cross_encoder_has_neither(cross: Engine, call: Call, method: str, task: str) -> None:
     own = call(cross, "score", QUERY, DOCUMENTS).scores
@@ -155,12 +135,6 @@ def test_a_cross_encoder_has_neither(cross: Engine, call: Call, method: str, tas
             UnsupportedTaskError, match=rf"method='{method}' .*not {task}; choose method='auto', .*convert=\"embed\""
         ):
             call(cross, name, QUERY, DOCUMENTS, method=method)
-
-
-def test_the_way_out_works(folder: Path, cross: Engine) -> None:
-    with Engine(folder / "cross", dtype="float32", device="cpu", convert="embed") as engine:
-        assert_same(engine.rerank(QUERY, DOCUMENTS, method="maxsim"), engine.rerank(QUERY, DOCUMENTS))
-        np.testing.assert_allclose(engine.score(QUERY, DOCUMENTS, method="maxsim").scores, maxsim(engine), atol=1e-4)
 
 
 def test_a_checkpoint_that_scores_nothing_is_not_told_to_choose_auto(tmp_path: Path, call: Call) -> None:

@@ -1,7 +1,6 @@
 """WorkerSlots: batches side by side, callers that run batches themselves, and a batch whose caller is interrupted."""
 
 import threading
-from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ from millpond.engine.engine import Engine
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
-from millpond.engine.execute.worker_slots import MOST_WORKERS, CpuWorkerSlots
+from millpond.engine.execute.worker_slots import CpuWorkerSlots
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call, CallHooks
@@ -57,11 +56,6 @@ def drain(scheduler, *workers):
     scheduler.close()
     for worker in workers:
         worker.join()
-
-
-def test_there_is_a_lane_for_each_core_up_to_a_number():
-    assert [lanes_of(Cores(64), threads=n).count for n in (1, 2, 64)] == [1, 2, MOST_WORKERS]
-    assert lanes_of(Cores(2), threads=16).count == 2
 
 
 def test_two_lanes_run_at_the_same_time():
@@ -187,19 +181,6 @@ def test_the_callers_own_modes_change_nothing(engine):
     with torch.device("meta"):
         assert dispatcher._has_torch_modes()
     assert not dispatcher._has_torch_modes()
-
-
-def test_a_callback_may_embed(engine):
-    later: Future = Future()
-
-    def again(future):
-        try:
-            later.set_result(engine.embed(["b"]).embeddings.shape)
-        except BaseException as error:
-            later.set_exception(error)
-
-    engine.submit("embed", ["a"]).add_done_callback(again)
-    assert later.result(60) == (1, 384)
 
 
 def test_torchs_threads_stay_as_they_were():

@@ -34,14 +34,6 @@ def test_what_is_too_little_to_be_divided_is_one_batch_of_all_calls(lanes):
     assert scheduler.empty and scheduler.tokens == 0 and scheduler.pick(lanes) == []
 
 
-def test_a_small_budget_still_limits_it():
-    scheduler = Scheduler(100)
-    for _ in range(20):
-        scheduler.put(*a_call([12]))
-    sizes = [sum(request.length for request in scheduler.pick()) for _ in range(3)]
-    assert max(sizes) <= 100 and sum(sizes) == 240
-
-
 def test_calls_that_are_over_are_left_out():
     scheduler = Scheduler(4096)
     calls = [a_call([10]) for _ in range(3)]

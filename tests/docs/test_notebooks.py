@@ -7,11 +7,9 @@ import asyncio
 import inspect
 import json
 import math
-import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -125,47 +123,16 @@ def test_strip_removes_what_an_execution_leaves(tmp_path: Path):
     source = NOTEBOOKS[0].read_text(encoding="utf-8")
     notebook = json.loads(source)
     notebook["metadata"] |= {"language_info": {"name": "python", "version": "3.11.7"}, "widgets": {}}
-    notebook["metadata"]["kernelspec"]["display_name"] = "my environment"
     for number, cell in enumerate(notebook["cells"]):
         cell["metadata"] = {"collapsed": True}
-        cell["source"] = "".join(cell["source"])
         if cell["cell_type"] == "code":
             cell["execution_count"] = number
             cell["outputs"] = [{"output_type": "stream", "name": "stdout", "text": ["drei Köche"]}]
     used = tmp_path / "used.ipynb"
-    text = json.dumps(notebook)
-    used.write_text(text, encoding="utf-8")
-
-    checked = script("strip", "--check", used)
-    assert checked.returncode == 1
-    assert "is not stripped" in checked.stdout
-    assert used.read_text(encoding="utf-8") == text
-
+    used.write_text(json.dumps(notebook), encoding="utf-8")
+    assert script("strip", "--check", used).returncode == 1
     assert script("strip", used).returncode == 0
     assert used.read_text(encoding="utf-8") == source
-
-
-@pytest.mark.parametrize(
-    "text", ["no JSON", "[]", '{"nbformat": 3}', '{"nbformat": 4, "nbformat_minor": 4, "cells": []}'], ids=range(4)
-)
-def test_strip_leaves_other_files_as_they_are(text: str, tmp_path: Path):
-    other, used = tmp_path / "a.ipynb", small_notebook(tmp_path / "b.ipynb", "1")
-    other.write_text(text, encoding="utf-8")
-    stripped = script("strip", other, used)
-    assert stripped.returncode == 1
-    assert "a.ipynb" in stripped.stderr and "Traceback" not in stripped.stderr
-    assert script("strip", tmp_path / "missing.ipynb").stderr.startswith(f"{tmp_path / 'missing.ipynb'}: ")
-    assert other.read_text(encoding="utf-8") == text
-    assert script("strip", "--check", used).returncode == 0
-
-
-def test_strip_keeps_the_tags_of_a_cell(tmp_path: Path):
-    path = small_notebook(tmp_path / "tagged.ipynb", "1")
-    notebook = nbformat.read(path, as_version=4)
-    notebook.cells[0].metadata = {"tags": ["slow"], "collapsed": True}
-    nbformat.write(notebook, path)
-    assert script("strip", path).returncode == 0
-    assert nbformat.read(path, as_version=4).cells[0].metadata == {"tags": ["slow"]}
 
 
 # -------------------------------------------------------------------------------------------- in this process
@@ -324,39 +291,6 @@ def test_serving(ran: Callable[[str], Ran], capsys: pytest.CaptureFixture[str]):
 # -------------------------------------------------------------------------------------------- in kernels
 
 
-def test_execute_writes_the_outputs_elsewhere(tmp_path: Path):
-    drawn = "import matplotlib.pyplot as plt\nplt.plot([1, 2])\nplt.show()"
-    source = small_notebook(tmp_path / "good.ipynb", "print('made')", drawn)
-    before = source.read_text(encoding="utf-8")
-    run = script("execute", source, "--out", tmp_path / "out")
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert re.match(r"good\.ipynb: [0-9.]+ s\n", run.stdout)
-    assert not run.stderr
-    first, second = cells(tmp_path / "out" / "good.ipynb", "code")
-    assert first.outputs[0].text == "made\n"
-    assert "image/png" in second.outputs[0].data
-    assert source.read_text(encoding="utf-8") == before
-
-
-@pytest.mark.slow
-def test_execute_names_the_cell_that_fails_and_goes_on(tmp_path: Path):
-    failing = small_notebook(tmp_path / "1_failing.ipynb", "print('made')", "raise LookupError('no mill')", "1")
-    endless = small_notebook(tmp_path / "2_endless.ipynb", "import time\ntime.sleep(1000)")
-    good = small_notebook(tmp_path / "3_good.ipynb", "2")
-    broken, missing = tmp_path / "broken.ipynb", tmp_path / "missing.ipynb"
-    broken.write_text("{", encoding="utf-8")
-    sources = [failing, endless, broken, missing, good]
-    run = script("execute", *sources, "--out", tmp_path / "out", "--timeout", 5)
-    assert run.returncode == 1
-    lines = run.stdout.splitlines()
-    assert lines[0] == "1_failing.ipynb: cell 'cell-1': LookupError: no mill"
-    assert lines[1].startswith("2_endless.ipynb: ") and "more than 5 s; --timeout allows more" in lines[1]
-    assert lines[2].startswith("broken.ipynb: cannot be read: ")
-    assert lines[3].startswith("missing.ipynb: cannot be read: ")
-    assert re.match(r"3_good\.ipynb: [0-9.]+ s", lines[4])
-    assert cells(tmp_path / "out" / "1_failing.ipynb", "code")[0].outputs[0].text == "made\n"
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @each_notebook
@@ -373,27 +307,3 @@ def test_a_notebook_runs_in_a_kernel(path: Path, tmp_path: Path):
     errors = "".join(output.text for output in outputs if output.get("name") == "stderr")
     errors = re.sub(r"\S+ TqdmWarning: IProgress not found.*\n.*\n", "", errors)
     assert not [line for line in re.split(r"[\r\n]+", errors) if line.strip() and "%|" not in line]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(os.name != "posix", reason="asks for the process by signal 0")
-def test_the_server_of_a_notebook_ends_with_a_cell_that_fails(tmp_path: Path):
-    notebook = nbformat.read(FOLDER / "5_serving.ipynb", as_version=4)
-    start = next(index for index, cell in enumerate(notebook.cells) if cell.id == "start")
-    pid = tmp_path / "pid"
-    failing = (
-        f"from pathlib import Path\nPath({str(pid)!r}).write_text(str(server.pid))\nassert server.poll() is None\n1 / 0"
-    )
-    notebook.cells[start + 1 :] = [nbformat.v4.new_code_cell(failing)]
-    broken = tmp_path / "broken.ipynb"
-    nbformat.write(notebook, broken)
-    run = script("execute", broken, "--out", tmp_path / "out")
-    assert run.returncode == 1
-    assert "ZeroDivisionError" in run.stdout
-    for _ in range(300):
-        try:
-            os.kill(int(pid.read_text()), 0)
-        except ProcessLookupError:
-            return
-        time.sleep(0.1)
-    pytest.fail("the server still runs")

@@ -3,14 +3,14 @@
 A GPU machine has the torch that it has, and most of the CUDA path runs on no machine without one. So the calls are read
 from millpond's sources, and each is bound to the signature that torch has for it:
 
-    python tests/house/torch_calls.py            the torch of this interpreter: its objects, and its stubs for builtins
-    python tests/house/torch_calls.py FOLDER     the torch whose package is in FOLDER, read and not imported
+    python release/torch_calls.py            the torch of this interpreter: its objects, and its stubs for builtins
+    python release/torch_calls.py FOLDER     the torch whose package is in FOLDER, read and not imported
 
 The second takes a wheel that this machine could not import, without the libraries that it depends on:
 
     pip download --no-deps --dest wheels torch==2.12.0
     unzip -q wheels/torch-2.12.0-*.whl -d torch-2.12.0
-    python tests/house/torch_calls.py torch-2.12.0
+    python release/torch_calls.py torch-2.12.0
 
 It prints a line for each call that does not fit and each name that is missing, says which parameters this torch lacks
 and what is done without them, and exits with 1 if something is missing that nothing is done about.
@@ -29,7 +29,7 @@ from functools import cache, cached_property
 from pathlib import Path
 from typing import Any
 
-SOURCES = Path(__file__).parents[2] / "src" / "millpond"
+SOURCES = Path(__file__).parents[1] / "src" / "millpond"
 
 # Calls of methods, whose receivers a reader of sources does not know, and calls with parameters from a dictionary.
 METHODS = """
