@@ -36,7 +36,7 @@ def test_records_arrive(run: Run, engine_of: Callable[..., Engine], model: Path,
     words = ["ingest", "-", "-m", model, "--to", url, "--dimensions", "16,48", "--cache", tmp_path / "c", *FORCED]
     result = run(*words, *FLOAT32, stdin=LINES, code=0)
     counts = {"read": 2, "embedded": 2, "cached": 0, "failed": 0, "duplicates": 0, "written": 2, "retried": 0}
-    counts |= {"empty": 0, "truncated": 0, "truncated_ids": [], "skipped": 0, "skipped_files": []}
+    counts |= {"blank": 0, "truncated": 0, "truncated_ids": [], "skipped": 0, "skipped_files": []}
     assert {name: count for name, count in result.rows[0].items() if name != "seconds"} == counts
     again = run(*words, *FLOAT32, stdin=LINES).rows[0]
     assert (again["cached"], again["embedded"]) == (2, 0)
@@ -77,8 +77,8 @@ def test_what_cannot_be_opened_makes_no_database(
 def test_blank_texts_are_left_out_and_counted(run: Run, model: Path, tmp_path: Path):
     lines = '{"id": "a", "text": "mill"}\n{"id": "b", "text": " \\u200b"}\n'
     words = ["ingest", "-", "-m", model, "--to", QDRANT.format(tmp_path)]
-    counts = [run(*words, *more, stdin=lines, code=0).rows[0] for more in ([], ["--keep-empty"], [])]
-    assert [(one["written"], one["empty"]) for one in counts] == [(1, 1), (2, 0), (1, 1)]
+    counts = [run(*words, *more, stdin=lines, code=0).rows[0] for more in ([], ["--keep-blank"], [])]
+    assert [(one["written"], one["blank"]) for one in counts] == [(1, 1), (2, 0), (1, 1)]
     assert count(QDRANT.format(tmp_path)) == 1
 
 
@@ -119,10 +119,10 @@ def test_chunks_of_a_long_text_are_rows(run: Run, model: Path, tmp_path: Path):
 
 
 def test_a_damaged_source_is_an_error_after_what_it_held(run: Run, model: Path, tmp_path: Path):
-    path, url = tmp_path / "x.json", QDRANT.format(tmp_path)
-    path.write_text('[{"id": "a", "text": "mill"}, {"id": "b", "text": "pond"}, oops]')
+    path, url = tmp_path / "x.jsonl.gz", QDRANT.format(tmp_path)
+    path.write_bytes(gzip.compress(b'{"id": "a", "text": "mill"}\n{"id": "b", "text": "pond"}\n')[:-8])
     result = run("ingest", path, "-m", model, "--to", url, code=2)
-    assert f"{str(path)!r}: element 2 is not JSON" in result.err
+    assert f"{str(path)!r} is damaged, or not a .gz file" in result.err
     assert "raised by the source at item 2 (from 0); those before are written" in result.err
     assert count(url) == 2
 

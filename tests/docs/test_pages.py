@@ -47,14 +47,13 @@ def test_the_python_runs(
 ):
     program = "\n".join(blocks(ROOT / "README.md", "python"))
     for name, folder in checkpoints.items():
-        assert f'"{name}"' in program
         program = program.replace(f'"{name}"', f'"{folder.as_posix()}"')
     assert not re.search(r'Engine\("[\w.-]+/[\w.-]+"', program), "each hub id needs a checkpoint"
     monkeypatch.chdir(tmp_path)
     exec(compile(program, "README.md", "exec"), {})
     printed = capsys.readouterr().out.splitlines()
     expected = re.findall(r"^print\(.*\)  # ([^{\n]*)$", program, re.MULTILINE)
-    assert expected == ["(2, 384)", "bread", "bread", "tides", "32"]
+    assert expected == ["(2, 384)", "bread", "bread"]
     assert [line for line in printed if line in expected] == expected
 
 
@@ -134,19 +133,21 @@ def test_the_python_of_a_page_runs(
 
 def test_the_figures_are_those_of_the_benchmark():
     engines = {
+        "**millpond int8**": "millpond-int8",
         "**millpond**": "millpond",
         "vLLM bf16": "vllm",
         "sentence-transformers OpenVINO": "st-openvino",
-        "sentence-transformers bf16": "st-bf16",
         "sentence-transformers fp32": "st-fp32",
     }
-    content = json.loads((ROOT / "benchmarks" / "results" / "embed.json").read_text(encoding="utf-8"))["results"]
+    content = json.loads(
+        (ROOT / "benchmarks" / "results" / "amd-zen-4-2-cores" / "embed.json").read_text(encoding="utf-8")
+    )["results"]
     workloads = [content["workloads"][name] for name in ("short", "docs", "passages", "long")]
     first, *others = [f"{load['mean_tokens']:.0f}" for load in workloads]
     table = f"| engine | {first} tokens | {' | '.join(others)} |\n|---|{'---:|' * len(workloads)}\n"
     for title, name in engines.items():
         figures = [f"{load['rows'][name]['tokens_per_second'] / 1000:.1f}" for load in workloads]
-        bold = "**" if name == "millpond" else ""
+        bold = "**" if "millpond" in name else ""
         table += f"| {title} | {' | '.join(f'{bold}{figure}{bold}' for figure in figures)} |\n"
     assert table in (ROOT / "README.md").read_text(encoding="utf-8"), f"README.md should have this table:\n{table}"
 
@@ -154,7 +155,7 @@ def test_the_figures_are_those_of_the_benchmark():
 def test_the_number_of_families_is_that_of_the_architecture_table():
     from millpond.checkpoints.architectures import ARCHITECTURES
 
-    assert f" {len(ARCHITECTURES)} families" in (ROOT / "README.md").read_text(encoding="utf-8")
+    assert f"of {len(ARCHITECTURES)} families" in (ROOT / "README.md").read_text(encoding="utf-8")
 
 
 def test_links_lead_to_files():

@@ -15,6 +15,7 @@ from millpond.cli.app import main
 from millpond.engine.engine import Engine
 
 pytest.importorskip("millpond_qdrant")
+pytestmark = pytest.mark.contract
 
 ROWS = 40
 

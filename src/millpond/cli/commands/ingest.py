@@ -129,7 +129,7 @@ class RunOptions:
     resume: Annotated[
         bool, typer.Option("--resume/--no-resume", help="Leave out what the journal knows as written.")
     ] = True
-    keep_empty: Annotated[bool, typer.Option("--keep-empty", help="Store records without a visible character too.")] = (
+    keep_blank: Annotated[bool, typer.Option("--keep-blank", help="Store records without a visible character too.")] = (
         False
     )
     dead_letters: Annotated[
@@ -169,7 +169,7 @@ class RunOptions:
         return {
             "journal": journal,
             "resume": self.resume,
-            "keep_empty": self.keep_empty,
+            "keep_blank": self.keep_blank,
             # It knows the source: a file of dead letters may be read and written in one run.
             "dead_letters": None if letters is None else DeadLetterFile(letters, source=source),
             "sync": self.sync,
@@ -238,7 +238,7 @@ def ingest(
 
         from millpond.cache.vector_cache import VectorCache
         from millpond.ingest.pipeline.ingest import check_model
-        from millpond.ingest.pipeline.stop import StopRequest
+        from millpond.ingest.pipeline.source_items import StopRequest
 
         # Opening a sink may create a database, so check first that the model can fill it. Loading the weights is the
         # slowest step and comes last.
@@ -289,6 +289,7 @@ def _on_ray(
 ) -> Start:
     """A run on a cluster."""
     from millpond.ingest.ray import ingest_dataset
+    from millpond.ingest.sinks.url import open_sink
 
     return partial(
         ingest_dataset,
@@ -296,10 +297,9 @@ def _on_ray(
         engine_options=engine.settings,
         sparse_model=collection.sparse_model,
         cache=cache,
-        sink=collection.to,
-        dimensions=collection.widths,
-        fields=collection.fields,
-        sink_options=collection.settings,
+        sink=partial(
+            open_sink, collection.to, dimensions=collection.widths, fields=collection.fields, **collection.settings
+        ),
         **vars(ray),
     )
 
