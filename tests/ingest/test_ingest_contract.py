@@ -421,7 +421,7 @@ def test_two_collections_do_not_mix(engine, place):
     first = place("first", dimensions=[384])
     fill(engine, first, records()[:10])
     if not place.lasting:
-        second = type(first)(first._client, "second", dimensions=[64])
+        second = type(first)(first.client, "second", dimensions=[64])
     else:
         first.close()
         second = place("second", dimensions=[64])
@@ -501,7 +501,7 @@ def test_a_sink_that_is_only_opened_deletes_too(engine, place):
     fill(engine, first, records()[:10])
     if place.lasting:
         first.close()
-    sink = place() if place.lasting else type(first)(first._client, "docs")
+    sink = place() if place.lasting else type(first)(first.client, "docs")
     sink.delete([records()[0].id])
     assert sink.count() == 9
 
@@ -550,7 +550,7 @@ def test_another_model_is_refused_before_anything_is_written(engine, another, pl
 def test_other_widths_or_payloads_are_refused(engine, place):
     sink = place(dimensions=[128, 384])
     fill(engine, sink, records()[:3])
-    client = sink._client
+    client = sink.client
     kind = type(sink)
     with pytest.raises(InvalidRequestError, match=r"pass dimensions=\[128, 384\]"):
         fill(engine, kind(client, "docs"))
@@ -575,12 +575,12 @@ def test_a_width_the_model_cannot_be_cut_to(place):
 def test_a_collection_created_meanwhile_by_another_process_is_used(engine, place, monkeypatch):
     sink = place(dimensions=[384])
     fill(engine, sink, records()[:3])
-    late = type(sink)(sink._client, "docs", dimensions=[384])
+    late = type(sink)(sink.client, "docs", dimensions=[384])
     answers = iter([False, True])  # missing at the first look, present at the second
-    monkeypatch.setattr(late, "_exists", lambda: next(answers, True))
+    monkeypatch.setattr(late._connection, "exists", lambda: next(answers, True))
     fill(engine, late, records()[3:5])
     assert sink.count() == 5
-    never = type(sink)(sink._client, "docs", dimensions=[64])
+    never = type(sink)(sink.client, "docs", dimensions=[64])
     monkeypatch.setattr(never, "_exists", lambda: False)
     with pytest.raises(SinkError, match="creating the collection"):
         never.prepare(engine.spec)
@@ -655,9 +655,9 @@ def test_every_row_carries_the_hash_of_its_text(engine, tmp_path):
     for form in FORMS:
         qdrant = QdrantSink(":memory:", "docs", fields=form)
         fill(engine, qdrant, [record])
-        (point,), _ = qdrant._client.scroll("docs")
+        (point,), _ = qdrant.client.scroll("docs")
         assert point.id == point_id("a") and point.payload["content_hash"] == content_hash("some text")
         with MilvusSink(tmp_path / f"{form}.db", "docs", fields=form) as milvus:
             fill(engine, milvus, [record])
-            (row,) = milvus._client.query("docs", filter="", limit=1, output_fields=["*"])
+            (row,) = milvus.client.query("docs", filter="", limit=1, output_fields=["*"])
             assert point_id("a") in row.values() and row["content_hash"] == content_hash("some text")

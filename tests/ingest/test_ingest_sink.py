@@ -373,7 +373,7 @@ def test_a_kind_without_a_package_is_refused(installed):
 
 def test_a_database_describes_its_options(installed, tmp_path):
     (tmp_path / "shelf.py").write_text(
-        "from millpond.ingest.database import database\n"
+        "from millpond.ingest.databases import database\n"
         "sink = database(options=['dimensions', 'fields', 'boards'])(lambda *place, **options: options)\n"
     )
     sys.modules.pop("shelf", None)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.database import database
+from millpond.ingest.databases import database
 from millpond.ingest.location import check_exists
 
 if TYPE_CHECKING:

@@ -71,7 +71,7 @@ def test_the_columns_have_the_datatype(
         assert (row.record_id, row.content_hash) == ("doc-4", content_hash(records[4].text))
         assert row.vectors[384] == pytest.approx(vectors[4], abs=tolerance)
         assert row.vectors[64] == pytest.approx(vectors[4][:64] / np.linalg.norm(vectors[4][:64]), abs=tolerance)
-        other = LanceDBSink(sink._client, "docs", dimensions=[64, 384], datatype=another)
+        other = LanceDBSink(sink.client, "docs", dimensions=[64, 384], datatype=another)
         with pytest.raises(InvalidRequestError, match=f"holds vectors of {datatype}.*pass datatype='{datatype}'"):
             fill(engine, other, records)
 

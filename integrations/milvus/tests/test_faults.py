@@ -411,7 +411,7 @@ def test_an_expected_error_leaves_no_traceback_on_standard_error(fake: FakeMilvu
                 sink.write(batch())
             assert seen == []
             with pytest.raises(pymilvus.MilvusException):
-                sink._client.delete("docs", filter='pk in ["a"]')  # by somebody else
+                sink.client.delete("docs", filter='pk in ["a"]')  # by somebody else
             assert len(seen) == 1
     finally:
         logging.getLogger("pymilvus").removeHandler(handler)

@@ -33,13 +33,13 @@ def uri(tmp_path: Path) -> str:
 def test_fields_are_named_by_width_and_the_collection_marked(engine: Engine, records: list[Record], uri: str) -> None:
     with MilvusSink(uri, "docs", dimensions=[384, 128]) as sink:
         fill(engine, sink, records)
-        described = sink._client.describe_collection("docs")
+        described = sink.client.describe_collection("docs")
         fields = {field["name"]: field for field in described["fields"]}
         assert sorted(fields) == ["content_hash", "d128", "d384", "id", "metadata", "pk", "text"]
         assert fields["pk"]["is_primary"] and fields["d128"]["params"]["dim"] == 128
         assert fields["metadata"]["type"] == DataType.JSON
         assert engine.spec.fingerprint in described["properties"]["millpond"]
-        index = sink._client.describe_index("docs", "d128")
+        index = sink.client.describe_index("docs", "d128")
         assert (index["index_type"], index["metric_type"]) == ("FLAT", "COSINE")
 
 
@@ -92,13 +92,13 @@ def test_requests_are_bounded(engine: Engine, uri: str, monkeypatch: pytest.Monk
     sent: list[int] = []
     with MilvusSink(uri, "docs", dimensions=[16]) as sink:
         sink.prepare(engine.spec)
-        insert = sink._client.insert
+        insert = sink.client.insert
 
         def counted(collection: str, rows: list[dict[str, object]], **options: object) -> object:
             sent.append(len(rows))
             return insert(collection, rows, **options)
 
-        monkeypatch.setattr(sink._client, "insert", counted)
+        monkeypatch.setattr(sink.client, "insert", counted)
         many = [Record(f"r{n}", "x") for n in range(2100)]
         vectors = {16: np.ones((2100, 16), np.float32)}
         sink.write(WriteBatch(records=many, ids=[point_id(record.id) for record in many], vectors=vectors))
@@ -174,10 +174,10 @@ def test_the_manifest_is_stored_as_this_json(engine: Engine, uri: str) -> None:
     written = f'{earlier[:-1]}, "settings": {json.dumps(dict(engine.spec.settings))}}}'
     with MilvusSink(uri, "docs", dimensions=[384, 64], fields="langchain") as sink:
         sink.prepare(engine.spec)
-        assert sink._client.describe_collection("docs")["properties"]["millpond"] == written
-        assert len(MilvusSink(sink._client, "docs").search(engine, "anything")) == 0
-        sink._client.alter_collection_properties("docs", properties={"millpond": earlier})
-        assert len(MilvusSink(sink._client, "docs").search(engine, "anything")) == 0
+        assert sink.client.describe_collection("docs")["properties"]["millpond"] == written
+        assert len(MilvusSink(sink.client, "docs").search(engine, "anything")) == 0
+        sink.client.alter_collection_properties("docs", properties={"millpond": earlier})
+        assert len(MilvusSink(sink.client, "docs").search(engine, "anything")) == 0
 
 
 def test_a_foreign_row_that_cannot_be_read_is_not_blamed_on_the_database(engine: Engine, uri: str) -> None:
@@ -185,7 +185,7 @@ def test_a_foreign_row_that_cannot_be_read_is_not_blamed_on_the_database(engine:
         sink.prepare(engine.spec)
         row = engine.embed(["x"], role="document", normalize=True).embeddings[0]
         foreign = {"id": "p", "doc_id": "d", "text": "x", "d384": row, "_node_content": "{broken"}
-        sink._client.insert("docs", [foreign])
+        sink.client.insert("docs", [foreign])
         with pytest.raises(SinkError, match="'docs' holds the row 'p', which is no payload of the form") as caught:
             sink.search(engine, "x", k=1)
         assert "Milvus at" not in str(caught.value) and isinstance(caught.value.__cause__, ValueError)
@@ -208,9 +208,9 @@ def test_a_foreign_collection_is_left_alone_whatever_its_widths(
 def test_a_collection_left_half_made_is_finished(engine: Engine, uri: str, records: list[Record]) -> None:
     with MilvusSink(uri, "docs", dimensions=[64, 384]) as sink:
         sink.prepare(engine.spec)
-        sink._client.release_collection("docs")
-        sink._client.drop_index("docs", "d64")
-        again = MilvusSink(sink._client, "docs", dimensions=[64, 384])
+        sink.client.release_collection("docs")
+        sink.client.drop_index("docs", "d64")
+        again = MilvusSink(sink.client, "docs", dimensions=[64, 384])
         fill(engine, again, records)
         assert len(again.search(engine, "anything")) == 10
 
@@ -224,8 +224,8 @@ def test_a_collection_that_was_released_is_loaded_again(engine: Engine, uri: str
             lambda other: other.count(),
             lambda other: other.delete(["nobody"]),
         ):
-            sink._client.release_collection("docs")
-            use(MilvusSink(sink._client, "docs", dimensions=[64]))
+            sink.client.release_collection("docs")
+            use(MilvusSink(sink.client, "docs", dimensions=[64]))
             assert len(sink.search(engine, "anything")) == 10
 
 
@@ -233,9 +233,9 @@ def test_a_collection_that_was_released_is_loaded_again(engine: Engine, uri: str
 def test_an_unreadable_manifest_is_an_error(engine: Engine, uri: str, stored: str) -> None:
     with MilvusSink(uri, "docs") as sink:
         sink.prepare(engine.spec)
-        sink._client.alter_collection_properties("docs", properties={"millpond": stored})
+        sink.client.alter_collection_properties("docs", properties={"millpond": stored})
         with pytest.raises(FingerprintMismatchError, match="cannot read"):
-            MilvusSink(sink._client, "docs").prepare(engine.spec)
+            MilvusSink(sink.client, "docs").prepare(engine.spec)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:abc", "http://host:99999", "https://[::1"])
@@ -377,7 +377,7 @@ def test_an_error_of_the_transport_is_a_sink_error_too(engine: Engine, uri: str)
             pytest.raises(SinkError, match="did not answer a new field: Method not implemented"),
             sink._request("a new field"),
         ):
-            sink._client.add_collection_field("docs", "more", DataType.INT64, nullable=True)
+            sink.client.add_collection_field("docs", "more", DataType.INT64, nullable=True)
 
 
 # ------------------------------------------------------------------------------------------------------------- URLs

@@ -48,7 +48,7 @@ def points(engine: Engine) -> list[Point]:
 def sink(engine: Engine, points: list[Point]) -> Iterator[QdrantSink]:
     with QdrantSink(":memory:", "docs", dimensions=WIDTHS, fields="langchain") as sink:
         sink.prepare(engine.spec)
-        put(sink._client, points)
+        put(sink.client, points)
         yield sink
 
 
@@ -144,7 +144,7 @@ def test_nothing_else_is_asked_for_where_every_point_is_whole(engine: Engine, re
 
 
 def test_one_width_is_asked_for_alone(engine: Engine, sink: QdrantSink, points: list[Point]) -> None:
-    only = QdrantSink(sink._client, "docs", dimensions=[64])
+    only = QdrantSink(sink.client, "docs", dimensions=[64])
     assert {hit.text for hit in only.search(engine, QUESTION, k=72)} == {text for text, have, _ in points if 64 in have}
 
 

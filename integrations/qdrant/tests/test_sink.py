@@ -318,7 +318,7 @@ def test_a_folder_that_exists_keeps_its_name(tmp_path: Path, monkeypatch: pytest
 def test_a_url_may_be_in_capitals() -> None:
     with QdrantSink("HTTP://LocalHost:6333", "docs") as sink:
         assert repr(sink) == "QdrantSink('HTTP://LocalHost:6333', 'docs', dimensions=None, 'plain')"
-        assert str(sink._client.init_options["url"]).lower() == "http://localhost:6333"
+        assert str(sink.client.init_options["url"]).lower() == "http://localhost:6333"
     with pytest.raises(InvalidRequestError, match="holds credentials") as caught:
         QdrantSink("HTTP://user:hunter2@host", "docs")
     assert "hunter2" not in str(caught.value)

@@ -103,8 +103,8 @@ def _facts() -> dict[str, str]:
     import torch
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
-    from millpond.ingest.database import installed as installed_databases
-    from millpond.ingest.database import sink_packages
+    from millpond.ingest.databases import installed as installed_databases
+    from millpond.ingest.databases import sink_packages
     from millpond.ingest.pages.environment import processor
     from millpond.models.placement import has_native_bfloat16, resolve_device
     from millpond.native.precision import served_by

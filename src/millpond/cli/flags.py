@@ -139,7 +139,7 @@ class Command(TyperCommand):
         for option in self.params:
             words = getattr(option, "help", None) or ""
             if "{sinks}" in words:
-                from millpond.ingest.database import url_examples
+                from millpond.ingest.databases import url_examples
 
                 option.help = words.replace("{sinks}", url_examples())  # type: ignore[attr-defined]
         super().format_help(ctx, formatter)

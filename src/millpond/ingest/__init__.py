@@ -17,7 +17,10 @@ if TYPE_CHECKING:
     from millpond.ingest.batch import WriteBatch
     from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.collection import CollectionSink
+    from millpond.ingest.collection_client import Connection, Fault
+    from millpond.ingest.databases import Database, database
     from millpond.ingest.delivery import RetryPolicy
+    from millpond.ingest.driver import CollectionDriver
     from millpond.ingest.manifest import CollectionManifest
     from millpond.ingest.payload import FieldLayout
     from millpond.ingest.pipeline import ingest
@@ -39,6 +42,11 @@ _MODULES = {
     "Chunking": "chunking",
     "CollectionManifest": "manifest",
     "CollectionSink": "collection",
+    "CollectionDriver": "driver",
+    "Connection": "collection_client",
+    "Database": "databases",
+    "Fault": "collection_client",
+    "database": "databases",
     "Hit": "search",
     "IngestReport": "report",
     "JournalError": ".errors",
@@ -70,8 +78,12 @@ __all__ = [
     "Advice",
     "Chunker",
     "Chunking",
+    "CollectionDriver",
     "CollectionManifest",
     "CollectionSink",
+    "Connection",
+    "Database",
+    "Fault",
     "FieldLayout",
     "Hit",
     "IngestReport",
@@ -93,6 +105,7 @@ __all__ = [
     "WriteBatch",
     "advise",
     "content_hash",
+    "database",
     "ingest",
     "open_sink",
     "point_id",

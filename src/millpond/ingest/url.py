@@ -7,7 +7,7 @@ from importlib.metadata import entry_points
 from typing import cast
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.database import GROUP, Database, url_examples
+from millpond.ingest.databases import GROUP, Database, url_examples
 from millpond.ingest.sink import Sink
 
 

@@ -19,7 +19,7 @@ from millpond.ingest.advice.codes import Codes, Datatype, quantize, store
 from millpond.ingest.advice.judgements import Judgements, ndcg, relevant
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.batch import storable
-from millpond.ingest.database import installed
+from millpond.ingest.databases import installed
 from millpond.ingest.neighbors import FloatArray, Indices, nearest, plotted_widths, recall
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.rows import RowReader
