@@ -22,7 +22,7 @@ from millpond.cli.demo.report import WIDTH, DemoReport
 from millpond.cli.demo.search import Answer, AnsweredQuestion, answer
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError, SinkError
-from millpond.ingest.search import Hit
+from millpond.ingest.sinks.search import Hit
 
 PASSAGES = 120
 

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from millpond.cli.app import app
-from millpond.cli.flags import flags_of, in_flags
+from millpond.cli.arguments.flags import flags_of, in_flags
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -47,7 +47,6 @@ def rewritten(command: str, message: str) -> str:
             "leave --index-quantization out",
         ),
         ("rerank", "top_n=0 must be an int from 1", "--top-n 0 must be an int from 1"),
-        ("bench-serve", "warm_up=-1 is not", "--warm-up -1 is not"),
         # What is no argument stays: words, paths, quotes, attributes, options, names of another command.
         ("embed", "the model, its prompt and its role", "the model, its prompt and its role"),
         ("embed", "'/data/max_length=5/x' has no file", "'/data/max_length=5/x' has no file"),

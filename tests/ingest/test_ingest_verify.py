@@ -8,8 +8,9 @@ from tests.ingest.crashes import CrashingSink, Words, memory, run
 from tests.tiny import write_checkpoint
 
 from millpond.engine.engine import Engine
-from millpond.ingest import Record, StoredRow, Verification, point_id, verify
-from millpond.ingest.verify import RecordSample
+from millpond.ingest import Record, StoredRow, Verification, point_id
+from millpond.ingest.pipeline import verify
+from millpond.ingest.pipeline.verify import RecordSample
 
 
 @pytest.fixture(scope="module")

@@ -15,13 +15,13 @@ import pyarrow as pa
 from lancedb.index import BTree, HnswSq, IvfPq, LabelList
 
 from millpond.errors import InvalidRequestError, SinkError, SinkUnavailableError
-from millpond.ingest.batch import FloatArray, WriteBatch
-from millpond.ingest.collection_client import Connection, Fault
-from millpond.ingest.location import is_address
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.search import Hit, SearchPlan
-from millpond.ingest.sink import vector_name
-from millpond.ingest.table_sink import TableDriver, TableSink, manifest_of
+from millpond.ingest.sinks.batch import FloatArray, WriteBatch
+from millpond.ingest.sinks.client import Connection, Fault
+from millpond.ingest.sinks.location import is_address
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.protocol import vector_name
+from millpond.ingest.sinks.search import Hit, SearchPlan
+from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
 from millpond_lancedb.filters import labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)

@@ -8,7 +8,7 @@ from pathlib import Path
 from pymilvus import MilvusClient
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.location import is_address, is_url
+from millpond.ingest.sinks.location import is_address, is_url
 from millpond_milvus.lite import LiteFile, open_file, own_connection
 
 URL_SCHEMES = ("http://", "https://", "tcp://", "unix:")  # of a server

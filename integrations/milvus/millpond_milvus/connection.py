@@ -13,9 +13,9 @@ from typing import Any
 from pymilvus import MilvusClient
 
 from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError
-from millpond.ingest.collection_client import REQUEST_THREAD, Connection, Fault, check_timeout
-from millpond.ingest.location import is_url
-from millpond.ingest.manifest import MANIFEST_KEY
+from millpond.ingest.sinks.client import REQUEST_THREAD, Connection, Fault, check_timeout
+from millpond.ingest.sinks.location import is_url
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond_milvus.client import URL_SCHEMES, connect
 from millpond_milvus.faults import fault_of
 from millpond_milvus.lite import LiteFile, file_of, lite_lock

@@ -10,12 +10,12 @@ from typing import Any
 from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
 
 from millpond.errors import SinkError
-from millpond.ingest.batch import WriteBatch
-from millpond.ingest.driver import CollectionDriver
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.record import Record, point_id
-from millpond.ingest.search import Hit, SearchPlan
-from millpond.ingest.sink import StoredRow, vector_name
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.driver import CollectionDriver
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.metadata import check_filter
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import one_of, to_expression

@@ -22,12 +22,12 @@ from millpond.errors import (
     MissingExtraError,
     SinkError,
 )
-from millpond.ingest.batch import WriteBatch
-from millpond.ingest.databases import check_options
-from millpond.ingest.manifest import CollectionManifest, sparse_spec
-from millpond.ingest.payload import check_fields
 from millpond.ingest.record import Record, point_id
-from millpond.ingest.sink import check_widths
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.database import check_options
+from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
+from millpond.ingest.sinks.payload import check_fields
+from millpond.ingest.sinks.protocol import check_widths
 from millpond.spec import ModelSpec
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.layout import RowLayout

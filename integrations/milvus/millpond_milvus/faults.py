@@ -21,7 +21,7 @@ from pymilvus.exceptions import (
 from pymilvus.grpc_gen import common_pb2
 
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
-from millpond.ingest.collection_client import Fault
+from millpond.ingest.sinks.client import Fault
 
 # Codes of a server's answer (pkg/util/merr of Milvus 2.6). A request with one of these may succeed later: not ready,
 # unavailable, memory, queue full, rate limit, time tick, resources; loading, recovering; nodes and channels that move.

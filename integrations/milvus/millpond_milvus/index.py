@@ -14,17 +14,17 @@ from pymilvus import DataType, MilvusClient
 from pymilvus.client.embedding_list import EmbeddingList
 
 from millpond.errors import InvalidRequestError, SinkError
-from millpond.ingest.batch import slices
-from millpond.ingest.collection_index import CollectionIndex, Found, IndexDriver, IndexQuery, IndexRow
-from millpond.ingest.index_manifest import IndexManifest, check_prefetch
-from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.record import point_id
-from millpond.late_interaction.documents import Hit, IndexStats
-from millpond.late_interaction.index_arguments import TokenEngine
+from millpond.ingest.sinks.batch import slices
+from millpond.ingest.sinks.index_manifest import IndexManifest, check_prefetch
+from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, IndexDriver, IndexQuery, IndexRow
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
+from millpond.late_interaction.index.arguments import TokenEngine
+from millpond.late_interaction.index.documents import Hit, IndexStats
+from millpond.late_interaction.index.metadata_filter import MetadataTable
 from millpond.late_interaction.kernels.exact import Tokens, score
-from millpond.late_interaction.metadata_filter import MetadataTable
 from millpond.metadata import Scalar
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import one_of, to_expression
 from millpond_milvus.rows import PATH, ROWS, VECTOR, pack, packed_tokens, struct_tokens, to_structs
@@ -65,7 +65,7 @@ class MilvusIndex(CollectionIndex):
         engine: An engine that serves ``token_embed``; ``None`` for an index that is given embeddings only.
         prefetch: The vector by which Milvus Lite finds candidates: ``"muvera"``, encodings of 2,560 dimensions whose
             dot product approximates MaxSim, or ``"dense"``, the mean of the token rows. A server needs none.
-        width: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
+        dimensions: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
         pool_factor: Mean tokens of a document that become one row; ``None`` is the collection's factor, and 1 for a
             new one.
         timeout: Seconds any request may take; without a limit the client would retry for minutes.
@@ -85,7 +85,7 @@ class MilvusIndex(CollectionIndex):
         engine: TokenEngine | None,
         *,
         prefetch: Literal["muvera", "dense"] = "muvera",
-        width: int | None = None,
+        dimensions: int | None = None,
         pool_factor: int | None = None,
         timeout: float = 60,
     ) -> None:
@@ -94,7 +94,7 @@ class MilvusIndex(CollectionIndex):
         connection.open()
         codec, wanted = ("int8", prefetch) if connection.embedded else ("float32", "tokens")
         driver = MilvusIndexDriver(connection)
-        super().__init__(driver, engine, codec=codec, prefetch=wanted, width=width, pool_factor=pool_factor)
+        super().__init__(driver, engine, codec=codec, prefetch=wanted, dimensions=dimensions, pool_factor=pool_factor)
 
 
 class MilvusIndexDriver(IndexDriver):
@@ -121,7 +121,7 @@ class MilvusIndexDriver(IndexDriver):
         return IndexStats(
             documents=len(tokens),
             tokens=sum(tokens),
-            width=width if tokens else 0,
+            dimensions=width if tokens else 0,
             codec=manifest.codec,
             bytes=int(sum(tokens) * row_bytes) + len(tokens) * manifest.prefetch_width * 4,
             details={"prefetch": manifest.prefetch, "prefetch_width": manifest.prefetch_width, "lite": lite},

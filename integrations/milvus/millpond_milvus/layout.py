@@ -9,10 +9,10 @@ from typing import Any
 from pymilvus import DataType, Function, FunctionType, MilvusClient
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.batch import WriteBatch
-from millpond.ingest.payload import FieldLayout
 from millpond.ingest.record import Record
-from millpond.ingest.sink import vector_name
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.protocol import vector_name
 from millpond_milvus.options import PARTITION, SPARSE, VectorOptions
 from millpond_milvus.schema import MAX_VARCHAR, SCHEMAS, PayloadSchema
 from millpond_milvus.url import MilvusOptions

@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.payload import LLAMA_INDEX_KEYS, FieldLayout, is_own_row, llama_index_fields, read_llama_index
 from millpond.ingest.record import Record, content_hash
+from millpond.ingest.sinks.payload import (
+    LLAMA_INDEX_KEYS,
+    FieldLayout,
+    is_own_row,
+    llama_index_fields,
+    read_llama_index,
+)
 
 MAX_VARCHAR = 65_535
 MAX_JSON = 65_536

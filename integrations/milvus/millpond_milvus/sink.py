@@ -8,9 +8,9 @@ from typing import Unpack
 from pymilvus import MilvusClient
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.collection import CollectionSink
-from millpond.ingest.databases import check_options
-from millpond.ingest.payload import check_fields
+from millpond.ingest.sinks.collection import CollectionSink
+from millpond.ingest.sinks.database import check_options
+from millpond.ingest.sinks.payload import check_fields
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.driver import MilvusDriver
 from millpond_milvus.layout import RowLayout

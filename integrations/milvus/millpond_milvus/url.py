@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.databases import database
-from millpond.ingest.location import check_exists, is_address
+from millpond.ingest.sinks.database import database
+from millpond.ingest.sinks.location import check_exists, is_address
 
 if TYPE_CHECKING:
     from millpond_milvus.export import ParquetExport
@@ -87,11 +87,16 @@ def sink_from_url(
 def _export(folder: str, collection: str, options: MilvusOptions) -> ParquetExport:
     from millpond_milvus.export import ParquetExport
 
-    index: MilvusOptions = {"index_type": None, "index_quantization": None, "partitions": None, "timeout": 60}
-    for name, value in options.items():
-        if name in index and name != "timeout" and value is not None:
+    wanted = options.copy()
+    for name, value in (
+        ("index_type", wanted.pop("index_type", None)),
+        ("index_quantization", wanted.pop("index_quantization", None)),
+        ("partitions", wanted.pop("partitions", None)),
+    ):
+        if value is not None:
             raise InvalidRequestError(
                 f"{name}={value!r}: Parquet files hold rows and no index; leave it out, and pass it to the MilvusSink "
                 "that makes the collection"
             )
-    return ParquetExport(folder, collection, **{name: value for name, value in options.items() if name not in index})
+    wanted.pop("timeout", None)  # of a server
+    return ParquetExport(folder, collection, **wanted)

@@ -20,13 +20,13 @@ from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Composable, Composed, Identifier
 
 from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
-from millpond.ingest.batch import FloatArray, WriteBatch
-from millpond.ingest.collection_client import Connection, Fault, check_timeout
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.record import Record
-from millpond.ingest.search import Hit, SearchPlan
-from millpond.ingest.sink import StoredRow, vector_name
-from millpond.ingest.table_sink import TableDriver, TableSink, manifest_of
+from millpond.ingest.sinks.batch import FloatArray, WriteBatch
+from millpond.ingest.sinks.client import Connection, Fault, check_timeout
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import Hit, SearchPlan
+from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
 from millpond.metadata import check_filter
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON

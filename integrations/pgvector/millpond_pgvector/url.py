@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.databases import database
+from millpond.ingest.sinks.database import database
 
 if TYPE_CHECKING:
     from millpond_pgvector.sink import PgVectorSink

@@ -13,7 +13,7 @@ import httpx
 from qdrant_client import QdrantClient
 
 from millpond.errors import InvalidRequestError, SinkError
-from millpond.ingest.location import is_address, is_url
+from millpond.ingest.sinks.location import is_address, is_url
 from millpond_qdrant.folder import FolderLease
 
 _MEMORY = ":memory:"

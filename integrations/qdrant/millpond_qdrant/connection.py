@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 from qdrant_client import QdrantClient, models
 
 from millpond.errors import SinkError
-from millpond.ingest.collection_client import Connection, Fault, check_timeout
-from millpond.ingest.manifest import MANIFEST_KEY
+from millpond.ingest.sinks.client import Connection, Fault, check_timeout
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond_qdrant.client import connect
 from millpond_qdrant.failures import UnfinishedError, fault_of
 from millpond_qdrant.folder import FolderLease, settle, use_write_ahead_log

@@ -7,19 +7,20 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
 from qdrant_client import models
 from qdrant_client.http.models import QueryResponse
 
-from millpond.ingest.batch import WriteBatch
-from millpond.ingest.driver import CollectionDriver
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.payload import FieldLayout
 from millpond.ingest.record import point_id
-from millpond.ingest.search import Hit, SearchPlan
-from millpond.ingest.sink import StoredRow, vector_name
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.driver import CollectionDriver
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond_qdrant.connection import QdrantConnection
 from millpond_qdrant.filters import has_condition, to_filter
 from millpond_qdrant.local import stored_points
@@ -88,7 +89,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         if not connection.local:
             schema = {} if connection.info is None else connection.info.payload_schema or {}
             for path, kind in missing_indexes(self._indexes, schema, collection=self._name).items():
-                connection.request(f"an index of {path}", lambda path=path, kind=kind: self._index(path, kind))
+                connection.request(f"an index of {path}", partial(self._index, path, kind))
             return
         ignored = self._storage.only_on_servers | ({"indexes": dict(self._indexes)} if self._indexes else {})
         if ignored:

@@ -15,7 +15,7 @@ from qdrant_client.common.client_exceptions import QdrantException, ResourceExha
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
-from millpond.ingest.collection_client import Fault
+from millpond.ingest.sinks.client import Fault
 
 _SHOWN = 300  # bytes of an answer
 _BUSY = (408, 425, 429)

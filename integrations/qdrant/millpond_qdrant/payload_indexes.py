@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.payload import FieldLayout
+from millpond.ingest.sinks.payload import FieldLayout
 from millpond_qdrant.filters import payload_path
 
 

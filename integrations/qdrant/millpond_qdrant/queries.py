@@ -11,8 +11,8 @@ from typing import Literal
 
 from qdrant_client import models
 
-from millpond.ingest.search import SearchPlan
-from millpond.ingest.sink import vector_name
+from millpond.ingest.sinks.protocol import vector_name
+from millpond.ingest.sinks.search import SearchPlan
 
 SPARSE = "sparse"
 """The name of the sparse vector."""

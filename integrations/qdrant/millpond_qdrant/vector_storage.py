@@ -12,8 +12,8 @@ import numpy as np
 from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.batch import FloatArray
-from millpond.ingest.payload import FieldLayout
+from millpond.ingest.sinks.batch import FloatArray
+from millpond.ingest.sinks.payload import FieldLayout
 from millpond_qdrant.url import QdrantOptions
 
 Datatype = Literal["float32", "float16", "uint8"]

@@ -25,7 +25,7 @@ from qdrant_client import models
 from millpond import Engine, InvalidRequestError
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest import Record, WriteBatch, point_id
-from millpond.ingest.manifest import CollectionManifest
+from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantIndex, QdrantSink
 from millpond_qdrant.deadline import DeadlineTransport
 

@@ -17,7 +17,7 @@ from qdrant_client.conversions.conversion import RestToGrpc
 from millpond import Engine
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest import Record, WriteBatch, point_id
-from millpond.ingest.manifest import CollectionManifest
+from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
 
 

@@ -17,7 +17,7 @@ from qdrant_client import QdrantClient, models
 
 from millpond import Engine
 from millpond.ingest import Record, ingest, point_id
-from millpond.ingest.search import SearchPlan
+from millpond.ingest.sinks.search import SearchPlan
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.local import lacked
 from millpond_qdrant.probe import Probe

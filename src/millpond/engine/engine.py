@@ -14,7 +14,7 @@ from typing import Any, Self, Unpack
 
 import numpy.typing as npt
 
-from millpond.cache import VectorCache
+from millpond.cache.vector_cache import VectorCache
 from millpond.config import EngineConfig
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import is_interrupt
@@ -25,6 +25,7 @@ from millpond.engine.input.token_spans import token_spans
 from millpond.engine.loading import load
 from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
+from millpond.engine.stats import EngineStats
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods, embed_params, shows_options_of
 from millpond.errors import DeviceLostError, InvalidRequestError
@@ -32,7 +33,6 @@ from millpond.inputs import Item
 from millpond.outputs import ScoreOutput, TokenSpans
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
-from millpond.stats import EngineStats
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
 
 # Tokens per batch: on a CPU, a layer's activations stay in the cache; on a GPU, the batch fills the device.

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from tests.tiny_tokenizers import KINDS, SENTENCES, write_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
-from millpond.engine.input import long_texts, oversize
+from millpond.engine.input import oversize
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import PairTokenizer
 from millpond.engine.input.plan import Plan
-from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize import long_texts
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InputTooLongError
 from millpond.inputs import Pair, SpannedText, TokenIds
 from millpond.pooling.pooler import Readout
@@ -151,7 +152,7 @@ def encoder(request, tmp_path_factory):
 def sooner(monkeypatch):
     """Shorter texts are oversize here, which saves time."""
     monkeypatch.setattr(long_texts, "_WHOLE_CHARACTERS", 1 << 12)
-    monkeypatch.setattr("millpond.engine.input.text_tokenizer._COLLAPSE_CHARACTERS", 1 << 9)
+    monkeypatch.setattr("millpond.engine.tokenize.text_tokenizer._COLLAPSE_CHARACTERS", 1 << 9)
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ from tests.tiny import SENTENCES, write_checkpoint
 from tests.tiny.tokenizers import write_tokenizer
 from transformers import AutoTokenizer
 
-from millpond.checkpoints.score_template import ScoreTemplate, plain_template, shipped_template
+from millpond.checkpoints.templates.score_template import ScoreTemplate, plain_template, shipped_template
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
-from millpond.engine.input.text_tokenizer import TextTokenizer
-from millpond.engine.input.tokenized import Tokenized
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.inputs import Pair
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.tiny import SENTENCES, write_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InputTooLongError, InvalidRequestError
 
 CLS, SEP = 0, 1

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from millpond.ingest.search import Hit
+from millpond.ingest.sinks.search import Hit
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -65,7 +65,7 @@ class AnsweredQuestion:
 
 def answer(engine: Engine, databases: Mapping[str, Searchable], question: str, *, k: int) -> AnsweredQuestion:
     """Search every database, then rank the hits by MaxSim over normalized token states."""
-    from millpond.late_interaction.similarity import maxsim
+    from millpond.late_interaction.scoring.similarity import maxsim
 
     hits: dict[str, tuple[int, Hit]] = {}  # id: (rank in the search, hit)
     seconds: dict[str, float] = {}

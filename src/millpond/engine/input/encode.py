@@ -9,15 +9,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.input.large_texts import turn
-from millpond.engine.input.long_texts import is_oversize
 from millpond.engine.input.oversize import all_small, pre_truncate, split_by_size
 from millpond.engine.input.plan import EncodesPairs, IndexOf, Plan
-from millpond.engine.input.text_tokenizer import TextTokenizer
-from millpond.engine.input.tokenized import TokenAlignment, Tokenized
+from millpond.engine.tokenize.large_texts import turn
+from millpond.engine.tokenize.long_texts import is_oversize
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized
 from millpond.errors import InputTooLongError
 from millpond.inputs import Item, Pair, TokenIds, size_of, text_of
-from millpond.late_interaction.encode import ColbertEncoder, EncodedText
+from millpond.late_interaction.encoding.markers import ColbertEncoder, EncodedText
 
 
 @dataclass(frozen=True, kw_only=True)

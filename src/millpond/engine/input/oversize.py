@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from millpond.engine.input import long_texts
-from millpond.engine.input.long_texts import is_oversize
-from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize import long_texts
+from millpond.engine.tokenize.long_texts import is_oversize
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.inputs import Item, Pair, SpannedText, TokenIds, size_of, text_of
 from millpond.tasks import Truncate
 

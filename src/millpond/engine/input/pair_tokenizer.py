@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
-from millpond.checkpoints.score_template import ScoreTemplate
+from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.engine.input.plan import IndexOf
-from millpond.engine.input.text_tokenizer import TextTokenizer
-from millpond.engine.input.tokenized import Tokenized
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.inputs import Pair
 from millpond.tasks import Truncate

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from millpond import matryoshka
 from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.ingest.advice.codes import Codes, Datatype, quantize, store
 from millpond.ingest.advice.judgements import Judgements, ndcg, relevant
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
-from millpond.ingest.batch import storable
-from millpond.ingest.databases import installed
-from millpond.ingest.neighbors import FloatArray, Indices, nearest, plotted_widths, recall
+from millpond.ingest.pages.neighbors import FloatArray, Indices, nearest, plotted_widths, recall
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.rows import RowReader
-from millpond.ingest.sink import check_widths
-from millpond.ingest.sources import read
+from millpond.ingest.sinks.batch import storable
+from millpond.ingest.sinks.database import installed
+from millpond.ingest.sinks.protocol import check_widths
+from millpond.ingest.sources.read import read
+from millpond.ingest.sources.rows import RowReader
+from millpond.vectors import matryoshka
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine

@@ -10,8 +10,8 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from millpond.ingest.neighbors import FloatArray, Indices, best_of, nearest, top
-from millpond.quantization import eight_bits
+from millpond.ingest.pages.neighbors import FloatArray, Indices, best_of, nearest, top
+from millpond.vectors.quantization import eight_bits
 
 Datatype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "bit"]
 Quantization = Literal["scalar", "product", "binary"]

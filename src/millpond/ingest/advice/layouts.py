@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from millpond.ingest.advice.codes import Datatype, Quantization
-from millpond.ingest.databases import Database, installed
+from millpond.ingest.sinks.database import Database, installed
 
 DATATYPES: tuple[Datatype, ...] = get_args(Datatype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)

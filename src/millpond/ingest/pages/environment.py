@@ -7,7 +7,7 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-from millpond.ingest.databases import sink_packages
+from millpond.ingest.sinks.database import sink_packages
 
 _PACKAGES = ("millpond", "torch", "transformers", "numpy", "ray")
 

@@ -14,22 +14,22 @@ from ray.data import Dataset
 from millpond.engine.engine import Engine
 from millpond.engine.loading import read_model
 from millpond.errors import InvalidRequestError
-from millpond.ingest.arguments import check_records, check_sink
+from millpond.ingest.arguments import check_sink
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.dead_letter_file import DeadLetterFile
-from millpond.ingest.delivery import RetryPolicy
-from millpond.ingest.pipeline import check_model, ingest
+from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
+from millpond.ingest.pipeline.delivery import RetryPolicy
+from millpond.ingest.pipeline.ingest import check_model, ingest
 from millpond.ingest.ray.cluster import connected, count_workers
 from millpond.ingest.ray.dataset import engine_config, read_dataset
 from millpond.ingest.ray.engine import ClusterEngine
 from millpond.ingest.ray.pool import WorkerPool
 from millpond.ingest.ray.worker import WorkerSettings
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.report import IngestReport
-from millpond.ingest.sink import Sink
-from millpond.ingest.sources import read
-from millpond.ingest.trace import RunTrace
-from millpond.ingest.url import open_sink
+from millpond.ingest.sinks.protocol import Sink
+from millpond.ingest.sinks.url import open_sink
+from millpond.ingest.sources.read import check_records, read
+from millpond.ingest.telemetry.report import IngestReport
+from millpond.ingest.telemetry.trace import RunTrace
 
 Source = Dataset | Iterable[Any] | str | os.PathLike[str]
 

@@ -1,0 +1,433 @@
+"""CollectionSink: the part of a sink that is the same for every database."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
+
+from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkRejectedError
+from millpond.ingest.arguments import check_engine
+from millpond.ingest.record import Record, point_id
+from millpond.ingest.sinks.batch import WriteBatch, record_bytes, slices
+from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
+from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
+from millpond.ingest.sinks.payload import check_fields
+from millpond.ingest.sinks.protocol import StoredRow, check_widths
+from millpond.ingest.sinks.search import Hit, plan_search
+from millpond.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+
+Answer = TypeVar("Answer")
+
+# Bytes of one sparse entry in a request, at the most: the token id and the weight, in JSON.
+_SPARSE_BYTES = 32
+# Chunks of a record that are looked for at a time, to delete them all.
+_CHUNKS = 64
+
+
+class CollectionSink(Generic[NativeFilter]):
+    """One collection of a database: ingest writes to it, and it can be searched.
+
+    Args:
+        driver: The database's requests.
+        dimensions: The widths to store and search; ``None`` stores the width that ``embed`` returns, and searches
+            every width that the collection has.
+        fields: The layout of the stored fields: ``plain``, ``langchain`` or ``llama_index``.
+        hybrid: Store sparse vectors beside the dense ones, for searches that fuse both.
+
+    Raises:
+        InvalidRequestError: A width or field layout that is not valid, or sparse vectors that the database lacks.
+    """
+
+    def __init__(
+        self,
+        driver: CollectionDriver[NativeFilter],
+        *,
+        dimensions: Sequence[int] | None = None,
+        fields: str = "plain",
+        hybrid: bool = False,
+    ) -> None:
+        self._driver = driver
+        self._connection = driver.connection
+        if hybrid not in (False, True):
+            raise InvalidRequestError(f"hybrid={hybrid!r} must be True or False for {self._connection.database}")
+        if hybrid and not driver.hybrids:
+            raise InvalidRequestError(
+                f"hybrid=True: this sink of {self._connection.database} stores no sparse vectors; leave it out"
+            )
+        self._hybrid = bool(hybrid)
+        self._failed_write: str | None = None  # of an embedded database, whose later writes would be lost
+        self._dimensions = check_widths(dimensions)
+        self._fields = check_fields(fields)
+        self._manifest: CollectionManifest | None = None
+        self._read = 0.0  # when the manifest was, on the clock's seconds
+
+    @property
+    def client(self) -> Any:
+        """The database's own client."""
+        return self._connection.client
+
+    @property
+    def collection(self) -> str:
+        """The collection's name."""
+        return self._connection.collection
+
+    @property
+    def target(self) -> str:
+        """The database and the collection, as a journal names them: the same from any folder and in any process."""
+        return self._connection.target
+
+    @property
+    def dimensions(self) -> tuple[int, ...] | None:
+        """The widths passed at construction, ascending; ``None`` stands for the width that ``embed`` returns."""
+        return self._dimensions
+
+    @property
+    def hybrid(self) -> bool:
+        """Whether sparse vectors are stored beside the dense ones."""
+        return self._hybrid
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the database runs inside this process: then nothing is written after a write that failed.
+
+        The log of such a database may end in a torn record, behind which later writes are lost at the next start.
+        """
+        return self._connection.embedded
+
+    @property
+    def manifest(self) -> CollectionManifest | None:
+        """What the collection stores of its model and its form; ``None`` before it is opened."""
+        return self._manifest
+
+    @property
+    def fusible(self) -> bool:
+        """Whether the opened collection can be searched with ``hybrid=True``."""
+        return self._manifest is not None and (self._manifest.sparse is not None or self._driver.ranks_texts())
+
+    def open(self) -> CollectionManifest:
+        """Open a collection that exists, to read it; :meth:`prepare` also creates one.
+
+        Returns:
+            Its manifest.
+
+        Raises:
+            InvalidRequestError: No such collection.
+            FingerprintMismatchError: millpond did not create it.
+            SinkError: The database does not answer, or refuses.
+        """
+        return self._opened()
+
+    def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
+        """Create the collection, or check that it was created with this model, these widths and this field layout.
+
+        Args:
+            spec: The model of the vectors.
+            sparse: The model of a hybrid sink's sparse vectors; by default the same one.
+            chunked: Whether records are cut into chunks.
+
+        Raises:
+            UnsupportedTaskError: The sink is hybrid, and the model makes no sparse vectors.
+            FingerprintMismatchError: The collection was built by another model, or not by millpond.
+            InvalidRequestError: It has other widths or another field layout, or the model does not have these widths.
+            SinkError: The database does not answer, or refuses.
+        """
+        chosen = sparse_spec(spec, sparse) if self._hybrid else None
+        own = CollectionManifest.of(
+            spec, dimensions=self._dimensions, fields=self._fields, sparse=chosen, chunked=chunked
+        )
+        with self._connection.creating():
+            if not self._connection.found():
+                self._connection.create(lambda: self._driver.create(own))
+            stored = self._stored_manifest()
+            stored.check_write(own, spec, collection=self.collection, sparse=chosen)
+            self._driver.prepare(stored)
+            self._driver.load()
+        self._manifest = stored
+
+    def check(self, record: Record) -> None:
+        """Raise InvalidRequestError for a record that no request could carry, or that the database cannot store."""
+        self._driver.check(record, self._dimensions or () if self._manifest is None else self._manifest.dimensions)
+
+    def write(self, batch: WriteBatch) -> None:
+        """Upsert the rows, in requests that the database accepts, and wait until it has acknowledged them.
+
+        Args:
+            batch: Rows of the collection's widths, with sparse vectors if the sink is hybrid.
+
+        Raises:
+            InvalidRequestError: The collection is not prepared, or has other widths.
+            SinkError: The database does not answer, or refuses, or runs in this process and failed in an earlier write.
+        """
+        self._check_batch(batch)
+        vector_bytes = self._connection.float_bytes * sum(batch.vectors)
+        sizes = [vector_bytes + record_bytes(record) for record in batch.records]
+        if batch.sparse is not None:
+            sizes = [size + _SPARSE_BYTES * len(row) for size, row in zip(sizes, batch.sparse, strict=True)]
+        for rows in slices(sizes, max_rows=self._connection.max_rows, max_bytes=self._connection.max_bytes):
+            part = batch.part(rows)
+            self._change(f"an upsert of {len(part)} {self._connection.row}s", partial(self._driver.upsert, part))
+        self._settle()
+
+    def delete(
+        self, ids: Sequence[str] | None = None, *, filter: Mapping[str, object] | NativeFilter | None = None
+    ) -> None:
+        """Delete records by id or by metadata, and wait until the database has acknowledged it.
+
+        Args:
+            ids: Ids of ingested records, or of hits; those that the collection does not hold are ignored.
+            filter: What :meth:`search` takes, instead of ``ids``. It must have a condition.
+
+        Raises:
+            InvalidRequestError: No such collection, both or neither argument, or a filter without a condition.
+            FingerprintMismatchError: millpond did not create the collection.
+            SinkError: The database does not answer, or refuses.
+        """
+        if (ids is None) == (filter is None):
+            raise InvalidRequestError("delete takes either ids or filter; pass one of them")
+        if isinstance(ids, str):
+            raise InvalidRequestError(f"ids={ids!r} is one str; pass a list of ids")
+        manifest = self._opened()
+        if ids is not None:
+            chunks = self.chunks_from(dict.fromkeys(ids, 1))
+            self.delete_rows([*chunks, *(row_id for each in ids for row_id in self._driver.row_ids(each, manifest))])
+            return
+        native = self._driver.condition(filter, manifest)
+        if native is None or not self._driver.has_condition(native):
+            raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
+        self._change("a delete by filter", lambda: self._driver.delete(native, manifest))
+        self._settle()
+
+    def delete_rows(self, row_ids: Sequence[Any]) -> None:
+        """Delete rows by their own ids, and wait until the database has acknowledged it.
+
+        Args:
+            row_ids: Ids of rows; those that do not exist are ignored.
+
+        Raises:
+            InvalidRequestError: No such collection.
+            FingerprintMismatchError: millpond did not create the collection.
+            SinkError: The database does not answer, or refuses.
+        """
+        manifest = self._opened()
+        for part in self._parts(row_ids):
+            words = f"a delete of {len(part)} {self._connection.row}s"
+            self._change(words, partial(self._driver.delete, part, manifest))
+        self._settle()
+
+    def fetch(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
+        """Those of these rows that exist, with their vectors of some widths.
+
+        Args:
+            row_ids: Ids of rows, as :func:`~millpond.ingest.point_id` makes them.
+            widths: Which vectors to read.
+
+        Returns:
+            The rows by their ids.
+
+        Raises:
+            InvalidRequestError: No such collection.
+            SinkError: The database does not answer, or refuses.
+        """
+        manifest = self._opened()
+        rows: dict[str, StoredRow] = {}
+        for part in self._parts(row_ids):
+            words = f"a look at {len(part)} {self._connection.row}s"
+            found = self._connection.request(words, partial(self._driver.fetch, part, tuple(widths), manifest))
+            rows.update(found)
+        return rows
+
+    def chunks_from(self, first: Mapping[str, int]) -> list[str]:
+        """Row ids of records' chunks from a number on, the last ones first; none if the collection holds no chunks.
+
+        They are looked for by their own ids, until one is absent. Whoever deletes them in this order leaves no gap, and
+        can be interrupted.
+
+        Args:
+            first: For each record's id, the number of the first chunk.
+
+        Returns:
+            Ids of rows that exist.
+        """
+        if not self._opened().chunked:
+            return []
+        found: list[list[str]] = []
+        pending = dict(first)
+        window = 1  # most records have no other chunk
+        while pending:
+            rows = {
+                record_id: [point_id(record_id, number) for number in range(start, start + window)]
+                for record_id, start in pending.items()
+            }
+            stored = self.fetch([row_id for row_ids in rows.values() for row_id in row_ids])
+            for row_ids in rows.values():
+                found.append([row_id for row_id in reversed(row_ids) if row_id in stored])
+            pending = {
+                record_id: pending[record_id] + window
+                for record_id, row_ids in rows.items()
+                if not stored.keys().isdisjoint(row_ids)
+            }
+            window = _CHUNKS
+        return [row_id for row_ids in reversed(found) for row_id in row_ids]
+
+    def scan(self) -> Iterator[tuple[str, str]]:
+        """The row id and the record id of every row; of a framework's own row both are the row's id.
+
+        Raises:
+            InvalidRequestError: No such collection.
+            SinkError: The database does not answer, or refuses.
+        """
+        pages = self._driver.scan(self._opened())
+        while (page := self._connection.request("a scan", lambda: next(pages, None))) is not None:
+            yield from page
+
+    def count(self) -> int:
+        """How many rows the collection holds; 0 before it is created."""
+        if not self._connection.found():
+            return 0
+        self._driver.load()
+        return self._connection.request("a count", self._driver.count)
+
+    def search(
+        self,
+        engine: Engine,
+        question: str,
+        *,
+        k: int = 10,
+        coarse_to_fine: bool = True,
+        candidates: int | None = None,
+        filter: Mapping[str, object] | NativeFilter | None = None,
+        hybrid: bool = False,
+        sparse_engine: Engine | None = None,
+    ) -> list[Hit]:
+        """The records nearest to a question.
+
+        Args:
+            engine: The engine that filled the collection; it embeds the question with the role ``query``.
+            question: One question.
+            k: Most hits to return; fewer if fewer records match.
+            coarse_to_fine: Find candidates by the smallest width and score them by the largest; ``False`` searches the
+                largest width alone.
+            candidates: How many candidates, ``max(100, 10 * k)`` by default.
+            filter: A dict of metadata values that must match (of a list, one of them), or the database's own filter.
+            hybrid: Fuse the ranking with that of the sparse vectors, by reciprocal rank.
+            sparse_engine: The engine of the sparse vectors, by default ``engine``.
+
+        Returns:
+            At most ``k`` hits, best first; scores are cosine at the largest width, or fused ones. A row that a
+            framework wrote without the vector of this width, where the database stores such rows, is scored by the
+            largest one that it has.
+
+        Raises:
+            FingerprintMismatchError: Another model filled the collection.
+            InvalidRequestError: No such collection, or an argument out of range.
+            SinkError: The database does not answer, or refuses, or a row that is found was not written in the
+                collection's field layout.
+        """
+        check_engine(engine)
+        limit = self._driver.max_results
+        for name, value in (("k", k), ("candidates", candidates)):
+            if limit is not None and isinstance(value, int) and value > limit:
+                raise InvalidRequestError(
+                    f"{name}={value} is more than {self._connection.database} hands out ({limit})"
+                )
+        manifest = self._opened()
+        manifest.check_model(engine.spec, collection=self.collection)
+        sparse = None
+        if hybrid and not self._driver.ranks_texts():
+            sparse = engine if sparse_engine is None else sparse_engine
+            check_engine(sparse)
+            manifest.check_sparse(sparse.spec, collection=self.collection)
+        widths = manifest.widths_to_search(self._dimensions, collection=self.collection)
+        condition = self._driver.condition(filter, manifest)
+        plan = plan_search(
+            engine,
+            question,
+            widths=widths,
+            k=k,
+            coarse_to_fine=coarse_to_fine,
+            candidates=candidates,
+            sparse_engine=sparse,
+            hybrid=hybrid,
+        )
+        return list(self._connection.request("a search", lambda: self._driver.query(plan, condition, manifest)))
+
+    def close(self) -> None:
+        """Close the client, unless it was passed in; from then on requests raise SinkError."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({self._connection.where!r}, {self.collection!r}, dimensions={self._dimensions}, "
+            f"{self._fields!r})"
+        )
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _check_batch(self, batch: WriteBatch) -> None:
+        if self._manifest is None:
+            raise InvalidRequestError(f"collection {self.collection!r} is not prepared; call prepare(spec) first")
+        if self._failed_write is not None:
+            raise SinkError(
+                f"{self._connection.database} at {self._connection.where} takes no more writes from this sink, since "
+                f"one failed ({self._failed_write}) and what follows might be lost; close it, open it again and verify"
+            )
+        if tuple(sorted(batch.vectors)) != self._manifest.dimensions:
+            raise InvalidRequestError(
+                f"the batch holds the widths {sorted(batch.vectors)}, the collection {list(self._manifest.dimensions)}"
+            )
+        if (batch.sparse is not None) != self._hybrid:
+            wanted = "with sparse vectors" if self._hybrid else "without sparse vectors"
+            raise InvalidRequestError(f"the sink of collection {self.collection!r} takes batches {wanted}")
+
+    def _parts(self, row_ids: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
+        """As many ids at a time as a request takes."""
+        size = self._connection.max_rows
+        return (row_ids[start : start + size] for start in range(0, len(row_ids), size))
+
+    def _change(self, words: str, call: Callable[[], None]) -> None:
+        self._noted(lambda: self._connection.request(words, call))
+
+    def _settle(self) -> None:
+        self._noted(self._driver.flush)
+
+    def _noted(self, change: Callable[[], None]) -> None:
+        """Make a change, and note its failure in an embedded database."""
+        try:
+            change()
+        except BaseException as error:
+            refused = isinstance(error, SinkRejectedError) or not isinstance(error, SinkError)  # before it was written
+            if self.embedded and not (isinstance(error, MillpondError) and refused):
+                self._failed_write = str(error) or repr(error)
+            raise
+
+    def _stored_manifest(self) -> CollectionManifest:
+        self._read = time.monotonic()
+        return CollectionManifest.from_dict(self._connection.stored_manifest(), collection=self.collection)
+
+    def _opened(self) -> CollectionManifest:
+        """The manifest of the collection, which is loaded on first use."""
+        if self._manifest is None:
+            if not self._connection.found():
+                raise InvalidRequestError(
+                    f"there is no collection {self.collection!r} at {self._connection.where}; ingest into it first"
+                )
+            manifest = self._stored_manifest()
+            self._driver.load()
+            self._manifest = manifest
+        elif time.monotonic() - self._read > self._driver.trusted:
+            self._manifest = self._stored_manifest()  # an alias may name another collection by now
+        return self._manifest

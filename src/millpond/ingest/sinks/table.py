@@ -1,0 +1,173 @@
+"""TableSink: the part of a sink that is the same for databases whose rows have typed columns."""
+
+from __future__ import annotations
+
+import json
+import logging
+from abc import abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Generic
+
+import numpy as np
+
+from millpond.errors import InvalidRequestError, SinkError
+from millpond.ingest.record import content_hash
+from millpond.ingest.sinks.batch import FloatArray, WriteBatch
+from millpond.ingest.sinks.collection import CollectionSink
+from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
+from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import Hit
+
+logger = logging.getLogger(__name__)
+
+
+class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
+    """A table with the columns ``pk``, ``id``, ``text``, ``metadata`` (JSON), ``content_hash`` and ``d{width}``.
+
+    Args:
+        fields: The layout of the stored fields: only ``plain``, since the stores of frameworks for such databases take
+            the names of columns.
+        datatype: Of the vectors.
+        index: What :meth:`TableSink.close` builds after a run.
+
+    Raises:
+        InvalidRequestError: An option that the database's sink does not have.
+    """
+
+    datatypes: ClassVar[Mapping[str, Any]]  # of the vectors; the first one is the default
+    indexes: ClassVar[Sequence[str]]
+
+    def __init__(self, *, fields: str, datatype: str, index: str | None) -> None:
+        for name, value, known in (
+            ("fields", fields, ["plain"]),
+            ("datatype", datatype, list(self.datatypes)),
+            ("index", index, [None, *self.indexes]),
+        ):
+            if value not in known:
+                others = f", or one of {', '.join(map(repr, known[1:]))}" if len(known) > 1 else ""
+                raise InvalidRequestError(
+                    f"{name}={value!r}: a sink of {self.connection.database} has no such {name}; pass "
+                    f"{name}={known[0]!r}{others}"
+                )
+        self.datatype, self.index, self.writes = datatype, index, 0
+
+    @abstractmethod
+    def stored_datatype(self, manifest: CollectionManifest) -> str:
+        """The datatype with which the table was created."""
+
+    @abstractmethod
+    def pack(self, rows: FloatArray) -> Any:
+        """Vectors ``[n, width]`` as a column of ``n`` values."""
+
+    @abstractmethod
+    def select(self, row_ids: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
+        """``pk``, ``id``, ``content_hash`` and the vectors of these rows."""
+
+    @abstractmethod
+    def build_index(self, width: int, index: str) -> None:
+        """Build an index over a width, and one for dict filters, unless they are there."""
+
+    def tidy(self) -> None:
+        """Do after a run what makes searches faster."""
+
+    def prepare(self, manifest: CollectionManifest) -> None:
+        """Check that the table has this datatype."""
+        stored = self.connection.request("a look at its columns", lambda: self.stored_datatype(manifest))
+        if stored != self.datatype:
+            raise InvalidRequestError(
+                f"collection {self.connection.collection!r} holds vectors of {stored}, and this sink writes "
+                f"{self.datatype}; pass datatype={stored!r}, or another collection name"
+            )
+
+    def flush(self) -> None:
+        """Count a write."""
+        self.writes += 1
+
+    def columns(self, batch: WriteBatch) -> dict[str, Any]:
+        """The columns of a batch by name."""
+        return {
+            "pk": batch.ids,
+            "id": [record.id for record in batch.records],
+            "text": [record.text for record in batch.records],
+            "metadata": [json.dumps(dict(record.metadata)) for record in batch.records],
+            "content_hash": [content_hash(record.text) for record in batch.records],
+            **{vector_name(width): self.pack(rows) for width, rows in batch.vectors.items()},
+        }
+
+    def hits(self, rows: Iterable[Sequence[Any]], manifest: CollectionManifest) -> list[Hit]:
+        """Hits of ``pk``, ``id``, ``text``, ``metadata`` and the score."""
+        found = []
+        for row_id, record_id, text, metadata, score in rows:
+            with self.reading(str(row_id), manifest):
+                found.append(Hit(id=record_id, score=float(score), text=text, metadata=_read_json(metadata)))
+        return found
+
+    def fetch(
+        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
+    ) -> dict[str, StoredRow]:
+        """Those of these rows that exist."""
+        return {
+            str(row_id): StoredRow(
+                record_id=record_id,
+                content_hash=hashed,
+                vectors={width: np.asarray(vector, np.float32) for width, vector in zip(widths, vectors, strict=True)},
+            )
+            for row_id, record_id, hashed, *vectors in self.select(row_ids, widths)
+        }
+
+
+class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
+    """A sink of such a table, which tidies it up after a run.
+
+    Args:
+        driver: The database's requests.
+        dimensions: As :class:`CollectionSink`.
+    """
+
+    def __init__(self, driver: TableDriver[NativeFilter], *, dimensions: Sequence[int] | None) -> None:
+        super().__init__(driver, dimensions=dimensions)
+        self._table = driver
+
+    def create_index(self) -> None:
+        """Build an index over the smallest width, by which a search finds its candidates, and one for dict filters.
+
+        What is there already stays. A sink with ``index=`` does so when it is closed after a run.
+
+        Raises:
+            InvalidRequestError: No such table.
+            SinkError: The database refuses, or fails.
+        """
+        table, width = self._table, self._opened().dimensions[0]
+        index = table.index or table.indexes[0]
+        self._connection.request("an index", lambda: table.build_index(width, index), limited=False)
+
+    def close(self) -> None:
+        """After a run, tidy up and build the index; close the client, unless it was passed in."""
+        if self._table.writes and not self._connection.closed:
+            self._table.writes = 0
+            try:
+                self._connection.request("a merge of its files", self._table.tidy, limited=False)
+                if self._table.index is not None:
+                    self.create_index()
+            except SinkError as error:
+                logger.warning("%s; every row is stored, and only searches are slower", error)
+        super().close()
+
+
+def manifest_of(text: str | None) -> object:
+    """The manifest that a table has as JSON; a text that is none stays."""
+    try:
+        return None if text is None else json.loads(text)
+    except ValueError:
+        return text
+
+
+def _read_json(text: str) -> dict[str, Any]:
+    """Metadata; a database may write a large float with all its digits, and an int of a record has 64 bits."""
+    fields: dict[str, Any] = json.loads(text, parse_int=_number)
+    return dict(fields)
+
+
+def _number(digits: str) -> float:
+    return value if -(1 << 63) <= (value := int(digits)) < 1 << 63 else float(digits)
