@@ -135,7 +135,7 @@ def test_the_chunks_of_a_record_are_deleted_together(engine: Engine, uri: str) -
 def test_a_scan_reads_one_version_while_the_table_changes(
     engine: Engine, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LanceDBSink, "max_rows", 7)
+    monkeypatch.setattr("millpond_lancedb.sink.LanceDBConnection.max_rows", 7)
     with LanceDBSink(uri, "docs", dimensions=[32]) as sink:
         sink.prepare(engine.spec)
         sink.write(rows(50, 32))
@@ -162,7 +162,9 @@ def test_closing_merges_the_files_of_a_run(engine: Engine, uri: str) -> None:
             ["pk"]
         ]  # so that a write reads no other id
         versions = again.client.open_table("docs").version
-    assert LanceDBSink(uri, "docs")._table().version == versions  # nothing was written, so nothing is merged
+    assert (
+        LanceDBSink(uri, "docs").client.open_table("docs").version == versions
+    )  # nothing was written, so nothing is merged
 
 
 def test_a_long_run_merges_on_its_way_and_drops_old_versions(
@@ -440,7 +442,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"fields": "langchain"}, "fields='langchain': .* pass fields='plain'"),
         ({"datatype": "int8"}, "datatype='int8': .* pass datatype='float32', or one of 'float16'"),
         ({"index": "hnsw"}, "index='hnsw': .* pass index=None, or one of 'IVF_PQ', 'IVF_HNSW_SQ'"),
-        ({"hybrid": True}, "hybrid=True is no option of a sink of lancedb"),
+        ({"hybrid": True}, "hybrid=True is no option of this sink"),
     ],
 )
 @pytest.mark.usefixtures("registered")

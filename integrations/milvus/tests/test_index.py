@@ -195,7 +195,7 @@ def test_check_names_damaged_rows(uri: str) -> None:
 
 
 def test_a_server_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(SinkError, match="Milvus at http://127.0.0.1:1 refused the connection"):
+    with pytest.raises(SinkError, match="Milvus at http://127.0.0.1:1 did not answer the connection"):
         MilvusIndex("http://127.0.0.1:1", "docs", None, timeout=1)
     with pytest.raises(InvalidRequestError, match="collection='a-b' is no name for Milvus"):
         MilvusIndex("x.db", "a-b", None)

@@ -130,10 +130,10 @@ def test_a_client_that_was_passed_in_shares_the_file_of_its_path(engine: Engine,
     with MilvusSink(uri, "docs", dimensions=[64]) as sink:
         sink.prepare(engine.spec)
         with MilvusSink(sink.client, "docs", dimensions=[64]) as other:
-            assert other.embedded and other._file is sink._file is file_of(sink.client)
+            assert other.embedded and other._connection.file is sink._connection.file is file_of(sink.client)
             other.prepare(engine.spec)
-            assert isinstance(sink._file, LiteFile)
-            sink._file.failure = "the disk was full"
+            assert isinstance(sink._connection.file, LiteFile)
+            sink._connection.file.failure = "the disk was full"
             with pytest.raises(SinkError, match="takes no more writes, since one failed in this process .the disk was"):
                 other.write(rows(1))
 
@@ -141,7 +141,7 @@ def test_a_client_that_was_passed_in_shares_the_file_of_its_path(engine: Engine,
 def test_more_rows_than_lite_is_for_are_said_once(
     engine: Engine, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(millpond_milvus.sink, "_LITE_ROWS", 200)
+    monkeypatch.setattr(millpond_milvus.driver, "_LITE_ROWS", 200)
     for _ in range(2):
         with MilvusSink(uri, "docs", dimensions=[64]) as sink:
             sink.prepare(engine.spec)
