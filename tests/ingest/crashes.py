@@ -5,11 +5,11 @@ from unittest import mock
 
 from tests.ingest.memory_sink import MemoryClient, MemoryConnection, MemoryDriver
 
+import millpond.ingest.pipeline.ingest as pipeline
 from millpond.ingest import CollectionSink, Record, ingest
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.pipeline import ingest as pipeline
 from millpond.ingest.pipeline import writer
-from millpond.ingest.pipeline.journal import CollectionMarks
+from millpond.ingest.pipeline.journal import CollectionEntries
 
 
 class Crash(BaseException):
@@ -123,8 +123,8 @@ def small(batch=3, write=512, page=None):
 def crash_at(method, calls, *, after=False, error=Crash):
     """The journal fails in the call number ``calls`` of a method of the marks."""
     countdown = Countdown(calls, after=after, error=error)
-    real = getattr(CollectionMarks, method)
-    with mock.patch.object(CollectionMarks, method, lambda self, *given: countdown(real, self, *given)):
+    real = getattr(CollectionEntries, method)
+    with mock.patch.object(CollectionEntries, method, lambda self, *given: countdown(real, self, *given)):
         yield countdown
 
 
@@ -133,12 +133,12 @@ def memory():
     return MemoryClient()
 
 
-def expected(source, chunker=None, keep_empty=False):
+def expected(source, chunker=None, keep_blank=False):
     """What a collection holds after a run over a source: ``{(id, chunk): text}``."""
     last = {record.id: record for record in source}
     rows = {}
     for record in last.values():
-        if not keep_empty and not record.text.strip():
+        if not keep_blank and not record.text.strip():
             continue
         for piece in [record] if chunker is None else chunker.split(record):
             rows[piece.id, piece.chunk] = piece.text
