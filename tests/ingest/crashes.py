@@ -1,6 +1,7 @@
 """A collection in memory and a journal that crash when a test says so, and a splitter that needs no tokenizer."""
 
 import contextlib
+from functools import partial
 from unittest import mock
 
 from tests.ingest.memory_sink import MemoryClient, MemoryConnection, MemoryDriver
@@ -82,14 +83,14 @@ class CrashingSink(CollectionSink):
 
     def _upsert(self, batch):
         self.sizes.append(len(batch))
-        self.upserts(MemoryDriver.upsert, self._driver, batch)
+        self.upserts(partial(MemoryDriver.upsert, self._driver), batch)
         self.written += [record.id for record in batch.records]
 
     def _delete(self, which, manifest):
-        self.deletes(MemoryDriver.delete, self._driver, which, manifest)
+        self.deletes(partial(MemoryDriver.delete, self._driver), which, manifest)
 
     def _fetch(self, row_ids, widths, manifest):
-        return self.reads(MemoryDriver.fetch, self._driver, row_ids, widths, manifest)
+        return self.reads(partial(MemoryDriver.fetch, self._driver), row_ids, widths, manifest)
 
     @property
     def _rows(self):
