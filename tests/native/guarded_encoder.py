@@ -58,7 +58,7 @@ def with_distances(dtype, window=None):
         builder.attention(
             heads=2, kv_heads=1, dim=32, scale=0.2, softcap=20.0, distances=distances, window=window, last=True
         )
-        builder.out(linear(integers((32, 64)), integers(32)))
+        builder.o_proj(linear(integers((32, 64)), integers(32)))
         builder.norm(copied(), 32)
 
     return add

@@ -13,7 +13,7 @@ class Reference:
         self.steps = []
 
     def __getattr__(self, name):
-        if name not in {"embed", "norm", "heads", "widen", "turn", "attention", "out", "feed"}:
+        if name not in {"embed", "norm", "heads", "up_proj", "rotary", "attention", "o_proj", "mlp"}:
             raise AttributeError(name)
         return lambda *parts, **options: self.steps.append((name, parts, options))
 
@@ -40,8 +40,8 @@ class Reference:
             elif name == "attention":
                 options = {key: value for key, value in options.items() if key != "last"}
                 self._attention(keys, **options)
-            elif name == "turn":
-                self._turn(len(ids), offset, **options)
+            elif name == "rotary":
+                self._rotary(len(ids), offset, **options)
             else:
                 getattr(self, f"_{name}")(*parts, **options)
         return self.states
@@ -65,10 +65,10 @@ class Reference:
     def _heads(self, *layers):
         self.parts = torch.cat([product(self.states, layer) for layer in layers], dim=1)
 
-    def _widen(self, layer):
+    def _up_proj(self, layer):
         self.sums = product(self.states, layer)
 
-    def _turn(self, length, offset, *, heads, kv_heads, dim, norm=None, key_norm=None, cosines=None, sines=None):
+    def _rotary(self, length, offset, *, heads, kv_heads, dim, norm=None, key_norm=None, cosines=None, sines=None):
         parts = list(self.parts.unflatten(1, (-1, dim)).split([heads, kv_heads, kv_heads], dim=1))
         for i, weights in enumerate((norm, key_norm)):
             if weights is not None:
@@ -87,10 +87,10 @@ class Reference:
         else:
             self.sums = self.sums + result if add else result
 
-    def _out(self, layer, *, add=False, branch=False):
+    def _o_proj(self, layer, *, add=False, branch=False):
         self._put(product(self.parts, layer), add, branch)
 
-    def _feed(self, up, down, activation, *, gate=None, add=False, branch=False):
+    def _mlp(self, up, down, activation, *, gate=None, add=False, branch=False):
         inner = product(self.states, up)
         inner = (
             activated(inner, activation) if gate is None else activated(product(self.states, gate), activation) * inner
@@ -122,9 +122,9 @@ def post_norm(dtype, *, layers=2, activation="gelu"):
         for i in range(layers):
             builder.heads(*(draw.linear(heads * dim, hidden, next(seed)) for _ in range(3)))
             builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, last=i == layers - 1)
-            builder.out(draw.linear(hidden, heads * dim, next(seed)))
+            builder.o_proj(draw.linear(hidden, heads * dim, next(seed)))
             builder.norm(norm, hidden, residual=True)
-            builder.feed(draw.linear(inner, hidden, next(seed)), draw.linear(hidden, inner, next(seed)), activation)
+            builder.mlp(draw.linear(inner, hidden, next(seed)), draw.linear(hidden, inner, next(seed)), activation)
             builder.norm(norm, hidden, residual=True)
 
     return add
@@ -147,7 +147,7 @@ def pre_norm(dtype, *, layers=2):
             builder.norm(rms[0], hidden)
             shapes = [heads * dim, kv_heads * dim, kv_heads * dim]
             builder.heads(*(draw.linear(rows, hidden, next(seed), bias=False) for rows in shapes))
-            builder.turn(
+            builder.rotary(
                 heads=heads,
                 kv_heads=kv_heads,
                 dim=dim,
@@ -165,16 +165,16 @@ def pre_norm(dtype, *, layers=2):
                 window=None if i % 2 else 7,
                 last=i == layers - 1,
             )
-            builder.out(draw.linear(hidden, heads * dim, next(seed), bias=False), branch=True)
+            builder.o_proj(draw.linear(hidden, heads * dim, next(seed), bias=False), branch=True)
             builder.norm(rms[3], hidden, branch=True)
             builder.norm(rms[4], hidden)
             up, gate = (draw.linear(inner, hidden, next(seed), bias=False) for _ in range(2))
             down = draw.linear(hidden, inner, next(seed), bias=False)
             if i == 0:
-                builder.feed(up, down, "silu", gate=gate, branch=True)
+                builder.mlp(up, down, "silu", gate=gate, branch=True)
                 builder.norm(rms[5], hidden, branch=True)
             else:
-                builder.feed(up, down, "gelu_new", gate=gate, add=True)
+                builder.mlp(up, down, "gelu_new", gate=gate, add=True)
         builder.norm(builder.norm_weights(structs.RMS_NORM, None, None, 1e-6), hidden)
 
     return add

@@ -29,9 +29,14 @@ def has(isa):
     return library.isa(isa) == isa
 
 
-every_isa = pytest.mark.parametrize(
-    "isa", [pytest.param(isa, marks=pytest.mark.skipif(not has(isa), reason=f"no {isa}")) for isa in PRECISIONS]
-)
+def marks_of(isa):
+    """Those of a test of an instruction set: it is slow if this processor has a better one of the same precision."""
+    missing = pytest.mark.skipif(not has(isa), reason=f"no {isa}")
+    best = [other for other in PRECISIONS if has(other) and PRECISIONS[other] == PRECISIONS[isa]][-1:]
+    return [missing] if isa in best else [missing, pytest.mark.slow]
+
+
+every_isa = pytest.mark.parametrize("isa", [pytest.param(isa, marks=marks_of(isa)) for isa in PRECISIONS])
 
 
 def linear(weight, bias=None):

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.native.steps import marks_of
 from tests.tiny import write_checkpoint
 
 from millpond.attention.segments import Segments
@@ -23,14 +24,17 @@ from millpond.models.native import rotation
 from millpond.models.native.decoder import plan
 from millpond.models.native.encoder import NativeEncoder, bounds_of
 from millpond.models.native.kernels import kernels_of
-from millpond.models.native.plan import Unfit
+from millpond.models.native.weight_packer import NotSupported
 from millpond.native import library
 
 CPU = torch.device("cpu")
 TOLERANCE = 1e-5  # of normalized states
 VISIBLE = 1e-3  # a mistake must change them by more than this
 LENGTHS = (17, 1, 300, 2, 64, 31, 33)
-PRECISIONS = [("avx2", torch.float32), ("avx512", torch.float32), ("avx512bf16", torch.bfloat16)]
+PRECISIONS = [
+    pytest.param(isa, dtype, marks=marks_of(isa))
+    for isa, dtype in (("avx2", torch.float32), ("avx512", torch.float32), ("avx512bf16", torch.bfloat16))
+]
 
 SIZES = {
     "hidden_size": 128,
@@ -155,7 +159,7 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).abs().max())
 
 
-@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize("isa", [pytest.param(isa, marks=marks_of(isa)) for isa in ("avx2", "avx512")])
 @pytest.mark.parametrize("name", CASES)
 def test_float32_equals_transformers(name, isa, checkpoint, expected):
     encoder = native(checkpoint(name), isa, torch.float32)
@@ -207,8 +211,7 @@ def test_a_text_continues_another_one(name, isa, dtype, checkpoint):
     pieces, whole = shared()
     rows = [encoded(encoder, [text])[-len(piece) :] for piece, text in zip(pieces, whole, strict=True)]
     leads = np.array(LEADS, dtype=np.int32)
-    for block in (64, 100, 512):
-        encoder.block = block
+    for encoder.block in (64, 100, 512):
         for threads in (1, 2):
             assert torch.equal(encoded(encoder, pieces, leads=leads, threads=threads), torch.cat(rows))
             last = encoded(encoder, pieces, leads=leads, threads=threads, rows="last")
@@ -252,7 +255,7 @@ def test_angles_that_depend_on_the_batch_are_unfit(kind, checkpoint):
         pytest.skip("this processor has no kernels")
     packed = loaded(checkpoint("llama"), packed=True)
     packed.rotary.rope_type = kind
-    with pytest.raises(Unfit, match=kind):
+    with pytest.raises(NotSupported, match=kind):
         plan(packed, kernels, torch.float32)
     assert len(packed.layers) == 2  # it runs in torch
 
@@ -275,6 +278,6 @@ def test_sizes_without_kernels_are_unfit(sizes, reason, tmp_path):
     text = texts([9])[0]
     with torch.inference_mode():
         before = states_of(packed, text)
-        with pytest.raises(Unfit, match=reason):
+        with pytest.raises(NotSupported, match=reason):
             plan(packed, kernels, torch.float32)
         assert torch.equal(states_of(packed, text), before)

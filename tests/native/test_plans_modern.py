@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.native.steps import marks_of
 from tests.parity.rotary_oracles import jina as described_jina
 from tests.tiny import write_checkpoint
 from tests.tiny.families import JINA_TASKS
@@ -32,10 +33,10 @@ from millpond.models.modernbert import PackedModernBert
 from millpond.models.native import jina, modernbert, rotary_encoder
 from millpond.models.native.encoder import NativeEncoder, bounds_of
 from millpond.models.native.kernels import kernels_of
-from millpond.models.native.plan import Unfit
+from millpond.models.native.weight_packer import NotSupported
 from millpond.models.native.rotation import Rotation
 from millpond.models.rotary_encoder import PackedRotaryEncoder
-from millpond.native.library import ISAS, isa
+from millpond.native.library import isa
 
 TOLERANCE = 1e-5  # between rows of length 1
 VISIBLE = 1e-3
@@ -123,10 +124,7 @@ TARGETS = [
     pytest.param(
         name,
         dtype,
-        marks=pytest.mark.skipif(
-            isa() is None or name not in ISAS[: ISAS.index(str(isa())) + 1] or kernels_of(dtype, name) is None,
-            reason="this processor does not have it, or there was no compiler",
-        ),
+        marks=marks_of(name),
         id=f"{name}-{str(dtype).removeprefix('torch.')}",
     )
     for name, dtype in (
@@ -277,7 +275,7 @@ def test_tables_of_rotary_positions_grow_with_the_longest_text(variant, folder_o
 @pytest.mark.parametrize("variant", UNFIT)
 def test_what_the_kernels_do_not_compute_runs_in_torchs_operators(variant, folder_of):
     folder = folder_of(variant)
-    with pytest.raises(Unfit):
+    with pytest.raises(NotSupported):
         plan_of(loaded(folder))
     module = backbone(folder, native=True)
     assert type(module).__name__.startswith("Packed")
@@ -319,7 +317,7 @@ def test_positions_that_depend_on_the_longest_text_are_unfit(scaling):
         (two, ("full_attention",)),
         (GteRotaryEmbedding(GteConfig(**SIZE | {"rope_parameters": scaling})), ()),
     ):
-        with pytest.raises(Unfit):
+        with pytest.raises(NotSupported):
             Rotation(rotary, *kind)
 
 
@@ -344,7 +342,7 @@ def described_states(folder: Path) -> torch.Tensor:
 
 @pytest.mark.parametrize("variant", ADAPTED)
 @pytest.mark.parametrize(("highest", "dtype"), TARGETS)
-@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("threads", [2])
 def test_each_text_has_its_adapter(variant, highest, dtype, threads, folder_of, record_property):
     folder = folder_of(variant)
     encoder = plan_of(loaded(folder, dtype), highest, dtype)
