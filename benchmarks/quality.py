@@ -26,9 +26,9 @@ import numpy.typing as npt
 from record import record
 
 from millpond.engine.engine import Engine
-from millpond.late_interaction.similarity import maxsim
-from millpond.ragged import Ragged
+from millpond.late_interaction.scoring.similarity import maxsim
 from millpond.tasks import QUANTIZATIONS
+from millpond.vectors.ragged import Ragged
 
 FloatArray = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]

@@ -5,9 +5,9 @@
                                [--environments FOLDER] [--python vllm=PATH]
 
 The engine without a server, `millpond serve`, `vllm serve` and this process, which sends the load of
-`millpond bench-serve` over the loopback device, share the cores. They take turns within each round; compare ratios of
-one run only. `MILLPOND_VLLM_PYTHON` may name an interpreter with vLLM; without it an environment is made and kept, as
-`compare.py` does.
+`benchmarks/load_server.py` over the loopback device, share the cores. They take turns within each round; compare
+ratios of one run only. `MILLPOND_VLLM_PYTHON` may name an interpreter with vLLM; without it an environment is made
+and kept, as `compare.py` does.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ from typing import Any
 
 import numpy as np
 from compare import show
+from load_generator.connection import Connections
+from load_generator.drive import drive, run
+from load_generator.plan import LoadPlan
+from load_generator.target import Target
 from peers import servers
 from peers.engines import COMPETITORS
 from peers.environments import HERE, Environments, UnavailableError, cache_folder
@@ -37,11 +41,6 @@ from peers.serving import table
 from peers.shapes import Shapes
 from peers.texts import Texts, Workload
 from record import RESULTS, record
-
-from millpond.bench.connection import Connections
-from millpond.bench.drive import drive, run
-from millpond.bench.plan import LoadPlan
-from millpond.bench.target import Target
 
 SECTIONS = ("throughput", "singles", "overload")
 SIZE = 32  # texts of a request

@@ -12,10 +12,10 @@ import numpy as np
 import numpy.typing as npt
 from numpy.testing import assert_array_equal  # imported here: a fork during an import deadlocks the child
 
-import millpond.cache
-from millpond.cache import VectorCache
+import millpond
+from millpond import VectorCache
 
-FOLDERS = [str(Path(millpond.cache.__file__).parents[1]), str(Path(__file__).parents[1])]
+FOLDERS = [str(Path(millpond.__file__).parents[1]), str(Path(__file__).parents[1])]
 WIDTH = 48
 FloatArray = npt.NDArray[np.float32]
 
@@ -59,7 +59,7 @@ def script(body: str, *arguments: object, **options: Any) -> subprocess.Popen[st
         f"""
         import os, sys
         sys.path[:0] = {FOLDERS!r}
-        from millpond.cache import VectorCache
+        from millpond import VectorCache
         from millpond.errors import CacheError
         from tests.cached import kept, store
         """

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 from peers.token_states import FloatArray, TokenStates
 
 CALLERS = 64
@@ -22,7 +22,7 @@ import json, sys
 import numpy as np
 import millpond.late_interaction
 from millpond.late_interaction import PlaidIndex
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 def resident():
     fields = dict(line.split(":", 1) for line in open("/proc/self/status"))

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 from peers.ranking import Indices, exact_ranking, exact_scores, ndcg, recall, top
 from peers.token_indexes import documents_of, ids_of, plaid, searching
 from peers.token_peers import best
@@ -80,7 +80,7 @@ def databases(states: TokenStates) -> dict[str, Any]:
 
 def muvera(states: TokenStates, *, queries: int, folder: Path | None) -> dict[str, Any]:
     """How many of the exact ten are among the best of 2,560-dimensional encodings, and nDCG after rescoring them."""
-    from millpond.late_interaction.muvera import Muvera
+    from millpond.late_interaction.encoding.muvera import Muvera
 
     encoder = Muvera(width=states.flat.shape[1])
     exact = exact_ranking(states, queries, folder=folder)
@@ -122,7 +122,7 @@ def _nearest(queries: FloatArray, documents: FloatArray, scales: FloatArray | No
 
 
 def _rescored(states: TokenStates, query: FloatArray, documents: Sequence[int] | Indices) -> list[int]:
-    from millpond.late_interaction.similarity import maxsim
+    from millpond.late_interaction.scoring.similarity import maxsim
 
     matrices = [np.asarray(states.flat[states.offsets[i] : states.offsets[i + 1]], np.float32) for i in documents]
     width = states.flat.shape[1]
@@ -147,7 +147,7 @@ def _codec(states: TokenStates, codec: str) -> list[list[int]]:
 
 
 def _pooled(states: TokenStates, factor: int) -> TokenStates:
-    from millpond.late_interaction.token_pooling import pool_tokens
+    from millpond.late_interaction.encoding.token_pooling import pool_tokens
 
     pooled = [pool_tokens(piece, factor) for piece in _pieces(states)]
     lengths = np.concatenate([np.diff(piece.offsets) for piece in pooled])

@@ -66,7 +66,7 @@ def packing() -> str:
 
 
 def matryoshka() -> str:
-    """One vector, its cuts, and the two stages of a funnel."""
+    """One vector, its cuts, and the two stages of a search."""
     parts = [
         _text(24, 30, "One vector of 384 numbers is computed; each width is its beginning, made unit length again")
     ]
@@ -85,7 +85,7 @@ def matryoshka() -> str:
 def two_stages() -> str:
     """Retrieval and reranking."""
     parts = _flow(
-        ("all passages", "one vector each: dense, funnel, hybrid", "a"),
+        ("all passages", "one vector each: dense, coarse to fine, hybrid", "a"),
         ("100 candidates", "both texts read together, or MaxSim", "d"),
         ("5 passages", "for the answer", "b"),
         y=24,

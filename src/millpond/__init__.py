@@ -4,11 +4,12 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.cache import VectorCache
+    from millpond.cache.vector_cache import VectorCache
     from millpond.engine.async_engine import AsyncEngine
     from millpond.engine.engine import Engine
     from millpond.engine.schedule.counters import Observer
     from millpond.engine.schedule.timing import CallFuture
+    from millpond.engine.stats import BatchRun, EngineStats, Timings
     from millpond.errors import (
         CacheError,
         DeviceLostError,
@@ -47,15 +48,14 @@ if TYPE_CHECKING:
         Usage,
     )
     from millpond.params import PoolingParams
-    from millpond.ragged import Ragged
     from millpond.spec import ModelSpec
-    from millpond.stats import BatchRun, EngineStats, Timings
+    from millpond.vectors.ragged import Ragged
     from millpond.vllm.llm import LLM
 
 # Imported on first use, so that `import millpond` is fast and does not import torch.
 _HOMES = {
     "AsyncEngine": "engine.async_engine",
-    "BatchRun": "stats",
+    "BatchRun": "engine.stats",
     "CacheError": "errors",
     "CallFuture": "engine.schedule.timing",
     "ClassificationOutput": "outputs",
@@ -64,7 +64,7 @@ _HOMES = {
     "Engine": "engine.engine",
     "EngineClosedError": "errors",
     "EngineOverloadedError": "errors",
-    "EngineStats": "stats",
+    "EngineStats": "engine.stats",
     "Entity": "outputs",
     "FingerprintMismatchError": "errors",
     "IndexCorruptedError": "errors",
@@ -81,7 +81,7 @@ _HOMES = {
     "Observer": "engine.schedule.counters",
     "Pair": "inputs",
     "PoolingParams": "params",
-    "Ragged": "ragged",
+    "Ragged": "vectors.ragged",
     "RerankOutput": "outputs",
     "RerankResult": "outputs",
     "RewardOutput": "outputs",
@@ -90,7 +90,7 @@ _HOMES = {
     "SourceNotFoundError": "errors",
     "SpannedText": "inputs",
     "SparseEmbeddingOutput": "outputs",
-    "Timings": "stats",
+    "Timings": "engine.stats",
     "TokenClassificationOutput": "outputs",
     "TokenEmbeddingOutput": "outputs",
     "TokenIds": "inputs",
@@ -99,7 +99,7 @@ _HOMES = {
     "UnsupportedArchitectureError": "errors",
     "UnsupportedTaskError": "errors",
     "Usage": "outputs",
-    "VectorCache": "cache",
+    "VectorCache": "cache.vector_cache",
     "WeightMismatchError": "errors",
 }
 

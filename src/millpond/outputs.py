@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 Element = TypeVar("Element")
 

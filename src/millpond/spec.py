@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from millpond import matryoshka
 from millpond.cached_property import cached_property
 from millpond.tasks import Activation, Role, ScoreType, Task
+from millpond.vectors import matryoshka
 
 # The prompt names of a role; the first that the checkpoint has is used, as in sentence-transformers' encode_document.
 _ROLE_PROMPTS: dict[Role, tuple[str, ...]] = {

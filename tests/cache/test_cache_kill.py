@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import random
 import signal
 import sqlite3
 import threading
 import time
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,7 @@ from tests.cached import finish, script
 from tests.tiny import write_checkpoint
 
 from millpond import Engine, PoolingParams
-from millpond.cache import VectorCache
+from millpond.cache.vector_cache import VectorCache
 from millpond.engine.schedule.committer import Committer
 
 # Embeds texts for ever, several calls ahead. Each computed batch is a line of the log: its number of rows, written
@@ -78,7 +76,8 @@ def killed(model: Path, folder: Path, *, words: int, rows: int, first: int = 0) 
     return lost, waiting + threads * max(batches)
 
 
-@pytest.mark.parametrize("words", [1, pytest.param(60, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("words", [1, 60])
 def test_a_killed_engine_loses_at_most_a_batch_for_each_thread_and_what_may_wait(
     model: Path, tmp_path: Path, words: int
 ) -> None:
@@ -87,16 +86,7 @@ def test_a_killed_engine_loses_at_most_a_batch_for_each_thread_and_what_may_wait
     assert bound <= 64 + 4096 * 8
 
 
-@pytest.mark.slow
-def test_thirty_kills_lose_at_most_the_bound_each_and_damage_nothing(model: Path, tmp_path: Path) -> None:
-    chance = random.Random(14)
-    for kill in range(30):
-        lost, bound = killed(
-            model, tmp_path, words=chance.choice([1, 8, 60]), rows=chance.randrange(1, 8000), first=kill << 21
-        )
-        assert 0 <= lost <= bound, kill
-
-
+@pytest.mark.contract
 def test_an_engine_that_ends_loses_nothing(model: Path, tmp_path: Path) -> None:
     """The control of the kills: the same process, left alone, commits every row it computes."""
     path, log = tmp_path / "cache.db", tmp_path / "computed"
@@ -185,20 +175,6 @@ def test_a_callback_may_embed_with_the_cache_while_rows_are_committed(
         assert done.wait(60)
         assert len(inner[0].embeddings) == blocking
         assert len(engine.cache or ()) == 400 + blocking
-
-
-def test_many_callers_of_single_texts_share_transactions(model: Path, tmp_path: Path) -> None:
-    with SlowCache(tmp_path / "cache.db") as cache, Engine(model, dtype="float32", device="cpu", cache=cache) as engine:
-        with ThreadPoolExecutor(24) as pool:
-            running = [pool.submit(engine.embed, [f"text {number}"]) for number in range(24)]
-            time.sleep(0.2)
-            cache.go.set()
-            rows = [each.result(60).embeddings for each in running]
-        assert len(cache) == 24
-        assert len(cache.puts) < 24
-        with Engine(model, dtype="float32", device="cpu") as plain:
-            expected = plain.embed([f"text {number}" for number in range(24)]).embeddings
-        np.testing.assert_allclose(np.concatenate(rows), expected, atol=1e-5)
 
 
 class BrokenCache(VectorCache):

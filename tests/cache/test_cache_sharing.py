@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.cached import finish, kept, script, store
 
-from millpond import blob_store, sqlitefile
-from millpond.cache import VectorCache
+from millpond.cache import blob_store, sqlitefile
+from millpond.cache.vector_cache import VectorCache
 from millpond.errors import CacheError
 
 
@@ -42,16 +42,7 @@ def test_many_threads_share_one_object(path: Path) -> None:
         assert len(kept(cache, *range(300))) == present
 
 
-def test_threads_that_end_leave_no_connection(path: Path) -> None:
-    with VectorCache(path) as cache:
-        store(cache, 1)
-        for _ in range(20):
-            thread = threading.Thread(target=kept, args=(cache, 1))
-            thread.start()
-            thread.join()
-        assert len(cache._file._file._idle) == 1
-
-
+@pytest.mark.contract
 def test_processes_share_a_file(path: Path) -> None:
     """Four fresh interpreters create, write and read one file at once; afterwards it holds everything."""
     body = """
@@ -72,23 +63,6 @@ def test_processes_share_a_file(path: Path) -> None:
         assert len(cache) == 810
 
 
-def test_processes_share_a_limit(path: Path) -> None:
-    body = """
-        process = int(sys.argv[2])
-        with VectorCache(sys.argv[1], max_bytes=300_000) as cache:
-            for step in range(20):
-                mine = [process * 1000 + step * 16 + place for place in range(16)]
-                store(cache, *mine, width=384)
-                kept(cache, *range(0, 3000, 11), width=384)
-            assert cache.stats().evicted > 0
-            print(cache.stats().bytes)
-    """
-    processes = [script(body, path, number) for number in range(3)]
-    assert all(int(finish(process)) <= 300_000 for process in processes)
-    with VectorCache(path) as cache:
-        assert 30 < len(kept(cache, *range(3000), width=384)) == len(cache)
-
-
 def test_writes_are_seen_by_another_object_at_once(path: Path) -> None:
     with VectorCache(path) as one, VectorCache(path) as other:
         assert kept(other, 1) == []
@@ -98,38 +72,12 @@ def test_writes_are_seen_by_another_object_at_once(path: Path) -> None:
         assert kept(one, 1) == []
 
 
-def test_a_killed_writer_loses_at_most_what_it_had_not_committed(path: Path) -> None:
-    body = """
-        cache = VectorCache(sys.argv[1])
-        for group in range(10_000):
-            store(cache, *range(group * 64, group * 64 + 64))
-            print(group, flush=True)
-    """
-    process = script(body, path)
-    assert process.stdout is not None
-    groups = []
-    for line in process.stdout:
-        groups.append(int(line))
-        if len(groups) == 13:
-            process.kill()  # the loop continues with the lines printed until then
-    process.communicate(timeout=60)
-    last = groups[-1]
-    assert last >= 12
-    with VectorCache(path) as cache:
-        committed = list(range((last + 1) * 64))
-        assert kept(cache, *committed) == committed
-        beyond = list(range((last + 1) * 64, (last + 2) * 64))
-        assert kept(cache, *beyond) in ([], beyond)
-        assert len(cache) in (len(committed), len(committed) + 64)
-        store(cache, 999_999)  # the file can still be written
-        assert kept(cache, 999_999) == [999_999]
-
-
+@pytest.mark.contract
 def test_a_transaction_cut_in_the_middle_leaves_nothing(path: Path) -> None:
     """The process dies after sqlite got some rows of a group."""
     body = """
         import signal
-        from millpond import blob_store
+        from millpond.cache import blob_store
         cache = VectorCache(sys.argv[1])
         store(cache, *range(64))
         count, original = 0, blob_store.checksum
@@ -168,6 +116,7 @@ def test_a_failed_put_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatc
         assert kept(cache, 1, 2) == [1, 2]
 
 
+@pytest.mark.contract
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_after_a_fork_the_object_raises_and_the_file_can_be_opened_again(path: Path) -> None:
     body = """
@@ -203,6 +152,7 @@ def test_after_a_fork_the_object_raises_and_the_file_can_be_opened_again(path: P
         assert len(kept(cache, *range(400))) == 391
 
 
+@pytest.mark.contract
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_a_parent_that_closes_takes_nothing_from_its_child(path: Path) -> None:
     """If the parent's connection were copied, the child would hold no lock, and the parent would remove its log."""
@@ -232,46 +182,6 @@ def test_a_parent_that_closes_takes_nothing_from_its_child(path: Path) -> None:
     finish(script(body, path))
     with VectorCache(path) as cache:
         assert kept(cache, 1, *range(10, 30)) == [1, *range(10, 30)]
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_fork_while_other_threads_work(path: Path) -> None:
-    """Children forked while threads read and write can open the file, and the threads continue."""
-    body = """
-        import threading
-        cache = VectorCache(sys.argv[1])
-        store(cache, *range(50))
-        stop = threading.Event()
-        failures = []
-        def work(thread):
-            step = 0
-            try:
-                while not stop.is_set():
-                    store(cache, 1000 * thread + step % 500)
-                    assert kept(cache, *range(50)) == list(range(50))
-                    step += 1
-            except BaseException as error:
-                failures.append(error)
-        threads = [threading.Thread(target=work, args=(number,)) for number in (1, 2, 3)]
-        for thread in threads: thread.start()
-        for number in range(10):
-            child = os.fork()
-            if child == 0:
-                code = 1
-                try:
-                    with VectorCache(sys.argv[1]) as mine:
-                        store(mine, 90_000 + number)
-                        code = 0 if kept(mine, *range(50)) == list(range(50)) else 2
-                finally:
-                    os._exit(code)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-        stop.set()
-        for thread in threads: thread.join()
-        assert not failures, failures
-        assert kept(cache, *range(90_000, 90_010)) == list(range(90_000, 90_010))
-        cache.close()
-    """
-    finish(script(body, path))
 
 
 def test_a_locked_file_is_a_clear_error(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,6 +214,7 @@ def test_a_waiting_writer_gets_its_turn(path: Path) -> None:
         other.close()
 
 
+@pytest.mark.contract
 @pytest.mark.skipif(sys.platform == "win32", reason="no file size limit on this system")
 def test_a_full_disk_is_a_clear_error(path: Path) -> None:
     """The system lets no file grow further; committed rows stay readable."""
@@ -341,6 +252,7 @@ def test_sqlites_own_full_is_named(path: Path) -> None:
         assert kept(cache, *range(10)) == [1]
 
 
+@pytest.mark.contract
 @pytest.mark.skipif(not hasattr(os, "geteuid"), reason="no such permissions on this system")
 def test_a_file_that_cannot_be_written_is_named() -> None:
     body = """
@@ -373,30 +285,4 @@ def test_close_closes_connections_in_use_when_they_are_returned(path: Path) -> N
     with cache._file._file.connection() as connection:
         cache.close()
         assert connection.execute("SELECT count(*) FROM rows").fetchone() == (0,)
-    assert [file.name for file in path.parent.iterdir()] == ["cache.db"]  # the last connection removed the log
-
-
-def test_close_while_other_threads_work(path: Path) -> None:
-    """Each call succeeds or raises that the cache is closed; no connection stays open."""
-    cache = VectorCache(path)
-    store(cache, *range(100))
-    started = threading.Barrier(5)
-    ends: list[str] = []
-
-    def work() -> None:
-        started.wait()
-        try:
-            while True:
-                assert kept(cache, *range(100)) == list(range(100))
-        except CacheError as error:
-            ends.append(str(error))
-
-    with ThreadPoolExecutor(4) as pool:
-        running = [pool.submit(work) for _ in range(4)]
-        started.wait()
-        cache.close()
-        for each in running:
-            each.result(timeout=30)
-    assert len(ends) == 4
-    assert all("closed" in end for end in ends)
     assert [file.name for file in path.parent.iterdir()] == ["cache.db"]  # the last connection removed the log

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import sqlite3
 import threading
 from pathlib import Path
@@ -11,8 +10,8 @@ import numpy as np
 import pytest
 from tests.cached import kept, names, store
 
-from millpond import blob_store
-from millpond.cache import VectorCache
+from millpond.cache import blob_store
+from millpond.cache.vector_cache import VectorCache
 from millpond.errors import InvalidRequestError
 
 
@@ -43,15 +42,6 @@ def test_used_vectors_outlive_unused_ones(path: Path) -> None:
         assert kept(cache, *range(100), width=384) == list(range(0, 100, 10))
 
 
-def test_without_use_the_same_vectors_are_evicted(path: Path) -> None:
-    """The control of the test above."""
-    with VectorCache(path, max_bytes=400_000) as cache:
-        store(cache, *range(100), width=384)
-        for start in range(1000, 2000, 20):
-            store(cache, *range(start, start + 20), width=384)
-        assert kept(cache, *range(100), width=384) == []
-
-
 def test_storing_again_is_a_use(path: Path) -> None:
     with VectorCache(path, max_bytes=400_000) as cache:
         store(cache, *range(100), width=384)
@@ -69,16 +59,6 @@ def brimful(cache: VectorCache) -> list[int]:
         store(cache, *range(start, start + 10), width=384)
         start += 10
     return list(range(cache.stats().evicted, start))  # not by get, which would be a use
-
-
-def test_scattered_survivors_leave_no_holes(path: Path) -> None:
-    """Two vectors share a page, and one of each two is evicted: new ones reuse the free space."""
-    with VectorCache(path, max_bytes=400_000) as cache:
-        used = kept(cache, *brimful(cache)[::2], width=384)
-        full = len(cache)
-        store(cache, *range(1000, 1060), width=384)
-        assert kept(cache, *used, width=384) == used
-        assert len(cache) >= full - 5
 
 
 def test_a_put_does_not_evict_its_own_vectors(path: Path) -> None:
@@ -100,17 +80,6 @@ def test_uses_are_remembered_across_openings(path: Path) -> None:
         present = kept(cache, *range(160), width=384)
         assert present[:60] == list(range(60))
         assert len(present) < 120
-
-
-def test_many_uses_are_written_before_close(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(blob_store, "_MAX_PENDING_USES", 8)
-    with VectorCache(path, max_bytes=400_000) as cache:
-        store(cache, *range(60), width=384)
-        store(cache, *range(100, 160), width=384)
-        kept(cache, *range(60), width=384)
-        with VectorCache(path, max_bytes=400_000) as other:  # it sees them before any put or close
-            store(other, *range(200, 260), width=384)
-        assert kept(cache, *range(60), width=384) == list(range(60))
 
 
 def test_readers_do_not_wait_to_write_uses(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -147,21 +116,6 @@ def test_a_vector_larger_than_the_limit_is_not_kept(path: Path) -> None:
         key = names(1)
         cache.put(key, np.ones((1, 20_000)), tokens=[1], truncated=[False])
         assert not cache.get(key, width=20_000).found.any()  # nor its old vector, which is now wrong
-
-
-def test_widths_may_mix_under_a_limit(path: Path) -> None:
-    chance = random.Random(0)
-    limit = 600_000
-    width = {number: chance.choice([16, 384, 1024, 3000]) for number in range(1500)}
-    with VectorCache(path, max_bytes=limit) as cache:
-        for start in range(0, 1500, 30):
-            for number in range(start, start + 30):
-                store(cache, number, width=width[number])
-            for number in chance.sample(range(start + 30), 20):
-                kept(cache, number, width=width[number])
-            assert cache.stats().bytes <= limit
-        assert sum(len(kept(cache, number, width=width[number])) for number in range(1500)) == len(cache) > 20
-    assert path.stat().st_size < 2 * limit
 
 
 def test_a_smaller_limit_is_reached_by_the_next_put(path: Path) -> None:

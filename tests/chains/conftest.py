@@ -13,7 +13,7 @@ import pytest
 from tests.chains.overlap_reranker import words_of, write_reranker
 
 from millpond import Engine
-from millpond.cli.stdlib_docs import read_stdlib
+from millpond.cli.demo.stdlib_docs import read_stdlib
 from millpond.ingest import Record
 
 SEARCHED = frozenset("calendar ftplib glob itertools random shutil statistics zipfile".split())

@@ -61,13 +61,13 @@ def fill(sink: CollectionSink[Any], engine: Engine, records: list[Record], **opt
 
 @pytest.fixture(scope="module")
 def qdrant(engine: Engine, records: list[Record]) -> Iterator[CollectionSink[Any]]:
-    with QdrantSink(":memory:", "docs", dimensions=WIDTHS, payload="langchain") as sink:
+    with QdrantSink(":memory:", "docs", dimensions=WIDTHS, fields="langchain") as sink:
         yield fill(sink, engine, records)
 
 
 @pytest.fixture(scope="module")
 def milvus(engine: Engine, records: list[Record], folder: Path) -> Iterator[CollectionSink[Any]]:
-    with MilvusSink(folder / "m.db", "docs", dimensions=WIDTHS, payload="langchain", hybrid="bm25") as sink:
+    with MilvusSink(folder / "m.db", "docs", dimensions=WIDTHS, fields="langchain", hybrid="bm25") as sink:
         yield fill(sink, engine, records)
 
 
@@ -99,7 +99,7 @@ def stages(
         sink=request.getfixturevalue("hybrid_qdrant" if hybrid else database),
         engine=engine,
         k=CANDIDATES,
-        funnel=search != "dense",
+        coarse_to_fine=search != "dense",
         hybrid=search in ("hybrid", "bm25"),
         sparse_engine=request.getfixturevalue("sparse_engine") if hybrid else None,
     )
@@ -185,7 +185,7 @@ def test_the_stores_of_langchain_open_the_collection(
             enable_dynamic_field=True,
         )
     candidates = store.as_retriever(search_kwargs={"k": CANDIDATES})
-    own = MillpondSinkRetriever(sink=sink, engine=engine, k=CANDIDATES, funnel=False)
+    own = MillpondSinkRetriever(sink=sink, engine=engine, k=CANDIDATES, coarse_to_fine=False)
     assert texts_of(candidates.invoke(QUESTION)) == texts_of(own.invoke(QUESTION))
     second_stage = MillpondReranker(engine=reranker, top_n=3)
     found = [
@@ -209,7 +209,7 @@ def test_a_query_engine_of_llama_index_reads_the_reranked_nodes(
     from llama_index.postprocessor.millpond_rerank import MillpondRerank
 
     client = QdrantClient(":memory:")
-    fill(QdrantSink(client, "docs", dimensions=WIDTHS, payload="llama_index"), engine, records)
+    fill(QdrantSink(client, "docs", dimensions=WIDTHS, fields="llama_index"), engine, records)
     store = QdrantVectorStore(client=client, collection_name="docs", dense_vector_name="d384")
     index = VectorStoreIndex.from_vector_store(store, embed_model=MillpondEmbedding(engine=engine))
     candidates = index.as_retriever(similarity_top_k=CANDIDATES)

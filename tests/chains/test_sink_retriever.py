@@ -53,7 +53,9 @@ class TestSuite(suite):  # type: ignore[misc, valid-type]
         return QUESTION
 
 
-@pytest.mark.parametrize("options", [{}, {"funnel": False}, {"candidates": 4}, {"filter": {"n": [0, 1]}}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"coarse_to_fine": False}, {"candidates": 4}, {"filter": {"n": [0, 1]}}], ids=str
+)
 async def test_documents_are_the_hits_of_the_sink(
     sink: CollectionSink[Any], engine: Engine, options: dict[str, Any]
 ) -> None:

@@ -10,7 +10,7 @@ from tests.tiny import Dense, Layout, Other, Pooling, edit_json, write_checkpoin
 from tests.tiny.heads import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, write_stanford
 
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.checkpoints.late_interaction import LateInteraction, names_colbert
+from millpond.checkpoints.layouts.late_interaction import LateInteraction, names_colbert
 from millpond.config import EngineConfig
 from millpond.engine.loading import describe
 from millpond.errors import ModelLoadError, WeightMismatchError

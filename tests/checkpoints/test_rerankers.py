@@ -8,7 +8,7 @@ import pytest
 from tests.tiny import edit_json, write_checkpoint
 
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.checkpoints.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
+from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
 from millpond.checkpoints.modules import Dense, LayerNorm
 from millpond.checkpoints.rerankers import FAMILIES, Reranker, detect_reranker
 from millpond.errors import ModelLoadError
@@ -208,7 +208,7 @@ def test_an_embedder_s_modules_have_precedence_over_its_name(tmp_path: Path) -> 
 
 
 def test_every_family_s_template_file_exists() -> None:
-    from millpond.checkpoints.score_template import shipped_template
+    from millpond.checkpoints.templates.score_template import shipped_template
 
     for family in FAMILIES:
         assert shipped_template(family.template, special_tokens=family.special_tokens).names_roles

@@ -8,8 +8,8 @@ import pytest
 from tests.tiny.tokenizers import write_tokenizer
 from transformers import AutoTokenizer
 
-from millpond.checkpoints.chat_template import read_chat_template
-from millpond.checkpoints.score_template import ScoreTemplate, plain_template, read_template, shipped_template
+from millpond.checkpoints.templates.chat_template import read_chat_template
+from millpond.checkpoints.templates.score_template import ScoreTemplate, plain_template, read_template, shipped_template
 from millpond.errors import InvalidRequestError
 
 # The texts of the model cards.

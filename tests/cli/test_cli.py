@@ -608,7 +608,7 @@ class TestIngest:
             (["-", "--to", "qdrant+memory:#docs", "--types", "year"], "write year=int,price=float"),
             (["-", "--to", "qdrant+memory:#docs", "--types", "year=int,year=str"], "names the column again"),
             (["-", "--to", "qdrant+memory:#docs", "--id", "x", "--text", "x"], "--id and --text are both 'x'"),
-            (["-", "--to", "qdrant+memory:#docs", "--payload", "xml"], "--payload xml"),
+            (["-", "--to", "qdrant+memory:#docs", "--fields", "xml"], "--fields xml"),
             (["-", "--to", "qdrant+memory:#docs", "--datatype", "float99"], "float99"),
             (["-", "--to", "qdrant+memory:#docs", "--chunk-overlap", "inf"], "--chunk-overlap inf must be a number"),
             (["-", "--to", "qdrant+memory:#docs", "--chunk-overlap", "1.5"], "--chunk-overlap 1.5 is more than half"),

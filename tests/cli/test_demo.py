@@ -22,7 +22,7 @@ from millpond.cli.demo.report import WIDTH, DemoReport
 from millpond.cli.demo.search import Answer, AnsweredQuestion, answer
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError, SinkError
-from millpond.ingest.search import Hit
+from millpond.ingest.sinks.search import Hit
 
 PASSAGES = 120
 
@@ -165,8 +165,8 @@ class FixedDatabase:
     def __init__(self, *names):
         self.names = names
 
-    def search(self, engine, question, *, k=10, funnel=True):
-        assert funnel
+    def search(self, engine, question, *, k=10, coarse_to_fine=True):
+        assert coarse_to_fine
         return [Hit(id=name, score=0.0, text=TEXTS[name], metadata={"summary": name.upper()}) for name in self.names]
 
 

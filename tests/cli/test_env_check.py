@@ -11,7 +11,7 @@ from tests.tiny import write_checkpoint
 
 from millpond.attention import kernels, matmul_attention, self_check
 from millpond.attention.self_check import KernelCheck
-from millpond.cli.self_check import as_objects, of_machine, of_model, table
+from millpond.cli.output.kernel_checks import as_objects, of_machine, of_model, table
 from millpond.config import EngineConfig
 from millpond.native import library
 

@@ -6,7 +6,7 @@ import pytest
 import typer
 
 from millpond.cli.app import app
-from millpond.cli.flags import flags_of, in_flags
+from millpond.cli.arguments.flags import flags_of, in_flags
 
 COMMANDS = typer.main.get_command(app).commands  # type: ignore[attr-defined]
 
@@ -33,21 +33,20 @@ def rewritten(command: str, message: str) -> str:
         ("embed", "more than max_length=256; shorten it", "more than --max-length 256; shorten it"),
         ("embed", 'this one with convert="classify" if', "this one with --convert classify if"),
         ("serve", "max_length=64 and max_queue=5", "--max-model-len 64 and --max-queue 5"),
-        ("ingest", "pass dimensions=[128, 384], or payload='plain'", "pass --dimensions 128,384, or --payload plain"),
+        ("ingest", "pass dimensions=[128, 384], or fields='plain'", "pass --dimensions 128,384, or --fields plain"),
         ("ingest", "(keep_empty=True keeps them)", "(--keep-empty keeps them)"),
         ("ingest", "id_column and text_column are both 'x'", "--id and --text are both 'x'"),
         ("ingest", "types=year=integer is unknown", "--types year=integer is unknown"),
-        # Of the two quantizations, an engine's and a sink's, the value tells which.
+        # An engine and a sink have a quantization each.
         ("ingest", "quantization='int8' needs a GPU", "--quantization int8 needs a GPU"),
         ("advise", "quantization='scalar' is none", "--quantization scalar is none"),
         (
             "ingest",
-            "created with quantization=None, asks for quantization='scalar'; leave quantization out",
+            "created with index_quantization=None, asks for index_quantization='scalar'; leave index_quantization out",
             "created with no --index-quantization, asks for --index-quantization scalar; "
             "leave --index-quantization out",
         ),
         ("rerank", "top_n=0 must be an int from 1", "--top-n 0 must be an int from 1"),
-        ("bench-serve", "warm_up=-1 is not", "--warm-up -1 is not"),
         # What is no argument stays: words, paths, quotes, attributes, options, names of another command.
         ("embed", "the model, its prompt and its role", "the model, its prompt and its role"),
         ("embed", "'/data/max_length=5/x' has no file", "'/data/max_length=5/x' has no file"),

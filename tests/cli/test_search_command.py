@@ -19,7 +19,7 @@ from tests.tiny import write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_splade, write_stanford
 
 from millpond import Engine
-from millpond.cli.hit_table import Answer, RankedHit, print_table
+from millpond.cli.output.results_table import Answer, RankedHit, print_table
 from millpond.ingest import Chunking, Hit, Record, ingest, open_sink
 
 pytest.importorskip("millpond_qdrant")
@@ -199,7 +199,7 @@ def test_questions_come_from_standard_input(search, filled: dict[str, str], word
 
 
 def test_one_stage_searches_the_width_that_is_named(search, filled: dict[str, str], engine: Engine):
-    for words, width in ((["--no-funnel"], 48), (["--dimensions", "16"], 16)):
+    for words, width in ((["--no-coarse-to-fine"], 48), (["--dimensions", "16"], 16)):
         done = search(filled["qdrant"], QUESTION, "--json", "--dtype", "float32", *words)
         query, *documents = engine.embed(
             [QUESTION, *TEXTS.values()], dimensions=width, normalize=True

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from millpond.cli.demo.questions import QUESTIONS, SHORT_PASSAGES, short_of
-from millpond.cli.stdlib_docs import read_stdlib
+from millpond.cli.demo.stdlib_docs import read_stdlib
 from millpond.errors import InvalidRequestError
 
 

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from millpond.cache import VectorCache
+from millpond.cache.vector_cache import VectorCache
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.engine.schedule.truncation import TruncatedTexts

@@ -36,10 +36,10 @@ from millpond.errors import (
     UnsupportedTaskError,
 )
 from millpond.inputs import TokenIds
-from millpond.late_interaction.similarity import maxsim
+from millpond.late_interaction.scoring.similarity import maxsim
 from millpond.params import PoolingParams
-from millpond.ragged import Ragged
 from millpond.tasks import TASKS
+from millpond.vectors.ragged import Ragged
 
 LONG = " ".join(SENTENCES)
 DOCUMENTS = (SENTENCES[0], SENTENCES[1], "a", SENTENCES[0], "", "How deep is it?")

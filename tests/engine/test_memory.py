@@ -12,8 +12,8 @@ from millpond import Engine
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
-from millpond.matryoshka import cut
 from millpond.pooling.pooler import Readout
+from millpond.vectors.matryoshka import cut
 
 WIDTH = 48
 READ_AHEAD = 4096

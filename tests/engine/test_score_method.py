@@ -14,7 +14,6 @@ from tests.tiny.heads import write_cross_encoder, write_pylate, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams, RerankOutput
 from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
-from millpond.late_interaction import arerank, rerank
 
 QUERY = "How deep is the mill pond?"
 DOCUMENTS = list(TEXTS)
@@ -113,16 +112,6 @@ def test_other_checkpoints_rerank_by_what_they_score(cross: Engine, colbert: Eng
         ranked = call(engine, "rerank", QUERY, DOCUMENTS)
         assert [result.index for result in ranked] == np.argsort(-scores, kind="stable").tolist()
         np.testing.assert_allclose([result.relevance_score for result in ranked], np.sort(scores)[::-1], rtol=1e-4)
-
-
-def test_maxsim_is_what_late_interaction_ranks_by(embedder: Engine, colbert: Engine, call: Call) -> None:
-    for engine in (embedder, colbert):
-        ranked = call(engine, "rerank", QUERY, DOCUMENTS, method="maxsim", top_n=4)
-        assert_same(ranked, rerank(engine, QUERY, DOCUMENTS, top_n=4))
-        assert_same(ranked, asyncio.run(arerank(engine, QUERY, DOCUMENTS, top_n=4)))
-        assert len(ranked) == 4
-    with pytest.raises(AssertionError):
-        assert_same(embedder.rerank(QUERY, DOCUMENTS, method="cosine"), rerank(embedder, QUERY, DOCUMENTS))
 
 
 @pytest.mark.parametrize("mean", [False, True])
@@ -231,11 +220,6 @@ def test_params_of_another_task_are_refused(embedder: Engine, method: Any) -> No
     with pytest.raises(InvalidRequestError, match=r"params\.task='embed' contradicts the task 'score'"):
         embedder.submit_score([("a", "b")], PoolingParams(task="embed"), method=method)
     assert embedder.submit_score([("a", "b")], PoolingParams(task="score"), method=method).result(timeout=30)
-
-
-def test_the_blocking_rerank_takes_no_async_engine(embedder: Engine) -> None:
-    with pytest.raises(TypeError, match=r"not an AsyncEngine; write await arerank"):
-        rerank(AsyncEngine(embedder), "a", ["b"])
 
 
 @pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])

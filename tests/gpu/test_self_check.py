@@ -130,7 +130,7 @@ def test_a_kernel_that_raises_is_taken_out(plain, monkeypatch):
 
 @needs_cuda
 def test_the_table_of_the_machine_has_the_gpus_kernels():
-    from millpond.cli.self_check import of_machine, table
+    from millpond.cli.output.kernel_checks import of_machine, table
 
     found = of_machine()
     print("\n".join(table(found)))

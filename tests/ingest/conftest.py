@@ -9,7 +9,7 @@ PLAIN = {"lancedb", "pgvector"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the payload forms that a database does not have."""
+    """Leave out the field layouts that a database does not have."""
     chosen = [(item, getattr(item, "callspec", None)) for item in items]
     absent = [
         item

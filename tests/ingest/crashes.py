@@ -5,9 +5,11 @@ from unittest import mock
 
 from tests.ingest.memory_sink import MemoryClient, MemorySink
 
-from millpond.ingest import Record, ingest, pipeline, writer
+from millpond.ingest import Record, ingest
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.journal import CollectionMarks
+from millpond.ingest.pipeline.ingest import ingest as pipeline
+from millpond.ingest.pipeline.ingest import writer
+from millpond.ingest.pipeline.journal import CollectionMarks
 
 
 class Crash(BaseException):
@@ -69,11 +71,11 @@ class CrashingSink(MemorySink):
         self.upserts(super()._upsert, batch)
         self.written += [record.id for record in batch.records]
 
-    def _delete(self, which, payload):
-        self.deletes(super()._delete, which, payload)
+    def _delete(self, which, fields):
+        self.deletes(super()._delete, which, fields)
 
-    def _fetch(self, row_ids, widths, payload):
-        return self.reads(super()._fetch, row_ids, widths, payload)
+    def _fetch(self, row_ids, widths, fields):
+        return self.reads(super()._fetch, row_ids, widths, fields)
 
     @property
     def stored(self):

@@ -5,7 +5,7 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from millpond.ingest.manifest import CollectionManifest
+from millpond.ingest.sinks.manifest import CollectionManifest
 
 
 class FailingQdrant(ThreadingHTTPServer):
@@ -16,7 +16,7 @@ class FailingQdrant(ThreadingHTTPServer):
     def __init__(self, spec, address=("127.0.0.1", 0)):
         super().__init__(address, Handler)
         self.spec = spec
-        self.manifest = CollectionManifest.of(spec, dimensions=None, payload="plain")
+        self.manifest = CollectionManifest.of(spec, dimensions=None, fields="plain")
         self.points = {}
         self.write = lambda handler: False
         self.stores = True

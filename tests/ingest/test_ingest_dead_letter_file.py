@@ -16,8 +16,8 @@ from tests.tiny import write_checkpoint
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, JournalError
 from millpond.ingest import Record, Rejected, read
-from millpond.ingest.dead_letter import DEAD_LETTER_KEY, dump_record
-from millpond.ingest.dead_letter_file import DeadLetterFile
+from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
+from millpond.ingest.sources.dead_letter import DEAD_LETTER_KEY, dump_record
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_without_a_letter_there_is_no_file(tmp_path):
 @pytest.mark.parametrize("size", [0, 1 << 40], ids=["too large to compare", "compared"])
 @pytest.mark.parametrize("cut", [1, 5, 60])
 def test_after_a_torn_line_the_next_letter_has_its_own(tmp_path, monkeypatch, cut, size):
-    monkeypatch.setattr("millpond.ingest.dead_letter_file._MAX_COMPARED", size)
+    monkeypatch.setattr("millpond.ingest.pipeline.dead_letter_file._MAX_COMPARED", size)
     path = tmp_path / "dead.jsonl"
     first, second = letter(1), letter(2)
     path.write_text(f"{first}\n{second}"[: -len(second) + cut])
@@ -150,8 +150,8 @@ def test_threads_and_processes_append_whole_lines(tmp_path):
     program = """
         import sys
         from millpond.ingest import Record
-        from millpond.ingest.dead_letter import dump_record
-        from millpond.ingest.dead_letter_file import DeadLetterFile
+        from millpond.ingest.sources.dead_letter import dump_record
+        from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
         file = DeadLetterFile(sys.argv[1])
         for number in range(200):
             file.add(dump_record(Record(f"{sys.argv[2]} {number}", "x" * (number * 97)), where="w", reason="r"))
@@ -180,8 +180,8 @@ _FULL = """
     import resource, signal, sys
     from millpond.errors import JournalError
     from millpond.ingest import Record
-    from millpond.ingest.dead_letter import dump_record
-    from millpond.ingest.dead_letter_file import DeadLetterFile
+    from millpond.ingest.sources.dead_letter import dump_record
+    from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     file = DeadLetterFile(sys.argv[1])
     letters = [dump_record(Record(str(n), "text " * 50), where="w", reason="r") for n in range(40)]
@@ -256,7 +256,9 @@ def test_the_default_place_is_beside_the_journal(tmp_path, engine):
 def test_a_device_is_written_to_and_not_read(tmp_path):
     # /dev/full is an endless file of zeros to a reader, and a full disk to a writer.
     limit = "import resource; resource.setrlimit(resource.RLIMIT_CPU, (20, 20))"
-    add = "from millpond.ingest.dead_letter_file import DeadLetterFile; DeadLetterFile(sys.argv[1]).add('letter')"
+    add = (
+        "from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile as File; File(sys.argv[1]).add('letter')"
+    )
     for device, message in (("/dev/full", "No space left"), ("/dev/stdout", "")):
         done = subprocess.run(
             [sys.executable, "-c", f"import sys; {limit}; {add}", device], capture_output=True, text=True, timeout=120

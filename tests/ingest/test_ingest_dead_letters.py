@@ -5,7 +5,7 @@ import json
 import pytest
 
 from millpond.ingest import Record, Rejected, read
-from millpond.ingest.dead_letter import DEAD_LETTER_KEY, dump_record, dump_rejected
+from millpond.ingest.sources.dead_letter import DEAD_LETTER_KEY, dump_record, dump_rejected
 
 
 def letters(path, *lines):

@@ -6,8 +6,8 @@ import threading
 import pytest
 
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
-from millpond.ingest.deadline import hang_up_after
-from millpond.ingest.sqlstate import kind_of_state
+from millpond.ingest.sinks.deadline import hang_up_after
+from millpond.ingest.sinks.sqlstate import kind_of_state
 
 
 def test_a_client_that_waits_meets_the_end_of_its_connection():

@@ -17,8 +17,8 @@ from millpond.errors import (
     SinkUnavailableError,
 )
 from millpond.ingest import Record, WriteBatch, point_id
-from millpond.ingest.delivery import Delivery, Refused, RetryPolicy
-from millpond.ingest.stop import StopRequest
+from millpond.ingest.pipeline.delivery import Delivery, Refused, RetryPolicy
+from millpond.ingest.pipeline.stop import StopRequest
 
 
 class Clock(StopRequest):

@@ -27,7 +27,7 @@ _RUN = """
     import json, resource, signal, sys
     from dataclasses import asdict
     from millpond import Engine
-    from millpond.cache import VectorCache
+    from millpond.cache.vector_cache import VectorCache
     from millpond.ingest import Record, ingest, open_sink
     model, url, folder, limit, cached, rows = sys.argv[1:7]
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""Metadata of any key, in every payload form of every database: a filter finds what Python finds, or is refused."""
+"""Metadata of any key, in every field layout of every database: a filter finds what Python finds, or is refused."""
 
 import re
 
@@ -66,7 +66,7 @@ def filled(request, engine, tmp_path_factory):
     """A sink that holds a record for each key and value, and which database and form it is."""
     kind, form = request.param
     place = ":memory:" if kind == "qdrant" else tmp_path_factory.mktemp(form) / "x.db"
-    with (QdrantSink if kind == "qdrant" else MilvusSink)(place, "docs", dimensions=[8, 48], payload=form) as sink:
+    with (QdrantSink if kind == "qdrant" else MilvusSink)(place, "docs", dimensions=[8, 48], fields=form) as sink:
         report = ingest(records(), engine=engine, sink=sink, show_progress=False)
         assert report.failed == len(VALUES) * len(UNSTORED.get(request.param, ()))
         assert report.written + report.failed == len(KEYS) * len(VALUES)
@@ -98,7 +98,7 @@ def test_a_filter_finds_what_python_finds_or_is_refused_by_name(engine, filled, 
             r.id for r in records() if not lost & r.metadata.keys() and matches(r.metadata, key, condition, lists=lists)
         }
         assert {
-            hit.id for hit in sink.search(engine, "a text", k=1000, funnel=False, filter={key: condition})
+            hit.id for hit in sink.search(engine, "a text", k=1000, coarse_to_fine=False, filter={key: condition})
         } == expected
     assert sink.count() == len(KEYS) * len(VALUES) - len(VALUES) * len(lost)
 

@@ -9,12 +9,12 @@ import pytest
 from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, memory, run, small
 from tests.tiny import write_checkpoint
 
-from millpond import sqlitefile
+from millpond.cache import sqlitefile
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, JournalError
 from millpond.ingest import Record, Rejected
-from millpond.ingest.journal import Journal, Mark, digest
-from millpond.ingest.stop import StopRequest
+from millpond.ingest.pipeline.journal import Journal, Mark, digest
+from millpond.ingest.pipeline.stop import StopRequest
 
 
 @pytest.fixture(scope="module")

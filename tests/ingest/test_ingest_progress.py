@@ -13,12 +13,12 @@ import threading
 
 import pytest
 
-from millpond.ingest import progress_bar
-from millpond.ingest.progress_bar import IngestProgress
+from millpond.ingest.telemetry import progress_bar
+from millpond.ingest.telemetry.progress_bar import IngestProgress
 
 RUN = """
 import logging
-from millpond.ingest.progress_bar import IngestProgress
+from millpond.ingest.telemetry.progress_bar import IngestProgress
 
 class Clock:
     now = 0.0

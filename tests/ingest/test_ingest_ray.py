@@ -22,12 +22,13 @@ import pytest
 from tests.ingest.shared_sink import SharedSink
 from tests.tiny import write_checkpoint
 
+from millpond.cache.sqlitefile import CacheFileError
 from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, ModelLoadError
-from millpond.ingest import Record, ingest, pipeline, point_id, read
+from millpond.ingest import Record, ingest, point_id, read
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.stop import StopRequest
-from millpond.sqlitefile import CacheFileError
+from millpond.ingest.pipeline.ingest import ingest as pipeline
+from millpond.ingest.pipeline.stop import StopRequest
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")

@@ -18,8 +18,8 @@ from millpond.ingest.pages import charts, report_page
 from millpond.ingest.pages.charts import bytes_text, seconds_text
 from millpond.ingest.pages.html_page import write_page
 from millpond.ingest.pages.report_page import check_report, write_report
-from millpond.ingest.report import IngestReport
-from millpond.ingest.trace import RunTrace
+from millpond.ingest.telemetry.report import IngestReport
+from millpond.ingest.telemetry.trace import RunTrace
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHARTS = ["Throughput", "Queue depths", "Time of one call, by stage", "Length of the texts", "Recall by width"]

@@ -1,6 +1,7 @@
 """The parts that sinks share: batches, request sizes, manifests and URLs."""
 
 import json
+import sys
 import textwrap
 from itertools import pairwise
 from pathlib import Path
@@ -11,14 +12,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.ingest.memory_sink import MemorySink
 
-from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError, MissingExtraError
-from millpond.ingest import Batch, CollectionManifest, CollectionMark, Record, WriteBatch, open_sink
-from millpond.ingest.batch import record_bytes, slices, storable
-from millpond.ingest.location import is_address, url_of
-from millpond.ingest.manifest import MANIFEST_KEY
-from millpond.ingest.payload import check_payload
-from millpond.ingest.search import plan_search
-from millpond.ingest.sink import check_widths
+from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError
+from millpond.ingest import CollectionManifest, Record, WriteBatch, open_sink
+from millpond.ingest.sinks.batch import record_bytes, slices, storable
+from millpond.ingest.sinks.location import is_address, url_of
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
+from millpond.ingest.sinks.payload import check_fields
+from millpond.ingest.sinks.protocol import check_widths
+from millpond.ingest.sinks.search import plan_search
 from millpond.metadata import check_filter
 from millpond.outputs import EmbeddingOutput, Usage
 from millpond.spec import ModelSpec
@@ -49,10 +50,6 @@ def spec(name="org/model", fingerprint="f" * 64, **changes):
 
 
 # --------------------------------------------------------------------------------------------------------- batches
-
-
-def test_the_former_names_still_work():
-    assert Batch is WriteBatch and CollectionMark is CollectionManifest
 
 
 def test_a_part_of_a_batch_has_the_rows_of_its_slice():
@@ -113,9 +110,9 @@ def test_invalid_widths_are_refused(bad):
 
 
 def test_payload_forms():
-    assert [check_payload(form) for form in ("plain", "langchain", "llama_index")]
+    assert [check_fields(form) for form in ("plain", "langchain", "llama_index")]
     with pytest.raises(InvalidRequestError, match="choose one of plain, langchain, llama_index"):
-        check_payload("haystack")
+        check_fields("haystack")
 
 
 def test_filters_are_lists_of_scalars():
@@ -142,17 +139,17 @@ def test_a_question_whose_vector_is_zero_or_nan_is_refused(value):
             return EmbeddingOutput(embeddings=rows, cached=None, truncated=None, usage=Usage(prompt_tokens=1))
 
     with pytest.raises(InvalidRequestError, match="nothing is nearest"):
-        plan_search(Flat(), "?", widths=[2, 4], k=1, funnel=True, candidates=None)
+        plan_search(Flat(), "?", widths=[2, 4], k=1, coarse_to_fine=True, candidates=None)
 
 
 # ------------------------------------------------------------------------------------------------------- manifests
 
 
 def test_a_manifest_survives_its_storage():
-    manifest = CollectionManifest.of(spec(), dimensions=(128, 384), payload="plain")
+    manifest = CollectionManifest.of(spec(), dimensions=(128, 384), fields="plain")
     assert CollectionManifest.from_dict(manifest.to_dict(), collection="docs") == manifest
-    assert CollectionManifest.of(spec(), dimensions=None, payload="plain").dimensions == (384,)
-    assert CollectionManifest.of(spec(default_dimensions=64), dimensions=None, payload="plain").dimensions == (64,)
+    assert CollectionManifest.of(spec(), dimensions=None, fields="plain").dimensions == (384,)
+    assert CollectionManifest.of(spec(default_dimensions=64), dimensions=None, fields="plain").dimensions == (64,)
 
 
 def test_a_manifest_without_settings_is_stored_as_these_five_fields():
@@ -164,7 +161,7 @@ def test_a_manifest_without_settings_is_stored_as_these_five_fields():
         "dimensions": [128, 384],
         "payload": "langchain",
     }
-    manifest = CollectionManifest(fingerprint="f" * 64, model="org/model", dimensions=(128, 384), payload="langchain")
+    manifest = CollectionManifest(fingerprint="f" * 64, model="org/model", dimensions=(128, 384), fields="langchain")
     assert MANIFEST_KEY == "millpond"
     assert manifest.to_dict() == stored
     assert json.dumps(manifest.to_dict()) == json.dumps(stored)  # the order too, as Milvus stores a string
@@ -188,7 +185,7 @@ SETTINGS = {
 
 
 def test_settings_are_stored_beside_the_five_fields_and_an_earlier_version_ignores_them():
-    manifest = CollectionManifest.of(spec(settings=SETTINGS), dimensions=None, payload="plain")
+    manifest = CollectionManifest.of(spec(settings=SETTINGS), dimensions=None, fields="plain")
     stored = manifest.to_dict()
     assert stored["schema"] == 1 and list(stored)[-1] == "settings"
     assert {**stored["settings"], "prompts": None} == {**SETTINGS, "prompts": None}
@@ -217,7 +214,7 @@ def test_settings_are_stored_beside_the_five_fields_and_an_earlier_version_ignor
     ],
 )
 def test_the_settings_that_differ_are_named_with_both_values_and_the_way_out(changes, parts):
-    manifest = CollectionManifest.of(spec(settings=SETTINGS), dimensions=None, payload="plain")
+    manifest = CollectionManifest.of(spec(settings=SETTINGS), dimensions=None, fields="plain")
     other = spec(fingerprint="e" * 64, settings=SETTINGS | changes)
     with pytest.raises(FingerprintMismatchError, match="vectors of two models do not compare") as caught:
         manifest.check_model(other, collection="docs")
@@ -225,7 +222,7 @@ def test_the_settings_that_differ_are_named_with_both_values_and_the_way_out(cha
 
 
 def test_a_manifest_of_an_earlier_version_says_that_it_does_not_name_settings():
-    stored = CollectionManifest.of(spec(), dimensions=None, payload="plain").to_dict()
+    stored = CollectionManifest.of(spec(), dimensions=None, fields="plain").to_dict()
     assert "settings" not in stored
     manifest = CollectionManifest.from_dict(stored, collection="docs")
     with pytest.raises(FingerprintMismatchError, match="or settings, which the collection of an older"):
@@ -238,13 +235,13 @@ def test_a_manifest_of_an_earlier_version_says_that_it_does_not_name_settings():
 
 def test_a_manifest_names_a_folder_without_its_path(tmp_path):
     (tmp_path / "my-model").mkdir()
-    assert CollectionManifest.of(spec(f"{tmp_path}/my-model/"), dimensions=None, payload="plain").model == "my-model"
-    assert CollectionManifest.of(spec(), dimensions=None, payload="plain").model == "org/model"
+    assert CollectionManifest.of(spec(f"{tmp_path}/my-model/"), dimensions=None, fields="plain").model == "my-model"
+    assert CollectionManifest.of(spec(), dimensions=None, fields="plain").model == "org/model"
 
 
 def test_a_manifest_has_only_widths_of_the_model():
     with pytest.raises(InvalidDimensionsError):
-        CollectionManifest.of(spec(matryoshka=False), dimensions=(128,), payload="plain")
+        CollectionManifest.of(spec(matryoshka=False), dimensions=(128,), fields="plain")
 
 
 @pytest.mark.parametrize(
@@ -256,14 +253,14 @@ def test_a_manifest_of_another_schema_is_an_error(data):
 
 
 def test_manifests_that_differ_are_refused():
-    manifest = CollectionManifest.of(spec(), dimensions=(128, 384), payload="plain")
+    manifest = CollectionManifest.of(spec(), dimensions=(128, 384), fields="plain")
     other = spec("org/other", "e" * 64)
     with pytest.raises(FingerprintMismatchError, match="was built by org/model .* this engine is org/other"):
         manifest.check_model(other, collection="docs")
     with pytest.raises(InvalidRequestError, match=r"holds the widths \[128, 384\].* pass dimensions=\[128, 384\]"):
-        manifest.check_write(CollectionManifest.of(spec(), dimensions=None, payload="plain"), spec(), collection="docs")
-    wanted = CollectionManifest.of(spec(), dimensions=(128, 384), payload="langchain")
-    with pytest.raises(InvalidRequestError, match="form 'plain'.* pass payload='plain'"):
+        manifest.check_write(CollectionManifest.of(spec(), dimensions=None, fields="plain"), spec(), collection="docs")
+    wanted = CollectionManifest.of(spec(), dimensions=(128, 384), fields="langchain")
+    with pytest.raises(InvalidRequestError, match="layout 'plain'.* pass fields='plain'"):
         manifest.check_write(wanted, spec(), collection="docs")
     with pytest.raises(InvalidRequestError, match=r"not \[64\]; choose among \[128, 384\]"):
         manifest.widths_to_search((64, 384), collection="docs")
@@ -282,8 +279,8 @@ def installed(tmp_path, monkeypatch):
     (tmp_path / "shelf-1.0.dist-info" / "entry_points.txt").write_text("[millpond.sinks]\nshelf = shelf:sink\n")
     (tmp_path / "shelf.py").write_text(
         textwrap.dedent("""
-            def sink(scheme, location, collection, *, dimensions, payload):
-                return scheme, location, collection, dimensions, payload
+            def sink(scheme, location, collection, *, dimensions, fields):
+                return scheme, location, collection, dimensions, fields
         """)
     )
     monkeypatch.syspath_prepend(tmp_path)
@@ -301,7 +298,7 @@ def installed(tmp_path, monkeypatch):
     ],
 )
 def test_a_url_is_split_for_the_package_of_its_kind(installed, url, parts):
-    assert open_sink(url, dimensions=[128], payload="langchain") == (*parts, [128], "langchain")
+    assert open_sink(url, dimensions=[128], fields="langchain") == (*parts, [128], "langchain")
 
 
 @pytest.mark.parametrize(
@@ -367,12 +364,24 @@ def test_the_error_of_a_refused_url_hides_its_password():
     assert "hunter2" not in str(caught.value)
 
 
-def test_an_unknown_kind_is_not_a_package_to_install(installed):
-    with pytest.raises(InvalidRequestError, match="choose one of (lancedb, )?milvus, (pgvector, )?qdrant, shelf"):
+def test_a_kind_without_a_package_is_refused(installed):
+    with pytest.raises(
+        InvalidRequestError, match="no installed package writes to 'drawer' .*, shelf.*; correct the URL"
+    ):
         open_sink("drawer+path:x#docs")
 
 
-def test_a_missing_package_is_named(monkeypatch):
-    monkeypatch.setattr("millpond.ingest.url.entry_points", lambda group: ())
-    with pytest.raises(MissingExtraError, match="millpond-qdrant: .* pip install ./integrations/qdrant$"):
-        open_sink("qdrant+memory:#docs")
+def test_a_database_describes_its_options(installed, tmp_path):
+    (tmp_path / "shelf.py").write_text(
+        "from millpond.ingest.sinks.database import database\n"
+        "sink = database(options=['dimensions', 'fields', 'boards'])(lambda *place, **options: options)\n"
+    )
+    sys.modules.pop("shelf", None)
+    assert open_sink("shelf+path:x#docs", boards=2, must_exist=True) == {
+        "must_exist": True,
+        "dimensions": None,
+        "fields": "plain",
+        "boards": 2,
+    }
+    with pytest.raises(InvalidRequestError, match="colour='red' is no option .* takes boards, dimensions, fields"):
+        open_sink("shelf+path:x#docs", colour="red")

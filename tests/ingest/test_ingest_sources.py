@@ -14,8 +14,10 @@ import tracemalloc
 import pytest
 
 from millpond.errors import InvalidRequestError, MissingExtraError, SourceNotFoundError
-from millpond.ingest import Record, Rejected, compression, content_hash, json_source, read
-from millpond.ingest.sources import SkippedFiles
+from millpond.ingest import Record, Rejected, content_hash, read
+from millpond.ingest.sources import compression
+from millpond.ingest.sources import json_file as json_source
+from millpond.ingest.sources.read import SkippedFiles
 
 
 def write(path, data):

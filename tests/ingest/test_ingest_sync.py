@@ -6,8 +6,9 @@ from tests.tiny import write_checkpoint
 
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError
-from millpond.ingest import Record, Rejected, open_sink, point_id, seen
-from millpond.ingest import run as run_module
+from millpond.ingest import Record, Rejected, open_sink, point_id
+from millpond.ingest.pipeline import run as run_module
+from millpond.ingest.pipeline import seen
 
 
 @pytest.fixture(scope="module")

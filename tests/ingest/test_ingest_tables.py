@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from millpond.errors import InvalidRequestError, MissingExtraError
-from millpond.ingest import Record, Rejected, arrow_source, content_hash, read
+from millpond.ingest import Record, Rejected, content_hash, read
+from millpond.ingest.sources import arrow as arrow_source
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -375,7 +376,7 @@ def test_examples_of_a_generator_with_features_fail_alone(datasets):
 def test_a_stream_of_parquet_is_read_by_tables(datasets, tmp_path, monkeypatch):
     write_parquet(tmp_path / "x.parquet", arrow.Table.from_pylist(ROWS))
     source = datasets.load_dataset("parquet", data_files=str(tmp_path / "x.parquet"), split="train", streaming=True)
-    monkeypatch.setattr("millpond.ingest.table_source.read_items", None)  # not one by one
+    monkeypatch.setattr("millpond.ingest.sources.tables.read_items", None)  # not one by one
     assert list(read(source)) == RECORDS
     assert list(read(source.take(5), metadata_columns=["n"])) == [
         Record(record.id, record.text, {"n": record.metadata["n"]}) for record in RECORDS[:5]

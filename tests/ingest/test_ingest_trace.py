@@ -6,8 +6,8 @@ import threading
 import numpy as np
 import pytest
 
-from millpond.ingest.histogram import LogHistogram
-from millpond.ingest.trace import RunTrace
+from millpond.ingest.telemetry.histogram import LogHistogram
+from millpond.ingest.telemetry.trace import RunTrace
 
 
 class Clock:

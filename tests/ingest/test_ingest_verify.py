@@ -8,8 +8,9 @@ from tests.ingest.crashes import CrashingSink, Words, memory, run
 from tests.tiny import write_checkpoint
 
 from millpond.engine.engine import Engine
-from millpond.ingest import Record, StoredRow, Verification, point_id, verify
-from millpond.ingest.verify import RecordSample
+from millpond.ingest import Record, StoredRow, Verification, point_id
+from millpond.ingest.pipeline import verify
+from millpond.ingest.pipeline.verify import RecordSample
 
 
 @pytest.fixture(scope="module")
@@ -80,7 +81,7 @@ def test_a_row_that_was_changed_behind_our_back_is_found_and_written_again(engin
         rows(client)[point_id("r7")] = (record, {48: new.astype(np.float32)})
 
     class Reading(CrashingSink):
-        def _fetch(self, row_ids, widths, payload):
+        def _fetch(self, row_ids, widths, fields):
             found = {each: self._rows[each] for each in row_ids if each in self._rows}
             return {
                 each: StoredRow(

@@ -11,7 +11,7 @@ from peers.vector_stores import disk_bytes, qdrant_edge, uint8
 from storage_recall import cuts, table
 
 from millpond.ingest.advice.codes import quantize, store
-from millpond.ingest.neighbors import nearest, recall
+from millpond.ingest.pages.neighbors import nearest, recall
 
 
 @pytest.fixture(scope="module")

@@ -446,7 +446,7 @@ class IndexContract:
         assert index.delete(["a"]) == 0 and index.delete(filter={"a": 1}) == 0
         stats = index.stats()
         assert isinstance(stats, IndexStats)
-        assert (stats.documents, stats.tokens, stats.width) == (0, 0, 0)
+        assert (stats.documents, stats.tokens, stats.dimensions) == (0, 0, 0)
         assert index.check() == []
         index.compact()
         assert index.add_embeddings([], ragged([])) == AddReport()
@@ -624,7 +624,7 @@ class IndexContract:
                 texts.explain(query, id)  # type: ignore[arg-type]
 
     def test_a_match_in_a_cut_and_pooled_document_has_its_span(self, path: Path, engine: Engine) -> None:
-        with self.open(path, engine, width=12, pool_factor=2) as index:
+        with self.open(path, engine, dimensions=12, pool_factor=2) as index:
             index.add(names(5), TEXTS)
             (hit,) = index.search([QUERY], k=1)[0]
             matches = index.explain(QUERY, hit.id)
@@ -686,7 +686,7 @@ class IndexContract:
         after = index.search_embeddings(ragged(queries), k=12)
         self.check_hits(after, queries, documents, 12)
         assert_same_hits(after, before)
-        assert len(index) == 12 and index.stats().width == 32
+        assert len(index) == 12 and index.stats().dimensions == 32
         index.close()
 
     def test_an_index_opened_without_an_engine_takes_embeddings(
@@ -737,10 +737,10 @@ class IndexContract:
         basis = np.linalg.qr(random.standard_normal((32, 8)))[0]
         documents = {id: units(random.standard_normal((9, 8)) @ basis.T) for id in names(20)}
         queries = [units(random.standard_normal((4, 8)) @ basis.T) for _ in range(3)]
-        index = self.open(path, None, width=8)
+        index = self.open(path, None, dimensions=8)
         index.add_embeddings(list(documents)[:15], ragged(list(documents.values())[:15]))
         index.add_embeddings(list(documents)[15:], ragged(list(documents.values())[15:]))
-        assert index.stats().width == 8
+        assert index.stats().dimensions == 8
         self.check_hits(index.search_embeddings(ragged(queries)), queries, documents, 10)
         before = index.search_embeddings(ragged(queries))
         with self.reopen(index, path, None) as index:
@@ -749,11 +749,11 @@ class IndexContract:
                 index.search_embeddings(ragged(matrices(1, width=8), 8))
 
     def test_another_width_is_refused(self, path: Path) -> None:
-        index = self.open(path, None, width=8)
+        index = self.open(path, None, dimensions=8)
         index.add_embeddings(["a"], ragged(matrices(1, tokens=20)))
-        with pytest.raises(InvalidRequestError, match=r"width=16.*8"):
-            self.reopen(index, path, None, width=16)
-        with self.open(path, None, width=8) as index:
+        with pytest.raises(InvalidRequestError, match=r"dimensions=16.*8"):
+            self.reopen(index, path, None, dimensions=16)
+        with self.open(path, None, dimensions=8) as index:
             assert len(index) == 1
 
     def test_documents_are_pooled_and_queries_are_not(self, path: Path) -> None:
@@ -903,9 +903,9 @@ class IndexContract:
     @pytest.mark.parametrize(
         ("options", "message"),
         [
-            ({"width": 0}, "width=0"),
-            ({"width": True}, "width=True"),
-            ({"width": 2.0}, r"width=2\.0"),
+            ({"dimensions": 0}, "dimensions=0"),
+            ({"dimensions": True}, "dimensions=True"),
+            ({"dimensions": 2.0}, r"dimensions=2\.0"),
             ({"pool_factor": 0}, "pool_factor=0"),
             ({"pool_factor": "2"}, "pool_factor='2'"),
         ],
@@ -916,8 +916,8 @@ class IndexContract:
             self.open(path, None, **options)
 
     def test_a_width_above_that_of_the_rows_is_refused(self, path: Path) -> None:
-        with self.open(path, None, width=33) as index:
-            with pytest.raises(InvalidRequestError, match="width=33.*32"):
+        with self.open(path, None, dimensions=33) as index:
+            with pytest.raises(InvalidRequestError, match="dimensions=33.*32"):
                 index.add_embeddings(["a"], ragged(matrices(1)))
             assert len(index) == 0
 
@@ -931,7 +931,7 @@ class IndexContract:
     def test_stats_count_documents_and_tokens(self, index: LateInteractionIndex) -> None:
         index.add_embeddings(names(3), ragged(matrices(3, tokens=[1, 2, 3])))
         stats = index.stats()
-        assert (stats.documents, stats.tokens, stats.width) == (3, 6, 32)
+        assert (stats.documents, stats.tokens, stats.dimensions) == (3, 6, 32)
         assert stats.bytes > 0 and stats.codec
         index.add_embeddings(["doc-0"], ragged(matrices(1, tokens=[10])))
         index.delete(["doc-1"])

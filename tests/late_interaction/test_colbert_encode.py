@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
 
-from millpond.checkpoints.late_interaction import LateInteraction
+from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
-from millpond.late_interaction.encode import ColbertEncoder
+from millpond.late_interaction.encoding.markers import ColbertEncoder
 
 # A token's id is its index in this list, as in a vocab.txt.
 VOCABULARY = (

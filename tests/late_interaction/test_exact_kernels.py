@@ -15,7 +15,7 @@ from millpond.errors import InvalidRequestError
 from millpond.late_interaction.kernels import exact
 from millpond.late_interaction.kernels.exact import CODECS, DeviceTokens, Tokens, pack_rows, score, unpack_rows
 from millpond.native.library import ISAS, KernelTable, isa, kernel_table
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "src/millpond/native"
@@ -379,7 +379,7 @@ sys.path[:0] = {path!r}
 import numpy as np
 from millpond.late_interaction.kernels import exact
 from millpond.native.library import KernelTable, kernel_table
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 keep = []
 

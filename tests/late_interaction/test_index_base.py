@@ -19,9 +19,9 @@ from millpond import AsyncEngine, Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.fingerprint import ModelIdentity
 from millpond.late_interaction import AddReport, MemoryIndex, Ragged, TokenMatch
-from millpond.late_interaction.index_arguments import unit_rows
-from millpond.late_interaction.index_settings import IndexSettings
-from millpond.late_interaction.projection import Projection
+from millpond.late_interaction.encoding.projection import Projection
+from millpond.late_interaction.index.arguments import unit_rows
+from millpond.late_interaction.index.settings import IndexSettings
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def trained(folder: Path, embedder: Engine) -> Iterator[Engine]:
 def rows_of(index: MemoryIndex, engine: Engine, role: Any, text: str) -> np.ndarray:
     """The rows of a text as the index compares them, without pooling."""
     native = engine.token_embed([text], role=role, normalize=True).embeddings
-    return index._prepare_queries(native).flat
+    return index._encoding.queries(native).flat
 
 
 def test_the_prompts_of_both_roles_are_used(embedder: Engine) -> None:
@@ -108,7 +108,7 @@ def test_a_mapping_or_none_is_no_list(embedder: Engine) -> None:
 
 
 def test_an_error_keeps_the_pieces_before_it(embedder: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("millpond.late_interaction.index._PIECE", 4)
+    monkeypatch.setattr("millpond.late_interaction.index.base._PIECE", 4)
     index = MemoryIndex(embedder)
     token_embed, calls = embedder.token_embed, []
 
@@ -129,8 +129,8 @@ def test_an_error_keeps_the_pieces_before_it(embedder: Engine, monkeypatch: pyte
 
 def test_long_documents_are_stored_a_few_at_a_time(embedder: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their float32 rows would not fit memory together."""
-    monkeypatch.setattr("millpond.late_interaction.index._PIECE_CHARACTERS", 100)
-    monkeypatch.setattr("millpond.late_interaction.index._PIECE_ROWS", 20)
+    monkeypatch.setattr("millpond.late_interaction.index.base._PIECE_CHARACTERS", 100)
+    monkeypatch.setattr("millpond.late_interaction.index.base._PIECE_ROWS", 20)
     sizes: list[int] = []
     upsert = MemoryIndex._upsert
 
@@ -162,19 +162,19 @@ def test_progress_is_drawn_in_a_terminal(
 
 
 def test_a_checkpoint_trained_for_it_is_cut(trained: Engine, tmp_path: Path) -> None:
-    index = MemoryIndex(trained, "float32", width=16)
+    index = MemoryIndex(trained, "float32", dimensions=16)
     index.add(names(5), TEXTS)
     cut = unit_rows(trained.token_embed([QUERY], role="query").embeddings.flat[:, :16])
     np.testing.assert_allclose(rows_of(index, trained, "query", QUERY), cut, atol=1e-6)
-    assert index.stats().width == 16
+    assert index.stats().dimensions == 16
     index.save(tmp_path / "index")
-    opened = MemoryIndex.open(tmp_path / "index", trained, width=16)
+    opened = MemoryIndex.open(tmp_path / "index", trained, dimensions=16)
     assert opened.search([QUERY]) == index.search([QUERY])
     np.testing.assert_allclose(rows_of(opened, trained, "query", QUERY), cut, atol=1e-6)
 
 
 def test_other_rows_are_projected_to_where_they_spread(embedder: Engine) -> None:
-    index = MemoryIndex(embedder, "float32", width=16)
+    index = MemoryIndex(embedder, "float32", dimensions=16)
     index.add(names(5), TEXTS)
     native = embedder.token_embed(TEXTS, role="document", normalize=True).embeddings.flat
     projected = np.concatenate([rows_of(index, embedder, "document", text) for text in TEXTS])
@@ -191,9 +191,9 @@ def test_other_rows_are_projected_to_where_they_spread(embedder: Engine) -> None
 
 
 def test_the_width_of_the_rows_projects_nothing(embedder: Engine) -> None:
-    index = MemoryIndex(embedder, width=48)
+    index = MemoryIndex(embedder, dimensions=48)
     index.add(names(5), TEXTS)
-    assert index._settings().projection is None and index.stats().width == 48  # type: ignore[union-attr]
+    assert index._encoding.settings.projection is None and index.stats().dimensions == 48  # type: ignore[union-attr]
 
 
 def test_embeddings_of_another_width_than_the_engine_are_refused(embedder: Engine) -> None:
@@ -206,7 +206,7 @@ def test_embeddings_of_another_width_than_the_engine_are_refused(embedder: Engin
 
 def test_threads_that_add_first_fit_one_projection() -> None:
     for round in range(5):
-        index = MemoryIndex(None, "float32", width=4)
+        index = MemoryIndex(None, "float32", dimensions=4)
         barrier = threading.Barrier(4)
 
         def add(number: int, index: MemoryIndex = index, barrier: threading.Barrier = barrier) -> None:

@@ -14,7 +14,7 @@ from millpond.errors import InvalidRequestError
 from millpond.late_interaction import Ragged, maxsim
 from millpond.late_interaction.kernels import exact
 
-module = importlib.import_module("millpond.late_interaction.similarity")
+module = importlib.import_module("millpond.late_interaction.scoring.similarity")
 
 
 @pytest.fixture(params=["compiled", "torch"])
@@ -175,7 +175,7 @@ def test_the_package_exports_lazily():
         _ = millpond.late_interaction.nothing
     code = (
         "import sys, millpond.late_interaction as late; assert 'torch' not in sys.modules; "
-        "import millpond.late_interaction.similarity; assert callable(late.maxsim), late.maxsim"
+        "import millpond.late_interaction.scoring.similarity; assert callable(late.maxsim), late.maxsim"
     )
     # With this process's sys.path: the package may be found by PYTHONPATH alone.
     subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], check=True, timeout=120)

@@ -21,9 +21,9 @@ import pytest
 from tests.late_interaction.index_contract import found, matrices, names, ragged
 
 from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotFoundError
-from millpond.late_interaction import MemoryIndex, checked_file
+from millpond.late_interaction import MemoryIndex
+from millpond.late_interaction.memory import checked_file, store
 from millpond.late_interaction.memory import files as memory_files
-from millpond.late_interaction.memory import store
 
 QUERY = ragged(matrices(1, seed=9))
 FILES = ["centroid_scales", "centroids", "codes", "documents", "index", "lengths", "projection", "rows", "scales"]
@@ -387,10 +387,10 @@ def test_an_index_is_the_same_after_it_was_opened(tmp_path: Path, monkeypatch: p
 
 
 def test_an_index_that_was_saved_without_rows_keeps_its_options(tmp_path: Path) -> None:
-    MemoryIndex(None, width=8, pool_factor=2).save(tmp_path)
+    MemoryIndex(None, dimensions=8, pool_factor=2).save(tmp_path)
     index = MemoryIndex.open(tmp_path, None)
     index.add_embeddings(["a"], ragged(matrices(1, tokens=41)))
-    assert (index.stats().width, index.stats().tokens) == (8, 21)  # the first token is kept as it is
-    named = MemoryIndex.open(tmp_path, None, width=16, pool_factor=1)
+    assert (index.stats().dimensions, index.stats().tokens) == (8, 21)  # the first token is kept as it is
+    named = MemoryIndex.open(tmp_path, None, dimensions=16, pool_factor=1)
     named.add_embeddings(["a"], ragged(matrices(1, tokens=41)))
-    assert (named.stats().width, named.stats().tokens) == (16, 41)
+    assert (named.stats().dimensions, named.stats().tokens) == (16, 41)

@@ -23,7 +23,8 @@ from tests.late_interaction.index_contract import (
 
 from millpond import Engine
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, Ragged, kmeans
+from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, Ragged
+from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.memory import blocks, store
 from millpond.late_interaction.memory import index as memory_index_module
 from millpond.late_interaction.memory.store import TokenStore
@@ -415,14 +416,14 @@ def test_documents_without_rows_train_no_centroids(monkeypatch: pytest.MonkeyPat
 
 def test_of_two_threads_that_add_the_first_rows_one_decides_their_width(monkeypatch: pytest.MonkeyPatch) -> None:
     index = MemoryIndex(None)
-    decide = index._rows_of
+    decide = index._encoding.decide
 
     def late(first: Ragged) -> Any:
         monkeypatch.undo()
         index.add_embeddings(["narrow"], ragged(matrices(1, width=12), 12))  # what another thread may do here
         return decide(first)
 
-    monkeypatch.setattr(index, "_rows_of", late)
+    monkeypatch.setattr(index._encoding, "decide", late)
     with pytest.raises(InvalidRequestError, match=r"32 wide, and the rows of this index 12"):
         index.add_embeddings(["wide"], ragged(matrices(1)))
     assert index.ids() == ["narrow"]

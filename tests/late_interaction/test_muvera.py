@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction import maxsim, muvera
-from millpond.late_interaction.muvera import Muvera
-from millpond.ragged import Ragged
+from millpond.late_interaction import maxsim
+from millpond.late_interaction.encoding import muvera
+from millpond.late_interaction.encoding.muvera import Muvera
+from millpond.vectors.ragged import Ragged
 
 WIDTH = 16
 

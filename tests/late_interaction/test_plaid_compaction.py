@@ -14,7 +14,7 @@ from millpond.late_interaction import PlaidIndex
 from millpond.late_interaction.plaid import compaction, writer
 from millpond.late_interaction.plaid import index as index_module
 from millpond.late_interaction.plaid.compaction import due_segments
-from millpond.late_interaction.plaid.manifest import FileEntry, Manifest, SegmentEntry
+from millpond.late_interaction.plaid.storage.manifest import FileEntry, Manifest, SegmentEntry
 
 
 def manifest(sizes: Sequence[int], *, dead: dict[int, float] | None = None) -> Manifest:
@@ -168,7 +168,7 @@ def test_a_large_add_commits_several_times_and_trains_once(tmp_path: Path, monke
 
 def test_an_add_that_fails_keeps_the_documents_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     index = PlaidIndex(tmp_path, None)
-    prepare = index._prepare_documents
+    prepare = index._encoding.documents
     calls = 0
 
     def failing(embeddings: object) -> object:
@@ -178,7 +178,7 @@ def test_an_add_that_fails_keeps_the_documents_before(tmp_path: Path, monkeypatc
             raise KeyboardInterrupt
         return prepare(embeddings)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(index, "_prepare_documents", failing)
+    monkeypatch.setattr(index._encoding, "documents", failing)
     with pytest.raises(KeyboardInterrupt):
         index.add_embeddings(names(2_000), ragged(matrices(2_000)))
     assert index.ids() == names(1_024)

@@ -11,7 +11,7 @@ from tests.late_interaction.index_contract import IndexContract
 from millpond import Engine
 from millpond.late_interaction import LateInteractionIndex, PlaidIndex
 from millpond.late_interaction.plaid import compaction
-from millpond.late_interaction.plaid.manifest import Payload
+from millpond.late_interaction.plaid.storage.manifest import Payload
 
 
 class TestPlaidIndex(IndexContract):

@@ -16,7 +16,7 @@ from tests.late_interaction.plaid_data import filled, matrices, names, ragged
 from millpond.errors import IndexCorruptedError, SourceNotFoundError
 from millpond.late_interaction import PlaidIndex
 from millpond.late_interaction.plaid import compaction
-from millpond.late_interaction.plaid.check import check_folder
+from millpond.late_interaction.plaid.storage.check import check_folder
 
 
 @pytest.fixture(autouse=True)
@@ -183,7 +183,7 @@ class Failure:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.calls = 0
         self.fails_at: int | None = None
-        from millpond.late_interaction.plaid import array_file, folder
+        from millpond.late_interaction.plaid.storage import array_file, folder
 
         for module, name in ((folder, "_write"), (folder, "_sync"), (array_file.ArrayFileWriter, "write")):
             monkeypatch.setattr(module, name, self._failing(getattr(module, name)))
@@ -316,7 +316,7 @@ def test_without_current_the_files_of_an_index_are_not_taken_for_an_empty_folder
 def damaged_copy(tmp_path: Path) -> tuple[Path, list[str]]:
     """An index with every kind of file, and the names of its files."""
     folder = tmp_path / "index"
-    index = PlaidIndex(folder, None, width=8)
+    index = PlaidIndex(folder, None, dimensions=8)
     index.add_embeddings(names(100), ragged(matrices(100)), texts=["text"] * 100)
     index.delete(["d7"])
     return folder, sorted(set(os.listdir(folder)) - {"LOCK"})

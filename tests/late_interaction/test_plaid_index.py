@@ -12,7 +12,7 @@ from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotF
 from millpond.late_interaction import PlaidIndex
 from millpond.late_interaction.kernels import centroids as centroids_module
 from millpond.late_interaction.plaid import compaction
-from millpond.late_interaction.plaid.columns import ByteStrings, Ids
+from millpond.late_interaction.plaid.storage.columns import ByteStrings, Ids
 
 PAYLOADS = ["int8", "4", "2"]
 # Largest difference of a score from that of the rows, a query token.

@@ -14,14 +14,14 @@ import numpy as np
 import pytest
 from tests.late_interaction.plaid_data import WIDTH, filled, matrices, names, ragged
 
-import millpond.late_interaction.index as index_module
-import millpond.late_interaction.plaid.lock as lock_module
+import millpond.late_interaction.index.base as index_module
+import millpond.late_interaction.plaid.storage.lock as lock_module
 from millpond.errors import IndexLockedError, InvalidRequestError
 from millpond.late_interaction import PlaidIndex, Ragged
-from millpond.late_interaction.documents import SearchOptions
+from millpond.late_interaction.index.documents import Search
 from millpond.late_interaction.plaid import compaction, scoring
-from millpond.late_interaction.plaid.folder import IndexFolder
-from millpond.late_interaction.plaid.manifest import Manifest
+from millpond.late_interaction.plaid.storage.folder import IndexFolder
+from millpond.late_interaction.plaid.storage.manifest import Manifest
 
 ROOT = Path(__file__).parents[2]
 HOLDER = """
@@ -56,7 +56,7 @@ def test_a_reader_sees_what_another_object_committed(tmp_path: Path) -> None:
 
 
 def test_a_reader_that_had_opened_an_empty_index_projects_its_queries(tmp_path: Path) -> None:
-    reader, writer = PlaidIndex(tmp_path, None, width=8), PlaidIndex(tmp_path, None)
+    reader, writer = PlaidIndex(tmp_path, None, dimensions=8), PlaidIndex(tmp_path, None)
     writer.add_embeddings(names(50), ragged(matrices(50)))
     query = ragged(matrices(1, seed=3))
     assert reader.search_embeddings(query, k=5) == writer.search_embeddings(query, k=5) != [[]]
@@ -65,7 +65,7 @@ def test_a_reader_that_had_opened_an_empty_index_projects_its_queries(tmp_path: 
 def test_a_projection_of_rows_that_another_object_did_not_store_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first, second = PlaidIndex(tmp_path, None, width=8), PlaidIndex(tmp_path, None, width=8)
+    first, second = PlaidIndex(tmp_path, None, dimensions=8), PlaidIndex(tmp_path, None, dimensions=8)
     upsert = second._upsert
 
     def late(documents: Any) -> int:
@@ -89,8 +89,8 @@ def test_rows_that_were_made_before_another_object_stored_the_first_ones_are_ref
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, width: int | None
 ) -> None:
     monkeypatch.setattr(index_module, "_PIECE", 1)
-    first, second = PlaidIndex(tmp_path, None, width=width), PlaidIndex(tmp_path, None, width=width)
-    prepare, prepared = second._prepare_documents, []
+    first, second = PlaidIndex(tmp_path, None, dimensions=width), PlaidIndex(tmp_path, None, dimensions=width)
+    prepare, prepared = second._encoding.documents, []
     narrow = WIDTH if width else WIDTH - 1
 
     def late(embeddings: Ragged) -> Ragged:
@@ -99,7 +99,7 @@ def test_rows_that_were_made_before_another_object_stored_the_first_ones_are_ref
             first.add_embeddings(["first"], ragged([np.concatenate(matrices(20, seed=1, width=narrow))], narrow))
         return prepared[-1]
 
-    monkeypatch.setattr(second, "_prepare_documents", late)
+    monkeypatch.setattr(second._encoding, "documents", late)
     with pytest.raises(InvalidRequestError, match=r"another width or with another projection.*again"):
         second.add_embeddings(names(2), ragged([np.concatenate(matrices(20, seed=seed)) for seed in (2, 3)]))
     assert PlaidIndex(tmp_path, None).ids() == first.ids() == ["first"]
@@ -109,7 +109,7 @@ def test_a_state_stays_readable_after_its_files_were_removed(tmp_path: Path) -> 
     index = filled(tmp_path, 200)
     old = index._refresh()
     query = ragged([matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in matrices(2, seed=3)])
-    options = SearchOptions(k=200, conditions={"third": (1,)}, exact=False)
+    options = Search(k=200, conditions={"third": (1,)}, exact=False)
 
     def found() -> list[list[tuple[str, float, str]]]:
         return [

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 from millpond.errors import InvalidDimensionsError, InvalidRequestError
-from millpond.late_interaction.projection import Projection, choose, is_trained
-from millpond.ragged import Ragged
+from millpond.late_interaction.encoding.projection import Projection, choose, is_trained
 from millpond.spec import ModelSpec
+from millpond.vectors.ragged import Ragged
 
 NATIVE = 24
 
@@ -122,7 +122,7 @@ def test_a_sample_of_zeros_keeps_the_first_columns():
 
 
 def test_a_huge_sample_is_read_evenly(monkeypatch):
-    monkeypatch.setattr("millpond.late_interaction.projection._SAMPLE_ROWS", 100)
+    monkeypatch.setattr("millpond.late_interaction.encoding.projection._SAMPLE_ROWS", 100)
     rows = np.zeros((1000, NATIVE), dtype=np.float32)
     rows[:500, 2] = 1
     rows[500:, 7] = 2

@@ -7,9 +7,9 @@ from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction import token_pooling, ward
-from millpond.late_interaction.token_pooling import pool_tokens, pooled_rows
-from millpond.ragged import Ragged
+from millpond.late_interaction.encoding import token_pooling, ward
+from millpond.late_interaction.encoding.token_pooling import pool_tokens, pooled_rows
+from millpond.vectors.ragged import Ragged
 
 WIDTH = 32
 

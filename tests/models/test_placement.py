@@ -5,7 +5,7 @@ import logging
 import pytest
 import torch
 
-from millpond.cli.env import _accelerator
+from millpond.cli.commands.env import _accelerator
 from millpond.models import placement
 from millpond.models.placement import resolve_device, unusable_gpu
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from millpond.checkpoints.architecture import Architecture
-from millpond.cli.env import env
+from millpond.cli.commands.env import env
 from millpond.models import placement
 from millpond.native import library, precision
 

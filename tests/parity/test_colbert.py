@@ -19,7 +19,7 @@ from tests.tiny.heads import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, w
 
 from millpond.engine.engine import Engine
 from millpond.errors import InputTooLongError
-from millpond.late_interaction.encode import ColbertEncoder, EncodedText
+from millpond.late_interaction.encoding.markers import ColbertEncoder, EncodedText
 from millpond.tasks import ROLES, Role
 
 reference = pytest.importorskip("sentence_transformers").MultiVectorEncoder

@@ -17,8 +17,8 @@ from transformers import AutoModel, AutoTokenizer
 from millpond.attention.segments import Segments
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from millpond.checkpoints.layouts.sparse import Splade, TokenWeights
 from millpond.checkpoints.native_config import translate
-from millpond.checkpoints.sparse import Splade, TokenWeights
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.load import load_backbone
 from millpond.pooling.masked_lm import build_masked_head

@@ -13,7 +13,7 @@ from tests.tiny import TEXTS, write_checkpoint
 from transformers import AutoTokenizer
 
 from millpond.checkpoints.tokenizer_file import read_as_is
-from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 
 DIRECT = ("bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 ODD = (

@@ -48,7 +48,7 @@ def running(models: ServedModels, config: ServerConfig | None = None) -> Iterato
 
 
 @contextmanager
-def serving(app: FastAPI, config: ServerConfig | None = None, *, keep_alive: int = 65) -> Iterator[Server]:
+def serving(app: FastAPI, config: ServerConfig | None = None, *, keep_alive: float = 65) -> Iterator[Server]:
     """``app`` on a free port of the loopback device.
 
     Args:

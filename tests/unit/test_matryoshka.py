@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond import matryoshka
 from millpond.checkpoints.matryoshka_families import matryoshka_family
 from millpond.errors import InvalidDimensionsError
+from millpond.vectors import matryoshka
 
 
 def check(dimensions, **options):

@@ -15,13 +15,13 @@ import pyarrow as pa
 from lancedb.index import BTree, HnswSq, IvfPq, LabelList
 
 from millpond.errors import InvalidRequestError, SinkError, SinkUnavailableError
-from millpond.ingest.batch import FloatArray, WriteBatch
-from millpond.ingest.location import is_address
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.payload import Payload
-from millpond.ingest.search import SearchPlan
-from millpond.ingest.sink import vector_name
-from millpond.ingest.table_sink import TableSink
+from millpond.ingest.sinks.batch import FloatArray, WriteBatch
+from millpond.ingest.sinks.location import is_address
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.protocol import vector_name
+from millpond.ingest.sinks.search import SearchPlan
+from millpond.ingest.sinks.table import TableSink
 from millpond_lancedb.filters import labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
@@ -39,7 +39,7 @@ class LanceDBSink(TableSink[str]):
         table: Name of the table.
         dimensions: The widths to store and search, each in a column ``d{width}``; by default the width that ``embed``
             returns. A search without them uses every width that the table has.
-        payload: ``plain``: columns ``pk``, ``id``, ``text``, ``metadata``, ``content_hash``, ``labels``.
+        fields: ``plain``: columns ``pk``, ``id``, ``text``, ``metadata``, ``content_hash``, ``labels``.
         datatype: Of the stored vectors: ``float32`` or ``float16``.
         index: ``IVF_PQ`` or ``IVF_HNSW_SQ``, built by :meth:`close` after a run. By default a search is exact.
 
@@ -60,13 +60,13 @@ class LanceDBSink(TableSink[str]):
         table: str,
         *,
         dimensions: Sequence[int] | None = None,
-        payload: str = "plain",
+        fields: str = "plain",
         datatype: str = "float32",
         index: str | None = None,
     ) -> None:
         path = None if isinstance(uri, lancedb.DBConnection) else uri
         owned = not isinstance(uri, lancedb.DBConnection)
-        super().__init__(path, table, dimensions=dimensions, payload=payload, owned=owned)
+        super().__init__(path, table, dimensions=dimensions, fields=fields, owned=owned)
         self._set_options(datatype=datatype, index=index)
         if owned and (not self._where or "://" in self._where or is_address(self._where)):
             raise InvalidRequestError(
@@ -136,7 +136,7 @@ class LanceDBSink(TableSink[str]):
         for column in kinds.keys() - indexed:
             table.create_index(column, config=kinds[column])
 
-    def _query(self, plan: SearchPlan, native: str | None, payload: Payload) -> list[Sequence[Any]]:
+    def _query(self, plan: SearchPlan, native: str | None, fields: FieldLayout) -> list[Sequence[Any]]:
         width, limit = (plan.full, plan.k) if plan.coarse is None else (plan.coarse, plan.candidates)
         search = self._table().search(plan.vectors[width], vector_column_name=vector_name(width))
         search = search.distance_type("cosine").limit(limit).refine_factor(10)
@@ -149,7 +149,7 @@ class LanceDBSink(TableSink[str]):
         columns = [found.column(n).take(best).to_pylist() for n in range(4)]
         return list(zip(*columns, scores[best], strict=True))
 
-    def _delete(self, which: Sequence[str] | str, payload: Payload) -> None:
+    def _delete(self, which: Sequence[str] | str, fields: FieldLayout) -> None:
         self._table().delete(which if isinstance(which, str) else f"pk IN ({quoted(which)})")
 
     def _count(self) -> int:
@@ -160,11 +160,11 @@ class LanceDBSink(TableSink[str]):
         search = self._table().search().where(f"pk IN ({quoted(row_ids)})").select(names).limit(len(row_ids))
         return [[row[name] for name in names] for row in search.to_arrow().to_pylist()]
 
-    def _scan(self, payload: Payload) -> Iterator[list[tuple[str, str]]]:
+    def _scan(self, fields: FieldLayout) -> Iterator[list[tuple[str, str]]]:
         for batch in self._table().search().select(["pk", "id"]).to_batches(self.max_rows):
             yield list(zip(batch["pk"].to_pylist(), batch["id"].to_pylist(), strict=True))
 
-    def _to_native(self, filter: Mapping[str, object] | str | None, payload: Payload) -> str:
+    def _to_native(self, filter: Mapping[str, object] | str | None, fields: FieldLayout) -> str:
         return to_condition(filter)
 
     def _describe_error(self, error: Exception, request: str) -> str | None:

@@ -64,8 +64,8 @@ def test_the_columns_have_the_datatype(
         vectors = engine.embed([record.text for record in records], role="document", normalize=True).embeddings
         (question,) = engine.embed(["what moves blood?"], role="query", normalize=True).embeddings
         expected = {record.id: float(score) for record, score in zip(records, vectors @ question, strict=True)}
-        for funnel in (True, False):
-            hits = sink.search(engine, "what moves blood?", k=12, funnel=funnel)
+        for coarse_to_fine in (True, False):
+            hits = sink.search(engine, "what moves blood?", k=12, coarse_to_fine=coarse_to_fine)
             assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=10 * tolerance)
         row = sink.fetch([point_id("doc-4"), point_id("nobody")], widths=[64, 384])[point_id("doc-4")]
         assert (row.record_id, row.content_hash) == ("doc-4", content_hash(records[4].text))
@@ -425,13 +425,13 @@ def test_names_that_are_refused(uri: str, name: str) -> None:
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry point is known, whether or not the package is installed."""
     point = EntryPoint("lancedb", "millpond_lancedb:sink_from_url", "millpond.sinks")
-    monkeypatch.setattr("millpond.ingest.url.entry_points", lambda group: [point])
+    monkeypatch.setattr("millpond.ingest.sinks.url.entry_points", lambda group: [point])
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"payload": "langchain"}, "payload='langchain': .* pass payload='plain'"),
+        ({"fields": "langchain"}, "fields='langchain': .* pass fields='plain'"),
         ({"datatype": "int8"}, "datatype='int8': .* pass datatype='float32', or one of 'float16'"),
         ({"index": "hnsw"}, "index='hnsw': .* pass index=None, or one of 'IVF_PQ', 'IVF_HNSW_SQ'"),
         ({"hybrid": True}, "hybrid=True is no option of a sink of lancedb"),

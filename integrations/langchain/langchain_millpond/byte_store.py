@@ -13,8 +13,8 @@ from typing import Any, Self
 from langchain_core.runnables.config import run_in_executor
 from langchain_core.stores import BaseStore
 
-from millpond.blob_store import KEYS_PER_SELECT, BlobStore
-from millpond.cache import KEY_BYTES
+from millpond.cache.blob_store import KEYS_PER_SELECT, BlobStore
+from millpond.cache.vector_cache import KEY_BYTES
 from millpond.errors import InvalidRequestError
 
 logger = logging.getLogger(__name__)

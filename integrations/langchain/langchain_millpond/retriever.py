@@ -15,8 +15,8 @@ from langchain_core.vectorstores import VectorStore
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
-    from millpond.late_interaction.documents import Hit
-    from millpond.late_interaction.index import LateInteractionIndex
+    from millpond.late_interaction.index.base import LateInteractionIndex
+    from millpond.late_interaction.index.documents import Hit
 else:
     # Importing the class would import torch; `_check_index` checks the value instead.
     LateInteractionIndex = Any
@@ -25,7 +25,7 @@ _SCORE, _SPANS = "relevance_score", "spans"
 
 
 def _check_index(value: object) -> object:
-    from millpond.late_interaction.index import LateInteractionIndex
+    from millpond.late_interaction.index.base import LateInteractionIndex
 
     if not isinstance(value, LateInteractionIndex):
         raise ValueError(
@@ -107,7 +107,7 @@ class MillpondColBERTRetriever(BaseRetriever):
     @property
     def model(self) -> str | None:
         """The name of the model of the index; ``None`` of an index that was given embeddings only."""
-        engine = self.index._engine
+        engine = self.index.engine
         return None if engine is None else engine.spec.name
 
     @property

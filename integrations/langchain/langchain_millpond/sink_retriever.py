@@ -34,7 +34,7 @@ def _check_sink(value: object) -> object:
 
 
 class MillpondSinkRetriever(EngineSource, BaseRetriever):
-    """Retrieves the records of a collection by what its database can do in one search: a funnel, or hybrid search.
+    """Retrieves the records of a collection in one search of its database, coarse to fine or hybrid.
 
     With several Matryoshka widths, the smallest one finds candidates and the largest scores them. A document's ``id``
     is the record's, and its metadata is a copy of what was stored, with ``relevance_score`` added: the cosine at the
@@ -45,7 +45,7 @@ class MillpondSinkRetriever(EngineSource, BaseRetriever):
         model: The model that filled the collection: hub id or local folder; also accepted as ``model_name``.
         engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
         k: How many documents to return.
-        funnel: Search in two stages, if the collection has several widths.
+        coarse_to_fine: Search in two stages, if the collection has several widths.
         candidates: How many documents the first stage selects, ``max(100, 10 * k)`` by default.
         filter: Metadata values that must match (of a list, one of them), or the database's own filter.
         hybrid: Fuse the ranking with that of the sparse vectors.
@@ -69,7 +69,7 @@ class MillpondSinkRetriever(EngineSource, BaseRetriever):
 
     sink: Annotated[Sink, BeforeValidator(_check_sink)] = Field(exclude=True, repr=False)
     k: int = Field(default=4, gt=0, strict=True)
-    funnel: bool = True
+    coarse_to_fine: bool = True
     candidates: int | None = Field(default=None, gt=0, strict=True)
     filter: Any = None
     hybrid: bool = False
@@ -94,7 +94,7 @@ class MillpondSinkRetriever(EngineSource, BaseRetriever):
             self._engine(),
             query,
             k=self.k if k is None else k,
-            funnel=self.funnel,
+            coarse_to_fine=self.coarse_to_fine,
             candidates=self.candidates,
             filter=self.filter if filter is None else filter,
             hybrid=self.hybrid,

@@ -12,7 +12,7 @@ from tests.tiny import edit_json
 from tests.tiny.heads import write_cross_encoder, write_m3, write_splade
 
 from millpond import Engine
-from millpond.cli.stdlib_docs import read_stdlib
+from millpond.cli.demo.stdlib_docs import read_stdlib
 
 PROMPTS = {"query": "search_query: ", "document": "search_document: "}
 

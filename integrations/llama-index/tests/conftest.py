@@ -11,7 +11,7 @@ from llama_index.core.schema import TextNode
 from tests.tiny.heads import write_cross_encoder
 
 from millpond import Engine
-from millpond.cli.stdlib_docs import read_stdlib
+from millpond.cli.demo.stdlib_docs import read_stdlib
 
 PROMPTS = {"query": "search_query: ", "document": "search_document: "}
 

@@ -34,7 +34,6 @@ from llama_index.postprocessor.millpond_rerank import MillpondRerank
 from millpond import Engine
 from millpond.engine.composite import comparison
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError, UnsupportedTaskError
-from millpond.late_interaction import rerank
 
 QUESTION = "What makes dough rise?"
 TEMPLATE = (
@@ -116,7 +115,7 @@ def test_a_reranker_scores_as_the_engine_does(
 def test_an_embedding_checkpoint_scores_by_its_token_states(
     engine: Engine, process: Process, hits: list[NodeWithScore]
 ) -> None:
-    expected = rerank(engine, QUESTION, read(hits))
+    expected = engine.rerank(QUESTION, read(hits), method="maxsim")
     found = process(MillpondRerank(engine=engine, top_n=None), hits)
     assert [hit.node.metadata["n"] for hit in found] == [result.index for result in expected]
     np.testing.assert_allclose([hit.score for hit in found], [result.relevance_score for result in expected], atol=1e-4)
@@ -152,7 +151,7 @@ def test_a_node_is_read_as_an_embedding_model_reads_it(engine: Engine, process: 
 
     seen, hidden = hit(excluded_llm_metadata_keys=["subject"]), hit(excluded_embed_metadata_keys=["subject"])
     found = process(MillpondRerank(engine=engine, top_n=None), [hidden, seen])
-    expected = rerank(engine, QUESTION, ["subject: bread dough\n\nIt rises.", "It rises."])
+    expected = engine.rerank(QUESTION, ["subject: bread dough\n\nIt rises.", "It rises."], method="maxsim")
     assert [one.node.id_ for one in found] == [seen.node.id_, hidden.node.id_]
     np.testing.assert_allclose([one.score for one in found], [one.relevance_score for one in expected], atol=1e-4)
 
@@ -374,7 +373,7 @@ async def test_a_query_engine_in_two_stages(engine: Engine, passages: list[TextN
     # The language model here repeats its prompt.
     asked = RetrieverQueryEngine.from_args(retriever, llm=MockLLM(), node_postprocessors=[reranker])
     response = asked.query(question) if style == "sync" else await asked.aquery(question)
-    expected = rerank(engine, question, [hit.text for hit in candidates], top_n=3)
+    expected = engine.rerank(question, [hit.text for hit in candidates], top_n=3, method="maxsim")
     found = response.source_nodes
     assert found[0].node.metadata["name"] == answer
     assert [hit.text for hit in found] == [result.document for result in expected]

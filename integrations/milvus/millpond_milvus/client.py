@@ -8,7 +8,7 @@ from pathlib import Path
 from pymilvus import MilvusClient
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.location import is_address, is_url, url_of
+from millpond.ingest.sinks.location import is_address, is_url, url_of
 from millpond_milvus.deadline import within
 from millpond_milvus.lite import LiteFile, open_file, own_connection
 

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, TypeVar
 from pymilvus import MilvusClient
 
 from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError
-from millpond.ingest.collection_client import CollectionClient
-from millpond.ingest.manifest import MANIFEST_KEY
+from millpond.ingest.sinks.client import CollectionClient
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond_milvus.client import connect
 from millpond_milvus.deadline import repeat_once, within
 from millpond_milvus.faults import Fault, find_fault, retry_after

@@ -23,11 +23,11 @@ from millpond.errors import (
     SinkError,
     UnsupportedTaskError,
 )
-from millpond.ingest.batch import WriteBatch
-from millpond.ingest.manifest import CollectionManifest
-from millpond.ingest.payload import check_payload
 from millpond.ingest.record import Record, point_id
-from millpond.ingest.sink import check_widths
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest.sinks.payload import check_fields
+from millpond.ingest.sinks.protocol import check_widths
 from millpond.spec import ModelSpec
 from millpond_milvus.collection import MilvusCollection
 from millpond_milvus.layout import RowLayout
@@ -54,7 +54,7 @@ class ParquetExport:
         folder: Where the folder of the collection is made.
         collection: Its name: letters, digits and underscores.
         dimensions: The widths to store; by default the width that ``embed`` returns.
-        payload: The form of the payload, as :class:`MilvusSink` has it.
+        fields: The layout of the stored fields, as :class:`MilvusSink` has it.
         hybrid: As :class:`MilvusSink`.
         datatype: As :class:`MilvusSink`.
         partition_key: As :class:`MilvusSink`.
@@ -70,7 +70,7 @@ class ParquetExport:
         collection: str,
         *,
         dimensions: Sequence[int] | None = None,
-        payload: str = "plain",
+        fields: str = "plain",
         hybrid: bool | Literal["bm25"] = False,
         datatype: str = "float32",
         partition_key: str | None = None,
@@ -82,8 +82,8 @@ class ParquetExport:
         if not isinstance(hybrid, bool) and hybrid != "bm25":
             raise InvalidRequestError(f"hybrid={hybrid!r} is unknown; choose one of False, True, 'bm25'")
         options = VectorOptions(datatype=datatype, partition_key=partition_key, lexical=hybrid == "bm25")
-        self._payload = check_payload(payload)
-        self._layout = RowLayout(schema=SCHEMAS[self._payload], options=options, hybrid=hybrid is True)
+        self._fields = check_fields(fields)
+        self._layout = RowLayout(schema=SCHEMAS[self._fields], options=options, hybrid=hybrid is True)
         self._dimensions = check_widths(dimensions)
         self._collection = collection
         self._folder = Path(os.path.expanduser(folder)) / collection
@@ -123,7 +123,7 @@ class ParquetExport:
         Raises:
             UnsupportedTaskError: The export is hybrid, and the model makes no sparse vectors.
             FingerprintMismatchError: Another model wrote the folder, or something else.
-            InvalidRequestError: It has other widths, another payload form or other options.
+            InvalidRequestError: It has other widths, another field layout or other options.
             SinkError: The folder cannot be written.
         """
         chosen = (spec if sparse is None else sparse) if self.hybrid else None
@@ -133,7 +133,7 @@ class ParquetExport:
                 "sparse_engine, or leave hybrid out"
             )
         own = CollectionManifest.of(
-            spec, dimensions=self._dimensions, payload=self._payload, sparse=chosen, chunked=chunked
+            spec, dimensions=self._dimensions, fields=self._fields, sparse=chosen, chunked=chunked
         )
         try:
             self._folder.mkdir(parents=True, exist_ok=True)

@@ -15,18 +15,18 @@ from pymilvus import DataType, MilvusClient
 from pymilvus.client.embedding_list import EmbeddingList
 
 from millpond.errors import InvalidRequestError, SinkError
-from millpond.ingest.batch import slices
-from millpond.ingest.collection_index import CollectionIndex, Found, IndexQuery, IndexRow
-from millpond.ingest.index_manifest import IndexManifest, Prefetch
-from millpond.ingest.location import is_url
-from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.record import point_id
-from millpond.late_interaction.documents import Hit, IndexStats
-from millpond.late_interaction.index_arguments import TokenEngine
+from millpond.ingest.sinks.batch import slices
+from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch
+from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, IndexQuery, IndexRow
+from millpond.ingest.sinks.location import is_url
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
+from millpond.late_interaction.index.arguments import TokenEngine
+from millpond.late_interaction.index.documents import Hit, IndexStats
+from millpond.late_interaction.index.metadata_filter import MetadataTable
 from millpond.late_interaction.kernels.exact import Tokens, score
-from millpond.late_interaction.metadata_filter import MetadataTable
 from millpond.metadata import Scalar
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 from millpond_milvus.client import URL_SCHEMES
 from millpond_milvus.collection import MilvusCollection
 from millpond_milvus.filters import one_of, to_expression
@@ -69,7 +69,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         engine: An engine that serves ``token_embed``; ``None`` for an index that is given embeddings only.
         prefetch: The vector by which Milvus Lite finds candidates: ``"muvera"``, encodings of 2,560 dimensions whose
             dot product approximates MaxSim, or ``"dense"``, the mean of the token rows. A server needs none.
-        width: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
+        dimensions: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
         pool_factor: Mean tokens of a document that become one row; ``None`` is the collection's factor, and 1 for a
             new one.
         timeout: Seconds any request may take; without a limit the client would retry for minutes.
@@ -93,7 +93,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         engine: TokenEngine | None,
         *,
         prefetch: Literal["muvera", "dense"] = "muvera",
-        width: int | None = None,
+        dimensions: int | None = None,
         pool_factor: int | None = None,
         timeout: float = 60,
     ) -> None:
@@ -105,7 +105,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             engine,
             codec="int8",
             prefetch=prefetch,
-            width=width,
+            dimensions=dimensions,
             pool_factor=pool_factor,
             owned=client is None,
         )
@@ -123,7 +123,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         self._check_open()
         manifest = self._manifest
         if manifest is None:
-            return IndexStats(documents=0, tokens=0, width=0, codec=self._codec, bytes=0)
+            return IndexStats(documents=0, tokens=0, dimensions=0, codec=self._codec, bytes=0)
         with self._request("a listing of the documents"):
             tokens = [int(row["tokens"]) for row in self._rows_where("", ["tokens"])]
         width = manifest.settings.width
@@ -131,7 +131,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         return IndexStats(
             documents=len(tokens),
             tokens=sum(tokens),
-            width=width if tokens else 0,
+            dimensions=width if tokens else 0,
             codec=manifest.codec,
             bytes=int(sum(tokens) * row_bytes) + len(tokens) * manifest.prefetch_width * 4,
             details={"prefetch": manifest.prefetch, "prefetch_width": manifest.prefetch_width, "lite": self._lite},

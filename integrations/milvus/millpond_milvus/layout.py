@@ -8,9 +8,9 @@ from typing import Any
 
 from pymilvus import DataType, Function, FunctionType, MilvusClient
 
-from millpond.ingest.batch import WriteBatch
 from millpond.ingest.record import Record
-from millpond.ingest.sink import vector_name
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.protocol import vector_name
 from millpond_milvus.options import PARTITION, SPARSE, VectorOptions
 from millpond_milvus.schema import MAX_VARCHAR, PayloadSchema
 
@@ -23,7 +23,7 @@ class RowLayout:
     """What a row holds.
 
     Attributes:
-        schema: The fields of the payload form.
+        schema: The fields of the field layout.
         options: Data type, partition key and lexical vectors.
         hybrid: Whether rows have sparse vectors of an engine.
     """
@@ -38,7 +38,7 @@ class RowLayout:
         return self.hybrid or self.options.lexical
 
     def added_fields(self, widths: Sequence[int]) -> frozenset[str]:
-        """The fields beside those of the payload form, whose names no metadata key may have."""
+        """The fields beside those of the field layout, whose names no metadata key may have."""
         return frozenset(
             [
                 *map(vector_name, widths),

@@ -41,6 +41,9 @@ _INDEXES: Mapping[str, Mapping[str | None, str]] = {
 }
 _FAMILIES = {None: "AUTOINDEX", "scalar": "HNSW", "product": "HNSW", "binary": "IVF"}
 _MOST_PARTITIONS = 1024
+# Options that a collection stores by another name.
+_STORED_NAMES = {"index_quantization": "quantization"}
+_NAMES = {stored: name for name, stored in _STORED_NAMES.items()}
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -51,8 +54,8 @@ class VectorOptions:
 
     Attributes:
         datatype: ``float32``, ``float16``, ``bfloat16`` or ``int8``.
-        index_type: ``AUTOINDEX``, ``FLAT``, ``HNSW`` or ``IVF``; ``None`` is chosen by ``quantization``.
-        quantization: ``scalar``, ``product`` or ``binary``, of the index; ``None`` for none.
+        index_type: ``AUTOINDEX``, ``FLAT``, ``HNSW`` or ``IVF``; ``None`` is chosen by ``index_quantization``.
+        index_quantization: ``scalar``, ``product`` or ``binary``, of the index; ``None`` for none.
         partition_key: A metadata key, by whose value rows are put together.
         partitions: How many partitions a partition key has; ``None`` is Milvus's 16.
         lexical: Whether Milvus makes sparse vectors of the text (BM25).
@@ -64,7 +67,7 @@ class VectorOptions:
 
     datatype: str = "float32"
     index_type: str | None = None
-    quantization: str | None = None
+    index_quantization: str | None = None
     partition_key: str | None = None
     partitions: int | None = None
     lexical: bool = False
@@ -72,22 +75,22 @@ class VectorOptions:
     def __post_init__(self) -> None:
         if self.datatype not in [*_TYPES]:
             raise InvalidRequestError(f"datatype={self.datatype!r} is unknown; choose one of {', '.join(_TYPES)}")
-        if self.quantization is not None and self.quantization not in _QUANTIZATIONS:
+        if self.index_quantization is not None and self.index_quantization not in _QUANTIZATIONS:
             raise InvalidRequestError(
-                f"quantization={self.quantization!r} is unknown; choose one of {', '.join(_QUANTIZATIONS)}"
+                f"index_quantization={self.index_quantization!r} is unknown; choose one of {', '.join(_QUANTIZATIONS)}"
             )
         if self.index_type is not None and self.index_type not in [*_INDEXES]:
             raise InvalidRequestError(
-                f"index_type={self.index_type!r} is unknown; choose one of {', '.join(_INDEXES)} (quantization is an "
-                "argument of its own)"
+                f"index_type={self.index_type!r} is unknown; choose one of {', '.join(_INDEXES)} "
+                "(index_quantization is an argument of its own)"
             )
-        if self.quantization not in _INDEXES[self._family]:
-            fitting = [name for name, kinds in _INDEXES.items() if self.quantization in kinds]
+        if self.index_quantization not in _INDEXES[self._family]:
+            fitting = [name for name, kinds in _INDEXES.items() if self.index_quantization in kinds]
             raise InvalidRequestError(
-                f"index_type={self.index_type!r} has no quantization={self.quantization!r}; choose one of "
+                f"index_type={self.index_type!r} has no index_quantization={self.index_quantization!r}; choose one of "
                 f"{', '.join(fitting)}, or leave it out"
             )
-        if self.datatype == "int8" and (self.quantization is not None or self._family == "IVF"):
+        if self.datatype == "int8" and (self.index_quantization is not None or self._family == "IVF"):
             raise InvalidRequestError(
                 "datatype='int8' is indexed by AUTOINDEX, FLAT or HNSW without quantization; leave the others out"
             )
@@ -113,8 +116,9 @@ class VectorOptions:
             FingerprintMismatchError: This version cannot read them.
         """
         try:
-            return cls(**json.loads(text)) if text else cls()
-        except (TypeError, ValueError) as error:
+            stored = json.loads(text) if text else {}
+            return cls(**{_NAMES.get(name, name): value for name, value in stored.items()})
+        except (AttributeError, TypeError, ValueError) as error:
             raise FingerprintMismatchError(
                 f"collection {collection!r} carries options that this version of millpond cannot read ({error}); "
                 "upgrade millpond, or choose another collection name"
@@ -124,7 +128,7 @@ class VectorOptions:
         """The options that differ from the default ones, as JSON; ``None`` if none does."""
         default = VectorOptions()
         changed = {
-            field.name: value
+            _STORED_NAMES.get(field.name, field.name): value
             for field in dataclasses.fields(self)
             if (value := getattr(self, field.name)) != getattr(default, field.name)
         }
@@ -132,7 +136,7 @@ class VectorOptions:
 
     def check_lite(self) -> None:
         """Raise InvalidRequestError for what only a server has."""
-        for name, value in (("datatype", self.datatype), ("quantization", self.quantization)):
+        for name, value in (("datatype", self.datatype), ("index_quantization", self.index_quantization)):
             if value not in (None, "float32"):
                 raise InvalidRequestError(
                     f"{name}={value!r}: Milvus Lite stores float32 and searches it exactly; leave it out, or pass the "
@@ -166,9 +170,8 @@ class VectorOptions:
 
     def index(self, width: int, *, lite: bool) -> dict[str, Any]:
         """What ``add_index`` takes for the vectors of a width."""
-        # Lite's AUTOINDEX is a graph that may lose candidates under the funnel's filter; its collections are small
-        # enough for an exact search.
-        kind = "FLAT" if lite else _INDEXES[self._family][self.quantization]
+        # Lite's AUTOINDEX is a graph that may lose candidates under a filter. Its collections are small: exact is fine.
+        kind = "FLAT" if lite else _INDEXES[self._family][self.index_quantization]
         params: dict[str, Any] = {}
         if kind.startswith("HNSW"):
             params = {"M": 16, "efConstruction": 200}
@@ -176,7 +179,7 @@ class VectorOptions:
             params = {"nlist": 1024}
         if kind == "HNSW_SQ":
             params["sq_type"] = "SQ8"
-        if self.quantization == "product":
+        if self.index_quantization == "product":
             params |= {"m": _subspaces(width), "nbits": 8}
         if kind in ("HNSW_PQ", "IVF_RABITQ"):  # candidates are compared again by vectors of less loss
             params |= {"refine": True, "refine_type": "FP16"}
@@ -184,7 +187,7 @@ class VectorOptions:
 
     def search_params(self, limit: int, *, lite: bool) -> dict[str, Any]:
         """What ``search`` takes as parameters of the index."""
-        kind = "FLAT" if lite else _INDEXES[self._family][self.quantization]
+        kind = "FLAT" if lite else _INDEXES[self._family][self.index_quantization]
         params: dict[str, Any] = {}
         if kind.startswith("HNSW"):
             params["ef"] = max(128, limit)
@@ -252,7 +255,7 @@ class VectorOptions:
 
     @property
     def _family(self) -> str:
-        return self.index_type or _FAMILIES[self.quantization]
+        return self.index_type or _FAMILIES[self.index_quantization]
 
 
 def _int8(rows: FloatArray) -> npt.NDArray[np.int8]:

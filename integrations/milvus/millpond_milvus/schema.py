@@ -1,4 +1,4 @@
-"""PayloadSchema: the fields of a payload form in Milvus, and a record as a row of them."""
+"""PayloadSchema: the fields of a field layout in Milvus, and a record as a row of them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.payload import LLAMA_INDEX_KEYS, Payload, is_own_row, llama_index_fields, read_llama_index
 from millpond.ingest.record import Record, content_hash
+from millpond.ingest.sinks.payload import (
+    LLAMA_INDEX_KEYS,
+    FieldLayout,
+    is_own_row,
+    llama_index_fields,
+    read_llama_index,
+)
 
 MAX_VARCHAR = 65_535
 MAX_JSON = 65_536
@@ -21,14 +27,14 @@ class PayloadSchema:
     """The fields of a collection, without the vector fields.
 
     Attributes:
-        form: The payload form.
+        form: The field layout.
         primary: Name of the primary field, which holds the row's id.
         strings: The other VARCHAR fields.
         json: The JSON field that holds the metadata; ``None`` if every metadata key is a dynamic field.
         dynamic: The dynamic fields of the form itself.
     """
 
-    form: Payload
+    form: FieldLayout
     primary: str
     strings: tuple[str, ...]
     json: str | None
@@ -119,7 +125,7 @@ class PayloadSchema:
         return str(entity.get("record_id", point)), text, metadata
 
 
-SCHEMAS: Mapping[Payload, PayloadSchema] = {
+SCHEMAS: Mapping[FieldLayout, PayloadSchema] = {
     "plain": PayloadSchema(form="plain", primary="pk", strings=("id", "text", "content_hash"), json="metadata"),
     "langchain": PayloadSchema(
         form="langchain",

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any, Literal
 from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
 
 from millpond.errors import InvalidRequestError, SinkError
-from millpond.ingest.batch import WriteBatch
-from millpond.ingest.collection import CollectionSink
-from millpond.ingest.location import is_url
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.payload import Payload
 from millpond.ingest.record import Record, point_id
-from millpond.ingest.search import Hit, SearchPlan
-from millpond.ingest.sink import StoredRow, vector_name
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.collection import CollectionSink
+from millpond.ingest.sinks.location import is_url
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.metadata import check_filter
 from millpond.spec import ModelSpec
 from millpond_milvus.client import URL_SCHEMES
@@ -58,7 +58,7 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         collection: Name of the collection: letters, digits and underscores.
         dimensions: The widths to store and search; by default the width that ``embed`` returns (full, for nearly every
             model). A search without them uses every width that the collection has.
-        payload: ``plain`` (fields ``pk``, ``id``, ``text``, ``metadata``, ``content_hash``), ``langchain`` (``pk``,
+        fields: ``plain`` (fields ``pk``, ``id``, ``text``, ``metadata``, ``content_hash``), ``langchain`` (``pk``,
             ``text``, the metadata's keys, ``record_id``, ``content_hash``) or ``llama_index`` (the fields of
             LlamaIndex's store).
         timeout: Seconds that any call of the client may take, with all that it sends and repeats.
@@ -66,8 +66,8 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
             them of the text, for which a search needs no sparse engine.
         datatype: How a server stores vectors: ``float32``, ``float16``, ``bfloat16`` (needs ml_dtypes) or ``int8``.
         index_type: A server's index: ``AUTOINDEX``, ``FLAT``, ``HNSW`` or ``IVF``.
-        quantization: Of a server's index: ``scalar`` (HNSW_SQ, IVF_SQ8), ``product`` (HNSW_PQ, IVF_PQ) or ``binary``
-            (IVF_RABITQ).
+        index_quantization: Of a server's index: ``scalar`` (HNSW_SQ, IVF_SQ8), ``product`` (HNSW_PQ, IVF_PQ) or
+            ``binary`` (IVF_RABITQ).
         partition_key: A metadata key with str values, by which rows are put together; a filter on it reads only theirs.
         partitions: How many partitions there are for its values, 16 by default.
 
@@ -86,12 +86,12 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         collection: str,
         *,
         dimensions: Sequence[int] | None = None,
-        payload: str = "plain",
+        fields: str = "plain",
         timeout: float = 60,
         hybrid: bool | Literal["bm25"] = False,
         datatype: str = "float32",
         index_type: str | None = None,
-        quantization: str | None = None,
+        index_quantization: str | None = None,
         partition_key: str | None = None,
         partitions: int | None = None,
     ) -> None:
@@ -100,17 +100,17 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         if not isinstance(hybrid, bool) and hybrid != "bm25":
             raise InvalidRequestError(f"hybrid={hybrid!r} is unknown; choose one of False, True, 'bm25'")
         super().__init__(
-            path, collection, dimensions=dimensions, payload=payload, owned=client is None, hybrid=hybrid is True
+            path, collection, dimensions=dimensions, fields=fields, owned=client is None, hybrid=hybrid is True
         )
         self._options = VectorOptions(
             datatype=datatype,
             index_type=index_type,
-            quantization=quantization,
+            index_quantization=index_quantization,
             partition_key=partition_key,
             partitions=partitions,
             lexical=hybrid == "bm25",
         )
-        self._layout = RowLayout(schema=SCHEMAS[self._payload], options=self._options, hybrid=self._hybrid)
+        self._layout = RowLayout(schema=SCHEMAS[self._fields], options=self._options, hybrid=self._hybrid)
         self._stored_options: VectorOptions | None = None
         self._connect(client, timeout)
         try:
@@ -199,8 +199,8 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         if self._lite:
             self._warn_of_size(len(rows))
 
-    def _query(self, plan: SearchPlan, native: str | None, payload: Payload) -> list[Any]:
-        schema = SCHEMAS[payload]
+    def _query(self, plan: SearchPlan, native: str | None, fields: FieldLayout) -> list[Any]:
+        schema = SCHEMAS[fields]
         within = native
         if plan.coarse is not None:
             candidates = self._nearest(
@@ -251,10 +251,10 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         )
         return list(results[0])
 
-    def _decode(self, row: Mapping[str, Any], payload: Payload) -> Hit:
-        schema = SCHEMAS[payload]
+    def _decode(self, row: Mapping[str, Any], fields: FieldLayout) -> Hit:
+        schema = SCHEMAS[fields]
         point = str(row[schema.primary])
-        with self._reading(point, payload):
+        with self._reading(point, fields):
             record_id, text, metadata = schema.record_fields(row["entity"], point)
         return Hit(id=record_id, score=float(row["distance"]), text=text, metadata=metadata)
 
@@ -274,13 +274,13 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
         )
         return list(results[0])
 
-    def _delete(self, which: Sequence[str] | str, payload: Payload) -> None:
-        expression = which if isinstance(which, str) else one_of(SCHEMAS[payload].primary, which)
+    def _delete(self, which: Sequence[str] | str, fields: FieldLayout) -> None:
+        expression = which if isinstance(which, str) else one_of(SCHEMAS[fields].primary, which)
         with self._changes():
             self._call("delete", self._collection, filter=expression)
 
-    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], payload: Payload) -> dict[str, StoredRow]:
-        schema, options = SCHEMAS[payload], self._read_options()
+    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], fields: FieldLayout) -> dict[str, StoredRow]:
+        schema, options = SCHEMAS[fields], self._read_options()
         names = {width: vector_name(width) for width in widths}
         rows: dict[str, StoredRow] = {}
         size = max(1, min(self.max_rows, self.max_bytes // (self.float_bytes * max(1, sum(widths)))))
@@ -293,7 +293,7 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
                 output_fields=[*schema.identity_fields(), *names.values()],
             ):
                 point = str(row[schema.primary])
-                with self._reading(point, payload):
+                with self._reading(point, fields):
                     record_id, content_hash = schema.identity(row)
                     rows[point] = StoredRow(
                         record_id=record_id,
@@ -306,26 +306,26 @@ class MilvusSink(MilvusCollection, CollectionSink[str]):
                     )
         return rows
 
-    def _scan(self, payload: Payload) -> Iterator[list[tuple[str, str]]]:
-        schema = SCHEMAS[payload]
+    def _scan(self, fields: FieldLayout) -> Iterator[list[tuple[str, str]]]:
+        schema = SCHEMAS[fields]
         for page in self._pages_of("", schema.identity_fields(), size=_SCANNED):
             ids = []
             for row in page:
                 point = str(row[schema.primary])
-                with self._reading(point, payload):
+                with self._reading(point, fields):
                     ids.append((point, schema.identity(row)[0]))
             yield ids
 
     def _row_ids(self, record_id: str) -> list[str]:
         written = [point_id(record_id)]
         # A row that a framework wrote has its own id, which its hit shows.
-        return written if self._manifest is None or self._manifest.payload == "plain" else [*written, record_id]
+        return written if self._manifest is None or self._manifest.fields == "plain" else [*written, record_id]
 
-    def _to_native(self, filter: Mapping[str, object] | str | None, payload: Payload) -> str:
+    def _to_native(self, filter: Mapping[str, object] | str | None, fields: FieldLayout) -> str:
         widths = () if self._manifest is None else self._manifest.dimensions
         options = self._read_options()
         layout = RowLayout(
-            schema=SCHEMAS[payload],
+            schema=SCHEMAS[fields],
             options=options,
             hybrid=self._manifest is not None and self._manifest.sparse is not None,
         )

@@ -3,67 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.location import check_exists, is_address, url_of
-from millpond_milvus.export import ParquetExport
-from millpond_milvus.sink import MilvusSink
+from millpond.ingest.sinks.database import database
+from millpond.ingest.sinks.location import check_exists, is_address, url_of
+
+if TYPE_CHECKING:
+    from millpond_milvus.export import ParquetExport
+    from millpond_milvus.sink import MilvusSink
 
 
+class MilvusOptions(TypedDict, total=False):
+    """The options of :class:`MilvusSink`, which describes them."""
+
+    dimensions: Sequence[int] | None
+    fields: str
+    timeout: float
+    hybrid: bool | Literal["bm25"]
+    datatype: str
+    index_type: str | None
+    index_quantization: str | None
+    partition_key: str | None
+    partitions: int | None
+
+
+@database(
+    options=MilvusOptions.__annotations__,
+    urls=("milvus+http://localhost:19530#docs", "milvus+file:X.db#docs", "milvus+parquet:DIR#docs"),
+    variables=("MILVUS_",),
+    datatypes=("float32", "float16", "bfloat16", "int8"),
+    packages=("pymilvus", "milvus-lite"),
+)
 def sink_from_url(
-    scheme: str,
-    location: str,
-    collection: str,
-    *,
-    dimensions: Sequence[int] | None = None,
-    payload: str = "plain",
-    timeout: float = 60,
-    hybrid: bool | Literal["bm25"] = False,
-    datatype: str = "float32",
-    index_type: str | None = None,
-    quantization: str | None = None,
-    partition_key: str | None = None,
-    partitions: int | None = None,
-    must_exist: bool = False,
+    scheme: str, location: str, collection: str, *, must_exist: bool = False, **options: Unpack[MilvusOptions]
 ) -> MilvusSink | ParquetExport:
     """Open ``milvus+file:X.db#docs``, ``milvus+http://host:19530#docs`` or ``milvus+parquet:DIR#docs``.
 
-    Args:
-        scheme: What the location is.
-        location: A file, the address of a server, or a folder for Parquet files.
-        collection: Name of the collection.
-        dimensions: As :class:`MilvusSink`, as the others are.
-        payload: The form of the payload.
-        timeout: Seconds that a call may take; has no effect on Parquet files.
-        hybrid: Whether sparse vectors are stored, and whose.
-        datatype: How vectors are stored.
-        index_type: A server's index.
-        quantization: Of a server's index.
-        partition_key: A metadata key, by whose value rows are put together.
-        partitions: How many partitions it has.
-        must_exist: Refuse a file that is not there.
-
-    Raises:
-        InvalidRequestError: The scheme is unknown, or one of the others is not valid.
+    The options are those of :class:`MilvusSink`; ``must_exist`` refuses a file that is not there.
     """
+    from millpond_milvus.sink import MilvusSink  # the client, which a look at the options does not need
+
     match scheme:
         case "parquet" if location:
-            for name, value in (("index_type", index_type), ("quantization", quantization), ("partitions", partitions)):
-                if value is not None:
-                    raise InvalidRequestError(
-                        f"{name}={value!r}: Parquet files hold rows and no index; leave it out, and pass it to the "
-                        "MilvusSink that makes the collection"
-                    )
-            return ParquetExport(
-                location,
-                collection,
-                dimensions=dimensions,
-                payload=payload,
-                hybrid=hybrid,
-                datatype=datatype,
-                partition_key=partition_key,
-            )
+            return _export(location, collection, options)
         case "file" if location:
             if is_address(location):
                 raise InvalidRequestError(
@@ -81,16 +64,24 @@ def sink_from_url(
                 f"'milvus+{scheme}:' does not name a Milvus; write milvus+file:X.db#docs, "
                 "milvus+http://host:19530#docs or milvus+parquet:DIR#docs"
             )
-    return MilvusSink(
-        address,
+    return MilvusSink(address, collection, **options)
+
+
+def _export(folder: str, collection: str, options: MilvusOptions) -> ParquetExport:
+    from millpond_milvus.export import ParquetExport
+
+    for name in ("index_type", "index_quantization", "partitions"):
+        if (value := options.get(name)) is not None:
+            raise InvalidRequestError(
+                f"{name}={value!r}: Parquet files hold rows and no index; leave it out, and pass it to the MilvusSink "
+                "that makes the collection"
+            )
+    return ParquetExport(
+        folder,
         collection,
-        dimensions=dimensions,
-        payload=payload,
-        timeout=timeout,
-        hybrid=hybrid,
-        datatype=datatype,
-        index_type=index_type,
-        quantization=quantization,
-        partition_key=partition_key,
-        partitions=partitions,
+        dimensions=options.get("dimensions"),
+        fields=options.get("fields", "plain"),
+        hybrid=options.get("hybrid", False),
+        datatype=options.get("datatype", "float32"),
+        partition_key=options.get("partition_key"),
     )

@@ -88,7 +88,7 @@ def test_the_files_hold_every_form_with_sparse_vectors_and_partitions(
     import dataclasses
 
     sparse_spec = dataclasses.replace(engine.spec, tasks=frozenset([*engine.spec.tasks, "sparse_embed"]))
-    with ParquetExport(tmp_path, "docs", dimensions=[16], payload=form, hybrid=True, partition_key="lang") as sink:
+    with ParquetExport(tmp_path, "docs", dimensions=[16], fields=form, hybrid=True, partition_key="lang") as sink:
         sink.prepare(engine.spec, sparse=sparse_spec)
         sink.write(batch(0, 2, 16, sparse=[{3: 0.5}, {}]))
     rows = list(table_of(sink, parquet).values())
@@ -225,7 +225,7 @@ def test_without_the_bulk_writers_packages_the_command_is_named(
     ("options", "message"),
     [
         ({"index_type": "HNSW"}, "index_type='HNSW': Parquet files hold rows and no index"),
-        ({"quantization": "scalar"}, "quantization='scalar': Parquet files hold rows"),
+        ({"index_quantization": "scalar"}, "index_quantization='scalar': Parquet files hold rows"),
         ({"datatype": "bit"}, "datatype='bit' is unknown"),
         ({"hybrid": "splade"}, "hybrid='splade' is unknown"),
     ],

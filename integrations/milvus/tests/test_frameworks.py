@@ -26,7 +26,7 @@ def test_langchain_reads_its_documents(engine: Engine, records: list[Record], tm
     store_of = pytest.importorskip("langchain_milvus").Milvus
     embeddings = pytest.importorskip("langchain_core.embeddings").Embeddings
     uri = str(tmp_path / "x.db")
-    with MilvusSink(uri, "docs", dimensions=[128, 384], payload="langchain") as sink:
+    with MilvusSink(uri, "docs", dimensions=[128, 384], fields="langchain") as sink:
         ingest(records, engine=engine, sink=sink, show_progress=False)
 
     class Cut(embeddings):  # type: ignore[misc, valid-type]
@@ -63,7 +63,7 @@ def test_llama_index_reads_its_nodes(engine: Engine, records: list[Record], tmp_
     to_node = pytest.importorskip("llama_index.core.vector_stores.utils").metadata_dict_to_node
     metadata = {"doc_id": "mine", "text": "also mine", "id": 7, "d384": 1, "d": {"e": [1, None]}}
     odd = [*records, Record("doc-x", 'text with "quotes" — ä\n', metadata)]
-    with MilvusSink(tmp_path / "x.db", "docs", dimensions=[384], payload="llama_index") as sink:
+    with MilvusSink(tmp_path / "x.db", "docs", dimensions=[384], fields="llama_index") as sink:
         ingest(odd, engine=engine, sink=sink, show_progress=False)
         query = engine.embed([QUESTION], role="query", normalize=True).embeddings
         (found,) = sink._client.search("docs", query, anns_field="d384", limit=20, output_fields=["*"])
@@ -82,7 +82,7 @@ def test_llama_index_reads_its_nodes(engine: Engine, records: list[Record], tmp_
 
 
 def test_rows_that_langchain_added_are_found_too(engine: Engine, records: list[Record], tmp_path: Path) -> None:
-    with MilvusSink(tmp_path / "x.db", "docs", payload="langchain") as sink:
+    with MilvusSink(tmp_path / "x.db", "docs", fields="langchain") as sink:
         ingest(records, engine=engine, sink=sink, show_progress=False)
         row = engine.embed(["a stray document"], role="document", normalize=True).embeddings[0]
         stray = {"pk": "its-own-id", "text": "a stray document", "d384": row, "lang": "en"}
@@ -113,7 +113,7 @@ def test_langchain_adds_documents_with_every_width_or_is_told_which_is_missing(
     uri = str(tmp_path / "x.db")
     stray = document("a stray document", metadata={"lang": "sv"})
     options = {"collection_name": "docs", "connection_args": {"uri": uri}, "enable_dynamic_field": True}
-    with MilvusSink(uri, "docs", dimensions=[128, 384], payload="langchain") as sink:
+    with MilvusSink(uri, "docs", dimensions=[128, 384], fields="langchain") as sink:
         ingest(records, engine=engine, sink=sink, show_progress=False)
         one = store_of(Cut(384), vector_field="d384", auto_id=False, **options)
         with pytest.raises(Exception, match="missed an field `d128`"):
@@ -121,8 +121,8 @@ def test_langchain_adds_documents_with_every_width_or_is_told_which_is_missing(
         assert sink.count() == 12
         both = store_of([Cut(128), Cut(384)], vector_field=["d128", "d384"], auto_id=False, **options)
         both.add_documents([stray], ids=["its-own-id"])
-        for funnel in (True, False):
-            hit = sink.search(engine, "a stray document", k=1, funnel=funnel)[0]
+        for coarse_to_fine in (True, False):
+            hit = sink.search(engine, "a stray document", k=1, coarse_to_fine=coarse_to_fine)[0]
             assert (hit.id, hit.text, hit.metadata) == ("its-own-id", "a stray document", {"lang": "sv"})
         sink.delete([hit.id])
         assert sink.count() == 12
@@ -133,7 +133,7 @@ def test_langchain_adds_documents_with_every_width_or_is_told_which_is_missing(
 def test_the_id_of_a_node_that_llama_index_wrote_is_its_own(
     engine: Engine, records: list[Record], tmp_path: Path
 ) -> None:
-    with MilvusSink(tmp_path / "x.db", "docs", payload="llama_index") as sink:
+    with MilvusSink(tmp_path / "x.db", "docs", fields="llama_index") as sink:
         ingest(records, engine=engine, sink=sink, show_progress=False)
         row = engine.embed(["a stray node"], role="document", normalize=True).embeddings[0]
         content = json.dumps({"id_": "n-1", "text": "a stray node", "metadata": {"lang": "sv"}})
@@ -159,7 +159,7 @@ def test_chunks_of_a_record_are_documents_of_their_own(engine: Engine, tmp_path:
     vectors = engine.embed([piece.text for piece in pieces], role="document", normalize=True).embeddings
     ids = [point_id("long", n) for n in range(3)]
     uri = str(tmp_path / "x.db")
-    with MilvusSink(uri, "docs", dimensions=[384], payload=form) as sink:
+    with MilvusSink(uri, "docs", dimensions=[384], fields=form) as sink:
         sink.prepare(engine.spec, chunked=True)
         sink.write(WriteBatch(records=pieces, ids=ids, vectors={384: vectors}))
         if form == "llama_index":

@@ -66,15 +66,17 @@ def sparse_ranking(query: Mapping[int, float], batch: WriteBatch) -> list[str]:
     return [batch.records[index].id for index in order if scores[index] > 0]
 
 
-@pytest.mark.parametrize("funnel", [True, False])
+@pytest.mark.parametrize("coarse_to_fine", [True, False])
 def test_our_sparse_vectors_are_fused_by_reciprocal_rank(
-    engine: Engine, sparse_engine: Engine, records: list[Record], uri: str, funnel: bool
+    engine: Engine, sparse_engine: Engine, records: list[Record], uri: str, coarse_to_fine: bool
 ) -> None:
     with MilvusSink(uri, "docs", dimensions=[64, 384], hybrid=True) as sink:
         batch = write(sink, engine, sparse_engine, records)
         query = sparse_engine.sparse_embed([QUESTION], role="query")[0]
         expected = fused(dense_ranking(engine, batch, 384), sparse_ranking(query, batch))
-        hits = sink.search(engine, QUESTION, k=12, hybrid=True, sparse_engine=sparse_engine, funnel=funnel)
+        hits = sink.search(
+            engine, QUESTION, k=12, hybrid=True, sparse_engine=sparse_engine, coarse_to_fine=coarse_to_fine
+        )
         assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=1e-6)
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
         assert len(expected) == 12 and all(hit.text and hit.metadata for hit in hits)
@@ -119,7 +121,7 @@ def test_milvus_ranks_the_text_itself_by_bm25(engine: Engine, records: list[Reco
 def test_hybrid_collections_have_the_frameworks_forms_too(
     engine: Engine, sparse_engine: Engine, records: list[Record], uri: str, form: str
 ) -> None:
-    with MilvusSink(uri, "docs", dimensions=[64], hybrid=True, payload=form) as sink:
+    with MilvusSink(uri, "docs", dimensions=[64], hybrid=True, fields=form) as sink:
         write(sink, engine, sparse_engine, records)
         hits = sink.search(engine, QUESTION, k=3, hybrid=True, sparse_engine=sparse_engine)
         by_id = {record.id: record for record in records}
@@ -167,7 +169,7 @@ def test_rows_of_lite_are_read_back_with_their_chunks_and_those_of_frameworks(
         width: engine.embed(texts, role="document", dimensions=width, normalize=True).embeddings for width in (64, 384)
     }
     ids = [point_id("long", n) for n in range(3)]
-    with MilvusSink(uri, "docs", dimensions=[64, 384], payload=form) as sink:
+    with MilvusSink(uri, "docs", dimensions=[64, 384], fields=form) as sink:
         sink.prepare(engine.spec, chunked=True)
         sink.write(WriteBatch(records=pieces, ids=ids, vectors=vectors))
         foreign = {name: vectors[int(name[1:])][0] for name in ("d64", "d384")} | {"text": "theirs"}

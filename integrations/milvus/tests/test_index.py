@@ -14,8 +14,8 @@ from tests.late_interaction.index_contract import IndexContract, matrices, names
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Record, SinkError, content_hash, ingest, point_id
 from millpond.late_interaction import LateInteractionIndex
+from millpond.late_interaction.encoding.muvera import Muvera
 from millpond.late_interaction.kernels.exact import unpack_rows
-from millpond.late_interaction.muvera import Muvera
 from millpond_milvus import MilvusIndex, MilvusSink
 from millpond_milvus.rows import pack, packed_tokens
 

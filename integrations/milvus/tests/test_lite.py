@@ -110,7 +110,7 @@ def _stop(uri: str) -> None:
 
 def test_a_row_that_lite_refuses_stops_no_other(engine: Engine, uri: str) -> None:
     """It looks at all rows before it writes one."""
-    with MilvusSink(uri, "docs", dimensions=[64], payload="langchain") as sink:
+    with MilvusSink(uri, "docs", dimensions=[64], fields="langchain") as sink:
         sink.prepare(engine.spec)
         client = sink._client
         insert = client.insert
@@ -159,7 +159,10 @@ def test_more_rows_than_lite_is_for_are_said_once(
     ("options", "message"),
     [
         ({"datatype": "float16"}, "datatype='float16': Milvus Lite stores float32"),
-        ({"quantization": "scalar"}, "quantization='scalar': Milvus Lite stores float32 and searches it exactly"),
+        (
+            {"index_quantization": "scalar"},
+            "index_quantization='scalar': Milvus Lite stores float32 and searches it exactly",
+        ),
         ({"index_type": "HNSW"}, "index_type='HNSW': Milvus Lite searches exactly"),
     ],
 )

@@ -15,7 +15,7 @@ import pytest
 from pymilvus import DataType, MilvusClient
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, MissingExtraError
-from millpond.ingest import Batch, IngestReport, Record, SinkError, ingest, open_sink, point_id
+from millpond.ingest import IngestReport, Record, SinkError, WriteBatch, ingest, open_sink, point_id
 from millpond_milvus import MilvusSink, sink_from_url
 from millpond_milvus.filters import to_expression
 from millpond_milvus.schema import SCHEMAS
@@ -52,7 +52,7 @@ def test_a_text_too_long_for_a_field_does_not_fail_its_batch(
 ) -> None:
     longest = "ä" * 32_767 + "x"  # 65,535 bytes of UTF-8
     records = [Record("a", "short"), Record("b", longest), Record("c", longest + "x"), Record("d", "short too")]
-    with MilvusSink(uri, "docs", payload=form) as sink:
+    with MilvusSink(uri, "docs", fields=form) as sink:
         report = fill(engine, sink, records)
         assert (report.read, report.failed, report.written, sink.count()) == (4, 1, 3, 3)
         assert "left out record 'c': its text has 65536 bytes; Milvus stores at most 65535" in caplog.text
@@ -63,7 +63,7 @@ def test_a_text_too_long_for_a_field_does_not_fail_its_batch(
 def test_metadata_that_is_too_large_is_left_out(
     engine: Engine, uri: str, form: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with MilvusSink(uri, "docs", payload=form) as sink:
+    with MilvusSink(uri, "docs", fields=form) as sink:
         report = fill(engine, sink, [Record("a", "x", {"k": "x" * 70_000}), Record("b", "x", {"k": "x" * 30_000})])
         assert (report.failed, report.written) == (1, 1)
     assert "bytes as JSON; Milvus stores at most 65536" in caplog.text
@@ -73,7 +73,7 @@ def test_metadata_that_is_too_large_is_left_out(
 def test_langchains_layout_refuses_metadata_named_like_its_fields(
     engine: Engine, uri: str, key: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with MilvusSink(uri, "docs", payload="langchain") as sink:
+    with MilvusSink(uri, "docs", fields="langchain") as sink:
         report = fill(engine, sink, [Record("a", "x", {key: "mine"}), Record("b", "x", {"other": 1})])
     assert (report.failed, report.written) == (1, 1)
     assert "rename the key" in caplog.text or "keeps for itself" in caplog.text
@@ -82,7 +82,7 @@ def test_langchains_layout_refuses_metadata_named_like_its_fields(
 def test_the_other_layouts_take_any_key(engine: Engine, uri: str) -> None:
     metadata = {"pk": 1, "text": 2, "record_id": 3, "content_hash": 4, "d384": 5, "id": 6, "_node_content": 7}
     for form in ("plain", "llama_index"):
-        with MilvusSink(uri, form, payload=form) as sink:
+        with MilvusSink(uri, form, fields=form) as sink:
             fill(engine, sink, [Record("a", "x", metadata)])
             (hit,) = sink.search(engine, "x")
             assert (hit.id, hit.text, hit.metadata) == ("a", "x", metadata)
@@ -101,12 +101,12 @@ def test_requests_are_bounded(engine: Engine, uri: str, monkeypatch: pytest.Monk
         monkeypatch.setattr(sink._client, "insert", counted)
         many = [Record(f"r{n}", "x") for n in range(2100)]
         vectors = {16: np.ones((2100, 16), np.float32)}
-        sink.write(Batch(records=many, ids=[point_id(record.id) for record in many], vectors=vectors))
+        sink.write(WriteBatch(records=many, ids=[point_id(record.id) for record in many], vectors=vectors))
         assert sent == [1000, 1000, 100] and sink.count() == 2100
         sent.clear()
         wide = [Record(f"w{n}", "x" * 60_000) for n in range(700)]  # 42 MB
         vectors = {16: np.ones((700, 16), np.float32)}
-        sink.write(Batch(records=wide, ids=[point_id(record.id) for record in wide], vectors=vectors))
+        sink.write(WriteBatch(records=wide, ids=[point_id(record.id) for record in wide], vectors=vectors))
         assert sent == [558, 142]
 
 
@@ -154,7 +154,7 @@ def test_expressions_quote_what_they_hold() -> None:
 def test_negative_numbers_match(engine: Engine, uri: str, form: str) -> None:
     numbers = [-5, -0.5, -1e20, -1e-7, -(2**63), -(2**53) - 1, 5]
     alone = [Record(f"{number}", "x", {"k": number}) for number in numbers]
-    with MilvusSink(uri, "docs", payload=form) as sink:
+    with MilvusSink(uri, "docs", fields=form) as sink:
         fill(engine, sink, [*alone, *(Record(f"in {number}", "y", {"k": [number, "x"]}) for number in numbers)])
         for number in numbers:
             hits = sink.search(engine, "x", filter={"k": number})
@@ -172,7 +172,7 @@ def test_the_manifest_is_stored_as_this_json(engine: Engine, uri: str) -> None:
         '"dimensions": [64, 384], "payload": "langchain"}'
     )
     written = f'{earlier[:-1]}, "settings": {json.dumps(dict(engine.spec.settings))}}}'
-    with MilvusSink(uri, "docs", dimensions=[384, 64], payload="langchain") as sink:
+    with MilvusSink(uri, "docs", dimensions=[384, 64], fields="langchain") as sink:
         sink.prepare(engine.spec)
         assert sink._client.describe_collection("docs")["properties"]["millpond"] == written
         assert len(MilvusSink(sink._client, "docs").search(engine, "anything")) == 0
@@ -181,7 +181,7 @@ def test_the_manifest_is_stored_as_this_json(engine: Engine, uri: str) -> None:
 
 
 def test_a_foreign_row_that_cannot_be_read_is_not_blamed_on_the_database(engine: Engine, uri: str) -> None:
-    with MilvusSink(uri, "docs", dimensions=[384], payload="llama_index") as sink:
+    with MilvusSink(uri, "docs", dimensions=[384], fields="llama_index") as sink:
         sink.prepare(engine.spec)
         row = engine.embed(["x"], role="document", normalize=True).embeddings[0]
         foreign = {"id": "p", "doc_id": "d", "text": "x", "d384": row, "_node_content": "{broken"}

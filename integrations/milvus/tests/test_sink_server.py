@@ -127,11 +127,11 @@ def test_bfloat16_without_its_library_is_an_error_with_the_command(
         ({"index_type": "FLAT"}, {"index_type": "FLAT"}),
         ({"index_type": "HNSW"}, {"index_type": "HNSW", "M": 16}),
         ({"index_type": "IVF"}, {"index_type": "IVF_FLAT", "nlist": 1024}),
-        ({"quantization": "scalar"}, {"index_type": "HNSW_SQ", "sq_type": "SQ8"}),
-        ({"quantization": "scalar", "index_type": "IVF"}, {"index_type": "IVF_SQ8"}),
-        ({"quantization": "product"}, {"index_type": "HNSW_PQ", "m": 32, "nbits": 8, "refine": True}),
-        ({"quantization": "product", "index_type": "IVF"}, {"index_type": "IVF_PQ", "m": 32}),
-        ({"quantization": "binary"}, {"index_type": "IVF_RABITQ", "refine": True, "refine_type": "FP16"}),
+        ({"index_quantization": "scalar"}, {"index_type": "HNSW_SQ", "sq_type": "SQ8"}),
+        ({"index_quantization": "scalar", "index_type": "IVF"}, {"index_type": "IVF_SQ8"}),
+        ({"index_quantization": "product"}, {"index_type": "HNSW_PQ", "m": 32, "nbits": 8, "refine": True}),
+        ({"index_quantization": "product", "index_type": "IVF"}, {"index_type": "IVF_PQ", "m": 32}),
+        ({"index_quantization": "binary"}, {"index_type": "IVF_RABITQ", "refine": True, "refine_type": "FP16"}),
         ({"datatype": "int8", "index_type": "HNSW"}, {"index_type": "HNSW"}),
     ],
     ids=["auto", "flat", "hnsw", "ivf", "sq", "ivf-sq", "pq", "ivf-pq", "rabitq", "int8-hnsw"],
@@ -163,10 +163,16 @@ def test_the_index_is_the_one_of_its_options(
         ({"datatype": "uint8"}, "datatype='uint8' is unknown; choose one of float32, float16, bfloat16, int8"),
         ({"datatype": ["int8"]}, "datatype=.'int8'. is unknown"),
         ({"index_type": ["HNSW"]}, "index_type=.'HNSW'. is unknown"),
-        ({"quantization": "rotary"}, "quantization='rotary' is unknown; choose one of scalar, product, binary"),
+        (
+            {"index_quantization": "rotary"},
+            "index_quantization='rotary' is unknown; choose one of scalar, product, binary",
+        ),
         ({"index_type": "IVF_PQ"}, "index_type='IVF_PQ' is unknown; choose one of AUTOINDEX, FLAT, HNSW, IVF"),
-        ({"index_type": "HNSW", "quantization": "binary"}, "'HNSW' has no quantization='binary'; choose one of IVF"),
-        ({"datatype": "int8", "quantization": "scalar"}, "datatype='int8' is indexed by AUTOINDEX, FLAT or HNSW"),
+        (
+            {"index_type": "HNSW", "index_quantization": "binary"},
+            "'HNSW' has no index_quantization='binary'; choose one of IVF",
+        ),
+        ({"datatype": "int8", "index_quantization": "scalar"}, "datatype='int8' is indexed by AUTOINDEX, FLAT or HNSW"),
         ({"partitions": 4}, "partitions=4 must be an int from 1 to 1024, beside a partition_key"),
         ({"partition_key": "tenant", "partitions": 0}, "partitions=0 must be an int from 1 to 1024"),
         ({"hybrid": "splade"}, "hybrid='splade' is unknown; choose one of False, True, 'bm25'"),
@@ -184,7 +190,11 @@ def test_options_that_do_not_go_together_are_refused_before_anything_is_asked(
     [
         ({}, {"datatype": "float16"}, "made with datatype='float32', and this sink has datatype='float16'"),
         ({"datatype": "int8"}, {}, "made with datatype='int8', .*; pass datatype='int8', or another collection"),
-        ({"quantization": "scalar"}, {"quantization": "product"}, "quantization='scalar', .* quantization='product'"),
+        (
+            {"index_quantization": "scalar"},
+            {"index_quantization": "product"},
+            "index_quantization='scalar', .* index_quantization='product'",
+        ),
         ({"index_type": "HNSW"}, {}, "made with index_type='HNSW', and this sink has index_type=None"),
         ({"partition_key": "a"}, {"partition_key": "b"}, "made with partition_key='a', .* partition_key='b'"),
         ({"hybrid": "bm25"}, {}, "made with hybrid='bm25', and this sink has hybrid=False"),
@@ -222,7 +232,7 @@ def test_options_of_a_later_version_are_not_guessed(fake: FakeMilvus, engine: En
 
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
 def test_a_metadata_key_is_the_partition_key(fake: FakeMilvus, engine: Engine, form: str) -> None:
-    with MilvusSink(fake.url, "docs", dimensions=[16], payload=form, partition_key="tenant", partitions=64) as sink:
+    with MilvusSink(fake.url, "docs", dimensions=[16], fields=form, partition_key="tenant", partitions=64) as sink:
         sink.prepare(engine.spec)
         (key,) = [field for field in fake.schema.fields if field.is_partition_key]
         assert (key.name, key.data_type, fake.created.num_partitions) == ("partition", schema_pb2.VarChar, 64)
@@ -291,7 +301,7 @@ def test_bm25_is_a_function_of_milvus_over_the_text(fake: FakeMilvus, engine: En
 
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
 def test_a_scan_has_every_row_and_no_text(fake: FakeMilvus, engine: Engine, form: str) -> None:
-    with MilvusSink(fake.url, "docs", dimensions=[16], payload=form) as sink:
+    with MilvusSink(fake.url, "docs", dimensions=[16], fields=form) as sink:
         sink.prepare(engine.spec)
         many = [Record(f"r{n}", "x" * 100, {"n": n}) for n in range(2000)]
         rows = WriteBatch(records=many, ids=[point_id(record.id) for record in many], vectors={16: unit(len(many), 16)})

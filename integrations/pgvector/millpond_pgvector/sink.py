@@ -19,15 +19,15 @@ from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Composable, Composed, Identifier
 
 from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError
-from millpond.ingest.batch import FloatArray
-from millpond.ingest.deadline import hang_up_after
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.payload import Payload
 from millpond.ingest.record import Record
-from millpond.ingest.search import SearchPlan
-from millpond.ingest.sink import StoredRow, vector_name
-from millpond.ingest.sqlstate import kind_of_state
-from millpond.ingest.table_sink import TableSink
+from millpond.ingest.sinks.batch import FloatArray
+from millpond.ingest.sinks.deadline import hang_up_after
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import SearchPlan
+from millpond.ingest.sinks.sqlstate import kind_of_state
+from millpond.ingest.sinks.table import TableSink
 from millpond.metadata import check_filter
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
@@ -43,7 +43,7 @@ class PgVectorSink(TableSink[Composable]):
         table: Name of the table, or ``schema.table``.
         dimensions: The widths to store and search, each in a column ``d{width}``; by default the width that ``embed``
             returns. A search without them uses every width that the table has.
-        payload: ``plain``: columns ``pk``, ``id``, ``text``, ``metadata`` (jsonb), ``content_hash``.
+        fields: ``plain``: columns ``pk``, ``id``, ``text``, ``metadata`` (jsonb), ``content_hash``.
         datatype: ``float32`` (vector), ``float16`` (halfvec), or ``bit``: of all widths but the largest only the signs.
         index: ``hnsw``, built by :meth:`close` after a run. By default a search is exact.
         timeout: Seconds that a request may take; those that build an index have no limit.
@@ -66,13 +66,13 @@ class PgVectorSink(TableSink[Composable]):
         table: str,
         *,
         dimensions: Sequence[int] | None = None,
-        payload: str = "plain",
+        fields: str = "plain",
         datatype: str = "float32",
         index: str | None = None,
         timeout: float = 60,
     ) -> None:
         path, owned = (None, False) if isinstance(dsn, psycopg.Connection) else (dsn, True)
-        super().__init__(path, table, dimensions=dimensions, payload=payload, owned=owned)
+        super().__init__(path, table, dimensions=dimensions, fields=fields, owned=owned)
         self._set_options(datatype=datatype, index=index)
         if owned:
             _check_dsn(self._where)
@@ -185,7 +185,7 @@ class PgVectorSink(TableSink[Composable]):
             query += "ON CONFLICT (pk) DO UPDATE SET ({names}) = ROW({changed})"
             cursor.execute(self._sql(query, own=_OWN, names=names, changed=changed))
 
-    def _query(self, plan: SearchPlan, native: Composable | None, payload: Payload) -> list[Any]:
+    def _query(self, plan: SearchPlan, native: Composable | None, fields: FieldLayout) -> list[Any]:
         width, limit = (plan.full, plan.k) if plan.coarse is None else (plan.coarse, plan.candidates)
         scale = 2 / plan.full if self._types[plan.full] == "bit" else 1
         near, full = (self._distance(each, plan.vectors[each]) for each in (width, plan.full))
@@ -215,7 +215,7 @@ class PgVectorSink(TableSink[Composable]):
                 parts = {"method": method, "operators": operators, "column": Identifier(column)}
                 cursor.execute(self._sql(query, index=name, **parts))
 
-    def _delete(self, which: Sequence[str] | Composable, payload: Payload) -> None:
+    def _delete(self, which: Sequence[str] | Composable, fields: FieldLayout) -> None:
         one_of = SQL("pk = ANY({}::uuid[])")
         condition = which if isinstance(which, Composable) else one_of.format(list(which))
         self._rows("DELETE FROM {table} WHERE {condition}", condition=condition)
@@ -223,21 +223,21 @@ class PgVectorSink(TableSink[Composable]):
     def _count(self) -> int:
         return int(self._rows("SELECT count(*) FROM {table}")[0][0])
 
-    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], payload: Payload) -> dict[str, StoredRow]:
-        return super()._fetch(row_ids, [width for width in widths if self._types[width] != "bit"], payload)
+    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], fields: FieldLayout) -> dict[str, StoredRow]:
+        return super()._fetch(row_ids, [width for width in widths if self._types[width] != "bit"], fields)
 
     def _select(self, row_ids: Sequence[str], widths: Sequence[int]) -> list[Any]:
         columns = [SQL(", {}::real[]").format(Identifier(vector_name(width))) for width in widths]
         query = "SELECT pk, id, content_hash{columns} FROM {table} WHERE pk = ANY({ids}::uuid[])"
         return self._rows(query, columns=SQL("").join(columns), ids=list(row_ids))
 
-    def _scan(self, payload: Payload) -> Iterator[list[tuple[str, str]]]:
+    def _scan(self, fields: FieldLayout) -> Iterator[list[tuple[str, str]]]:
         query = "SELECT pk::text, id FROM {table} WHERE pk > {last}::uuid ORDER BY pk LIMIT {limit}"
         page = [(str(UUID(int=0)), "")]
         while page := self._rows(query, last=page[-1][0], limit=self.max_rows):
             yield page
 
-    def _to_native(self, filter: Mapping[str, object] | Composable | None, payload: Payload) -> Composable | None:
+    def _to_native(self, filter: Mapping[str, object] | Composable | None, fields: FieldLayout) -> Composable | None:
         if filter is None or isinstance(filter, Composable):
             return filter
         if not isinstance(filter, Mapping):

@@ -69,8 +69,8 @@ def test_the_columns_have_the_datatype(
         vectors = engine.embed([record.text for record in records], role="document", normalize=True).embeddings
         (question,) = engine.embed(["what moves blood?"], role="query", normalize=True).embeddings
         expected = {record.id: float(score) for record, score in zip(records, vectors @ question, strict=True)}
-        for funnel in (True, False):
-            hits = sink.search(engine, "what moves blood?", k=12, funnel=funnel)
+        for coarse_to_fine in (True, False):
+            hits = sink.search(engine, "what moves blood?", k=12, coarse_to_fine=coarse_to_fine)
             assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=10 * tolerance)
         assert hits[0].id == "doc-4"
         row = sink.fetch([point_id("doc-4")], widths=[64, 384])[point_id("doc-4")]
@@ -676,7 +676,7 @@ def test_no_secret_of_the_environment_is_shown(monkeypatch: pytest.MonkeyPatch, 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"payload": "langchain"}, "payload='langchain': .* pass payload='plain'"),
+        ({"fields": "langchain"}, "fields='langchain': .* pass fields='plain'"),
         ({"datatype": "int8"}, "datatype='int8': .* pass datatype='float32', or one of 'float16', 'bit'"),
         ({"index": "ivfflat"}, "index='ivfflat': .* pass index=None, or one of 'hnsw'"),
         ({"timeout": 0}, "timeout=0 is no time"),
@@ -699,7 +699,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
     point = EntryPoint("pgvector", "millpond_pgvector:sink_from_url", "millpond.sinks")
-    monkeypatch.setattr("millpond.ingest.url.entry_points", lambda group: [point])
+    monkeypatch.setattr("millpond.ingest.sinks.url.entry_points", lambda group: [point])
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])

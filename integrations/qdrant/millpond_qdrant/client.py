@@ -14,7 +14,7 @@ import httpx
 from qdrant_client import QdrantClient
 
 from millpond.errors import InvalidRequestError, SinkError
-from millpond.ingest.location import is_address, is_url, url_of
+from millpond.ingest.sinks.location import is_address, is_url, url_of
 from millpond_qdrant.deadline import DeadlineTransport
 from millpond_qdrant.folder import FolderLease
 

@@ -11,8 +11,8 @@ from typing import ClassVar
 from qdrant_client import QdrantClient, models
 
 from millpond.errors import SinkError
-from millpond.ingest.collection_client import CollectionClient
-from millpond.ingest.manifest import MANIFEST_KEY
+from millpond.ingest.sinks.client import CollectionClient
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond_qdrant.client import connect
 from millpond_qdrant.failures import UnfinishedError, classify_error, describe_error, retry_after
 from millpond_qdrant.folder import FolderLease, settle, use_write_ahead_log

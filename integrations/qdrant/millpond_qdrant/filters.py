@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.payload import LLAMA_INDEX_KEYS, Payload
+from millpond.ingest.sinks.payload import LLAMA_INDEX_KEYS, FieldLayout
 from millpond.metadata import Scalar, check_filter
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
@@ -16,7 +16,7 @@ _UNWRITABLE = {'"': "quote", "\\": "backslash"}  # a path has no escapes
 _EXACT_FLOAT = 1 << 53  # from this size on, a range (of floats) would also match neighbouring ints
 
 
-def to_filter(filter: Mapping[str, object] | models.Filter | None, form: Payload) -> models.Filter | None:
+def to_filter(filter: Mapping[str, object] | models.Filter | None, form: FieldLayout) -> models.Filter | None:
     """Every key must have its value, or one of a list of values.
 
     A number matches as int or float; a list in the metadata matches if it contains the value.
@@ -59,7 +59,7 @@ def _conditions(clause: list[models.Condition] | models.Condition | None) -> lis
     return [not isinstance(member, models.Filter) or has_condition(member) for member in members]
 
 
-def payload_path(key: str, form: Payload, *, what: str = "filter") -> str:
+def payload_path(key: str, form: FieldLayout, *, what: str = "filter") -> str:
     """The path of a metadata key in the payload.
 
     Raises:

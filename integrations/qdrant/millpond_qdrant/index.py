@@ -12,12 +12,12 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.local.qdrant_local import QdrantLocal
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.collection_index import CollectionIndex, Found, IndexQuery, IndexRow
-from millpond.ingest.index_manifest import IndexManifest, Prefetch
-from millpond.ingest.manifest import MANIFEST_KEY
 from millpond.ingest.record import point_id
-from millpond.late_interaction.documents import Hit, IndexStats
-from millpond.late_interaction.index_arguments import TokenEngine
+from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch
+from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, IndexQuery, IndexRow
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
+from millpond.late_interaction.index.arguments import TokenEngine
+from millpond.late_interaction.index.documents import Hit, IndexStats
 from millpond.metadata import Scalar
 from millpond_qdrant.collection import QdrantCollection
 from millpond_qdrant.filters import to_filter
@@ -56,7 +56,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         prefetch: The vector by which candidates are found: ``"muvera"``, encodings of 2,560 dimensions whose dot
             product approximates MaxSim; ``"dense"``, the mean of the token rows; ``None``, every document is scored.
         codec: How a server stores token rows. Local mode keeps float32.
-        width: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
+        dimensions: Columns to keep of every row; ``None`` keeps all, or those that the collection has.
         pool_factor: Mean tokens of a document that become one row; ``None`` is the collection's factor, and 1 for a
             new one.
         timeout: Seconds a server has for a whole request, from connecting to the last byte of its answer.
@@ -82,7 +82,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         *,
         prefetch: Literal["muvera", "dense"] | None = "muvera",
         codec: Codec = "float16",
-        width: int | None = None,
+        dimensions: int | None = None,
         pool_factor: int | None = None,
         timeout: float = 60,
     ) -> None:
@@ -94,7 +94,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
             engine,
             codec=codec,
             prefetch=prefetch,
-            width=width,
+            dimensions=dimensions,
             pool_factor=pool_factor,
             owned=client is None,
         )
@@ -110,7 +110,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         self._check_open()
         manifest = self._manifest
         if manifest is None:
-            return IndexStats(documents=0, tokens=0, width=0, codec=self._codec, bytes=0)
+            return IndexStats(documents=0, tokens=0, dimensions=0, codec=self._codec, bytes=0)
         with self._request("a count"):
             documents = self._count()
             counts = self._client.facet(self._collection, TOKENS, limit=_MAX_FLOATS, exact=True).hits
@@ -120,7 +120,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         return IndexStats(
             documents=documents,
             tokens=tokens,
-            width=width if documents else 0,
+            dimensions=width if documents else 0,
             codec=manifest.codec,
             bytes=rows + documents * manifest.prefetch_width * 3,  # float16 and int8
             details={"prefetch": manifest.prefetch, "prefetch_width": manifest.prefetch_width},
@@ -266,7 +266,7 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
             raise InvalidRequestError(
                 f"document {id!r} has {tokens} token rows of {width} columns, {tokens * width} floats; Qdrant "
                 f"stores at most {_MAX_FLOATS} of a document, {_MAX_FLOATS // width} rows; split the text, or build "
-                "the index with a smaller width or a larger pool_factor"
+                "the index with fewer dimensions or a larger pool_factor"
             )
         if size > _MAX_REQUEST:
             raise InvalidRequestError(

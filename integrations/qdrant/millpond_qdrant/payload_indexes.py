@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.payload import Payload
+from millpond.ingest.sinks.payload import FieldLayout
 from millpond_qdrant.filters import payload_path
 
 
-def check_indexes(indexes: Mapping[str, str] | None, form: Payload) -> dict[str, models.PayloadSchemaType]:
+def check_indexes(indexes: Mapping[str, str] | None, form: FieldLayout) -> dict[str, models.PayloadSchemaType]:
     """The payload's paths of metadata keys, and the types of their indexes.
 
     Raises:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millpond.ingest.payload import Payload, is_own_row, llama_index_fields, read_llama_index
 from millpond.ingest.record import Record, content_hash
+from millpond.ingest.sinks.payload import FieldLayout, is_own_row, llama_index_fields, read_llama_index
 
 # The key that holds the text, from the form that no other could be taken for.
-_TEXT_KEYS: Mapping[Payload, str] = {"llama_index": "_node_content", "langchain": "page_content", "plain": "text"}
+_TEXT_KEYS: Mapping[FieldLayout, str] = {"llama_index": "_node_content", "langchain": "page_content", "plain": "text"}
 
 IDENTITY = ["id", "doc_id", "chunk", "_node_type", "content_hash"]
 """The keys that :func:`identity_of` reads: not the text, nor the metadata."""
@@ -29,7 +29,7 @@ def identity_of(payload: Mapping[str, Any], point: str) -> tuple[str, str]:
     return (record_id if own else point), str(payload["content_hash"]) if own and "content_hash" in payload else ""
 
 
-def payload_of(record: Record, point: str, form: Payload) -> dict[str, Any]:
+def payload_of(record: Record, point: str, form: FieldLayout) -> dict[str, Any]:
     """The payload of a point."""
     if form == "llama_index":
         return llama_index_fields(record, point, text_inside=True)
@@ -41,7 +41,7 @@ def payload_of(record: Record, point: str, form: Payload) -> dict[str, Any]:
     }
 
 
-def record_fields(payload: Mapping[str, Any], point: str, form: Payload) -> tuple[str, str, dict[str, Any]]:
+def record_fields(payload: Mapping[str, Any], point: str, form: FieldLayout) -> tuple[str, str, dict[str, Any]]:
     """Id, text and metadata of a stored point. The id of a point that a framework wrote is the point's own.
 
     A point of another form than the collection's, as another framework writes it, is read as well.

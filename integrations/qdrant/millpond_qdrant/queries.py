@@ -1,4 +1,4 @@
-"""The requests of a search: the funnel, the points that lack some of the collection's vectors, and hybrid search.
+"""The requests of a search: coarse to fine, the points that lack some of the collection's vectors, and hybrid.
 
 A framework writes one vector per point, so a collection of several widths may hold points that only have ``d384``.
 Qdrant leaves a point out of a search by a vector that it lacks.
@@ -11,8 +11,8 @@ from typing import Literal
 
 from qdrant_client import models
 
-from millpond.ingest.search import SearchPlan
-from millpond.ingest.sink import vector_name
+from millpond.ingest.sinks.protocol import vector_name
+from millpond.ingest.sinks.search import SearchPlan
 
 SPARSE = "sparse"
 """The name of the sparse vector."""
@@ -68,9 +68,9 @@ def queries_of(
 ) -> list[models.QueryRequest]:
     """The requests whose answers together, by score, are the answer to a search.
 
-    The first ranks the points that have the largest width: the funnel's candidates, and beside them the best of those
-    that lack the smallest width. The others rank the points whose largest width is a smaller one, by that width. No
-    point is in two answers.
+    The first ranks the points that have the largest width: the candidates of the smallest, and beside them the best of
+    those that lack the smallest width. The others rank the points whose largest width is a smaller one, by
+    that width. No point is in two answers.
 
     Args:
         plan: The stages and the question's vectors.

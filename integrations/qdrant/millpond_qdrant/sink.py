@@ -17,13 +17,13 @@ from qdrant_client import QdrantClient, models
 from qdrant_client.http.models import QueryResponse
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.batch import WriteBatch
-from millpond.ingest.collection import CollectionSink
-from millpond.ingest.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.payload import Payload
 from millpond.ingest.record import point_id
-from millpond.ingest.search import Hit, SearchPlan
-from millpond.ingest.sink import StoredRow, vector_name
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.collection import CollectionSink
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond_qdrant.alias import aliased, point_alias
 from millpond_qdrant.collection import QdrantCollection
 from millpond_qdrant.filters import has_condition, to_filter
@@ -67,8 +67,8 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
         datatype: ``float32``, ``float16`` or ``uint8`` of the stored vectors (a server's). ``None`` is the
             collection's, and float32 in a new one. uint8 is for ``plain`` payloads: vectors are scaled to 0..255 and
             compared by Euclidean distance, of which scores are turned into cosine.
-        quantization: ``scalar`` (a byte for each number), ``product`` (a byte for four) or ``binary`` (a bit for each):
-            a copy in memory by which a server searches. ``None`` is the collection's, and none in a new one.
+        index_quantization: ``scalar`` (a byte for each number), ``product`` (a byte for four) or ``binary`` (a bit for
+            each): a copy in memory by which a server searches. ``None`` is the collection's, and none in a new one.
         rescore: Whether the hits of a quantized search are scored by the vectors themselves.
         oversampling: How many times ``k`` hits are scored then: by default 2 of scalar, 4 of product and 8 of binary
             quantization.
@@ -93,11 +93,11 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
         collection: str,
         *,
         dimensions: Sequence[int] | None = None,
-        payload: str = "plain",
+        fields: str = "plain",
         timeout: float = 60,
         hybrid: bool = False,
         datatype: str | None = None,
-        quantization: str | None = None,
+        index_quantization: str | None = None,
         rescore: bool = True,
         oversampling: float | None = None,
         on_disk: bool | None = None,
@@ -109,17 +109,17 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
     ) -> None:
         client = location if isinstance(location, QdrantClient) else None
         path = None if isinstance(location, QdrantClient) else location
-        super().__init__(path, collection, dimensions=dimensions, payload=payload, owned=client is None, hybrid=hybrid)
+        super().__init__(path, collection, dimensions=dimensions, fields=fields, owned=client is None, hybrid=hybrid)
         self._storage = VectorStorage.of(
-            payload=self._payload,
+            fields=self._fields,
             datatype=datatype,
-            quantization=quantization,
+            index_quantization=index_quantization,
             rescore=rescore,
             oversampling=oversampling,
             on_disk=on_disk,
             hnsw=hnsw,
         )
-        self._indexes = check_indexes(indexes, self._payload)
+        self._indexes = check_indexes(indexes, self._fields)
         if batch is not None:
             if isinstance(batch, bool) or not isinstance(batch, int) or batch < 1:
                 raise InvalidRequestError(f"batch={batch!r} must be an int from 1: the most points of one request")
@@ -260,7 +260,7 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
             vector_name(width): self._stored_vectors.encode(rows).tolist() for width, rows in batch.vectors.items()
         }
         payloads = [
-            payload_of(record, point, self._payload) for record, point in zip(batch.records, batch.ids, strict=True)
+            payload_of(record, point, self._fields) for record, point in zip(batch.records, batch.ids, strict=True)
         ]
         if batch.sparse is None:
             return models.Batch(ids=list(batch.ids), vectors=vectors, payloads=payloads)
@@ -280,7 +280,7 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
         self._finished(self._client.upsert(self._collection, points=rows, wait=True))
         self._warn_of_many()
 
-    def _query(self, plan: SearchPlan, native: models.Filter | None, payload: Payload) -> list[models.ScoredPoint]:
+    def _query(self, plan: SearchPlan, native: models.Filter | None, fields: FieldLayout) -> list[models.ScoredPoint]:
         names = [vector_name(width) for width in sorted(plan.vectors)]
         probe = self._partial_points.begin(self._client, self._collection, names)
         stored = self._stored_vectors
@@ -326,12 +326,12 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
         self._partial_points.end(probe, answers[:asked])
         return answers[asked:]
 
-    def _decode(self, row: models.ScoredPoint, payload: Payload) -> Hit:
-        with self._reading(str(row.id), payload):
-            record_id, text, metadata = record_fields(row.payload or {}, str(row.id), payload)
+    def _decode(self, row: models.ScoredPoint, fields: FieldLayout) -> Hit:
+        with self._reading(str(row.id), fields):
+            record_id, text, metadata = record_fields(row.payload or {}, str(row.id), fields)
         return Hit(id=record_id, score=row.score, text=text, metadata=metadata)
 
-    def _delete(self, which: Sequence[Any] | models.Filter, payload: Payload) -> None:
+    def _delete(self, which: Sequence[Any] | models.Filter, fields: FieldLayout) -> None:
         self._check_folder()
         selector = (
             which
@@ -340,7 +340,7 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
         )
         self._finished(self._client.delete(self._collection, points_selector=selector, wait=True))
 
-    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], payload: Payload) -> dict[str, StoredRow]:
+    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], fields: FieldLayout) -> dict[str, StoredRow]:
         points = self._client.retrieve(
             self._collection,
             [_native_id(row_id) for row_id in row_ids],
@@ -362,7 +362,7 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
             },
         )
 
-    def _scan(self, payload: Payload) -> Iterator[list[tuple[str, str]]]:
+    def _scan(self, fields: FieldLayout) -> Iterator[list[tuple[str, str]]]:
         offset: models.ExtendedPointId | None = None
         while True:
             points, offset = self._client.scroll(
@@ -378,8 +378,10 @@ class QdrantSink(QdrantCollection, CollectionSink[models.Filter]):
     def _count(self) -> int:
         return self._client.count(self._collection, exact=True).count
 
-    def _to_native(self, filter: Mapping[str, object] | models.Filter | None, payload: Payload) -> models.Filter | None:
-        return to_filter(filter, payload)
+    def _to_native(
+        self, filter: Mapping[str, object] | models.Filter | None, fields: FieldLayout
+    ) -> models.Filter | None:
+        return to_filter(filter, fields)
 
     def _has_condition(self, native: models.Filter) -> bool:
         return has_condition(native)

@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.location import check_exists, is_address, url_of
-from millpond_qdrant.sink import QdrantSink
+from millpond.ingest.sinks.database import database
+from millpond.ingest.sinks.location import check_exists, is_address, url_of
+
+if TYPE_CHECKING:
+    from millpond_qdrant.sink import QdrantSink
 
 
+class QdrantOptions(TypedDict, total=False):
+    """The options of :class:`QdrantSink`, which describes them."""
+
+    dimensions: Sequence[int] | None
+    fields: str
+    timeout: float
+    hybrid: bool
+    datatype: str | None
+    index_quantization: str | None
+    rescore: bool
+    oversampling: float | None
+    on_disk: bool | None
+    hnsw: Mapping[str, int] | None
+    indexes: Mapping[str, str] | None
+    prefer_grpc: bool
+    grpc_port: int
+    batch: int | None
+
+
+@database(
+    options=QdrantOptions.__annotations__,
+    urls=("qdrant+http://localhost:6333#docs", "qdrant+path:DIR#docs", "qdrant+memory:#docs"),
+    variables=("QDRANT_",),
+    datatypes=("float32", "float16", "uint8"),
+    quantizations=("scalar", "product", "binary"),
+    packages=("qdrant-client", "qdrant-edge-py"),
+)
 def sink_from_url(
-    scheme: str,
-    location: str,
-    collection: str,
-    *,
-    dimensions: Sequence[int] | None = None,
-    payload: str = "plain",
-    timeout: float = 60,
-    hybrid: bool = False,
-    datatype: str | None = None,
-    quantization: str | None = None,
-    rescore: bool = True,
-    oversampling: float | None = None,
-    on_disk: bool | None = None,
-    hnsw: Mapping[str, int] | None = None,
-    indexes: Mapping[str, str] | None = None,
-    prefer_grpc: bool = False,
-    grpc_port: int = 6334,
-    batch: int | None = None,
-    must_exist: bool = False,
+    scheme: str, location: str, collection: str, *, must_exist: bool = False, **options: Unpack[QdrantOptions]
 ) -> QdrantSink:
     """Open ``qdrant+path:DIR#docs``, ``qdrant+memory:#docs``, ``qdrant+http://host:6333#docs`` or ``qdrant+https://...``.
 
     The options are those of :class:`QdrantSink`; ``must_exist`` refuses a folder that holds no database.
     """
+    from millpond_qdrant.sink import QdrantSink  # the client, which a look at the options does not need
+
     match scheme:
         case "memory" if not location:
             address = ":memory:"
@@ -55,21 +70,4 @@ def sink_from_url(
                 f"'qdrant+{scheme}:' does not name a Qdrant; write qdrant+path:DIR#docs, qdrant+memory:#docs "
                 "or qdrant+http://host:6333#docs"
             )
-    return QdrantSink(
-        address,
-        collection,
-        dimensions=dimensions,
-        payload=payload,
-        timeout=timeout,
-        hybrid=hybrid,
-        datatype=datatype,
-        quantization=quantization,
-        rescore=rescore,
-        oversampling=oversampling,
-        on_disk=on_disk,
-        hnsw=hnsw,
-        indexes=indexes,
-        prefer_grpc=prefer_grpc,
-        grpc_port=grpc_port,
-        batch=batch,
-    )
+    return QdrantSink(address, collection, **options)

@@ -12,8 +12,8 @@ import numpy as np
 from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.batch import FloatArray
-from millpond.ingest.payload import Payload
+from millpond.ingest.sinks.batch import FloatArray
+from millpond.ingest.sinks.payload import FieldLayout
 
 Datatype = Literal["float32", "float16", "uint8"]
 Quantization = Literal["scalar", "product", "binary"]
@@ -37,7 +37,7 @@ class VectorStorage:
 
     Attributes:
         datatype: Of the vectors.
-        quantization: A second, smaller copy of the vectors, by which Qdrant searches.
+        index_quantization: A second, smaller copy of the vectors, by which Qdrant searches.
         rescore: Whether hits are scored by the vectors themselves, not by that copy.
         oversampling: How many times ``k`` hits of the copy are scored; ``None`` is 2 of scalar, 4 of product and 8 of
             binary quantization.
@@ -46,7 +46,7 @@ class VectorStorage:
     """
 
     datatype: Datatype | None = None
-    quantization: Quantization | None = None
+    index_quantization: Quantization | None = None
     rescore: bool = True
     oversampling: float | None = None
     on_disk: bool | None = None
@@ -56,9 +56,9 @@ class VectorStorage:
     def of(
         cls,
         *,
-        payload: Payload,
+        fields: FieldLayout,
         datatype: str | None,
-        quantization: str | None,
+        index_quantization: str | None,
         rescore: bool,
         oversampling: float | None,
         on_disk: bool | None,
@@ -70,10 +70,10 @@ class VectorStorage:
             InvalidRequestError: A value that is not one of the known.
         """
         kind = _one_of("datatype", datatype, DATATYPES)
-        if kind == "uint8" and payload != "plain":
+        if kind == "uint8" and fields != "plain":
             raise InvalidRequestError(
-                f"datatype='uint8' with payload={payload!r}: a framework searches with vectors that are not in 0 to "
-                "255, and would find noise; use float16, or payload='plain'"
+                f"datatype='uint8' with fields={fields!r}: a framework searches with vectors that are not in 0 to "
+                "255, and would find noise; use float16, or fields='plain'"
             )
         if oversampling is not None and (
             isinstance(oversampling, bool) or not isinstance(oversampling, int | float) or not 1 <= oversampling < 1000
@@ -90,7 +90,7 @@ class VectorStorage:
                 )
         return cls(
             datatype=kind,
-            quantization=_one_of("quantization", quantization, QUANTIZATIONS),
+            index_quantization=_one_of("index_quantization", index_quantization, QUANTIZATIONS),
             rescore=rescore,
             oversampling=oversampling,
             on_disk=on_disk,
@@ -102,7 +102,7 @@ class VectorStorage:
         """The arguments that local mode stores and does not follow."""
         asked = {
             "datatype": None if self.datatype == "float32" else self.datatype,
-            "quantization": self.quantization,
+            "index_quantization": self.index_quantization,
             "oversampling": self.oversampling,
             "on_disk": self.on_disk or None,
             "hnsw": self.hnsw,
@@ -116,7 +116,7 @@ class VectorStorage:
             size=width,
             distance=models.Distance.EUCLID if self.datatype == "uint8" else models.Distance.COSINE,
             datatype=None if self.datatype is None else models.Datatype(self.datatype),
-            quantization_config=None if self.quantization is None else _quantized(self.quantization),
+            quantization_config=None if self.index_quantization is None else _quantized(self.index_quantization),
             on_disk=self.on_disk,
             hnsw_config=models.HnswConfigDiff(m=graph.get("m"), ef_construct=graph.get("ef_construct"))
             if graph.keys() & {"m", "ef_construct"}
@@ -127,7 +127,7 @@ class VectorStorage:
         """Raise InvalidRequestError if a collection was created with another datatype or quantization than asked."""
         for name, asked, has in (
             ("datatype", self.datatype, stored.datatype),
-            ("quantization", self.quantization, stored.quantization),
+            ("index_quantization", self.index_quantization, stored.quantization),
         ):
             if asked is not None and asked != has:
                 raise InvalidRequestError(
@@ -137,7 +137,7 @@ class VectorStorage:
                 )
 
     def search(self, stored: StoredVectors, *, stage: Literal["coarse", "full", "only"]) -> models.SearchParams | None:
-        """How to search: the funnel's first stage by the quantized vectors alone, its second by the vectors themselves.
+        """How to search: the coarse stage by the quantized vectors alone, the one after it by the vectors themselves.
 
         Args:
             stored: What the collection has.

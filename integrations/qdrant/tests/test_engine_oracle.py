@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from millpond import Engine
-from millpond.ingest import Batch, Record, ingest, point_id
+from millpond.ingest import Record, WriteBatch, ingest, point_id
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.filters import to_filter
 
@@ -18,10 +18,10 @@ def test_the_real_engine_answers_the_funnel_with_the_same_hits(engine: Engine, t
     words = ["river", "zip", "bread", "socket", "heart", "search", "glacier", "violin", "memory", "tide"]
     records = [Record(f"{one} {two}", f"{one} {two}") for one in words for two in words]
     sink = QdrantSink(":memory:", "docs", dimensions=[16, 384])
-    sent: list[Batch] = []
+    sent: list[WriteBatch] = []
     send = sink.write
 
-    def write(batch: Batch) -> None:
+    def write(batch: WriteBatch) -> None:
         sent.append(batch)
         send(batch)
 
@@ -53,7 +53,9 @@ def test_the_real_engine_answers_the_funnel_with_the_same_hits(engine: Engine, t
         hits = sink.search(engine, question, k=8, candidates=15)
         assert [hit.id for hit in hits] == [names[str(point.id)] for point in answer]
         assert [hit.score for hit in hits] == pytest.approx([point.score for point in answer], abs=1e-5)
-        differing += [hit.id for hit in sink.search(engine, question, k=8, funnel=False)] != [hit.id for hit in hits]
+        differing += [hit.id for hit in sink.search(engine, question, k=8, coarse_to_fine=False)] != [
+            hit.id for hit in hits
+        ]
     assert differing  # otherwise the funnel could not be told from a plain search
     shard.close()
 

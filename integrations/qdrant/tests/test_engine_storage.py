@@ -203,13 +203,13 @@ def test_scores_and_vectors_of_each_datatype(
     ids = [record.id for record in RECORDS]
     errors = []
     for question, scores in zip(QUESTIONS, exact, strict=True):
-        for funnel in (True, False):
-            hits = reading.search(engine, question, k=10, funnel=funnel)
+        for coarse_to_fine in (True, False):
+            hits = reading.search(engine, question, k=10, coarse_to_fine=coarse_to_fine)
             assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
             errors += [abs(hit.score - scores[ids.index(hit.id)]) for hit in hits]
     assert max(errors) < tolerance
     assert (max(errors) > 1e-6) == (datatype != "float32")  # else the engine did not store that datatype
-    assert recall(engine, reading, exact, funnel=False) >= least
+    assert recall(engine, reading, exact, coarse_to_fine=False) >= least
     texts = [record.text for record in RECORDS[:5]]
     wanted = engine.embed(texts, role="document", dimensions=64, normalize=True).embeddings
     rows = reading.fetch([point_id(record.id) for record in RECORDS[:5]], widths=[64])
@@ -222,18 +222,20 @@ def test_scores_and_vectors_of_each_datatype(
 def test_quantized_searches_are_rescored(
     engine: Engine, client: RealEngine, exact: npt.NDArray[np.float32], quantization: str, least: float
 ) -> None:
-    sink = QdrantSink(client, "docs", dimensions=[64, 384], quantization=quantization)
+    sink = QdrantSink(client, "docs", dimensions=[64, 384], index_quantization=quantization)
     ingest(RECORDS, engine=engine, sink=sink, show_progress=False)
     client.shard.optimize()
     ids = [record.id for record in RECORDS]
     raw = QdrantSink(client, "docs", rescore=False)
     over = QdrantSink(client, "docs")
-    hits = {sink: sink.search(engine, QUESTIONS[0], k=10, funnel=False) for sink in (raw, over)}
+    hits = {sink: sink.search(engine, QUESTIONS[0], k=10, coarse_to_fine=False) for sink in (raw, over)}
     errors = {of: [abs(hit.score - exact[0][ids.index(hit.id)]) for hit in found] for of, found in hits.items()}
     assert max(errors[over]) < 1e-5 and max(errors[raw]) > 1e-4  # else nothing is quantized
-    assert recall(engine, over, exact, funnel=False) >= least
+    assert recall(engine, over, exact, coarse_to_fine=False) >= least
     if quantization != "scalar":  # of which the copy alone finds nearly all
-        assert recall(engine, over, exact, funnel=False) > recall(engine, raw, exact, funnel=False) + 0.05
+        assert (
+            recall(engine, over, exact, coarse_to_fine=False) > recall(engine, raw, exact, coarse_to_fine=False) + 0.05
+        )
     # The second stage of a funnel scores every candidate by the vectors themselves.
     funnel = QdrantSink(client, "docs").search(engine, QUESTIONS[0], k=10, candidates=200)
     assert [hit.score for hit in funnel] == pytest.approx([exact[0][ids.index(hit.id)] for hit in funnel], abs=1e-5)

@@ -24,8 +24,8 @@ from qdrant_client import models
 
 from millpond import Engine, InvalidRequestError
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
-from millpond.ingest import Batch, Record, point_id
-from millpond.ingest.manifest import CollectionManifest
+from millpond.ingest import Record, WriteBatch, point_id
+from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantIndex, QdrantSink
 from millpond_qdrant.deadline import DeadlineTransport
 
@@ -158,18 +158,18 @@ def reads_slowly(server: Server, connection: socket.socket) -> None:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[Server]:
-    server = Server(CollectionManifest.of(engine.spec, dimensions=(8,), payload="plain"))
+    server = Server(CollectionManifest.of(engine.spec, dimensions=(8,), fields="plain"))
     yield server
     server.close()
 
 
-def batch(rows: int = 3, text: str = "text") -> Batch:
+def batch(rows: int = 3, text: str = "text") -> WriteBatch:
     records = [Record(f"r{row}", text) for row in range(rows)]
     vectors = np.eye(rows, 8, dtype=np.float32)
-    return Batch(records=records, ids=[point_id(record.id) for record in records], vectors={8: vectors})
+    return WriteBatch(records=records, ids=[point_id(record.id) for record in records], vectors={8: vectors})
 
 
-def failure(engine: Engine, url: str, *, timeout: float = 5, rows: Batch | None = None) -> SinkError:
+def failure(engine: Engine, url: str, *, timeout: float = 5, rows: WriteBatch | None = None) -> SinkError:
     """The error of one write, raised within the bound."""
     with QdrantSink(url, "docs", dimensions=[8], timeout=timeout) as sink:
         sink.prepare(engine.spec)

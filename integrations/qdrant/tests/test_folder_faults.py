@@ -18,17 +18,17 @@ from tests.late_interaction.index_contract import ragged
 
 from millpond import Engine
 from millpond.errors import SinkError
-from millpond.ingest import Batch, Record, point_id
+from millpond.ingest import Record, WriteBatch, point_id
 from millpond_qdrant import QdrantIndex, QdrantSink
 
 WIDTH = 64
 
 
-def batch(start: int, rows: int = 20) -> Batch:
+def batch(start: int, rows: int = 20) -> WriteBatch:
     records = [Record(f"r{row}", "text " * 200, {"n": row}) for row in range(start, start + rows)]
     vectors = np.random.default_rng(start).standard_normal((rows, WIDTH)).astype(np.float32)
     vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    return Batch(records=records, ids=[point_id(record.id) for record in records], vectors={WIDTH: vectors})
+    return WriteBatch(records=records, ids=[point_id(record.id) for record in records], vectors={WIDTH: vectors})
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def cut(engine: Engine, width: int) -> Any:
 @pytest.mark.parametrize("width", [128, 384])
 def test_langchain_reads_its_documents(client: QdrantClient, engine: Engine, records: list[Record], width: int) -> None:
     store_of = pytest.importorskip("langchain_qdrant").QdrantVectorStore
-    sink = QdrantSink(client, "docs", dimensions=[128, 384], payload="langchain")
+    sink = QdrantSink(client, "docs", dimensions=[128, 384], fields="langchain")
     ingest(records, engine=engine, sink=sink, show_progress=False)
 
     store = store_of(client, "docs", embedding=cut(engine, width), vector_name=f"d{width}")
@@ -70,7 +70,7 @@ def test_llama_index_reads_its_nodes(client: QdrantClient, engine: Engine, recor
         *records,
         Record("doc-x", 'text with "quotes" — ä\n', {"doc_id": "mine", "text": "also mine", "d": {"e": [1]}}),
     ]
-    sink = QdrantSink(client, "docs", dimensions=[128, 384], payload="llama_index")
+    sink = QdrantSink(client, "docs", dimensions=[128, 384], fields="llama_index")
     ingest(odd, engine=engine, sink=sink, show_progress=False)
     store = store_of(client=client, collection_name="docs", dense_vector_name="d384")
     query = engine.embed([QUESTION], role="query", normalize=True).embeddings[0].tolist()
@@ -103,19 +103,19 @@ def test_documents_that_langchain_adds_are_found_too(
 ) -> None:
     store_of = pytest.importorskip("langchain_qdrant").QdrantVectorStore
     document = pytest.importorskip("langchain_core.documents").Document
-    sink = QdrantSink(client, "docs", dimensions=dimensions, payload="langchain")
+    sink = QdrantSink(client, "docs", dimensions=dimensions, fields="langchain")
     ingest(records, engine=engine, sink=sink, show_progress=False)
     store = store_of(client, "docs", embedding=cut(engine, width), vector_name=f"d{width}")
     added = store.add_documents([document(text, metadata={"lang": "sv"}) for text in STRAYS])
     wanted = scores(engine, records, 384) | scores(engine, [Record(text, text) for text in STRAYS], width)
-    for funnel in (True, False):
-        hits = sink.search(engine, QUESTION, k=17, funnel=funnel)
+    for coarse_to_fine in (True, False):
+        hits = sink.search(engine, QUESTION, k=17, coarse_to_fine=coarse_to_fine)
         assert [hit.score for hit in hits] == pytest.approx(sorted(wanted.values(), reverse=True), abs=1e-5)
         strays = {hit.text: hit for hit in hits if hit.id.replace("-", "") in added}
         assert strays.keys() == set(STRAYS)
         assert all(hit.score == pytest.approx(wanted[text], abs=1e-5) for text, hit in strays.items())
         assert {hit.metadata["lang"] for hit in strays.values()} == {"sv"}
-        found = sink.search(engine, QUESTION, k=17, funnel=funnel, filter={"lang": "sv"})
+        found = sink.search(engine, QUESTION, k=17, coarse_to_fine=coarse_to_fine, filter={"lang": "sv"})
         assert [hit.text for hit in found] == sorted(STRAYS, key=wanted.__getitem__, reverse=True)
     sink.delete([found[0].id])
     assert sink.count() == 16
@@ -126,7 +126,7 @@ def test_documents_that_langchain_adds_are_found_too(
 def test_nodes_that_llama_index_adds_are_found_too(client: QdrantClient, engine: Engine, records: list[Record]) -> None:
     store_of = pytest.importorskip("llama_index.vector_stores.qdrant").QdrantVectorStore
     schema = pytest.importorskip("llama_index.core.schema")
-    sink = QdrantSink(client, "docs", dimensions=[128, 384], payload="llama_index")
+    sink = QdrantSink(client, "docs", dimensions=[128, 384], fields="llama_index")
     ingest(records, engine=engine, sink=sink, show_progress=False)
     store = store_of(client=client, collection_name="docs", dense_vector_name="d384")
     rows = engine.embed(STRAYS, role="document", normalize=True).embeddings
@@ -149,7 +149,7 @@ def test_nodes_that_llama_index_adds_are_found_too(client: QdrantClient, engine:
 
 
 def test_a_document_without_metadata_is_found_too(client: QdrantClient, engine: Engine, records: list[Record]) -> None:
-    sink = QdrantSink(client, "docs", dimensions=[384], payload="langchain")
+    sink = QdrantSink(client, "docs", dimensions=[384], fields="langchain")
     ingest(records, engine=engine, sink=sink, show_progress=False)
     row = engine.embed(["a stray document"], role="document", normalize=True).embeddings[0]
     point = point_id("stray")

@@ -16,8 +16,8 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 from millpond import Engine
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
-from millpond.ingest import Batch, Record, point_id
-from millpond.ingest.manifest import CollectionManifest
+from millpond.ingest import Record, WriteBatch, point_id
+from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
 
 
@@ -96,15 +96,15 @@ class Fake:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[Fake]:
-    fake = Fake(CollectionManifest.of(engine.spec, dimensions=(8, 64), payload="plain"))
+    fake = Fake(CollectionManifest.of(engine.spec, dimensions=(8, 64), fields="plain"))
     yield fake
     fake.server.stop(None)
 
 
-def batch(rows: int = 3, text: str = "text") -> Batch:
+def batch(rows: int = 3, text: str = "text") -> WriteBatch:
     records = [Record(f"r{row}", text, {"n": row}) for row in range(rows)]
     vectors = {width: np.eye(rows, width, dtype=np.float32) for width in (8, 64)}
-    return Batch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors)
+    return WriteBatch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors)
 
 
 def opened(server: Fake, **options: Any) -> QdrantSink:
@@ -112,7 +112,7 @@ def opened(server: Fake, **options: Any) -> QdrantSink:
     return QdrantSink(url, "docs", dimensions=[8, 64], prefer_grpc=True, grpc_port=server.port, **options)
 
 
-def failure(engine: Engine, server: Fake, *, timeout: float = 5, rows: Batch | None = None) -> SinkError:
+def failure(engine: Engine, server: Fake, *, timeout: float = 5, rows: WriteBatch | None = None) -> SinkError:
     with opened(server, timeout=timeout) as sink:
         sink.prepare(engine.spec)
         started = time.monotonic()
@@ -125,7 +125,7 @@ def failure(engine: Engine, server: Fake, *, timeout: float = 5, rows: Batch | N
 
 def test_a_collection_is_created_and_written_over_grpc(engine: Engine, server: Fake) -> None:
     server.exists = False
-    options = {"datatype": "float16", "quantization": "binary", "indexes": {"n": "integer"}}
+    options = {"datatype": "float16", "index_quantization": "binary", "indexes": {"n": "integer"}}
     with opened(server, **options) as sink:
         sink.prepare(engine.spec)
         sink.write(batch())

@@ -97,7 +97,7 @@ def test_token_rows_have_no_graph_and_candidates_are_int8(client: QdrantClient) 
 
 
 def test_the_manifest_says_how_rows_were_made(path: Path) -> None:
-    with QdrantIndex(path, "docs", None, width=8, pool_factor=2) as index:
+    with QdrantIndex(path, "docs", None, dimensions=8, pool_factor=2) as index:
         index.add_embeddings(["a"], ragged(matrices(1, tokens=40)))
         manifest: Any = index._read_manifest()
     matrix = manifest.pop("projection")
@@ -159,7 +159,7 @@ def test_a_sink_refuses_the_collection_of_an_index(client: QdrantClient, engine:
 
 
 def test_an_index_in_use_reads_what_another_object_created(client: QdrantClient) -> None:
-    first, second = (QdrantIndex(client, "docs", None, width=8) for _ in range(2))
+    first, second = (QdrantIndex(client, "docs", None, dimensions=8) for _ in range(2))
     values = matrices(12, tokens=10)
     first.add_embeddings(names(12), ragged(values))
     assert len(second) == 12 and second.stats() == first.stats()
@@ -168,20 +168,20 @@ def test_an_index_in_use_reads_what_another_object_created(client: QdrantClient)
     assert [hit.id for hit in first.search_embeddings(ragged(values[:1]), k=2)[0]] == ["doc-0", "more"]
 
 
-@pytest.mark.parametrize("options", [{"width": 8}, {"pool_factor": 2}], ids=str)
+@pytest.mark.parametrize("options", [{"dimensions": 8}, {"pool_factor": 2}], ids=str)
 def test_documents_are_not_added_to_a_collection_that_another_object_made_differently_meanwhile(
     client: QdrantClient, monkeypatch: pytest.MonkeyPatch, options: dict[str, Any]
 ) -> None:
-    mine = {"width": 8} if "width" in options else {}
+    mine = {"dimensions": 8} if "dimensions" in options else {}
     first, second = QdrantIndex(client, "docs", None, **options), QdrantIndex(client, "docs", None, **mine)
-    prepare = second._prepare_documents
+    prepare = second._encoding.documents
 
     def slow(embeddings: Ragged) -> Ragged:
         prepared = prepare(embeddings)
         first.add_embeddings(["a"], ragged(matrices(1, tokens=40, seed=5)))
         return prepared
 
-    monkeypatch.setattr(second, "_prepare_documents", slow)
+    monkeypatch.setattr(second._encoding, "documents", slow)
     values = ragged(matrices(1, tokens=40))
     with pytest.raises(SinkError, match="'docs' was created by another process at the same time; add the documents"):
         second.add_embeddings(["b"], values)
@@ -250,7 +250,7 @@ def test_requests_are_bounded_by_bytes(client: QdrantClient, monkeypatch: pytest
 def test_more_ids_than_a_request_takes_are_asked_in_parts(
     client: QdrantClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millpond.ingest.collection_index._MAX_IDS", 7)
+    monkeypatch.setattr("millpond.ingest.sinks.late_interaction._MAX_IDS", 7)
     index = QdrantIndex(client, "docs", None)
     values = matrices(30)
     index.add_embeddings(names(30), ragged(values))
@@ -310,11 +310,11 @@ def test_an_error_of_the_database_names_it(client: QdrantClient) -> None:
 
 
 def test_first_documents_without_rows_leave_no_projection_to_fit(client: QdrantClient) -> None:
-    index = QdrantIndex(client, "docs", None, width=8)
-    with pytest.raises(InvalidRequestError, match="width=8 is fitted on the rows of the first documents"):
+    index = QdrantIndex(client, "docs", None, dimensions=8)
+    with pytest.raises(InvalidRequestError, match="dimensions=8 are fitted on the rows of the first documents"):
         index.add_embeddings(["a"], ragged(matrices(1, tokens=[0])))
     index.add_embeddings(["a", "b"], ragged(matrices(2, tokens=[0, 20])))
-    assert len(index) == 2 and index.stats().width == 8
+    assert len(index) == 2 and index.stats().dimensions == 8
 
 
 def test_an_index_in_a_folder_leaves_the_folder_to_others(path: Path) -> None:

@@ -164,13 +164,19 @@ def test_a_quantized_collection_and_the_two_stages_of_its_search(
 ) -> None:
     hnsw = {"m": 8, "ef_construct": 64, "ef": 200}
     with QdrantSink(
-        server.url, "docs", dimensions=[64, 384], quantization=quantization, on_disk=True, hnsw=hnsw, datatype="float16"
+        server.url,
+        "docs",
+        dimensions=[64, 384],
+        index_quantization=quantization,
+        on_disk=True,
+        hnsw=hnsw,
+        datatype="float16",
     ) as sink:
         fill(engine, sink, records)
         server.requests.clear()
         sink.search(engine, "tides", k=3)
         sink.search(engine, "tides", k=3)
-        sink.search(engine, "tides", k=3, funnel=False)
+        sink.search(engine, "tides", k=3, coarse_to_fine=False)
     first, second, third = [
         *server.bodies("POST", "/collections/docs/points/query/batch"),
         *server.bodies("POST", "/collections/docs/points/query"),
@@ -195,7 +201,13 @@ def test_a_quantized_collection_and_the_two_stages_of_its_search(
 def test_the_vectors_of_a_quantized_collection(engine: Engine, server: Fake) -> None:
     hnsw = {"m": 8, "ef_construct": 64, "ef": 200}
     with QdrantSink(
-        server.url, "docs", dimensions=[64, 384], quantization="binary", on_disk=True, hnsw=hnsw, datatype="float16"
+        server.url,
+        "docs",
+        dimensions=[64, 384],
+        index_quantization="binary",
+        on_disk=True,
+        hnsw=hnsw,
+        datatype="float16",
     ) as sink:
         sink.prepare(engine.spec)
     options = {
@@ -257,7 +269,7 @@ def test_indexes_are_made_once_on_the_path_of_the_form(engine: Engine, server: F
 
 
 def test_the_paths_of_llama_index_are_flat(engine: Engine, server: Fake) -> None:
-    with QdrantSink(server.url, "docs", payload="llama_index", indexes={"year": "integer"}) as sink:
+    with QdrantSink(server.url, "docs", fields="llama_index", indexes={"year": "integer"}) as sink:
         sink.prepare(engine.spec)
     assert server.bodies("PUT", "/collections/docs/index") == [{"field_name": "year", "field_schema": "integer"}]
 
@@ -267,8 +279,12 @@ def test_the_paths_of_llama_index_are_flat(engine: Engine, server: Fake) -> None
     [
         ({"datatype": "float16"}, {"datatype": "float32"}, "datatype='float16', and this sink asks .*='float32'"),
         ({}, {"datatype": "float16"}, "datatype='float32', and this sink asks for datatype='float16'; leave"),
-        ({}, {"quantization": "binary"}, "quantization=None, and this sink asks for quantization='binary'"),
-        ({"quantization": "product"}, {"quantization": "scalar"}, "='product', and this sink .*='scalar'"),
+        (
+            {},
+            {"index_quantization": "binary"},
+            "index_quantization=None, and this sink asks for index_quantization='binary'",
+        ),
+        ({"index_quantization": "product"}, {"index_quantization": "scalar"}, "='product', and this sink .*='scalar'"),
     ],
     ids=["float16", "float32", "none", "product"],
 )
@@ -289,8 +305,8 @@ def test_another_form_than_the_collections_is_refused(
     ("options", "words"),
     [
         ({"datatype": "bfloat16"}, "datatype='bfloat16' is unknown; choose one of float32, float16, uint8"),
-        ({"quantization": "int4"}, "quantization='int4' is unknown; choose one of scalar, product, binary"),
-        ({"datatype": "uint8", "payload": "langchain"}, "use float16, or payload='plain'"),
+        ({"index_quantization": "int4"}, "index_quantization='int4' is unknown; choose one of scalar, product, binary"),
+        ({"datatype": "uint8", "fields": "langchain"}, "use float16, or fields='plain'"),
         ({"oversampling": 0.5}, "oversampling=0.5 must be a number from 1"),
         ({"oversampling": True}, "oversampling=True must be a number from 1"),
         ({"oversampling": 2.0, "rescore": False}, "leave one of them out"),
@@ -298,7 +314,7 @@ def test_another_form_than_the_collections_is_refused(
         ({"hnsw": {"m": "3"}}, "m='3'"),
         ({"indexes": {"year": "int"}}, "indexes: 'year': 'int' is no index of Qdrant; choose one of keyword, integer"),
         ({"indexes": {'a"b': "keyword"}}, "indexes key 'a\"b' holds a quote"),
-        ({"indexes": {"doc_id": "keyword"}, "payload": "llama_index"}, "indexes key 'doc_id' is a field of LlamaIndex"),
+        ({"indexes": {"doc_id": "keyword"}, "fields": "llama_index"}, "indexes key 'doc_id' is a field of LlamaIndex"),
         ({"indexes": ["year"]}, "must be a dict of metadata keys"),
         ({"hybrid": "bm25"}, "hybrid='bm25' must be True or False for Qdrant"),
         ({"batch": 0}, "batch=0 must be an int from 1"),
@@ -320,16 +336,22 @@ def test_batch_bounds_the_points_of_a_request(engine: Engine, server: Fake, reco
 
 
 def test_a_url_takes_the_options(server: Fake) -> None:
-    options = {"datatype": "float16", "quantization": "scalar", "hybrid": True, "timeout": 3.5, "oversampling": 2.0}
+    options = {
+        "datatype": "float16",
+        "index_quantization": "scalar",
+        "hybrid": True,
+        "timeout": 3.5,
+        "oversampling": 2.0,
+    }
     sink = open_sink(f"qdrant+{server.url}#docs", dimensions=[64], **options)
     assert isinstance(sink, QdrantSink) and sink.hybrid
-    assert (sink._storage.datatype, sink._storage.quantization, sink._storage.oversampling) == (
+    assert (sink._storage.datatype, sink._storage.index_quantization, sink._storage.oversampling) == (
         "float16",
         "scalar",
         2.0,
     )
     sink.close()
-    with pytest.raises(InvalidRequestError, match="colour='red' is no option of a sink of qdrant"):
+    with pytest.raises(InvalidRequestError, match="colour='red' is no option of this sink"):
         open_sink(f"qdrant+{server.url}#docs", colour="red")
 
 
@@ -357,13 +379,13 @@ def test_local_mode_says_once_what_it_ignores(
     engine: Engine, records: list[Record], caplog: pytest.LogCaptureFixture
 ) -> None:
     client = QdrantClient(":memory:")
-    options: dict[str, Any] = {"datatype": "float16", "quantization": "scalar", "on_disk": True}
+    options: dict[str, Any] = {"datatype": "float16", "index_quantization": "scalar", "on_disk": True}
     sink = QdrantSink(client, "docs", dimensions=[64], indexes={"n": "integer"}, **options)
     with caplog.at_level(logging.WARNING, logger="millpond_qdrant"):
         fill(engine, sink, records[:4])
         fill(engine, sink, records)
     (message,) = [record.message for record in caplog.records if record.name.startswith("millpond_qdrant")]
-    assert "datatype='float16', quantization='scalar', on_disk=True, indexes={'metadata.n'" in message
+    assert "datatype='float16', index_quantization='scalar', on_disk=True, indexes={'metadata.n'" in message
     assert "take effect on a server only (qdrant+http://localhost:6333#docs)" in message
     caplog.clear()
     with caplog.at_level(logging.WARNING, logger="millpond_qdrant"):

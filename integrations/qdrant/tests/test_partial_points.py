@@ -17,7 +17,7 @@ from qdrant_client import QdrantClient, models
 
 from millpond import Engine
 from millpond.ingest import Record, ingest, point_id
-from millpond.ingest.search import SearchPlan
+from millpond.ingest.sinks.search import SearchPlan
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.local import lacked
 from millpond_qdrant.probe import Probe
@@ -46,7 +46,7 @@ def points(engine: Engine) -> list[Point]:
 
 @pytest.fixture(scope="module")
 def sink(engine: Engine, points: list[Point]) -> Iterator[QdrantSink]:
-    with QdrantSink(":memory:", "docs", dimensions=WIDTHS, payload="langchain") as sink:
+    with QdrantSink(":memory:", "docs", dimensions=WIDTHS, fields="langchain") as sink:
         sink.prepare(engine.spec)
         put(sink._client, points)
         yield sink
@@ -64,7 +64,9 @@ def put(client: QdrantClient, points: Sequence[Point]) -> None:
     client.upsert("docs", points=rows)
 
 
-def expected(points: list[Point], query: Vector, *, k: int, candidates: int, funnel: bool) -> list[tuple[str, float]]:
+def expected(
+    points: list[Point], query: Vector, *, k: int, candidates: int, coarse_to_fine: bool
+) -> list[tuple[str, float]]:
     """Text and cosine of the hits: the funnel over the points that have the largest width, the others as they are."""
 
     def cosine(vectors: dict[int, Vector], width: int) -> float:
@@ -72,7 +74,7 @@ def expected(points: list[Point], query: Vector, *, k: int, candidates: int, fun
 
     full, coarse = max(WIDTHS), min(WIDTHS)
     whole = [(text, vectors) for text, vectors, _ in points if full in vectors]
-    if funnel:
+    if coarse_to_fine:
         both = sorted((p for p in whole if coarse in p[1]), key=lambda p: cosine(p[1], coarse), reverse=True)
         whole = both[:candidates] + [p for p in whole if coarse not in p[1]]
     scores = [(text, cosine(vectors, full)) for text, vectors in whole]
@@ -80,20 +82,25 @@ def expected(points: list[Point], query: Vector, *, k: int, candidates: int, fun
     return sorted(scores, key=lambda pair: pair[1], reverse=True)[:k]
 
 
-@pytest.mark.parametrize("funnel", [True, False])
+@pytest.mark.parametrize("coarse_to_fine", [True, False])
 @pytest.mark.parametrize(("k", "candidates"), [(1, 1), (3, 5), (10, 10), (10, 30), (72, 72), (200, 500)])
 @pytest.mark.parametrize("n", [None, 0, [1, 2]])
 def test_a_search_finds_them_in_the_order_of_their_cosines(
-    engine: Engine, sink: QdrantSink, points: list[Point], n: Any, k: int, candidates: int, funnel: bool
+    engine: Engine, sink: QdrantSink, points: list[Point], n: Any, k: int, candidates: int, coarse_to_fine: bool
 ) -> None:
     accepted = [0, 1, 2] if n is None else [n] if isinstance(n, int) else n
     for question in (QUESTION, "ice", "music for strings"):
         query = engine.embed([question], role="query").embeddings[0]
         matching = [point for point in points if point[2]["n"] in accepted]
         hits = sink.search(
-            engine, question, k=k, candidates=candidates, funnel=funnel, filter=None if n is None else {"n": n}
+            engine,
+            question,
+            k=k,
+            candidates=candidates,
+            coarse_to_fine=coarse_to_fine,
+            filter=None if n is None else {"n": n},
         )
-        wanted = expected(matching, query, k=k, candidates=candidates, funnel=funnel)
+        wanted = expected(matching, query, k=k, candidates=candidates, coarse_to_fine=coarse_to_fine)
         assert [hit.text for hit in hits] == [text for text, _ in wanted]
         assert [hit.score for hit in hits] == pytest.approx([score for _, score in wanted], abs=1e-5)
         assert {type(hit.score) for hit in hits} <= {float}
@@ -103,14 +110,14 @@ def test_a_native_filter_with_alternatives_holds_for_them_too(engine: Engine, si
     either = models.Filter(
         should=[models.FieldCondition(key="metadata.n", match=models.MatchValue(value=value)) for value in (0, 1)]
     )
-    for funnel in (True, False):
-        hits = sink.search(engine, QUESTION, k=72, candidates=72, filter=either, funnel=funnel)
+    for coarse_to_fine in (True, False):
+        hits = sink.search(engine, QUESTION, k=72, candidates=72, filter=either, coarse_to_fine=coarse_to_fine)
         assert len(hits) == 48 and {hit.metadata["n"] for hit in hits} == {0, 1}
 
 
 def test_the_candidates_that_lack_the_largest_width_take_nobodys_place(engine: Engine, records: list[Record]) -> None:
     client = QdrantClient(":memory:")
-    sink = QdrantSink(client, "docs", dimensions=[16, 384], payload="langchain")
+    sink = QdrantSink(client, "docs", dimensions=[16, 384], fields="langchain")
     ingest(records, engine=engine, sink=sink, show_progress=False)
     short = engine.embed([QUESTION], role="query", dimensions=16, normalize=True).embeddings[0]
     put(client, [(f"short {n}", {16: short}, {}) for n in range(20)])  # all nearer than any record
@@ -122,7 +129,7 @@ def test_the_candidates_that_lack_the_largest_width_take_nobodys_place(engine: E
 
 def test_nothing_else_is_asked_for_where_every_point_is_whole(engine: Engine, records: list[Record]) -> None:
     client = QdrantClient(":memory:")
-    sink = QdrantSink(client, "docs", dimensions=[16, 384], payload="langchain")
+    sink = QdrantSink(client, "docs", dimensions=[16, 384], fields="langchain")
     ingest(records, engine=engine, sink=sink, show_progress=False)
     names = ["d16", "d384"]
     assert lacked(client, "docs", names) == frozenset()
@@ -249,7 +256,7 @@ def test_a_point_of_either_framework_is_read_in_a_collection_of_any_form(
     engine: Engine, records: list[Record], form: str
 ) -> None:
     client = QdrantClient(":memory:")
-    sink = QdrantSink(client, "docs", dimensions=[64, 384], payload=form)
+    sink = QdrantSink(client, "docs", dimensions=[64, 384], fields=form)
     ingest(records[:3], engine=engine, sink=sink, show_progress=False)
     row = engine.embed([QUESTION], role="document", normalize=True).embeddings[0].tolist()
     node = '{"id_": "x", "text": "of LlamaIndex", "metadata": {"a": 1}}'

@@ -46,7 +46,7 @@ def test_rows_are_read_back_with_their_ids_hashes_and_vectors(
     engine: Engine, client: QdrantClient, records: list[Record], form: str
 ) -> None:
     odd = [*records, Record("7", "an id that is a number"), Record("ü/ñ \U0001f600", "an id of signs", {"id": "mine"})]
-    sink = QdrantSink(client, "docs", dimensions=[64, 384], payload=form)
+    sink = QdrantSink(client, "docs", dimensions=[64, 384], fields=form)
     fill(engine, sink, odd)
     ids = {point_id(record.id): record for record in odd}
     rows = sink.fetch([*ids, point_id("nobody")], widths=[384])
@@ -100,7 +100,7 @@ STRAYS: list[tuple[int | str, dict[str, Any]]] = [
 def test_points_of_others_are_their_own_records(
     engine: Engine, client: QdrantClient, records: list[Record], form: str
 ) -> None:
-    sink = QdrantSink(client, "docs", dimensions=[64], payload=form)
+    sink = QdrantSink(client, "docs", dimensions=[64], fields=form)
     fill(engine, sink, records)
     vector = {"d64": [1.0] + [0.0] * 63}
     client.upsert("docs", [models.PointStruct(id=id, vector=vector, payload=payload) for id, payload in STRAYS])
@@ -120,7 +120,7 @@ def test_points_of_others_are_their_own_records(
 @pytest.mark.parametrize("form", FORMS)
 def test_chunks_are_rows_of_their_parent(engine: Engine, client: QdrantClient, form: str) -> None:
     text = " ".join(f"Sentence {n} tells of rivers, mills and ponds." for n in range(40))
-    sink = QdrantSink(client, "docs", payload=form)
+    sink = QdrantSink(client, "docs", fields=form)
     records = [Record("long", text, {"lang": "en"}), Record("short", "Tides follow the moon.")]
     fill(engine, sink, records, chunking=Chunking(max_tokens=40))
     rows = dict(sink.scan())
@@ -139,7 +139,7 @@ def test_a_chunk_is_a_node_with_its_span(engine: Engine, client: QdrantClient) -
     store_of = pytest.importorskip("llama_index.vector_stores.qdrant").QdrantVectorStore
     types = pytest.importorskip("llama_index.core.vector_stores")
     text = " ".join(f"Sentence {n} tells of rivers, mills and ponds." for n in range(40))
-    sink = QdrantSink(client, "docs", payload="llama_index")
+    sink = QdrantSink(client, "docs", fields="llama_index")
     odd = Record("odd", "short", {"chunk_start": "x", "chunk_end": True})
     fill(engine, sink, [Record("long", text), odd], chunking=Chunking(max_tokens=40))
     store = store_of(client=client, collection_name="docs", dense_vector_name="d384")
@@ -293,7 +293,7 @@ def rankings(
 
 
 @pytest.mark.parametrize("condition", [None, {"tags": "a"}], ids=["all", "filtered"])
-@pytest.mark.parametrize("dimensions", [[384], [64, 384]], ids=["one-width", "funnel"])
+@pytest.mark.parametrize("dimensions", [[384], [64, 384]], ids=["one-width", "coarse_to_fine"])
 def test_a_hybrid_search_is_the_fusion_of_two_rankings(
     engine: Engine,
     sparse_engine: Engine,
@@ -411,7 +411,7 @@ def test_langchains_hybrid_mode_reads_and_writes_the_same_vectors(
             (row,) = sparse_engine.sparse_embed([text], role="query").embeddings
             return package.SparseVector(indices=list(row), values=list(row.values()))
 
-    sink = QdrantSink(client, "docs", payload="langchain", hybrid=True, datatype="float16", quantization="scalar")
+    sink = QdrantSink(client, "docs", fields="langchain", hybrid=True, datatype="float16", index_quantization="scalar")
     fill(engine, sink, records, sparse_engine=sparse_engine)
     store = package.QdrantVectorStore(
         client,
@@ -446,7 +446,7 @@ def test_llama_indexes_hybrid_mode_reads_and_writes_the_same_vectors(
         rows = sparse_engine.sparse_embed(texts, role="document").embeddings
         return [list(row) for row in rows], [list(row.values()) for row in rows]
 
-    sink = QdrantSink(client, "docs", payload="llama_index", hybrid=True, indexes={"n": "integer"})
+    sink = QdrantSink(client, "docs", fields="llama_index", hybrid=True, indexes={"n": "integer"})
     fill(engine, sink, records, sparse_engine=sparse_engine)
     store = store_of(
         client=client,

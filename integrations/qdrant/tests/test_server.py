@@ -15,9 +15,9 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from millpond import Engine
-from millpond.ingest import Batch, Record, SinkError, ingest, point_id
-from millpond.ingest.delivery import RetryPolicy
-from millpond.ingest.manifest import CollectionManifest
+from millpond.ingest import Record, SinkError, WriteBatch, ingest, point_id
+from millpond.ingest.pipeline.delivery import RetryPolicy
+from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.probe import PartialPoints
 
@@ -123,7 +123,7 @@ def error(status: int, message: str, **headers: str) -> Answer:
 
 @pytest.fixture
 def server(engine: Engine) -> Iterator[Fake]:
-    fake = Fake(CollectionManifest.of(engine.spec, dimensions=(64, 384), payload="plain"))
+    fake = Fake(CollectionManifest.of(engine.spec, dimensions=(64, 384), fields="plain"))
     thread = threading.Thread(target=fake.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     yield fake
@@ -156,7 +156,7 @@ def test_a_request_is_bounded_by_bytes_too(engine: Engine, server: Fake) -> None
     vectors = {width: np.eye(12, width, dtype=np.float32) for width in (64, 384)}
     with QdrantSink(server.url, "docs", dimensions=[64, 384]) as sink:
         sink.prepare(engine.spec)
-        sink.write(Batch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors))
+        sink.write(WriteBatch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors))
     sizes = [len(json.dumps(body)) for body in server.upserts]
     assert len(sizes) == 3 and max(sizes) < 17 << 20
 
@@ -265,10 +265,10 @@ def test_a_search_is_one_request_and_finds_what_lacks_a_vector(
     ]
     server.points.upsert("docs", stray)
     with QdrantSink(server.url, "docs") as sink:
-        for funnel in (True, False):
+        for coarse_to_fine in (True, False):
             server.searches.clear()
-            hits = sink.search(engine, "tides", k=5, funnel=funnel, filter=condition)
-            assert hits == local.search(engine, "tides", k=5, funnel=funnel, filter=condition)
+            hits = sink.search(engine, "tides", k=5, coarse_to_fine=coarse_to_fine, filter=condition)
+            assert hits == local.search(engine, "tides", k=5, coarse_to_fine=coarse_to_fine, filter=condition)
             assert {hit.text for hit in hits[:2]} == {"tides 64", "tides 384"}
             assert server.searches == ["/collections/docs/points/query/batch"]
     with QdrantSink(server.url, "docs", dimensions=[384]) as sink:
@@ -365,7 +365,7 @@ def test_a_probe_does_not_depend_on_the_filter_or_the_stages_of_its_search(
     engine: Engine, whole: Fake, sink: QdrantSink
 ) -> None:
     add_point(engine, whole, 1, 384, lang="nl")
-    assert sink.search(engine, "tides", funnel=False, filter={"lang": "fr"}) == []
+    assert sink.search(engine, "tides", coarse_to_fine=False, filter={"lang": "fr"}) == []
     assert sink.search(engine, "tides", filter={"lang": "nl"})[0].text == "tides 384"
     first, second = whole.bodies
     assert shape(first) == (2, 2, 0) and shape(second) == LACK_64

@@ -36,7 +36,7 @@ def test_vectors_are_named_by_width_and_the_collection_marked(engine: Engine, re
 
 def test_the_manifest_is_stored_as_this_metadata(engine: Engine) -> None:
     client = QdrantClient(":memory:")
-    QdrantSink(client, "docs", dimensions=[384, 64], payload="langchain").prepare(engine.spec)
+    QdrantSink(client, "docs", dimensions=[384, 64], fields="langchain").prepare(engine.spec)
     stored = {
         "schema": 1,
         "fingerprint": engine.spec.fingerprint,
@@ -167,7 +167,7 @@ def test_a_foreign_point_that_cannot_be_read_is_not_blamed_on_the_database(
     engine: Engine, records: list[Record], form: str, payload: dict[str, object]
 ) -> None:
     client = QdrantClient(":memory:")
-    sink = QdrantSink(client, "docs", dimensions=[384], payload=form)
+    sink = QdrantSink(client, "docs", dimensions=[384], fields=form)
     fill(engine, sink, records)
     point = point_id("foreign")
     row = engine.embed(["a stray text"], role="document", normalize=True).embeddings[0]
@@ -212,7 +212,7 @@ def test_integers_that_floats_confuse_are_matched_exactly(engine: Engine, value:
     ],
 )
 def test_urls(scheme: str, location: str, shown: str) -> None:
-    with sink_from_url(scheme, location, "docs", dimensions=[64], payload="langchain") as sink:
+    with sink_from_url(scheme, location, "docs", dimensions=[64], fields="langchain") as sink:
         assert repr(sink) == f"QdrantSink({shown}, 'docs', dimensions=(64,), 'langchain')"
 
 

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from millpond.checkpoints.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
-from millpond.checkpoints.late_interaction import names_colbert
+from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
+from millpond.checkpoints.layouts.late_interaction import names_colbert
+from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
+from millpond.checkpoints.layouts.sparse import Splade, names_splade
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
-from millpond.checkpoints.sentence_transformers import PipelineLayout, read_layout, stanford_layout
-from millpond.checkpoints.sparse import Splade, names_splade
 from millpond.errors import ModelLoadError
 
 # Keys of config.json that do not change a vector.

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal, cast, get_args
 
-from millpond.checkpoints.chat_template import read_chat_template
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.checkpoints.score_template import ScoreTemplate, shipped_template
+from millpond.checkpoints.templates.chat_template import read_chat_template
+from millpond.checkpoints.templates.score_template import ScoreTemplate, shipped_template
 from millpond.errors import ModelLoadError
 from millpond.tasks import Activation
 

@@ -11,21 +11,20 @@ from typing import Annotated, Literal
 
 import typer
 
-from millpond.cli.advise import advise
-from millpond.cli.bench_serve import bench_serve
-from millpond.cli.cache import app as cache
+from millpond.cli.arguments.flags import Command
+from millpond.cli.arguments.vllm_flags import ServeCommand
+from millpond.cli.commands.advise import advise
+from millpond.cli.commands.cache import app as cache
+from millpond.cli.commands.embed import embed
+from millpond.cli.commands.env import env
+from millpond.cli.commands.explain import explain
+from millpond.cli.commands.index import app as index
+from millpond.cli.commands.ingest import ingest
+from millpond.cli.commands.models import models
+from millpond.cli.commands.rerank import rerank
+from millpond.cli.commands.search import search
+from millpond.cli.commands.serve import serve
 from millpond.cli.demo.command import demo
-from millpond.cli.embed import embed
-from millpond.cli.env import env
-from millpond.cli.explain import explain
-from millpond.cli.flags import Command
-from millpond.cli.index import app as index
-from millpond.cli.ingest import ingest
-from millpond.cli.models import models
-from millpond.cli.rerank import rerank
-from millpond.cli.search import search
-from millpond.cli.serve import serve
-from millpond.cli.serve_words import ServeCommand
 from millpond.errors import InvalidRequestError, MillpondError
 
 FAILED = 1
@@ -38,7 +37,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, explain, ingest, search, advise, models, env, bench_serve):
+for command in (demo, embed, rerank, explain, ingest, search, advise, models, env):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(index)

@@ -26,9 +26,9 @@ import numpy.typing as npt
 
 from millpond.engine.engine import Engine
 from millpond.engine.execute.interrupts import is_interrupt
-from millpond.engine.input.large_texts import is_large
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods, shows_options_of
+from millpond.engine.tokenize.large_texts import is_large
 from millpond.outputs import TokenSpans
 from millpond.params import PoolingParams
 from millpond.progress import progress_bar

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from millpond.cache import VectorCache
+from millpond.cache.vector_cache import VectorCache
 from millpond.engine.execute.cores import process_cores, usable
 from millpond.engine.execute.cuda.worker import OverlappingWorker
 from millpond.engine.execute.device_errors import LostDevice, LostDevices
@@ -34,9 +34,9 @@ from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.intake import Intake
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallFuture, CallTimer
+from millpond.engine.stats import EngineStats
 from millpond.errors import EngineClosedError, MillpondError
 from millpond.inputs import Item, TokenIds
-from millpond.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 

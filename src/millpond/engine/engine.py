@@ -14,17 +14,18 @@ from typing import Any, Self, Unpack
 
 import numpy.typing as npt
 
-from millpond.cache import VectorCache
+from millpond.cache.vector_cache import VectorCache
 from millpond.config import EngineConfig
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.fork import loading, outside_inherited_pool
 from millpond.engine.input import resolve, validate
-from millpond.engine.input.oversize import bunches, part_of
+from millpond.engine.input.oversize import split_by_size
 from millpond.engine.input.token_spans import token_spans
 from millpond.engine.loading import load
 from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
+from millpond.engine.stats import EngineStats
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods, embed_params, shows_options_of
 from millpond.errors import DeviceLostError, InvalidRequestError
@@ -32,7 +33,6 @@ from millpond.inputs import Item
 from millpond.outputs import ScoreOutput, TokenSpans
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
-from millpond.stats import EngineStats
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
 
 # Tokens per batch: on a CPU, a layer's activations stay in the cache; on a GPU, the batch fills the device.
@@ -255,7 +255,7 @@ class Engine(TaskMethods):
         tokenizer = self._loaded.encoder.texts
         return [
             ids
-            for indices in bunches(checked)
+            for indices in split_by_size(checked)
             for ids in tokenizer.ids([checked[i] for i in indices], special_tokens=special_tokens)
         ]
 
@@ -277,7 +277,7 @@ class Engine(TaskMethods):
         tokenizer = self._loaded.encoder.texts
         return [
             len(ids)
-            for indices in bunches(checked)
+            for indices in split_by_size(checked)
             for ids in tokenizer.ids([prompt + checked[i] for i in indices], special_tokens=True)
         ]
 
@@ -315,10 +315,10 @@ class Engine(TaskMethods):
             raise InvalidRequestError(f"tokens={tokens!r} must be a positive int")
         tokenizer = self._loaded.encoder.texts
         checked = validate.check_texts(texts, "truncate_texts", self._loaded)
-        parts = [part_of(text, tokenizer, limit=tokens, truncate="end") for text in checked]
+        parts = [tokenizer.long_texts.part(text, limit=tokens, truncate="end") for text in checked]
         return [
-            checked[i][:end]
-            for indices in bunches([part.text for part in parts])
+            parts[i][:end]
+            for indices in split_by_size(parts)
             for i, end in zip(indices, tokenizer.ends([parts[i] for i in indices], tokens), strict=True)
         ]
 

@@ -13,10 +13,10 @@ from millpond.attention.self_check import KernelCheck, is_on
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Pooling
 from millpond.checkpoints.native_config import translate, with_stored_vocabulary
-from millpond.checkpoints.score_template import plain_template, read_template
-from millpond.checkpoints.sentence_transformers import PipelineLayout
+from millpond.checkpoints.templates.score_template import plain_template, read_template
 from millpond.config import EngineConfig
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
@@ -26,7 +26,7 @@ from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
-from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError
 from millpond.models.build_spec import SpecOptions, backbone_width, build_spec, complete_layout, override_head
 from millpond.models.linear import bound_compiled_products

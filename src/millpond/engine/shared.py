@@ -24,7 +24,7 @@ from millpond.config import EngineConfig
 from millpond.engine.fork import ProcessFuture, loading
 
 if TYPE_CHECKING:
-    from millpond.cache import VectorCache
+    from millpond.cache.vector_cache import VectorCache
     from millpond.engine.engine import Engine
 
     Cache = str | os.PathLike[str] | VectorCache | None

@@ -148,7 +148,7 @@ class TaskMethods(ABC):
             show_progress: As :meth:`embed`.
 
         Returns:
-            ``embeddings``, a :class:`~millpond.ragged.Ragged` of n ``[tokens_i, d]`` matrices.
+            ``embeddings``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[tokens_i, d]`` matrices.
         """
         params = PoolingParams(
             role=role,
@@ -227,7 +227,7 @@ class TaskMethods(ABC):
 
         Returns:
             A sequence of n lists of :class:`~millpond.Entity`, with ``probs``, a
-            :class:`~millpond.ragged.Ragged` of ``[tokens_i, labels]``. Errors as :meth:`embed`.
+            :class:`~millpond.vectors.ragged.Ragged` of ``[tokens_i, labels]``. Errors as :meth:`embed`.
         """
         params = PoolingParams(aggregation=aggregation, activation=activation, truncate=truncate)
         output: TokenClassificationOutput = self._run("token_classify", texts, params, show_progress)
@@ -336,7 +336,7 @@ class TaskMethods(ABC):
             show_progress: As :meth:`embed`.
 
         Returns:
-            ``rewards``, a :class:`~millpond.ragged.Ragged` of n ``[rows_i, columns]``. Errors as :meth:`embed`.
+            ``rewards``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[rows_i, columns]``. Errors as :meth:`embed`.
         """
         params = PoolingParams(
             step_tag_id=step_tag_id,

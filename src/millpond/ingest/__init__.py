@@ -14,72 +14,68 @@ if TYPE_CHECKING:
     )
     from millpond.ingest.advice.advisor import Advice, advise
     from millpond.ingest.advice.judgements import read_judgements
-    from millpond.ingest.batch import Batch, WriteBatch
     from millpond.ingest.chunking import Chunker, Chunking
-    from millpond.ingest.collection import CollectionSink
-    from millpond.ingest.delivery import RetryPolicy
-    from millpond.ingest.manifest import CollectionManifest, CollectionMark
-    from millpond.ingest.payload import Payload
-    from millpond.ingest.pipeline import ingest
+    from millpond.ingest.pipeline.delivery import RetryPolicy
+    from millpond.ingest.pipeline.ingest import ingest
+    from millpond.ingest.pipeline.stop import StopRequest
     from millpond.ingest.record import NAMESPACE, Record, content_hash, point_id
-    from millpond.ingest.report import IngestReport, Verification
-    from millpond.ingest.search import Hit
-    from millpond.ingest.sink import Sink, StoredRow
-    from millpond.ingest.sources import Rejected, SkippedFiles, read
-    from millpond.ingest.stop import StopRequest
-    from millpond.ingest.trace import RunTrace
-    from millpond.ingest.url import open_sink
+    from millpond.ingest.sinks.batch import WriteBatch
+    from millpond.ingest.sinks.collection import CollectionSink
+    from millpond.ingest.sinks.manifest import CollectionManifest
+    from millpond.ingest.sinks.payload import FieldLayout
+    from millpond.ingest.sinks.protocol import Sink, StoredRow
+    from millpond.ingest.sinks.search import Hit
+    from millpond.ingest.sinks.url import open_sink
+    from millpond.ingest.sources.read import Rejected, SkippedFiles, read
+    from millpond.ingest.telemetry.report import IngestReport, Verification
+    from millpond.ingest.telemetry.trace import RunTrace
 
 _MODULES = {
     "Advice": "advice.advisor",
     "advise": "advice.advisor",
     "read_judgements": "advice.judgements",
     "NAMESPACE": "record",
-    "Batch": "batch",
     "Chunker": "chunking",
     "Chunking": "chunking",
-    "CollectionManifest": "manifest",
-    "CollectionMark": "manifest",
-    "CollectionSink": "collection",
-    "Hit": "search",
-    "IngestReport": "report",
+    "CollectionManifest": "sinks.manifest",
+    "CollectionSink": "sinks.collection",
+    "Hit": "sinks.search",
+    "IngestReport": "telemetry.report",
     "JournalError": ".errors",
-    "Payload": "payload",
+    "FieldLayout": "sinks.payload",
     "Record": "record",
-    "Rejected": "sources",
-    "RetryPolicy": "delivery",
-    "RunTrace": "trace",
-    "Sink": "sink",
+    "Rejected": "sources.read",
+    "RetryPolicy": "pipeline.delivery",
+    "RunTrace": "telemetry.trace",
+    "Sink": "sinks.protocol",
     "SinkError": ".errors",
     "SinkRejectedError": ".errors",
     "SinkTooLargeError": ".errors",
     "SinkUnavailableError": ".errors",
-    "SkippedFiles": "sources",
+    "SkippedFiles": "sources.read",
     "SourceNotFoundError": ".errors",
-    "StopRequest": "stop",
-    "StoredRow": "sink",
-    "Verification": "report",
-    "WriteBatch": "batch",
+    "StopRequest": "pipeline.stop",
+    "StoredRow": "sinks.protocol",
+    "Verification": "telemetry.report",
+    "WriteBatch": "sinks.batch",
     "content_hash": "record",
-    "ingest": "pipeline",
-    "open_sink": "url",
+    "ingest": "pipeline.ingest",
+    "open_sink": "sinks.url",
     "point_id": "record",
-    "read": "sources",
+    "read": "sources.read",
 }
 
 __all__ = [
     "NAMESPACE",
     "Advice",
-    "Batch",
     "Chunker",
     "Chunking",
     "CollectionManifest",
-    "CollectionMark",
     "CollectionSink",
+    "FieldLayout",
     "Hit",
     "IngestReport",
     "JournalError",
-    "Payload",
     "Record",
     "Rejected",
     "RetryPolicy",

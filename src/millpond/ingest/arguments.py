@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterable, Iterable, Mapping
 from inspect import iscoroutinefunction
-
-from millpond.ingest.record import Record
-from millpond.ingest.table_source import check_table, is_table
 
 
 def check_engine(engine: object) -> None:
@@ -26,7 +22,7 @@ def check_engine(engine: object) -> None:
         )
     if hasattr(engine, "submit") and hasattr(engine, "spec") and not isinstance(engine, type):
         return
-    raise TypeError(f"engine is {_described(engine)}; pass a millpond.Engine")
+    raise TypeError(f"engine is {described(engine)}; pass a millpond.Engine")
 
 
 def check_sink(sink: object) -> None:
@@ -34,24 +30,9 @@ def check_sink(sink: object) -> None:
     if isinstance(sink, str | os.PathLike):
         raise TypeError(f"sink={os.fspath(sink)!r} is a URL or a path; pass millpond.ingest.open_sink(url)")
     if isinstance(sink, type) or not (hasattr(sink, "prepare") and hasattr(sink, "write")):
-        raise TypeError(f"sink is {_described(sink)}; pass a sink, like that of millpond.ingest.open_sink(url)")
+        raise TypeError(f"sink is {described(sink)}; pass a sink, like that of millpond.ingest.open_sink(url)")
 
 
-def check_records(records: object) -> None:
-    """Raise TypeError for anything but a path, a table or an iterable of records."""
-    if isinstance(records, str | os.PathLike) or (is_table(records) and not isinstance(records, type)):
-        return
-    check_table(records)
-    if isinstance(records, Record | Mapping) or hasattr(records, "page_content") or hasattr(records, "get_content"):
-        raise TypeError(f"records is one {type(records).__name__}; pass a list of them")
-    if isinstance(records, AsyncIterable):
-        raise TypeError(
-            f"records is {_described(records)}, which is asynchronous; pass an iterable, such as a list made by "
-            "[record async for record in records]"
-        )
-    if isinstance(records, bytes | bytearray) or not isinstance(records, Iterable):
-        raise TypeError(f"records is {_described(records)}; pass a path, or an iterable of Record(id, text, metadata)")
-
-
-def _described(value: object) -> str:
+def described(value: object) -> str:
+    """The type of a wrong argument, as an error message names it."""
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"

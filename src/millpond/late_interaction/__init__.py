@@ -4,29 +4,28 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from millpond.late_interaction.documents import AddReport, Hit, IndexStats, StoredDocument
-    from millpond.late_interaction.explanation import TokenMatch
-    from millpond.late_interaction.index import LateInteractionIndex
+    from millpond.late_interaction.index.arguments import SearchOptions
+    from millpond.late_interaction.index.base import LateInteractionIndex
+    from millpond.late_interaction.index.documents import AddReport, Hit, IndexStats, StoredDocument
     from millpond.late_interaction.memory.index import MemoryIndex
     from millpond.late_interaction.plaid.index import PlaidIndex
-    from millpond.late_interaction.reranking import arerank, rerank
-    from millpond.late_interaction.similarity import maxsim
-    from millpond.ragged import Ragged
+    from millpond.late_interaction.scoring.explanation import TokenMatch
+    from millpond.late_interaction.scoring.similarity import maxsim
+    from millpond.vectors.ragged import Ragged
 
 # No module has the name of a function: importing it would hide the function.
 _HOMES = {
-    "AddReport": "millpond.late_interaction.documents",
-    "Hit": "millpond.late_interaction.documents",
-    "IndexStats": "millpond.late_interaction.documents",
-    "LateInteractionIndex": "millpond.late_interaction.index",
+    "AddReport": "millpond.late_interaction.index.documents",
+    "Hit": "millpond.late_interaction.index.documents",
+    "IndexStats": "millpond.late_interaction.index.documents",
+    "LateInteractionIndex": "millpond.late_interaction.index.base",
     "MemoryIndex": "millpond.late_interaction.memory.index",
     "PlaidIndex": "millpond.late_interaction.plaid.index",
-    "Ragged": "millpond.ragged",
-    "StoredDocument": "millpond.late_interaction.documents",
-    "TokenMatch": "millpond.late_interaction.explanation",
-    "arerank": "millpond.late_interaction.reranking",
-    "maxsim": "millpond.late_interaction.similarity",
-    "rerank": "millpond.late_interaction.reranking",
+    "Ragged": "millpond.vectors.ragged",
+    "SearchOptions": "millpond.late_interaction.index.arguments",
+    "StoredDocument": "millpond.late_interaction.index.documents",
+    "TokenMatch": "millpond.late_interaction.scoring.explanation",
+    "maxsim": "millpond.late_interaction.scoring.similarity",
 }
 
 __all__ = [
@@ -37,11 +36,10 @@ __all__ = [
     "MemoryIndex",
     "PlaidIndex",
     "Ragged",
+    "SearchOptions",
     "StoredDocument",
     "TokenMatch",
-    "arerank",
     "maxsim",
-    "rerank",
 ]
 
 

@@ -6,12 +6,13 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, Literal
+from dataclasses import dataclass
+from typing import Any, Literal, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.documents import Hit
-from millpond.late_interaction.index import LateInteractionIndex
-from millpond.late_interaction.index_arguments import Filter
+from millpond.late_interaction.index.arguments import Filter, SearchOptions, check_count
+from millpond.late_interaction.index.base import LateInteractionIndex
+from millpond.late_interaction.index.documents import Hit
 
 logger = logging.getLogger(__name__)
 
@@ -56,17 +57,29 @@ def reciprocal_rank_fusion(
     return sorted(scores.items(), key=lambda item: -item[1])
 
 
-def retrieve(
-    index: LateInteractionIndex,
-    query: str,
-    *,
-    k: int = 10,
-    sources: Sequence[CandidateSource] | None = None,
-    weights: Sequence[float] | None = None,
-    candidates: int | None = None,
-    filter: Filter | None = None,
-    exact: bool = False,
-) -> list[Hit]:
+class RetrieveOptions(TypedDict, total=False):
+    """The options of :func:`retrieve`.
+
+    Attributes:
+        k: Most hits, 10 by default.
+        sources: Where candidates come from; ``None`` is ``index.search`` alone.
+        weights: A weight for each source.
+        candidates: How many each source is asked for, and how many are scored: ``max(100, 10 * k)`` by default. Without
+            ``sources``, as of ``index.search``.
+        filter: As of ``index.search``. It is applied to the candidates of a function after they were found, so a
+            function that can filter itself should.
+        exact: As of ``index.search``, without ``sources``.
+    """
+
+    k: int
+    sources: Sequence[CandidateSource] | None
+    weights: Sequence[float] | None
+    candidates: int | None
+    filter: Filter | None
+    exact: bool
+
+
+def retrieve(index: LateInteractionIndex, query: str, **options: Unpack[RetrieveOptions]) -> list[Hit]:
     """The documents that match a query best, among the candidates of several searches.
 
     Every source is asked for candidates; their rankings are fused by :func:`reciprocal_rank_fusion`, and MaxSim sorts
@@ -76,104 +89,128 @@ def retrieve(
     Args:
         index: The index; a candidate that it does not have is ignored.
         query: One query.
-        k: Most hits.
-        sources: Where candidates come from.
-        weights: A weight for each source.
-        candidates: How many each source is asked for, and how many are scored: ``max(100, 10 * k)`` by default. Without
-            ``sources``, as of ``index.search``.
-        filter: As of ``index.search``. It is applied to the candidates of a function after they were found, so a
-            function that can filter itself should.
-        exact: As of ``index.search``, without ``sources``.
+        options: :class:`RetrieveOptions`.
 
     Returns:
         At most ``k`` hits, best first, scored by MaxSim.
 
     Raises:
-        TypeError: ``query`` is not a str, or a source is neither a name nor a function.
+        TypeError: ``query`` is not a str, a source is neither a name nor a function, or an option is unknown.
         InvalidRequestError: An argument out of range, or an awaitable source (use :func:`aretrieve`).
     """
-    _check(query, sources, weights, k=k, candidates=candidates, exact=exact)
-    if sources is None:
-        return index.search([query], k=k, filter=filter, candidates=candidates, exact=exact)[0]
-    limit = candidates if candidates is not None else max(100, 10 * k)
+    retrieval = _Retrieval(index=index, query=query, **options)
+    if retrieval.sources is None:
+        return index.search([query], **retrieval.alone)[0]
     rankings = []
-    for source in sources:
-        found = _ask(index, source, query, limit, filter)
+    for source in retrieval.sources:
+        found = retrieval.ask(source)
         if inspect.isawaitable(found):
             if inspect.iscoroutine(found):
                 found.close()
             raise InvalidRequestError(f"the source {source!r} is asynchronous; await aretrieve(...) instead")
         rankings.append(_checked_ids(source, found))
-    return _score(index, query, rankings, k=k, weights=weights, limit=limit, filter=filter)
+    return retrieval.score(rankings)
 
 
-async def aretrieve(
-    index: LateInteractionIndex,
-    query: str,
-    *,
-    k: int = 10,
-    sources: Sequence[CandidateSource] | None = None,
-    weights: Sequence[float] | None = None,
-    candidates: int | None = None,
-    filter: Filter | None = None,
-    exact: bool = False,
-) -> list[Hit]:
-    """As :func:`retrieve`, for an event loop: the sources are asked at the same time, plain functions in threads."""
-    _check(query, sources, weights, k=k, candidates=candidates, exact=exact)
-    if sources is None:
-        return (await index.asearch([query], k=k, filter=filter, candidates=candidates, exact=exact))[0]
-    limit = candidates if candidates is not None else max(100, 10 * k)
+async def aretrieve(index: LateInteractionIndex, query: str, **options: Unpack[RetrieveOptions]) -> list[Hit]:
+    """As :func:`retrieve`, for an event loop: the sources are asked at the same time, plain functions in threads.
+
+    Args:
+        index: As :func:`retrieve`.
+        query: As :func:`retrieve`.
+        options: As :func:`retrieve`; a source may be awaitable.
+
+    Returns:
+        At most ``k`` hits, best first, scored by MaxSim.
+
+    Raises:
+        TypeError: As :func:`retrieve`.
+        InvalidRequestError: An argument out of range.
+    """
+    retrieval = _Retrieval(index=index, query=query, **options)
+    if retrieval.sources is None:
+        return (await index.asearch([query], **retrieval.alone))[0]
 
     async def ranking_of(source: CandidateSource) -> list[str]:
         if inspect.iscoroutinefunction(source) or inspect.iscoroutinefunction(type(source).__call__):  # an object's
-            found = _ask(index, source, query, limit, filter)
+            found = retrieval.ask(source)
         else:
-            found = await asyncio.to_thread(_ask, index, source, query, limit, filter)
+            found = await asyncio.to_thread(retrieval.ask, source)
         return _checked_ids(source, await found if inspect.isawaitable(found) else found)
 
-    rankings = await asyncio.gather(*(ranking_of(source) for source in sources))
-    return await asyncio.to_thread(_score, index, query, rankings, k=k, weights=weights, limit=limit, filter=filter)
+    rankings = await asyncio.gather(*(ranking_of(source) for source in retrieval.sources))
+    return await asyncio.to_thread(retrieval.score, rankings)
 
 
-def _check(
-    query: str,
-    sources: Sequence[CandidateSource] | None,
-    weights: Sequence[float] | None,
-    *,
-    k: int,
-    candidates: int | None,
-    exact: bool,
-) -> None:
-    if not isinstance(query, str):
-        raise TypeError(f"query is of type {type(query).__name__}; pass one str")
-    if type(k) is not int or k < 1:
-        raise InvalidRequestError(f"k={k!r} must be an int from 1")
-    if sources is None:
-        if weights is not None:
-            raise InvalidRequestError(
-                f"weights={weights!r} are those of sources; pass sources too, or leave weights out"
-            )
-        return
-    if isinstance(sources, str) or not isinstance(sources, Sequence):
-        raise TypeError(f"sources is of type {type(sources).__name__}; pass a list of sources")
-    if not sources:
-        raise InvalidRequestError("sources=[] finds no candidates; leave it out to search the index")
-    if exact:
-        raise InvalidRequestError('exact=True searches the index alone; pass sources=["exact", ...] instead')
-    if candidates is not None and (type(candidates) is not int or candidates < k):
-        raise InvalidRequestError(f"candidates={candidates!r} must be an int from k={k}")
-    for source in sources:
-        if not callable(source) and source not in ("index", "exact"):
-            raise TypeError(
-                f'{source!r} is no source of candidates; pass "index", "exact" or a function (query, limit)'
-            )
+@dataclass(frozen=True, kw_only=True)
+class _Retrieval:
+    """The checked arguments of :func:`retrieve`, named as there."""
 
+    index: LateInteractionIndex
+    query: str
+    k: int = 10
+    sources: Sequence[CandidateSource] | None = None
+    weights: Sequence[float] | None = None
+    candidates: int | None = None
+    filter: Filter | None = None
+    exact: bool = False
 
-def _ask(index: LateInteractionIndex, source: CandidateSource, query: str, limit: int, filter: Filter | None) -> Any:
-    if isinstance(source, str):
-        hits = index.search([query], k=limit, filter=filter, exact=source == "exact")[0]
+    def __post_init__(self) -> None:
+        k, sources, candidates = self.k, self.sources, self.candidates
+        if not isinstance(self.query, str):
+            raise TypeError(f"query is of type {type(self.query).__name__}; pass one str")
+        check_count("k", k)
+        if sources is None:
+            if self.weights is not None:
+                raise InvalidRequestError(f"weights={self.weights!r} require sources; pass both, or leave weights out")
+            return
+        if isinstance(sources, str) or not isinstance(sources, Sequence):
+            raise TypeError(f"sources is of type {type(sources).__name__}; pass a list of sources")
+        if not sources:
+            raise InvalidRequestError("sources=[] finds no candidates; leave it out to search the index")
+        if self.exact:
+            raise InvalidRequestError('exact=True searches the index alone; pass sources=["exact", ...] instead')
+        if candidates is not None and (type(candidates) is not int or candidates < k):
+            raise InvalidRequestError(f"candidates={candidates!r} must be an int from k={k}")
+        for source in sources:
+            if not callable(source) and source not in ("index", "exact"):
+                raise TypeError(
+                    f'{source!r} is not a source of candidates; pass "index", "exact" or a function (query, limit)'
+                )
+
+    @property
+    def alone(self) -> SearchOptions:
+        """The options of a search without sources."""
+        return {"k": self.k, "filter": self.filter, "candidates": self.candidates, "exact": self.exact}
+
+    @property
+    def limit(self) -> int:
+        """How many candidates each source is asked for."""
+        return self.candidates if self.candidates is not None else max(100, 10 * self.k)
+
+    def ask(self, source: CandidateSource) -> Any:
+        """What a source finds."""
+        if not isinstance(source, str):
+            return source(self.query, self.limit)
+        hits = self.index.search([self.query], k=self.limit, filter=self.filter, exact=source == "exact")[0]
         return [hit.id for hit in hits]
-    return source(query, limit)
+
+    def score(self, rankings: Sequence[Sequence[str]]) -> list[Hit]:
+        """The best of the fused candidates, by MaxSim."""
+        fused = [id for id, _ in reciprocal_rank_fusion(rankings, weights=self.weights)]
+        hits: list[Hit] = []
+        # The best may hold too few that the index has and the filter lets through: then more are scored.
+        for best in range(self.limit, len(fused) + self.limit, self.limit):
+            hits = self.index.search([self.query], k=self.k, ids=fused[:best], filter=self.filter, exact=True)[0]
+            if len(hits) == self.k:
+                break
+        if fused and not hits and not self.filter:
+            logger.warning(
+                "none of %d candidates is in the index (the first is %r); sources must return the ids of the index",
+                len(fused),
+                fused[0],
+            )
+        return hits
 
 
 def _checked_ids(source: CandidateSource, found: Any) -> list[str]:
@@ -184,29 +221,3 @@ def _checked_ids(source: CandidateSource, found: Any) -> list[str]:
         if not isinstance(id, str):
             raise TypeError(f"the source {source!r} returned the id {id!r}; ids are str, as they were added")
     return ids
-
-
-def _score(
-    index: LateInteractionIndex,
-    query: str,
-    rankings: Sequence[Sequence[str]],
-    *,
-    k: int,
-    weights: Sequence[float] | None,
-    limit: int,
-    filter: Filter | None,
-) -> list[Hit]:
-    fused = [id for id, _ in reciprocal_rank_fusion(rankings, weights=weights)]
-    hits: list[Hit] = []
-    # Of the best there may be too few that the index has and the filter lets through: then more are scored.
-    for best in range(limit, len(fused) + limit, limit):
-        hits = index.search([query], k=k, ids=fused[:best], filter=filter, exact=True)[0]
-        if len(hits) == k:
-            break
-    if fused and not hits and not filter:
-        logger.warning(
-            "none of %d candidates is in the index (the first is %r); sources must return the ids of the index",
-            len(fused),
-            fused[0],
-        )
-    return hits

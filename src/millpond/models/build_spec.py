@@ -9,9 +9,9 @@ from typing import Any, cast, get_args
 
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
+from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.matryoshka_families import matryoshka_family
 from millpond.checkpoints.modules import Dense, Pooling
-from millpond.checkpoints.sentence_transformers import PipelineLayout
 from millpond.errors import ModelLoadError
 from millpond.models.task_detection import DetectedTasks, with_pooling
 from millpond.spec import ModelSpec, PoolingMode

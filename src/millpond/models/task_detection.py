@@ -12,11 +12,11 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.classifier_steps import Linear
 from millpond.checkpoints.classifiers import Classifier
-from millpond.checkpoints.cross_encoder import CrossEncoder
+from millpond.checkpoints.layouts.cross_encoder import CrossEncoder
+from millpond.checkpoints.layouts.sparse import Splade
 from millpond.checkpoints.modules import Dense
 from millpond.checkpoints.rerankers import Reranker, detect_reranker
-from millpond.checkpoints.score_template import ScoreTemplate
-from millpond.checkpoints.sparse import Splade
+from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import ModelLoadError
 from millpond.spec import PoolingMode

@@ -1,4 +1,4 @@
-// Ward's clustering, the merges in order of height. Called by late_interaction/ward.py, whose numpy does the same.
+// Ward's clustering, the merges in order of height. Called by late_interaction/encoding/ward.py, whose numpy does the same.
 
 #include <cstdint>
 #include <limits>

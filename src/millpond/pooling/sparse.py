@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
-from millpond.checkpoints.sparse import Saturation, Sparse, Splade, Strategy, TokenVectors
+from millpond.checkpoints.layouts.sparse import Saturation, Sparse, Splade, Strategy, TokenVectors
 from millpond.checkpoints.weights import read_pickle
 from millpond.errors import WeightMismatchError
 from millpond.pooling.masked_lm import MaskedLanguageHead, build_masked_head

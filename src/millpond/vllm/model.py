@@ -16,8 +16,8 @@ from millpond.inputs import Item, Pair, TokenIds
 from millpond.outputs import ScoreOutput
 from millpond.params import PoolingParams
 from millpond.pooling.activations import by_width
-from millpond.ragged import Ragged
 from millpond.tasks import Activation, ScoreMethod, Task
+from millpond.vectors.ragged import Ragged
 from millpond.vllm import arguments
 from millpond.vllm.params import complete
 from millpond.vllm.pooler_config import PoolerConfig

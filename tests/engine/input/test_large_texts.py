@@ -16,8 +16,8 @@ from tests.tiny import SENTENCES, write_checkpoint
 
 from millpond import AsyncEngine, Engine, PoolingParams
 from millpond.engine.heap import Heap
-from millpond.engine.input import large_texts
-from millpond.engine.input.large_texts import LARGE_CHARACTERS, SLOTS, TURNS, is_large, turn
+from millpond.engine.tokenize import large_texts
+from millpond.engine.tokenize.large_texts import LARGE_CHARACTERS, SLOTS, TURNS, is_large, turn
 from millpond.inputs import Pair, SpannedText, TokenIds
 
 LARGE = "池" * (LARGE_CHARACTERS + 1)
@@ -25,7 +25,7 @@ WAIT = 60.0
 
 TRIM = """
 import ctypes, sys, time
-from millpond.engine.input import large_texts
+from millpond.engine.tokenize import large_texts
 
 def resident():
     return int(open("/proc/self/statm").read().split()[1]) * 4096 >> 20

@@ -9,10 +9,10 @@ from tests.tiny import SENTENCES, write_checkpoint
 from tests.tiny.tokenizers import write_tokenizer
 from transformers import AutoTokenizer
 
-from millpond.checkpoints.score_template import ScoreTemplate, plain_template, shipped_template
+from millpond.checkpoints.templates.score_template import ScoreTemplate, plain_template, shipped_template
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
-from millpond.engine.input.text_tokenizer import TextTokenizer
-from millpond.engine.input.tokenized import Tokenized
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.inputs import Pair
 
@@ -264,7 +264,7 @@ def test_an_instruction_fills_its_slot(tokenizers: Any) -> None:
     assert mine.ids[-1] != theirs.eos_token_id  # which this tokenizer appends to texts; the answer is read before it
 
 
-def test_pairs_without_tokens_get_a_stand_in(tokenizers: Any) -> None:
+def test_pairs_without_tokens_get_a_placeholder(tokenizers: Any) -> None:
     ours, theirs = tokenizers("llama")
     (mine,) = encode(
         TemplateTokenizer(ours, ScoreTemplate(source=plain_template().source, special_tokens=False)), Pair("", "")

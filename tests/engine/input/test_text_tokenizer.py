@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.tiny import SENTENCES, write_checkpoint
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
-from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InputTooLongError, InvalidRequestError
 
 CLS, SEP = 0, 1
@@ -96,11 +96,11 @@ def test_many_texts_at_once_equal_each_alone():
         assert out.ids.tolist() == alone.ids.tolist() and out.truncated == alone.truncated
 
 
-def test_a_text_of_no_tokens_gets_a_stand_in():
+def test_a_text_of_no_tokens_gets_a_placeholder():
     bare = tokenizer(prefix=False, suffix=False)
     with pytest.raises(InvalidRequestError, match="index 40 has no tokens"):
         encode(bare, "")
-    assert encode(TextTokenizer(bare._backend, lower=False, limit=None, stand_in=7), "").ids.tolist() == [7]
+    assert encode(TextTokenizer(bare._backend, lower=False, limit=None, placeholder=7), "").ids.tolist() == [7]
 
 
 @pytest.mark.parametrize("prompt", ["", "İ: ", "query: "])
@@ -165,7 +165,7 @@ def test_the_head_of_a_long_text_has_the_tokens_of_the_whole(read_by_heads, part
     texts = [" ".join(parts), "".join(parts)]
     options = {"prompt": prompt, "limit": limit, "truncate": truncate, "index_of": lambda i: i}
     heads = read_by_heads.encode(texts, **options)
-    with mock.patch.object(read_by_heads, "_splits_at_spaces", False):
+    with mock.patch.object(read_by_heads.long_texts, "splits_at_spaces", False):
         wholes = read_by_heads.encode(texts, **options)
     for found, whole in zip(heads, wholes, strict=True):
         assert found.truncated == whole.truncated

@@ -11,7 +11,7 @@ from tests.tiny import SENTENCES, write_checkpoint
 from millpond import Engine
 from millpond.errors import InvalidRequestError
 from millpond.inputs import Pair
-from millpond.quantization import eight_bits
+from millpond.vectors.quantization import eight_bits
 
 
 @pytest.mark.parametrize(("family", "lowercase"), [("bert", False), ("bert", True), ("qwen2", False)])

@@ -13,10 +13,10 @@ import pytest
 from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 
 from millpond.engine.engine import Engine
-from millpond.engine.input.text_tokenizer import TextTokenizer
-from millpond.engine.input.tokenized import TokenAlignment
-from millpond.engine.input.word_ids import word_numbers
 from millpond.engine.output.entities import entities
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.tokenized import TokenAlignment
+from millpond.engine.tokenize.word_ids import word_numbers
 from millpond.outputs import Entity
 from millpond.tasks import AGGREGATIONS, Aggregation
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from tests.tiny import SENTENCES, write_checkpoint
 
-from millpond.engine.input.text_tokenizer import TextTokenizer
 from millpond.engine.output.spans import span_rows
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.approximate_search import clustered, unit
 
-from millpond.late_interaction.kmeans import centroid_count, sample_count, train
+from millpond.late_interaction.codecs.kmeans import centroid_count, sample_count, train
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.approximate_search import clustered, maxsim, offsets_of, unit
 
-from millpond.late_interaction.residual_codec import Codec
+from millpond.late_interaction.codecs.residual import Codec
 
 
 def decoded(codec, rows):

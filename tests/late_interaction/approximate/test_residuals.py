@@ -4,10 +4,10 @@ import numpy as np
 import pytest
 from tests.approximate_search import QUERY_TOKENS, WIDTHS, clustered, guarded, lengths_of, maxsim, offsets_of
 
+from millpond.late_interaction.codecs.residual import Codec
 from millpond.late_interaction.kernels import compiled, residuals
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.residuals import pack, score, unpack
-from millpond.late_interaction.residual_codec import Codec
 
 BITS = (2, 4)
 

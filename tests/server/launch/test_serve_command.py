@@ -34,9 +34,10 @@ from typer.main import get_command
 
 import millpond
 from millpond.cli.app import app, main
-from millpond.cli.serve_words import read
+from millpond.cli.arguments.vllm_flags import read
+from millpond.engine import heap
 from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
-from millpond.server.launch import malloc, run, sockets
+from millpond.server.launch import run, sockets
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
 DOCKERFILE = Path(__file__).parents[3] / "Dockerfile"
@@ -53,7 +54,7 @@ def arena_limits(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     for name in [name for name in os.environ if name.startswith(SETTINGS)]:
         monkeypatch.delenv(name)
     limits: list[None] = []
-    monkeypatch.setattr(malloc, "limit_arenas", lambda: limits.append(None))
+    monkeypatch.setattr(heap, "limit_arenas", lambda: limits.append(None))
     return limits
 
 

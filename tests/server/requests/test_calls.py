@@ -21,7 +21,7 @@ import pytest
 from tests.server.conftest import address_of, running, serving
 
 from millpond.engine.execute.runner import Runner
-from millpond.engine.input import large_texts
+from millpond.engine.tokenize import large_texts
 from millpond.errors import EngineOverloadedError
 from millpond.server.app import create_app
 from millpond.server.requests import calls, prepare_executor

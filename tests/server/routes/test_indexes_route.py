@@ -213,7 +213,7 @@ def test_an_index_of_another_model_is_refused(folder: Path, embedder: Path) -> N
 async def test_an_index_that_another_process_writes_is_a_503(
     models: ServedModels, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("millpond.late_interaction.plaid.lock.WAIT_SECONDS", 0.0)
+    monkeypatch.setattr("millpond.late_interaction.plaid.storage.lock.WAIT_SECONDS", 0.0)
     with (folder / "LOCK").open("r+") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         body = {"ids": ["pond"]}

@@ -19,8 +19,8 @@ from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.heads import write_pylate, write_stanford
 
 from millpond import Engine
-from millpond.cli import serve as command
 from millpond.cli.app import main
+from millpond.cli.commands import serve as command
 from millpond.server.launch import run
 from millpond.server.served.models import ServedModels
 

@@ -18,10 +18,11 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from millpond.engine import heap
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.server import app as application
 from millpond.server.app import create_app
-from millpond.server.launch import malloc, run
+from millpond.server.launch import run
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry.spans import OpenTelemetrySpans
@@ -258,7 +259,7 @@ def test_a_flag_without_opentelemetry_says_what_to_install():
 
 @pytest.mark.usefixtures("absent")
 def test_a_flag_without_opentelemetry_says_so_before_models_are_loaded(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(malloc, "limit_arenas", lambda: False)  # it would last
+    monkeypatch.setattr(heap, "limit_arenas", lambda: False)  # it would last
     config = ServerConfig(port=0, otlp_traces_endpoint="http://127.0.0.1:9")
     with pytest.raises(MissingExtraError, match=r"pip install 'millpond\[otel\]'"):
         run.serve([ModelConfig(model="nowhere")], config, ready=lambda *_: None)

@@ -16,7 +16,7 @@ from langchain_tests.integration_tests import BaseStoreAsyncTests, BaseStoreSync
 
 from langchain_millpond import MillpondByteStore, MillpondEmbeddings
 from millpond import AsyncEngine, Engine
-from millpond.cache import VectorCache
+from millpond.cache.vector_cache import VectorCache
 
 
 class _Embeddings(EmbeddingsIntegrationTests):

@@ -16,7 +16,6 @@ from langchain_qdrant import QdrantVectorStore
 
 from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, MillpondReranker
 from millpond import Engine
-from millpond.late_interaction import rerank
 
 QUESTION = "how much space is left on the disk?"
 ANSWER = "shutil.disk_usage"
@@ -70,7 +69,8 @@ async def test_both_stages_find_the_answer(
 ) -> None:
     candidates = retriever.invoke(QUESTION)
     assert len(candidates) == CANDIDATES
-    expected = rerank(engine, QUESTION, [document.page_content for document in candidates], top_n=3)
+    texts = [document.page_content for document in candidates]
+    expected = engine.rerank(QUESTION, texts, top_n=3, method="maxsim")
     chain = chain_of(retriever, reranker)
     compressor = ContextualCompressionRetriever(base_compressor=reranker, base_retriever=retriever)
     for found in (

@@ -24,7 +24,6 @@ from langchain_millpond import MillpondCrossEncoder, MillpondReranker
 from millpond import Engine
 from millpond.engine.composite import comparison
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError, UnsupportedTaskError
-from millpond.late_interaction import rerank
 
 QUESTION = "What makes dough rise?"
 TEMPLATE = (
@@ -94,7 +93,7 @@ def test_a_cross_encoder_scores_as_transformers_does(
 def test_an_embedding_checkpoint_scores_by_its_token_states(
     engine: Engine, compress: Compress, documents: list[Document], texts: list[str]
 ) -> None:
-    expected = rerank(engine, QUESTION, texts)
+    expected = engine.rerank(QUESTION, texts, method="maxsim")
     found = compress(MillpondReranker(engine=engine, top_n=None), documents)
     assert [document.metadata["n"] for document in found] == [result.index for result in expected]
     np.testing.assert_allclose(scores_of(found), [result.relevance_score for result in expected], atol=1e-4)

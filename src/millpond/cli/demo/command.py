@@ -13,7 +13,7 @@ from typing import Annotated
 
 import typer
 
-from millpond.cli import options
+from millpond.cli.arguments import options
 from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError
 
 _DISK_SPACE = 200 << 20  # bytes: the vectors and both databases take about 70 MB

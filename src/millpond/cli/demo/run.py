@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Protocol, cast
 from millpond.cli.demo.questions import QUESTIONS, short_of
 from millpond.cli.demo.report import DemoReport
 from millpond.cli.demo.search import CANDIDATES, COARSE, FULL, AnsweredQuestion, Searchable, answer
-from millpond.cli.stdlib_docs import read_stdlib
+from millpond.cli.demo.stdlib_docs import read_stdlib
 from millpond.errors import SinkError
-from millpond.ingest.pipeline import ingest
+from millpond.ingest.pipeline.ingest import ingest
 from millpond.ingest.record import Record
-from millpond.ingest.sink import Sink
-from millpond.ingest.url import open_sink
+from millpond.ingest.sinks.protocol import Sink
+from millpond.ingest.sinks.url import open_sink
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine

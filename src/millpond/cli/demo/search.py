@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from millpond.ingest.search import Hit
+from millpond.ingest.sinks.search import Hit
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -21,7 +21,7 @@ COARSE, FULL = 128, 384
 class Searchable(Protocol):
     """A database that can be searched."""
 
-    def search(self, engine: Engine, question: str, *, k: int = 10, funnel: bool = True) -> list[Hit]:
+    def search(self, engine: Engine, question: str, *, k: int = 10, coarse_to_fine: bool = True) -> list[Hit]:
         """Return the ``k`` records nearest to the question, best first."""
 
 
@@ -65,14 +65,14 @@ class AnsweredQuestion:
 
 def answer(engine: Engine, databases: Mapping[str, Searchable], question: str, *, k: int) -> AnsweredQuestion:
     """Search every database, then rank the hits by MaxSim over normalized token states."""
-    from millpond.late_interaction.similarity import maxsim
+    from millpond.late_interaction.scoring.similarity import maxsim
 
     hits: dict[str, tuple[int, Hit]] = {}  # id: (rank in the search, hit)
     seconds: dict[str, float] = {}
     shared: set[str] | None = None
     for name, database in databases.items():
         start = time.perf_counter()
-        results = database.search(engine, question, k=CANDIDATES, funnel=True)
+        results = database.search(engine, question, k=CANDIDATES, coarse_to_fine=True)
         seconds[name] = time.perf_counter() - start
         for rank, hit in enumerate(results, start=1):
             hits.setdefault(hit.id, (rank, hit))

@@ -10,7 +10,6 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from millpond import matryoshka
 from millpond.engine.composite.gather import combine
 from millpond.engine.composite.windows import weighted_mean, windows
 from millpond.engine.input.model import LoadedModel
@@ -19,7 +18,8 @@ from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import InvalidRequestError
 from millpond.inputs import Item, TokenIds
 from millpond.outputs import EmbeddingOutput, Usage
-from millpond.quantization import quantize
+from millpond.vectors import matryoshka
+from millpond.vectors.quantization import quantize
 
 
 class Submit(Protocol):

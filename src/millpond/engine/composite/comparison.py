@@ -8,12 +8,12 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from millpond import matryoshka
 from millpond.engine.fork import computing
 from millpond.inputs import Pair
-from millpond.late_interaction.similarity import maxsim
-from millpond.ragged import Ragged
+from millpond.late_interaction.scoring.similarity import maxsim
 from millpond.tasks import ROLES, Role
+from millpond.vectors import matryoshka
+from millpond.vectors.ragged import Ragged
 
 Matrix = npt.NDArray[np.float32]  # [tokens, d]
 

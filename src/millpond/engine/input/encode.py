@@ -9,15 +9,15 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.input.large_texts import turn
-from millpond.engine.input.long_runs import Excerpt
-from millpond.engine.input.oversize import all_small, bunches, is_oversize, reduced
+from millpond.engine.input.oversize import all_small, pre_truncate, split_by_size
 from millpond.engine.input.plan import EncodesPairs, IndexOf, Plan
-from millpond.engine.input.text_tokenizer import TextTokenizer
-from millpond.engine.input.tokenized import TokenAlignment, Tokenized
+from millpond.engine.tokenize.large_texts import turn
+from millpond.engine.tokenize.long_texts import is_oversize
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized
 from millpond.errors import InputTooLongError
-from millpond.inputs import Item, Pair, SpannedText, TokenIds, size_of, text_of
-from millpond.late_interaction.encode import ColbertEncoder, EncodedText
+from millpond.inputs import Item, Pair, TokenIds, size_of, text_of
+from millpond.late_interaction.encoding.markers import ColbertEncoder, EncodedText
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,23 +45,16 @@ class InputEncoder:
             return self._encode_kinds(items, plan, index_of)
         return [
             item
-            for indices in bunches(items)
-            for item in self._encode_bunch([items[i] for i in indices], plan, partial(_nth, indices, index_of))
+            for indices in split_by_size(items)
+            for item in self._encode_some([items[i] for i in indices], plan, partial(_nth, indices, index_of))
         ]
 
-    def _encode_bunch(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
+    def _encode_some(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
         """Tokenize items that are few or short enough to be tokenized at once."""
         parts = {
-            i: reduced(
-                item,
-                self.texts,
-                limit=plan.limit,
-                truncate=plan.truncate,
-                prompt=plan.prompt,
-                aligned=isinstance(item, SpannedText) or plan.task == "token_classify",
-            )
+            i: pre_truncate(item, self.texts, limit=plan.limit, truncate=plan.truncate)
             for i, item in enumerate(items)
-            if self._may_reduce(item, plan)
+            if _may_truncate(item, plan)
         }
         if not parts:
             return self._encode_kinds(items, plan, index_of)
@@ -78,18 +71,6 @@ class InputEncoder:
                 limit=error.limit,
                 at_least=True,
             ) from None
-
-    def _may_reduce(self, item: Item, plan: Plan) -> bool:
-        """Whether ``item`` is oversize and a part of it can be tokenized instead.
-
-        The end of a text may not, if there is a prompt before it or offsets are counted from its beginning.
-        """
-        ends = isinstance(item, str) and plan.form == "text" and not plan.prompt and plan.task != "token_classify"
-        if plan.truncate == "start" and not ends:
-            return False
-        if isinstance(item, Pair):
-            return is_oversize(item.query, plan.limit) or is_oversize(item.document, plan.limit)
-        return is_oversize(text_of(item), plan.limit)
 
     def _encode_kinds(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
         """Tokenize items of any kind, those of one kind together."""
@@ -134,8 +115,6 @@ class InputEncoder:
 
     def _colbert_texts(self, texts: Sequence[str], plan: Plan, index_of: IndexOf, *, align: bool) -> list[Tokenized]:
         assert self.colbert is not None and plan.role is not None
-        excerpts = [self.texts.shorten(text, align=align) for text in texts]
-        texts = [excerpt.text for excerpt in excerpts]
         with turn(texts):
             encoded = self.colbert.encode(
                 texts,
@@ -152,15 +131,15 @@ class InputEncoder:
                 truncated=text.truncated,
                 attended=text.attended,
                 kept=text.kept,
-                alignment=self._colbert_alignment(text, excerpt) if align else None,
+                alignment=self._colbert_alignment(text, whole) if align else None,
             )
-            for text, excerpt in zip(encoded, excerpts, strict=True)
+            for text, whole in zip(encoded, texts, strict=True)
         ]
 
-    def _colbert_alignment(self, text: EncodedText, excerpt: Excerpt) -> TokenAlignment:
+    def _colbert_alignment(self, text: EncodedText, whole: str) -> TokenAlignment:
         """The alignment of the tokens that are scored; it has no words."""
         assert text.offsets is not None
-        offsets, inside = self.texts.offsets_in_text(text.offsets, text.prompt, excerpt)
+        offsets, inside = self.texts.offsets_in_text(text.offsets, text.prompt, whole)
         alignment = TokenAlignment(
             offsets=offsets,
             special=~inside | (text.offsets[:, 0] == text.offsets[:, 1]),
@@ -209,3 +188,16 @@ def _with_kept(item: Tokenized, plan: Plan) -> Tokenized:
         return item
     kept = np.logical_and.reduce(masks)
     return replace(item, kept=kept, alignment=None if item.alignment is None else item.alignment.take(kept))
+
+
+def _may_truncate(item: Item, plan: Plan) -> bool:
+    """Whether ``item`` is oversize and a part of it can be tokenized instead.
+
+    The end of a text may not, if there is a prompt before it or offsets are counted from its beginning.
+    """
+    ends = isinstance(item, str) and plan.form == "text" and not plan.prompt and plan.task != "token_classify"
+    if plan.truncate == "start" and not ends:
+        return False
+    if isinstance(item, Pair):
+        return is_oversize(item.query, plan.limit) or is_oversize(item.document, plan.limit)
+    return is_oversize(text_of(item), plan.limit)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from millpond.checkpoints.score_template import read_template
+from millpond.checkpoints.templates.score_template import read_template
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs

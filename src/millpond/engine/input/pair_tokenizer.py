@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
-from millpond.checkpoints.score_template import ScoreTemplate
+from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.engine.input.plan import IndexOf
-from millpond.engine.input.text_tokenizer import TextTokenizer
-from millpond.engine.input.tokenized import Tokenized
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.inputs import Pair
 from millpond.tasks import Truncate
@@ -70,7 +70,7 @@ class PairTokenizer:
     def _finish(self, encoding: Encoding, limit: int, truncate: Truncate, index: int) -> Tokenized:
         ids = np.array(encoding.ids, dtype=np.int32)
         if len(ids) == 0:
-            return self._tokenizer.stand_in(index)
+            return self._tokenizer.placeholder(index)
         types = np.array(encoding.type_ids, dtype=np.int8) if self._tokenizer.typed else None
         cut = len(ids) > limit
         if cut:
@@ -140,7 +140,7 @@ class TemplateTokenizer:
         for i, encoding in enumerate(encodings):
             ids = np.array(encoding.ids, dtype=np.int32)
             if len(ids) == 0:
-                tokenized.append(self._tokenizer.stand_in(index_of(i)))
+                tokenized.append(self._tokenizer.placeholder(index_of(i)))
                 continue
             cut = len(ids) > limit
             if cut:

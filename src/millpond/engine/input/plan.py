@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from millpond.engine.input.tokenized import Tokenized
+from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.inputs import Pair
 from millpond.pooling.pooler import Readout
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from millpond import matryoshka
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
@@ -14,9 +13,10 @@ from millpond.inputs import Item, SpannedText
 from millpond.params import PoolingParams, check_choice, option_of
 from millpond.pooling.activations import by_width
 from millpond.pooling.pooler import Readout
-from millpond.quantization import check_range
 from millpond.spec import ModelSpec
 from millpond.tasks import SCORE_METHODS, TASKS, Activation, Role, ScoreMethod, ScoreType, Task
+from millpond.vectors import matryoshka
+from millpond.vectors.quantization import check_range
 
 # The options that each task reads.
 _ANY = frozenset("task truncate truncate_prompt_tokens".split())

@@ -8,7 +8,7 @@ import numpy as np
 
 from millpond.engine.input import resolve
 from millpond.engine.input.model import LoadedModel
-from millpond.engine.input.tokenized import Tokenized
+from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.inputs import SpannedText
 from millpond.outputs import TokenSpans
 from millpond.params import PoolingParams

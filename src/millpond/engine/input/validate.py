@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from millpond.engine.input.model import LoadedModel
-from millpond.engine.input.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError
 from millpond.inputs import Item, Pair, SpannedText, TokenIds
 

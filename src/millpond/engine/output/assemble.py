@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 
-from millpond import matryoshka
 from millpond.engine.output.entities import entities
 from millpond.engine.output.spans import span_rows
 from millpond.engine.schedule.call import Call
@@ -24,9 +23,10 @@ from millpond.outputs import (
     Usage,
 )
 from millpond.pooling.activations import activate
-from millpond.quantization import quantize
-from millpond.ragged import Ragged
 from millpond.tasks import Task
+from millpond.vectors import matryoshka
+from millpond.vectors.quantization import quantize
+from millpond.vectors.ragged import Ragged
 
 
 def assemble(call: Call) -> Any:

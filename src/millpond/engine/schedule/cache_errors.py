@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from millpond.cache.sqlitefile import kind_of
 from millpond.errors import CacheError
-from millpond.sqlitefile import kind_of
 
 logger = logging.getLogger(__name__)
 

@@ -12,9 +12,9 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.engine.input.plan import Plan
-from millpond.engine.input.tokenized import TokenAlignment, Tokenized
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import truncated_noun, warn_truncated
+from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized
 from millpond.errors import MillpondError
 from millpond.inputs import Item
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from millpond.cache import VectorCache
+from millpond.cache.vector_cache import VectorCache
 from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.errors import CacheError

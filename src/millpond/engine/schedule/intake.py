@@ -10,18 +10,18 @@ from time import perf_counter
 
 import numpy as np
 
-from millpond.cache import VectorCache
+from millpond.cache.sqlitefile import CacheFileError
+from millpond.cache.vector_cache import VectorCache
 from millpond.engine.input.encode import InputEncoder
-from millpond.engine.input.large_texts import is_large
-from millpond.engine.input.tokenized import Tokenized
 from millpond.engine.schedule.backlog import STRETCH_TEXTS, Backlog, Stretch
 from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.prefixes import shared_prefixes
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
+from millpond.engine.tokenize.large_texts import is_large
+from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.inputs import key_of, size_of
-from millpond.sqlitefile import CacheFileError
 
 # Items that are looked up in the cache at a time.
 _LOOKED_UP = 8192

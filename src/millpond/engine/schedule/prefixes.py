@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from millpond.engine.input.tokenized import Tokenized
 from millpond.engine.schedule.request import Prefix
+from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.inputs import Item, Pair
 
 # Fewer common tokens are not worth a separate attention call.

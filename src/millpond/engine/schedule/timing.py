@@ -7,7 +7,7 @@ from time import perf_counter
 from typing import TypeVar
 
 from millpond.engine.fork import ProcessFuture
-from millpond.stats import Timings
+from millpond.engine.stats import Timings
 
 Output = TypeVar("Output")
 

@@ -12,18 +12,19 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
-from millpond import matryoshka
 from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.ingest.advice.codes import Codes, Datatype, quantize, store
 from millpond.ingest.advice.judgements import Judgements, ndcg, relevant
-from millpond.ingest.advice.layouts import DATABASES, DATATYPES, Layout, layouts
-from millpond.ingest.batch import storable
-from millpond.ingest.neighbors import FloatArray, Indices, nearest, plotted_widths, recall
+from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
+from millpond.ingest.pages.neighbors import FloatArray, Indices, nearest, plotted_widths, recall
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.rows import RowReader
-from millpond.ingest.sink import check_widths
-from millpond.ingest.sources import read
+from millpond.ingest.sinks.batch import storable
+from millpond.ingest.sinks.database import installed
+from millpond.ingest.sinks.protocol import check_widths
+from millpond.ingest.sources.read import read
+from millpond.ingest.sources.rows import RowReader
+from millpond.vectors import matryoshka
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -48,7 +49,7 @@ class Measurement:
         ndcg: nDCG@10 by the judgements; ``None`` without them.
         stored_bytes: Bytes of a row's vectors in all.
         scanned_bytes: Of these, the bytes that a search compares, and that belong in memory: the quantized copy, the
-            narrow vectors of a funnel, or all.
+            narrow vectors of a coarse-to-fine search, or all.
         read_bytes: Bytes that an exact search of a million rows reads, for one query, with what it rescores.
         seconds: Time of one query over the sample by numpy, on one machine: an indication, since a database has kernels
             and an index of its own.
@@ -77,7 +78,7 @@ class Advice:
         read: Records that the source has.
         queries: Queries that were asked.
         k: Of the recall.
-        candidates: Rows that a funnel and a rescored search compare at the end.
+        candidates: Rows that a coarse-to-fine and a rescored search compare at the end.
         keep: The share of the recall, or of the nDCG, to keep.
         notes: What a reader should know: a sample, few queries, judgements of unknown documents.
         smallest: The layout that stores the fewest bytes and keeps the share.
@@ -121,7 +122,7 @@ def advise(
     seed: int = 0,
     show_progress: bool = True,
 ) -> Advice:
-    """Measure what each width, datatype, quantization and funnel keeps of the search at full width.
+    """Measure what each width, datatype, quantization and coarse-to-fine search keeps of the search at full width.
 
     The records and the queries are embedded once, at full width; every layout is then simulated exactly, without an
     index: what the index of a database misses comes on top. Memory is bounded by ``sample`` vectors of full width and
@@ -137,7 +138,7 @@ def advise(
         widths: Widths to measure, besides the full one; by default those that the model was trained for, else powers
             of two.
         datatypes: Types of the stored vectors; float32 is measured in any case.
-        database: Only layouts that this database can store: ``qdrant``, ``milvus``, ``lancedb`` or ``pgvector``.
+        database: Only layouts that this database, whose package is installed, can store.
         k: Rows to find.
         keep: The share of the full width's recall (or nDCG) that an advised layout keeps.
         sample: Most records to embed.
@@ -222,8 +223,9 @@ def _check(k: int, keep: float, sample: int, datatypes: Sequence[str], database:
     unknown = [name for name in datatypes if name not in DATATYPES]
     if unknown or not datatypes:
         raise InvalidRequestError(f"datatypes={list(datatypes)!r}; choose among {', '.join(DATATYPES)}")
-    if database not in (None, *DATABASES):
-        raise InvalidRequestError(f"database={database!r}; choose one of {', '.join(DATABASES)}, or None")
+    if database not in (None, *installed()):
+        known = ", ".join(installed()) or "none"
+        raise InvalidRequestError(f"database={database!r} is not installed; choose one of {known}, or None")
 
 
 class _Text(NamedTuple):
@@ -435,7 +437,7 @@ def _full(measurements: Sequence[Measurement]) -> Measurement:
 def _marked(measurements: list[Measurement], keep: float) -> list[Measurement]:
     """The measurements with ``best`` and ``keeps``."""
     least = keep * quality(_full(measurements))
-    possible = np.array([bool(one.layout.databases) for one in measurements])
+    possible = np.array([one.layout.storable for one in measurements])
     sizes = np.array([(one.stored_bytes, one.scanned_bytes) for one in measurements])  # [layouts, 2]
     qualities = np.array([quality(one) for one in measurements])
     marked = []
@@ -450,6 +452,6 @@ def _marked(measurements: list[Measurement], keep: float) -> list[Measurement]:
 def _least(measurements: Sequence[Measurement], first: str, second: str) -> Measurement:
     """The smallest layout that a database stores and that keeps the share; of equal ones the better one."""
     return min(
-        (one for one in measurements if one.keeps and one.layout.databases),
+        (one for one in measurements if one.keeps and one.layout.storable),
         key=lambda one: (getattr(one, first), getattr(one, second), -quality(one)),
     )

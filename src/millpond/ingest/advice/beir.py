@@ -9,7 +9,7 @@ from pathlib import Path
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sources import read
+from millpond.ingest.sources.read import read
 
 ID_COLUMN = "_id"
 

@@ -10,13 +10,13 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from millpond.ingest.neighbors import FloatArray, Indices, best_of, nearest, top
-from millpond.quantization import eight_bits
+from millpond.ingest.pages.neighbors import FloatArray, Indices, best_of, nearest, top
+from millpond.vectors.quantization import eight_bits
 
 Datatype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "bit"]
 Quantization = Literal["scalar", "product", "binary"]
 
-# Qdrant's scalar quantization: 7 bits between the least and the greatest of the values that its quantile keeps. It
+# Scalar quantization: 7 bits between the least and the greatest of the values that its quantile keeps. It
 # counts what it cuts at each end by rows, not by values, and cuts nothing of fewer rows.
 _SCALAR_STEPS = 127
 _SCALAR_QUANTILE = 0.99
@@ -108,9 +108,9 @@ def store(rows: FloatArray, datatype: Datatype) -> Codes:
     """``rows [n, d]`` (normalized) as vectors of a datatype, as millpond writes and compares them.
 
     - ``float32``, ``float16``, ``bfloat16``: by cosine.
-    - ``int8`` (Milvus): the largest value of a row is 127; by cosine.
-    - ``uint8`` (Qdrant): 8 times the root of the mean square is the largest value that is kept; by Euclidean distance.
-    - ``bit`` (pgvector): the signs; by Hamming distance.
+    - ``int8``: the largest value of a row is 127; by cosine.
+    - ``uint8``: 8 times the root of the mean square is the largest value that is kept; by Euclidean distance.
+    - ``bit``: the signs; by Hamming distance.
     """
     return _DATATYPES[datatype](rows)
 
@@ -118,8 +118,8 @@ def store(rows: FloatArray, datatype: Datatype) -> Codes:
 def quantize(rows: FloatArray, quantization: Quantization, *, seed: int = 0) -> Codes:
     """``rows [n, d]`` (normalized) in the second, smaller copy that a database searches.
 
-    - ``scalar``: 7 bits in a byte, linear between the least and the greatest value but for a few outliers (as Qdrant's
-      ``int8`` with the quantile 0.99).
+    - ``scalar``: 7 bits in a byte, linear between the least and the greatest value but for a few outliers (the
+      quantile 0.99).
     - ``binary``: the sign of each value.
     - ``product``: 4 values in a byte: the nearest of 256 centroids (Jegou et al., "Product quantization for nearest
       neighbor search", 2011). The query is not encoded.

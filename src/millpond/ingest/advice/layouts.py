@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from typing import get_args
 
 from millpond.ingest.advice.codes import Datatype, Quantization
+from millpond.ingest.sinks.database import Database, installed
 
 DATATYPES: tuple[Datatype, ...] = get_args(Datatype)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
-# Qdrant has the quantized copies; of vectors that take a byte or less they save nothing worth their loss.
+# Of vectors that take a byte or less the quantized copies save nothing worth their loss.
 _QUANTIZED = ("float32", "float16")
 
 
@@ -21,10 +22,10 @@ class Layout:
 
     Attributes:
         width: Width of the vectors that give the final order.
-        datatype: Their type; ``bit`` of a funnel is that of the narrow vectors, before float32.
+        datatype: Their type; ``bit`` of a coarse-to-fine search is that of the narrow vectors, before float32.
         quantization: Of the copy that the database keeps in memory and searches; ``None``: there is none.
         rescore: Whether the best by the copy are then sorted by the vectors themselves.
-        coarse: Width of the vectors that find the candidates (a funnel); ``None``: there are none.
+        coarse: Width of the vectors that find the candidates (coarse to fine); ``None``: there are none.
     """
 
     width: int
@@ -53,17 +54,24 @@ class Layout:
 
     @property
     def kind(self) -> str:
-        """What finds the rows: ``vectors``, a quantization, or ``funnel``."""
-        return "funnel" if self.coarse else self.quantization or "vectors"
+        """What finds the rows: ``vectors``, a quantization, or ``coarse_to_fine``."""
+        return "coarse_to_fine" if self.coarse else self.quantization or "vectors"
 
     @property
     def databases(self) -> tuple[str, ...]:
-        """The databases that can store it, by the first part of their URL; bits alone are stored by none."""
-        if self.quantization:
-            return ("qdrant",)
-        if self.datatype == "bit":
-            return ("pgvector",) if self.coarse else ()
-        return _DATABASES[self.datatype]
+        """The installed databases that can store it, by the first part of their URL; bits alone are stored by none."""
+
+        def stores(one: Database) -> bool:
+            if self.quantization and self.quantization not in one.quantizations:
+                return False
+            return self.datatype in one.datatypes or (bool(self.coarse) and self.datatype in one.coarse_datatypes)
+
+        return tuple(name for name, one in installed().items() if stores(one))
+
+    @property
+    def storable(self) -> bool:
+        """Whether a database can store it; without an installed one, all but bits alone."""
+        return bool(self.databases) or (not installed() and (self.datatype != "bit" or bool(self.coarse)))
 
     def options(self) -> list[str]:
         """The options of ``millpond ingest`` that make it."""
@@ -81,36 +89,18 @@ class Layout:
         Args:
             source: The source.
             model: The model.
-            database: One of :data:`DATABASES`; ``None``: the first that can store the layout.
+            database: An installed one; ``None``: the first that can store the layout.
             options: Further options.
-
-        Raises:
-            IndexError: No database can store the layout.
         """
-        url = _URLS[database or self.databases[0]]
+        name = database or next(iter(self.databases), None)
+        url = "URL" if name is None else installed()[name].urls[0]
         return shlex.join(["millpond", "ingest", source, "--model", model, "--to", url, *self.options(), *options])
-
-
-_URLS = {
-    "qdrant": "qdrant+http://localhost:6333#docs",
-    "milvus": "milvus+http://localhost:19530#docs",
-    "lancedb": "lancedb+path:vectors#docs",
-    "pgvector": "pgvector+postgresql://localhost/db#docs",
-}
-DATABASES = tuple(_URLS)
-_DATABASES: dict[str, tuple[str, ...]] = {
-    "float32": ("qdrant", "milvus", "lancedb", "pgvector"),
-    "float16": ("qdrant", "milvus", "lancedb", "pgvector"),
-    "bfloat16": ("milvus",),
-    "int8": ("milvus",),
-    "uint8": ("qdrant",),
-}
 
 
 def layouts(
     widths: Sequence[int], datatypes: Sequence[Datatype] = DATATYPES, database: str | None = None
 ) -> Iterator[Layout]:
-    """Every layout of these widths: alone in each type, with each quantized copy, and each funnel to the last width.
+    """Every layout of these widths: alone in each type, with each quantized copy, and coarse to fine.
 
     Args:
         widths: Ascending; the last one is the full width.

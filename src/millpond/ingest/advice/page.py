@@ -12,7 +12,9 @@ from millpond.ingest.pages.charts import Point, bytes_text, check_charts
 from millpond.ingest.pages.environment import environment
 from millpond.ingest.pages.html_page import figure, page, section, side_by_side, table, write_page
 
-_COLORS = dict(zip(("vectors", *QUANTIZATIONS, "funnel"), ("blue", "teal", "purple", "orange", "red"), strict=True))
+_COLORS = dict(
+    zip(("vectors", *QUANTIZATIONS, "coarse_to_fine"), ("blue", "teal", "purple", "orange", "red"), strict=True)
+)
 _MILLION = 1_000_000
 
 
@@ -142,9 +144,9 @@ def _trade_off(title: str, attribute: str, advice: Advice, metric: str) -> str:
             y=quality(one),
             group=one.layout.kind,
             name=f"{one.layout.name}: {bytes_text(size)} a row, {metric} {quality(one):.4f}",
-            best=bool(one.layout.databases)
+            best=one.layout.storable
             and not any(
-                two.layout.databases
+                two.layout.storable
                 and other <= size
                 and quality(two) >= quality(one)
                 and (other < size or quality(two) > quality(one))

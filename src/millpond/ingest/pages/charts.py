@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from millpond.ingest.trace import StageSummary
+    from millpond.ingest.telemetry.trace import StageSummary
 
 Numbers = npt.NDArray[np.float64]
 

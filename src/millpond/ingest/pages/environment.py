@@ -7,10 +7,9 @@ import platform
 import sys
 from importlib.metadata import PackageNotFoundError, version
 
-_PACKAGES = (
-    "millpond", "torch", "transformers", "numpy", "millpond-qdrant", "millpond-milvus", "millpond-lancedb",
-    "millpond-pgvector", "qdrant-client", "qdrant-edge-py", "pymilvus", "milvus-lite", "lancedb", "psycopg", "ray",
-)  # fmt: skip
+from millpond.ingest.sinks.database import sink_packages
+
+_PACKAGES = ("millpond", "torch", "transformers", "numpy", "ray")
 
 
 def processor() -> str:
@@ -34,7 +33,7 @@ def environment() -> dict[str, str]:
     torch = sys.modules.get("torch")  # not imported for this alone
     if torch is not None and torch.cuda.is_available():
         facts["accelerator"] = torch.cuda.get_device_name()
-    for package in _PACKAGES:
+    for package in (*_PACKAGES, *sink_packages()):
         try:
             facts[package] = version(package)
         except PackageNotFoundError:

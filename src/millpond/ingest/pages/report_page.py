@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.ingest.histogram import LogHistogram
-from millpond.ingest.neighbors import plotted_widths, recall_by_width
 from millpond.ingest.pages import charts
 from millpond.ingest.pages.charts import Series, check_charts, seconds_text
 from millpond.ingest.pages.environment import environment
 from millpond.ingest.pages.html_page import check_page_path, figure, page, section, side_by_side, table, write_page
-from millpond.ingest.report import IngestReport
-from millpond.ingest.trace import RunTrace, StageSummary, TraceSample
+from millpond.ingest.pages.neighbors import plotted_widths, recall_by_width
+from millpond.ingest.telemetry.histogram import LogHistogram
+from millpond.ingest.telemetry.report import IngestReport
+from millpond.ingest.telemetry.trace import RunTrace, StageSummary, TraceSample
 
 Numbers = npt.NDArray[np.float64]
 

@@ -5,7 +5,7 @@
     from millpond.ingest.ray import embed_dataset, ingest_dataset
 
     vectors = embed_dataset(ray.data.read_parquet("s3://corpus/"), model="BAAI/bge-base-en-v1.5", num_gpus=0.5)
-    report = ingest_dataset("corpus.jsonl", model="BAAI/bge-base-en-v1.5", sink="qdrant+http://db:6333#docs", workers=8)
+    report = ingest_dataset("corpus.jsonl", model="BAAI/bge-base-en-v1.5", sink=url, workers=8)
 """
 
 from millpond.errors import MissingExtraError

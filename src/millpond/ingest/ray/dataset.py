@@ -17,12 +17,12 @@ from millpond.config import EngineConfig
 from millpond.engine.loading import describe
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import Chunker, Chunking
-from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder
-from millpond.ingest.pipeline import check_model
+from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder
+from millpond.ingest.pipeline.ingest import check_model
 from millpond.ingest.ray.worker import load_engine
 from millpond.ingest.record import Record, Rejected, content_hash
-from millpond.ingest.rows import RowReader
-from millpond.ingest.sink import vector_name
+from millpond.ingest.sinks.protocol import vector_name
+from millpond.ingest.sources.rows import RowReader
 
 logger = logging.getLogger(__name__)
 

@@ -7,9 +7,9 @@ from concurrent.futures import Future
 
 from millpond.engine.input import resolve
 from millpond.engine.input.model import LoadedModel
+from millpond.ingest.pipeline.run import IngestRun, RunParts
 from millpond.ingest.ray.pool import CALLS_PER_WORKER, WorkerPool
 from millpond.ingest.ray.run import ClusterRun
-from millpond.ingest.run import IngestRun, RunParts
 from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput
 from millpond.params import PoolingParams
 from millpond.tasks import Role, Task

@@ -14,22 +14,22 @@ from ray.data import Dataset
 from millpond.engine.engine import Engine
 from millpond.engine.loading import read_model
 from millpond.errors import InvalidRequestError
-from millpond.ingest.arguments import check_records, check_sink
+from millpond.ingest.arguments import check_sink
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.dead_letter_file import DeadLetterFile
-from millpond.ingest.delivery import RetryPolicy
-from millpond.ingest.pipeline import check_model, ingest
+from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
+from millpond.ingest.pipeline.delivery import RetryPolicy
+from millpond.ingest.pipeline.ingest import check_model, ingest
 from millpond.ingest.ray.cluster import connected, count_workers
 from millpond.ingest.ray.dataset import engine_config, read_dataset
 from millpond.ingest.ray.engine import ClusterEngine
 from millpond.ingest.ray.pool import WorkerPool
 from millpond.ingest.ray.worker import WorkerSettings
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.report import IngestReport
-from millpond.ingest.sink import Sink
-from millpond.ingest.sources import read
-from millpond.ingest.trace import RunTrace
-from millpond.ingest.url import open_sink
+from millpond.ingest.sinks.protocol import Sink
+from millpond.ingest.sinks.url import open_sink
+from millpond.ingest.sources.read import check_records, read
+from millpond.ingest.telemetry.report import IngestReport
+from millpond.ingest.telemetry.trace import RunTrace
 
 Source = Dataset | Iterable[Any] | str | os.PathLike[str]
 
@@ -43,7 +43,7 @@ def ingest_dataset(
     sparse_model: str | os.PathLike[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     dimensions: Sequence[int] | None = None,
-    payload: str = "plain",
+    fields: str = "plain",
     sink_options: Mapping[str, Any] | None = None,
     id_column: str = "id",
     text_column: str = "text",
@@ -69,7 +69,7 @@ def ingest_dataset(
 
     This process, the driver, reads the source, leaves out what the journal knows, and sends batches to the workers,
     two each ahead of what is finished. A worker embeds a batch and writes it; the driver marks its records when the
-    database has acknowledged them. A database that one process alone can open (a folder of Qdrant, Milvus Lite,
+    database has acknowledged them. A database that one process alone can open (a folder, a file,
     memory) is written by the driver. Rows, ids, counts, dead letters and errors are those of a local run; batches with
     a record in common keep their order.
 
@@ -87,7 +87,7 @@ def ingest_dataset(
         cache: Path of the vector cache, on a local disk: the workers of a machine share it, and each machine has its
             own file there.
         dimensions: The widths to store, with a URL.
-        payload: The form of the payload, with a URL.
+        fields: The layout of the stored fields, with a URL.
         sink_options: Other options of the URL's sink. Keys of databases are read from each machine's environment.
         id_column: Key or column of the id.
         text_column: Key or column of the text.
@@ -135,12 +135,12 @@ def ingest_dataset(
             )
         if isinstance(sink, str):
             check_model(spec, dimensions)
-            opened, factory = _open_url(sink, dimensions, payload, dict(sink_options or {}))
+            opened, factory = _open_url(sink, dimensions, fields, dict(sink_options or {}))
             stack.enter_context(closing(opened))
         else:
-            if dimensions is not None or payload != "plain" or sink_options:
+            if dimensions is not None or fields != "plain" or sink_options:
                 raise InvalidRequestError(
-                    "dimensions, payload and sink_options are those of a URL; pass them to the sink that you make"
+                    "dimensions, fields and sink_options are those of a URL; pass them to the sink that you make"
                 )
             factory = None
             if isinstance(sink, type) or (callable(sink) and not hasattr(sink, "write")):
@@ -201,7 +201,7 @@ def ingest_dataset(
 
 
 def _open_url(
-    url: str, dimensions: Sequence[int] | None, payload: str, options: dict[str, Any]
+    url: str, dimensions: Sequence[int] | None, fields: str, options: dict[str, Any]
 ) -> tuple[Sink, Callable[[], Sink]]:
-    factory = partial(open_sink, url, dimensions=dimensions, payload=payload, **options)
+    factory = partial(open_sink, url, dimensions=dimensions, fields=fields, **options)
     return factory(), factory

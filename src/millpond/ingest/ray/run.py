@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.errors import SinkUnavailableError
-from millpond.ingest.embedding import EmbeddingCall
-from millpond.ingest.planning import RecordBatch
+from millpond.ingest.pipeline.embedder import EmbeddingCall
+from millpond.ingest.pipeline.planner import RecordBatch
+from millpond.ingest.pipeline.run import IngestRun, RunParts
 from millpond.ingest.ray.pool import WorkerDeathsError, WorkerPool
 from millpond.ingest.ray.worker import WrittenBatch
-from millpond.ingest.run import IngestRun, RunParts
 
 # If more records in a row than this kill their workers, the machines are at fault and not the records.
 _MAX_DEATHS = 4

@@ -11,15 +11,15 @@ from millpond.config import EngineConfig
 from millpond.engine.engine import Engine
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import FingerprintMismatchError
-from millpond.ingest.batch import FloatArray
-from millpond.ingest.counts import RunCounts
-from millpond.ingest.delivery import Delivery, RetryPolicy
-from millpond.ingest.embedding import EmbeddedRecords, PlannedRecord, RecordEmbedder
-from millpond.ingest.journal import Mark
-from millpond.ingest.planning import RecordBatch
-from millpond.ingest.sink import Sink
-from millpond.ingest.trace import RunTrace
-from millpond.ingest.writer import BatchWriter, BlankRecords
+from millpond.ingest.pipeline.delivery import Delivery, RetryPolicy
+from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder
+from millpond.ingest.pipeline.journal import Mark
+from millpond.ingest.pipeline.planner import RecordBatch
+from millpond.ingest.pipeline.writer import BatchWriter, BlankRecords
+from millpond.ingest.sinks.batch import FloatArray
+from millpond.ingest.sinks.protocol import Sink
+from millpond.ingest.telemetry.counts import RunCounts
+from millpond.ingest.telemetry.trace import RunTrace
 from millpond.params import PoolingParams
 from millpond.tasks import Task
 

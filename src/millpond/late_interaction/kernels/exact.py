@@ -19,7 +19,7 @@ import torch
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction.kernels.compiled import aligned, run
 from millpond.native.library import kernel_table
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 Codec = Literal["int8", "bfloat16", "float32"]
 CODECS: tuple[Codec, ...] = get_args(Codec)

@@ -33,7 +33,7 @@ class _EncodeCall(ctypes.Structure):
 
 
 class ResidualCodec(Protocol):
-    """The part of :class:`millpond.late_interaction.residual_codec.Codec` that scoring needs."""
+    """The part of :class:`millpond.late_interaction.codecs.residual.Codec` that scoring needs."""
 
     @property
     def std(self) -> npt.NDArray[np.float32]:

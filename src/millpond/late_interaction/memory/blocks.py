@@ -16,8 +16,8 @@ import numpy.typing as npt
 import torch
 
 from millpond.cached_property import cached_property
+from millpond.late_interaction.index.metadata_filter import MetadataTable
 from millpond.late_interaction.kernels.exact import Codec, DeviceTokens, Tokens, packed_width
-from millpond.late_interaction.metadata_filter import MetadataTable
 
 # Bytes of the rows of a full block: what a compaction copies at a time. A search takes 50 microseconds a block.
 FULL_BLOCK = 1 << 28

@@ -21,11 +21,11 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotFoundError
-from millpond.late_interaction.checked_file import FileReader, FileWriter, damage_of, sync_folder
-from millpond.late_interaction.index_settings import IndexSettings
+from millpond.late_interaction.index.settings import IndexSettings
 from millpond.late_interaction.kernels.centroids import Centroids
 from millpond.late_interaction.kernels.exact import CODECS, Codec, packed_width
 from millpond.late_interaction.memory.blocks import Batch
+from millpond.late_interaction.memory.checked_file import FileReader, FileWriter, damage_of, sync_folder
 from millpond.late_interaction.memory.store import Snapshot
 
 _MANIFEST = "index.json"

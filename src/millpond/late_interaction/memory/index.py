@@ -15,9 +15,9 @@ import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.documents import SEARCH_TURNS, Documents, Hit, IndexStats, SearchOptions
-from millpond.late_interaction.index import CLOSED, LateInteractionIndex
-from millpond.late_interaction.index_arguments import TokenEngine, check_count
+from millpond.late_interaction.index.arguments import TokenEngine, check_count
+from millpond.late_interaction.index.base import CLOSED, LateInteractionIndex
+from millpond.late_interaction.index.documents import SEARCH_TURNS, Documents, Hit, IndexStats, Search
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.compiled import thread_count
 from millpond.late_interaction.kernels.exact import CODECS, Codec, score, score_on_device
@@ -26,7 +26,7 @@ from millpond.late_interaction.memory.blocks import IndexArray, View
 from millpond.late_interaction.memory.files import StoredIndex, write_index
 from millpond.late_interaction.memory.store import Snapshot, TokenStore
 from millpond.metadata import Scalar
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 # Documents that the codes keep for exact scoring: so many, or so many for each hit.
 _CANDIDATES, _CANDIDATES_PER_HIT = 1_024, 20
@@ -46,7 +46,7 @@ class MemoryIndex(LateInteractionIndex):
     Args:
         engine: As :class:`LateInteractionIndex`.
         codec: How rows are stored: ``"int8"`` (a float16 scale for each row), ``"bfloat16"`` or ``"float32"``.
-        width: As :class:`LateInteractionIndex`.
+        dimensions: As :class:`LateInteractionIndex`.
         pool_factor: As :class:`LateInteractionIndex`.
         device: Where rows are stored and compared: ``"cpu"``, or a GPU as torch names it, where all are compared.
         threads: Most threads of a search on the CPU; ``None`` is as many as torch uses.
@@ -60,12 +60,12 @@ class MemoryIndex(LateInteractionIndex):
         engine: TokenEngine | None,
         codec: Codec = "int8",
         *,
-        width: int | None = None,
+        dimensions: int | None = None,
         pool_factor: int | None = None,
         device: str = "cpu",
         threads: int | None = None,
     ) -> None:
-        super().__init__(engine, width=width, pool_factor=pool_factor)
+        super().__init__(engine, dimensions=dimensions, pool_factor=pool_factor)
         if codec not in CODECS:
             raise InvalidRequestError(f"codec={codec!r} is unknown; choose {', '.join(map(repr, CODECS))}")
         check_count("threads", threads, optional=True)
@@ -79,7 +79,7 @@ class MemoryIndex(LateInteractionIndex):
         return IndexStats(
             documents=snapshot.documents,
             tokens=snapshot.tokens,
-            width=0 if self._rows is None else self._rows.width,
+            dimensions=0 if self._encoding.settings is None else self._encoding.settings.width,
             codec=store.codec,
             bytes=sum(view.bytes for view in views) + (0 if centroids is None else centroids.rows.nbytes),
             details={
@@ -112,8 +112,9 @@ class MemoryIndex(LateInteractionIndex):
             OSError: The files cannot be written.
         """
         store = self._store
-        options = {"width": self._width, "pool_factor": self._pool_factor}
-        write_index(Path(path), store.snapshot, store.codec, self._settings(), **options)
+        encoding = self._encoding
+        options = {"width": encoding.dimensions, "pool_factor": encoding.pool_factor}
+        write_index(Path(path), store.snapshot, store.codec, encoding.settings, **options)
 
     @classmethod
     def open(
@@ -121,7 +122,7 @@ class MemoryIndex(LateInteractionIndex):
         path: str | os.PathLike[str],
         engine: TokenEngine | None,
         *,
-        width: int | None = None,
+        dimensions: int | None = None,
         pool_factor: int | None = None,
         device: str = "cpu",
         threads: int | None = None,
@@ -131,7 +132,7 @@ class MemoryIndex(LateInteractionIndex):
         Args:
             path: The folder.
             engine: An engine of the model that the index was built with; ``None`` if it is given embeddings only.
-            width: The index's width, if it is to be checked.
+            dimensions: The index's columns, if they are to be checked.
             pool_factor: The index's pool factor, if it is to be checked.
             device: As :class:`MemoryIndex`; it need not be that of the index that was saved.
             threads: As :class:`MemoryIndex`.
@@ -139,16 +140,16 @@ class MemoryIndex(LateInteractionIndex):
         Raises:
             SourceNotFoundError: There is no saved index.
             FingerprintMismatchError: It was built by another model, or with other settings of it.
-            InvalidRequestError: It has another width or pool factor.
+            InvalidRequestError: It has other dimensions or another pool factor.
             IndexCorruptedError: A file of it is damaged; the message names the file.
         """
         with StoredIndex(Path(path)) as stored:
-            index = cls(engine, stored.codec, width=width, pool_factor=pool_factor, device=device, threads=threads)
+            options = {"dimensions": dimensions, "pool_factor": pool_factor}
+            if stored.settings is None:  # of no rows: the options that were not named are its own
+                options = {"dimensions": dimensions or stored.width, "pool_factor": pool_factor or stored.pool_factor}
+            index = cls(engine, stored.codec, **options, device=device, threads=threads)
             if stored.settings is not None:
-                index._restore(stored.settings, owner=f"index {str(path)!r}")
-            else:  # of no rows: the options that were not named are its own
-                index._width = width or stored.width
-                index._pool_factor = pool_factor or stored.pool_factor
+                index._encoding.restore(stored.settings, owner=f"index {str(path)!r}")
             index._store.load(stored.batches(), stored.tokens, stored.centroids, stored.trained_tokens)
         return index
 
@@ -187,7 +188,7 @@ class MemoryIndex(LateInteractionIndex):
     def _ids(self) -> list[str]:
         return self._store.snapshot.ids()
 
-    def _search(self, queries: Ragged, search: SearchOptions) -> list[list[Hit]]:
+    def _search(self, queries: Ragged, search: Search) -> list[list[Hit]]:
         snapshot, numbers = (self._store.snapshot, None) if search.ids is None else self._store.lookup(search.ids)
         selections = [_Selection.of(view, search, numbers) for view in snapshot.views]
         selections = [selection for selection in selections if len(selection)]
@@ -276,7 +277,7 @@ class _Selection:
     documents: IndexArray | None
 
     @classmethod
-    def of(cls, view: View, search: SearchOptions, numbers: Mapping[int, Sequence[int]] | None) -> Self:
+    def of(cls, view: View, search: Search, numbers: Mapping[int, Sequence[int]] | None) -> Self:
         """The documents that match; ``numbers`` are those of the search's ids, by block."""
         if numbers is None and not search.conditions and view.all_searchable:
             return cls(view=view, documents=None)

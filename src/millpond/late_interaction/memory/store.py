@@ -11,12 +11,12 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.late_interaction import kmeans
+from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.kernels.centroids import Centroids, nearest
 from millpond.late_interaction.kernels.exact import Codec, pack_rows, unpack_rows
 from millpond.late_interaction.memory.blocks import FULL_BLOCK, Batch, Block, View
 from millpond.metadata import Scalar
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 # Documents from which on codes pay: fewer are compared whole in about the same time.
 _CODED_DOCUMENTS = 20_000

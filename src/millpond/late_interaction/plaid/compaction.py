@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import groupby
 
-from millpond.late_interaction.plaid.manifest import Manifest, SegmentEntry
+from millpond.late_interaction.plaid.storage.manifest import Manifest, SegmentEntry
 
 # Up to here a scan of int8 rows takes no longer than one of codes, and centroids of fewer rows would be worse ones.
 TRAIN_TOKENS = 1 << 17

@@ -14,18 +14,18 @@ from typing import Any, Self
 import numpy as np
 
 from millpond.errors import IndexLockedError, InvalidRequestError, SourceNotFoundError
-from millpond.late_interaction.documents import Documents, Hit, IndexStats, SearchOptions
-from millpond.late_interaction.index import LateInteractionIndex
-from millpond.late_interaction.index_arguments import TokenEngine
+from millpond.late_interaction.index.arguments import TokenEngine
+from millpond.late_interaction.index.base import LateInteractionIndex
+from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
 from millpond.late_interaction.plaid import compaction, scoring, writer
-from millpond.late_interaction.plaid.check import check_folder
-from millpond.late_interaction.plaid.folder import IndexFolder, Transaction
-from millpond.late_interaction.plaid.lock import LOCK, WriteLock
-from millpond.late_interaction.plaid.manifest import PAYLOADS, Manifest, Payload
 from millpond.late_interaction.plaid.pending import PendingDocuments
 from millpond.late_interaction.plaid.snapshot import Snapshot, open_snapshot
+from millpond.late_interaction.plaid.storage.check import check_folder
+from millpond.late_interaction.plaid.storage.folder import IndexFolder, Transaction
+from millpond.late_interaction.plaid.storage.lock import LOCK, WriteLock
+from millpond.late_interaction.plaid.storage.manifest import PAYLOADS, Manifest, Payload
 from millpond.metadata import Scalar
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 logger = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class PlaidIndex(LateInteractionIndex):
         path: The folder. It is created if it does not exist or is empty.
         engine: As :class:`LateInteractionIndex`.
         payload: How rows are stored; ``None`` is that of the index, and ``"4"`` for a new one.
-        width: As :class:`LateInteractionIndex`.
+        dimensions: As :class:`LateInteractionIndex`.
         pool_factor: As :class:`LateInteractionIndex`.
 
     Raises:
@@ -76,10 +76,10 @@ class PlaidIndex(LateInteractionIndex):
         engine: TokenEngine | None,
         payload: Payload | None = None,
         *,
-        width: int | None = None,
+        dimensions: int | None = None,
         pool_factor: int | None = None,
     ) -> None:
-        super().__init__(engine, width=width, pool_factor=pool_factor)
+        super().__init__(engine, dimensions=dimensions, pool_factor=pool_factor)
         if payload is not None and payload not in PAYLOADS:
             raise InvalidRequestError(f"payload={payload!r} must be one of {', '.join(map(repr, PAYLOADS))}")
         self._path = Path(path)
@@ -95,7 +95,9 @@ class PlaidIndex(LateInteractionIndex):
                     f"{self._path} is a file or lies in one; an index is a folder, pass another path"
                 ) from None
             with self._lock.held():
-                self._folder.create(Manifest(payload=payload or _DEFAULT_PAYLOAD, width=width, pool_factor=pool_factor))
+                self._folder.create(
+                    Manifest(payload=payload or _DEFAULT_PAYLOAD, width=dimensions, pool_factor=pool_factor)
+                )
         self._snapshot = open_snapshot(self._folder)
         self._take_options(payload)
         self._restore_settings(self._snapshot)
@@ -163,7 +165,7 @@ class PlaidIndex(LateInteractionIndex):
         return IndexStats(
             documents=manifest.documents,
             tokens=manifest.tokens,
-            width=0 if snapshot.settings is None else snapshot.settings.width,
+            dimensions=0 if snapshot.settings is None else snapshot.settings.width,
             codec=manifest.payload,
             bytes=sum(array.nbytes for array in arrays) + tables,
             details={
@@ -198,7 +200,8 @@ class PlaidIndex(LateInteractionIndex):
         self._tidy()
 
     def _upsert(self, documents: Documents) -> int:
-        settings = self._settings()  # first: those of another process, which the next line may take, made no row here
+        # First: the settings of another process, which the next line may take, made no row here.
+        settings = self._encoding.settings
         snapshot = self._refresh()
         found = snapshot.find(documents.ids)
         known = sum(int(np.count_nonzero(some >= 0)) for some in found)
@@ -284,7 +287,7 @@ class PlaidIndex(LateInteractionIndex):
 
     # ------------------------------------------------------------------------------------------------------ reading
 
-    def _search(self, queries: Ragged, search: SearchOptions) -> list[list[Hit]]:
+    def _search(self, queries: Ragged, search: Search) -> list[list[Hit]]:
         snapshot = self._refresh()
         return [
             [
@@ -328,7 +331,8 @@ class PlaidIndex(LateInteractionIndex):
 
     def _check_open(self) -> None:
         super()._check_open()
-        if self._rows is None:  # another process may have added the first rows, which say how queries are encoded
+        # Another process may have added the first rows, which say how queries are encoded.
+        if self._encoding.settings is None:
             self._refresh()
 
     def _take_options(self, payload: Payload | None) -> None:
@@ -340,11 +344,12 @@ class PlaidIndex(LateInteractionIndex):
                 "or build another one"
             )
         if manifest.settings is None:  # else these have the options
-            self._width = self._width or manifest.width
-            self._pool_factor = self._pool_factor or manifest.pool_factor
+            encoding = self._encoding
+            encoding.dimensions = encoding.dimensions or manifest.width
+            encoding.pool_factor = encoding.pool_factor or manifest.pool_factor
 
     def _restore_settings(self, snapshot: Snapshot) -> None:
         """Take the settings of stored rows, once there are some."""
         if snapshot.settings is not None and not self._restored:
-            self._restore(snapshot.settings, owner=f"index {self._path}")
+            self._encoding.restore(snapshot.settings, owner=f"index {self._path}")
             self._restored = True

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.documents import Documents
-from millpond.late_interaction.index_settings import IndexSettings
+from millpond.late_interaction.index.documents import Documents
+from millpond.late_interaction.index.settings import IndexSettings
 from millpond.late_interaction.kernels.exact import pack_rows
-from millpond.late_interaction.plaid.columns import ByteStrings, Columns, Ids, id_hashes
+from millpond.late_interaction.plaid.storage.columns import ByteStrings, Columns, Ids, id_hashes
 
 
 class PendingDocuments:

@@ -8,14 +8,14 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.documents import SEARCH_TURNS, SearchOptions
+from millpond.late_interaction.codecs.residual import Codec
+from millpond.late_interaction.index.documents import SEARCH_TURNS, Search
 from millpond.late_interaction.kernels import exact, residuals, scan
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.compiled import thread_count
 from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.snapshot import Snapshot
-from millpond.late_interaction.residual_codec import Codec
-from millpond.ragged import Ragged
+from millpond.vectors.ragged import Ragged
 
 # Candidates that are scored exactly, at least and for each hit.
 _LEAST_CANDIDATES = 1024
@@ -41,9 +41,7 @@ class Match:
     score: float
 
 
-def search(
-    snapshot: Snapshot, queries: Ragged, options: SearchOptions, *, threads: int | None = None
-) -> list[list[Match]]:
+def search(snapshot: Snapshot, queries: Ragged, options: Search, *, threads: int | None = None) -> list[list[Match]]:
     """The best documents for each query, best first; of equal ones the one that was added earlier."""
     segments = [
         _Searched(segment, mask, snapshot.codec)
@@ -133,7 +131,7 @@ class _Searched:
         )
 
 
-def _allowed(snapshot: Snapshot, options: SearchOptions) -> list[npt.NDArray[np.bool_] | None]:
+def _allowed(snapshot: Snapshot, options: Search) -> list[npt.NDArray[np.bool_] | None]:
     """For each segment, the documents that may be found; ``None`` for all."""
     found = None if options.ids is None else snapshot.find(options.ids)
     masks = []

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 from millpond.cached_property import cached_property
 from millpond.errors import IndexCorruptedError
-from millpond.late_interaction.metadata_filter import MetadataTable
-from millpond.late_interaction.plaid.array_file import ArrayFile
-from millpond.late_interaction.plaid.columns import ByteStrings, Columns, Ids
-from millpond.late_interaction.plaid.manifest import FileEntry, SegmentEntry
+from millpond.late_interaction.index.metadata_filter import MetadataTable
+from millpond.late_interaction.plaid.storage.array_file import ArrayFile
+from millpond.late_interaction.plaid.storage.columns import ByteStrings, Columns, Ids
+from millpond.late_interaction.plaid.storage.manifest import FileEntry, SegmentEntry
 
 
 class SegmentFile:

@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.late_interaction.codecs.residual import Codec
 from millpond.late_interaction.kernels.exact import packed_width, unpack_rows
-from millpond.late_interaction.plaid.array_file import ArrayFileWriter, ArraySpec
-from millpond.late_interaction.plaid.columns import ByteStrings, Columns, Ids
-from millpond.late_interaction.plaid.manifest import Payload
-from millpond.late_interaction.residual_codec import Codec
+from millpond.late_interaction.plaid.storage.array_file import ArrayFileWriter, ArraySpec
+from millpond.late_interaction.plaid.storage.columns import ByteStrings, Columns, Ids
+from millpond.late_interaction.plaid.storage.manifest import Payload
 
 # Rows encoded or copied at a time.
 _BLOCK = 1 << 16

@@ -12,14 +12,14 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import IndexCorruptedError, SourceNotFoundError
-from millpond.late_interaction.index_settings import IndexSettings
+from millpond.late_interaction.codecs.residual import Codec
+from millpond.late_interaction.index.settings import IndexSettings
 from millpond.late_interaction.kernels.centroids import Groups
-from millpond.late_interaction.plaid.array_file import ArrayFile, ArrayFileWriter, ArraySpec
-from millpond.late_interaction.plaid.columns import id_hashes
-from millpond.late_interaction.plaid.folder import IndexFolder
-from millpond.late_interaction.plaid.manifest import FileEntry, Manifest
 from millpond.late_interaction.plaid.segment import Segment
-from millpond.late_interaction.residual_codec import Codec
+from millpond.late_interaction.plaid.storage.array_file import ArrayFile, ArrayFileWriter, ArraySpec
+from millpond.late_interaction.plaid.storage.columns import id_hashes
+from millpond.late_interaction.plaid.storage.folder import IndexFolder
+from millpond.late_interaction.plaid.storage.manifest import FileEntry, Manifest
 
 _BITS = {"int8": 0, "4": 4, "2": 2}
 _GROUPS = ("centers", "members", "offsets")

@@ -8,16 +8,16 @@ from dataclasses import replace
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction import kmeans
-from millpond.late_interaction.index_settings import IndexSettings
+from millpond.late_interaction.codecs import kmeans
+from millpond.late_interaction.codecs.residual import Codec
+from millpond.late_interaction.index.settings import IndexSettings
 from millpond.late_interaction.kernels.exact import unpack_rows
-from millpond.late_interaction.plaid.folder import Transaction
-from millpond.late_interaction.plaid.manifest import Manifest, SegmentEntry
 from millpond.late_interaction.plaid.pending import PendingDocuments
 from millpond.late_interaction.plaid.segment import Segment, bitmap
 from millpond.late_interaction.plaid.segment_writer import Source, write_segment
 from millpond.late_interaction.plaid.snapshot import Snapshot, codec_bits, write_codec, write_projection
-from millpond.late_interaction.residual_codec import Codec
+from millpond.late_interaction.plaid.storage.folder import Transaction
+from millpond.late_interaction.plaid.storage.manifest import Manifest, SegmentEntry
 
 _SEED = 0
 

@@ -12,8 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from millpond.blank import is_blank
 from millpond.engine.engine import Engine
 from millpond.errors import EngineClosedError, InputTooLongError
-from millpond.late_interaction import explanation
-from millpond.late_interaction.explanation import TokenMatch
+from millpond.late_interaction.scoring import explanation
+from millpond.late_interaction.scoring.explanation import TokenMatch
 from millpond.outputs import TokenEmbeddingOutput, TokenSpans, Usage
 from millpond.params import PoolingParams
 from millpond.server.api import openapi

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Self
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from millpond.late_interaction.documents import Hit
+from millpond.late_interaction.index.arguments import SearchOptions, check_queries, checked_search
+from millpond.late_interaction.index.documents import Hit
 from millpond.outputs import TokenEmbeddingOutput
 from millpond.params import PoolingParams
 from millpond.server.api import openapi
@@ -174,21 +175,13 @@ async def search(request: Request, name: str) -> Response:
     body = await bodies.read(request, SearchRequest)
     queries = body.queries if body.queries is not None else [str(body.query)]
     check_count(len(queries), config_of(request).max_inputs, field="queries")
-    served.index.check_search(
-        queries, k=body.k, filter=body.filter, ids=body.ids, candidates=body.candidates, exact=body.exact
-    )
+    options = SearchOptions(k=body.k, filter=body.filter, ids=body.ids, candidates=body.candidates, exact=body.exact)
+    check_queries(queries)
+    checked_search(**options)  # before anything is encoded
     results: list[list[dict[str, Any]]] = []
     if queries:
         output = await _encoded(request, served, queries)
-        found = await asyncio.to_thread(
-            served.index.search_embeddings,
-            output.embeddings,
-            k=body.k,
-            filter=body.filter,
-            ids=body.ids,
-            candidates=body.candidates,
-            exact=body.exact,
-        )
+        found = await asyncio.to_thread(served.index.search_embeddings, output.embeddings, **options)
         results = [[_hit(hit) for hit in hits] for hits in found]
     return await json_response(
         {"index": name, "model": served.model.name, "results": results if body.queries is not None else results[0]}
@@ -278,7 +271,7 @@ def _info(served: ServedIndex) -> dict[str, Any]:
         "model": served.model.name,
         "documents": stats.documents,
         "tokens": stats.tokens,
-        "width": stats.width,
+        "width": stats.dimensions,
         "codec": stats.codec,
         "bytes": stats.bytes,
     }

@@ -1,121 +1,180 @@
-"""HttpProtocol: uvicorn's HTTP parser with bounds on what a client may send, and on how long it may take."""
+"""HttpProtocol: uvicorn's HTTP protocol with bounds on what a client may send, and on how long it may take."""
 
 from __future__ import annotations
 
 import asyncio
-import os
+import logging
 import re
-import socket
 from collections import deque
-from contextlib import suppress
+from collections.abc import Sequence
+from dataclasses import dataclass
 from http import HTTPStatus
+from typing import Any
 
+from uvicorn.config import Config
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 from uvicorn.server import ServerState
 
 from millpond.server.errors import error_response
-from millpond.server.launch import heads
-from millpond.server.launch.heads import Refusal
-from millpond.server.launch.transport import ConnectionTransport, Undelivered, undelivered
-from millpond.server.launch.watchdog import Watchdog
+
+logger = logging.getLogger(__name__)
 
 # All headers of one request together; keys, ids and traces take a few hundred bytes. Trailers may have as much.
 _MAX_HEAD = 1 << 16
 # What chunks take beyond their content: sizes, extensions, trailers. A chunk of one byte takes five more.
 _MAX_FRAMING = 1 << 16
 _FRAMING_PER_BYTE = 8
-# What is read and dropped after the last answer, so that a client that is still sending does not lose it: of a body,
-# as much as of one that is too large; of anything else, as much as it may have sent before it could see the answer.
+# What is read and dropped after the last response, so that a client that is still sending can read it: of a body, and
+# of anything else, of which it may have sent as much before it could see the response.
 _MAX_DROPPED_BODY = 64 << 20
 _MAX_DROPPED = 1 << 20
 _NO_METHOD = len(b"  HTTP/1.1\r\n\r\n")  # bytes of a head beside its method, its URL and its headers
 _SEPARATORS = len(b": \r\n")
+# A client beyond the cap has this long to read its 503.
+_FULL_SECONDS = 1.0
+_QUIET_SECONDS = 60.0  # between two warnings about the cap
 # Java's client offers an upgrade to HTTP/2 with every request. A server may ignore the offer, but the parser takes the
 # body after it for the other protocol.
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
-class _RefusedError(Exception):
-    """Stops the parser; ``HttpProtocol._refusal`` says why."""
+@dataclass(frozen=True, kw_only=True)
+class HttpRejection:
+    """Why a message is not taken as a request.
+
+    Attributes:
+        status: The status of the response.
+        message: What is wrong with it.
+    """
+
+    status: HTTPStatus
+    message: str
+
+
+class ConnectionCap:
+    """The most connections of a server.
+
+    Args:
+        most: Their number; a further one is answered 503.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._warned = -_QUIET_SECONDS
+
+    def exceeded(self, count: int, now: float) -> bool:
+        """Whether ``count`` connections are too many; warns once a minute, in seconds of ``now``."""
+        if count > self.most and now - self._warned >= _QUIET_SECONDS:
+            self._warned = now
+            logger.warning(
+                "%d connections are open, which is the most (--max-connections, and ulimit -n): new ones get 503",
+                self.most,
+            )
+        return count > self.most
+
+
+class _ProtocolError(Exception):
+    """Stops the parser; ``HttpProtocol._rejection`` says why."""
+
+
+class _Transport:
+    """The transport that uvicorn closes; the protocol decides how."""
+
+    def __init__(self, protocol: HttpProtocol, transport: asyncio.Transport) -> None:
+        self._protocol = protocol
+        self._transport = transport
+        self.write = transport.write  # bound once: a response is written without a further call
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def is_closing(self) -> bool:
+        """Whether nothing more is answered."""
+        return self._protocol.closing or self._transport.is_closing()
+
+    def close(self) -> None:
+        """Close, when the client has had its response."""
+        self._protocol.close()
 
 
 class HttpProtocol(HttpToolsProtocol):
     """One connection.
 
-    It is the client's turn while no request is complete, and while answers wait to be read: then the watchdog counts.
+    It is the client's turn while no request is complete, and while responses wait to be read; a client that makes no
+    progress for ``timeout_keep_alive`` is given up.
+
+    Args:
+        config: uvicorn's configuration.
+        server_state: What the connections of a server share.
+        app_state: The state of the application.
+        cap: The most connections.
     """
 
-    max_connections: int | None = None  # set on a connection that is one too many
-
-    _in_head = False
-    _head_bytes = 0  # as they arrived, of a head that is not complete
-    _head_size = 0  # of the headers, without whitespace around values
-    _receiving = False  # the body of the latest request, of which the head is complete
-    _framing = 0  # bytes of that body that are no content
-    _framing_tail = 0  # those since the latest content
-    _content = 0
-    _content_in_data = 0  # content in the latest data
-    _ended_in_data = False  # a head or a body, in the latest data
-    _keep_alive = False  # after the answer, if the request is complete by then
-    _stopping = False  # the server is
-    _refusal: Refusal | None = None
-    _dropped: int | None = None  # bytes, from when nothing more is parsed
-    _unread: Undelivered | None = None  # of the answers, when the time was last over
+    def __init__(
+        self, config: Config, server_state: ServerState, app_state: dict[str, Any], *, cap: ConnectionCap
+    ) -> None:
+        super().__init__(config, server_state, app_state)
+        self.closing = False  # nothing more is answered
+        self._cap = cap
+        self._unanswered: deque[RequestResponseCycle] = deque()  # requests whose heads are complete
+        self._receiving = False  # the body of the latest of them
+        self._in_head = False
+        self._head_size = 0  # of the headers or the trailers, without whitespace around values
+        self._overhead = 0  # bytes of an incomplete head or body that are no content
+        self._content = 0  # bytes of the body
+        self._in_data = 0  # content in the latest data
+        self._ended = False  # a head or a body, in the latest data
+        self._keep_alive = False  # after the response, if the request is complete by then
+        self._stopping = False  # the server is
+        self._rejection: HttpRejection | None = None
+        self._dropped = 0
+        self._unsent = 0  # bytes that the client had still to read when its time was last over
+        self._since: float | None = None  # when the client's turn began
 
     # Called by the transport
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own annotation
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # uvicorn's own
         """Called on connect."""
         self._wire = transport
-        outer = ConnectionTransport(transport, close=self._close, resumed=self._settle)
-        super().connection_made(outer)
-        self._outer = outer
-        self._unanswered: deque[RequestResponseCycle] = deque()  # requests whose heads are complete
-        self._watchdog = watchdog_of(self.server_state, self.loop, self.timeout_keep_alive)
-        self._watchdog.wait(self)
-        if self.max_connections is not None:
-            message = f"The server has {self.max_connections} connections, which is the most; retry in about 1 s"
-            self._refuse(Refusal(status=HTTPStatus.SERVICE_UNAVAILABLE, message=message))
+        super().connection_made(_Transport(self, transport))  # type: ignore[arg-type]  # the part that uvicorn uses
+        self._since = self.loop.time()
+        self._timer = self.loop.call_later(self.timeout_keep_alive, self._check_time)
+        if self._cap.exceeded(len(self.connections), self._since):
+            message = f"The server has {self._cap.most} connections, which is the most; retry in about 1 s"
+            self._reject(HttpRejection(status=HTTPStatus.SERVICE_UNAVAILABLE, message=message))
+            self.loop.call_later(_FULL_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called when the connection is closed."""
         super().connection_lost(exc)
         for cycle in self._unanswered:  # uvicorn tells the latest one only
-            self._drop(cycle)
-        self._watchdog.stop(self)
+            _abandon(cycle)
+        self._timer.cancel()
 
     def data_received(self, data: bytes) -> None:
         """Called with each piece of data."""
-        size = len(data)
-        if self._dropped is not None:
-            self._dropped += size
+        if self.closing or self._rejection is not None:
+            self._dropped += len(data)
             if self._dropped > (_MAX_DROPPED_BODY if self._receiving else _MAX_DROPPED):
-                return self._wire.abort()
-            if not self._receiving:
-                return
-        if not self._receiving:
-            if not self._in_head:
-                data = data.lstrip(b"\r\n")  # empty lines, which the parser would skip too
-            end = data.find(b"\r\n\r\n") + 2
-            if end > 1:
-                if self._head_bytes + size - len(data) + end + 2 > _MAX_HEAD:
-                    return self._refuse(_LONG_HEAD)
-                if b"pgrade" in data[:end].lower():
-                    data = _UPGRADE.sub(b"", data[:end]) + data[end:]
-        self._content_in_data, self._ended_in_data = 0, False
+                self._wire.abort()
+            return
+        size = len(data)
+        if not self._receiving and b"pgrade" in data.lower():
+            head, end, rest = data.partition(b"\r\n\r\n")
+            data = _UPGRADE.sub(b"", head + end[:2]) + end[2:] + rest
+        self._in_data, self._ended = 0, False
         super().data_received(data)
-        if self._receiving or self._dropped is None:
-            self._count(size)
+        self._bound_overhead(size)
 
     def pause_writing(self) -> None:
-        """Called when the client does not read its answers as fast as they are written."""
+        """Called when the client does not read its responses as fast as they are written."""
         super().pause_writing()
-        self._settle()
+        self._update_timer()
 
     def resume_writing(self) -> None:
         """Called when it has read most of them."""
         super().resume_writing()
-        self._settle()
+        self._update_timer()
 
     # Called by the parser
 
@@ -123,212 +182,189 @@ class HttpProtocol(HttpToolsProtocol):
         """Called at the start of a head."""
         self._in_head, self._head_size = True, 0
         super().on_message_begin()
-        self._settle()
+        self._update_timer()
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """Called with each header and each trailer; trailers are dropped."""
         self._head_size += len(name) + len(value) + _SEPARATORS
         if self._head_size > _MAX_HEAD:
             self._stop(_LONG_HEAD if self._in_head else _LONG_TRAILERS)
-        name = name.lower()
-        if not self._in_head:
-            if name == b"connection":  # after close in it the parser takes no other request
-                self._keep_alive = False
-            return
-        value = value.strip(b" \t")
-        if name == b"expect" and value.lower() == b"100-continue":
-            self.expect_100_continue = True
-        self.headers.append((name, value))
+        if self._in_head:
+            super().on_header(name, value.strip(b" \t"))
+        elif name.lower() == b"connection":  # after close in it the parser takes no other request
+            self._keep_alive = False
 
     def on_headers_complete(self) -> None:
         """Called at the end of a head."""
-        self._in_head, self._ended_in_data = False, True
-        if self._outer.closing:  # no further request is taken
-            return
+        self._in_head, self._ended = False, True
         version = self.parser.get_http_version()
         if self._head_size + len(self.parser.get_method()) + len(self.url) + _NO_METHOD > _MAX_HEAD:
             self._stop(_LONG_HEAD)
-        refusal = heads.refusal(version, self.headers)
-        if refusal is not None:
-            self._stop(refusal)
-        if version == "1.0":
-            self.expect_100_continue = False  # which a client of 1.0 does not understand
+        if (rejection := _rejection(version, self.headers)) is not None:
+            self._stop(rejection)
+        self.expect_100_continue &= version != "1.0"  # whose clients do not understand it
         super().on_headers_complete()
-        self._receiving = True
         self._unanswered.append(self.cycle)
-        self._head_size = self._framing = self._framing_tail = self._content = 0
-        # Until the body is complete, an answer closes the connection.
+        self._receiving = True
+        self._head_size = self._overhead = self._content = 0
+        # Until the body is complete, a response closes the connection.
         self._keep_alive, self.cycle.keep_alive = self.cycle.keep_alive and not self._stopping, False
 
     def on_body(self, body: bytes) -> None:
         """Called with each piece of a body."""
-        self._content_in_data += len(body)
+        self._in_data += len(body)
         super().on_body(body)
 
     def on_message_complete(self) -> None:
         """Called at the end of a request; another may follow."""
-        self._receiving, self._ended_in_data = False, True
+        self._receiving, self._ended = False, True
         if not self.cycle.response_started:
             self.cycle.keep_alive = self._keep_alive
         super().on_message_complete()
-        if self._outer.closing:  # the body has come to its end, behind its answer
-            self._wire.close()
-        self._settle()
+        self._update_timer()
 
     def send_400_response(self, msg: str) -> None:
         """Called for invalid HTTP."""
-        self._refuse(self._refusal or Refusal(status=HTTPStatus.BAD_REQUEST, message=msg))
+        self._reject(self._rejection or HttpRejection(status=HTTPStatus.BAD_REQUEST, message=msg))
 
     # Called by the server
 
     def on_response_complete(self) -> None:
-        """Called at the end of an answer."""
+        """Called at the end of a response."""
         self._unanswered.popleft()
         super().on_response_complete()
-        self._unset_keepalive_if_required()  # the watchdog counts instead of uvicorn's timer
-        if self._refusal is not None and not self._unanswered and not self.transport.is_closing():
-            self._send_refusal(self._refusal)
-        self._settle()
+        self._unset_keepalive_if_required()  # this class has its own timer
+        if self._rejection is not None and not self._unanswered and not self.closing:
+            self._send_rejection(self._rejection)
+        self._update_timer()
 
     def shutdown(self) -> None:
         """Called when the server stops."""
         self._stopping, self._keep_alive = True, False
         super().shutdown()
 
-    def give_up(self) -> None:
-        """Called by the watchdog when the client has made no progress in time."""
-        unread = undelivered(self._wire)
-        if unread.size and unread != self._unread:  # it does read, slowly
-            self._unread = unread
-            self._watchdog.wait(self)
-        elif unread.size or self.transport.is_closing():
-            self._wire.abort()
-        elif self._receiving:
-            seconds = self.timeout_keep_alive
-            message = f"No more of the body arrived in {seconds} s; send it without a pause"
-            self._refuse(Refusal(status=HTTPStatus.REQUEST_TIMEOUT, message=message))
-        else:
-            self._close()
+    def close(self) -> None:
+        """Close; a client that may still be sending can read its response first."""
+        if self.closing:
+            return
+        self.closing, self._since = True, self.loop.time()
+        if self._stopping or not (self._receiving or self._rejection):
+            return self._wire.close()
+        self.flow.resume_reading()
+        if self._wire.can_write_eof():
+            self._wire.write_eof()
 
-    def abort(self) -> None:
-        """Called by the watchdog when another connection needs the place."""
-        self.connections.discard(self)  # at once: it is counted
-        self._wire.abort()
-
-    def _settle(self) -> None:
-        """Let the watchdog count from now if it is the client's turn."""
-        if self._outer.closing:  # it counts from then on
+    def _update_timer(self) -> None:
+        """Count the client's time from now if it is its turn."""
+        if self.closing:  # it counts from then on
             return
         answer_due = len(self._unanswered) > self._receiving
         full = self._receiving and self.flow.read_paused  # the application has not taken what is here
-        if self.flow.write_paused or not (answer_due or full):
-            self._watchdog.wait(self)
-        else:
-            self._watchdog.stop(self)
+        self._since = self.loop.time() if self.flow.write_paused or not (answer_due or full) else None
 
-    def _count(self, size: int) -> None:
+    def _check_time(self) -> None:
+        """Called when the client's time may be over."""
+        now = self.loop.time()
+        since = now if self._since is None else self._since
+        if now >= since + self.timeout_keep_alive:
+            since = self._since = now
+            self._give_up()
+        self._timer = self.loop.call_later(since + self.timeout_keep_alive - now, self._check_time)
+
+    def _give_up(self) -> None:
+        """The client has made no progress in time."""
+        unsent = self._wire.get_write_buffer_size()
+        if unsent and unsent != self._unsent:  # it does read, slowly
+            self._unsent = unsent
+        elif unsent or self.closing:
+            self._wire.abort()
+        elif self._receiving:
+            message = f"No more of the body arrived in {self.timeout_keep_alive} s; send it without a pause"
+            self._reject(HttpRejection(status=HTTPStatus.REQUEST_TIMEOUT, message=message))
+        else:
+            self.close()
+
+    def _bound_overhead(self, size: int) -> None:
         """Bound what is not complete: a head, or what chunks have around their content."""
-        if not self._receiving:
-            # Of data with the end of another request, only a few bytes belong to this head.
-            self._head_bytes = 0 if self._ended_in_data else self._head_bytes + size
-            if self._head_bytes > _MAX_HEAD:
-                self._refuse(_LONG_HEAD)
-            return
-        self._head_bytes = 0
-        if self._ended_in_data or self._content_in_data:
-            self._settle()
-        if self._ended_in_data:  # nor to this body
-            return
-        self._content += self._content_in_data
-        self._framing += size - self._content_in_data
-        self._framing_tail = 0 if self._content_in_data else self._framing_tail + size
-        if self._framing_tail > _MAX_FRAMING or self._framing > _MAX_FRAMING + _FRAMING_PER_BYTE * self._content:
-            self._refuse(_LONG_FRAMING)
-
-    def _stop(self, refusal: Refusal) -> None:
-        self._refusal = refusal
-        raise _RefusedError
-
-    def _refuse(self, refusal: Refusal) -> None:
-        """Answer a message that is no request, after the requests before it, and close."""
-        if self._outer.closing:
-            return self._wire.abort()
-        self._refusal, self._dropped = refusal, 0
-        if self._receiving:
-            self._receiving = False
-            self._unanswered.pop()
-            if self.pipeline and self.pipeline[0][0] is self.cycle:
-                self.pipeline.popleft()
-            self.cycle.scope["state"]["refusal"] = (refusal.status.value, refusal.status.phrase, refusal.message)
-            self._drop(self.cycle)
-            if self.cycle.response_started:
-                return self._close()
-        if not self._unanswered:
-            self._send_refusal(refusal)
-
-    def _drop(self, cycle: RequestResponseCycle) -> None:
-        """Let the application give up; what it still answers goes nowhere."""
-        cycle.disconnected = True
-        cycle.message_event.set()
-
-    def _send_refusal(self, refusal: Refusal) -> None:
-        headers = {"Connection": "close"}
-        if refusal.status is HTTPStatus.SERVICE_UNAVAILABLE:
-            headers["Retry-After"] = "1"
-        answer = error_response(refusal.status.value, refusal.status.phrase, refusal.message, headers=headers)
-        head = b"".join(b"%b: %b\r\n" % header for header in answer.raw_headers)
-        status_line = b"HTTP/1.1 %d %b\r\n" % (refusal.status, refusal.status.phrase.encode())
-        self.transport.write(b"%b%b\r\n%b" % (status_line, head, bytes(answer.body)))
-        self._close()
-
-    def _close(self) -> None:
-        """Close; while the client may still be sending, only what is written, so that it can read its answer."""
-        if self._wire.is_closing():
-            if self._stopping:
-                self._expect_nothing()
-            return
-        lingers = (self._receiving or self._refusal is not None) and not (self._outer.closing or self._stopping)
-        self._outer.closing = True
-        if lingers:
-            self._dropped = self._dropped or 0
-            self.flow.resume_reading()
-            if self._wire.can_write_eof():
-                self._wire.write_eof()
+        if self._ended:  # only a few bytes of this data belong to what is not complete
+            self._overhead = self._content = 0
         else:
-            self._wire.close()
-            if self._stopping:
-                self._expect_nothing()
-        self._watchdog.wait(self)
+            self._content += self._in_data
+            self._overhead += size - self._in_data
+        if self._receiving:
+            if self._ended or self._in_data:
+                self._update_timer()
+            if self._overhead > _MAX_FRAMING + _FRAMING_PER_BYTE * self._content:
+                self._reject(_LONG_FRAMING)
+        elif self._overhead > _MAX_HEAD:
+            self._reject(_LONG_HEAD)
 
-    def _expect_nothing(self) -> None:
-        """Close TLS without the client's own alert, which an idle client sends only with its next request.
+    def _stop(self, rejection: HttpRejection) -> None:
+        self._rejection = rejection
+        raise _ProtocolError
 
-        What is written, the server's alert included, still arrives.
-        """
-        if self.scheme != "https":
+    def _reject(self, rejection: HttpRejection) -> None:
+        """Answer a message that is not a request, after the requests before it, and close."""
+        if self.closing:
             return
-        connection = self._wire.get_extra_info("socket")
-        with suppress(OSError), socket.socket(fileno=os.dup(connection.fileno())) as same:
-            same.shutdown(socket.SHUT_RD)
+        self._rejection = rejection
+        if self._receiving:
+            self._receiving, cycle = False, self._unanswered.pop()
+            if self.pipeline and self.pipeline[0][0] is cycle:
+                self.pipeline.popleft()
+            cycle.scope["state"]["rejection"] = (rejection.status.value, rejection.status.phrase, rejection.message)
+            _abandon(cycle)
+            if cycle.response_started:
+                return self.close()
+        if not self._unanswered:
+            self._send_rejection(rejection)
+
+    def _send_rejection(self, rejection: HttpRejection) -> None:
+        headers = {"Connection": "close"}
+        if rejection.status is HTTPStatus.SERVICE_UNAVAILABLE:
+            headers["Retry-After"] = "1"
+        response = error_response(rejection.status.value, rejection.status.phrase, rejection.message, headers=headers)
+        head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
+        status_line = b"HTTP/1.1 %d %b\r\n" % (rejection.status, rejection.status.phrase.encode())
+        self._wire.write(b"%b%b\r\n%b" % (status_line, head, bytes(response.body)))
+        self.close()
 
 
-def watchdog_of(state: ServerState, loop: asyncio.AbstractEventLoop, seconds: float) -> Watchdog:
-    """The watchdog of all connections of a server."""
-    watchdog: Watchdog | None = vars(state).get("watchdog")
-    if watchdog is None:
-        watchdog = vars(state)["watchdog"] = Watchdog(loop, seconds)
-    return watchdog
+def _abandon(cycle: RequestResponseCycle) -> None:
+    """Let the application give up; what it still answers goes nowhere."""
+    cycle.disconnected = True
+    cycle.message_event.set()
 
 
-_LONG_HEAD = Refusal(
+def _rejection(version: str, headers: Sequence[tuple[bytes, bytes]]) -> HttpRejection | None:
+    """What is wrong with a head by RFC 9112, beyond what the parser refuses; ``None`` if it is that of a request."""
+    if version not in ("1.0", "1.1"):
+        status = HTTPStatus.BAD_REQUEST if version == "0.9" else HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
+        return HttpRejection(status=status, message=f"Unsupported HTTP version {version}; use HTTP/1.1")
+    hosts = sum(name == b"host" for name, _ in headers)
+    codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
+    if hosts > 1:
+        message = f"The request has {hosts} Host headers; send one"
+    elif not hosts and version == "1.1":
+        message = "The request has no Host header, which HTTP/1.1 demands; send one"
+    elif codings and version == "1.0":
+        message = "HTTP/1.0 has no Transfer-Encoding; send a Content-Length"
+    elif codings not in ([], [b"chunked"]):
+        message = "Transfer-Encoding is other than chunked, which is all that is read here; send it alone"
+    else:
+        return None
+    return HttpRejection(status=HTTPStatus.BAD_REQUEST, message=message)
+
+
+_LONG_HEAD = HttpRejection(
     status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     message=f"The headers have more than {_MAX_HEAD} bytes; send fewer",
 )
-_LONG_TRAILERS = Refusal(
+_LONG_TRAILERS = HttpRejection(
     status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
     message=f"The trailers have more than {_MAX_HEAD} bytes; leave them out, nobody reads them",
 )
-_LONG_FRAMING = Refusal(
+_LONG_FRAMING = HttpRejection(
     status=HTTPStatus.BAD_REQUEST,
     message=(
         f"The chunks of the body have more than {_MAX_FRAMING} bytes around their content; "

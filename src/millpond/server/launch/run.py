@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
+from millpond.engine import heap
 from millpond.server.app import create_app
-from millpond.server.launch import malloc, sockets
+from millpond.server.launch import sockets
 from millpond.server.launch.server import Server
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
@@ -36,7 +37,7 @@ def serve(models: Sequence[ModelConfig], config: ServerConfig, *, ready: Ready) 
         ModelLoadError: A checkpoint cannot be found, read or run; nothing stays open.
         MissingExtraError: Tracing is configured, and OpenTelemetry is not installed.
     """
-    malloc.limit_arenas()
+    heap.limit_arenas()
     check_installed(config.otlp_traces_endpoint)
     sockets.check_certificates(config)
     bound = sockets.bind(config)

@@ -1,4 +1,4 @@
-"""Server: uvicorn's server with its own accepting of connections, its drain, and its two signals."""
+"""Server: uvicorn's server with its drain and its two signals."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ import os
 import socket
 import ssl
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
-from typing import cast
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 
 from millpond.server.launch import sockets as bound_sockets
-from millpond.server.launch.acceptor import Acceptor, allowed_connections
-from millpond.server.launch.protocol import HttpProtocol, watchdog_of
-from millpond.server.launch.sockets import listen_error
+from millpond.server.launch.protocol import ConnectionCap, HttpProtocol
+from millpond.server.launch.sockets import allowed_connections, listen_error
 from millpond.server.settings.config import ServerConfig
 
 logger = logging.getLogger(__name__)
@@ -26,6 +26,9 @@ logger = logging.getLogger(__name__)
 # Longer than clients and proxies keep idle connections: if the server closed first, it could meet a request under way.
 KEEP_ALIVE_SECONDS = 65
 _STARTUP_FAILURE = 3  # uvicorn's exit code
+_BACKLOG = 2048
+# A client that does not begin TLS, or does not end it, keeps its connection for so long.
+_TLS_SECONDS: dict[str, Any] = {"ssl_handshake_timeout": 10.0, "ssl_shutdown_timeout": 10.0}
 
 
 class Server(uvicorn.Server):
@@ -44,7 +47,7 @@ class Server(uvicorn.Server):
         config: ServerConfig,
         *,
         started: Callable[[], None] = lambda: None,
-        keep_alive: int = KEEP_ALIVE_SECONDS,
+        keep_alive: float = KEEP_ALIVE_SECONDS,
     ) -> None:
         super().__init__(_uvicorn_config(app, config, keep_alive))
         self._app = app
@@ -56,12 +59,17 @@ class Server(uvicorn.Server):
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             raise SystemExit(_STARTUP_FAILURE)
+        loop, context = asyncio.get_running_loop(), self.config.ssl
+        cap = ConnectionCap(allowed_connections(self._settings.max_connections))
+        connect = partial(HttpProtocol, self.config, self.server_state, self.lifespan.state, cap=cap)
+        tls = {} if context is None else {"ssl": context, **_TLS_SECONDS}
         try:
-            acceptor = self._acceptor(sockets or [])
+            self.servers = [
+                await loop.create_server(connect, sock=each, backlog=_BACKLOG, **tls) for each in sockets or ()
+            ]
         except OSError as error:  # another process listens there since it was bound
             await self.lifespan.shutdown()
             raise listen_error(self._settings, error) from None
-        self.servers = cast("list[asyncio.base_events.Server]", [acceptor])
         self.started = True
         self._started()
 
@@ -78,23 +86,8 @@ class Server(uvicorn.Server):
         self._app.state.drain.begin()
         self.should_exit = True
 
-    def _acceptor(self, sockets: list[socket.socket]) -> Acceptor:
-        def connect() -> HttpProtocol:
-            return HttpProtocol(self.config, self.server_state, self.lifespan.state)
 
-        seconds = self.config.timeout_keep_alive
-        return Acceptor(
-            sockets,
-            connect=connect,
-            watchdog=watchdog_of(self.server_state, asyncio.get_running_loop(), seconds),
-            count=lambda: len(self.server_state.connections),
-            max_connections=allowed_connections(self._settings.max_connections),
-            context=self.config.ssl,
-            handshake_seconds=seconds,
-        )
-
-
-def _uvicorn_config(app: FastAPI, config: ServerConfig, keep_alive: int) -> uvicorn.Config:
+def _uvicorn_config(app: FastAPI, config: ServerConfig, keep_alive: float) -> uvicorn.Config:
     return uvicorn.Config(
         app,
         http=HttpProtocol,
@@ -103,7 +96,7 @@ def _uvicorn_config(app: FastAPI, config: ServerConfig, keep_alive: int) -> uvic
         server_header=False,
         lifespan="on",
         ws="none",
-        timeout_keep_alive=keep_alive,
+        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # HttpProtocol's timer takes fractions
         timeout_graceful_shutdown=math.ceil(config.drain_timeout),
         ssl_certfile=config.ssl_certfile,
         ssl_keyfile=config.ssl_keyfile,

@@ -4,15 +4,23 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import logging
 import os
 import socket
 import ssl
 import stat
+import sys
 from pathlib import Path
 
 from millpond.errors import InvalidRequestError
 from millpond.server.settings.config import ServerConfig
 
+logger = logging.getLogger(__name__)
+
+# Files and sockets that the server opens beside its connections: caches, traces, temporary files.
+_OTHER_FILES = 64
+# More than one process can make use of; each may hold some 100 KB of a request that is not complete.
+_MAX_DEFAULT = 16384
 # A host name can resolve to an address family that the machine does not have.
 _NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
@@ -144,3 +152,37 @@ def listen_error(config: ServerConfig, error: OSError) -> InvalidRequestError:
         f"host={config.host!r}, port={config.port} cannot be listened on ({reason}); choose another port, 0 for any "
         "free one, or an address of this machine"
     )
+
+
+def allowed_connections(asked: int | None) -> int:
+    """The most connections that the limit of open files leaves room for, and of these at most ``asked``.
+
+    Args:
+        asked: By default as many as possible, up to 16,384.
+    """
+    room = _descriptors()
+    if asked is None:
+        return min(room, _MAX_DEFAULT)
+    if asked > room:
+        logger.warning(
+            "--max-connections=%d is more than the limit of open files leaves room for (%d); raise it with ulimit -n",
+            asked,
+            room,
+        )
+    return min(room, asked)
+
+
+def _descriptors() -> int:
+    """How many files this process may still open, less those that it needs itself."""
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        return sys.maxsize
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if limit == resource.RLIM_INFINITY:
+        return sys.maxsize
+    try:
+        opened = len(os.listdir("/dev/fd"))
+    except OSError:
+        opened = _OTHER_FILES
+    return max(1, limit - opened - min(_OTHER_FILES, limit // 4))

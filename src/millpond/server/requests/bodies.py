@@ -85,15 +85,15 @@ async def _within_time(request: Request) -> bytearray:
             _TOO_SLOW.format(seconds=seconds), status=408, type="Request Timeout", headers={"Connection": "close"}
         ) from None
     except ClientDisconnect:
-        raise _refusal(request) from None
+        raise _rejection(request) from None
 
 
-def _refusal(request: Request) -> RequestError:
+def _rejection(request: Request) -> RequestError:
     """What the protocol has answered in the middle of the body, for the log; otherwise the client is gone."""
-    refusal = getattr(request.state, "refusal", None)
-    if refusal is None:
+    rejection = getattr(request.state, "rejection", None)
+    if rejection is None:
         return ClientGoneError()
-    status, type, message = refusal
+    status, type, message = rejection
     return RequestError(message, status=status, type=type)
 
 

@@ -16,9 +16,9 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import Response
 
-from millpond.ragged import Ragged
 from millpond.server.responses import encoding
 from millpond.server.responses.encoding import EmbedDtype, Endianness
+from millpond.vectors.ragged import Ragged
 
 # A batch of 64 fits; aiohttp by default reads no header of more than 8190 bytes.
 _MAX_HEADER = 7600

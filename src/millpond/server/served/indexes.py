@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Self
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
-from millpond.late_interaction.index import LateInteractionIndex
+from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.plaid.index import PlaidIndex
 from millpond.server.errors import RequestError
 from millpond.server.served.models import ServedModel, ServedModels

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
-from millpond.checkpoints.score_template import ScoreTemplate
+from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.config import EngineConfig
 from millpond.engine.engine import Engine
 from millpond.engine.loading import describe

@@ -14,8 +14,8 @@ from llama_index.core.vector_stores import FilterCondition, FilterOperator, Meta
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
 from llama_index.embeddings.millpond.text_lists import listed
-from millpond.late_interaction.documents import Hit
-from millpond.late_interaction.index import LateInteractionIndex
+from millpond.late_interaction.index.base import LateInteractionIndex
+from millpond.late_interaction.index.documents import Hit
 from millpond.late_interaction.retrieval import aretrieve, retrieve
 
 _SPANS, _NODE = "spans", "_node_content"
@@ -112,7 +112,7 @@ class MillpondColBERTRetriever(BaseRetriever):
     @property
     def model(self) -> str | None:
         """The name of the model of the index; ``None`` of an index that was given embeddings only."""
-        engine = self.index._engine
+        engine = self.index.engine
         return None if engine is None else engine.spec.name
 
     @property

@@ -1,0 +1,1 @@
+"""A load generator for HTTP servers of embeddings, scores and rankings."""

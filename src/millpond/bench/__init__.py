@@ -1,1 +1,0 @@
-"""Bench: a load generator for HTTP servers of embeddings, scores and rankings."""

@@ -1,0 +1,1 @@
+"""The cache of vectors: a SQLite file."""

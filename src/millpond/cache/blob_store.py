@@ -1,0 +1,372 @@
+"""BlobStore: checksummed bytes by key in one sqlite file; with a size limit, the least recently used are evicted."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from itertools import chain
+from pathlib import Path
+from typing import Any, NamedTuple
+from zlib import crc32
+
+from millpond.cache.sqlitefile import SqliteFile, is_damage
+from millpond.errors import CacheError, InvalidRequestError
+
+APPLICATION_ID = 0x4D504E44  # "MPND"
+KEYS_PER_SELECT = 128  # a few hundred KB of rows, which are still in the processor's cache when they are copied
+SMALLEST_LIMIT = 1 << 15  # bytes; an empty file has 5 pages of 4 KiB
+
+# Script i migrates from schema version i to i + 1; version 0 is an empty file. A released script is never edited.
+# `uses` is a separate table, so that recording a use rewrites a page of small numbers, not one of values.
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        """CREATE TABLE rows (id INTEGER PRIMARY KEY, key BLOB NOT NULL UNIQUE,
+           meta INTEGER NOT NULL, checksum INTEGER NOT NULL, value BLOB NOT NULL)""",
+        "CREATE TABLE uses (id INTEGER PRIMARY KEY, tick INTEGER NOT NULL)",
+        "CREATE INDEX uses_by_tick ON uses (tick)",
+    ),
+)
+
+_TABLES = ("rows", "uses")
+_SELECT_ROWS = "SELECT key, id, meta, checksum, value FROM rows WHERE id"
+_ROWS_PER_CHECK = 1024
+_MAX_PENDING_USES = 1 << 15  # uses held in memory before they are written
+_KEYS_PER_LISTING = 1024
+
+
+class Blobs(NamedTuple):
+    """Stored rows, as columns: at a hundred thousand rows a second an object per row would cost too much."""
+
+    keys: tuple[bytes, ...] = ()
+    metas: tuple[int, ...] = ()  # a number of the writer's choice, 0 to 2**32 - 1
+    values: tuple[bytes, ...] = ()
+    damaged: int = 0  # rows that are stored for other keys and could not be read whole
+
+
+class BlobStore:
+    """Bytes by key, shared by threads and processes; raises what :class:`SqliteFile` raises.
+
+    Attributes:
+        path: The file.
+        evicted: Rows that this object removed, or did not store, because of its limit.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, max_bytes: int | None) -> None:
+        """Open the file at ``path``; create it if it does not exist.
+
+        Args:
+            path: The file, on a local disk; ``~`` is expanded.
+            max_bytes: Limit for the bytes of the file in use; None: no limit.
+
+        Raises:
+            CacheError: The file cannot be opened or created, or is none of a cache.
+            InvalidRequestError: ``max_bytes`` is too small to hold anything.
+        """
+        if max_bytes is not None and max_bytes < SMALLEST_LIMIT:
+            raise InvalidRequestError(
+                f"max_bytes={max_bytes} is less than a cache can keep to ({SMALLEST_LIMIT}); give it more, or None"
+            )
+        self.path = absolute_path(path)
+        self.evicted = 0
+        self._max_bytes = max_bytes
+        self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
+        self._uses_lock = threading.Lock()
+        self._pending_uses: set[int] = set()  # ids
+
+    def read(self, keys: Sequence[bytes]) -> Blobs:
+        """The rows stored for ``keys`` (distinct), in any order, without those that do not match their checksum.
+
+        If a page of the file cannot be read, none of the rows is returned, and every key counts as damaged.
+        """
+        try:
+            with self._file.connection() as connection:
+                rows = _select(connection, "key, id, meta, checksum, value", keys)
+        except CacheError as error:
+            if not is_damage(error):
+                raise
+            return Blobs(damaged=len(keys))
+        found = len(rows)
+        if not rows:
+            return Blobs()
+        columns = tuple(zip(*rows, strict=True))
+        if not _all_intact(*columns):
+            rows = [row for row in rows if _all_intact(*((column,) for column in row))]
+            if not rows:
+                return Blobs(damaged=found)
+            columns = tuple(zip(*rows, strict=True))
+        stored_keys, ids, metas, _, values = columns
+        if self._max_bytes is not None:
+            with self._uses_lock:
+                self._pending_uses.update(ids)
+            if len(self._pending_uses) >= _MAX_PENDING_USES:
+                self._flush_uses()
+        return Blobs(stored_keys, metas, values, damaged=found - len(rows))
+
+    def write(self, values: Mapping[bytes, tuple[int, bytes | memoryview]]) -> None:
+        """Store ``{key: (meta, value)}`` in one transaction, committed on return; existing keys are replaced.
+
+        If the values exceed the limit by themselves, the last ones are kept.
+        """
+        keys, limit = list(values), self._max_bytes
+        free: list[int] = []
+        with self._file.transaction() as connection:
+            tick = self._write_uses(connection) + 1
+            existing: dict[bytes, int] = dict(_select(connection, "key, id", keys))
+            evicted = 0
+            if limit is not None:
+                surplus, keys = _split([len(value) for _, value in values.values()], keys, limit)
+                _delete(connection, [existing[key] for key in surplus if key in existing])
+                _set_tick(connection, existing.values(), tick)  # so that they are not evicted for the new ones
+                need = sum(_footprint(len(values[key][1])) for key in keys if key not in existing)
+                free = _evict(connection, need + _bytes_in_use(connection) - limit, before=tick)
+                evicted = len(surplus) + len(free)
+            # New rows reuse the ids of evicted rows first, and so their pages in the file: a page with some rows
+            # evicted is not free for others until all its rows are.
+            (last,) = connection.execute("SELECT coalesce(max(id), 0) FROM rows").fetchone()
+            last = max([last, *free])
+            new_ids = chain(sorted(free), range(last + 1, last + 1 + len(keys)))
+            ids = [existing[key] if key in existing else next(new_ids) for key in keys]
+            connection.executemany(
+                "INSERT OR REPLACE INTO rows (key, id, meta, checksum, value) VALUES (?, ?, ?, ?, ?)",
+                (
+                    (key, i, values[key][0], checksum(key, *values[key]), values[key][1])
+                    for key, i in zip(keys, ids, strict=True)
+                ),
+            )
+            connection.executemany("INSERT OR REPLACE INTO uses (id, tick) VALUES (?, ?)", ((i, tick) for i in ids))
+            while limit is not None and _bytes_in_use(connection) > limit:
+                removed = _evict(connection, limit // 64, before=tick + 1)
+                evicted += len(removed)
+                if not removed:
+                    break
+        with self._uses_lock:
+            self.evicted += evicted
+
+    def holds(self, length: int) -> bool:
+        """Whether a value of ``length`` bytes fits into the limit by itself."""
+        return self._max_bytes is None or SMALLEST_LIMIT // 2 + _footprint(length) <= self._max_bytes
+
+    def delete(self, keys: Sequence[bytes]) -> int:
+        """Remove the rows of ``keys`` (distinct) in one transaction, committed on return; returns how many there were.
+
+        The bytes of the rows are free for others; the file does not shrink.
+        """
+        with self._file.transaction() as connection:
+            ids = [i for (i,) in _select(connection, "id", keys)]
+            _delete(connection, ids)
+        return len(ids)
+
+    def keys(self, *, prefix: bytes) -> Iterator[list[bytes]]:
+        """The keys that begin with ``prefix``, in the order of their bytes, some at a time.
+
+        Nothing is held open in between: other keys may be written and deleted meanwhile, and a key that is there all
+        the time appears once. Values are not read.
+        """
+        condition, last = "key >= ?", prefix
+        end = _successor(prefix)
+        bounds = () if end is None else (end,)
+        while True:
+            with self._file.connection() as connection:
+                part = [
+                    key
+                    for (key,) in connection.execute(
+                        f"SELECT key FROM rows WHERE {condition}{'' if end is None else ' AND key < ?'} "
+                        f"ORDER BY key LIMIT {_KEYS_PER_LISTING}",
+                        (last, *bounds),
+                    )
+                ]
+            if part:
+                yield part
+            if len(part) < _KEYS_PER_LISTING:
+                return
+            condition, last = "key > ?", part[-1]
+
+    def count(self) -> int:
+        """Number of rows in the file; reads about 10 bytes of each."""
+        with self._file.connection() as connection:
+            return int(connection.execute("SELECT count(*) FROM uses").fetchone()[0])
+
+    def bytes_in_use(self) -> int:
+        """Bytes of the file's pages that are in use."""
+        with self._file.connection() as connection:
+            return _bytes_in_use(connection)
+
+    def problems(self) -> list[str]:
+        """What sqlite finds wrong with the file's structure, at most 20 lines; reads all of it."""
+        with self._file.connection() as connection:
+            found = [str(line) for (line,) in connection.execute("PRAGMA integrity_check(20)")]
+        return [] if found == ["ok"] else found
+
+    def verify(self) -> Iterator[tuple[int, int]]:
+        """Compare every row with its checksum; yields the numbers of intact and damaged ones, some rows at a time.
+
+        A query that meets a broken page fails as a whole: the rows of its range are then read one by one.
+        """
+        with self._file.connection() as connection:
+            last = max(
+                connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0] for table in _TABLES
+            )
+            for first in range(1, last + 1, _ROWS_PER_CHECK):
+                ids = range(first, first + _ROWS_PER_CHECK)
+                try:
+                    rows = connection.execute(f"{_SELECT_ROWS} BETWEEN ? AND ?", (ids[0], ids[-1])).fetchall()
+                    intact = [_all_intact(*((column,) for column in row)) for row in rows]
+                except (sqlite3.DatabaseError, UnicodeDecodeError):
+                    intact = [kept for i in ids if (kept := _verify_row(connection, i)) is not None]
+                yield sum(intact), len(intact) - sum(intact)
+
+    def free_bytes(self) -> int:
+        """Bytes of the file's pages that are not in use; the next rows fill them."""
+        with self._file.connection() as connection:
+            ((free,), (size,)) = (
+                connection.execute(f"PRAGMA {name}").fetchone() for name in ("freelist_count", "page_size")
+            )
+        return int(free * size)
+
+    def lengths(self, *, key_bytes: int) -> dict[int, int]:
+        """Number of rows for each length of a value, of the keys of ``key_bytes``; reads a page of every row."""
+        query = "SELECT length(value), count(*) FROM rows WHERE length(key) = ? GROUP BY 1 ORDER BY 1"
+        with self._file.connection() as connection:
+            return dict(connection.execute(query, (key_bytes,)).fetchall())
+
+    def clear(self) -> None:
+        """Remove every row and give the space back to the disk."""
+        with self._file.transaction() as connection:
+            connection.execute("DELETE FROM rows")
+            connection.execute("DELETE FROM uses")
+            with self._uses_lock:
+                self._pending_uses.clear()
+        with self._file.connection() as connection:
+            connection.execute("VACUUM")
+            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+
+    def close(self) -> None:
+        """Write the uses held in memory and close the file. Later calls raise, except ``close``."""
+        if self._file.open:
+            self._flush_uses()
+            self._file.close()
+
+    def _write_uses(self, connection: sqlite3.Connection) -> int:
+        """Write the uses held in memory with a new tick, and return it. Ticks order uses across processes."""
+        with self._uses_lock:
+            used, self._pending_uses = self._pending_uses, set()
+        (tick,) = connection.execute("SELECT coalesce(max(tick), 0) + 1 FROM uses").fetchone()
+        _set_tick(connection, sorted(used), tick)
+        return int(tick)
+
+    def _flush_uses(self) -> None:
+        """Write the uses held in memory, unless another write is running: a reader neither waits nor fails for them."""
+        if self._pending_uses:
+            with suppress(CacheError), self._file.transaction(wait=False) as connection:
+                self._write_uses(connection)
+
+
+def absolute_path(path: str | os.PathLike[str]) -> Path:
+    """``path`` as an absolute one, with ``~`` expanded.
+
+    Raises:
+        CacheError: It names the home of a user that does not exist.
+    """
+    try:
+        return Path(path).expanduser().absolute()
+    except RuntimeError as error:
+        raise CacheError(f"{os.fspath(path)!r} is not a path here ({error}); write it out") from error
+
+
+def checksum(key: bytes, meta: int, value: bytes | memoryview) -> int:
+    """CRC-32 over the whole row, the key included: an index entry that points to another key's row must be noticed.
+
+    ``meta`` (0 to 2**32 - 1) is the initial value: for the same bytes, another initial value gives another checksum.
+    """
+    return crc32(value, crc32(key, meta))
+
+
+def _verify_row(connection: sqlite3.Connection, row_id: int) -> bool | None:
+    """Whether a row is intact; None if there should be none."""
+    try:
+        row = connection.execute(f"{_SELECT_ROWS} = ?", (row_id,)).fetchone()
+        if row is not None:
+            return _all_intact(*((column,) for column in row))
+        return False if connection.execute("SELECT 1 FROM uses WHERE id = ?", (row_id,)).fetchone() else None
+    except (sqlite3.DatabaseError, UnicodeDecodeError):
+        return False
+
+
+def _all_intact(
+    keys: Sequence[bytes], ids: Sequence[int], metas: Sequence[int], checksums: Sequence[int], values: Sequence[bytes]
+) -> bool:
+    """Whether every row matches its checksum."""
+    try:
+        return 0 <= min(metas) <= max(metas) < 1 << 32 and tuple(map(checksum, keys, metas, values)) == checksums
+    except TypeError:  # damage can change a column's type
+        return False
+
+
+def _select(connection: sqlite3.Connection, columns: str, keys: Sequence[bytes]) -> list[Any]:
+    rows: list[Any] = []
+    for start in range(0, len(keys), KEYS_PER_SELECT):
+        part = list(keys[start : start + KEYS_PER_SELECT])
+        part += part[-1:] * ((1 << (len(part) - 1).bit_length()) - len(part))  # powers of two: few prepared statements
+        rows += connection.execute(f"SELECT {columns} FROM rows WHERE key IN ({', '.join('?' * len(part))})", part)
+    return rows
+
+
+def _successor(prefix: bytes) -> bytes | None:
+    """The smallest bytes above all that begin with ``prefix``; None if there are none."""
+    rest = prefix.rstrip(b"\xff")
+    return rest[:-1] + bytes([rest[-1] + 1]) if rest else None
+
+
+def _set_tick(connection: sqlite3.Connection, ids: Iterable[int], tick: int) -> None:
+    connection.executemany("UPDATE uses SET tick = ? WHERE id = ?", ((tick, i) for i in ids))
+
+
+def _bytes_in_use(connection: sqlite3.Connection) -> int:
+    ((pages,), (free,), (size,)) = (
+        connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count", "page_size")
+    )
+    return int((pages - free) * size)
+
+
+def _footprint(length: int) -> int:
+    """Upper bound of the file's bytes for a value of ``length``; at worst half of a page stays empty."""
+    return length * 2 + 256
+
+
+def _split(lengths: Sequence[int], keys: list[bytes], limit: int) -> tuple[list[bytes], list[bytes]]:
+    """The keys in two parts: those whose values do not fit into the limit, and the last ones, which do."""
+    total = SMALLEST_LIMIT // 2  # the tables' own pages
+    for index in range(len(keys) - 1, -1, -1):
+        total += _footprint(lengths[index])
+        if total > limit:
+            return keys[: index + 1], keys[index + 1 :]
+    return [], keys
+
+
+def _delete(connection: sqlite3.Connection, ids: Sequence[int]) -> None:
+    for table in _TABLES:
+        connection.executemany(f"DELETE FROM {table} WHERE id = ?", ((i,) for i in ids))
+
+
+def _evict(connection: sqlite3.Connection, need: int, *, before: int) -> list[int]:
+    """Remove the least recently used rows with ticks below ``before`` until ``need`` bytes are free; return the ids."""
+    removed: list[int] = []
+    while need > 0:
+        oldest = connection.execute(
+            "SELECT id, length(value) FROM uses JOIN rows USING (id) WHERE tick < ? ORDER BY tick, id LIMIT 256",
+            (before,),
+        ).fetchall()
+        if not oldest:
+            break
+        ids: list[int] = []
+        for i, length in oldest:
+            if need <= 0:
+                break
+            ids.append(i)
+            need -= _footprint(length)
+        _delete(connection, ids)
+        removed += ids
+    return removed

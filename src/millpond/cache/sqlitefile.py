@@ -1,0 +1,395 @@
+"""SqliteFile: a sqlite database opened safely: private, identified, migrated, shared, and closed during a fork."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import sys
+import tempfile
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar
+
+from millpond.errors import CacheError
+
+logger = logging.getLogger(__name__)
+
+WAY_OUT = "delete it, or choose another path"
+_REASONS = {
+    sqlite3.SQLITE_NOTADB: f"is not a millpond cache, or is damaged; {WAY_OUT}",
+    sqlite3.SQLITE_CORRUPT: f"is damaged; {WAY_OUT}",
+    sqlite3.SQLITE_FULL: "cannot grow: the disk is full; free some space, set max_bytes, or choose another path",
+    sqlite3.SQLITE_IOERR: "cannot be read or written; check the disk, its quota and its space, or choose another path",
+    sqlite3.SQLITE_READONLY: "cannot be written; make it and its folder writable, or choose another path",
+    sqlite3.SQLITE_CANTOPEN: "cannot be opened; make it and its folder writable, or choose another path",
+    sqlite3.SQLITE_PERM: "cannot be opened; make it and its folder writable, or choose another path",
+    sqlite3.SQLITE_BUSY: "is locked by another process; wait for it or end it, or choose another path",
+    sqlite3.SQLITE_LOCKED: "is locked by another process; wait for it or end it, or choose another path",
+}
+_LOCK_BYTES = (0x40000000, 512)  # where sqlite locks a file, and how many bytes
+_PRAGMAS = (
+    "synchronous=NORMAL",  # with the log: a crash loses no committed transaction, a power cut at most the last ones
+    "wal_autocheckpoint=4000",  # 16 MiB: keys are random, so fewer checkpoints write fewer pages
+    f"journal_size_limit={1 << 26}",
+    "secure_delete=OFF",
+    "trusted_schema=OFF",  # views and triggers of a manipulated file call no functions
+)
+
+
+class CacheFileError(CacheError):
+    """The file, its disk or another process is at fault: damage, no space, no permission, a lock."""
+
+
+class SqliteFile:
+    """A pool of connections to one file, which threads and processes may share.
+
+    Inside :meth:`connection`, errors caused by the file, the disk or another process are raised as
+    :class:`CacheFileError` with the path and the way out. A file that was deleted or replaced is opened, or created,
+    again: what is written to an open file without a name would be lost.
+
+    Attributes:
+        path: The file.
+    """
+
+    busy_timeout: ClassVar[float] = 30.0  # seconds to wait for a transaction of another process
+    # The same, after a wait in vain: a file that stays locked must not take 30 seconds of every transaction.
+    locked_timeout: ClassVar[float] = 0.5
+
+    def __init__(self, path: Path, *, application_id: int, migrations: Sequence[Sequence[str]]) -> None:
+        """Open ``path``, or create it.
+
+        Args:
+            path: An absolute path on a local disk.
+            application_id: The id in the file's header by which it is recognized.
+            migrations: Script ``i`` migrates from schema version ``i`` to ``i + 1``; version 0 is an empty file.
+        """
+        self.path = path
+        self._application_id = application_id
+        self._migrations = migrations
+        self._pid = os.getpid()
+        self._closed = self._forking = self._locked = False
+        # A pool, not one connection per thread: a thread that ends leaves no connection open.
+        self._idle: list[sqlite3.Connection] = []
+        self._in_use = 0
+        self._pool = threading.Condition()
+        self._writing = threading.Lock()  # threads of this process queue here: fairer and faster than sqlite's polling
+        self._opening = threading.Lock()
+        self._identity: tuple[int, int] | None = None  # device and inode of the file that the connections are to
+        self._open_file()
+        _hook_fork(self)
+
+    @property
+    def open(self) -> bool:
+        """Whether :meth:`connection` can be used: not closed, and not in the child of a fork."""
+        return not self._closed and self._pid == os.getpid()
+
+    def _open_file(self) -> None:
+        """Create the file if it does not exist, check whose it is, and migrate it."""
+        with _as_cache_errors(self.path):
+            _create(self.path)
+            identity = _identity_of(self.path)
+            connection = _connect(self.path)
+            try:
+                _check_application(connection, self.path, self._application_id)
+                _migrate(connection, self.path, self._application_id, self._migrations)
+                _use_wal(connection, self.path)
+            except BaseException:
+                connection.close()
+                raise
+        with self._pool:
+            self._identity = identity
+            self._idle.append(connection)
+
+    def _follow(self) -> None:
+        """Open the file again if there is another one, or none, under its name."""
+        if _identity_of(self.path) == self._identity:
+            return
+        with self._opening:
+            if _identity_of(self.path) == self._identity or self._closed:
+                return
+            with self._pool:
+                self._close_idle()  # first: sqlite must not take the old file's log for the new one's
+            self._open_file()
+            logger.warning(
+                "%s was deleted or replaced while it was open; what it held is not found any more", self.path
+            )
+
+    def close(self) -> None:
+        """Close the connections; connections in use are closed when they are returned."""
+        if self.open:
+            with self._pool:
+                self._closed = True
+                self._close_idle()
+
+    @contextmanager
+    def connection(self, *, wait: bool = True) -> Iterator[sqlite3.Connection]:
+        """A connection from the pool, returned to it afterwards; after an error it is closed instead.
+
+        Without ``wait``, a transaction of another process is an error at once.
+        """
+        self._check_process()
+        with self._pool:
+            self._pool.wait_for(lambda: not self._forking)
+            if self._closed:
+                raise CacheError(f"the cache {self.path} is closed; open it again")
+            self._in_use += 1
+        connection: sqlite3.Connection | None = None
+        identity: tuple[int, int] | None = None
+        healthy = False
+        try:
+            with _as_cache_errors(self.path):
+                self._follow()
+                with self._pool:
+                    identity = self._identity
+                    connection = self._idle.pop() if self._idle else None
+                if connection is None:
+                    connection = _connect(self.path)
+                seconds = min(self.locked_timeout, self.busy_timeout) if self._locked else self.busy_timeout
+                connection.execute(f"PRAGMA busy_timeout={int(seconds * 1000) if wait else 0}")
+                yield connection
+            healthy = True
+        finally:
+            with self._pool:
+                self._in_use -= 1
+                if healthy and not self._closed and connection is not None and identity == self._identity:
+                    self._idle.append(connection)
+                elif connection is not None:
+                    connection.close()
+                self._pool.notify_all()
+
+    @contextmanager
+    def transaction(self, *, wait: bool = True) -> Iterator[sqlite3.Connection]:
+        """A connection in a write transaction: committed at the end, rolled back on any error."""
+        self._check_process()  # first: after a fork the lock may be held by a thread that does not exist here
+        if not self._writing.acquire(blocking=wait):
+            raise CacheError(f"{self.path} is being written by another thread; wait for it")
+        try:
+            with self.connection(wait=wait) as connection, _transaction(connection):
+                yield connection
+            self._locked = False
+        except CacheFileError as error:
+            self._locked = _code(error.__cause__) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
+            raise
+        finally:
+            self._writing.release()
+
+    def _check_process(self) -> None:
+        if self._pid != os.getpid():
+            raise CacheError(
+                f"the cache {self.path} was opened by process {self._pid} and does not survive a fork into "
+                f"{os.getpid()}; open it again in the new process"
+            )
+
+    # sqlite tracks its locks per process, and a fork copies that state: a child that opens the file again while the
+    # parent has a connection open assumes locks that it does not hold. So no connection is open during a fork.
+
+    def _before_fork(self) -> None:
+        with self._pool:
+            self._forking = True
+            self._pool.wait_for(lambda: self._in_use == 0, timeout=self.busy_timeout)
+            self._close_idle()
+
+    def _after_fork(self) -> None:
+        with self._pool:
+            self._forking = False
+            self._pool.notify_all()
+
+    def _close_idle(self) -> None:
+        while self._idle:
+            self._idle.pop().close()
+
+
+def _hook_fork(file: SqliteFile) -> None:
+    """Close the connections during forks. Hooks stay registered forever, so they hold the file by a weak reference."""
+    reference = weakref.ref(file)
+
+    def hook(method: Callable[[SqliteFile], None]) -> Callable[[], None]:
+        def call() -> None:
+            target = reference()
+            if target is not None and target._pid == os.getpid():
+                method(target)
+
+        return call
+
+    if hasattr(os, "register_at_fork"):  # not on Windows
+        os.register_at_fork(before=hook(SqliteFile._before_fork), after_in_parent=hook(SqliteFile._after_fork))
+
+
+def is_damage(error: CacheError) -> bool:
+    """Whether an error inside :meth:`SqliteFile.connection` comes from the file's content, not from its use."""
+    cause = error.__cause__
+    if isinstance(cause, sqlite3.Error):
+        code = _code(cause)
+        return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or code not in _REASONS
+    return isinstance(cause, UnicodeDecodeError)
+
+
+def in_use(path: Path) -> bool:
+    """Whether another process has the file open; False where the system does not tell.
+
+    This process must not have it open: closing a file drops all locks that a process has on it.
+
+    Raises:
+        CacheError: The file cannot be opened.
+    """
+    if sys.platform == "win32":
+        return False
+    import fcntl
+
+    start, length = _LOCK_BYTES
+    try:
+        with path.open("r+b") as file:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise CacheError(f"{path} cannot be opened; make it and its folder writable ({error})") from error
+    return False
+
+
+def kind_of(error: CacheError) -> str:
+    """What went wrong, as a word: errors with equal words need to be reported once."""
+    return getattr(error.__cause__, "sqlite_errorname", None) or type(error.__cause__ or error).__name__
+
+
+def _code(error: BaseException | None) -> int:
+    """sqlite's primary error code: the low byte, which extended codes refine; 0 for another error."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF
+
+
+def _identity_of(path: Path) -> tuple[int, int] | None:
+    try:
+        info = path.stat()
+    except FileNotFoundError:
+        return None
+    return info.st_dev, info.st_ino
+
+
+@contextmanager
+def _as_cache_errors(path: Path) -> Iterator[None]:
+    """Raise errors of sqlite and the system as CacheError, with the path, the problem and the way out."""
+    try:
+        yield
+    except sqlite3.ProgrammingError:  # a bug in this code
+        raise
+    except sqlite3.Error as error:
+        raise CacheFileError(f"{path} {_REASONS.get(_code(error), f'is damaged; {WAY_OUT}')} ({error})") from error
+    except UnicodeDecodeError as error:  # sqlite's message quotes damaged bytes
+        raise CacheFileError(f"{path} {_REASONS[sqlite3.SQLITE_CORRUPT]}") from error
+    except OSError as error:
+        raise CacheFileError(f"{path} {_REASONS[sqlite3.SQLITE_CANTOPEN]} ({error})") from error
+
+
+@contextmanager
+def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _create(path: Path) -> None:
+    """Create an empty file, private from the start, if it does not exist.
+
+    It is created under another name and linked: closing a descriptor of a file drops all locks of this process on it,
+    and sqlite in another thread may already hold some.
+    """
+    if path.exists():
+        if not path.is_file():
+            raise CacheFileError(f"{path} is not a file; choose another path")
+        size = path.stat().st_size
+        if size == 0:
+            path.chmod(0o600)
+        elif size < 512:  # sqlite's smallest page; sqlite itself accepts a file of one byte as empty
+            raise CacheFileError(f"{path} {_REASONS[sqlite3.SQLITE_NOTADB]}")
+        return
+    if not path.parent.is_dir():  # not created: the path may be misspelt
+        raise CacheFileError(
+            f"cache={str(path)!r}: there is no folder {str(path.parent)!r}; create it first, or choose another path"
+        )
+    descriptor, draft = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
+    os.close(descriptor)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass  # another process was faster
+    except OSError:  # no hard links on this disk
+        path.touch(mode=0o600)
+    finally:
+        os.unlink(draft)
+
+
+def _connect(path: Path) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode=rw",  # a file removed in the meantime is an error, not a new file without tables
+        uri=True,
+        timeout=SqliteFile.busy_timeout,
+        isolation_level=None,
+        check_same_thread=False,  # the pool gives it to one thread at a time
+    )
+    try:
+        for pragma in _PRAGMAS:
+            connection.execute(f"PRAGMA {pragma}")
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _check_application(connection: sqlite3.Connection, path: Path, application_id: int) -> None:
+    """Raise CacheError for a database of another application, before anything is written to it. Empty files pass."""
+    # The pages first: if another process sets up the file between the two queries, it does not look foreign.
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (stored_id,) = connection.execute("PRAGMA application_id").fetchone()
+    if pages > 0 and stored_id != application_id:
+        raise CacheFileError(f"{path} is a database of another application; choose another path, or delete it")
+
+
+def _migrate(
+    connection: sqlite3.Connection, path: Path, application_id: int, migrations: Sequence[Sequence[str]]
+) -> None:
+    """Migrate the schema to the newest version in one transaction.
+
+    Raises:
+        CacheError: The file's schema is newer.
+    """
+    newest = len(migrations)
+    if connection.execute("PRAGMA user_version").fetchone()[0] < newest:
+        with _transaction(connection):
+            (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have been faster
+            for statement in chain.from_iterable(migrations[version:]):
+                connection.execute(statement)
+            if version < newest:
+                connection.execute(f"PRAGMA application_id={application_id}")
+                connection.execute(f"PRAGMA user_version={newest}")
+    (version,) = connection.execute("PRAGMA user_version").fetchone()
+    if version > newest:
+        raise CacheFileError(
+            f"{path} has schema version {version}, and this millpond reads up to {newest}; "
+            "upgrade millpond, choose another path, or delete it"
+        )
+
+
+def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
+    """Switch to write-ahead logging, which the file remembers: readers and the writer do not wait for each other."""
+    deadline = time.monotonic() + SqliteFile.busy_timeout
+    while True:
+        try:
+            (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
+            break
+        except sqlite3.OperationalError as error:  # sqlite does not apply its timeout here
+            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
+    if mode != "wal":
+        raise CacheFileError(f"{path} is on a disk without shared memory maps; choose a path on a local disk")

@@ -1,0 +1,1 @@
+"""The folder layouts in which checkpoints are published."""

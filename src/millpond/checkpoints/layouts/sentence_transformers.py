@@ -1,0 +1,337 @@
+"""sentence-transformers' layouts, old and new: modules.json and the files that it lists.
+
+Every listed module is run, in order, or refused by name: skipping one would give wrong vectors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from millpond.checkpoints.layouts.late_interaction import LateInteraction, read_settings, read_stanford
+from millpond.checkpoints.layouts.sparse import (
+    Sparse,
+    TokenVectors,
+    read_splade,
+    read_token_vectors,
+    read_token_weights,
+)
+from millpond.checkpoints.modules import Dense, Head, LayerNorm, Normalize, Pooling
+from millpond.checkpoints.resolve import read_json, read_json_object
+from millpond.errors import ModelLoadError
+from millpond.spec import PoolingMode
+
+# In the order in which sentence-transformers concatenates the modes of an old config.
+_OLD_MODES: dict[str, PoolingMode] = {
+    "pooling_mode_cls_token": "cls",
+    "pooling_mode_max_tokens": "max",
+    "pooling_mode_mean_tokens": "mean",
+    "pooling_mode_mean_sqrt_len_tokens": "mean_sqrt_len",
+    "pooling_mode_weightedmean_tokens": "weightedmean",
+    "pooling_mode_lasttoken": "lasttoken",
+}
+_NEW_MODES: dict[str, PoolingMode] = {"mean_sqrt_len_tokens": "mean_sqrt_len"}
+TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
+    f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
+]
+# ``model_type`` of a late-interaction checkpoint, PyLate's and sentence-transformers'.
+_LATE = ("ColBERT", "MultiVectorEncoder")
+# jina-embeddings-v3's own Transformer chooses an adapter, which the engine does here.
+_WITH_ADAPTERS = "custom_st.Transformer"
+_DEFAULT_PROMPTS = frozenset({"query", "document"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class PipelineLayout:
+    """A checkpoint's pipeline: backbone, heads on tokens, pooling, heads on the pooled row, final normalization.
+
+    Attributes:
+        transformer: Folder of the backbone.
+        token_heads: Run on every token row before pooling.
+        pooling: ``None`` if the checkpoint does not name it.
+        heads: Run on the pooled row, up to the final Normalize.
+        normalize: Whether the last module is Normalize; ``None`` if there is no list of modules.
+        max_seq_length: Most tokens of a text; ``None``: the tokenizer's and the backbone's limit.
+        do_lower_case: Texts are lower-cased before the tokenizer.
+        prompts: Text put before an input, by name.
+        default_prompt_name: The prompt that is used without one being named.
+        truncate_dim: Width that vectors are cut to by default.
+        late_interaction: How a ColBERT reads queries and documents; ``token_heads`` give its vectors.
+        sparse: The head that weighs vocabulary entries; a SPLADE has no other output.
+        token_vectors: BGE-M3's projection for ``token_embed``.
+    """
+
+    transformer: Path
+    token_heads: tuple[Dense, ...] = ()
+    pooling: Pooling | None = None
+    heads: tuple[Head, ...] = ()
+    normalize: bool | None = None
+    max_seq_length: int | None = None
+    do_lower_case: bool = False
+    prompts: Mapping[str, str] = field(default_factory=dict)
+    default_prompt_name: str | None = None
+    truncate_dim: int | None = None
+    late_interaction: LateInteraction | None = None
+    sparse: Sparse | None = None
+    token_vectors: TokenVectors | None = None
+
+
+def read_layout(folder: Path) -> PipelineLayout:
+    """The pipeline that ``folder`` describes; without modules.json, a bare backbone.
+
+    Raises:
+        ModelLoadError: A module is not run by millpond, or a file is not understood.
+    """
+    settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
+    kind = settings.get("model_type", "SentenceTransformer")
+    if kind not in ("SentenceTransformer", "SparseEncoder", *_LATE):
+        raise ModelLoadError(
+            f"{folder} is a {kind} checkpoint; this version of millpond embeds SentenceTransformer ones"
+        )
+    listed = folder / "modules.json"
+    modules = read_modules(listed) if listed.is_file() else []
+    transformer = modules[0][1] if modules else folder
+    names = [name for name, _ in modules[1:]]
+    if modules and (kind == "SparseEncoder" or "SpladePooling" in names):
+        return _sparse_layout(modules, settings, folder)
+    if kind in _LATE or ("Dense" in names and "Pooling" not in names):
+        return _late_layout(modules, settings, folder)
+    return PipelineLayout(
+        transformer=transformer,
+        **_read_chain(modules[1:], listed),
+        **read_transformer_settings(transformer),
+        **read_prompts(settings, folder),
+        truncate_dim=settings.get("truncate_dim"),
+        sparse=read_token_weights(folder, transformer),
+        token_vectors=read_token_vectors(folder),
+    )
+
+
+def _sparse_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> PipelineLayout:
+    """The pipeline of a SPLADE, which has no pooled vector and so no heads."""
+    sparse = read_splade(modules, folder / "modules.json")
+    return PipelineLayout(
+        transformer=sparse.folder,
+        sparse=sparse,
+        **read_transformer_settings(sparse.folder),
+        **read_prompts(settings, folder),
+    )
+
+
+def read_modules(listed: Path) -> list[tuple[str, Path]]:
+    """(class name, folder) of each module, the Transformer first."""
+    content = read_json(listed)
+    if not isinstance(content, list) or not content or not all(isinstance(entry, dict) for entry in content):
+        raise ModelLoadError(f"{listed} must be a list of modules")
+    entries = sorted(content, key=lambda entry: entry.get("idx", 0))
+    modules = [(_class_name(entry, listed), listed.parent / entry.get("path", "")) for entry in entries]
+    # MLMTransformer is the old name of a Transformer with its language-model head.
+    if modules[0][0] != "Transformer" and [name for name, _ in modules] != ["MLMTransformer", "SpladePooling"]:
+        raise ModelLoadError(
+            f"{listed} begins with {modules[0][0]}, which millpond does not run; it must be Transformer"
+        )
+    return modules
+
+
+def _has_adapters(folder: Path) -> bool:
+    return bool(read_json_object(folder / "config.json", optional=True).get("lora_adaptations"))
+
+
+def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
+    dotted = str(entry.get("type", ""))
+    if dotted == _WITH_ADAPTERS and _has_adapters(listed.parent / entry.get("path", "")):
+        return "Transformer"
+    if not dotted.startswith(("sentence_transformers.", "pylate.")):
+        raise ModelLoadError(
+            f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own"
+        )
+    return dotted.rsplit(".", 1)[-1]
+
+
+def _read_chain(modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]:
+    """Everything after the backbone, as fields of :class:`PipelineLayout`."""
+    if not modules and not listed.is_file():
+        return {}
+    token_heads: list[Dense] = []
+    heads: list[Head] = []
+    pooling: Pooling | None = None
+    for name, folder in modules:
+        if name == "Pooling" and pooling is None:
+            pooling = read_pooling(folder)
+        elif name == "Dense" and pooling is None:
+            token_heads.append(read_dense(folder, "token_embeddings"))
+        elif name == "Dense":
+            heads.append(read_dense(folder, "sentence_embedding"))
+        elif name == "LayerNorm" and pooling is not None:
+            heads.append(read_layer_norm(folder))
+        elif name == "Normalize" and pooling is not None:
+            heads.append(read_normalize(folder))
+        elif name != "Dropout":
+            raise ModelLoadError(
+                f"{listed} lists {name} {'before' if pooling is None else 'after'} Pooling, "
+                "which millpond does not run "
+                "(it runs Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout); refusing to skip it"
+            )
+    if pooling is None:
+        raise ModelLoadError(f"{listed} lists no Pooling, and no Dense on tokens either, so it describes no embedder")
+    normalize = bool(heads) and isinstance(heads[-1], Normalize)
+    return {
+        "token_heads": tuple(token_heads),
+        "pooling": pooling,
+        "heads": tuple(heads[:-1] if normalize else heads),
+        "normalize": normalize,
+    }
+
+
+def read_pooling(folder: Path) -> Pooling:
+    """A Pooling module's config: ``pooling_mode`` (new) or the ``pooling_mode_*`` booleans (old)."""
+    path = folder / "config.json"
+    config = read_json_object(path)
+    modes: list[PoolingMode] = []
+    if "pooling_mode" in config:
+        names = config["pooling_mode"]
+        for name in [names] if isinstance(names, str) else names:
+            mode = _NEW_MODES.get(name, name)
+            if mode not in get_args(PoolingMode):
+                raise ModelLoadError(f"{path}: pooling_mode {name!r} is unknown; millpond has {get_args(PoolingMode)}")
+            modes.append(cast("PoolingMode", mode))
+    else:
+        unknown = [k for k, v in config.items() if k.startswith("pooling_mode_") and v and k not in _OLD_MODES]
+        if unknown:
+            raise ModelLoadError(f"{path}: {unknown[0]} is a pooling mode that millpond does not have")
+        # As in sentence-transformers, a file that switches no mode on means the mean.
+        modes = [mode for key, mode in _OLD_MODES.items() if config.get(key)] or ["mean"]
+    if not modes:
+        raise ModelLoadError(f"{path} switches every pooling mode off")
+    return Pooling(modes=tuple(modes), include_prompt=bool(config.get("include_prompt", True)))
+
+
+def read_dense(folder: Path, stage: str, *, unnamed: str = "sentence_embedding", output: str | None = None) -> Dense:
+    """A Dense module's config.
+
+    It must read ``stage`` and write the same or ``output``; ``unnamed`` is the stage of a config that names none.
+    """
+    path = folder / "config.json"
+    config = read_json_object(path)
+    reads = config.get("module_input_name") or unnamed
+    writes = config.get("module_output_name") or reads
+    if (reads, writes) not in ((stage, stage), (stage, output)):
+        raise ModelLoadError(f"{path}: a Dense from {reads} to {writes} does not fit its place; it must be on {stage}")
+    try:
+        widths = int(config["in_features"]), int(config["out_features"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{path} must give in_features and out_features as ints") from error
+    activation = config.get("activation_function") or "torch.nn.modules.activation.Tanh"
+    if not str(activation).startswith("torch.nn."):
+        raise ModelLoadError(f"{path}: activation_function {activation!r} is code of the checkpoint's own; refusing it")
+    return Dense(
+        folder=folder,
+        in_features=widths[0],
+        out_features=widths[1],
+        bias=bool(config.get("bias", True)),
+        activation=str(activation),
+        residual=bool(config.get("use_residual", False)),
+    )
+
+
+def read_layer_norm(folder: Path) -> LayerNorm:
+    """A LayerNorm module's config."""
+    path = folder / "config.json"
+    config = read_json_object(path)
+    width = config.get("dimension", config.get("embedding_dimension"))
+    if not isinstance(width, int):
+        raise ModelLoadError(f"{path} must give dimension as an int")
+    return LayerNorm(folder=folder, dimensions=width)
+
+
+def stanford_layout(layout: PipelineLayout, config: Mapping[str, Any]) -> PipelineLayout:
+    """The layout of a plain repository that names itself a ColBERT, with Stanford's files read.
+
+    Raises:
+        ModelLoadError: It has a modules.json, which describes a pooled embedder.
+    """
+    if layout.pooling is not None:
+        raise ModelLoadError(
+            f"{layout.transformer} is called a {config['architectures'][0]}, but its modules.json describes a pooled "
+            "embedder; leave the override of architectures out"
+        )
+    late, projection = read_stanford(layout.transformer, config)
+    return replace(
+        layout, token_heads=(projection,), normalize=True, max_seq_length=late.longest, late_interaction=late
+    )
+
+
+def _late_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> PipelineLayout:
+    """PyLate's layout (Transformer and Dense, the rest implied) or MultiVectorEncoder's (every module listed)."""
+    listed = folder / "modules.json"
+    if not modules:
+        raise ModelLoadError(f"{listed} is missing; is {folder} a complete checkpoint?")
+    native = settings.get("model_type") == "MultiVectorEncoder"
+    heads: list[Dense] = []
+    mask: dict[str, Any] | None = None
+    normalize = False
+    for name, place in modules[1:]:
+        if name == "Dense" and not normalize:
+            heads.append(read_dense(place, "token_embeddings", unnamed="token_embeddings"))
+        elif name == "MultiVectorMask" and mask is None:
+            mask = read_json_object(place / "config.json")
+        elif name == "Normalize":
+            normalize = read_normalize(place, "token_embeddings") is not None
+        elif name != "Dropout":
+            raise ModelLoadError(
+                f"{listed} lists {name} in a place where a {settings.get('model_type', 'ColBERT')} checkpoint has none "
+                "that millpond runs (it runs Transformer, Dense, MultiVectorMask, Normalize and Dropout); "
+                "refusing to skip it"
+            )
+    transformer = modules[0][1]
+    late = read_settings(settings, transformer, mask, folder / "config_sentence_transformers.json")
+    prompts = read_prompts(settings, folder)
+    markers = {"query": late.query_marker, "document": late.document_marker}
+    texts = {name: text.removeprefix(markers.get(name, "")) for name, text in prompts["prompts"].items()}
+    transformer_settings = read_transformer_settings(transformer)
+    return PipelineLayout(
+        transformer=transformer,
+        token_heads=tuple(heads),
+        normalize=normalize or not native,
+        **transformer_settings | {"max_seq_length": late.longest or transformer_settings.get("max_seq_length")},
+        **prompts | {"prompts": texts},
+        truncate_dim=settings.get("truncate_dim"),
+        late_interaction=late,
+    )
+
+
+def read_normalize(folder: Path, stage: str = "sentence_embedding") -> Normalize:
+    """A Normalize module's config; it must read ``stage``."""
+    path = folder / "config.json"
+    reads = read_json_object(path, optional=True).get("module_input_name") or "sentence_embedding"
+    if reads != stage:
+        raise ModelLoadError(f"{path}: a Normalize of {reads} in the place of one of {stage}; refusing to skip it")
+    return Normalize()
+
+
+def read_transformer_settings(folder: Path) -> dict[str, Any]:
+    """Length limit and lower-casing of a Transformer module, as fields of :class:`PipelineLayout`."""
+    for name in TRANSFORMER_CONFIGS:
+        if (folder / name).is_file():
+            config = read_json_object(folder / name)
+            return {
+                "max_seq_length": config.get("max_seq_length"),
+                "do_lower_case": bool(config.get("do_lower_case", False)),
+            }
+    return {}
+
+
+def read_prompts(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    """Prompts and the name of the default one, as fields of :class:`PipelineLayout`."""
+    prompts = settings.get("prompts") or {}
+    if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
+        raise ModelLoadError(f"{folder / 'config_sentence_transformers.json'}: prompts must map names to texts")
+    default = settings.get("default_prompt_name")
+    if default is not None and default not in _DEFAULT_PROMPTS | prompts.keys():
+        raise ModelLoadError(
+            f"{folder / 'config_sentence_transformers.json'}: "
+            f"default_prompt_name {default!r} is none of {sorted(prompts)}"
+        )
+    return {"prompts": prompts, "default_prompt_name": default}

@@ -1,0 +1,1 @@
+"""Templates of LLM rerankers and chats: Jinja files, and what renders them."""

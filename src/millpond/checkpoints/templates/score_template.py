@@ -1,0 +1,256 @@
+"""Score templates: Jinja templates of the text that an LLM reranker reads.
+
+A template gets ``messages`` with the roles ``query`` and ``document`` (and ``system``, if there is an instruction), the
+variables ``instruction`` and ``add_generation_prompt``, and the special tokens by role (``bos_token`` and so on).
+Templates of vLLM and sentence-transformers expect these, so both work unchanged. It is rendered in a sandbox, as
+transformers renders chat templates; Jinja drops one newline at the end of a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from millpond.cached_property import cached_property
+from millpond.errors import InputTooLongError, InvalidRequestError
+
+if TYPE_CHECKING:
+    from jinja2 import Template
+    from jinja2.parser import Parser
+
+_SHIPPED = Path(__file__).parent
+_SUFFIXES = (".jinja", ".jinja2", ".j2")
+# Private-use characters, which no text or template contains and which no folding or trimming changes.
+_MARK = "\ue0f1\ue0f2"
+_ROLES = ("query", "document")
+_EXAMPLE = (
+    "<Query>: {{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }}\n"
+    "<Document>: {{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreTemplate:
+    """How a query and a document become one text.
+
+    Attributes:
+        source: The Jinja source.
+        name: Its name in errors.
+        special_tokens: Whether the tokenizer adds its special tokens around the text, as in vLLM; a chat template, as
+            sentence-transformers applies it, contains all of them.
+        instruction: The instruction of a request that has none.
+        variables: Further variables of the template.
+    """
+
+    source: str
+    name: str = "score_template"
+    special_tokens: bool = True
+    instruction: str | None = None
+    variables: Mapping[str, Any] = field(default_factory=dict)
+
+    def bound(self, variables: Mapping[str, Any]) -> ScoreTemplate:
+        """This template with more variables; its own have precedence."""
+        return replace(self, variables={**variables, **self.variables})
+
+    def check(self) -> None:
+        """Refuse a template that leaves the query or the document out.
+
+        Raises:
+            InvalidRequestError: It leaves one out, or cannot be rendered at all.
+        """
+        if (failure := self.failure) is not None:
+            raise InvalidRequestError(
+                f"the template {self.name} {failure}; it must render messages of both roles, for example\n{_EXAMPLE}"
+            )
+
+    @cached_property
+    def failure(self) -> str | None:
+        """Why this is no score template; ``None`` if it is one."""
+        try:
+            text = self.render(*_marks("", ""))
+        except InvalidRequestError as error:
+            return f"cannot be rendered: {error.__cause__ or error}"
+        missing = [role for role, mark in zip(_ROLES, _marks("", ""), strict=True) if mark not in text]
+        return f"has no slot for the {' and the '.join(missing)}" if missing else None
+
+    @property
+    def names_roles(self) -> bool:
+        """Whether it renders both roles and ignores unknown roles, as a chat template for pairs does."""
+        if self.failure is not None:
+            return False
+        strangers = [{"role": f"unknown_{role}", "content": self._content(_MARK)} for role in _ROLES]
+        try:
+            return _MARK not in self._render(strangers, None)
+        except InvalidRequestError:
+            return True
+
+    @cached_property
+    def takes_instruction(self) -> bool:
+        """Whether an instruction changes the text."""
+        return _MARK * 3 in self.render("q", "d", instruction=_MARK * 3)
+
+    def render(self, query: str, document: str, *, instruction: str | None = None) -> str:
+        """The text for one pair.
+
+        Raises:
+            InvalidRequestError: The template raised an error.
+        """
+        instruction = self.instruction if instruction is None else instruction
+        messages = [] if instruction is None else [{"role": "system", "content": self._content(instruction)}]
+        messages += [{"role": "query", "content": self._content(query)}]
+        messages += [{"role": "document", "content": self._content(document)}]
+        return self._render(messages, instruction)
+
+    def around(
+        self, query: str, document: str, text: str, *, instruction: str | None = None
+    ) -> tuple[tuple[str, str], tuple[str, str]]:
+        """((before, after) the query, (before, after) the document) in the ``text`` of a pair.
+
+        A template may trim or change its inputs, so they are not searched for in the text; each is located by rendering
+        a mark in its place. A query that appears several times counts as part of the template.
+
+        Raises:
+            InputTooLongError: The document appears several times, so it cannot be cut.
+        """
+        marks = _marks(query, document)
+        around_query = self.render(marks[0], document, instruction=instruction).split(marks[0])
+        around_document = self.render(query, marks[1], instruction=instruction).split(marks[1])
+        if not _fits(around_document, text):
+            raise InputTooLongError(
+                f"the template {self.name} renders the document in more than one place, or by its content, so an "
+                "over-long one cannot be cut; shorten it"
+            )
+        before, after = around_query if _fits(around_query, text) else (text, "")
+        return (before, after), (around_document[0], around_document[1])
+
+    def _render(self, messages: list[dict[str, Any]], instruction: str | None) -> str:
+        from jinja2 import TemplateError
+
+        variables = {"add_generation_prompt": False, **self.variables}
+        if instruction is not None:
+            variables["instruction"] = instruction
+        try:
+            return str(self._compiled.render(messages=messages, **variables))
+        except (TemplateError, TypeError, ValueError, AttributeError, LookupError, ArithmeticError) as error:
+            raise InvalidRequestError(f"the template {self.name} raised {type(error).__name__}: {error}") from error
+
+    @cached_property
+    def _compiled(self) -> Template:
+        from jinja2 import TemplateError
+
+        try:
+            template: Template = _environment().from_string(self.source)
+        except TemplateError as error:
+            raise InvalidRequestError(f"the template {self.name} is no Jinja: {error}") from error
+        return template
+
+    @cached_property
+    def _structured(self) -> bool:
+        """Whether it reads a message's content as a list of parts instead of a text."""
+        query, document = _marks("", "")
+        for structured in (False, True):
+            contents = [_content(text, structured=structured) for text in (query, document)]
+            messages = [{"role": role, "content": content} for role, content in zip(_ROLES, contents, strict=True)]
+            try:
+                text = self._render(messages, None)
+            except InvalidRequestError:
+                continue
+            # A list that is printed unchanged puts quotes around the text.
+            if query in text and document in text and f"'{query}'" not in text:
+                return structured
+        return False
+
+    def _content(self, text: str) -> Any:
+        return _content(text, structured=self._structured)
+
+
+def read_template(value: str) -> ScoreTemplate:
+    """The user's template: the path of a ``.jinja`` file, or Jinja source; not checked yet.
+
+    Raises:
+        InvalidRequestError: The file cannot be read.
+    """
+    path = Path(value) if value.endswith(_SUFFIXES) and "\n" not in value and "{" not in value else None
+    if path is None:
+        return ScoreTemplate(source=value)
+    try:
+        return ScoreTemplate(source=path.expanduser().read_text(encoding="utf-8"), name=path.name)
+    except (OSError, UnicodeError) as error:
+        raise InvalidRequestError(
+            f"score_template={value!r} cannot be read ({error}); pass the path of a Jinja file, or its source"
+        ) from error
+
+
+def shipped_template(name: str, *, special_tokens: bool) -> ScoreTemplate:
+    """A template that comes with millpond, by the name of its file."""
+    source = (_SHIPPED / f"{name}.jinja").read_text(encoding="utf-8")
+    return ScoreTemplate(source=source, name=name, special_tokens=special_tokens)
+
+
+def plain_template() -> ScoreTemplate:
+    """The query followed by the document, which vLLM gives a decoder without a template."""
+    return shipped_template("plain", special_tokens=True)
+
+
+def _marks(query: str, document: str) -> tuple[str, str]:
+    """A mark for each role that neither text contains."""
+    mark = _MARK
+    while mark in query or mark in document:
+        mark += _MARK
+    return f"{mark}\ue0f3", f"{mark}\ue0f4"
+
+
+def _fits(parts: list[str], text: str) -> bool:
+    """Whether ``text`` is the two ``parts`` with something between them."""
+    if len(parts) != 2 or len(text) < len(parts[0]) + len(parts[1]):
+        return False
+    return text.startswith(parts[0]) and text.endswith(parts[1])
+
+
+def _content(text: str, *, structured: bool) -> Any:
+    return [{"type": "text", "text": text}] if structured else text
+
+
+def _environment() -> Any:
+    """Jinja as transformers configures it for chat templates, which are not trusted."""
+    from jinja2 import TemplateError, nodes
+    from jinja2.exceptions import SecurityError
+    from jinja2.ext import Extension, loopcontrols
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+    from jinja2.utils import Namespace
+
+    class Generation(Extension):
+        """``{% generation %}``, which marks an assistant's words for training and prints its body."""
+
+        tags = {"generation"}  # noqa: RUF012  # as the base class declares it
+
+        def parse(self, parser: Parser) -> list[nodes.Node]:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    class PlainNamespace(Namespace):
+        """``namespace()`` without names that have a meaning in Python."""
+
+        def __setitem__(self, name: str, value: Any) -> None:
+            if name.startswith("_"):
+                raise SecurityError(f"the name {name!r} is not allowed in a namespace")
+            super().__setitem__(name, value)
+
+    def refuse(message: str) -> None:
+        raise TemplateError(message)
+
+    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
+        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
+
+    environment = ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
+    )
+    environment.filters["tojson"] = to_json
+    environment.globals["namespace"] = PlainNamespace
+    environment.globals["raise_exception"] = refuse
+    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
+    return environment

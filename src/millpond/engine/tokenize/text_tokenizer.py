@@ -1,0 +1,419 @@
+"""Texts to token ids: batched and thread-safe; the GIL is released while the tokenizer works."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from tokenizers import Encoding, Tokenizer
+
+from millpond.cached_property import cached_property
+from millpond.checkpoints.layouts.late_interaction import LateInteraction
+from millpond.checkpoints.tokenizer_file import read_as_is
+from millpond.engine.tokenize.casefold import fold, unfold_offsets
+from millpond.engine.tokenize.chat import render_chat
+from millpond.engine.tokenize.hf_tokenizer import read_hf_tokenizer
+from millpond.engine.tokenize.large_texts import turn
+from millpond.engine.tokenize.long_texts import LongTexts
+from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized, id_arrays
+from millpond.engine.tokenize.word_ids import word_numbers
+from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
+from millpond.late_interaction.encoding.markers import ColbertEncoder
+from millpond.tasks import Truncate
+
+# A tokenizer without a length limit stores an astronomical number.
+_NO_LIMIT = 1_000_000
+# Characters of a long text that are tokenized first, for each token that is kept: English has four to five.
+_HEAD_PER_TOKEN = 8
+# A single text of at most this many characters is tokenized without releasing the GIL: releasing it takes as long.
+_HOLD_GIL_CHARACTERS = 4096
+# In a longer text, long runs are looked for before it is tokenized.
+_COLLAPSE_CHARACTERS = 1 << 13
+_VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
+
+
+class TextTokenizer:
+    """A checkpoint's tokenizer with its own truncation, which never cuts special tokens or prompts."""
+
+    def __init__(
+        self,
+        backend: Tokenizer,
+        *,
+        lower: bool,
+        limit: int | None,
+        placeholder: int | None = None,
+        chat: Callable[[], Any] | None = None,
+        reward_token: int | None = None,
+        typed: bool = False,
+        specials: Mapping[str, str] | None = None,
+    ) -> None:
+        """Wrap a fast tokenizer.
+
+        Args:
+            backend: The tokenizer; its padding and truncation, often left over from training, are switched off.
+            lower: Whether texts are folded to lower case first.
+            limit: The tokenizer's own limit of tokens; ``None``: none.
+            placeholder: The token that runs in place of a text without tokens.
+            chat: Returns transformers' own tokenizer, which has the chat template.
+            reward_token: Appended to a conversation by reward models that read their score there.
+            typed: Whether the checkpoint reads token types.
+            specials: Special tokens by role (``bos_token`` and so on), as templates name them.
+        """
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self._lower = lower
+        self._placeholder = placeholder
+        self._chat = chat
+        self.reward_token = reward_token
+        self.limit = limit
+        self.typed = typed
+        self.specials = dict(specials or {})
+        self.long_texts = LongTexts(backend, self.fold)
+        probe = backend.encode("a").special_tokens_mask
+        self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
+        self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
+
+    @classmethod
+    def load(cls, folder: Path, *, lower: bool, reward_token: int | None = None) -> TextTokenizer:
+        """Read the tokenizer of a checkpoint, as transformers would.
+
+        Raises:
+            ModelLoadError: The checkpoint has no fast tokenizer.
+        """
+        if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
+            # transformers would make up an empty tokenizer, to which every text is unknown tokens.
+            raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
+        read = read_as_is(folder)
+        if read is not None:
+            backend, limit, specials, typed = read.backend, read.limit, read.specials, read.typed
+            chat = partial(read_hf_tokenizer, folder)
+        else:
+            tokenizer = read_hf_tokenizer(folder)
+            backend, limit = tokenizer.backend_tokenizer, tokenizer.model_max_length
+            specials = {role: str(token) for role, token in tokenizer.special_tokens_map.items()}
+            typed = "token_type_ids" in tokenizer.model_input_names
+            chat = partial(_identity, tokenizer)
+        roles = ("eos_token", "bos_token", "pad_token")
+        placeholders = (backend.token_to_id(specials[role]) for role in roles if role in specials)
+        return cls(
+            backend,
+            lower=lower,
+            limit=None if limit is None or limit > _NO_LIMIT else int(limit),
+            placeholder=next((token for token in placeholders if token is not None), None),
+            chat=chat,
+            reward_token=reward_token,
+            typed=typed,
+            specials=specials,
+        )
+
+    @cached_property
+    def transformers(self) -> Any:
+        """transformers' own tokenizer, for its chat template; ``None`` if it has none."""
+        return None if self._chat is None else self._chat()
+
+    @cached_property
+    def hf_tokenizer(self) -> Any:
+        """transformers' tokenizer for a user: a copy, since it keeps the truncation and padding of its last call."""
+        return copy.deepcopy(self.transformers)
+
+    def token_id(self, token: str) -> int | None:
+        """A token's id, if the vocabulary has it."""
+        return self._backend.token_to_id(token)
+
+    def token_names(self, ids: Sequence[int]) -> tuple[str, ...]:
+        """The vocabulary's entries for token ids; ``"<id>"`` for one that it does not have."""
+        return tuple(self._backend.id_to_token(number) or f"<{number}>" for number in ids)
+
+    def count(self, text: str) -> int:
+        """Number of tokens of a text, special tokens included."""
+        return len(self._encode([text])[0])
+
+    def ids(self, texts: Sequence[str], *, special_tokens: bool) -> list[list[int]]:
+        """Token ids of each text, uncut."""
+        return [encoding.ids for encoding in self.encode_rendered(texts, special_tokens=special_tokens)]
+
+    def ends(self, texts: Sequence[str], tokens: int) -> list[int]:
+        """How many characters of each text have ``tokens`` tokens at most; special ones are not counted."""
+        encodings = self.encode_rendered(texts, special_tokens=False, offsets=True)
+        ends = []
+        for text, encoding in zip(texts, encodings, strict=True):
+            if len(encoding.ids) <= tokens:
+                ends.append(len(text))
+                continue
+            offsets = np.array(encoding.offsets[: tokens + 1], dtype=np.int32).reshape(-1, 2)
+            offsets = unfold_offsets(offsets, text) if self._lower else offsets
+            # A character may be several tokens: one whose tokens would be split is left out.
+            ends.append(min(int(offsets[:tokens, 1].max(initial=0)), int(offsets[tokens, 0])))
+        return ends
+
+    def colbert(self, late: LateInteraction) -> ColbertEncoder:
+        """The encoder of queries and documents of a late-interaction checkpoint, over the same tokenizer."""
+        mask, end, unknown = (
+            self._backend.token_to_id(self.specials.get(role, "")) for role in ("mask_token", "eos_token", "unk_token")
+        )
+        return ColbertEncoder(
+            Tokenizer.from_str(self._backend.to_str()), late, mask=mask, end=end, unknown=unknown, lower=self._lower
+        )
+
+    def read_whole(
+        self, texts: Sequence[str], *, prompt: str
+    ) -> list[tuple[npt.NDArray[np.int32], npt.NDArray[np.int32], npt.NDArray[np.int32]]]:
+        """Token ids of each text, uncut: ``(ids of the text, ids before it, ids after it)``."""
+        parts = []
+        before = len(self.fold(prompt))
+        texts = [prompt + text for text in self._collapsed(texts)]
+        for encoding in self._encode(texts, offsets=bool(prompt)):
+            ids = np.array(encoding.ids, dtype=np.int32)
+            front, end = self._prefix, len(ids) - self._suffix
+            if prompt:
+                front += _tokens_before(encoding.offsets[front:end], before)
+            parts.append((ids[front:end], ids[:front], ids[end:]))
+        return parts
+
+    def converse(self, conversation: Sequence[Mapping[str, str]], index: int) -> tuple[list[int], int]:
+        """Render a conversation by the checkpoint's chat template.
+
+        Args:
+            conversation: Messages, each with ``role`` and ``content``.
+            index: Index of the conversation in the caller's list, for errors.
+
+        Returns:
+            Its token ids, and how many of the last ones belong to the template.
+
+        Raises:
+            InvalidRequestError: The checkpoint has no template, or the template refuses the messages.
+        """
+        if self.transformers is None or not getattr(self.transformers, "chat_template", None):
+            raise InvalidRequestError(
+                f"the conversation at index {index} needs a chat template, and this checkpoint has none; "
+                "render it yourself and pass the text"
+            )
+        ids = self._conversation_ids(conversation, index)
+        # The tokens at the end that stay when the last message is empty are the template's; a reward is read there.
+        emptied = [*conversation[:-1], {**conversation[-1], "content": ""}] if conversation else []
+        bare = self._conversation_ids(emptied, index)
+        pairs = zip(reversed(ids), reversed(bare), strict=False)
+        tail = min(sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs)), len(ids) - 1)
+        return (ids, tail) if self.reward_token is None else ([*ids, self.reward_token], tail + 1)
+
+    def _conversation_ids(self, conversation: Sequence[Mapping[str, str]], index: int) -> list[int]:
+        assert self.transformers is not None
+        text = render_chat(self.transformers, conversation, index=index, model="the checkpoint")
+        try:
+            with turn([text]):
+                (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
+        except (TypeError, UnicodeError) as error:
+            raise InvalidRequestError(
+                f"the conversation at index {index} holds a lone surrogate, which is no character; replace it"
+            ) from error
+        ids: list[int] = encoding.ids
+        return ids
+
+    def fold(self, text: str) -> str:
+        """``text`` in lower case, if the checkpoint is uncased."""
+        return fold(text) if self._lower else text
+
+    def encode_pairs(self, pairs: Sequence[tuple[str, str]]) -> list[Encoding]:
+        """Each pair, uncut, in the tokenizer's own pair template."""
+        texts = self._collapsed([text for pair in pairs for text in pair])
+        with turn(texts):
+            folded = [self.fold(text) for text in texts]
+            return self._backend.encode_batch_fast(list(zip(folded[::2], folded[1::2], strict=True)))
+
+    def encode_rendered(self, texts: Sequence[str], *, special_tokens: bool, offsets: bool = False) -> list[Encoding]:
+        """Each text, uncut, with the tokenizer's special tokens around it or without them."""
+        # The fast variant leaves the offsets out.
+        encode = self._backend.encode_batch if offsets else self._backend.encode_batch_fast
+        texts = texts if offsets else self._collapsed(texts)
+        with turn(texts):
+            return encode([self.fold(text) for text in texts], add_special_tokens=special_tokens)
+
+    def prompt_length(self, prompt: str) -> int:
+        """Tokens that ``prompt`` adds at the front; leading special tokens count, as in sentence-transformers."""
+        return len(self._encode([prompt])[0].ids) - self._suffix if prompt else 0
+
+    def encode(
+        self,
+        texts: Sequence[str],
+        *,
+        prompt: str,
+        limit: int,
+        truncate: Truncate,
+        index_of: Callable[[int], int],
+        align: bool = False,
+        noun: str = "text",
+    ) -> list[Tokenized]:
+        """Tokenize ``prompt + text`` for each text, to at most ``limit`` tokens.
+
+        Args:
+            texts: The texts.
+            prompt: Put before each.
+            limit: Most tokens of each result.
+            truncate: Which end of the text is cut.
+            index_of: A text's index in the caller's list, for errors.
+            align: Whether the results have an alignment of their tokens with the text.
+            noun: What the texts are called in errors.
+
+        Raises:
+            InputTooLongError: A text is too long and ``truncate="error"``, or prompt and special tokens fill the limit.
+        """
+        if not align:
+            texts = self._collapsed(texts)
+        prompted = [prompt + text for text in texts] if prompt else texts
+        if truncate == "end":
+            encodings = self._encode_heads(prompted, limit, offsets=align)
+        else:
+            encodings = self._encode(prompted, offsets=align)
+        tokenized = []
+        for i, ids in enumerate(id_arrays([encoding.ids for encoding in encodings])):
+            if len(ids) == 0:
+                tokenized.append(self.placeholder(index_of(i), align=align))
+                continue
+            alignment = self._alignment(encodings[i], prompt, texts[i]) if align else None
+            cut = len(ids) > limit
+            if cut:
+                if truncate == "error":
+                    raise InputTooLongError(
+                        f"the {noun} at index {index_of(i)} has {len(ids)} tokens, more than max_length={limit}; "
+                        'shorten it, or let it be cut with truncate="end"',
+                        index=index_of(i),
+                        tokens=len(ids),
+                        limit=limit,
+                    )
+                kept = self._cut(len(ids), texts[i], prompt, limit, truncate)
+                ids = ids[kept]
+                if alignment is not None:
+                    alignment = alignment.take(kept)
+            tokenized.append(Tokenized(ids=ids, truncated=cut, alignment=alignment))
+        return tokenized
+
+    def placeholder(self, index: int, *, align: bool = False) -> Tokenized:
+        """A special token in place of an item without tokens: an empty text, to which none are added.
+
+        Args:
+            index: Index of the item in the caller's list, for errors.
+            align: Whether the result has an alignment.
+
+        Raises:
+            InvalidRequestError: The tokenizer has no special token that could stand in.
+        """
+        if self._placeholder is None:
+            raise InvalidRequestError(
+                f"the text at index {index} has no tokens, and this tokenizer has no special token to stand in; "
+                "leave empty texts out"
+            )
+        nowhere = TokenAlignment(
+            offsets=np.zeros((1, 2), dtype=np.int32),
+            special=np.ones(1, dtype=np.bool_),
+            words=np.full(1, -1, dtype=np.int32),
+        )
+        ids = np.array([self._placeholder], dtype=np.int32)
+        return Tokenized(ids=ids, truncated=False, alignment=nowhere if align else None)
+
+    def _encode_heads(self, texts: Sequence[str], limit: int, *, offsets: bool) -> list[Encoding]:
+        """Encode each text, or only the head of a long one if the head has more than ``limit`` tokens."""
+        most = _HEAD_PER_TOKEN * limit
+        if not self.long_texts.splits_at_spaces or _longest(texts) <= 2 * most:
+            return self._encode(texts, offsets=offsets)
+        # Up to a space: how the text before it is split does not depend on what follows.
+        heads = [text if len(text) <= 2 * most else text[: text.rfind(" ", 0, most) + 1 or None] for text in texts]
+        encodings = self._encode(heads, offsets=offsets)
+        short = [
+            i
+            for i, (text, head) in enumerate(zip(texts, heads, strict=True))
+            if len(head) < len(text) and len(encodings[i]) <= limit
+        ]
+        if short:
+            for i, encoding in zip(short, self._encode([texts[i] for i in short], offsets=offsets), strict=True):
+                encodings[i] = encoding
+        return encodings
+
+    def _encode(self, texts: Sequence[str], *, offsets: bool = False) -> list[Encoding]:
+        if len(texts) == 1 and len(texts[0]) <= _HOLD_GIL_CHARACTERS:
+            return [self._backend.encode(self.fold(texts[0]))]
+        return self.encode_rendered(texts, special_tokens=True, offsets=offsets)
+
+    def _collapsed(self, texts: Sequence[str]) -> Sequence[str]:
+        if _longest(texts) <= _COLLAPSE_CHARACTERS:
+            return texts
+        return [self.long_texts.collapse(text) for text in texts]
+
+    def _cut(self, length: int, text: str, prompt: str, limit: int, truncate: Truncate) -> npt.NDArray[np.int64]:
+        """Which of ``length`` tokens stay: front (special tokens, prompt), part of the text, suffix."""
+        if prompt and self.long_texts.splits_at_spaces:  # what follows the first space changes nothing before it
+            text = text[: text.find(" ", 1) + 1 or None]
+        front = self._prefix + (self._prompt_tokens(prompt + text, prompt) if prompt else 0)
+        end = length - self._suffix
+        room = limit - front - self._suffix
+        if room < 1:
+            raise InputTooLongError(
+                f"prompt and special tokens take {front + self._suffix} of max_length={limit} tokens, which leaves "
+                "none for the text; shorten the prompt or raise max_length"
+            )
+        first = front if truncate == "end" else end - room
+        return np.concatenate((np.arange(front), np.arange(first, first + room), np.arange(end, length)))
+
+    def _prompt_tokens(self, text: str, prompt: str) -> int:
+        """Tokens of ``text`` that belong to the prompt at its front, without special tokens."""
+        (encoding,) = self.encode_rendered([text], special_tokens=False, offsets=True)
+        return _tokens_before(encoding.offsets, len(self.fold(prompt)))
+
+    def offsets_in_text(
+        self, offsets: npt.NDArray[np.int32], prompt: str, text: str
+    ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
+        """Offsets ``[tokens, 2]`` in the folded ``prompt + text`` as offsets in the text.
+
+        Args:
+            offsets: Half open, in characters.
+            prompt: What stands before the text.
+            text: The text.
+
+        Returns:
+            The offsets, and bool ``[tokens]`` whether a token reaches beyond the prompt.
+        """
+        if self._lower:
+            offsets = unfold_offsets(offsets, prompt + text)
+        offsets = offsets - np.int32(len(prompt))
+        inside = offsets[:, 1] > 0 if prompt else np.ones(len(offsets), dtype=np.bool_)
+        return offsets.clip(min=0), inside
+
+    def _alignment(self, encoding: Encoding, prompt: str, text: str) -> TokenAlignment:
+        """The alignment of an encoding of ``prompt + text`` with ``text``; the prompt's tokens count as special."""
+        offsets = np.array(encoding.offsets, dtype=np.int32).reshape(-1, 2)
+        offsets, inside = self.offsets_in_text(offsets, prompt, text)
+        special = np.array(encoding.special_tokens_mask, dtype=np.bool_) | ~inside
+        unknown = self._backend.token_to_id(self.specials.get("unk_token", ""))
+        marked = getattr(self._backend.model, "continuing_subword_prefix", None)  # "##" of WordPiece
+        words = word_numbers(
+            offsets,
+            special,
+            np.array(encoding.ids, dtype=np.int32) == (-1 if unknown is None else unknown),
+            text,
+            tokens=encoding.tokens if marked else None,
+        )
+        return TokenAlignment(offsets=offsets, special=special, words=words)
+
+
+def _longest(texts: Sequence[str]) -> int:
+    """Characters of the longest text."""
+    return max(map(len, texts), default=0)
+
+
+def _identity(tokenizer: Any) -> Any:
+    return tokenizer
+
+
+def _tokens_before(offsets: Sequence[tuple[int, int]], end: int) -> int:
+    """How many tokens at the front end at or before character ``end``.
+
+    A token that reaches over ``end`` does not count: many tokenizers put the space after a prompt into the text's
+    first token.
+    """
+    return next((i for i, (_, stop) in enumerate(offsets) if stop > end), len(offsets))

@@ -1,0 +1,246 @@
+"""ingest: reads, embeds and writes records at the same time, in bounded memory.
+
+::
+
+    source ──journal: what is written is skipped──► chunks ──batches──► engine, two calls ahead ──vectors──►
+    cut to each width ──queue of two──► writer thread ──► sink, acknowledged ──► journal: marked as written
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Sequence, Sized
+from contextlib import ExitStack, closing
+from typing import TYPE_CHECKING, Any
+
+from millpond.errors import InvalidRequestError, UnsupportedTaskError
+from millpond.ingest.arguments import check_engine, check_sink
+from millpond.ingest.chunking import Chunker, Chunking
+from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
+from millpond.ingest.pipeline.delivery import RetryPolicy
+from millpond.ingest.pipeline.journal import Journal
+from millpond.ingest.pipeline.planner import PlanOptions, Splitter
+from millpond.ingest.pipeline.run import IngestRun, RunParts
+from millpond.ingest.pipeline.stop import StopRequest
+from millpond.ingest.pipeline.verify import forget_missing
+from millpond.ingest.sinks.protocol import Checks, Reads, Sink, check_widths
+from millpond.ingest.sources.compression import watch_position
+from millpond.ingest.sources.read import check_records, read
+from millpond.ingest.telemetry.progress_bar import IngestProgress
+from millpond.ingest.telemetry.report import IngestReport
+from millpond.ingest.telemetry.trace import RunTrace
+from millpond.spec import ModelSpec
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+
+logger = logging.getLogger(__name__)
+
+# One engine call: enough texts to pack full batches, few enough that the progress bar moves and memory stays flat.
+BATCH_RECORDS = 2048
+BATCH_CHARS = 2 << 20
+
+
+def ingest(
+    records: Iterable[Any] | str | os.PathLike[str],
+    *,
+    engine: Engine,
+    sink: Sink,
+    journal: str | os.PathLike[str] | None = None,
+    resume: bool = True,
+    show_progress: bool = True,
+    keep_empty: bool = False,
+    dead_letters: str | os.PathLike[str] | DeadLetterFile | None = None,
+    chunking: Chunking | Splitter | None = None,
+    sparse_engine: Engine | None = None,
+    sync: bool = False,
+    verify: bool = False,
+    retry: RetryPolicy | None = None,
+    stop: threading.Event | None = None,
+    trace: RunTrace | None = None,
+) -> IngestReport:
+    """Embed records and write them to a database.
+
+    The engine embeds at full width with the role ``document``, and uses its cache if it has one. The vectors are cut
+    to the sink's widths, normalized and written. Ids do not depend on the model and a write replaces rows with the same
+    id, so a run can be repeated safely: with a cache it embeds no text twice, with a journal it writes no row twice.
+
+    A line or item that holds no record, that the engine cannot embed although it embeds others, or that the database
+    refuses although it takes others, is logged, counted as failed and kept as a dead letter; the run goes on. A blank
+    text (no visible character) has a vector without a meaning, which is near to many questions: it is left out and
+    counted as empty, and a row that an earlier run wrote for its id is deleted. Texts that are cut to the engine's
+    ``max_length`` are counted, and the log names the first of them once.
+
+    A database that does not answer, or is too busy, is asked again for as long as ``retry`` says.
+
+    An exception of the source ends the run: the records before it are written, then it is raised, with a note that
+    tells after how many. Any other error of the engine, the database or the journal stops the run and is raised once
+    the threads have ended; rows already written stay. The sink stays open.
+
+    Args:
+        records: A path, a table or an iterable of records, dicts or documents (it may be endless; it is read in this
+            thread), as :func:`~millpond.ingest.read` takes them.
+        engine: The engine to embed with.
+        sink: The collection to write to.
+        journal: A file that notes which records are written, so that a run that was stopped or killed goes on where it
+            was. It is created if it does not exist, and may serve several collections.
+        resume: Leave out the records that the journal knows as written, unless their text or metadata has changed;
+            ``False`` writes all of them again.
+        show_progress: Draw a progress bar, if standard error is a terminal or this is a notebook.
+        keep_empty: Embed blank texts too.
+        dead_letters: A file for the records that are left out, which is a source itself; by default the journal's name
+            with ``.dead.jsonl``, beside it; none without a journal. If it is the source, it is replaced at the end.
+        chunking: Cut the texts that are longer than the model reads, or than this says, into chunks: each is a row. An
+            object with ``split`` and ``settings`` cuts them in its own way.
+        sparse_engine: The engine of a hybrid sink's sparse vectors, by default ``engine``.
+        sync: Delete the rows of records that the source no longer has, after it was read to its end.
+        verify: After the run, look for every row, and compare the texts and vectors of a sample.
+        retry: How long to wait for a database that does not answer.
+        stop: Once it is set, the run reads no more, writes what is embedded, and returns.
+        trace: Collects times and counts of the run.
+
+    Returns:
+        The counts of the run.
+
+    Raises:
+        InvalidRequestError: The source, a width or an option is not valid; nothing was read.
+        FingerprintMismatchError: The collection was built by another model; nothing was read.
+        JournalError: The journal cannot be read or written.
+        SinkError: The database refuses or does not answer.
+        TypeError: ``engine`` is no Engine (but an AsyncEngine, or a name), ``sink`` no sink, or ``records`` no
+            iterable; nothing was read.
+    """
+    check_engine(engine)
+    check_sink(sink)
+    check_records(records)
+    if sparse_engine is not None:
+        check_engine(sparse_engine)
+    for name, wanted in (("sync", sync), ("verify", verify)):
+        if wanted and not isinstance(sink, Reads):
+            raise InvalidRequestError(f"{name}=True needs a sink whose rows can be read; leave {name} out")
+    widths = check_model(engine.spec, getattr(sink, "dimensions", None))
+    chunker = Chunker.for_engine(engine, chunking) if isinstance(chunking, Chunking) else chunking
+    with ExitStack() as stack:
+        position = stack.enter_context(watch_position())
+        items = stack.enter_context(closing(read(records)))
+        if journal is None and verify:
+            journal = os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-")), "journal")
+        elif dead_letters is None and journal is not None:
+            dead_letters = f"{os.fspath(journal)}.dead.jsonl"
+        opened = None if journal is None else stack.enter_context(Journal(journal))
+        letters = (
+            dead_letters
+            if isinstance(dead_letters, DeadLetterFile | None)
+            else DeadLetterFile(dead_letters, source=records)
+        )
+        if letters is not None:
+            _check_letters(letters, opened, sync=sync)
+        sparse = _prepare(sink, engine, sparse_engine, chunked=chunker is not None)
+        marks = None
+        if opened is not None:
+            marks = opened.collection(f"{_target(sink)} {engine.spec.fingerprint}")
+        total = len(records) if isinstance(records, Sized) and not isinstance(records, str) else None
+        if marks is not None and resume and isinstance(sink, Reads):
+            forget_missing(sink, marks)
+        plan = PlanOptions(
+            batch_records=BATCH_RECORDS,
+            batch_chars=BATCH_CHARS,
+            keep_empty=keep_empty,
+            resume=resume,
+            chunker=chunker,
+            check=sink.check if isinstance(sink, Checks) else None,
+            fresh=chunker is None or (isinstance(sink, Reads) and sink.count() == 0),
+        )
+        make_run = getattr(engine, "make_run", IngestRun)  # an engine of many machines brings its own
+        run: IngestRun = make_run(
+            RunParts(
+                engine=engine,
+                sparse_engine=sparse,
+                sink=sink,
+                widths=widths,
+                marks=marks,
+                letters=letters,
+                plan=plan,
+                policy=RetryPolicy() if retry is None else retry,
+                sync=sync,
+                verify=verify,
+                stop=StopRequest() if stop is None else stop,
+                trace=RunTrace(vectors=0) if trace is None else trace,
+                progress=stack.enter_context(
+                    IngestProgress(show=show_progress, total=total, source=position, computed=_computed(engine))
+                ),
+            )
+        )
+        complete = False
+        try:
+            report = run.ingest(items)
+            complete = not report.stopped
+            return report
+        finally:
+            if letters is not None:
+                letters.close(complete=complete)
+
+
+def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
+    """The widths that a model writes, ascending.
+
+    Raises:
+        UnsupportedTaskError: The model does not embed.
+        InvalidDimensionsError: The model's vectors cannot have these widths.
+    """
+    if "embed" not in spec.tasks:
+        raise UnsupportedTaskError(
+            f"{spec.name} does not embed (it serves {', '.join(sorted(spec.tasks))}); choose an embedding model"
+        )
+    return sorted({spec.check_dimensions(width) for width in check_widths(dimensions) or (None,)})
+
+
+def _check_letters(letters: DeadLetterFile, journal: Journal | None, *, sync: bool) -> None:
+    if journal is not None and letters.path == journal.path:
+        raise InvalidRequestError(
+            f"dead_letters={str(letters.path)!r} is the journal; name another file, or leave dead_letters out"
+        )
+    if sync and letters.replaces:
+        raise InvalidRequestError(
+            f"sync=True would delete every row but those of the dead letters in {str(letters.path)!r}; leave sync out"
+        )
+
+
+def _prepare(sink: Sink, engine: Engine, sparse_engine: Engine | None, *, chunked: bool) -> Engine | None:
+    """Open the collection; returns the engine of the sparse vectors, if the sink stores some."""
+    options: dict[str, Any] = {"chunked": True} if chunked else {}
+    if getattr(sink, "hybrid", False):
+        sparse_engine = engine if sparse_engine is None else sparse_engine
+        options["sparse"] = sparse_engine.spec
+    elif sparse_engine is not None:
+        raise InvalidRequestError(
+            "sparse_engine has no use, since the sink stores no sparse vectors; leave sparse_engine out, or make the "
+            "sink with hybrid=True"
+        )
+    sink.prepare(engine.spec, **options)
+    return sparse_engine
+
+
+def _computed(engine: Engine) -> Callable[[], int] | None:
+    """How many texts the engine has computed from now on; ``None`` of an object around one that does not count."""
+    if not hasattr(engine, "stats"):
+        return None
+    before = engine.stats().batch_texts
+    return lambda: engine.stats().batch_texts - before
+
+
+def _target(sink: Sink) -> str:
+    """The collection, as the journal names it."""
+    target = getattr(sink, "target", None)
+    if target is None:
+        kind = type(sink)
+        target = f"{kind.__module__}.{kind.__qualname__}"
+        logger.warning(
+            "the sink has no attribute target, so the journal knows its collection by the class %s alone; use the "
+            "journal for this collection only",
+            target,
+        )
+    return str(target)

@@ -1,0 +1,198 @@
+"""Journal: which records a collection holds, in a file by which a run that was stopped goes on where it was."""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from types import TracebackType
+from typing import NamedTuple, Self
+
+from millpond.cache.sqlitefile import SqliteFile
+from millpond.errors import CacheError, JournalError
+from millpond.ingest.record import Record
+
+APPLICATION_ID = 0x4D504A4C  # "MPJL"
+MIGRATIONS: tuple[tuple[str, ...], ...] = (
+    (
+        "CREATE TABLE targets (number INTEGER PRIMARY KEY, name TEXT NOT NULL UNIQUE)",
+        """CREATE TABLE records (target INTEGER NOT NULL, id TEXT NOT NULL, digest BLOB NOT NULL,
+           chunks INTEGER NOT NULL, PRIMARY KEY (target, id)) WITHOUT ROWID""",
+    ),
+)
+_IDS_PER_SELECT = 500
+_PAGE = 2048
+_UNSETTLED = b""  # the digest of a record that is about to be written again
+
+
+class Mark(NamedTuple):
+    """A record as a collection holds it.
+
+    Attributes:
+        id: The record's id.
+        digest: Its :func:`digest`; empty while it is being written again.
+        chunks: How many rows it has.
+    """
+
+    id: str
+    digest: bytes
+    chunks: int
+
+
+def digest(record: Record, settings: str = "") -> bytes:
+    """16 bytes of BLAKE2b over a record's text and metadata, and the settings by which it is cut into chunks."""
+    hasher = blake2b(record.text.encode(), digest_size=16)
+    hasher.update(b"\0" if not settings else f"\0{settings}".encode())
+    if record.metadata:
+        hasher.update(json.dumps(record.metadata, ensure_ascii=False, sort_keys=True).encode())
+    return hasher.digest()
+
+
+class Journal:
+    """Marks of the records that a database has acknowledged, for any number of collections.
+
+    A mark is made after the acknowledgement, so a record with a mark was written; one without may have been. The file
+    is an sqlite database, readable by its owner only (0600): it holds ids, and no texts. A mark that was made survives
+    a crash of the process; a power cut may lose the last ones. After a fork the child process opens the file again.
+
+    Args:
+        path: The file; created if it does not exist.
+
+    Raises:
+        JournalError: The path is no journal, is damaged or of a newer schema, cannot be opened, or its folder does not
+            exist.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        try:
+            self.path = Path(path).expanduser().absolute()
+        except RuntimeError as error:  # ~somebody
+            raise JournalError(f"journal={os.fspath(path)!r} is no path here ({error}); write it out") from error
+        with self._errors():
+            self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
+
+    def collection(self, name: str) -> CollectionMarks:
+        """The marks of a collection, by a name that says where it is and which model fills it."""
+        with self._errors(), self._file.transaction() as connection:
+            connection.execute("INSERT OR IGNORE INTO targets (name) VALUES (?)", (name,))
+            (number,) = connection.execute("SELECT number FROM targets WHERE name = ?", (name,)).fetchone()
+        return CollectionMarks(self, int(number))
+
+    @contextmanager
+    def reading(self) -> Iterator[sqlite3.Connection]:
+        """A connection to read by; its errors are JournalErrors."""
+        with self._errors(), self._file.connection() as connection:
+            yield connection
+
+    @contextmanager
+    def writing(self) -> Iterator[sqlite3.Connection]:
+        """A connection in a transaction, which is committed at the end; its errors are JournalErrors."""
+        with self._errors(), self._file.transaction() as connection:
+            yield connection
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        try:
+            yield
+        except CacheError as error:
+            reason = str(error).replace("is not a millpond cache", "is not a journal of millpond")
+            reason = reason.replace(f"the cache {self.path}", str(self.path)).replace(" set max_bytes,", "")
+            reason = reason.replace(f"cache={str(self.path)!r}", f"journal={str(self.path)!r}")
+            raise JournalError(reason if reason.startswith("journal=") else f"the journal {reason}") from error
+
+
+class CollectionMarks:
+    """The marks of one collection. Any thread may use it."""
+
+    def __init__(self, journal: Journal, number: int) -> None:
+        self._journal = journal
+        self._number = number
+
+    def find(self, ids: Sequence[str]) -> dict[str, Mark]:
+        """The marks of these records."""
+        found: dict[str, Mark] = {}
+        with self._journal.reading() as connection:
+            for start in range(0, len(ids), _IDS_PER_SELECT):
+                part = ids[start : start + _IDS_PER_SELECT]
+                places = ",".join("?" * len(part))
+                query = f"SELECT id, digest, chunks FROM records WHERE target = ? AND id IN ({places})"
+                for row in connection.execute(query, (self._number, *part)):
+                    found[row[0]] = Mark(*row)
+        return found
+
+    def mark(self, marks: Iterable[Mark]) -> None:
+        """Note records that the database has acknowledged."""
+        with self._journal.writing() as connection:
+            connection.executemany(
+                "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (target, id) "
+                "DO UPDATE SET digest = excluded.digest, chunks = excluded.chunks",
+                [(self._number, *mark) for mark in marks],
+            )
+
+    def unsettle(self, ids: Iterable[str]) -> None:
+        """Note that records are about to be written again; how many rows they had stays known."""
+        with self._journal.writing() as connection:
+            connection.executemany(
+                "UPDATE records SET digest = ? WHERE target = ? AND id = ?",
+                [(_UNSETTLED, self._number, each) for each in ids],
+            )
+
+    def remove(self, ids: Iterable[str]) -> None:
+        """Remove the marks of records that the collection holds no more, and of pieces that were records themselves."""
+        removed = list(ids)
+        with self._journal.writing() as connection:
+            connection.executemany(
+                "DELETE FROM records WHERE target = ? AND id = ?", [(self._number, each) for each in removed]
+            )
+            # The name of a piece is the id, NUL and its number.
+            connection.executemany(
+                "DELETE FROM records WHERE target = ? AND id > ? AND id < ?",
+                [(self._number, f"{each}\0", f"{each}\1") for each in removed],
+            )
+
+    def rows(self) -> int:
+        """How many rows the marked records have."""
+        with self._journal.reading() as connection:
+            query = "SELECT COALESCE(SUM(chunks), 0) FROM records WHERE target = ? AND digest != ?"
+            return int(connection.execute(query, (self._number, _UNSETTLED)).fetchone()[0])
+
+    def ends(self, count: int) -> list[Mark]:
+        """The first and the last marks in the order of their ids, ``count`` of each."""
+        marks: dict[str, Mark] = {}
+        with self._journal.reading() as connection:
+            for order in ("ASC", "DESC"):
+                query = (
+                    "SELECT id, digest, chunks FROM records WHERE target = ? AND digest != ? AND chunks > 0 "
+                    f"ORDER BY id {order} LIMIT ?"
+                )
+                for row in connection.execute(query, (self._number, _UNSETTLED, count)):
+                    marks[row[0]] = Mark(*row)
+        return list(marks.values())
+
+    def pages(self) -> Iterator[list[Mark]]:
+        """All marks in the order of their ids, page by page; between two pages marks may be removed."""
+        last = ""
+        query = "SELECT id, digest, chunks FROM records WHERE target = ? AND id > ? AND digest != ? ORDER BY id LIMIT ?"
+        while True:
+            with self._journal.reading() as connection:
+                page = [Mark(*row) for row in connection.execute(query, (self._number, last, _UNSETTLED, _PAGE))]
+            if not page:
+                return
+            yield page
+            last = page[-1].id

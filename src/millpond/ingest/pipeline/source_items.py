@@ -1,0 +1,52 @@
+"""SourceItems: the records of a source, up to its end, its error or the end of the run."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from millpond.ingest.pipeline.stop import ReadInterrupted, StopRequest
+from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sources.read import SkippedFiles
+
+
+class SourceItems:
+    """The items of a source, up to its end or its exception, which is kept for after the last write.
+
+    Attributes:
+        error: The exception, once it was raised.
+        skipped: What a folder's reader did not read.
+    """
+
+    def __init__(self, items: Iterable[Record | Rejected], stop: threading.Event) -> None:
+        self._items = iter(items)
+        self._read = 0
+        # A signal handler may end the waiting for the next item.
+        self._stop: Any = stop if isinstance(stop, StopRequest) else StopRequest()
+        self.error: Exception | None = None
+        self.skipped: SkippedFiles | None = None
+
+    def __iter__(self) -> Iterator[Record | Rejected]:
+        while True:
+            try:
+                item = self._next()
+            except StopIteration as end:
+                self.skipped = end.value if isinstance(end.value, SkippedFiles) else None
+                return
+            except ReadInterrupted:
+                return
+            except Exception as error:
+                error.add_note(f"ingest: raised by the source at item {self._read} (from 0); those before are written")
+                self.error = error
+                return
+            yield item
+            self._read += 1
+
+    def _next(self) -> Any:
+        # Only in here does a signal end the waiting, wherever it arrives, so that the caller handles it.
+        self._stop.reading = True
+        try:
+            return next(self._items)
+        finally:
+            self._stop.reading = False

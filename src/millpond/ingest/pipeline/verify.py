@@ -1,0 +1,180 @@
+"""Looks into a database after a run: are the rows there, and are they right?"""
+
+from __future__ import annotations
+
+import logging
+import random
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from millpond.ingest.pipeline.delivery import Delivery
+from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder, record_key
+from millpond.ingest.pipeline.journal import CollectionMarks, Mark
+from millpond.ingest.record import Record, content_hash, point_id
+from millpond.ingest.sinks.batch import FloatArray
+from millpond.ingest.sinks.protocol import Reads
+from millpond.ingest.telemetry.report import Verification
+
+logger = logging.getLogger(__name__)
+
+_SAMPLED_RECORDS = 256
+_PROBED_RECORDS = 128
+_ROWS = 512
+# Of a stored vector and the engine's: half precision has 0.99999, a byte per dimension 0.999.
+_LEAST_COSINE = 0.99
+
+
+class RecordSample:
+    """Some records of a run, each with the same chance (algorithm R). Any thread may use it."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(0)
+        self._lock = threading.Lock()
+        self._seen = 0
+        self._records: list[Record] = []
+        self._places: dict[str, int] = {}  # of each id
+
+    @property
+    def records(self) -> list[Record]:
+        """The sample."""
+        return [self._records[place] for place in self._places.values()]
+
+    def offer(self, records: Iterable[Record]) -> None:
+        """Records that the collection should hold. A later one with the same id takes the place of an earlier one."""
+        with self._lock:
+            for record in records:
+                self._seen += 1
+                place = self._places.pop(record_key(record), None)
+                if place is None and len(self._records) < _SAMPLED_RECORDS:
+                    place = len(self._records)
+                    self._records.append(record)
+                elif place is None:
+                    place = self._random.randrange(self._seen)
+                    if place >= _SAMPLED_RECORDS:
+                        continue
+                    self._places.pop(record_key(self._records[place]), None)
+                self._records[place] = record
+                self._places[record_key(record)] = place
+
+    def drop(self, key: str) -> None:
+        """A record that the collection does not hold after all."""
+        with self._lock:
+            self._places.pop(key, None)
+
+
+def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
+    """Remove the marks of records that the collection lacks: it was deleted, or restored from a copy.
+
+    The collection is trusted if it has as many rows as the marks say, and the rows of the first and the last ids; else
+    every row is looked for by its id.
+
+    Returns:
+        How many rows are missing.
+    """
+    expected = marks.rows()
+    if not expected:
+        return 0
+    stored = sink.count()
+    if stored >= expected and not _missing(sink, marks.ends(_PROBED_RECORDS)):
+        return 0
+    missing = _forget(sink, marks, lambda look: look()) if stored else _forget_all(marks)
+    if missing:
+        logger.warning(
+            "the collection lacks %d of the %d rows that the journal says it holds; they are written again",
+            missing,
+            expected,
+        )
+    return missing
+
+
+def verify(
+    sink: Reads,
+    marks: CollectionMarks,
+    sample: Sequence[PlannedRecord],
+    embedder: RecordEmbedder,
+    delivery: Delivery,
+) -> Verification:
+    """Look for every row of the journal, and compare the text and the vectors of a sample with the engine's.
+
+    Marks of missing rows and of different ones are removed, so that the next run writes them.
+
+    Args:
+        sink: The collection.
+        marks: The journal's marks.
+        sample: Records that the collection should hold.
+        embedder: Embeds the sample, most of it from the engine's cache.
+        delivery: How requests are sent.
+    """
+    expected = marks.rows()
+    missing = _forget(sink, marks, delivery.send)
+    different: set[str] = set()
+    sampled = 0
+    for embedded in _embedded(embedder, sample):
+        rows, batch = embedded.batch.ids, embedded.batch
+        owners = [record.key for record in embedded.records for _ in record.chunks]
+        stored = delivery.send(lambda ids=rows, widths=list(batch.vectors): sink.fetch(ids, widths=widths))  # type: ignore[misc]
+        # Some types of vectors cannot be read back: then no row has them.
+        readable = {width for row in stored.values() for width in row.vectors}
+        for index, (row_id, record) in enumerate(zip(rows, batch.records, strict=True)):
+            row = stored.get(row_id)
+            sampled += 1
+            if (
+                row is None
+                or row.content_hash not in ("", content_hash(record.text))
+                or not all(
+                    width in row.vectors and _alike(row.vectors[width], batch.vectors[width][index])
+                    for width in readable
+                )
+            ):
+                different.add(owners[index])
+    if different:
+        marks.remove(different)
+    return Verification(
+        rows=delivery.send(sink.count), expected=expected, missing=missing, sampled=sampled, different=len(different)
+    )
+
+
+def _alike(stored: FloatArray, computed: FloatArray) -> bool:
+    if stored.shape != computed.shape:
+        return False
+    length = float(np.linalg.norm(stored))
+    return length > 0 and float(stored @ computed) / length >= _LEAST_COSINE
+
+
+def _embedded(embedder: RecordEmbedder, records: Sequence[PlannedRecord]) -> Iterator[EmbeddedRecords]:
+    for start in range(0, len(records), _SAMPLED_RECORDS):
+        for result in embedder.complete(embedder.submit(records[start : start + _SAMPLED_RECORDS])):
+            if isinstance(result, EmbeddedRecords):
+                yield result
+
+
+def _forget(sink: Reads, marks: CollectionMarks, send: Callable[[Callable[[], Any]], Any]) -> int:
+    missing = 0
+    for page in marks.pages():
+        for start in range(0, len(page), _ROWS):
+            part = page[start : start + _ROWS]
+            lacking = send(lambda marks=part: _missing(sink, marks))  # type: ignore[misc]
+            if lacking:
+                marks.remove(lacking)
+                missing += sum(lacking.values())
+    return missing
+
+
+def _forget_all(marks: CollectionMarks) -> int:
+    missing = 0
+    for page in marks.pages():
+        marks.remove([mark.id for mark in page])
+        missing += sum(mark.chunks for mark in page)
+    return missing
+
+
+def _missing(sink: Reads, marks: Sequence[Mark]) -> dict[str, int]:
+    """Records of which rows are missing, and how many."""
+    owner = {point_id(mark.id, chunk): mark.id for mark in marks for chunk in range(mark.chunks)}
+    lacking: dict[str, int] = {}
+    for row_id in owner.keys() - sink.fetch(list(owner)).keys():
+        lacking[owner[row_id]] = lacking.get(owner[row_id], 0) + 1
+    return lacking

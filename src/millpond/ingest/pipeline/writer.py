@@ -1,0 +1,217 @@
+"""BatchWriter: the thread that writes to the sink, and marks in the journal what is written."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from millpond.ingest.pipeline.delivery import Delivery, Refused
+from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord
+from millpond.ingest.pipeline.journal import CollectionMarks, Mark
+from millpond.ingest.record import point_id
+from millpond.ingest.sinks.protocol import ChunkedRows, Deletes, Reads, Sink
+from millpond.ingest.telemetry.counts import RunCounts
+from millpond.ingest.telemetry.trace import RunTrace
+
+QUEUED_BATCHES = 2
+# Rows of one write. A run can only be stopped between writes, and one may take seconds.
+_WRITE_RECORDS = 512
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class BlankRecords:
+    """Records without a visible character, whose rows of an earlier run are deleted."""
+
+    records: Sequence[PlannedRecord]
+
+
+class BatchWriter:
+    """A thread that writes batches from a bounded queue. After a failure it drains the queue, so that no put blocks.
+
+    Args:
+        sink: Where to write.
+        counts: The counts of the run.
+        delivery: How requests are sent.
+        marks: Where a written record is marked; ``None`` without a journal.
+        fail: Called with a record that the database refuses, and the reason.
+        trace: Where times go.
+    """
+
+    def __init__(
+        self,
+        sink: Sink,
+        counts: RunCounts,
+        *,
+        delivery: Delivery,
+        marks: CollectionMarks | None,
+        fail: Callable[[PlannedRecord, str], object],
+        trace: RunTrace,
+    ) -> None:
+        self._sink = sink
+        self._counts = counts
+        self._delivery = delivery
+        self._marks = marks
+        self._fail = fail
+        self._trace = trace
+        self._queue: queue.Queue[EmbeddedRecords | BlankRecords | None] = queue.Queue(QUEUED_BATCHES)
+        self._failure: BaseException | None = None
+        self._dropping = False
+        # A daemon, so that a database that never answers cannot keep the program from ending.
+        self._thread = threading.Thread(target=self._work, name="millpond-writer", daemon=True)
+        self._thread.start()
+
+    @property
+    def queued(self) -> int:
+        """How many batches wait."""
+        return self._queue.qsize()
+
+    def check(self) -> None:
+        """Raise the error that stopped the writing, if there is one."""
+        if self._failure is not None:
+            raise self._failure
+
+    def put(self, batch: EmbeddedRecords | BlankRecords) -> None:
+        """Queue a batch; blocks while the queue is full."""
+        self.check()
+        self._queue.put(batch)
+
+    def finish(self) -> None:
+        """Wait until everything queued is written."""
+        self._queue.put(None)
+        self._thread.join()
+        self.check()
+
+    def abandon(self) -> None:
+        """Drop the queued batches and wait for the current write."""
+        self._dropping = True
+        self._queue.put(None)
+        self._thread.join()
+
+    def _work(self) -> None:
+        while (batch := self._queue.get()) is not None:
+            if self._dropping or self._failure is not None:
+                continue
+            try:
+                if isinstance(batch, BlankRecords):
+                    self._delete(batch.records)
+                    continue
+                self._unsettle(batch.records)
+                for part in _parts(batch):
+                    if self._dropping:
+                        break
+                    self._write(batch, part)
+            except BaseException as error:  # raised again in the caller's thread
+                self._failure = error
+
+    def _unsettle(self, records: Sequence[PlannedRecord]) -> None:
+        """Forget the marks that earlier records with these ids got in this run: were it killed, they would be wrong."""
+        if self._marks is not None and (again := [each.key for each in records if each.again]):
+            self._marks.unsettle(again)
+
+    def _write(self, batch: EmbeddedRecords, part: _Part) -> None:
+        rows = batch.batch if part.whole else batch.batch.part(part.rows)
+        with self._trace.stage("write", len(rows)):
+            refused = self._delivery.write(self._sink.write, rows)
+        self._counts.add(written=len(rows) - len(refused))
+        part.refused.extend(Refused(part.rows.start + row, reason) for row, reason in refused)
+        self._settle(part.completed, batch, part.refused)
+
+    def _settle(self, completed: Sequence[int], batch: EmbeddedRecords, refused: Sequence[Refused]) -> None:
+        """Mark the records of which every row is written, and leave out those of which one was refused."""
+        if refused:
+            written = self._leave_out(completed, batch, refused)
+        else:
+            written = [batch.records[index] for index in completed]
+        self._drop_stale_chunks(written, batch)
+        if self._marks is not None and written:
+            with self._trace.stage("journal", len(written)):
+                self._marks.mark(Mark(each.key, each.digest, len(each.chunks)) for each in written)
+        self._counts.add(finished=len(written))
+
+    def _leave_out(
+        self, completed: Sequence[int], batch: EmbeddedRecords, refused: Sequence[Refused]
+    ) -> list[PlannedRecord]:
+        """The completed records of which no row was refused; of the others no row stays behind."""
+        # The rows of a batch are in the order of its records.
+        reasons = {bisect_right(batch.ends, row): reason for row, reason in reversed(refused)}
+        good = []
+        for index in completed:
+            record, cached = batch.records[index], batch.cached[index]
+            reason = reasons.get(index)
+            if reason is None:
+                good.append(record)
+                continue
+            self._counts.add(**({"cached": -1} if cached else {"embedded": -1}))
+            self._fail(record, reason)
+            if len(record.chunks) > 1 and isinstance(self._sink, Reads):
+                self._drop_stale_chunks([record], batch)  # first: behind a gap no later run would find them
+                row_ids = [point_id(chunk.id, chunk.chunk) for chunk in reversed(record.chunks)]
+                self._delivery.send(lambda rows=row_ids: self._sink.delete_rows(rows))  # type: ignore[misc]
+        return good
+
+    def _drop_stale_chunks(self, records: Sequence[PlannedRecord], batch: EmbeddedRecords) -> None:
+        """Delete the rows of longer texts that these records had before, but none of the batch itself."""
+        if not isinstance(self._sink, ChunkedRows):
+            return
+        sink, stale = self._sink, []
+        unknown: dict[str, int] = {}
+        for each in records:
+            if each.stored_chunks is None:
+                unknown[each.record.id] = len(each.chunks)
+            else:
+                # The last ones first, so that an interrupted deletion leaves no gap.
+                numbers = range(each.stored_chunks - 1, len(each.chunks) - 1, -1)
+                stale += [point_id(each.record.id, number) for number in numbers]
+        if unknown:
+            self._delivery.send(lambda: stale.extend(sink.chunks_from(unknown)))
+        if stale:  # a source may hold pieces of its own beside the first one
+            own = set(batch.batch.ids)
+            stale[:] = [row_id for row_id in stale if row_id not in own]
+        if stale:
+            self._delivery.send(lambda: sink.delete_rows(stale))
+
+    def _delete(self, records: Sequence[PlannedRecord]) -> None:
+        """Delete the rows of records whose text is blank now, if the sink can."""
+        self._unsettle(records)
+        if isinstance(self._sink, Deletes):
+            sink = self._sink
+            with self._trace.stage("write", len(records)):
+                whole = [each.record.id for each in records if each.record.chunk == 0]
+                self._delivery.send(lambda: sink.delete(whole))
+                if len(whole) < len(records) and isinstance(sink, Reads):
+                    rows = [point_id(each.record.id, each.record.chunk) for each in records if each.record.chunk]
+                    self._delivery.send(lambda: sink.delete_rows(rows))
+                if self._marks is not None:  # of pieces that were records of their own, whose rows are deleted too
+                    self._marks.remove(whole)
+        if self._marks is not None:
+            self._marks.mark(Mark(each.key, each.digest, 0) for each in records)
+
+
+class _Part(NamedTuple):
+    """Rows of one write.
+
+    Attributes:
+        rows: Which.
+        completed: Indexes of the records whose last row is among them.
+        refused: Rows of the batch that the database refused, shared by its parts.
+        whole: Whether they are all rows of the batch.
+    """
+
+    rows: slice
+    completed: range
+    refused: list[Refused]
+    whole: bool
+
+
+def _parts(batch: EmbeddedRecords) -> Iterator[_Part]:
+    count, done, refused = len(batch.batch), 0, list[Refused]()
+    for start in range(0, count, _WRITE_RECORDS):
+        stop = min(start + _WRITE_RECORDS, count)
+        first = done
+        while done < len(batch.ends) and batch.ends[done] <= stop:
+            done += 1
+        yield _Part(slice(start, stop), range(first, done), refused, stop - start == count)

@@ -1,0 +1,1 @@
+"""Sinks: what a database must offer, and what the databases share."""

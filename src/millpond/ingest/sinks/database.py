@@ -1,0 +1,111 @@
+"""Database: what commands need to know of a database, as the package that writes to it tells."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from typing import Any
+
+from millpond.errors import InvalidRequestError
+
+logger = logging.getLogger(__name__)
+
+GROUP = "millpond.sinks"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Database:
+    """Opens the sinks of a kind of database, and describes it; :func:`database` makes it of the function that opens.
+
+    Attributes:
+        opener: ``opener(scheme, location, collection, *, must_exist, **options)``.
+        options: Names of the options that it takes; ``None`` if they are not checked.
+        urls: Examples of URLs, the first one on this machine: the commands that ``millpond advise`` prints have it.
+        variables: Environment variables that hold its key; what ends in ``_`` stands for every name that begins so.
+        datatypes: Types in which it stores vectors.
+        coarse_datatypes: Types in which it stores only the narrow vectors of a coarse-to-fine search.
+        quantizations: Smaller copies of the vectors that it makes and searches.
+        packages: Distributions whose versions ``millpond env`` prints, beside the one of the entry point.
+    """
+
+    opener: Callable[..., Any]
+    options: frozenset[str] | None = None
+    urls: tuple[str, ...] = ()
+    variables: tuple[str, ...] = ()
+    datatypes: tuple[str, ...] = ()
+    coarse_datatypes: tuple[str, ...] = ()
+    quantizations: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+    def __call__(self, scheme: str, location: str, collection: str, *, must_exist: bool = False, **options: Any) -> Any:
+        """Open the sink of ``KIND+SCHEME:LOCATION#COLLECTION``.
+
+        Args:
+            scheme: What the location is, as ``path`` or ``http``.
+            location: Where the database is.
+            collection: Name of the collection.
+            must_exist: Refuse a folder or file that is not there.
+            options: Options of the sink.
+
+        Raises:
+            InvalidRequestError: The database has no such scheme or option, or there is none.
+        """
+        if self.options is not None and (unknown := sorted(options.keys() - self.options)):
+            name = unknown[0]
+            raise InvalidRequestError(
+                f"{name}={options[name]!r} is no option of this sink; it takes {', '.join(sorted(self.options))}"
+            )
+        return self.opener(scheme, location, collection, must_exist=must_exist, **options)
+
+
+def database(*, options: Iterable[str], **facts: tuple[str, ...]) -> Callable[[Callable[..., Any]], Database]:
+    """Make a :class:`Database` of the function below, which the package's entry point ``millpond.sinks`` names.
+
+    Args:
+        options: Names of the options of the sink: a ``TypedDict`` has them in ``__annotations__``.
+        facts: The other attributes of :class:`Database`.
+
+    Returns:
+        A decorator of ``opener(scheme, location, collection, *, must_exist, **options)``.
+    """
+    return lambda opener: Database(opener=opener, options=frozenset(options), **facts)
+
+
+@cache
+def installed() -> dict[str, Database]:
+    """The databases of the installed packages by the first part of their URLs, those with most layouts first."""
+    found = {}
+    for point in entry_points(group=GROUP):
+        try:
+            loaded = point.load()
+        except Exception as error:  # of somebody's package, which no command but its own needs
+            logger.warning("the package of %s cannot be imported: %s", point.name, error)
+            continue
+        if isinstance(loaded, Database):
+            found[point.name] = loaded
+    return dict(
+        sorted(
+            found.items(),
+            key=lambda item: -len((*item[1].datatypes, *item[1].coarse_datatypes, *item[1].quantizations)),
+        )
+    )
+
+
+def url_examples() -> str:
+    """URLs of the installed databases, as the end of a sentence."""
+    urls = [url for each in installed().values() for url in each.urls]
+    return (
+        f"like {', '.join(urls)}"
+        if urls
+        else "KIND+SCHEME:LOCATION#COLLECTION, of a database whose package is installed"
+    )
+
+
+def sink_packages() -> list[str]:
+    """Distributions of the installed databases and of their clients."""
+    points = entry_points(group=GROUP)
+    named = [point.dist.name for point in points if point.dist is not None]
+    return sorted({*named, *(package for one in installed().values() for package in one.packages)})

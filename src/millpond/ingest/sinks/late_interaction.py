@@ -1,0 +1,366 @@
+"""CollectionIndex: the part of a late-interaction index that is the same for every database."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.errors import InvalidRequestError, SinkError
+from millpond.ingest.record import content_hash, point_id
+from millpond.ingest.sinks.batch import slices
+from millpond.ingest.sinks.client import CollectionClient
+from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch, check_prefetch
+from millpond.late_interaction.index.arguments import TokenEngine
+from millpond.late_interaction.index.base import LateInteractionIndex
+from millpond.late_interaction.index.documents import Documents, Hit, Search
+from millpond.late_interaction.index.settings import IndexSettings
+from millpond.metadata import Scalar
+from millpond.vectors.ragged import Ragged
+
+FloatArray = npt.NDArray[np.float32]
+
+# Ids in one request: 4 MB of JSON.
+_MAX_IDS = 50_000
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IndexRow:
+    """One document as it is written.
+
+    Attributes:
+        point: Its database id.
+        fields: ``id``, ``text``, ``metadata`` and ``content_hash``, as a sink's plain payload has them; ``tokens``, how
+            many rows it has; ``added``, a number that is larger for documents added later.
+        matrix: float32 ``[tokens, width]``.
+        prefetch: float32 ``[prefetch_width]``, by which it becomes a candidate; zeros without tokens.
+    """
+
+    point: str
+    fields: Mapping[str, Any]
+    matrix: FloatArray
+    prefetch: FloatArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IndexQuery:
+    """What one request searches for.
+
+    Attributes:
+        matrix: float32 ``[tokens, width]``, at least one token.
+        prefetch: float32 ``[prefetch_width]``.
+        k: Most hits.
+        candidates: Documents that the prefetch keeps; ``None`` scores every document that matches.
+        conditions: The filter on metadata, as :class:`Search` has it.
+        points: Database ids of the only documents to search; ``None`` for all.
+    """
+
+    matrix: FloatArray
+    prefetch: FloatArray
+    k: int
+    candidates: int | None
+    conditions: Mapping[str, Sequence[Scalar]]
+    points: Sequence[str] | None
+
+
+class Found(NamedTuple):
+    """A hit with its place among hits of equal score."""
+
+    hit: Hit
+    added: int
+
+
+class CollectionIndex(LateInteractionIndex, CollectionClient):
+    """Token matrices in one collection of a database.
+
+    A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
+    ``_read_manifest``, ``_existing``, ``_write``, ``_remove``, ``_delete_matching``, ``_count``, ``_listed``,
+    ``_query`` and ``_describe_error``. It may also override ``_prepare``, ``_flush``, ``_release`` and
+    ``_check_document``.
+
+    Args:
+        location: Where the database is; not read if the caller passed a client.
+        collection: Name of the collection.
+        engine: As :class:`LateInteractionIndex`.
+        codec: How rows are stored.
+        prefetch: The single vectors by which candidates are found; ``None`` scores every document.
+        dimensions: As :class:`LateInteractionIndex`.
+        pool_factor: As :class:`LateInteractionIndex`.
+        owned: Whether this object opens the client, so that :meth:`close` closes it; ``False`` if the caller passed it.
+    """
+
+    kind = "index"
+    codecs: ClassVar[tuple[str, ...]]
+    prefetches: ClassVar[tuple[Prefetch | None, ...]]
+    least_candidates: ClassVar[int]  # of a search that names no number
+
+    def __init__(
+        self,
+        location: str | os.PathLike[str] | None,
+        collection: str,
+        engine: TokenEngine | None,
+        *,
+        codec: str,
+        prefetch: str | None,
+        dimensions: int | None,
+        pool_factor: int | None,
+        owned: bool,
+    ) -> None:
+        CollectionClient.__init__(self, location, collection, owned=owned)
+        LateInteractionIndex.__init__(self, engine, dimensions=dimensions, pool_factor=pool_factor)
+        if codec not in self.codecs:
+            raise InvalidRequestError(f"codec={codec!r} is unknown; choose one of {', '.join(self.codecs)}")
+        self._codec = codec
+        self._prefetch = check_prefetch(prefetch, self.prefetches)
+        self._manifest: IndexManifest | None = None
+        self._numbering = threading.Lock()
+        self._last_added = 0
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._where!r}, {self._collection!r}, prefetch={self._prefetch!r})"
+
+    def __len__(self) -> int:
+        self._check_open()
+        if self._manifest is None:
+            return 0
+        with self._request("a count"):
+            return self._count()
+
+    def close(self) -> None:
+        """Close the client, unless it was passed in; from then on every method raises InvalidRequestError."""
+        if not self._closed:
+            super().close()
+            if self._owned:
+                self._release()
+
+    # ------------------------------------------------------------------------------- implemented by each database
+
+    @abstractmethod
+    def _create(self, manifest: IndexManifest) -> None:
+        """Create the collection, and the manifest as metadata."""
+
+    @abstractmethod
+    def _existing(self, points: Sequence[str]) -> int:
+        """How many rows have one of these database ids."""
+
+    @abstractmethod
+    def _write(self, rows: Sequence[IndexRow], manifest: IndexManifest) -> None:
+        """Store rows, replacing those whose id exists, and wait for the acknowledgement."""
+
+    @abstractmethod
+    def _remove(self, points: Sequence[str]) -> None:
+        """Delete the rows with these database ids."""
+
+    @abstractmethod
+    def _count(self) -> int:
+        """How many rows the collection holds, counting every acknowledged write."""
+
+    @abstractmethod
+    def _listed(self) -> list[tuple[int, str]]:
+        """``added`` and ``id`` of every row."""
+
+    @abstractmethod
+    def _query(self, queries: Sequence[IndexQuery], manifest: IndexManifest) -> list[list[Found]]:
+        """The best ``k`` documents of each query, in any order; of equal scores at the end, those added first."""
+
+    def _prepare(self, manifest: IndexManifest) -> None:
+        """Make an existing collection, whose manifest is checked, ready to be used."""
+
+    def _flush(self) -> None:
+        """Make acknowledged changes durable, once after the requests of a write or delete."""
+
+    def _check_document(self, fields: Mapping[str, Any], matrix: FloatArray, size: int) -> None:
+        """Raise InvalidRequestError for a document that the database cannot store.
+
+        Args:
+            fields: As :attr:`IndexRow.fields`.
+            matrix: float32 ``[tokens, width]``.
+            size: Bytes of all of it in a request.
+        """
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _upsert(self, documents: Documents) -> int:
+        manifest = self._manifest or self._begun(documents.embeddings.flat.shape[1])
+        first = self._next_added(len(documents))
+        fields = [
+            {
+                "id": id,
+                "text": text,
+                "metadata": metadata,
+                "content_hash": content_hash(text),
+                "tokens": len(matrix),
+                "added": first + index,
+            }
+            for index, (id, text, metadata, matrix) in enumerate(
+                zip(documents.ids, documents.texts, documents.metadata, documents.embeddings, strict=True)
+            )
+        ]
+        sizes = []
+        for row, matrix in zip(fields, documents.embeddings, strict=True):
+            text_bytes = len(json.dumps(row, ensure_ascii=False).encode())
+            size = text_bytes + self.float_bytes * (matrix.size + manifest.prefetch_width)
+            self._check_document(row, matrix, size)
+            sizes.append(size)
+        points = [point_id(id) for id in documents.ids]
+        with self._request("a look for stored documents"):
+            existing = self._existing(points)
+        for part in slices(sizes, max_rows=self.max_rows, max_bytes=self.max_bytes):
+            matrices = documents.embeddings[part]
+            encodings = manifest.encode_documents(Ragged.from_matrices(matrices, width=manifest.settings.width))
+            rows = [
+                IndexRow(point=point, fields=row, matrix=matrix, prefetch=encoding)
+                for point, row, matrix, encoding in zip(points[part], fields[part], matrices, encodings, strict=True)
+            ]
+            with self._request(f"an upsert of {len(rows)} {self.row}s"):
+                self._write(rows, manifest)
+        self._flush()
+        return len(points) - existing
+
+    def _delete(self, ids: Sequence[str]) -> int:
+        if self._manifest is None:
+            return 0
+        deleted = 0
+        for start in range(0, len(ids), self.max_rows):
+            points = [point_id(id) for id in ids[start : start + self.max_rows]]
+            with self._request(f"a delete of {len(points)} {self.row}s"):
+                deleted += self._existing(points)
+                self._remove(points)
+        self._flush()
+        return deleted
+
+    def _search(self, queries: Ragged, search: Search) -> list[list[Hit]]:
+        manifest = self._opened()
+        results: list[list[Hit]] = [[] for _ in queries]
+        asked = [index for index, matrix in enumerate(queries) if len(matrix)]
+        if manifest is None or not asked:
+            return results
+        encodings = manifest.encode_queries(queries)
+        candidates = search.candidates if search.candidates is not None else max(self.least_candidates, 20 * search.k)
+        found: dict[int, list[Found]] = {index: [] for index in asked}
+        for points in _parts(search.ids):
+            scores_all = search.exact or manifest.prefetch is None or (points is not None and len(points) <= candidates)
+            plans = [
+                IndexQuery(
+                    matrix=queries[index],
+                    prefetch=encodings[index],
+                    k=search.k,
+                    candidates=None if scores_all else candidates,
+                    conditions=search.conditions,
+                    points=points,
+                )
+                for index in asked
+            ]
+            sizes = [
+                self.float_bytes * (plan.matrix.size + plan.prefetch.size) + 80 * len(points or ()) for plan in plans
+            ]
+            for part in slices(sizes, max_rows=self.max_rows, max_bytes=self.max_bytes):
+                with self._request("a search"):
+                    answers = self._query(plans[part], manifest)
+                for index, answer in zip(asked[part], answers, strict=True):
+                    found[index] += answer
+        for index, answer in found.items():
+            best = sorted(answer, key=lambda one: (-one.hit.score, one.added))
+            results[index] = [one.hit for one in best[: search.k]]
+        return results
+
+    def _ids(self) -> list[str]:
+        if self._manifest is None:
+            return []
+        with self._request("a listing of the documents"):
+            return [id for _, id in sorted(self._listed())]
+
+    @contextmanager
+    def _request(self, request: str) -> Iterator[None]:
+        super()._check_open()
+        try:
+            with CollectionClient._request(self, request):
+                yield
+        except SinkError:
+            super()._check_open()  # closed meanwhile, which the client's error does not say
+            raise
+
+    def _check_open(self) -> None:
+        """As the base; and rows are made as the collection's are, as soon as there is one."""
+        super()._check_open()
+        self._opened()
+
+    def _opened(self) -> IndexManifest | None:
+        """The manifest of the collection, checked when it is read for the first time; ``None`` without a collection."""
+        if self._manifest is None and self._found():
+            with self._request("a look at the collection"):
+                data = self._read_manifest()
+            manifest = IndexManifest.from_dict(data, collection=self._collection)
+            manifest.check_options(codec=self._codec, prefetch=self._prefetch, collection=self._collection)
+            self._encoding.restore(manifest.settings, owner=f"collection {self._collection!r}")
+            self._prepare(manifest)
+            self._manifest = manifest
+        return self._manifest
+
+    def _begun(self, width: int) -> IndexManifest:
+        """The manifest of the collection, which is created for documents of this width unless another object has."""
+        settings = self._encoding.settings or self._encoding.settings_without_rows(width)
+        opened = self._opened()
+        if opened is None:
+            self._created(IndexManifest.of(settings, codec=self._codec, prefetch=self._prefetch))
+            opened = self._opened()
+        if opened is None or not _same(opened.settings, settings):
+            done = "deleted" if opened is None else "created"
+            raise SinkError(
+                f"collection {self._collection!r} was {done} by another process at the same time; add the "
+                "documents again"
+            )
+        return opened
+
+    def _created(self, manifest: IndexManifest) -> None:
+        try:
+            with self._request("creating the collection"):
+                self._create(manifest)
+        except SinkError:
+            if not self._found():  # else another process was faster, and its collection is checked next
+                raise
+
+    @contextmanager
+    def _reading(self, ids: str) -> Iterator[None]:
+        """Turn an error from reading stored documents into a SinkError that names them, not the database."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            raise SinkError(
+                f"collection {self._collection!r} holds rows that cannot be read (document {ids}: "
+                f"{type(error).__name__}: {error}); check() names them; delete or add them again"
+            ) from error
+
+    def _next_added(self, count: int) -> int:
+        """The first of ``count`` numbers, larger than those of any document before: microseconds, if time allows."""
+        with self._numbering:
+            first = max(time.time_ns() // 1000, self._last_added + 1)
+            self._last_added = first + count - 1
+            return first
+
+
+def _same(one: IndexSettings, other: IndexSettings) -> bool:
+    """Whether two settings make the same rows."""
+    if one.to_json() != other.to_json():
+        return False
+    if one.projection is None or other.projection is None:
+        return one.projection is other.projection
+    return np.array_equal(one.projection.matrix, other.projection.matrix)
+
+
+def _parts(ids: Sequence[str] | None) -> Iterator[list[str] | None]:
+    """The database ids of ``ids``, as many as a request takes; ``None`` once if there are no ids."""
+    if ids is None:
+        yield None
+        return
+    for start in range(0, len(ids), _MAX_IDS):
+        yield [point_id(id) for id in ids[start : start + _MAX_IDS]]

@@ -1,0 +1,181 @@
+"""CollectionManifest: metadata of a collection that records the model and settings of its vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from millpond.errors import FingerprintMismatchError, InvalidRequestError
+from millpond.fingerprint import ModelIdentity, stored_name, stored_settings
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.spec import ModelSpec
+
+MANIFEST_KEY = "millpond"
+_SCHEMA = 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionManifest:
+    """The model, widths and field layout of a collection, stored in its metadata when it is created.
+
+    Attributes:
+        fingerprint: :attr:`~millpond.spec.ModelSpec.fingerprint` of the model.
+        model: The model's name, for error messages.
+        dimensions: The stored widths, ascending.
+        payload: The layout of the stored fields.
+        settings: The model's settings, as :func:`~millpond.fingerprint.stored_settings` makes them; empty for a
+            collection of an earlier version. Only error messages use them.
+        sparse: The model of the sparse vectors; ``None`` if the collection has none.
+        chunked: Whether its rows are chunks of records, of which a record may have several.
+    """
+
+    fingerprint: str
+    model: str
+    dimensions: tuple[int, ...]
+    fields: FieldLayout
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    sparse: ModelIdentity | None = None
+    chunked: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        spec: ModelSpec,
+        *,
+        dimensions: tuple[int, ...] | None,
+        fields: FieldLayout,
+        sparse: ModelSpec | None = None,
+        chunked: bool = False,
+    ) -> CollectionManifest:
+        """The manifest of a new collection.
+
+        Raises:
+            InvalidDimensionsError: The model cannot be cut to these widths.
+        """
+        widths = tuple(sorted({spec.check_dimensions(width) for width in dimensions or (None,)}))
+        return cls(
+            fingerprint=spec.fingerprint,
+            model=stored_name(spec),
+            dimensions=widths,
+            fields=fields,
+            settings=stored_settings(spec),
+            sparse=None if sparse is None else ModelIdentity.of(sparse),
+            chunked=chunked,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The manifest as JSON."""
+        return {
+            "schema": _SCHEMA,
+            "fingerprint": self.fingerprint,
+            "model": self.model,
+            "dimensions": list(self.dimensions),
+            "payload": self.fields,
+            **({"settings": dict(self.settings)} if self.settings else {}),
+            **({"chunked": True} if self.chunked else {}),
+            **({} if self.sparse is None else {"sparse": _identity_dict(self.sparse)}),
+        }
+
+    @classmethod
+    def from_dict(cls, data: object, *, collection: str) -> CollectionManifest:
+        """The manifest as read from a collection.
+
+        Raises:
+            FingerprintMismatchError: The collection has no manifest, or one that this version cannot read.
+        """
+        if data is None:
+            raise FingerprintMismatchError(
+                f"collection {collection!r} was not made by millpond (it carries no fingerprint of a model), so its "
+                "vectors cannot be trusted to compare; choose another collection name"
+            )
+        try:
+            if not isinstance(data, Mapping) or data["schema"] != _SCHEMA:
+                raise ValueError("another schema")
+            return cls(
+                fingerprint=str(data["fingerprint"]),
+                model=str(data["model"]),
+                dimensions=tuple(int(width) for width in data["dimensions"]),
+                fields=data["payload"],
+                settings=settings if isinstance(settings := data.get("settings"), Mapping) else {},
+                sparse=None if data.get("sparse") is None else _read_identity(data["sparse"]),
+                chunked=bool(data.get("chunked", False)),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise FingerprintMismatchError(
+                f"collection {collection!r} carries a manifest that this version of millpond cannot read ({error}); "
+                "upgrade millpond, or choose another collection name"
+            ) from None
+
+    def check_model(self, spec: ModelSpec, *, collection: str) -> None:
+        """Raises FingerprintMismatchError for any model but the one that filled the collection."""
+        identity = ModelIdentity(fingerprint=self.fingerprint, model=self.model, settings=self.settings)
+        identity.check(spec, owner=f"collection {collection!r}", another="another collection name")
+
+    def check_sparse(self, spec: ModelSpec, *, collection: str) -> None:
+        """Raises unless this model made the collection's sparse vectors."""
+        if self.sparse is None:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds no sparse vectors; leave hybrid out, or ingest into another "
+                "collection with hybrid=True"
+            )
+        owner = f"collection {collection!r}, in its sparse vectors,"
+        self.sparse.check(spec, owner=owner, another="another collection name")
+
+    def check_write(
+        self, wanted: CollectionManifest, spec: ModelSpec, *, collection: str, sparse: ModelSpec | None = None
+    ) -> None:
+        """Raises unless ``wanted`` has the same models, widths and field layout as this collection."""
+        self.check_model(spec, collection=collection)
+        if sparse is not None:
+            self.check_sparse(sparse, collection=collection)
+        elif self.sparse is not None:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds sparse vectors too; pass hybrid=True, or another collection name"
+            )
+        if self.dimensions != wanted.dimensions:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds the widths {list(self.dimensions)}, and this sink writes "
+                f"{list(wanted.dimensions)}; pass dimensions={list(self.dimensions)}, or another collection name"
+            )
+        if self.chunked != wanted.chunked:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds "
+                + (
+                    "chunks of records, and this run writes whole ones; cut them too, or pass another collection name"
+                    if self.chunked
+                    else "whole records, and this run cuts them into chunks; leave that out, or pass another name"
+                )
+            )
+        if self.fields != wanted.fields:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds fields of the layout {self.fields!r}, and this sink writes "
+                f"{wanted.fields!r}; pass fields={self.fields!r}, or another collection name"
+            )
+
+    def widths_to_search(self, wanted: tuple[int, ...] | None, *, collection: str) -> tuple[int, ...]:
+        """The widths a search uses: ``wanted``, or by default all stored ones."""
+        missing = sorted(set(wanted or ()) - set(self.dimensions))
+        if missing:
+            raise InvalidRequestError(
+                f"collection {collection!r} holds the widths {list(self.dimensions)}, not {missing}; "
+                f"choose among {list(self.dimensions)}"
+            )
+        return wanted or self.dimensions
+
+
+def _identity_dict(identity: ModelIdentity) -> dict[str, Any]:
+    return {
+        "fingerprint": identity.fingerprint,
+        "model": identity.model,
+        "settings": dict(identity.settings),
+    }
+
+
+def _read_identity(data: Mapping[str, Any]) -> ModelIdentity:
+    settings = data.get("settings")
+    return ModelIdentity(
+        fingerprint=str(data["fingerprint"]),
+        model=str(data["model"]),
+        settings=settings if isinstance(settings, Mapping) else {},
+    )

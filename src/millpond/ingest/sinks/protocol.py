@@ -1,0 +1,117 @@
+"""Sink: where ingest writes vectors. A database usually derives its sink from CollectionSink, which has the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from millpond.errors import InvalidRequestError
+from millpond.ingest.record import Record
+from millpond.ingest.sinks.batch import FloatArray, WriteBatch
+from millpond.spec import ModelSpec
+
+
+class Sink(Protocol):
+    """The methods that :func:`~millpond.ingest.ingest` calls.
+
+    More attributes are optional: ``dimensions``, the widths to store (by default the width that ``embed`` returns),
+    ``hybrid``, whether it stores sparse vectors too, ``target``, a str by which a journal tells the collection from
+    others (by default the name of the class: two collections of it then need a journal each), and the methods of
+    :class:`Checks`, :class:`Deletes` and :class:`Reads`. One run calls from one thread at a time.
+    """
+
+    def prepare(self, spec: ModelSpec) -> None:
+        """Open the collection, or create it, before anything is read.
+
+        Raises:
+            FingerprintMismatchError: The collection was built by another model, or not by millpond.
+        """
+
+    def write(self, batch: WriteBatch) -> None:
+        """Store every row, replacing those whose id exists, and return once the database has acknowledged them.
+
+        Raises:
+            SinkUnavailableError: The run tries again, for a time.
+            SinkTooLargeError: The run tries again with half of the rows at a time.
+            SinkRejectedError: The run finds the rows that are refused, leaves them out and writes the others.
+            SinkError: Any other stops the run.
+        """
+
+    def close(self) -> None:
+        """Release the resources that the sink opened itself."""
+
+
+@runtime_checkable
+class Checks(Protocol):
+    """A sink that can refuse a record before it is embedded."""
+
+    def check(self, record: Record) -> None:
+        """Raise :class:`~millpond.errors.InvalidRequestError` for a record that cannot be stored."""
+
+
+@runtime_checkable
+class Deletes(Protocol):
+    """A sink that can delete records: those that an earlier run wrote, and whose text is blank now."""
+
+    def delete(self, ids: Sequence[str], /) -> None:
+        """Delete records by their ids; those that do not exist are ignored."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredRow:
+    """A row as the database holds it.
+
+    Attributes:
+        record_id: The record's id.
+        content_hash: The hash of its text, as it is stored; empty in a row that a framework wrote.
+        vectors: For each width asked for that the row has, ``[width]`` float32.
+    """
+
+    record_id: str
+    content_hash: str
+    vectors: Mapping[int, FloatArray] = field(default_factory=dict)
+
+
+@runtime_checkable
+class Reads(Protocol):
+    """A sink whose rows can be read back: to verify a run, and to delete what its source no longer has."""
+
+    def count(self) -> int:
+        """How many rows the collection holds."""
+
+    def fetch(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
+        """Those of these rows that exist, with their vectors of some widths."""
+
+    def scan(self) -> Iterator[tuple[str, str]]:
+        """The row id and the record id of every row, in any order."""
+
+    def delete_rows(self, row_ids: Sequence[str]) -> None:
+        """Delete rows by their own ids; those that do not exist are ignored."""
+
+
+@runtime_checkable
+class ChunkedRows(Reads, Protocol):
+    """A sink that can find the rows of records which were cut into more chunks before."""
+
+    def chunks_from(self, first: Mapping[str, int]) -> list[str]:
+        """Row ids of these records' chunks from a number on, the last ones first."""
+
+
+def check_widths(dimensions: Sequence[int] | None) -> tuple[int, ...] | None:
+    """The widths of a sink, ascending and distinct; ``None`` stands for the width that ``embed`` returns."""
+    if dimensions is None:
+        return None
+    if isinstance(dimensions, str) or not isinstance(dimensions, Sequence) or not dimensions:
+        raise InvalidRequestError(f"dimensions={dimensions!r} must be a list of widths like [128, 768], or None")
+    for width in dimensions:
+        if isinstance(width, bool) or not isinstance(width, int | np.integer) or width < 1:
+            raise InvalidRequestError(f"dimensions={list(dimensions)!r}: {width!r} is no width; pass ints from 1")
+    return tuple(sorted({int(width) for width in dimensions}))
+
+
+def vector_name(width: int) -> str:
+    """The name of the vector, or field, of a width."""
+    return f"d{width}"

@@ -1,0 +1,280 @@
+"""Arrow sources: Parquet and Arrow files, and tables in memory, read batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from millpond.errors import InvalidRequestError, MissingExtraError
+from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sources.columns import check_columns
+from millpond.ingest.sources.compression import COMPRESSIONS
+from millpond.ingest.sources.rows import METADATA_KEY, RowReader
+
+ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
+BATCH_ROWS = 2048
+"""Most rows that are values of Python at a time."""
+
+_BATCH_BYTES = 16 << 20  # of Arrow, which long texts reach with fewer rows
+
+_READ_BYTES = 1 << 20  # of a column at a time, instead of all that a row group has of it
+
+
+def pyarrow(purpose: str) -> Any:
+    """The library; raises MissingExtraError with the command that installs it."""
+    try:
+        library = import_module("pyarrow")
+    except ImportError:
+        raise MissingExtraError(f"{purpose} needs pyarrow: pip install 'millpond[parquet]'") from None
+    return library
+
+
+class ArrowReader:
+    """The records of a schema's batches. The columns are checked at construction.
+
+    Args:
+        schema: The ``pyarrow.Schema``.
+        name: The source, for errors.
+        id_column: Column of the id. The schema may lack it only if it is the default.
+        text_column: Column of the text.
+        metadata_columns: The other columns that are kept, or keys of a nested ``metadata``; ``None``: all.
+
+    Attributes:
+        columns: The columns to read.
+
+    Raises:
+        InvalidRequestError: A column is missing, or of a type that cannot be the id, the text or metadata.
+    """
+
+    def __init__(
+        self,
+        schema: Any,
+        name: str,
+        *,
+        id_column: str,
+        text_column: str,
+        metadata_columns: Collection[str] | None,
+    ) -> None:
+        self._types = pyarrow("reading a table").types
+        names: list[str] = list(schema.names)
+        nested, keys = False, None
+        if METADATA_KEY in names and METADATA_KEY not in (id_column, text_column):
+            metadata = schema.field(METADATA_KEY).type
+            nested = self._types.is_struct(metadata) or self._types.is_map(metadata)
+            keys = [field.name for field in metadata] if self._types.is_struct(metadata) else None
+        check_columns(
+            name,
+            names,
+            id_column=id_column,
+            text_column=text_column,
+            metadata_columns=metadata_columns,
+            nested=keys if nested else (),
+        )
+        kept = set(names if metadata_columns is None else metadata_columns) | {id_column, text_column}
+        if nested and metadata_columns is not None and (set(metadata_columns) - set(names)):
+            kept.add(METADATA_KEY)
+        self.columns = [column for column in names if column in kept]
+        self._name = name
+        self._check_types({column: schema.field(column).type for column in self.columns}, id_column, text_column)
+        self._rows = RowReader(
+            name,
+            id_column=id_column,
+            text_column=text_column,
+            metadata_columns=metadata_columns,
+            nested=nested,
+        )
+
+    def records(self, batches: Iterable[Any], *, item: str) -> Generator[Record | Rejected, None, None]:
+        """The records of ``pyarrow`` batches or tables.
+
+        Args:
+            batches: They have at least :attr:`columns`.
+            item: Names a row by its number, from 0: ``"path[%d]"``.
+        """
+        first = 0
+        for batch in batches:
+            step = _rows_of_batch(batch.nbytes, batch.num_rows)
+            for start in range(0, batch.num_rows, step):
+                part = batch.slice(start, step)
+                values = [_values(part.column(column)) for column in self.columns]
+                for number, row in enumerate(zip(*values, strict=True), start=first + start):
+                    yield self._record(dict(zip(self.columns, row, strict=True)), item % number)
+            first += batch.num_rows
+
+    def _record(self, row: dict[str, Any], where: str) -> Record | Rejected:
+        try:
+            for column, value in row.items():
+                if type(value) is _Unreadable:
+                    raise InvalidRequestError(f"column {column!r} cannot be read ({value.reason})")
+            return self._rows.record(row)
+        except InvalidRequestError as error:
+            return self._rows.rejected(row, where, str(error))
+
+    def _check_types(self, types: dict[str, Any], id_column: str, text_column: str) -> None:
+        text = types[text_column]
+        if not self._is_text(text):
+            raise InvalidRequestError(
+                f"{self._name}: column {text_column!r} is of type {text}, no text; name another column, or cast it"
+            )
+        identity = types.get(id_column)
+        if identity is not None and not self._is_identity(identity):
+            raise InvalidRequestError(
+                f"{self._name}: column {id_column!r} is of type {identity}; an id is a str, an integer or a UUID: name "
+                "another column, or cast it"
+            )
+        with_bytes = [column for column, kind in types.items() if self._holds_bytes(kind)]
+        if with_bytes:
+            others = [column for column in types if column not in (*with_bytes, id_column, text_column)]
+            raise InvalidRequestError(
+                f"{self._name}: {', '.join(map(repr, with_bytes))} holds bytes, which cannot be metadata; choose "
+                f"columns without bytes, metadata_columns={others}"
+            )
+
+    def _plain(self, kind: Any) -> Any:
+        """The type of the values, without dictionary, run ends and extension."""
+        types = self._types
+        while True:
+            if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+                kind = kind.value_type
+            elif getattr(kind, "extension_name", "") not in ("", "arrow.uuid"):
+                kind = kind.storage_type
+            else:
+                return kind
+
+    def _is_text(self, kind: Any) -> bool:
+        plain, types = self._plain(kind), self._types
+        return bool(
+            types.is_string(plain)
+            or types.is_large_string(plain)
+            or types.is_string_view(plain)
+            or types.is_null(plain)
+        )
+
+    def _is_identity(self, kind: Any) -> bool:
+        plain = self._plain(kind)
+        is_uuid = getattr(plain, "extension_name", "") == "arrow.uuid"
+        return self._is_text(kind) or bool(self._types.is_integer(plain)) or is_uuid
+
+    def _holds_bytes(self, kind: Any) -> bool:
+        plain, types = self._plain(kind), self._types
+        if getattr(plain, "extension_name", "") == "arrow.uuid":
+            return False
+        if types.is_nested(plain):
+            return any(self._holds_bytes(plain.field(index).type) for index in range(plain.num_fields))
+        return bool(
+            types.is_binary(plain)
+            or types.is_large_binary(plain)
+            or types.is_fixed_size_binary(plain)
+            or types.is_binary_view(plain)
+        )
+
+
+def _rows_of_batch(size: int, rows: int) -> int:
+    """How many rows of a table are read at a time, by its bytes and rows."""
+    return max(1, min(BATCH_ROWS, _BATCH_BYTES * rows // max(size, 1)))
+
+
+class _Unreadable:
+    """In place of a value that Python cannot have, such as a time after the year 9999."""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+
+def _values(column: Any) -> Sequence[Any]:
+    """The values of a column; one that cannot be read is an :class:`_Unreadable`."""
+    try:
+        values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
+        return values
+    except Exception:  # of a library or of Python, by the type of the value
+        return [_value(scalar) for scalar in column]
+
+
+def _value(scalar: Any) -> Any:
+    try:
+        return scalar.as_py(maps_as_pydicts="strict")
+    except Exception as error:
+        return _Unreadable(f"{type(error).__name__}: {error}")
+
+
+def read_arrow(
+    path: Path,
+    kind: str,
+    *,
+    id_column: str,
+    text_column: str,
+    metadata_columns: Collection[str] | None,
+) -> Generator[Record | Rejected, None, None]:
+    """The records of a Parquet or Arrow file.
+
+    Args:
+        path: The file.
+        kind: Its suffix.
+        id_column: As :class:`ArrowReader`.
+        text_column: As :class:`ArrowReader`.
+        metadata_columns: As :class:`ArrowReader`.
+
+    Raises:
+        InvalidRequestError: The file cannot be read, or its columns are not those named. Of a file that is damaged
+            further on, raised after the records before.
+        MissingExtraError: pyarrow is not installed.
+    """
+    arrow = pyarrow(f"reading {kind}")
+    if path.suffix.lower() in COMPRESSIONS:
+        raise InvalidRequestError(f"{str(path)!r}: a {kind} is compressed inside; write it without {path.suffix}")
+    opened = _parquet if kind == ".parquet" else _ipc
+    with opened(arrow, path, None) as (schema, _):
+        reader = ArrowReader(
+            schema,
+            repr(str(path)),
+            id_column=id_column,
+            text_column=text_column,
+            metadata_columns=metadata_columns,
+        )
+
+    def records() -> Generator[Record | Rejected, None, None]:
+        with opened(arrow, path, reader.columns) as (_, batches):
+            yield from reader.records(batches, item=f"{str(path).replace('%', '%%')}[%d]")
+
+    return records()
+
+
+@contextmanager
+def _parquet(arrow: Any, path: Path, columns: list[str] | None) -> Iterator[tuple[Any, Iterable[Any]]]:
+    """The schema of a Parquet file, and the batches of some columns."""
+    parquet = import_module("pyarrow.parquet")
+    with _named_errors(arrow, path), parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
+        groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
+        rows = min((_rows_of_batch(group.total_byte_size, group.num_rows) for group in groups), default=BATCH_ROWS)
+        yield file.schema_arrow, file.iter_batches(rows, columns=columns, use_threads=False)
+
+
+@contextmanager
+def _ipc(arrow: Any, path: Path, columns: list[str] | None) -> Iterator[tuple[Any, Iterable[Any]]]:
+    """The schema of an Arrow file or stream, and the batches of some columns."""
+    with _named_errors(arrow, path), arrow.memory_map(str(path)) as file:  # a batch may be all of it
+        is_file = file.read(6) == b"ARROW1"
+        file.seek(0)
+        open_ipc = arrow.ipc.open_file if is_file else arrow.ipc.open_stream
+        schema = open_ipc(file).schema
+        file.seek(0)
+        # Whole batches are not copied into memory; of others, what is kept is.
+        some = columns is not None and columns != schema.names
+        fields = [schema.get_field_index(column) for column in columns or ()] if some else []
+        opened = open_ipc(file, options=arrow.ipc.IpcReadOptions(included_fields=fields, use_threads=False))
+        batches = (opened.get_batch(index) for index in range(opened.num_record_batches)) if is_file else opened
+        yield schema, batches
+
+
+@contextmanager
+def _named_errors(arrow: Any, path: Path) -> Iterator[None]:
+    try:
+        yield
+    except (arrow.ArrowException, OSError) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise InvalidRequestError(
+            f"{str(path)!r} is damaged, or not a {path.suffix} file ({reason}); write it again"
+        ) from error

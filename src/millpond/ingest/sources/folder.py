@@ -1,0 +1,140 @@
+"""Folders as sources: every .txt and .md file is a record."""
+
+from __future__ import annotations
+
+import logging
+import os
+import stat
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from millpond.errors import InvalidRequestError
+from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sources.json_file import BOM
+
+logger = logging.getLogger(__name__)
+
+TEXT_SUFFIXES = (".txt", ".md")
+_NAMED_FILES = 10
+
+
+_OTHER = "neither .txt nor .md"
+_LINKED_FOLDER = "a link to a folder"
+_LEAVES = "a link that leaves the folder"
+_READ_ITSELF = "a link to a file that is read itself"
+
+
+@dataclass(frozen=True, kw_only=True)
+class SkippedFiles:
+    """The files of a folder that were not read: those that are no .txt or .md, and links.
+
+    Attributes:
+        count: How many.
+        names: The first of them, as paths relative to the folder.
+        reasons: How many for each reason.
+    """
+
+    count: int
+    names: tuple[str, ...]
+    reasons: Mapping[str, int] = field(default_factory=dict)
+
+
+class _Skipped:
+    """Counts the files that are not read, for each reason."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._counts: dict[str, int] = {}
+        self._names: dict[str, list[str]] = {}
+        self._first: list[str] = []
+
+    def add(self, path: Path, reason: str) -> None:
+        name = shown(path.relative_to(self._folder).as_posix())
+        self._counts[reason] = self._counts.get(reason, 0) + 1
+        if len(names := self._names.setdefault(reason, [])) < _NAMED_FILES:
+            names.append(name)
+        if len(self._first) < _NAMED_FILES:
+            self._first.append(name)
+
+    def report(self) -> SkippedFiles:
+        """The counts, after a warning for each reason."""
+        for reason, count in self._counts.items():
+            names = self._names[reason]
+            more = f" and {count - len(names)} more" if count > len(names) else ""
+            listed = ", ".join(names)
+            logger.warning("%s: not read, because %s: %d (%s%s)", shown(self._folder), reason, count, listed, more)
+        return SkippedFiles(count=sum(self._counts.values()), names=tuple(self._first), reasons=self._counts)
+
+
+def read_folder(folder: Path) -> Generator[Record | Rejected, None, SkippedFiles]:
+    """The records of a folder, in order, without hidden files; the id is the relative path.
+
+    A link to a folder is not followed, so that no loop is endless. A link to a file is read under its own name if the
+    file is in the folder and not read itself.
+
+    Returns:
+        The files that were not read.
+    """
+    files = 0
+    skipped = _Skipped(folder)
+    root = Path(os.path.realpath(folder))
+    unlisted: list[OSError] = []
+    for parent, children, entries in os.walk(folder, onerror=unlisted.append):
+        yield from _unlisted(unlisted)
+        children[:] = sorted(child for child in children if not child.startswith("."))
+        links = {child for child in children if os.path.islink(os.path.join(parent, child))}  # which are not followed
+        for entry in sorted((*entries, *links)):
+            if entry.startswith("."):
+                continue
+            path = Path(parent, entry)
+            if entry in links:
+                leaves = not Path(os.path.realpath(path)).is_relative_to(root)
+                skipped.add(path, _LEAVES if leaves else _LINKED_FOLDER)
+            elif not entry.lower().endswith(TEXT_SUFFIXES):
+                skipped.add(path, _OTHER)
+            elif path.is_symlink() and (reason := _unread_link(path, root)):
+                skipped.add(path, reason)
+            else:
+                files += 1
+                yield _text_file(path, folder)
+    yield from _unlisted(unlisted)
+    if not files:
+        logger.warning("%s holds no .txt or .md file", shown(folder))
+    return skipped.report()
+
+
+def _unread_link(path: Path, root: Path) -> str | None:
+    """Why a link to a file is not read, if it is not; a link that leads nowhere is, and fails."""
+    target = Path(os.path.realpath(path))
+    if not target.is_relative_to(root):
+        return _LEAVES
+    hidden = any(part.startswith(".") for part in target.relative_to(root).parts)
+    is_read = target.is_file() and target.name.lower().endswith(TEXT_SUFFIXES) and not hidden
+    return _READ_ITSELF if is_read else None
+
+
+def shown(path: object) -> str:
+    r"""A path in a message; bytes that are no UTF-8 as ``\xNN``."""
+    return os.fsencode(str(path)).decode(errors="backslashreplace")
+
+
+def _unlisted(errors: list[OSError]) -> Iterator[Rejected]:
+    """Empty the list: a rejection for every folder that could not be listed."""
+    while errors:
+        error = errors.pop(0)
+        yield Rejected(where=shown(error.filename), reason=f"cannot be listed ({error.strerror})")
+
+
+def _text_file(path: Path, folder: Path) -> Record | Rejected:
+    try:
+        if not stat.S_ISREG(path.stat().st_mode):  # reading from a pipe would block
+            return Rejected(where=shown(path), reason="is no regular file")
+        return Record(path.relative_to(folder).as_posix(), path.read_bytes().removeprefix(BOM).decode())
+    except UnicodeDecodeError as error:
+        reason = f"not UTF-8 (byte {error.start})"
+    except OSError as error:
+        reason = f"cannot be read ({error.strerror})"
+    except InvalidRequestError as error:
+        reason = str(error)
+    return Rejected(where=shown(path), reason=reason)

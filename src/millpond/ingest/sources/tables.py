@@ -1,0 +1,141 @@
+"""Tables in memory as sources: Hugging Face's datasets, tables of Arrow, and DataFrames of pandas and polars."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Generator, Mapping
+from typing import Any
+
+from millpond.errors import InvalidRequestError
+from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sources.arrow import BATCH_ROWS, ArrowReader, pyarrow
+from millpond.ingest.sources.columns import check_columns
+from millpond.ingest.sources.iterables import read_items
+from millpond.ingest.sources.rows import METADATA_KEY, RowReader
+
+_ITEM = "row %d"
+
+
+def check_table(source: object) -> None:
+    """Raise TypeError for several tables in one object: the splits of a DatasetDict."""
+    if isinstance(source, Mapping) and source and all(map(_is_dataset, source.values())):
+        names = ", ".join(map(str, source))
+        raise TypeError(
+            f"records is a {type(source).__name__} with the splits {names}; pass one of them: "
+            f"records[{next(iter(source))!r}]"
+        )
+
+
+def is_table(source: object) -> bool:
+    """Whether :func:`read_table` reads this object."""
+    return _is_dataset(source) or _is_frame(source) or _is_arrow(source)
+
+
+def read_table(
+    source: Any,
+    *,
+    id_column: str,
+    text_column: str,
+    metadata_columns: Collection[str] | None,
+) -> Generator[Record | Rejected, None, None] | None:
+    """The records of a table; ``None`` if ``source`` is no table.
+
+    Raises:
+        InvalidRequestError: Its columns are not those named.
+        MissingExtraError: pyarrow is not installed.
+    """
+    if _is_dataset(source):
+        return _dataset(source, id_column, text_column, metadata_columns)
+    if _is_frame(source):
+        return _frame(source, id_column, text_column, metadata_columns)
+    if not _is_arrow(source):
+        return None
+    arrow = pyarrow(f"reading a {type(source).__name__}")
+    if hasattr(source, "scanner"):  # a pyarrow.dataset.Dataset, such as a folder of Parquet files
+        stream = source.scanner(batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1).to_reader()
+    elif hasattr(source, "__arrow_c_stream__"):
+        stream = arrow.RecordBatchReader.from_stream(source)
+    else:
+        batch = arrow.record_batch(source)
+        stream = arrow.RecordBatchReader.from_batches(batch.schema, [batch])
+    reader = _reader(stream.schema, source, id_column, text_column, metadata_columns)
+    return reader.records(stream, item=_ITEM)
+
+
+def _reader(schema: Any, source: Any, id_column: str, text_column: str, kept: Collection[str] | None) -> ArrowReader:
+    name = f"the {type(source).__name__}"
+    return ArrowReader(schema, name, id_column=id_column, text_column=text_column, metadata_columns=kept)
+
+
+def _is_dataset(source: object) -> bool:
+    """Whether this is a Dataset or IterableDataset of the package datasets."""
+    return all(hasattr(source, name) for name in ("with_format", "iter", "features", "column_names", "select_columns"))
+
+
+def _is_frame(source: object) -> bool:
+    """Whether this is a DataFrame of pandas."""
+    return all(hasattr(source, name) for name in ("iloc", "columns", "notna", "itertuples"))
+
+
+def _is_arrow(source: object) -> bool:
+    """Whether this is a table, batch, reader or dataset of Arrow, or exports itself as one: polars, DuckDB."""
+    return (
+        hasattr(source, "__arrow_c_stream__")
+        or (hasattr(source, "__arrow_c_array__") and hasattr(source, "schema"))
+        or (hasattr(source, "scanner") and hasattr(source, "to_batches"))
+    )
+
+
+def _dataset(
+    dataset: Any, id_column: str, text_column: str, kept: Collection[str] | None
+) -> Generator[Record | Rejected, None, None]:
+    form = getattr(dataset, "format", None) or {}
+    # A transform is Python code for each example, and a generator's examples have no types before they are there.
+    if dataset.features is not None and form.get("type") != "custom":
+        schema = dataset.features.arrow_schema
+        shown = form.get("columns")
+        if shown:
+            schema = pyarrow("reading a Dataset").schema([schema.field(column) for column in shown])
+        reader = _reader(schema, dataset, id_column, text_column, kept)
+        has_tables = _has_tables(dataset)
+        dataset = dataset.select_columns(reader.columns)
+        if has_tables:
+            return reader.records(dataset.with_format("arrow").iter(batch_size=BATCH_ROWS), item=_ITEM)
+    rows = RowReader("the dataset", id_column=id_column, text_column=text_column, metadata_columns=kept)
+    return read_items(dataset, rows)
+
+
+def _has_tables(dataset: Any) -> bool:
+    """Whether a dataset has tables of Arrow, and does not make them of examples that may differ in type."""
+    if hasattr(dataset, "num_rows"):  # it is no stream
+        return True
+    return getattr(getattr(dataset, "_ex_iterable", None), "iter_arrow", None) is not None
+
+
+def _frame(
+    frame: Any, id_column: str, text_column: str, kept: Collection[str] | None
+) -> Generator[Record | Rejected, None, None]:
+    columns = list(frame.columns)
+    if not all(isinstance(column, str) for column in columns):
+        raise InvalidRequestError(f"the DataFrame has columns that are no str: {columns[:8]}; rename them")
+    check_columns(
+        "the DataFrame",
+        columns,
+        id_column=id_column,
+        text_column=text_column,
+        metadata_columns=kept,
+        nested=None if METADATA_KEY in columns else (),
+    )
+    rows = RowReader("the DataFrame", id_column=id_column, text_column=text_column, metadata_columns=kept)
+
+    def records() -> Generator[Record | Rejected, None, None]:
+        for start in range(0, len(frame), BATCH_ROWS):
+            part = frame.iloc[start : start + BATCH_ROWS]
+            values = part.astype(object)
+            values = values.where(part.notna(), None)  # NaN, NaT and NA are pandas' words for a missing value
+            for number, row in enumerate(values.to_dict("records"), start=start):
+                try:
+                    yield rows.record(row)
+                except InvalidRequestError as error:
+                    yield rows.rejected(row, _ITEM % number, str(error))
+
+    return records()

@@ -1,0 +1,1 @@
+"""What a run counts: its progress, its trace and its report."""

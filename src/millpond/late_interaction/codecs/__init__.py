@@ -1,0 +1,1 @@
+"""How the rows of an index are stored in few bits."""

@@ -1,0 +1,1 @@
+"""From texts to the rows of an index: markers, projection, pooling of tokens."""

@@ -1,0 +1,1 @@
+"""The base of all late-interaction indexes: arguments, settings, documents."""

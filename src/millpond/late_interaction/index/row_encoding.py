@@ -1,0 +1,127 @@
+"""RowEncoding: how token rows become the rows of an index, which the first ones that are added decide."""
+
+from __future__ import annotations
+
+import threading
+
+from millpond.errors import InvalidRequestError
+from millpond.fingerprint import ModelIdentity
+from millpond.late_interaction.encoding import projection
+from millpond.late_interaction.encoding.projection import Projection
+from millpond.late_interaction.encoding.token_pooling import pool_tokens
+from millpond.late_interaction.index.arguments import check_count, unit_rows
+from millpond.late_interaction.index.settings import IndexSettings
+from millpond.spec import ModelSpec
+from millpond.vectors.ragged import Ragged
+
+# Rows that a projection is fitted on.
+_SAMPLE_ROWS = 1 << 16
+
+
+class RowEncoding:
+    """Cuts and pools rows.
+
+    Args:
+        spec: The model of the index's engine; ``None`` without an engine.
+        dimensions: Columns to keep of every row; ``None`` keeps all.
+        pool_factor: Mean tokens of a document that become one row; ``None`` is 1.
+
+    Attributes:
+        spec: As the argument.
+        dimensions: As the argument, and those of the stored rows once there are some.
+        pool_factor: As the argument, and that of the stored rows.
+        settings: How rows are made, to store with them; ``None`` as long as no row was added. It never changes after
+            that.
+
+    Raises:
+        InvalidRequestError: ``dimensions`` or ``pool_factor`` is not an int from 1.
+    """
+
+    def __init__(self, spec: ModelSpec | None, *, dimensions: int | None, pool_factor: int | None) -> None:
+        check_count("dimensions", dimensions, optional=True)
+        check_count("pool_factor", pool_factor, optional=True)
+        self.spec = spec
+        self.dimensions = dimensions
+        self.pool_factor = pool_factor
+        self.settings: IndexSettings | None = None
+        self._lock = threading.Lock()
+
+    def restore(self, settings: IndexSettings, *, owner: str) -> None:
+        """Take the settings that rows were stored with.
+
+        Args:
+            settings: The settings.
+            owner: The index in error messages, as ``index '/data/docs'``.
+
+        Raises:
+            FingerprintMismatchError: The engine has another model.
+            InvalidRequestError: The index was opened with other dimensions or another pool_factor.
+        """
+        settings.check(self.spec, dimensions=self.dimensions, pool_factor=self.pool_factor, owner=owner)
+        self.dimensions, self.pool_factor = settings.width, settings.pool_factor
+        self.settings = settings
+
+    def settings_without_rows(self, native: int) -> IndexSettings:
+        """The settings of an index whose first documents have no rows, for one that must store them with these.
+
+        Raises:
+            InvalidRequestError: The index cuts rows, which it must have some for.
+        """
+        if self.dimensions is not None:
+            raise InvalidRequestError(
+                f"dimensions={self.dimensions} are fitted on the rows of the first documents, and these have none; "
+                "add others first"
+            )
+        return self._settings(native, None)
+
+    def documents(self, embeddings: Ragged) -> Ragged:
+        """Rows of length 1 as they are stored: cut to the index's dimensions, then pooled."""
+        if not len(embeddings.flat):
+            return Ragged(flat=embeddings.flat[:, : self.dimensions], offsets=embeddings.offsets)
+        cut = self.decide(embeddings).projection
+        return pool_tokens(embeddings if cut is None else cut.apply(embeddings), self.pool_factor or 1)
+
+    def queries(self, embeddings: Ragged) -> Ragged:
+        """Rows of length 1 as they are compared: cut to the index's dimensions, never pooled."""
+        settings = self.settings
+        return embeddings if settings is None or settings.projection is None else settings.projection.apply(embeddings)
+
+    def check(self, name: str, matrices: Ragged) -> None:
+        """Refuse rows that are not as wide as the rows of the index (of an empty one: of its engine)."""
+        width, settings = matrices.flat.shape[1], self.settings
+        native, of = (
+            (settings.native, "the rows of this index")
+            if settings is not None
+            else (None, "")
+            if self.spec is None
+            else (self.spec.hidden_size, f"the token vectors of {self.spec.name}")
+        )
+        if native is not None and len(matrices.flat) and width != native:
+            raise InvalidRequestError(f"{name} are {width} wide, and {of} {native}; pass rows of that width")
+
+    def decide(self, first: Ragged) -> IndexSettings:
+        """The settings, decided by the first rows that are added, which a projection is fitted on."""
+        with self._lock:
+            if self.settings is None:
+                self.settings = self._settings(first.flat.shape[1], self._fitted(first))
+            settings = self.settings
+        if first.flat.shape[1] != settings.native:  # another thread or process added the first rows meanwhile
+            self.check("embeddings", first)
+        return settings
+
+    def _settings(self, native: int, fitted: Projection | None) -> IndexSettings:
+        model = None if self.spec is None else ModelIdentity.of(self.spec)
+        return IndexSettings(model=model, native=native, pool_factor=self.pool_factor or 1, projection=fitted)
+
+    def _fitted(self, sample: Ragged) -> Projection | None:
+        dimensions, native = self.dimensions, sample.flat.shape[1]
+        if dimensions is None or dimensions == native:
+            return None
+        if dimensions > native:
+            raise InvalidRequestError(
+                f"dimensions={dimensions} is more than the rows have ({native}); choose 1 to {native}"
+            )
+        if self.spec is not None and projection.is_trained(self.spec, dimensions):
+            return Projection.matryoshka(native, dimensions)
+        every = -(-len(sample.flat) // _SAMPLE_ROWS)
+        return Projection.fit(unit_rows(sample.flat[::every]), dimensions)

@@ -1,0 +1,98 @@
+"""IndexSettings: how texts became the rows of an index. It is stored with them, for a query must become rows alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from millpond.errors import FingerprintMismatchError, InvalidRequestError
+from millpond.fingerprint import ModelIdentity, stored_name
+from millpond.late_interaction.encoding.projection import FloatArray, Projection
+from millpond.spec import ModelSpec
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class IndexSettings:
+    """What turns a text into rows, besides the text.
+
+    Attributes:
+        model: The model; ``None`` if the index was filled without an engine.
+        native: Columns of the model's rows.
+        pool_factor: Mean tokens of a document that became one row.
+        projection: The map to the index's width; ``None`` if it is the model's.
+    """
+
+    model: ModelIdentity | None
+    native: int
+    pool_factor: int
+    projection: Projection | None
+
+    @property
+    def width(self) -> int:
+        """Columns of a stored row."""
+        return self.native if self.projection is None else self.projection.width
+
+    def check(self, spec: ModelSpec | None, *, dimensions: int | None, pool_factor: int | None, owner: str) -> None:
+        """Compare with what a caller opens the index with.
+
+        Args:
+            spec: The model of the caller's engine; ``None`` without an engine.
+            dimensions: The width that the caller named; ``None`` if none.
+            pool_factor: The factor that the caller named; ``None`` if none.
+            owner: The index in error messages, as ``index '/data/docs'``.
+
+        Raises:
+            FingerprintMismatchError: The index was filled by another model.
+            InvalidRequestError: It has another width or factor than the caller named.
+        """
+        for name, named, stored in (
+            ("dimensions", dimensions, self.width),
+            ("pool_factor", pool_factor, self.pool_factor),
+        ):
+            if named is not None and named != stored:
+                raise InvalidRequestError(
+                    f"{name}={named} is not that of {owner}, which has {stored}; leave {name} out, or build another one"
+                )
+        if spec is None:
+            return
+        if self.model is not None:
+            self.model.check(spec, owner=owner, another="build another index")
+        if spec.hidden_size != self.native:
+            raise FingerprintMismatchError(
+                f"{owner} was filled with rows of {self.native} columns, and those of {stored_name(spec)} have "
+                f"{spec.hidden_size}; use the model of its rows, or build another index"
+            )
+
+    def to_json(self) -> dict[str, Any]:
+        """The settings but the projection's matrix, which is stored as an array."""
+        model = self.model
+        identity = model and {"fingerprint": model.fingerprint, "model": model.model, "settings": dict(model.settings)}
+        return {"model": identity, "native": self.native, "width": self.width, "pool_factor": self.pool_factor}
+
+    @classmethod
+    def from_json(cls, content: Mapping[str, Any], matrix: FloatArray | None) -> IndexSettings:
+        """The settings of :meth:`to_json` and ``projection.matrix``.
+
+        Raises:
+            KeyError: A value is missing.
+            TypeError: A value has another type.
+            ValueError: Matrix and content do not fit each other.
+        """
+        model = content["model"]
+        settings = cls(
+            model=None if model is None else ModelIdentity(**model),
+            native=_positive(content["native"]),
+            pool_factor=_positive(content["pool_factor"]),
+            projection=None if matrix is None else Projection(matrix),
+        )
+        projection = settings.projection
+        if settings.width != content["width"] or (projection is not None and projection.native != settings.native):
+            raise ValueError(f"the projection does not make rows of {content['width']} columns of {settings.native}")
+        return settings
+
+
+def _positive(value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise ValueError(f"{value!r} is not an int from 1")
+    return value

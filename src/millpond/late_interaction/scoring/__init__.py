@@ -1,0 +1,1 @@
+"""MaxSim, and what explains a score."""

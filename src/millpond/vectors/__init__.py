@@ -1,0 +1,1 @@
+"""Operations on rows of vectors: Matryoshka cuts, quantization, matrices of unequal length."""

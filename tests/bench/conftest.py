@@ -1,3 +1,0 @@
-"""The checkpoint that the load generator's own server serves."""
-
-from tests.server.conftest import embedder as embedder
