@@ -43,7 +43,7 @@ def test_every_shape_has_a_row():
 
 def test_the_page_names_what_the_code_does():
     assert f"{_GPU_BATCH_TOKENS:,}" in PAGE
-    assert f"texts of {', '.join(map(str, LENGTHS[:-1]))} and {LENGTHS[-1]} tokens" in PAGE
+    assert f"random texts of {', '.join(map(str, LENGTHS[:-1]))} and {LENGTHS[-1]} tokens" in PAGE
     assert f"below {LEAST}" in PAGE
 
 

@@ -6,7 +6,6 @@ import torch
 from tests.native.steps import (
     PRECISIONS,
     ROUNDING,
-    activated,
     assert_near,
     copied,
     encoded,
@@ -17,6 +16,8 @@ from tests.native.steps import (
     linear,
     numbers,
 )
+
+from millpond.models.native.self_check import activated
 
 NAMES = ("gelu", "gelu_new", "silu", "relu", None)
 every_activation = pytest.mark.parametrize("name", NAMES, ids=str)

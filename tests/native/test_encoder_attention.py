@@ -7,7 +7,6 @@ from tests.native.steps import (
     PRECISIONS,
     ROUNDING,
     assert_near,
-    attended,
     copied,
     encoder_of,
     every_isa,
@@ -19,6 +18,7 @@ from tests.native.steps import (
 from tests.pairwise import pairwise
 
 from millpond.models.native.encoder import bounds_of
+from millpond.models.native.self_check import attended
 
 # Around a vector, a block of rows, a unit of keys, and the rows that threads divide a text by (512).
 LENGTHS = (1, 2, 5, 7, 12, 13, 15, 16, 17, 31, 32, 33, 48, 63, 65, 130)

@@ -5,7 +5,6 @@ import torch
 from tests.native.steps import (
     PRECISIONS,
     ROUNDING,
-    activated,
     assert_near,
     copied,
     encoded,
@@ -15,15 +14,14 @@ from tests.native.steps import (
     identity,
     integers,
     linear,
-    normalized,
     numbers,
-    rotated,
     tokens,
 )
 from tests.pairwise import pairwise
 
 from millpond.models.native import structs
 from millpond.models.native.encoder import bounds_of
+from millpond.models.native.self_check import activated, normalized, rotated
 
 # Around the rows of a product's block (6 and 12), a tile (16), a barrier of the layout (32) and a whole feed (64).
 ROWS = (1, 2, 5, 6, 7, 12, 13, 16, 31, 33, 63, 64, 65, 97, 200)

@@ -89,6 +89,7 @@ def cuts(tmp_path_factory):
     return cut
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("threads", "block", "lengths", "expected"),
     [

@@ -85,6 +85,16 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3", {"sliding_window": 65}),
     "gemma3-bidirectional": ("gemma3", {"use_bidirectional_attention": True, "sliding_window": 24}),
 }
+# Each has the layers of another case.
+SLOW = (
+    "internlm2",
+    "llama-bidirectional",
+    "mistral",
+    "qwen2",
+    "qwen2-bidirectional",
+    "llama-linear",
+    "gemma2-no-softcap",
+)
 Folder = Callable[[str], Path]
 
 
@@ -160,13 +170,13 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
 
 
 @pytest.mark.parametrize("isa", [pytest.param(isa, marks=marks_of(isa)) for isa in ("avx2", "avx512")])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES])
 def test_float32_equals_transformers(name, isa, checkpoint, expected):
     encoder = native(checkpoint(name), isa, torch.float32)
     assert difference(normalized(encoded(encoder, texts())), expected(name)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["llama-biases", "qwen3-windows", "gemma2", "gemma3", "eurobert"])
 def test_bfloat16_points_where_float32_does(name, checkpoint, expected):
     encoder = native(checkpoint(name), "avx512bf16", torch.bfloat16)
     cosine = torch.nn.functional.cosine_similarity(encoded(encoder, texts()), expected(name), dim=-1)
@@ -205,7 +215,7 @@ def shared() -> tuple[list[np.ndarray], list[np.ndarray]]:
 
 
 @pytest.mark.parametrize(("isa", "dtype"), PRECISIONS)
-@pytest.mark.parametrize("name", ["qwen3", "qwen3-windows", "gemma2", "gemma3", "llama-one-key-head"])
+@pytest.mark.parametrize("name", ["qwen3-windows", "gemma2", "llama-one-key-head"])
 def test_a_text_continues_another_one(name, isa, dtype, checkpoint):
     encoder = native(checkpoint(name), isa, dtype)
     pieces, whole = shared()
@@ -218,9 +228,8 @@ def test_a_text_continues_another_one(name, isa, dtype, checkpoint):
             assert torch.equal(last, torch.stack([own[-1] for own in rows]))
 
 
-@pytest.mark.parametrize("block", [64, 96, 128])
 @pytest.mark.parametrize(("isa", "dtype"), PRECISIONS)
-@pytest.mark.parametrize("name", ["llama-biases", "gemma2", "eurobert"])
+@pytest.mark.parametrize(("name", "block"), [("llama-biases", 64), ("gemma2", 96), ("eurobert", 128)])
 def test_slices_of_a_long_text_change_nothing(name, isa, dtype, block, checkpoint):
     encoder = native(checkpoint(name), isa, dtype)
     text = texts([block * 3 + 1])

@@ -57,8 +57,7 @@ def test_every_form_equals_transformers_in_blocks_and_as_on_cuda(form, tmp_path,
             monkeypatch.setattr(deberta, "_SCORE_BLOCK", size)
             worst = difference(states(engine, TEXTS), expected)
             assert worst <= TOLERANCE
-            assert pads or not any(len(made.row.rows) > len(made.row.places) for made in batches if made.row)
-    assert any(len(made.row.rows) > len(made.row.places) for made in batches)  # texts were filled up
+    assert any(made.row and len(made.row.rows) > len(made.row.places) for made in batches)  # texts were filled up
 
 
 def test_a_mixed_batch_takes_few_kernel_starts(monkeypatch):
