@@ -36,7 +36,7 @@ def texts() -> list[str]:
 
 @pytest.fixture(scope="module")
 def engine(minilm_folder: Path) -> Iterator[Engine]:
-    with Engine(minilm_folder, dtype="float32", device="cpu") as engine:
+    with Engine(str(minilm_folder), dtype="float32", device="cpu") as engine:
         yield engine
 
 
@@ -75,7 +75,7 @@ def test_token_states_equal_sentence_transformers(engine, reference, texts):
 
 # Every fourth text, because processors without bfloat16 instructions take several times as long.
 def test_bfloat16_keeps_the_direction(minilm_folder, expected, texts):
-    with Engine(minilm_folder, dtype="bfloat16", device="cpu") as engine:
+    with Engine(str(minilm_folder), dtype="bfloat16", device="cpu") as engine:
         actual = engine.embed(texts[::4]).embeddings
     cosine = (actual * expected[::4]).sum(1)
     assert cosine.min() >= 0.999
@@ -83,7 +83,7 @@ def test_bfloat16_keeps_the_direction(minilm_folder, expected, texts):
 
 
 def test_the_default_precision_keeps_the_direction(minilm_folder, expected, texts):
-    with Engine(minilm_folder, device="cpu") as engine:
+    with Engine(str(minilm_folder), device="cpu") as engine:
         actual = engine.embed(texts[::4]).embeddings
     assert (actual * expected[::4]).sum(1).min() >= 0.999
 
@@ -101,7 +101,7 @@ def float32_results(
     minilm_folder: Path, cranfield: Retrieval, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
     cache = tmp_path_factory.mktemp("cranfield") / "vectors.db"
-    with Engine(minilm_folder, dtype="float32", device="cpu", hf_overrides=FORCED, cache=cache) as engine:
+    with Engine(str(minilm_folder), dtype="float32", device="cpu", hf_overrides=FORCED, cache=cache) as engine:
         return evaluate(engine, cranfield, widths=list(CRANFIELD))
 
 
@@ -159,7 +159,7 @@ def test_a_maxsim_rerank_of_adi_is_better_than_the_vectors(engine):
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_cranfield_in_the_default_precision(minilm_folder, cranfield):
-    with Engine(minilm_folder, device="cpu") as engine:
+    with Engine(str(minilm_folder), device="cpu") as engine:
         vectors = [engine.embed(part).embeddings for part in (cranfield.queries, cranfield.documents)]
         indices = search(*vectors, 50)
         states = evaluate_maxsim(engine, cranfield, indices)
@@ -192,7 +192,7 @@ def test_spearman_equals_sentence_transformers(dtype, step, pairs, minilm_folder
     judged, left, right = (column[::step] for column in pairs)
     cosines = reference.similarity_pairwise(reference.encode(left), reference.encode(right)).numpy()
     expected = spearman(cosines, judged)
-    with Engine(minilm_folder, dtype=dtype, device="cpu") as engine:
+    with Engine(str(minilm_folder), dtype=dtype, device="cpu") as engine:
         scores = engine.score(left, right).scores
     actual = spearman(scores, judged)
     record_property("spearman", actual)
