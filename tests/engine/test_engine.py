@@ -21,6 +21,7 @@ import pytest
 from millpond.cache.vector_cache import VectorCache
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
+from millpond.engine.schedule.call import CallOptions
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
     EngineClosedError,
@@ -29,7 +30,6 @@ from millpond.errors import (
     InvalidDimensionsError,
     InvalidRequestError,
     ModelLoadError,
-    UnsupportedTaskError,
 )
 from millpond.params import PoolingParams
 
@@ -62,59 +62,10 @@ def test_an_engine_describes_its_checkpoint(engine):
     assert len(engine.spec.fingerprint) == 64
 
 
-def test_shapes_and_order(engine):
-    texts = some_texts(80)
-    output = engine.embed(texts)
-    assert output.embeddings.shape == (80, 384) and output.embeddings.dtype == np.float32
-    assert np.allclose(np.linalg.norm(output.embeddings, axis=1), 1, atol=1e-5)
-    for i in (0, 17, 79):
-        np.testing.assert_allclose(engine.embed([texts[i]]).embeddings[0], output.embeddings[i], atol=1e-6)
-    assert not output.cached.any() and not output.truncated.any()
-    assert output.usage.prompt_tokens == sum(engine.token_embed(texts).embeddings.lengths)
-
-
-def test_a_text_has_the_same_vector_beside_any_others(engine):
-    text = "the old mill by the pond"
-    alone = engine.embed([text]).embeddings[0]
-    for seed in range(5):
-        company = some_texts(12, seed=seed, longest=100)
-        np.testing.assert_allclose(engine.embed([*company, text]).embeddings[-1], alone, atol=1e-6)
-
-
-def test_empty_list(engine):
-    output = engine.embed([])
-    assert output.embeddings.shape == (0, 384) and output.cached.shape == (0,) and output.usage.prompt_tokens == 0
-    assert engine.embed([], output_dtype="binary").embeddings.shape == (0, 48)
-    tokens = engine.token_embed([])
-    assert tokens.embeddings.flat.shape == (0, 384) and len(tokens.embeddings) == 0
-    assert list(engine.embed_iter([])) == []
-
-
 def test_empty_and_blank_strings_are_texts(engine):
     output = engine.embed(["", " ", "\n"])
     assert np.isfinite(output.embeddings).all()
     np.testing.assert_allclose(output.embeddings[0], output.embeddings[1], atol=1e-6)
-
-
-def test_a_bare_string_is_a_type_error(engine):
-    for method in (engine.embed, engine.token_embed, engine.embed_iter):
-        with pytest.raises(TypeError, match=r"\(\[text\]\)"):
-            method("one text")
-    with pytest.raises(TypeError):
-        engine.submit("embed", "one text")
-
-
-@pytest.mark.parametrize(
-    ("texts", "message"),
-    [
-        (["a", 3], "index 1 is a int"),
-        (["a", None], "index 1 is a NoneType"),
-        (["é", "b\ud800c"], "index 1 .*U\\+D800 at 1"),
-    ],
-)
-def test_bad_texts_name_their_index(engine, texts, message):
-    with pytest.raises(InvalidRequestError, match=message):
-        engine.embed(texts)
 
 
 @pytest.mark.parametrize(
@@ -132,20 +83,6 @@ def test_bad_texts_name_their_index(engine, texts, message):
 def test_bad_options_name_the_way_out(engine, options, message):
     with pytest.raises(InvalidRequestError, match=message):
         engine.embed(["a", "b"], **options)
-
-
-def test_tasks_that_are_not_served(engine):
-    with pytest.raises(UnsupportedTaskError, match="serves embed, token_embed, not classify"):
-        engine.submit("classify", ["a"])
-    with pytest.raises(InvalidRequestError, match="unknown"):
-        engine.submit("summarize", ["a"])
-
-
-def test_options_of_other_tasks_are_refused(engine):
-    with pytest.raises(InvalidRequestError, match="step_tag_id=7 means nothing to embed"):
-        engine.submit("embed", ["a"], PoolingParams(step_tag_id=7))
-    with pytest.raises(InvalidRequestError, match="output_dtype='int8' means nothing to token_embed"):
-        engine.submit("token_embed", ["a"], PoolingParams(output_dtype="int8"))
 
 
 def test_truncation_is_reported_and_logged_once(engine, caplog):
@@ -289,17 +226,6 @@ def test_embed_iter_names_the_texts_that_it_cut_once(engine, caplog):
     assert len(caplog.records) == 1
 
 
-def test_embed_iter_checks_before_reading(engine):
-    def never():
-        raise AssertionError("read")
-        yield ""
-
-    with pytest.raises(InvalidDimensionsError):
-        engine.embed_iter(never(), dimensions=128)
-    with pytest.raises(InvalidRequestError, match="stream"):
-        engine.embed_iter(never(), output_dtype="int8")
-
-
 def test_int8_of_one_text_is_refused_before_queueing(engine):
     with pytest.raises(InvalidRequestError, match="at least 2 texts"):
         engine.embed(["a"], output_dtype="int8")
@@ -317,14 +243,6 @@ def test_64_threads_equal_the_sequential_results(engine):
     with concurrent.futures.ThreadPoolExecutor(64) as pool:
         for got, want in zip(pool.map(run, calls), expected, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-6)
-
-
-async def test_64_tasks_equal_the_sequential_results(engine):
-    calls = [some_texts(1 + i % 5, seed=100 + i, longest=12) for i in range(64)]
-    expected = [engine.embed(texts).embeddings for texts in calls]
-    outputs = await asyncio.gather(*(AsyncEngine(engine).embed(texts) for texts in calls))
-    for got, want in zip(outputs, expected, strict=True):
-        np.testing.assert_allclose(got.embeddings, want, atol=1e-6)
 
 
 async def test_the_event_loop_goes_on(engine, monkeypatch):
@@ -357,39 +275,6 @@ async def test_a_cancelled_task_leaves_the_others_alone(engine, monkeypatch):
     assert output.embeddings.shape == (1, 384)
 
 
-def test_embed_and_token_embed_share_batches(engine):
-    kinds = []
-    run = engine._replicas.runner.run
-    entered, gate = threading.Semaphore(0), threading.Event()
-
-    def gated(requests):
-        entered.release()
-        gate.wait(timeout=30)
-        kinds.append({request.call.plan.task for request in requests})
-        return run(requests)
-
-    engine._replicas.runner.run = gated
-    try:
-        blockers = []
-        for i, _ in enumerate(
-            engine._dispatcher.workers
-        ):  # every lane has a batch, so that the next two calls wait together
-            blockers.append(engine.submit("embed", [f"blocker {i}"]))
-            assert entered.acquire(timeout=30)
-        vectors, matrices = engine.submit("embed", ["mill pond"]), engine.submit("token_embed", ["mill pond"])
-        scheduler = engine._dispatcher._scheduler
-        while len(scheduler._queues) + len(scheduler._deferred) < 2:
-            pass
-        gate.set()
-        for blocker in blockers:
-            blocker.result(timeout=30)
-        pooled = matrices.result(timeout=30).embeddings
-    finally:
-        engine._replicas.runner.run = run
-    assert {"embed", "token_embed"} in kinds
-    assert len(pooled) == 1 and vectors.result(timeout=30).embeddings.shape == (1, 384)
-
-
 def test_overload_is_refused_with_advice(monkeypatch):
     with Engine(model, dtype="float32", device="cpu", max_queue=50) as small:
         gate, run = threading.Event(), small._replicas.runner.run
@@ -403,16 +288,7 @@ def test_overload_is_refused_with_advice(monkeypatch):
         assert small.embed(["room again"]).embeddings.shape == (1, 384)
 
 
-def test_close_drains_then_refuses():
-    engine = Engine(model, dtype="float32", device="cpu")
-    future = engine.submit("embed", some_texts(200, longest=12))
-    engine.close()
-    assert future.result().embeddings.shape == (200, 384)
-    with pytest.raises(EngineClosedError, match="closed"):
-        engine.embed(["late"])
-    engine.close()  # twice is fine
-
-
+@pytest.mark.contract
 def test_a_dropped_engine_stops_its_threads():
     engine = Engine(model, dtype="float32", device="cpu")
     engine.embed(["a"])
@@ -434,6 +310,7 @@ def test_an_engine_does_not_pickle(engine):
         pickle.dumps(engine)
 
 
+@pytest.mark.contract
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
 @pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
 def test_after_a_fork_the_error_is_clear(engine):
@@ -510,7 +387,7 @@ def test_a_failing_progress_callback_is_its_callers_trouble(engine):
         raise KeyError("bar")
 
     with pytest.raises(KeyError):
-        engine._submission.start("embed", some_texts(20), PoolingParams(), progress=explode).result(timeout=30)
+        engine._submission.start("embed", some_texts(20), PoolingParams(), CallOptions(progress=explode)).result(30)
     assert engine.embed(["still here"]).embeddings.shape == (1, 384)
 
 
@@ -535,6 +412,7 @@ def test_what_a_cancelled_call_computed_is_kept(tmp_path):
         assert 2 <= len(cache) < 51  # the running batch and the last one
 
 
+@pytest.mark.contract
 def test_a_process_that_ends_with_work_queued_ends():
     code = (
         "from millpond import Engine\n"

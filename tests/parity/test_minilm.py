@@ -43,7 +43,7 @@ def engine(minilm_folder: Path) -> Iterator[Engine]:
 @pytest.fixture(scope="module")
 def reference(minilm_folder: Path) -> Any:
     return pytest.importorskip("sentence_transformers").SentenceTransformer(
-        minilm_folder, device="cpu", local_files_only=True
+        str(minilm_folder), device="cpu", local_files_only=True
     )
 
 
