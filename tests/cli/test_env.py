@@ -147,10 +147,8 @@ def test_the_lines_of_a_table():
 def test_the_machines_kernels_do_not_touch_the_table(monkeypatch: pytest.MonkeyPatch):
     damage(monkeypatch)
     assert any(check.wrong for check in of_machine())
-<<<<<<< HEAD:tests/cli/test_env_check.py
     assert not kernels._disabled
-=======
-    assert not kernels._withdrawn
+    assert not kernels._disabled
 
 
 def test_variables_are_named_and_their_values_are_never_printed(run: Run, monkeypatch: pytest.MonkeyPatch):
@@ -165,4 +163,3 @@ def test_variables_are_named_and_their_values_are_never_printed(run: Run, monkey
     assert [line.split()[1] for line in lines] == ["native", "matmul", "varlen", "flex", "sdpa"]
     assert lines[2].endswith("CUDA in half precision: there is a reason")
     assert lines[-1].endswith("for every other call: can run")
->>>>>>> main:tests/cli/test_env.py
