@@ -97,7 +97,7 @@ def build(
     source: Source,
     *,
     model: options.Model,
-    payload: Annotated[
+    codec: Annotated[
         Literal["int8", "4", "2"],
         typer.Option(help="How token vectors are stored: int8, or residuals of 4 or 2 bits beside a centroid."),
     ] = "4",
@@ -125,7 +125,7 @@ def build(
     """
     records = _read(source, id_column, text_column, types)
     settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
-    with _opened(index, model, settings, payload=payload, dimensions=dimensions, pool_factor=pool_factor) as opened:
+    with _opened(index, model, settings, codec=codec, dimensions=dimensions, pool_factor=pool_factor) as opened:
         _add(opened, records)
 
 
