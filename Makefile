@@ -1,5 +1,6 @@
-# Every target first installs what it needs: a virtual environment, torch, and the seven packages with all development
-# extras. Because of the stamp file, this runs again only if a pyproject.toml, constraints.txt or a kernel source changed.
+# Every target first installs what it needs: a virtual environment and torch; then make demo the core and two databases, and
+# the other targets the seven packages with all development extras. Because of the stamp files, this runs again only if a
+# pyproject.toml, constraints.txt or a kernel source changed.
 # Requires make and Python 3.11 or newer. Variables, as in `make demo PYTHON=python3.12`:
 #   PYTHON      interpreter that creates the environment
 #   VENV        folder of the environment
@@ -19,7 +20,9 @@ KERNELS_WHEEL ?=
 
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO := $(VENV)/.demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+DEMO_PACKAGES := qdrant milvus
 PACKAGES := langchain llama-index qdrant milvus lancedb pgvector
 PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
 # Installing compiles the kernels.
@@ -33,7 +36,8 @@ SMOKE = printf '%s\n' $(BENCHMARKS) | OMP_NUM_THREADS=1 xargs -P 2 -I{} sh -c 'o
 GPU_RESULT ?= benchmarks/results/gpu.json
 # All tests of a file run in the same process; conftest.py lists the files that share one.
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadscope
-FAST = -m "not slow and not gpu and not network and not service"
+FAST = -m "not contract and not slow and not gpu and not network and not service"
+CONTRACT = -m "contract and not slow and not gpu and not network and not service"
 
 # Environments of their own, so that the tools and old versions do not change .venv.
 RELEASE := $(VENV)-release
@@ -52,7 +56,7 @@ LOWEST_WITHOUT := integrations/langchain/tests/test_readme.py integrations/llama
 LOWEST_TESTS = $(filter-out $(LOWEST_WITHOUT),$(shell grep -rLE --include='test_*.py' "^ *(from|import) ($(DEVELOPMENT))" $(LOWEST_FOLDERS)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-integrations test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
+.PHONY: help install demo test test-integrations test-contract durations faults test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
 .PHONY: bench-gpu constraints packages check-dockerfile clean
 
 help: ## list the targets
@@ -66,14 +70,18 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # torch first: TORCH_ARGS selects its build, and all other packages accept any build.
-# The libraries of docs/migrate.md last, and without what they require: older versions than those of constraints.txt.
-$(STAMP): $(BIN)/python $(PROJECTS) $(KERNELS) constraints.txt $(wildcard tests/compat/replaced.txt)
+$(DEMO): $(BIN)/python pyproject.toml $(DEMO_PACKAGES:%=integrations/%/pyproject.toml) $(KERNELS) constraints.txt
 	$(PIP) install --quiet $(TORCH_ARGS) $(TORCH)
+	$(PIP) install --quiet --constraint constraints.txt --editable '.[demo]' $(DEMO_PACKAGES:%=--editable integrations/%)
+	@touch $@
+
+# The libraries of docs/migrate.md last, and without what they require: older versions than those of constraints.txt.
+$(STAMP): $(DEMO) $(PROJECTS) $(wildcard tests/compat/replaced.txt)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' $(PACKAGES:%=--editable integrations/%)
 	$(PIP) install --quiet --no-deps --requirement tests/compat/replaced.txt
 	@touch $@
 
-demo: $(STAMP) ## answer questions about the Python standard library on this machine
+demo: $(DEMO) ## answer questions about the Python standard library on this machine
 	$(BIN)/millpond demo $(ARGS)
 
 test: $(STAMP) ## run the fast tests of millpond: without GPU, network or service
@@ -81,6 +89,16 @@ test: $(STAMP) ## run the fast tests of millpond: without GPU, network or servic
 
 test-integrations: $(STAMP) ## run the fast tests of the six packages for databases and frameworks
 	$(PYTEST) --override-ini="testpaths=integrations/*/tests" $(FAST) $(ARGS)
+
+test-contract: $(STAMP) ## run the second ring of all packages: processes, embedded databases, frameworks, pages, notebooks
+	$(PYTEST) $(CONTRACT) $(ARGS)
+
+durations: $(STAMP) ## run the fast tests and print what is slow: tests above 0.5 s, files above 6 s
+	-$(PYTEST) --override-ini=testpaths=tests $(FAST) --junitxml=build/junit.xml $(ARGS)
+	$(BIN)/python tests/durations.py build/junit.xml
+
+faults: $(STAMP) ## insert each fault of tests/faults/*.toml into a copy of the code: a fast test must fail
+	$(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=load tests/faults $(ARGS)
 
 test-all: $(STAMP) ## run all tests of all seven packages; those without their device, network or service are skipped
 	$(PYTEST) $(ARGS)
@@ -102,11 +120,12 @@ coverage: $(STAMP) ## measure the branch coverage of all fast tests; pyproject.t
 fuzz: $(STAMP) ## send broken and hostile requests to servers of every kind of model (MILLPOND_STORM=40000 requests)
 	$(BIN)/python -m pytest tests/server/fuzz $(ARGS)
 
-check: $(STAMP) ## check format, lint rules, import layers and types, as CI does
+check: $(STAMP) ## check format, lint rules, import layers, types and the repository, as CI does
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/lint-imports --no-logo
 	$(BIN)/mypy
+	$(PYTEST) $(CONTRACT) tests/house tests/faults $(ARGS)
 
 format: $(STAMP) ## format the code
 	$(BIN)/ruff check --fix-only .

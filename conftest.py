@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import logging
 import os
 from collections.abc import Iterator
@@ -24,6 +25,9 @@ if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
+DURATIONS = Path(__file__).parent / "tests" / "durations.json"  # written by `make durations`
+
+
 def _paths(text: str) -> frozenset[PurePosixPath]:
     return frozenset(PurePosixPath("tests", path) for path in text.split())
 
@@ -32,7 +36,7 @@ def _paths(text: str) -> frozenset[PurePosixPath]:
 SERIAL = _paths(
     """
         engine/execute/test_cores.py
-        engine/execute/test_lanes.py
+        engine/execute/test_worker_slots.py
         engine/execute/test_threads.py
         engine/execute/test_worker.py
         engine/execute/cuda/test_overlapping_worker.py
@@ -47,37 +51,37 @@ SERIAL = _paths(
         server/telemetry/test_metrics.py
     """
 )
-# Files that take ten seconds or more. They run first, so that no worker starts one at the end.
-LONG = _paths(
-    """
-        chains/test_chains.py
-        cli/test_demo.py
-        cli/test_search_command.py
-        compat/test_migrate.py
-        engine/test_engine.py
-        house/test_notebooks.py
-        ingest/test_ingest_contract.py
-        late_interaction/test_exact_kernels.py
-        models/test_compiled.py
-        native/test_kernel_table.py
-        parity/test_backbones.py
-        server/launch/test_serve_command.py
-    """
-)
+# Rings. Fast tests are neither here nor marked: no process, no compiler, no database, one real model.
+# Folders of the second ring, whose tests are marked `contract` and which `make test` does not even import.
+CONTRACT = _paths("chains docs faults house server/fuzz")
 
 
 def _path(nodeid: str) -> PurePosixPath:
     return PurePosixPath(nodeid.partition("::")[0])
 
 
+def _is_contract(path: PurePosixPath) -> bool:
+    return not CONTRACT.isdisjoint((path, *path.parents))
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    """Leave the folders of the second ring alone if their tests would be deselected anyway."""
+    if "not contract" not in config.option.markexpr or not collection_path.is_relative_to(config.rootpath):
+        return None
+    return _is_contract(PurePosixPath(collection_path.relative_to(config.rootpath).as_posix())) or None
+
+
 @pytest.hookimpl(trylast=True)  # after pytest-randomly
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Allow the internet to tests marked ``network`` only (pytest-socket stops all others); put slow files first."""
+    """Mark the second ring by its folders, allow the internet to tests marked ``network`` only; slow files first."""
     for item in items:
+        if _is_contract(_path(item.nodeid)):
+            item.add_marker("contract")
         if item.get_closest_marker("network"):
             item.add_marker("enable_socket")
     if "PYTEST_XDIST_WORKER" in os.environ:
-        items.sort(key=lambda item: _path(item.nodeid) not in SERIAL | LONG)
+        seconds = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.is_file() else {}
+        items.sort(key=lambda item: -seconds.get(str(_path(item.nodeid)), 0.0))
 
 
 def pytest_runtest_setup() -> None:
@@ -97,9 +101,6 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run all tests of a file in the same worker, so that fixtures are created once, and all serial files in one."""
     from xdist.scheduler import LoadScopeScheduling
 
-    missing = [str(path) for path in SERIAL | LONG if not (config.rootpath / path).is_file()]
-    if missing:
-        raise pytest.UsageError(f"conftest.py names files that do not exist: {', '.join(sorted(missing))}")
     config.option.loadscopereorder = False  # the order stays random
 
     class ByFile(LoadScopeScheduling):

@@ -6,7 +6,7 @@
 
 Engines are processes that take turns, so that a change in the machine's speed affects all of them; compare ratios only.
 Each section is a file of benchmarks/results/PROCESSOR/ with hardware, versions and commit; the tables and plots of
-docs/performance.md are made from these files. A run on one kind of processor leaves the files of others unchanged, and
+benchmarks/README.md are made from these files. A run on one kind of processor leaves the files of others unchanged, and
 so does a run with `--isa`, which caps the instruction set of every engine alike. A peer that needs a separate
 environment gets one, which is kept; if it cannot be made, the peer is left out and the table says so.
 """
@@ -32,7 +32,7 @@ from peers.texts import Texts
 from processor import ISAS, processor
 from record import RESULTS, record
 
-PAGE = ROOT / "docs" / "performance.md"
+PAGE = ROOT / "benchmarks" / "README.md"
 IMAGES = ROOT / "docs" / "images"
 SHARED = {"embed": measure.embed, "calls": measure.calls, "latency": measure.latency}  # one fleet serves these
 OWN = {"rerank": measure.rerank, "tokens": measure.tokens}

@@ -8,14 +8,12 @@ says so, in order, two launched at a time, and each text has a row of 768 floats
 texts to vectors. ``stored``: the texts were tokenized before, and the tokenizer waits as long as it would take on other
 cores, so that the engine is measured by itself; ``real``: it tokenizes on the cores of this machine. ``--operators``
 runs so many small operators for each batch in place of a captured graph. ``--busy``: another thread of the program
-computes in Python meanwhile (MILLPOND_SWITCH_INTERVAL=0 shows what the interpreter's lock then costs). The fastest of
-the rounds counts.
+computes in Python meanwhile. The fastest of the rounds counts.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import random
 import sys
 import tempfile
@@ -36,7 +34,6 @@ from record import record
 
 from millpond.config import EngineConfig
 from millpond.engine.dispatcher import Dispatcher
-from millpond.engine.execute.switch_interval import VARIABLE
 from millpond.engine.loading import Replicas, read_model
 from millpond.engine.submission import Submission
 from millpond.params import PoolingParams
@@ -82,7 +79,6 @@ def main() -> None:
         "operators": options.operators,
         "tokenizer_rate": options.tokenizer_rate,
         "busy": options.busy,
-        "switch_interval": os.environ.get(VARIABLE, ""),
         "rows": rows,
     }
     print(feed_page.page(results))

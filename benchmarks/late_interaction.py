@@ -246,7 +246,7 @@ def keep(folder: Path, states: str, section: str, found: dict[str, Any], bandwid
 
 def show(results: Path) -> None:
     """Write table and plot: into the page for the repository's own results, else beside the results."""
-    target = ROOT / "docs" / "performance.md"
+    target = ROOT / "benchmarks" / "README.md"
     filled = page.fill(target.read_text(encoding="utf-8"), results)
     own = results == RESULTS
     (target if own else results / "performance.md").write_text(filled, encoding="utf-8")

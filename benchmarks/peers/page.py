@@ -1,4 +1,4 @@
-"""docs/performance.md: fills in the tables between its markers from the files of benchmarks/results/.
+"""benchmarks/README.md: fills in the tables between its markers from the files of benchmarks/results/.
 
 A section has one table for each kind of processor that it was measured on, under the processor's name.
 """
@@ -45,7 +45,7 @@ def block(name: str, content: Record, table: Callable[[Record], str]) -> str:
     if "processors" not in content["results"]:  # otherwise its table has a heading for each
         parts.append(f"**{processor.title(content['hardware'])}**")
     if name in ALT:
-        parts.append(f"![{ALT[name]}](images/{image(content, 'svg')})")
+        parts.append(f"![{ALT[name]}](../docs/images/{image(content, 'svg')})")
     return "\n\n".join([*parts, table(content["results"]), origin(content)])
 
 

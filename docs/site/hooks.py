@@ -20,6 +20,7 @@ PACKAGES = ("langchain", "llama-index", "qdrant", "milvus", "lancedb", "pgvector
 # Pages that are files of the repository outside docs/.
 OUTSIDE = {
     **{f"integrations/{name}.md": f"integrations/{name}/README.md" for name in PACKAGES},
+    "benchmarks.md": "benchmarks/README.md",
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
     "security.md": "SECURITY.md",

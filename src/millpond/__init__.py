@@ -7,9 +7,7 @@ if TYPE_CHECKING:
     from millpond.cache.vector_cache import VectorCache
     from millpond.engine.async_engine import AsyncEngine
     from millpond.engine.engine import Engine
-    from millpond.engine.schedule.counters import Observer
-    from millpond.engine.schedule.timing import CallFuture
-    from millpond.engine.stats import BatchRun, EngineStats, Timings
+    from millpond.engine.stats import EngineStats, Timings
     from millpond.errors import (
         CacheError,
         DeviceLostError,
@@ -55,9 +53,7 @@ if TYPE_CHECKING:
 # Imported on first use, so that `import millpond` is fast and does not import torch.
 _HOMES = {
     "AsyncEngine": "engine.async_engine",
-    "BatchRun": "engine.stats",
     "CacheError": "errors",
-    "CallFuture": "engine.schedule.timing",
     "ClassificationOutput": "outputs",
     "EmbeddingOutput": "outputs",
     "DeviceLostError": "errors",
@@ -78,7 +74,6 @@ _HOMES = {
     "MissingExtraError": "errors",
     "ModelLoadError": "errors",
     "ModelSpec": "spec",
-    "Observer": "engine.schedule.counters",
     "Pair": "inputs",
     "PoolingParams": "params",
     "Ragged": "vectors.ragged",
@@ -106,9 +101,7 @@ _HOMES = {
 __all__ = [
     "LLM",
     "AsyncEngine",
-    "BatchRun",
     "CacheError",
-    "CallFuture",
     "ClassificationOutput",
     "DeviceLostError",
     "EmbeddingOutput",
@@ -128,7 +121,6 @@ __all__ = [
     "MissingExtraError",
     "ModelLoadError",
     "ModelSpec",
-    "Observer",
     "Pair",
     "PoolingParams",
     "Ragged",

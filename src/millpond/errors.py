@@ -37,6 +37,15 @@ from typing import Any
 class MillpondError(Exception):
     """The base class: ``except MillpondError`` catches everything millpond raises on purpose."""
 
+    @property
+    def param(self) -> str | None:
+        """The argument that the error is about, with which its message begins: ``max_length`` of ``max_length=64 is``.
+
+        ``None`` if the message begins with anything else.
+        """
+        name, equals, _ = str(self).partition("=")
+        return name if equals and name.isidentifier() else None
+
 
 class ModelLoadError(MillpondError):
     """A checkpoint could not be found, read or built."""

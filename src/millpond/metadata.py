@@ -1,15 +1,11 @@
-"""Metadata as JSON: what a database can store of the values that Python programs have, and filters on it."""
+"""Metadata as JSON: what a database can store, and filters on it."""
 
 from __future__ import annotations
 
-import json
 import math
-import os
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
-from enum import Enum
-from fractions import Fraction
 from typing import Any
 from uuid import UUID
 
@@ -26,14 +22,12 @@ def json_object(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
 
     ========================================= ==============================================================
     str, bool, int (64 bits), float, None     themselves
+    list, tuple, dict                         lists and objects
     datetime, date, time                      ISO 8601; numpy's ``datetime64`` too
     timedelta                                 seconds
-    Decimal, Fraction                         int if it is written without a fraction, else float
-    UUID, paths                               str
-    an Enum's member                          its value
+    Decimal                                   int if it is written without a fraction, else float
+    UUID                                      str
     numpy's scalars and arrays                Python's numbers, str and lists
-    list, tuple, set and other collections    a list; of a set sorted, so that it is always the same
-    dicts                                     objects
     ========================================= ==============================================================
 
     Args:
@@ -41,8 +35,8 @@ def json_object(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
         value: The mapping; its keys are str.
 
     Raises:
-        InvalidRequestError: A value that is not in the table: bytes, NaN and infinities, missing values of pandas,
-            other objects, and nesting deeper than 32 levels.
+        InvalidRequestError: A value that is not in the table, as bytes, sets, NaN and missing values of pandas, or
+            nesting deeper than 32 levels.
     """
     return _object(name, value, 0)
 
@@ -106,9 +100,8 @@ def _object(name: str, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
             ):
                 result[given_key] = item
                 continue
-        key = given_key.value if isinstance(given_key, Enum) else given_key
-        check_str(f"a key of {name}", key)
-        result[str.__str__(key)] = _value(f"{name}[{key!r}]", item, depth + 1)
+        check_str(f"a key of {name}", given_key)
+        result[str.__str__(given_key)] = _value(f"{name}[{given_key!r}]", item, depth + 1)
     return result
 
 
@@ -121,12 +114,10 @@ def _list(name: str, value: Sequence[Any], depth: int) -> list[Any]:
 
 
 def _value(name: str, value: Any, depth: int) -> Any:
-    """``value`` as JSON. The order matters: subclasses (of str, int, date) come before what they derive from."""
+    """``value`` as JSON; the types that derive from str, int or float, as numpy's, become these."""
     if _is_plain(value):
         return value
     match value:
-        case Enum():
-            return _value(name, value.value, depth)
         case str():
             check_str(name, value)
             return str.__str__(value)
@@ -134,44 +125,37 @@ def _value(name: str, value: Any, depth: int) -> Any:
             return _integer(name, int(value))
         case float():
             return _float(name, float(value), value)
-        case datetime() | date() | time():
-            if value != value:  # pandas.NaT, which is a datetime
-                raise InvalidRequestError(f"{name} is {value!r}, no time; store None, or leave the key out")
+        case datetime() | date() | time() if value == value:  # pandas.NaT is a datetime that does not
             return value.isoformat()
-        case timedelta():
+        case timedelta() if value == value:
             return _float(name, value.total_seconds(), value)
         case Decimal():
             exponent = value.as_tuple().exponent
             if isinstance(exponent, int) and 0 <= exponent <= 18:
                 return _integer(name, int(value))
             return _float(name, float(value) if value.is_finite() else math.nan, value)
-        case Fraction():
-            if value.denominator == 1:
-                return _integer(name, int(value))
-            try:
-                number = float(value)
-            except OverflowError:
-                raise InvalidRequestError(f"{name} is a Fraction too large for a float; store it as a str") from None
-            return _float(name, number, value)
         case UUID():
             return str(value)
-        case os.PathLike():
-            path = os.fspath(value)
-            check_str(name, path)
-            return path
-        case bytes() | bytearray() | memoryview():
-            raise InvalidRequestError(f"{name} is of type {type(value).__name__}; decode it, or store base64 as a str")
         case Mapping():
             return _object(name, value, depth)
-        case Set():
-            return _sorted(_list(name, list(value), depth))
-        case Sequence():
+        case list() | tuple():
             return _list(name, value, depth)
     if hasattr(value, "dtype") and hasattr(value, "tolist"):  # numpy is not imported for it
         return _array(name, value, depth)
-    raise InvalidRequestError(
-        f"{name} is {describe(value)}; metadata takes str, bool, int, float, None, list and dict, "
-        "and dates, Decimal, UUID, paths, sets and numpy's values, which are stored as these"
+    raise InvalidRequestError(f"{name} is {_described(value)}")
+
+
+def _described(value: object) -> str:
+    """A value that metadata cannot have, and what to store instead."""
+    if isinstance(value, bytes | bytearray | memoryview):
+        return f"of type {type(value).__name__}; decode it, or store base64 as a str"
+    if isinstance(value, set | frozenset):
+        return f"of type {type(value).__name__}; store sorted(value), a list"
+    if value != value:
+        return f"{value!r}, which is a missing value; store None, or leave the key out"
+    return (
+        f"{describe(value)}; metadata takes str, bool, int, float, None, list, dict, dates, Decimal, UUID and numpy's "
+        "values: store str(value), or leave the key out"
     )
 
 
@@ -196,33 +180,18 @@ def _has_encoding(text: str) -> bool:
     return True
 
 
-def _sorted(items: list[Any]) -> list[Any]:
-    try:
-        return sorted(items)
-    except TypeError:  # of several types
-        return sorted(items, key=lambda item: json.dumps(item, sort_keys=True))
-
-
 def _array(name: str, value: Any, depth: int) -> Any:
     """A scalar or an array of numpy, or of a library with the same two attributes."""
-    if getattr(value, "ndim", 0):
-        return _list(name, value.tolist() if getattr(value.dtype, "kind", "") in "biufU" else list(value), depth)
     kind = getattr(value.dtype, "kind", "")
-    if kind in ("M", "m"):
-        import numpy as np
-
-        if np.isnat(value):
-            raise InvalidRequestError(f"{name} is NaT, no time; store None, or leave the key out")
-        if kind == "M":
-            return str(value)
-        if np.datetime_data(value.dtype)[0] in "YM":  # years and months have no number of seconds
-            raise InvalidRequestError(f"{name} is {value}, whose length differs; store days, or a str")
-        return _float(name, float(value / np.timedelta64(1, "s")), value)
+    if getattr(value, "ndim", 0):
+        return _list(name, value.tolist() if kind in "biufU" else list(value), depth)
+    if kind == "M" and value == value:
+        return str(value)
     if kind == "f":
         return _float(name, float(value), value)
     plain = value.tolist()
-    if type(plain) is type(value):  # a type that Python has no word for
-        raise InvalidRequestError(f"{name} is {describe(value)}; store it as a number or a str")
+    if kind in "Mm" or type(plain) is type(value):  # NaT, a timedelta64, or a type that Python has no word for
+        raise InvalidRequestError(f"{name} is {value!r}; store a number, a str or None")
     return _value(name, plain, depth)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -23,23 +23,17 @@ from millpond.tasks import (
     Truncate,
 )
 
-# vLLM's older names of two tasks.
-_OLD_TASKS = {"embedding": "embed", "encode": "token_embed"}
-
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingParams:
     """The options of one request, for every task; the engine checks that the task reads them.
 
     Attributes:
-        task: The task, if the method does not name it; vLLM's older ``embedding`` and ``encode`` are ``embed`` and
-            ``token_embed``.
+        task: The task, if the method does not name it.
         dimensions: Matryoshka width; ``None`` is the checkpoint's own.
         normalize: L2-normalize; ``None`` is as the checkpoint does.
         activation: The activation of logits: ``True`` is the checkpoint's own, ``False`` none, or a name
             (``identity``, ``sigmoid``, ``softmax``); ``None`` is the task's default (rewards raw, the rest activated).
-        use_activation: vLLM's newer name for ``normalize`` (embed tasks) and ``activation`` (the others).
-        softmax: vLLM's older name for ``activation``.
         step_tag_id: Step reward models: the token whose rows are kept.
         returned_token_ids: Step reward models: the columns that are kept.
         role: ``"query"`` or ``"document"``: applies the checkpoint's own prompt for that role.
@@ -49,7 +43,7 @@ class PoolingParams:
         aggregation: How ``token_classify`` joins tokens into entities, as transformers' pipeline names it.
         adapter: The name of one of the checkpoint's adapters (jina-embeddings-v3: ``spec.adapters``); ``None`` is the
             role's adapter.
-        chunking: ``"mean"`` embeds an over-long text in windows and averages them, weighted by their tokens.
+        long_texts: ``"mean"`` embeds an over-long text in windows and averages them, weighted by their tokens.
         truncate: The end at which an over-long text is cut, or ``"error"``.
         truncate_prompt_tokens: Cut to this many tokens instead of the model's maximum (-1 is the maximum).
         output_dtype: Type of the returned vectors.
@@ -59,8 +53,6 @@ class PoolingParams:
     dimensions: int | None = None
     normalize: bool | None = None
     activation: bool | Activation | None = None
-    use_activation: bool | None = None
-    softmax: bool | None = None
     step_tag_id: int | None = None
     returned_token_ids: tuple[int, ...] | None = None
     role: Role | None = None
@@ -69,14 +61,12 @@ class PoolingParams:
     instruction: str | None = None
     aggregation: Aggregation = "none"
     adapter: str | None = None
-    chunking: Literal["mean"] | None = None
+    long_texts: Literal["mean"] | None = None
     truncate: Truncate = "end"
     truncate_prompt_tokens: int | None = None
     output_dtype: OutputDtype = "float32"
 
     def __post_init__(self) -> None:
-        if isinstance(self.task, str) and self.task in _OLD_TASKS:
-            object.__setattr__(self, "task", _OLD_TASKS[self.task])
         for name in ("dimensions", "step_tag_id", "truncate_prompt_tokens"):
             object.__setattr__(self, name, _plain_int(getattr(self, name)))
         if self.dimensions is not None and type(self.dimensions) is not int:
@@ -86,16 +76,12 @@ class PoolingParams:
         check_choice("truncate", self.truncate, TRUNCATIONS, optional=False)
         check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES, optional=False)
         check_choice("aggregation", self.aggregation, AGGREGATIONS, optional=False)
-        check_choice("chunking", self.chunking, ("mean",))
-        if self.softmax is not None:
-            object.__setattr__(self, "activation", option_of(self, "softmax", "activation"))
-            object.__setattr__(self, "softmax", None)
+        check_choice("long_texts", self.long_texts, ("mean",))
         if not isinstance(self.activation, bool):
             check_choice("activation", self.activation, ACTIVATIONS)
         self._check_steps()
-        for name in ("normalize", "use_activation"):
-            if not isinstance(value := getattr(self, name), bool | None):
-                raise InvalidRequestError(f"{name}={value!r} must be True, False or None")
+        if not isinstance(self.normalize, bool | None):
+            raise InvalidRequestError(f"normalize={self.normalize!r} must be True, False or None")
         for name in ("prompt", "prompt_name", "instruction", "adapter"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise InvalidRequestError(f"{name}={value!r} must be a str or None")
@@ -123,33 +109,6 @@ class PoolingParams:
     def given(self) -> frozenset[str]:
         """Names of the fields that differ from their defaults."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) != f.default)
-
-
-def option_of(params: PoolingParams, *names: str) -> Any:
-    """The value of an option that has several names in ``params``; ``None`` if it is not set.
-
-    Raises:
-        InvalidRequestError: Two of the names have different values.
-    """
-    return one_value({name: getattr(params, name) for name in names})
-
-
-def one_value(values: Mapping[str, Any], *, owner: str = "") -> Any:
-    """The value of an option by its several names; ``None`` if none of them is set.
-
-    Args:
-        values: The value under each name; ``None`` is not set.
-        owner: Where the names were written, for the error: ``"pooler_config's "``.
-
-    Raises:
-        InvalidRequestError: Two of the names have different values.
-    """
-    values = {name: value for name, value in values.items() if value is not None}
-    first = next(iter(values.values()), None)
-    if any(value != first for value in values.values()):
-        listed = " and ".join(f"{name}={value!r}" for name, value in values.items())
-        raise InvalidRequestError(f"{owner}{listed} are names of one option and contradict each other; pass one")
-    return first
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...], *, optional: bool = True) -> None:

@@ -296,7 +296,7 @@ class TestPoolerConfig:
     def test_long_texts_in_windows(self, load):
         llm = load(BERT, pooler_config={"enable_chunked_processing": True})
         outputs = llm.embed([LONG, HELLO])
-        expected = load(BERT).engine.embed([LONG, HELLO], prompt="", chunking="mean").embeddings
+        expected = load(BERT).engine.embed([LONG, HELLO], prompt="", long_texts="mean").embeddings
         np.testing.assert_allclose([one.outputs.embedding for one in outputs], expected, atol=1e-6)
         cut = vector(llm, LONG, truncate_prompt_tokens=-1)
         np.testing.assert_allclose(cut, vector(load(BERT), LONG, truncate_prompt_tokens=-1), atol=1e-6)

@@ -22,7 +22,8 @@ from tests.compat.hub_cache import WRITERS, HubCache, write_onnx
 from tests.compat.migration_page import PAGE, Pair, assert_pair, cosines, read, results
 
 from millpond import Engine
-from millpond.compat.role_prompts import PromptOptions, prompt_notice
+from millpond.compat.notices import prompt_notice
+from millpond.compat.prompts import PromptOptions
 
 INPUTS, PAIRS = read(PAGE.read_text(encoding="utf-8"))
 SLOW = {"Several processes"}  # starts two interpreters, each of which imports torch
@@ -250,8 +251,7 @@ def test_the_page_quotes_the_notice_that_protects_an_index(hub: HubCache) -> Non
     with Engine("google/embeddinggemma-300m") as engine:
         notice = prompt_notice(
             engine.spec,
-            query=PromptOptions(),
-            document=PromptOptions(),
+            {"query": PromptOptions(), "document": PromptOptions()},
             normalize=None,
             replaced="HuggingFaceEmbeddings",
         )

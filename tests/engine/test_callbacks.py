@@ -10,8 +10,8 @@ from tests.tiny import SENTENCES, write_checkpoint
 from millpond import Engine, PoolingParams, VectorCache
 from millpond.engine import dispatcher
 from millpond.engine.execute.cores import Cores
-from millpond.engine.execute.lanes import DeviceLane
 from millpond.engine.execute.runner import Runner
+from millpond.engine.execute.worker_slots import DeviceWorkerSlot
 from millpond.engine.schedule import scheduler
 from millpond.errors import MillpondError
 
@@ -106,7 +106,7 @@ def test_a_callback_in_the_only_thread_that_tokenizes_may_make_a_call_of_many_te
 
 def test_a_callback_in_the_thread_of_a_device_gets_an_error(checkpoint, monkeypatch):
     """The thread would wait for itself."""
-    monkeypatch.setattr(dispatcher, "CpuLanes", lambda threads, cores: DeviceLane())
+    monkeypatch.setattr(dispatcher, "CpuWorkerSlots", lambda threads, cores: DeviceWorkerSlot())
     with Engine(checkpoint, dtype="float32") as engine:
         (found,) = chained(engine, engine, 1, SENTENCES[:1])
         assert isinstance(found, MillpondError) and "engine.submit" in str(found)

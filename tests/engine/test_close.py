@@ -128,7 +128,7 @@ def _waiting(work: Callable[[], Any]) -> Future[Any]:
         lambda engine: list(engine.embed_iter(TEXTS)),
         lambda engine: engine.rerank("a question", TEXTS, method="cosine"),
         lambda engine: engine.score(TEXTS, TEXTS, method="maxsim"),
-        lambda engine: engine.embed([" ".join(TEXTS)], chunking="mean"),
+        lambda engine: engine.embed([" ".join(TEXTS)], long_texts="mean"),
         lambda engine: engine.token_embed(TEXTS),
         lambda engine: asyncio.run(AsyncEngine(engine).embed(TEXTS)),
         lambda engine: asyncio.run(AsyncEngine(engine).embed(TEXTS * 5)),
@@ -217,16 +217,6 @@ def test_after_the_timeout_the_rest_is_dropped(make: Callable[..., tuple[Engine,
     assert ended(thread)
 
 
-def test_a_timeout_that_is_not_needed_drops_nothing(make: Callable[..., tuple[Engine, Gate]]) -> None:
-    for timeout in (60, 1e300, float("inf")):
-        engine, gate = make()
-        future = engine.submit("embed", TEXTS)
-        thread = closing(engine, timeout=timeout)
-        gate.open()
-        assert ended(thread)
-        assert len(future.result(0).embeddings) == len(TEXTS)
-
-
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "5", True, [1]])
 def test_a_timeout_is_a_number_of_seconds(timeout: Any, make: Callable[..., tuple[Engine, Gate]]) -> None:
     engine, gate = make()
@@ -288,21 +278,6 @@ def test_a_block_left_by_an_interrupt_drops_the_queue(
     assert isinstance(futures[0].exception(0), EngineClosedError)
 
 
-def test_a_block_left_by_an_error_finishes_the_queue(make: Callable[..., tuple[Engine, Gate]]) -> None:
-    engine, gate = make()
-    gate.open()
-    futures: list[Future[Any]] = []
-
-    def block() -> None:
-        with engine:
-            futures.append(engine.submit("embed", TEXTS))
-            raise ZeroDivisionError
-
-    with pytest.raises(ZeroDivisionError):
-        block()
-    assert len(futures[0].result(0).embeddings) == len(TEXTS)
-
-
 async def _until(condition: Callable[[], bool]) -> None:
     for _ in range(3000):
         if condition():
@@ -354,7 +329,7 @@ def test_the_offline_class_and_the_shared_engines_close_alike(folder: Path) -> N
     llm.close(cancel=True)
     assert future.done()
     assert llm.engine.closed
-    engines = [sharing.shared(folder, max_length=length) for length in (16, 32)]
+    engines = [sharing.get_engine(folder, max_length=length) for length in (16, 32)]
     futures = [engine.submit("embed", TEXTS, PoolingParams()) for engine in engines]
     sharing.close_shared(cancel=True)
     assert all(engine.closed for engine in engines)

@@ -1,6 +1,5 @@
 """Many callers of single texts: the texts are tokenized together, and each caller gets its own result."""
 
-import asyncio
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -8,7 +7,7 @@ import numpy as np
 import pytest
 from tests.tiny import SENTENCES, Layout, write_checkpoint
 
-from millpond import AsyncEngine, Engine, PoolingParams
+from millpond import Engine, PoolingParams
 from millpond.engine.schedule.intake import Intake
 from millpond.errors import InputTooLongError
 
@@ -45,7 +44,7 @@ def together(monkeypatch):
 
 def crowd(engine, held, calls):
     """The results of ``calls``, each made in a thread of its own while the engine is held."""
-    # Before these, more calls are running than there are lanes.
+    # Before these, more calls are running than there are slots.
     first = [engine.submit("embed", [text]) for text in SENTENCES[:9]]
     arrived = threading.Semaphore(0)
 
@@ -115,21 +114,6 @@ def test_a_cancelled_call_of_a_crowd_is_not_run(engine, held, together):
     (result,) = crowd(engine, held, [cancelled])
     assert gone == [True]
     np.testing.assert_allclose(result.embeddings, engine.embed([TEXTS[0]]).embeddings, atol=1e-5)
-
-
-def test_tasks_of_one_loop_are_a_crowd_too(engine, held, together):
-    front = AsyncEngine(engine)
-
-    async def main():
-        tasks = [asyncio.create_task(front.embed([text])) for text in TEXTS]
-        await asyncio.sleep(0)  # each of them has begun and waits
-        held.set()
-        return await asyncio.gather(*tasks)
-
-    results = asyncio.run(main())
-    assert max(together) >= 6  # at least 55 deferred calls, in at most nine groups
-    alone = np.concatenate([engine.embed([text]).embeddings for text in TEXTS])
-    np.testing.assert_allclose(np.concatenate([result.embeddings for result in results]), alone, atol=1e-5)
 
 
 def test_equal_params_share_a_plan_and_others_do_not(engine):

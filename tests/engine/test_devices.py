@@ -19,7 +19,7 @@ from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.cuda.pipeline import PendingBatch
 from millpond.engine.execute.runner import Runner
 from millpond.engine.schedule.request import Request
-from millpond.engine.shared import close_shared, shared
+from millpond.engine.shared import close_shared, get_engine
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.models.placement import resolve_devices
 from tests import recording
@@ -108,11 +108,11 @@ def test_a_batch_that_fails_on_one_harms_nobody_else(streams, folder, expected, 
 
 def test_a_list_and_its_spelling_are_one_shared_engine(folder):
     try:
-        engine = shared(folder, device=TWO, dtype="float32")
+        engine = get_engine(folder, device=TWO, dtype="float32")
         assert engine.device == "cpu,cpu"
         for spelling in ("cpu,cpu", ("cpu", "cpu"), "cpu, cpu", engine.device):
-            assert shared(folder, device=spelling, dtype="float32") is engine
-        assert shared(folder, device="cpu", dtype="float32") is not engine
+            assert get_engine(folder, device=spelling, dtype="float32") is engine
+        assert get_engine(folder, device="cpu", dtype="float32") is not engine
     finally:
         close_shared()
 
@@ -134,6 +134,7 @@ def test_auto_is_one_device():
     assert resolve_devices("cpu") == (torch.device("cpu"),)
 
 
+@pytest.mark.contract
 def test_a_child_of_a_process_that_used_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)  # also after a mere look for GPUs
     assert resolve_devices("auto") == resolve_devices("cpu") == (torch.device("cpu"),)

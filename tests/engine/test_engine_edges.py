@@ -166,14 +166,3 @@ def test_an_asynchronous_stream_and_context(folder):
         assert engine.engine.closed
 
     asyncio.run(run())
-
-
-def test_what_a_user_does_with_the_tokenizer_stays_out_of_the_engine(engine):
-    text = "the wheel turns and turns and turns"
-    before = engine.embed([text])
-    assert engine.tokenizer is engine.tokenizer
-    cut = engine.tokenizer([text, "a"], truncation=True, max_length=4, padding=True)["input_ids"]
-    assert [len(ids) for ids in cut] == [4, 4]  # the backend keeps both settings until the next call
-    after = engine.embed([text])
-    np.testing.assert_array_equal(after.embeddings, before.embeddings)
-    assert after.usage == before.usage

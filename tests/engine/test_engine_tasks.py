@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tiny import MAX_TOKENS, SENTENCES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny import SENTENCES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.checkpoints import token_id
 from tests.tiny.heads import (
     STEP,
@@ -29,8 +29,6 @@ from millpond.engine.engine import Engine
 from millpond.engine.execute.runner import Runner
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import (
-    EngineClosedError,
-    EngineOverloadedError,
     InputTooLongError,
     InvalidRequestError,
     UnsupportedTaskError,
@@ -211,16 +209,6 @@ def test_an_empty_call_has_the_right_shape(engines: Any, name: str, task: Any, i
             assert getattr(empty, field).shape == (0, *held.shape[1:])
 
 
-@pytest.mark.parametrize("name", ["embedder", "reranker", "colbert"])
-def test_one_query_without_documents(engines: Any, name: str) -> None:
-    engine = engines(name)
-    assert engine.score("q", []).scores.shape == (0,)
-    assert engine.score([], []).scores.dtype == np.float32
-    ranked = engine.rerank("q", [], top_n=3)
-    assert len(ranked) == 0
-    assert ranked.truncated.shape == (0,)
-
-
 # --- Many callers ---------------------------------------------------------------------------------------------------
 
 
@@ -235,7 +223,7 @@ def together(
     pick, submit, run = Scheduler.pick, Dispatcher.submit, Runner.run
     submitted: list[None] = []
     batches: list[set[Any]] = []
-    calls = len(jobs) + sum("chunking" in options for _, _, options in jobs)  # windows are a second call
+    calls = len(jobs) + sum("long_texts" in options for _, _, options in jobs)  # windows are a second call
 
     def held(self: Scheduler, lanes: int = 1, *, prepare: bool = True) -> Any:
         if self is not scheduler:
@@ -291,7 +279,7 @@ def together(
                 ("embed", {"role": "query"}),
                 ("embed", {"adapter": "separation", "dimensions": 16}),
                 ("token_embed", {"role": "document"}),
-                ("embed", {"chunking": "mean"}),
+                ("embed", {"long_texts": "mean"}),
                 ("token_embed", {"adapter": "classification", "normalize": False}),
             ],
         ),
@@ -454,12 +442,6 @@ def test_what_is_no_pair_is_refused(engines: Any, name: str) -> None:
             call()
 
 
-@pytest.mark.parametrize("name", ["embedder", "colbert"])
-def test_token_ids_are_no_pair(engines: Any, name: str) -> None:
-    with pytest.raises(InvalidRequestError, match="pair at index 1, not token ids"):
-        engines(name).encode([("a", "b"), TokenIds((5, 6))], task="score")
-
-
 def test_token_ids_of_a_cross_encoder_are(engines: Any) -> None:
     engine = engines("reranker")
     ids = TokenIds(tuple(engine.token_ids("classify", "a b", PoolingParams())))
@@ -509,31 +491,6 @@ def test_a_cancelled_score_cancels_both_sides(held: Any, name: str) -> None:
 
     asyncio.run(awaited())
     assert not engine._dispatcher._admission.calls()
-
-
-@pytest.mark.parametrize("name", ["embedder", "colbert", "reranker"])
-def test_close_waits_for_scores(held: Any, name: str) -> None:
-    engine, gate = held(name)
-    future = engine.submit("score", pairs_of())
-    closing = threading.Thread(target=engine.close)
-    closing.start()
-    gate.set()
-    closing.join(timeout=30)
-    assert not closing.is_alive()
-    assert future.result(timeout=0).scores.shape == (len(DOCUMENTS),)
-    for late in (lambda: engine.score("q", "d"), lambda: engine.rerank("q", ["d"]), lambda: engine.submit("embed", [])):
-        with pytest.raises((EngineClosedError, UnsupportedTaskError)):
-            late()
-
-
-@pytest.mark.parametrize("name", ["embedder", "colbert", "reranker"])
-def test_a_score_alone_may_be_of_any_size(held: Any, name: str) -> None:
-    engine, gate = held(name)
-    future = engine.submit("score", [(f"q {i}", f"d {i}") for i in range(20)])
-    with pytest.raises(EngineOverloadedError, match="max_queue=8"):
-        engine.submit("score", pairs_of())
-    gate.set()
-    assert future.result(timeout=30).scores.shape == (20,)
 
 
 # --- Rewards --------------------------------------------------------------------------------------------------------
@@ -644,7 +601,6 @@ OPTIONS: dict[str, Any] = {
     "dimensions": 16,
     "normalize": True,
     "activation": True,
-    "use_activation": True,
     "step_tag_id": 3,
     "returned_token_ids": (1,),
     "role": "query",
@@ -653,14 +609,14 @@ OPTIONS: dict[str, Any] = {
     "instruction": "find it",
     "aggregation": "first",
     "adapter": "separation",
-    "chunking": "mean",
+    "long_texts": "mean",
     "output_dtype": "int8",
 }
 _TEXT = {"role", "prompt", "prompt_name", "adapter"}
-_VECTORS = _TEXT | {"dimensions", "normalize", "use_activation"}
-_LOGITS = {"activation", "use_activation"}
+_VECTORS = _TEXT | {"dimensions", "normalize"}
+_LOGITS = {"activation"}
 READ: dict[tuple[str, str], set[str]] = {
-    ("embedder", "embed"): _VECTORS | {"output_dtype", "chunking"},
+    ("embedder", "embed"): _VECTORS | {"output_dtype", "long_texts"},
     ("embedder", "token_embed"): _VECTORS,
     ("embedder", "score"): set(),
     ("colbert", "score"): set(),
@@ -679,19 +635,21 @@ ABSENT = {
 
 
 @pytest.mark.parametrize(("name", "task"), list(READ))
-@pytest.mark.parametrize("option", list(OPTIONS))
-def test_an_option_that_a_task_does_not_read_is_refused(engines: Any, name: str, task: Any, option: str) -> None:
-    engine, params = engines(name), PoolingParams(**{option: OPTIONS[option]})
-    items = pairs_of() if task == "score" else TEXTS
-    if option not in READ[name, task]:
-        with pytest.raises(InvalidRequestError, match=rf"^{option}=.* means nothing to "):
-            engine.submit(task, items, params)
-        return
-    if (name, task, option) in ABSENT:  # the task reads it, but the checkpoint has no such thing
-        with pytest.raises(InvalidRequestError, match=ABSENT[name, task, option]):
-            engine.submit(task, items, params).result(timeout=30)
-    else:
-        assert len(rows(engine.encode(items, task=task, params=params))) == len(items)
+def test_a_task_reads_its_options_and_refuses_the_others(engines: Any, name: str, task: Any) -> None:
+    assert PoolingParams(**{**OPTIONS, "prompt_name": None}).given() == OPTIONS.keys() - {"prompt_name"}
+    engine, items = engines(name), pairs_of() if task == "score" else TEXTS
+    together: dict[str, Any] = {}  # what the checkpoint has
+    for option, value in OPTIONS.items():
+        params = PoolingParams(**{option: value})
+        if option not in READ[name, task]:
+            with pytest.raises(InvalidRequestError, match=rf"^{option}=.* means nothing to "):
+                engine.submit(task, items, params)
+        elif (name, task, option) in ABSENT:  # the task reads it, but the checkpoint has no such thing
+            with pytest.raises(InvalidRequestError, match=ABSENT[name, task, option]):
+                engine.submit(task, items, params).result(timeout=30)
+        elif option != "prompt_name":  # excludes prompt
+            together[option] = value
+    assert len(rows(engine.encode(items, task=task, params=PoolingParams(**together)))) == len(items)
 
 
 def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
@@ -708,9 +666,6 @@ def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
         engines("reranker").rerank("q", ["d"], instruction="find")
     with pytest.raises(InvalidRequestError, match="instruction holds a lone surrogate"):
         engines("reranker").rerank("q", ["d"], instruction="\ud800")
-    params = PoolingParams(activation=False, use_activation=True)
-    with pytest.raises(InvalidRequestError, match="and use_activation=True are names of one option"):
-        engines("classifier").encode(["a"], task="classify", params=params)
 
 
 @pytest.mark.parametrize("name", list(WRITERS))
@@ -726,20 +681,11 @@ def test_a_task_that_is_not_served_is_refused_by_name(engines: Any, name: str) -
 
 def test_streams_take_the_options_of_vectors(engines: Any) -> None:
     engine = engines("jina")
-    for options in ({"adapter": "separation"}, {"chunking": "mean"}, {"role": "query", "dimensions": 16}):
+    for options in ({"adapter": "separation"}, {"long_texts": "mean"}, {"role": "query", "dimensions": 16}):
         expected = engine.embed(TEXTS, **options).embeddings
         np.testing.assert_allclose(np.stack(list(engine.embed_iter(TEXTS, **options))), expected, atol=1e-6)
     with pytest.raises(InvalidRequestError, match="adapter='poems'"):
         engine.embed_iter(TEXTS, adapter="poems")
-
-
-def test_texts_at_the_limit_are_the_tiny_models(engines: Any) -> None:
-    """Assumed by the cases above: some texts are cut, and some fill the model."""
-    for name in ("classifier", "ner", "m3"):
-        engine = engines(name)
-        lengths = [len(ids) for ids in engine.tokenize(TEXTS)]
-        assert min(lengths) < 5
-        assert max(lengths) > MAX_TOKENS == engine.spec.max_length
 
 
 def test_the_tokens_of_a_classifier_may_be_those_of_a_step(engines: Any) -> None:

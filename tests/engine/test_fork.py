@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+pytestmark = [pytest.mark.contract, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")]
 
 
 def run(program: str, *arguments: str) -> dict[str, str]:
@@ -66,7 +66,7 @@ from millpond import AsyncEngine, Engine
 
 model = sys.argv[1]
 many = [f"text {i} about tides, rivers and the moon that moves them" * 3 for i in range(64)]
-engine = sharing.shared(model)
+engine = sharing.get_engine(model)
 
 def warm():  # in the calling thread, which OpenMP gives a pool of threads
     engine.embed(["tides"])
@@ -77,28 +77,28 @@ assert torch.get_num_threads() == 2
 child("a new engine", lambda: Engine(model).embed(["tides"]) and None)
 child("a new engine, many texts", lambda: Engine(model).embed(many) and None)
 child("a new engine, token vectors compared", lambda: Engine(model).rerank("tides", many, method="maxsim") and None)
-child("a shared engine", lambda: sharing.shared(model).embed(["tides"]) and None)
+child("a shared engine", lambda: sharing.get_engine(model).embed(["tides"]) and None)
 
 async def embed():
-    return await AsyncEngine(await sharing.shared_async(model)).embed(many)
+    return await AsyncEngine(await sharing.get_engine_async(model)).embed(many)
 child("a shared engine in a loop", lambda: asyncio.run(embed()) and None)
 child("an operator of torch", lambda: torch.ones(1 << 22).sum() and None)
 
 def grandchild():
-    sharing.shared(model).embed(["tides"])
+    sharing.get_engine(model).embed(["tides"])
     torch.ones(1 << 22).sum()
-    child("a child of the child", lambda: sharing.shared(model).embed(many) and None)
+    child("a child of the child", lambda: sharing.get_engine(model).embed(many) and None)
 child("a child with a child", grandchild)
 
 def thread():
     warm()
-    child("a fork in another thread", lambda: sharing.shared(model).embed(["tides"]) and None)
+    child("a fork in another thread", lambda: sharing.get_engine(model).embed(["tides"]) and None)
 forking = threading.Thread(target=thread)
 forking.start()
 forking.join()
 
 warm()
-process = multiprocessing.get_context("fork").Process(target=lambda: sharing.shared(model).embed(many))
+process = multiprocessing.get_context("fork").Process(target=lambda: sharing.get_engine(model).embed(many))
 process.start()
 process.join(40)
 print("multiprocessing:", "works" if process.exitcode == 0 else process.exitcode)
@@ -111,10 +111,10 @@ def fork_in_c():
         ctypes.pythonapi.PyOS_AfterFork_Child()
     return pid
 warm()
-child("a fork by C code", lambda: sharing.shared(model).embed(["tides"]) and None, fork=fork_in_c)
+child("a fork by C code", lambda: sharing.get_engine(model).embed(["tides"]) and None, fork=fork_in_c)
 child("a fork by C code, many texts", lambda: Engine(model).embed(many) and None, fork=fork_in_c)
 def embed_one():
-    sharing.shared(model).embed(["tides"])
+    sharing.get_engine(model).embed(["tides"])
 child("a fork by C code, in a fork", lambda: child("its child", embed_one), fork=fork_in_c)
 print("parent:", "works" if len(engine.embed(many).embeddings) == len(many) else "fails")
 """
@@ -152,8 +152,8 @@ for moment in range(4):
     next(rows)
     texts = [f"{text} {moment}" for text in texts]  # not in the cache
     future = engine.submit("embed", texts)
-    pairs = engine.submit_score([("tides", text) for text in texts[:50]], millpond.PoolingParams(), method="maxsim")
-    windows = engine.submit("embed", [" ".join(texts[:60])], millpond.PoolingParams(chunking="mean"))
+    pairs = engine.submit("score", [("tides", text) for text in texts[:50]], millpond.PoolingParams(), method="maxsim")
+    windows = engine.submit("embed", [" ".join(texts[:60])], millpond.PoolingParams(long_texts="mean"))
     cancelled = engine.submit("embed", texts[:100])
     completed = concurrent.futures.as_completed([future, cancelled])
     called, over = [], threading.Event()
@@ -178,7 +178,7 @@ for moment in range(4):
         assert refused(lambda: next(engine.embed_iter(texts)))
         assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(["a"])))
         assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(texts * 15)))  # too many to be checked in the loop
-        assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(["a"], chunking="mean")))
+        assert refused(lambda: asyncio.run(AsyncEngine(engine).embed(["a"], long_texts="mean")))
         assert refused(engine.stats) and refused(lambda: engine.check_room(1))
         assert refused(lambda: engine.observe(print))
         repr(engine)
@@ -296,64 +296,39 @@ def test_a_fork_waits_for_the_batch_that_runs_and_the_next_batch_for_the_fork() 
 
 
 _LOADING = """
-import millpond.engine.shared as sharing
-
-model = sys.argv[1]
-loaded = []
-loading = threading.Thread(target=lambda: loaded.append(sharing.shared(model)))
-loading.start()
-time.sleep(float(sys.argv[2]))  # torch, transformers and the model are being imported
-assert not loaded
-future = list(sharing._REGISTRY._engines.values())[0]
-
-def own():
-    sharing.shared(model).embed(["tides"])
-child("own", own)
-loading.join()
-loaded[0].embed(["tides"])
-print("parent: works")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seconds", [0.3, 1.2])
-@pytest.mark.timeout(300)
-def test_a_fork_while_another_thread_loads_a_model(seconds: float) -> None:
-    assert run(_LOADING, minilm(), str(seconds)) == {"own": "works", "parent": "works"}
-
-
-_LOADING_LONG = """
 import millpond.engine.fork as fork
 from millpond import Engine
+from millpond.engine.shared import get_engine
 from millpond.errors import ModelLoadError
 
 model = sys.argv[1]
-fork._MAX_WAIT = 0.5
 begun, over = threading.Event(), threading.Event()
 
 def download():
     with fork.loading():
         begun.set()
         over.wait()
-threading.Thread(target=download).start()
+loading = threading.Thread(target=download)
+loading.start()
 begun.wait()
 
-def refused():
+def refused(load):
     try:
-        Engine(model)
+        load(model)
     except ModelLoadError as error:
         assert "forked while another thread loaded a model" in str(error)
         return "refused"
-child("during", refused)
+child("during", lambda: refused(Engine))
+child("during, shared", lambda: refused(get_engine))
 over.set()
+loading.join()
 child("after", lambda: Engine(model).embed(["tides"]) and None)
 """
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_child_of_a_load_that_takes_long_is_refused() -> None:
-    assert run(_LOADING_LONG, minilm()) == {"during": "refused", "after": "works"}
+def test_a_child_that_was_forked_during_a_load_is_refused_a_model() -> None:
+    assert run(_LOADING, minilm()) == {"during": "refused", "during, shared": "refused", "after": "works"}
 
 
 _ENDS = """

@@ -11,7 +11,7 @@ from tests.tiny import SENTENCES, Layout, write_checkpoint
 from millpond import Engine
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.call import Call, CallHooks
 from millpond.pooling.pooler import Readout
 from millpond.vectors.matryoshka import cut
 
@@ -43,6 +43,7 @@ def short_texts(count, read=None):
         yield f"{words[i % len(words)]} {words[i // len(words) % len(words)]} {words[i // 7 % len(words)]}"
 
 
+@pytest.mark.contract
 def test_embed_iter_reads_a_bounded_stretch_ahead(engine):
     read = deque(maxlen=1)
     ahead = [read[0] - i for i, _ in enumerate(engine.embed_iter(short_texts(12_000, read)))]
@@ -65,6 +66,7 @@ def growth(engine, keep):
     return sizes[1] - sizes[0]
 
 
+@pytest.mark.contract
 def test_memory_does_not_grow_with_the_number_of_texts(engine, no_collector):
     vectors = 8_000 * WIDTH * 4
     assert growth(engine, keep=False) < vectors / 2
@@ -75,48 +77,22 @@ def rows(count=6):
     return np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
 
 
-def test_rows_that_nobody_else_reads_are_normalized_in_place():
-    expected = cut(rows(), 8, normalize=True)
-    matrix = rows()
-    result = cut(matrix, 8, normalize=True, own=True)
-    assert np.shares_memory(result, matrix)
-    np.testing.assert_array_equal(result, expected)
-
-
-@pytest.mark.parametrize(("dimensions", "own"), [(8, False), (4, True), (4, False)])
-def test_other_rows_stay_as_they_are(dimensions, own):
-    matrix = rows()
-    result = cut(matrix, dimensions, normalize=True, own=own)
-    assert not np.shares_memory(result, matrix)
-    np.testing.assert_array_equal(matrix, rows())
-    np.testing.assert_allclose(np.linalg.norm(result, axis=1), 1, rtol=1e-6)
-
-
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_call_hands_its_own_rows_over_unless_a_cache_is_going_to_read_them(cached):
     plan = Plan(task="embed", readout=Readout(kind="pooled"), limit=9, truncate="end", width=8, normalize=True)
     committed = []
 
-    def commit(call, slots, last):
-        committed.append(call.rows[slots].copy())
-        if last:
+    def commit(call, slots):
+        committed.append(call.result.rows[slots].copy())
+        if call.committed(len(slots)):
             call.finish()
 
-    call = Call(
-        list("abcdef"),
-        plan,
-        native_width=8,
-        labels=(),
-        assemble=assemble,
-        commit=commit if cached else None,
-        progress=None,
-        refill=lambda call, left: None,
-    )
+    call = Call(list("abcdef"), plan, CallHooks(assemble=assemble, commit=commit if cached else None), native_width=8)
     call.deliver([4, 2], list(rows()[[4, 2]]))
     call.deliver([0, 1, 3, 5], list(rows()[[0, 1, 3, 5]]))
     result = call.future.result().embeddings
     np.testing.assert_array_equal(result, cut(rows(), 8, normalize=True))
-    assert np.shares_memory(result, call.rows) is not cached
+    assert np.shares_memory(result, call.result.rows) is not cached
     if cached:
-        np.testing.assert_array_equal(call.rows, rows())
+        np.testing.assert_array_equal(call.result.rows, rows())
         np.testing.assert_array_equal(np.concatenate(committed), rows()[[4, 2, 0, 1, 3, 5]])

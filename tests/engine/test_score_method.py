@@ -13,6 +13,7 @@ from tests.tiny import TEXTS, Layout, write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_pylate, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams, RerankOutput
+from millpond.engine.schedule.call import CallOptions
 from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
 
 QUERY = "How deep is the mill pond?"
@@ -101,7 +102,7 @@ def test_an_embedder_scores_by_cosine_and_reranks_by_maxsim(embedder: Engine, ca
     ranked = call(embedder, "rerank", QUERY, DOCUMENTS)
     assert_same(ranked, call(embedder, "rerank", QUERY, DOCUMENTS, method="maxsim"))
     pairs = [(QUERY, document) for document in DOCUMENTS]
-    ranking = embedder.submit_score(pairs, PoolingParams(), ranking=True).result().scores
+    ranking = embedder.submit("score", pairs, PoolingParams(), ranking=True).result().scores
     np.testing.assert_allclose(ranking, maxsim(embedder), atol=1e-4)
 
 
@@ -125,26 +126,6 @@ def test_a_late_interaction_checkpoint_keeps_its_own_maxsim(tmp_path: Path, call
         np.testing.assert_allclose(named.scores * (query_tokens if mean else 1), maxsim(engine), rtol=1e-5)
 
 
-def test_maxsim_of_a_late_interaction_checkpoint_keeps_the_length_of_its_vectors(folder: Path, call: Call) -> None:
-    path = write_stanford(folder / "raw")
-    with Engine(path, dtype="float32", device="cpu", normalize=False) as engine:
-        query = engine.token_embed([QUERY], role="query").embeddings[0]
-        assert np.abs(np.linalg.norm(query, axis=1) - 1).max() > 0.1
-        expected = [
-            (query @ matrix.T).max(axis=1).sum() for matrix in engine.token_embed(DOCUMENTS, role="document").embeddings
-        ]
-        np.testing.assert_allclose(call(engine, "score", QUERY, DOCUMENTS, method="maxsim").scores, expected, rtol=1e-5)
-        assert np.abs(np.array(expected) - maxsim(engine)).max() > 0.1
-
-
-def test_a_colbert_has_no_cosine(colbert: Engine, call: Call) -> None:
-    for name in ("score", "rerank"):
-        with pytest.raises(
-            UnsupportedTaskError, match=r"method='cosine' compares vectors.*not embed; choose method='auto'"
-        ):
-            call(colbert, name, QUERY, DOCUMENTS, method="cosine")
-
-
 @pytest.mark.parametrize(("method", "task"), [("cosine", "embed"), ("maxsim", "token_embed")])
 def test_a_cross_encoder_has_neither(cross: Engine, call: Call, method: str, task: str) -> None:
     own = call(cross, "score", QUERY, DOCUMENTS).scores
@@ -154,12 +135,6 @@ def test_a_cross_encoder_has_neither(cross: Engine, call: Call, method: str, tas
             UnsupportedTaskError, match=rf"method='{method}' .*not {task}; choose method='auto', .*convert=\"embed\""
         ):
             call(cross, name, QUERY, DOCUMENTS, method=method)
-
-
-def test_the_way_out_works(folder: Path, cross: Engine) -> None:
-    with Engine(folder / "cross", dtype="float32", device="cpu", convert="embed") as engine:
-        assert_same(engine.rerank(QUERY, DOCUMENTS, method="maxsim"), engine.rerank(QUERY, DOCUMENTS))
-        np.testing.assert_allclose(engine.score(QUERY, DOCUMENTS, method="maxsim").scores, maxsim(engine), atol=1e-4)
 
 
 def test_a_checkpoint_that_scores_nothing_is_not_told_to_choose_auto(tmp_path: Path, call: Call) -> None:
@@ -195,36 +170,35 @@ def test_options_and_errors_are_those_of_any_score(embedder: Engine, call: Call,
     assert len(call(embedder, "rerank", QUERY, [], method=method)) == 0
 
 
-def test_a_submitted_score_takes_the_method_or_its_older_spelling(embedder: Engine, cross: Engine) -> None:
+def test_a_submitted_score_takes_the_method(embedder: Engine, cross: Engine) -> None:
     pairs = [(QUERY, document) for document in DOCUMENTS]
     params = PoolingParams()
     scores = {
-        method: embedder.submit_score(pairs, params, method=method).result().scores
+        method: embedder.submit("score", pairs, params, method=method).result().scores
         for method in ("auto", "cosine", "maxsim")
     }
-    older = embedder.submit_score(pairs, params, maxsim=True).result().scores
     np.testing.assert_allclose(scores["auto"], scores["cosine"], atol=1e-6)
     np.testing.assert_allclose(scores["maxsim"], maxsim(embedder), atol=1e-4)
-    np.testing.assert_allclose(scores["maxsim"], older, rtol=1e-5)
     assert np.abs(scores["maxsim"] - scores["cosine"]).max() > 0.1
-    with pytest.raises(InvalidRequestError, match="maxsim=True and method='cosine' contradict each other"):
-        embedder.submit_score(pairs, params, maxsim=True, method="cosine")
     with pytest.raises(InvalidRequestError, match="method='maxsim' reads no template; pass one of them only"):
-        embedder.submit_score(pairs, params, method="maxsim", template="{{ query }}")
+        embedder.submit("score", pairs, params, method="maxsim", template="{{ query }}")
     with pytest.raises(UnsupportedTaskError, match="method='maxsim'"):
-        cross.submit_score(pairs, params, maxsim=True)
+        cross.submit("score", pairs, params, method="maxsim")
+    with pytest.raises(InvalidRequestError, match="template means nothing to embed"):
+        cross.submit("embed", ["a"], template="{{ query }}")
 
 
 @pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
 def test_params_of_another_task_are_refused(embedder: Engine, method: Any) -> None:
     with pytest.raises(InvalidRequestError, match=r"params\.task='embed' contradicts the task 'score'"):
-        embedder.submit_score([("a", "b")], PoolingParams(task="embed"), method=method)
-    assert embedder.submit_score([("a", "b")], PoolingParams(task="score"), method=method).result(timeout=30)
+        embedder.submit("score", [("a", "b")], PoolingParams(task="embed"), method=method)
+    assert embedder.submit("score", [("a", "b")], PoolingParams(task="score"), method=method).result(timeout=30)
 
 
 @pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
 def test_a_progress_bar_counts_the_documents(embedder: Engine, method: Any) -> None:
     pairs = [(QUERY, document) for document in [*DOCUMENTS, *DOCUMENTS[:3], "one more wheel"]]
     done: list[int] = []
-    embedder._submission.start("score", pairs, PoolingParams(), method=method, progress=done.append).result()
+    options = CallOptions(progress=done.append)
+    embedder._submission.start("score", pairs, PoolingParams(), options, method=method).result()
     assert sum(done) == len(pairs)

@@ -12,15 +12,14 @@ import numpy as np
 import pytest
 from tests.recording import Recording
 from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny.heads import write_stanford
 
-from millpond import BatchRun, Engine, EngineStats, Timings
+from millpond import Engine, EngineStats, Timings
 from millpond.engine import dispatcher, loading
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule import timing
-from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
@@ -98,39 +97,12 @@ def test_a_score_of_two_calls_has_one_timer(engine: Engine):
     assert timings.queue + timings.inference <= timings.total
 
 
-def test_windows_have_one_timer(engine: Engine):
-    timings = timings_of(engine, "embed", [" ".join(TEXTS) * 4, "short"], chunking="mean")
-    assert min(timings.tokenization, timings.queue, timings.inference) > 0
-    assert timings.queue + timings.inference <= timings.total
-
-
-def test_a_late_interaction_score_has_one_timer(tmp_path: Path, one_intake: None):
-    with Engine(write_stanford(tmp_path / "colbert"), device="cpu", dtype="float32") as engine:
-        timings = timings_of(engine, "score", [("a", text) for text in TEXTS])
-    assert min(timings.tokenization, timings.queue, timings.inference) > 0
-    assert timings.queue + timings.inference <= timings.total
-
-
 def test_cached_texts_are_never_queued(folder: Path, tmp_path: Path):
     with Engine(folder, device="cpu", dtype="float32", cache=tmp_path / "v.db") as engine:
         assert timings_of(engine, "embed", TEXTS).inference > 0
         again = timings_of(engine, "embed", TEXTS)
     assert (again.tokenization, again.queue, again.inference) == (0, 0, 0)
     assert again.total > 0
-
-
-def test_an_empty_call_took_no_work(engine: Engine):
-    timings = timings_of(engine, "embed", [])
-    assert (timings.tokenization, timings.queue, timings.inference) == (0, 0, 0)
-
-
-def test_calls_of_a_crowd_know_how_long_they_were_tokenized(engine: Engine):
-    with ThreadPoolExecutor(16) as threads:
-        futures = list(threads.map(lambda text: engine.submit("embed", [text]), MANY))
-    wait(futures)
-    for future in futures:
-        assert future.timings is not None
-        assert 0 < future.timings.tokenization < future.timings.total
 
 
 def test_there_are_no_timings_before_the_result_or_behind_a_failure(engine: Engine, monkeypatch: pytest.MonkeyPatch):
@@ -179,9 +151,7 @@ def test_time_between_batches_is_no_inference(clock: Clock):
 
 
 def test_a_batch_that_was_put_back_does_not_run_meanwhile(clock: Clock):
-    call = Call(
-        ["a"], PLAN, native_width=2, labels=(), assemble=assemble, commit=None, progress=None, refill=lambda *_: None
-    )
+    call = Call(["a"], PLAN, CallHooks(assemble=assemble), native_width=2)
     scheduler = Scheduler(100)
     scheduler.put(call, [Request(call=call, slot=0, ids=np.zeros(3, dtype=np.int32))])
     picked = scheduler.pick()
@@ -199,20 +169,6 @@ def test_a_batch_that_was_put_back_does_not_run_meanwhile(clock: Clock):
 
 def balanced(stats: EngineStats) -> None:
     assert (stats.waiting_texts, stats.running_calls, stats.running_batches) == (0, 0, 0)
-
-
-def test_counters_add_up_to_the_texts_of_the_call(engine: Engine):
-    output = engine.embed([*MANY, MANY[0]])
-    engine.close()
-    stats = engine.stats()
-    balanced(stats)
-    assert (stats.calls_done, stats.texts_done) == (1, len(MANY) + 1)
-    assert stats.batch_texts == len(MANY)  # a duplicate runs once
-    twice = len(engine.token_ids("embed", MANY[0], PoolingParams()))
-    assert stats.batch_tokens == output.usage.prompt_tokens - twice
-    assert stats.batches > 1 and stats.batch_seconds > 0
-    assert (stats.calls_failed, stats.calls_cancelled, stats.calls_rejected) == (0, 0, 0)
-    assert (stats.cache_hits, stats.cache_misses) == (0, 0)
 
 
 def test_counters_balance_behind_failures_cancellations_and_refusals(
@@ -290,20 +246,11 @@ def test_notes_of_many_threads_are_all_added_up():
     assert stats.running_batches == 0
 
 
-def test_notes_are_added_up_without_a_reader():
-    counters = Counters()
-    for _ in range(1000):
-        begun = counters.begin()
-        counters.ran(begun, 1, 1)
-        counters.end(begun)
-    assert len(counters._notes) < 300
-
-
 # Observers.
 
 
 def test_an_observer_hears_of_every_batch_before_its_callers(engine: Engine):
-    batches: list[BatchRun] = []
+    batches: list[Any] = []
     end = engine.observe(batches.append)
     engine.embed(MANY)
     stats = engine.stats()
@@ -317,20 +264,14 @@ def test_an_observer_hears_of_every_batch_before_its_callers(engine: Engine):
     assert len(batches) == stats.batches
 
 
-@pytest.mark.parametrize("device", ["streams"], indirect=True)  # lanes of a CPU do run side by side
-def test_batches_of_a_stream_do_not_overlap_in_the_count(engine: Engine):
-    timings = timings_of(engine, "embed", MANY)
-    assert engine.stats().batch_seconds <= timings.total
-
-
 def test_an_observer_that_fails_harms_nobody(engine: Engine, caplog: pytest.LogCaptureFixture):
     expected = engine.embed(MANY).embeddings
-    batches: list[BatchRun] = []
+    batches: list[Any] = []
 
     class Broken:
         __hash__ = None  # type: ignore[assignment]
 
-        def __call__(self, batch: BatchRun) -> None:
+        def __call__(self, batch: Any) -> None:
             raise RuntimeError("broken observer")
 
     engine.observe(Broken())

@@ -10,8 +10,9 @@ from concurrent.futures import Future
 import pytest
 from tests.tiny import TEXTS, write_checkpoint
 
-from millpond import AsyncEngine, BatchRun, CallFuture, EmbeddingOutput, Engine, Observer, Timings
-from millpond.engine.task_methods import EmbedOptions, TaskMethods
+from millpond import AsyncEngine, Engine, Timings
+from millpond.engine.embed_options import EmbedOptions
+from millpond.engine.task_methods import TaskMethods
 
 METHODS = sorted(name for name in vars(TaskMethods) if not name.startswith("_"))
 
@@ -59,30 +60,17 @@ def test_an_option_that_embed_does_not_have_is_refused(engine: Engine):
 
 
 def test_a_submitted_call_is_a_future_that_knows_its_timings(engine: Engine):
-    future: CallFuture[EmbeddingOutput] = engine.submit("embed", TEXTS)
-    assert isinstance(future, CallFuture) and isinstance(future, Future)
+    future = engine.submit("embed", TEXTS)
+    assert isinstance(future, Future)
     assert future.result().embeddings.shape[0] == len(TEXTS)
     assert isinstance(future.timings, Timings)
-    assert CallFuture().timings is None
 
 
 def test_an_observer_is_any_function_of_a_batch(engine: Engine):
     sizes: list[int] = []
-
-    def note(batch: BatchRun) -> None:
-        sizes.append(batch.texts)
-
-    observer: Observer = note
-    unregister = engine.observe(observer)
+    unregister = engine.observe(lambda batch: sizes.append(batch.texts))
     engine.embed(["a", "b", "a"])
     assert sum(sizes) == 2  # equal texts run once
     unregister()
     engine.embed(["c"])
     assert sum(sizes) == 2
-
-
-def test_the_older_name_of_truncate_texts_says_so(engine: Engine):
-    expected = engine.truncate_texts(list(TEXTS), 3)
-    with pytest.warns(DeprecationWarning, match="truncate_texts"):
-        assert engine.clip(list(TEXTS), 3) == expected
-    assert expected != list(TEXTS)

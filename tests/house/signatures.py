@@ -10,12 +10,13 @@ import inspect
 import sys
 from collections.abc import Iterator
 from types import ModuleType
-from typing import Any
+from typing import Any, is_typeddict
 
 PACKAGES = (
     "millpond",
     "millpond.ingest",
     "millpond.late_interaction",
+    "millpond.vllm",
     "langchain_millpond",
     "llama_index.embeddings.millpond",
     "llama_index.postprocessor.millpond_rerank",
@@ -43,7 +44,9 @@ def _package(package: ModuleType) -> Iterator[str]:
     for name in sorted(package.__all__):
         value = getattr(package, name)
         path = f"{package.__name__}.{name}"
-        if inspect.isclass(value):
+        if is_typeddict(value):
+            yield from (f"{path}[{key!r}]: {kind}" for key, kind in inspect.get_annotations(value).items())
+        elif inspect.isclass(value):
             yield from _class(path, value)
         elif inspect.isfunction(value):
             yield path + str(inspect.signature(value))

@@ -21,3 +21,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if absent:
         items[:] = [item for item in items if item not in absent]
         config.hook.pytest_deselected(items=absent)
+
+
+@pytest.fixture
+def engine(engine_of):
+    """The engine of a tiny checkpoint of 48 dimensions, shared by all tests."""
+    return engine_of("bert")

@@ -5,11 +5,11 @@ from unittest import mock
 
 from tests.ingest.memory_sink import MemoryClient, MemorySink
 
+import millpond.ingest.pipeline.ingest as pipeline
 from millpond.ingest import Record, ingest
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.pipeline.ingest import ingest as pipeline
-from millpond.ingest.pipeline.ingest import writer
-from millpond.ingest.pipeline.journal import CollectionMarks
+from millpond.ingest.pipeline import writer
+from millpond.ingest.pipeline.journal import CollectionEntries
 
 
 class Crash(BaseException):
@@ -71,11 +71,11 @@ class CrashingSink(MemorySink):
         self.upserts(super()._upsert, batch)
         self.written += [record.id for record in batch.records]
 
-    def _delete(self, which, fields):
-        self.deletes(super()._delete, which, fields)
+    def _delete(self, which, payload):
+        self.deletes(super()._delete, which, payload)
 
-    def _fetch(self, row_ids, widths, fields):
-        return self.reads(super()._fetch, row_ids, widths, fields)
+    def _fetch(self, row_ids, widths, payload):
+        return self.reads(super()._fetch, row_ids, widths, payload)
 
     @property
     def stored(self):
@@ -105,8 +105,8 @@ def small(batch=3, write=512, page=None):
 def crash_at(method, calls, *, after=False, error=Crash):
     """The journal fails in the call number ``calls`` of a method of the marks."""
     countdown = Countdown(calls, after=after, error=error)
-    real = getattr(CollectionMarks, method)
-    with mock.patch.object(CollectionMarks, method, lambda self, *given: countdown(real, self, *given)):
+    real = getattr(CollectionEntries, method)
+    with mock.patch.object(CollectionEntries, method, lambda self, *given: countdown(real, self, *given)):
         yield countdown
 
 
@@ -115,12 +115,12 @@ def memory():
     return MemoryClient()
 
 
-def expected(source, chunker=None, keep_empty=False):
+def expected(source, chunker=None, keep_blank=False):
     """What a collection holds after a run over a source: ``{(id, chunk): text}``."""
     last = {record.id: record for record in source}
     rows = {}
     for record in last.values():
-        if not keep_empty and not record.text.strip():
+        if not keep_blank and not record.text.strip():
             continue
         for piece in [record] if chunker is None else chunker.split(record):
             rows[piece.id, piece.chunk] = piece.text

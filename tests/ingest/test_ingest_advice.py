@@ -9,12 +9,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.tiny import write_checkpoint
 from typer.main import get_command
 
 from millpond.cli.app import app
-from millpond.engine.engine import Engine
-from millpond.errors import InvalidDimensionsError, InvalidRequestError, SourceNotFoundError
+from millpond.errors import InvalidDimensionsError, InvalidRequestError
 from millpond.ingest import Record, Rejected
 from millpond.ingest.advice.advisor import Advice, advise, quality
 from millpond.ingest.advice.beir import beir_folder
@@ -41,11 +39,9 @@ def queries():
     return unit(np.random.default_rng(1).normal(size=(9, 20)) * np.linspace(2, 0.2, 20))
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = write_checkpoint(tmp_path_factory.mktemp("advice") / "model", "bert")
-    with Engine(folder, hf_overrides={"is_matryoshka": True}) as engine:
-        yield engine
+@pytest.fixture
+def engine(engine_of):
+    return engine_of("bert", hf_overrides={"is_matryoshka": True})
 
 
 TEXTS = [f"the {noun} {verb} {number}" for number in range(10) for noun in ("wing", "lake") for verb in ("a", "be")]
@@ -93,7 +89,7 @@ def test_bits_are_sorted_by_the_number_of_equal_signs(queries, rows):
     np.testing.assert_array_equal(store(rows, "bit").rescore(queries, candidates, 25), expected)
 
 
-@pytest.mark.parametrize("width", [1, 7, 8, 9, 63, 64, 65, 130])
+@pytest.mark.parametrize("width", [1, 63, 65])
 def test_bits_of_any_width_are_not_mixed_with_padding(width):
     random = np.random.default_rng(width)
     rows, queries = (
@@ -111,21 +107,6 @@ def test_uint8_is_compared_by_the_distance_of_its_codes(rows, queries):
     distances = ((codes(queries)[:, None] - codes(rows)[None]) ** 2).sum(axis=2)
     found = store(rows, "uint8").search(queries, 5)
     np.testing.assert_array_equal(np.take_along_axis(distances, found, axis=1), np.sort(distances, axis=1)[:, :5])
-
-
-def test_scalar_codes_of_few_rows_have_128_steps_between_the_extremes(rows, queries):
-    rows = rows[:126]
-    low, high = rows.min(), rows.max()
-    step = (high - low) / 127
-
-    def codes(floats):
-        return np.clip(np.rint((floats - low) / step), 0, 127) * step + low
-
-    scores = codes(queries) @ codes(rows).T
-    found = quantize(rows, "scalar").search(queries, 5)
-    best = np.take_along_axis(scores, found, axis=1)
-    np.testing.assert_allclose(best, -np.sort(-scores, axis=1)[:, :5], atol=1e-4)
-    assert quantize(rows, "scalar").bytes == 24 and quantize(rows, "binary").bytes == 3
 
 
 def test_scalar_codes_of_many_rows_cut_a_few_outliers(queries):
@@ -185,14 +166,14 @@ def test_a_command_names_widths_type_and_copy():
     assert layout.name == "384 float16 + binary, rescored"
     assert layout.command("a b.jsonl", "m", options=["--id", "_id"]) == (
         "millpond ingest 'a b.jsonl' --model m --to 'qdrant+http://localhost:6333#docs' --dimensions 384 "
-        "--datatype float16 --index-quantization binary --id _id"
+        "--sink datatype=float16 --sink index_quantization=binary --id _id"
     )
     funnel = Layout(width=384, coarse=128)
     assert funnel.name == "128 -> 384 float32" and "--dimensions 128,384" in funnel.command("x", "m")
     assert "lancedb+path" in funnel.command("x", "m", database="lancedb")
     bits = Layout(width=384, coarse=128, datatype="bit")
     assert bits.name == "128 bit -> 384 float32" and bits.databases == ("pgvector",)
-    assert "pgvector+postgresql://localhost/db#docs --dimensions 128,384 --datatype bit" in bits.command(
+    assert "pgvector+postgresql://localhost/db#docs --dimensions 128,384 --sink datatype=bit" in bits.command(
         "x", "m"
     ).replace("'", "")
 
@@ -241,19 +222,6 @@ def test_the_best_are_those_that_no_other_layout_beats(engine):
     keeping = [one for one in keeping if one.layout.databases]
     assert advice.smallest.stored_bytes == min(one.stored_bytes for one in keeping)
     assert advice.lightest.scanned_bytes == min(one.scanned_bytes for one in keeping)
-
-
-def test_what_no_database_stores_is_measured_and_not_advised(engine):
-    advice = advised(engine, k=3, widths=[8], keep=0.01)
-    bits = next(one for one in advice.measurements if one.layout == Layout(width=8, datatype="bit"))
-    assert bits.keeps and not bits.best and bits.stored_bytes == min(one.stored_bytes for one in advice.measurements)
-    assert all(one.layout.databases for one in (advice.smallest, advice.lightest))
-
-
-def test_a_database_limits_what_is_advised(engine):
-    advice = advised(engine, k=3, widths=[8], database="lancedb")
-    assert {one.layout.datatype for one in advice.measurements} == {"float32", "float16"}
-    assert all(one.layout.quantization is None for one in advice.measurements)
 
 
 def test_the_advice_repeats(engine):
@@ -335,12 +303,6 @@ def test_blank_and_broken_items_are_left_out_and_said(engine, caplog):
     assert any("left out 1 of the queries" in record.getMessage() for record in caplog.records)
 
 
-def test_of_an_id_that_comes_twice_the_last_record_counts(engine):
-    source = [Record("a", TEXTS[0]), Record("b", TEXTS[1]), Record("a", TEXTS[2])]
-    advice = advised(engine, source, k=2, widths=[8])
-    assert (advice.rows, advice.read) == (2, 3)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -349,9 +311,7 @@ def test_of_an_id_that_comes_twice_the_last_record_counts(engine):
         pytest.param({"source": []}, "no record with a visible character", id="empty source"),
         pytest.param({"source": ["one", "two"]}, "k=10 is more than the source's 2 records", id="k above rows"),
         pytest.param({"k": 0}, "k=0 is no number of rows", id="k of 0"),
-        pytest.param({"k": True}, "k=True is no number", id="k of True"),
         pytest.param({"keep": 1.5}, "keep=1.5 is no share", id="keep above 1"),
-        pytest.param({"keep": 0}, "keep=0 is no share", id="keep of 0"),
         pytest.param({"sample": 0}, "sample=0 is no number", id="sample of 0"),
         pytest.param({"datatypes": ["float8"]}, "choose among float32", id="datatype"),
         pytest.param({"database": "oracle"}, "choose one of qdrant", id="database"),
@@ -365,19 +325,13 @@ def test_what_cannot_be_measured_is_refused_with_a_way_out(engine, options, mess
         advised(engine, **options)
 
 
-def test_widths_follow_the_rule_of_the_model(engine, tmp_path):
+def test_widths_follow_the_rule_of_the_model(engine, engine_of):
     with pytest.raises(InvalidDimensionsError, match="is more than"):
         advised(engine, widths=[100_000])
-    with Engine(write_checkpoint(tmp_path / "plain", "bert")) as plain:
-        with pytest.raises(InvalidDimensionsError, match="is_matryoshka"):
-            advised(plain, widths=[8])
-        advice = advised(plain)
-        assert {one.layout.width for one in advice.measurements} == {plain.spec.dimensions}
-
-
-def test_what_is_no_source_is_a_type_error(engine):
-    with pytest.raises(TypeError, match="records: int is not iterable"):
-        advised(engine, 7)
+    plain = engine_of("bert")
+    with pytest.raises(InvalidDimensionsError, match="is_matryoshka"):
+        advised(plain, widths=[8])
+    assert {one.layout.width for one in advised(plain).measurements} == {plain.spec.dimensions}
 
 
 # Judgements
@@ -397,33 +351,20 @@ def test_judgements_are_read_from_beir_and_trec(tmp_path, text):
     assert read_judgements(tmp_path / "qrels") == {"q1": {"d1": 2.0, "d 2": 0.0}, "q2": {"d1": 1.0}}
 
 
-def test_judgements_with_spaces_are_trec(tmp_path):
-    (tmp_path / "qrels").write_text("1 0 51 3\n1  0  12 -1\n2 0 7 1\n")
-    assert read_judgements(tmp_path / "qrels") == {"1": {"51": 3.0, "12": -1.0}, "2": {"7": 1.0}}
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [
         (b"", "holds no judgement"),
-        (b"query-id\tcorpus-id\tscore\n", "holds no judgement"),
         (b"q1\td1\t2\nq1\td2\thigh\n", "qrels:2: 'q1 d2 high' is no judgement"),
         (b"q1\td1\tnan\n", "qrels:1"),
-        (b"q1 d1\n", "qrels:1"),
-        (b"q1\t\t1\n", "qrels:1"),
         (b"\xff\xfe\x00", "is not UTF-8"),
     ],
-    ids=["empty", "only a header", "a word as grade", "nan", "two fields", "an empty id", "not text"],
+    ids=["empty", "a word as grade", "nan", "not text"],
 )
 def test_a_file_that_holds_no_judgements_is_refused(tmp_path, content, message):
     (tmp_path / "qrels").write_bytes(content)
     with pytest.raises(InvalidRequestError, match=message):
         read_judgements(tmp_path / "qrels")
-
-
-def test_a_missing_file_of_judgements_is_named(tmp_path):
-    with pytest.raises(SourceNotFoundError, match="no file of judgements"):
-        read_judgements(tmp_path / "none.tsv")
 
 
 def test_ndcg_by_hand():

@@ -335,7 +335,7 @@ def test_a_record_whose_text_became_blank_does_not_keep_its_old_row(engine, plac
     report = fill(
         engine, sink, [Record("measuring/sockets", " \u200b"), Record("never written", ""), Record("new", "x")]
     )
-    assert (report.empty, report.written) == (2, 1)
+    assert (report.blank, report.written) == (2, 1)
     assert sink.count() == 48
     ids = {hit.id for hit in sink.search(engine, "measuring sockets", k=48)}
     assert "new" in ids and "measuring/sockets" not in ids
@@ -391,7 +391,7 @@ def test_unusual_records_come_back_unchanged(engine, place, form):
         Record("y" * 4096, "the longest id", {}),
     ]
     sink = place(dimensions=[128, 384], fields=form)
-    assert fill(engine, sink, odd, keep_empty=True).written == 5
+    assert fill(engine, sink, odd, keep_blank=True).written == 5
     hits = {hit.id: hit for hit in sink.search(engine, "anything", k=5)}
     assert set(hits) == {record.id for record in odd}
     for record in odd:

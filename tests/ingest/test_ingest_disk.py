@@ -10,10 +10,10 @@ import textwrap
 import pytest
 from tests.tiny import write_checkpoint
 
-from millpond.engine.engine import Engine
 from millpond.ingest import open_sink, point_id
 
 resource = pytest.importorskip("resource")
+pytestmark = pytest.mark.contract
 
 ROWS = 600
 DATABASES = {
@@ -188,19 +188,3 @@ def test_the_journal_is_trusted_no_further_than_the_database(model, tmp_path):
     report = attempt(model, url, tmp_path)["report"]
     assert (report["written"], report["cached"]) == (ROWS, ROWS)
     check(url, tmp_path)
-
-
-def test_the_engine_is_the_one_of_the_vectors(model, tmp_path):
-    """The control: without a fault every row is there, with the engine's vector."""
-    pytest.importorskip("millpond_qdrant")
-    url = DATABASES["qdrant"][1]
-    attempt(model, url, tmp_path)
-    check(url, tmp_path)
-    sink = open_sink(url.format(tmp_path), dimensions=None)
-    try:
-        (row,) = sink.fetch([point_id("r7")], widths=[48]).values()
-    finally:
-        sink.close()
-    with Engine(model, dtype="float32", device="cpu") as engine:
-        wanted = engine.embed(["text 7 " + "stone " * 40], role="document", normalize=True).embeddings[0]
-    assert row.vectors[48] == pytest.approx(wanted, abs=1e-5)

@@ -15,6 +15,7 @@ from millpond.cli.app import main
 from millpond.engine.engine import Engine
 
 pytest.importorskip("millpond_qdrant")
+pytestmark = pytest.mark.contract
 
 ROWS = 40
 
@@ -43,8 +44,8 @@ def ingest(model, tmp_path, monkeypatch, capsys):
     source.write_text("".join(json.dumps({"id": f"r{n}", "text": f"text {n}"}) + "\n" for n in range(ROWS)))
 
     def ingest(url, *more):
-        words = ["ingest", source, "--model", model, "--to", f"qdrant+{url}#docs", "--dtype", "float32", "--device"]
-        words += ["cpu", "--cache", tmp_path / "cache.db", *more]
+        words = ["ingest", source, "--model", model, "--to", f"qdrant+{url}#docs", "--engine"]
+        words += ["dtype=float32", "--engine", "device=cpu", "--cache", tmp_path / "cache.db", *more]
         monkeypatch.setattr(sys, "argv", ["millpond", *map(str, words)])
         monkeypatch.setattr(sys, "stdin", io.StringIO())
         begin, code = time.monotonic(), 0
@@ -71,7 +72,7 @@ def first(count, failure):
     return write
 
 
-QUICK = ("--retry-for", "1.5", "--timeout", "1")
+QUICK = ("--retry-for", "1.5", "--sink", "timeout=1")
 FAULTS = {
     "500": (lambda handler: handler.fail(500), "500"),
     "503": (lambda handler: handler.fail(503), "503"),

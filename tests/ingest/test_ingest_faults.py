@@ -25,7 +25,7 @@ records = st.builds(
 )
 crashes = st.one_of(
     st.none(),
-    st.tuples(st.sampled_from(["write", "delete", "mark", "unsettle", "remove"]), st.integers(0, 4), st.booleans()),
+    st.tuples(st.sampled_from(["write", "delete", "add", "invalidate", "remove"]), st.integers(0, 4), st.booleans()),
 )
 steps = st.fixed_dictionaries(
     {

@@ -2,7 +2,6 @@
 
 import os
 import sqlite3
-import threading
 from unittest import mock
 
 import pytest
@@ -13,15 +12,8 @@ from millpond.cache import sqlitefile
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, JournalError
 from millpond.ingest import Record, Rejected
-from millpond.ingest.pipeline.journal import Journal, Mark, digest
-from millpond.ingest.pipeline.stop import StopRequest
-
-
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", "bert")
-    with Engine(folder, dtype="float32", device="cpu") as engine:
-        yield engine
+from millpond.ingest.pipeline.journal import Journal, JournalEntry, digest
+from millpond.ingest.pipeline.source_items import StopRequest
 
 
 def some(count, text="text"):
@@ -33,38 +25,41 @@ def journal(tmp_path):
     return tmp_path / "journal"
 
 
-# --------------------------------------------------------------------------------------------------- the marks alone
+# --------------------------------------------------------------------------------------------------- the entries alone
 
 
 def test_marks_are_found_changed_unsettled_and_removed(journal):
     with Journal(journal) as opened:
-        marks, others = opened.collection("a"), opened.collection("b")
-        marks.mark([Mark("x", b"1", 1), Mark("ü 🙂", b"2", 3), Mark("blank", b"3", 0)])
-        others.mark([Mark("x", b"9", 7)])
-        assert marks.find(["x", "ü 🙂", "absent"]) == {"x": Mark("x", b"1", 1), "ü 🙂": Mark("ü 🙂", b"2", 3)}
-        assert (marks.rows(), others.rows()) == (4, 7)
-        marks.mark([Mark("x", b"4", 2)])
-        assert marks.find(["x"])["x"] == Mark("x", b"4", 2)
-        marks.unsettle(["x", "absent"])
-        assert marks.find(["x"])["x"] == Mark("x", b"", 2) and "absent" not in marks.find(["absent"])
-        assert marks.rows() == 3
-        marks.remove(["x", "absent"])
-        assert marks.find(["x"]) == {} and others.find(["x"])["x"].digest == b"9"
+        entries, others = opened.collection("a"), opened.collection("b")
+        entries.add([JournalEntry("x", b"1", 1), JournalEntry("ü 🙂", b"2", 3), JournalEntry("blank", b"3", 0)])
+        others.add([JournalEntry("x", b"9", 7)])
+        assert entries.find(["x", "ü 🙂", "absent"]) == {
+            "x": JournalEntry("x", b"1", 1),
+            "ü 🙂": JournalEntry("ü 🙂", b"2", 3),
+        }
+        assert (entries.rows(), others.rows()) == (4, 7)
+        entries.add([JournalEntry("x", b"4", 2)])
+        assert entries.find(["x"])["x"] == JournalEntry("x", b"4", 2)
+        entries.invalidate(["x", "absent"])
+        assert entries.find(["x"])["x"] == JournalEntry("x", b"", 2) and "absent" not in entries.find(["absent"])
+        assert entries.rows() == 3
+        entries.remove(["x", "absent"])
+        assert entries.find(["x"]) == {} and others.find(["x"])["x"].digest == b"9"
     with Journal(journal) as opened:
-        assert opened.collection("a").find(["ü 🙂"]) == {"ü 🙂": Mark("ü 🙂", b"2", 3)}
+        assert opened.collection("a").find(["ü 🙂"]) == {"ü 🙂": JournalEntry("ü 🙂", b"2", 3)}
 
 
 def test_pages_pass_over_all_marks_once_also_while_some_are_removed(journal):
     with Journal(journal) as opened:
-        marks = opened.collection("a")
-        marks.mark(Mark(f"id {number:05d}", b"1", 1) for number in range(5000))
-        marks.unsettle(["id 00004"])
+        entries = opened.collection("a")
+        entries.add(JournalEntry(f"id {number:05d}", b"1", 1) for number in range(5000))
+        entries.invalidate(["id 00004"])
         seen = []
-        for page in marks.pages():
-            seen += [mark.id for mark in page]
-            marks.remove(seen[1::2])
+        for page in entries.pages():
+            seen += [entry.id for entry in page]
+            entries.remove(seen[1::2])
         assert seen == [f"id {number:05d}" for number in range(5000) if number != 4]
-        assert [mark.id for mark in marks.ends(1)] == ["id 00000", "id 04999"]
+        assert [entry.id for entry in entries.ends(1)] == ["id 00000", "id 04999"]
 
 
 @pytest.mark.parametrize(
@@ -82,9 +77,6 @@ def test_pages_pass_over_all_marks_once_also_while_some_are_removed(journal):
 def test_another_text_or_other_metadata_has_another_digest(one, other):
     assert digest(one) != digest(other)
     assert digest(one) != digest(one, "words 3") != digest(one, "words 4")
-
-
-def test_the_order_of_the_metadata_does_not_matter():
     assert digest(Record("a", "t", {"k": 1, "l": 2})) == digest(Record("a", "t", {"l": 2, "k": 1}))
 
 
@@ -106,22 +98,7 @@ def test_a_second_run_writes_only_what_is_new_or_changed(engine, journal):
     assert run(source, engine, sink, journal=journal, resume=False).written == 22
 
 
-def test_what_is_unchanged_is_not_embedded(engine, journal):
-    client, calls = memory(), []
-
-    class Counting:
-        spec, tasks = engine.spec, engine.tasks
-
-        def submit(self, task, texts, params):
-            calls.append(len(texts))
-            return engine.submit(task, texts, params)
-
-    for _ in range(2):
-        run(some(5), Counting(), CrashingSink(client), journal=journal)
-    assert calls == [5]
-
-
-@pytest.mark.parametrize("batch", [1, 2, 100])
+@pytest.mark.parametrize("batch", [1, 2])
 def test_of_one_id_the_last_record_stays_however_often_a_source_is_read(engine, journal, batch):
     client = memory()
     texts = ["one", "two", "one", "three", "one"]
@@ -132,9 +109,11 @@ def test_of_one_id_the_last_record_stays_however_often_a_source_is_read(engine, 
         assert CrashingSink(client).stored == {("a", 0): "one"}
 
 
-@pytest.mark.parametrize("calls", range(4))
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("method", ["write", "mark", "unsettle"])
+@pytest.mark.parametrize(
+    ("method", "calls", "after"),
+    [("write", 0, True), ("write", 1, False), ("write", 1, True), ("write", 3, False), ("add", 0, True),
+     ("add", 1, False), ("add", 2, True), ("invalidate", 0, False), ("invalidate", 0, True), ("invalidate", 1, True)],
+)  # fmt: skip
 def test_a_record_whose_first_version_was_overwritten_before_a_crash_is_written_again(
     engine, journal, method, calls, after
 ):
@@ -165,8 +144,8 @@ def test_blank_records_are_deleted_once_and_written_when_they_are_wanted(engine,
         sink.deletes = Countdown(9)
         report = run(blank, engine, sink, journal=journal)
         assert sink.deletes.calls == 9 - deleted
-        assert (report.empty, report.unchanged, report.written) == (1, 1, 0) and set(sink.stored) == {("b", 0)}
-    assert run(blank, engine, sink, journal=journal, keep_empty=True).written == 1
+        assert (report.blank, report.unchanged, report.written) == (1, 1, 0) and set(sink.stored) == {("b", 0)}
+    assert run(blank, engine, sink, journal=journal, keep_blank=True).written == 1
     assert set(sink.stored) == {("a", 0), ("b", 0)}
     run(blank, engine, sink, journal=journal)
     assert set(sink.stored) == {("b", 0)}
@@ -218,22 +197,11 @@ def test_a_collection_that_was_deleted_is_filled_again(engine, journal, caplog):
 
 def test_rows_that_were_deleted_behind_the_journals_back_are_written_again(engine, journal):
     client = memory()
-    run(some(700), engine, CrashingSink(client), journal=journal)
-    CrashingSink(client).delete(["r300", "r301"])
+    run(some(400), engine, CrashingSink(client), journal=journal)
+    CrashingSink(client).delete(["r200", "r201"])
     sink = CrashingSink(client)
-    assert run(some(700), engine, sink, journal=journal).written == 2
-    assert sink.written == ["r300", "r301"] and len(sink.stored) == 700
-
-
-def test_a_collection_restored_from_an_older_copy_is_completed(engine, journal):
-    client = memory()
-    run(some(10), engine, CrashingSink(client), journal=journal)
-    manifest, rows = client["docs"]
-    copy = dict(rows)
-    run(some(30), engine, CrashingSink(client), journal=journal)
-    client["docs"] = (manifest, copy)
-    run(some(30), engine, CrashingSink(client), journal=journal)
-    assert len(CrashingSink(client).stored) == 30
+    assert run(some(400), engine, sink, journal=journal).written == 2
+    assert sink.written == ["r200", "r201"] and len(sink.stored) == 400
 
 
 # ------------------------------------------------------------------------------------------------ a file that fails
@@ -312,8 +280,8 @@ def test_a_journal_that_another_process_locks_is_an_error_after_the_wait(engine,
     assert run(some(3), engine, CrashingSink(client), journal=journal).written == 1
 
 
-@pytest.mark.parametrize("method", ["mark", "unsettle"])
-def test_a_full_disk_under_the_journal_stops_the_run_and_nothing_is_skipped_wrongly(engine, journal, method):
+@pytest.mark.parametrize("method", ["add", "invalidate"])
+def test_a_journal_that_fails_stops_the_run_and_nothing_is_skipped_wrongly(engine, journal, method):
     client = memory()
     run(some(4), engine, CrashingSink(client), journal=journal)
     changed = [Record(f"r{number}", f"new {number}") for number in range(8)]
@@ -350,36 +318,20 @@ def test_sqlites_own_limit_of_pages_stops_the_run_as_a_full_disk_does(engine, jo
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_after_a_fork_the_child_is_refused_and_the_parent_goes_on(journal):
     with Journal(journal) as opened:
-        marks = opened.collection("a")
-        marks.mark([Mark("x", b"1", 1)])
+        entries = opened.collection("a")
+        entries.add([JournalEntry("x", b"1", 1)])
         child = os.fork()
         if child == 0:
             code = 1
             try:
-                marks.mark([Mark("x", b"2", 1)])
+                entries.add([JournalEntry("x", b"2", 1)])
             except JournalError:
                 code = 0
             finally:
                 os._exit(code)
         assert os.waitpid(child, 0)[1] == 0
-        assert marks.find(["x"])["x"].digest == b"1"
-        marks.mark([Mark("y", b"1", 1)])
-
-
-def test_two_threads_mark_at_the_same_time(journal):
-    with Journal(journal) as opened:
-        marks = opened.collection("a")
-
-        def work(name):
-            for number in range(50):
-                marks.mark([Mark(f"{name} {number}", b"1", 1)])
-
-        threads = [threading.Thread(target=work, args=(name,)) for name in "ab"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert marks.rows() == 100
+        assert entries.find(["x"])["x"].digest == b"1"
+        entries.add([JournalEntry("y", b"1", 1)])
 
 
 def test_the_journal_is_readable_by_its_owner_only_and_holds_no_text(engine, journal):
@@ -418,17 +370,20 @@ def test_of_one_id_in_one_run_the_last_texts_pieces_stay(engine, tmp_path):
         assert {key for key in CrashingSink(client).stored if key[0] == "r0"} == {("r0", 0), ("r0", 1)}, number
 
 
-@pytest.mark.parametrize("point", ["write", "delete", "mark"])
-@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
-@pytest.mark.parametrize("counts", [(5, 8, 2), (5, 2, 2), (5, 2, 3), (2, 5, 1)], ids=str)
+@pytest.mark.parametrize(
+    ("point", "after", "counts"),
+    [("write", False, (5, 2, 3)), ("write", True, (5, 2, 2)), ("write", True, (5, 8, 2)), ("delete", False, (5, 2, 2)),
+     ("delete", True, (5, 2, 3)), ("entry", False, (5, 8, 2)), ("entry", True, (2, 5, 1)), ("entry", False, (5, 2, 2))],
+    ids=str,
+)  # fmt: skip
 def test_a_crash_between_the_write_and_the_deletion_leaves_no_piece_behind(engine, journal, point, after, counts):
     first, second, third = counts
     client = memory()
     run(chunks(first), engine, CrashingSink(client), journal=journal, chunking=Words())
     sink = CrashingSink(client)
     try:
-        if point == "mark":
-            with crash_at("mark", 0, after=after):
+        if point == "entry":
+            with crash_at("add", 0, after=after):
                 run(chunks(second), engine, sink, journal=journal, chunking=Words())
         else:
             setattr(sink, {"write": "upserts", "delete": "deletes"}[point], Countdown(0, after=after))
@@ -447,23 +402,10 @@ def test_other_chunks_are_another_text(engine, journal):
     assert len(CrashingSink(client).stored) == 2
 
 
-def test_a_text_that_cannot_be_cut_does_not_stop_the_others(engine, journal):
-    class Some(Words):
-        def split(self, record):
-            if "r1" in record.id:
-                raise InvalidRequestError("one character has more tokens than a piece")
-            return super().split(record)
-
-    client = memory()
-    report = run(chunks(2, 2, 2), engine, CrashingSink(client), journal=journal, chunking=Some())
-    assert (report.failed, report.embedded) == (1, 2)
-    assert {key for key, _ in CrashingSink(client).stored} == {"r0", "r2"}
-
-
 # ------------------------------------------------------------------------------------------------------------- stops
 
 
-@pytest.mark.parametrize("after", [0, 1, 3, 4, 7, 11, 19])
+@pytest.mark.parametrize("after", [0, 4, 19])
 def test_a_run_that_is_stopped_has_marked_what_is_written_and_the_next_one_completes_it(engine, journal, after):
     client, stop = memory(), StopRequest()
 
@@ -489,7 +431,7 @@ def test_a_run_that_is_stopped_has_marked_what_is_written_and_the_next_one_compl
     assert len(again.stored) == 20
 
 
-@pytest.mark.parametrize("calls", range(3))
+@pytest.mark.parametrize("calls", [0, 2])
 def test_a_stop_during_a_write_keeps_what_was_acknowledged(engine, journal, calls):
     client, stop = memory(), StopRequest()
     sink = CrashingSink(client)
@@ -532,8 +474,8 @@ def test_pieces_whose_rows_were_deleted_with_their_record_are_written_again(jour
 
 def test_the_marks_of_pieces_go_with_that_of_their_record_and_those_of_no_other(journal):
     with Journal(journal) as opened:
-        marks = opened.collection("a")
+        entries = opened.collection("a")
         names = ["m", "m\x001", "m\x0012", "m\x01", "m1", "l", "mm\x001"]
-        marks.mark(Mark(name, b"1", 1) for name in names)
-        marks.remove(["m", "mm"])
-        assert sorted(marks.find(names)) == ["l", "m\x01", "m1"]
+        entries.add(JournalEntry(name, b"1", 1) for name in names)
+        entries.remove(["m", "mm"])
+        assert sorted(entries.find(names)) == ["l", "m\x01", "m1"]

@@ -26,7 +26,7 @@ DATABASES = {
 # Rows that may wait for the cache, beside a batch for each thread that computes (docs/ingest.md).
 WAITING = 64
 
-pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")]
 
 
 class Zygote:
@@ -81,8 +81,8 @@ def database(request):
 
 def command(source, model, url, folder, *more):
     return [
-        "ingest", str(source), "--model", str(model), "--to", url.format(folder), "--dtype", "float32",
-        "--device", "cpu", "--cache", str(folder / "cache.db"), "--journal", str(folder / "journal"), *more,
+        "ingest", str(source), "--model", str(model), "--to", url.format(folder), "--engine", "dtype=float32",
+        "--engine", "device=cpu", "--cache", str(folder / "cache.db"), "--journal", str(folder / "journal"), *more,
     ]  # fmt: skip
 
 
@@ -167,7 +167,6 @@ def test_five_kills_lose_and_double_nothing(zygote, source, model, database, tmp
     torture(zygote, source, model, database, tmp_path, random.Random(1), 5)
 
 
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_hundred_kills_lose_and_double_nothing(zygote, source, model, database, tmp_path):
     chance, kills, number = random.Random(2), 0, 0
@@ -178,10 +177,7 @@ def test_a_hundred_kills_lose_and_double_nothing(zygote, source, model, database
         number += 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "number", [pytest.param(signal.SIGTERM, id="term"), pytest.param(signal.SIGINT, id="int", marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
 def test_signals_at_random_moments_end_with_their_code_and_the_next_run_goes_on(
     zygote, source, model, database, tmp_path, number
 ):
@@ -190,10 +186,7 @@ def test_signals_at_random_moments_end_with_their_code_and_the_next_run_goes_on(
     assert sum(computed(tmp_path)) == ROWS  # nothing twice: what was computed is kept
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
-@pytest.mark.parametrize(
-    "lines", [pytest.param(0, marks=pytest.mark.slow), pytest.param(1, marks=pytest.mark.slow), 700]
-)
+@pytest.mark.parametrize(("number", "lines"), [(signal.SIGTERM, 0), (signal.SIGINT, 1), (signal.SIGTERM, 700)])
 def test_a_signal_while_standard_input_stands_still_ends_the_run(zygote, source, model, tmp_path, number, lines):
     pytest.importorskip("millpond_qdrant")
     url = DATABASES["qdrant"][1]

@@ -63,20 +63,3 @@ def test_without_a_device_the_run_stops_and_no_record_is_rejected(backends: list
         with pytest.raises(DeviceLostError, match="unspecified launch failure"):
             ingest(RECORDS, engine=engine, sink=sink, dead_letters=letters, show_progress=False)
     assert not letters.exists() or letters.read_text() == ""
-
-
-def test_a_record_that_is_embedded_by_itself_is_not_rejected_either(backends: list[Recording], tmp_path: Path) -> None:
-    letters, client = tmp_path / "letters.jsonl", MemoryClient()
-    folder = write_checkpoint(tmp_path / "model", "bert")
-    with Engine(folder, device=["cpu", "cpu"], dtype="float32") as engine:
-        lose_after(backends[0], 0)
-        for number, record in enumerate(RECORDS, 1):  # which of the two takes a batch is chance
-            report = ingest([record], engine=engine, sink=MemorySink(client, "docs"), show_progress=False)
-            assert report.failed == 0 and len(client["docs"][1]) == number
-            if engine.lost_devices:
-                break
-        lose_after(backends[1], 0)
-        sink = MemorySink(client, "docs")
-        with pytest.raises(DeviceLostError, match="unspecified launch failure"):
-            ingest([Record("last", "text", {})], engine=engine, sink=sink, dead_letters=letters, show_progress=False)
-    assert not letters.exists() or letters.read_text() == ""

@@ -71,12 +71,3 @@ def test_free_memory_is_given_back_after_calls_of_many_texts_and_not_too_often(m
         now[0] += seconds
         heap.finished(texts)
     assert trims == pytest.approx([105.1, 126.3])  # 5 seconds after the beginning, then a hundred times 0.2 seconds
-
-
-def test_an_engine_gives_memory_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    finished: list[int] = []
-    monkeypatch.setattr(Heap, "finished", lambda self, texts: finished.append(texts))
-    with Engine(write_checkpoint(tmp_path / "model"), device="cpu", dtype="float32") as engine:
-        engine.embed(["one"])
-        engine.submit("embed", [f"text {number}" for number in range(600)]).result(60)
-    assert sorted(finished) == [1, 600]

@@ -1,222 +1,139 @@
-"""IngestProgress, as a terminal shows it."""
+"""IngestProgress, as a terminal shows it; the thread that looks at the counts is replaced by calls."""
 
 import fcntl
+import io
 import logging
 import os
 import pty
 import re
 import struct
-import subprocess
 import sys
 import termios
 import threading
+from unittest import mock
 
 import pytest
 
-from millpond.ingest.telemetry import progress_bar
+from millpond.ingest import IngestReport, RunTrace
+from millpond.ingest.sources.compression import SourcePosition
 from millpond.ingest.telemetry.progress_bar import IngestProgress
 
-RUN = """
-import logging
-from millpond.ingest.telemetry.progress_bar import IngestProgress
-
-class Clock:
-    now = 0.0
-    def __call__(self):
-        return self.now
-
-SETUP
-clock = Clock()
-log = logging.getLogger("millpond.ingest")
-with IngestProgress(show=True, clock=clock, OPTIONS) as bar:
-    for done in range(0, 10_001, 500):
-        read = min(10_000, done + 2_000)
-        bar.update(
-            read=read, finished=done, cached=done // 2, embedded=done - done // 2, failed=done // 7_000,
-            queues={"embed": (2, 2), "write": (1, 2)}, position=read * 100,
-        )
-        if done % 4_000 == 0:
-            log.warning("left out record %d", done)
-            log.info("not for this level")
-        clock.now += 1.0
-    END
-log.warning("after the bar")
-"""
-END = "bar.finish(finished=10_000, cached=5_000, embedded=5_000, failed=1)"
-CONFIG = "logging.basicConfig(format='%(levelname)s: %(message)s')"
+QUEUES = {"embed": (2, 2), "write": (1, 2)}
 
 
-def run_in_terminal(options, *, columns=120, setup=CONFIG, end=END):
-    """The lines that a terminal shows at the end, and every state of the line with the bar."""
-    code = RUN.replace("OPTIONS", options).replace("SETUP", setup).replace("END", end)
-    leader, follower = open_terminal(columns)
-    with subprocess.Popen([sys.executable, "-c", code], stdin=follower, stdout=follower, stderr=follower) as process:
-        os.close(follower)
-        output = read_all(leader)
-    assert process.returncode == 0, output
-    return screen(output), [state.rstrip() for state in output.split("\r") if "records in" in state]
+class Terminal(io.StringIO):
+    """Standard error of so many columns."""
+
+    def isatty(self):
+        return True
+
+    def fileno(self):
+        return self.follower
 
 
-def open_terminal(columns=120):
+@pytest.fixture
+def terminal():
     leader, follower = pty.openpty()
-    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
-    return leader, follower
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+    terminal = Terminal()
+    terminal.follower = follower
+    yield terminal
+    os.close(leader)
+    os.close(follower)
 
 
-def read_all(leader):
-    """Everything written to a terminal until nobody has it open."""
-    output = b""
-    with os.fdopen(leader, "rb", buffering=0) as reader:
-        while True:
-            try:
-                data = reader.read(1 << 16)
-            except OSError:  # Linux's end of a terminal
-                return output.decode()
-            if not data:
-                return output.decode()
-            output += data
+class File(SourcePosition):
+    """A file of a million bytes, of which some are read."""
+
+    size = 1_000_000
+    at = 0
+
+    def __init__(self):
+        pass
+
+    def read(self):
+        return self.at
 
 
-def screen(output):
-    """The lines on a terminal after ``output``, which uses no control characters but carriage return and line feed."""
-    lines, column = [""], 0
-    for character in output:
-        if character == "\r":
-            column = 0
-        elif character == "\n":
-            lines.append("")
-            column = 0
-        else:
-            lines[-1] = lines[-1][:column].ljust(column) + character + lines[-1][column + 1 :]
-            column += 1
-    return [line.rstrip() for line in lines]
+def states(terminal):
+    """What the line with the bar showed, one after another."""
+    drawn = [state.rstrip() for state in re.split(r"[\r\n]", terminal.getvalue()) if "records in" in state]
+    return list(dict.fromkeys(drawn))
 
 
-WARNINGS = ["left out record 0", "left out record 4000", "left out record 8000"]
+def draw(terminal, options, finished, computed=0):
+    """The bar after some looks at the counts, and at the end of the run."""
+    counts = dict.fromkeys(("read", "finished", "cached", "embedded", "failed", "retried", "written"), 0)
+    position = options.get("position")
+    trace = RunTrace()
+    with mock.patch.object(sys, "stderr", terminal):
+        progress = IngestProgress(
+            lambda: counts, lambda: QUEUES, show=True, trace=trace, computed=lambda: computed, **options
+        )
+    for done in (0, finished):
+        counts |= {"read": done + 2000 if done else 0, "finished": done, "cached": done // 2, "embedded": done // 2}
+        counts["failed"] = done // 4000
+        if position is not None:
+            position.at = 100 * counts["read"]
+        progress._move(counts)
+        progress._draw(counts, QUEUES)
+    report = IngestReport(read=10_000, cached=5000, embedded=4999, failed=1, duplicates=0, written=9999, seconds=1)
+    progress.finish(report)
+    progress._bar.close()
+    return trace
 
 
 @pytest.mark.parametrize(
     ("options", "state", "last"),
     [
-        pytest.param(
-            "total=10_000",
-            r" 40%\|█+\D* *\| 4,000/10,000 records in 00:08, 500/s, 00:12 left, hits 50 %, embed 2/2, write 1/2",
-            r"100%\|█+\| 10,000/10,000 records in 00:21, 476/s, hits 50 %, 1 failed",
-            id="a list",
-        ),
-        pytest.param(
-            "size=1_000_000",
-            r" 40%\|█+\D* *\| 4,000 records in 00:08, 500/s, 00:12 left, hits 50 %, embed 2/2, write 1/2",
-            r"100%\|█+\| 10,000 records in 00:21, 476/s, hits 50 %, 1 failed",
-            id="a file",
-        ),
-        pytest.param(
-            "",
-            r"4,000 records in 00:08, 500/s, hits 50 %, embed 2/2, write 1/2",
-            r"10,000 records in 00:21, 476/s, hits 50 %, 1 failed",
-            id="a stream",
-        ),
+        ({"total": 10_000}, r" 40%\|#+\d? *\| 4,000/10,000 records in 00:00, 00:00 left", "100%|#"),
+        ({"position": File()}, r" 40%\|#+\d? *\| 4,000 records in 00:00, 00:00 left", "100%|#"),
+        ({}, r"4,000 records in 00:00", "10,000 records in 00:00"),
     ],
+    ids=["a list", "a file", "a stream"],
 )
-def test_the_bar_shows_rate_time_left_hits_and_queues_and_no_line_of_the_log_is_torn(options, state, last):
-    lines, states = run_in_terminal(options)
-    assert any(re.fullmatch(state, one) for one in states), states
-    assert [line.removeprefix("WARNING: ") for line in lines[:3]] == WARNINGS
-    assert re.fullmatch(last, lines[3]), lines
-    assert lines[4:] == ["WARNING: after the bar", ""]
+def test_the_bar_shows_rate_time_left_hits_and_queues(terminal, options, state, last):
+    trace = draw(terminal, options, 4000, computed=2200)
+    middle, end = states(terminal)[-2:]
+    assert re.fullmatch(state + r", [\d,]+/s, 200 computed, hits 50 %, 1 failed, embed 2/2, write 1/2", middle), middle
+    assert end.startswith(last) and re.search(r"10,000(/10,000)? records in 00:00, [\d,]+/s, hits 50 %, 1 failed$", end)
+    assert trace.samples[-1].counts["written"] == 9999
 
 
-def test_without_a_handler_the_lines_of_the_log_are_not_torn_either():
-    lines, _ = run_in_terminal("total=10_000", setup="")
-    assert lines[:3] == WARNINGS and lines[4] == "after the bar"
+@pytest.mark.parametrize("options", [{"total": 0}, {}], ids=["no records", "a stream"])
+def test_an_empty_source_has_a_bar_too(terminal, options):
+    draw(terminal, options, 0)
+    assert states(terminal)[0].startswith(("0 records in", "0/0 records in"))
 
 
-@pytest.mark.parametrize("options", ["total=10_000", "size=1_000_000", ""], ids=["list", "file", "stream"])
-def test_a_narrow_terminal_cuts_the_line_and_never_wraps_it(options):
-    lines, states = run_in_terminal(options, columns=46)
-    assert max(map(len, states)) <= 46
-    assert lines[:4] == [*(f"WARNING: {text}" for text in WARNINGS), lines[3]] and "10,000" in lines[3]
+def test_the_thread_looks_at_the_counts_until_the_run_ends_and_the_log_appears_above_the_bar(terminal, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal)
+    looked = threading.Event()
+    counts = dict.fromkeys(("read", "finished", "cached", "embedded", "failed", "retried"), 7)
 
+    def now():
+        if len(trace.samples) >= 2:
+            looked.set()
+        return counts
 
-def test_a_run_that_stops_leaves_its_last_state():
-    lines, _ = run_in_terminal("total=20_000", end="")
-    assert re.fullmatch(r" 50%\|.*\| 10,000/20,000 records in 00:20, .*write 1/2", lines[3])
-
-
-@pytest.mark.parametrize("options", ["total=0", "size=0"], ids=["no records", "an empty file"])
-def test_an_empty_source_has_a_bar_too(options):
-    end = "bar.finish(finished=0)"
-    lines, _ = run_in_terminal(options, end=end)
-    assert lines[3].startswith(("0 records in", "0/0 records in"))
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self):
-        return self.now
+    trace, logger = RunTrace(), logging.getLogger("millpond")
+    handler = logging.StreamHandler(terminal)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger.addHandler(handler)
+    try:
+        with IngestProgress(now, lambda: QUEUES, show=True, trace=trace, total=10):
+            assert looked.wait(30)
+            logger.warning("left out record 7")
+        assert handler in logger.handlers
+    finally:
+        logger.removeHandler(handler)
+    assert trace.samples[0].counts == counts and trace.samples[0].queues == {"embed": 2, "write": 1}
+    assert "\rWARNING: left out record 7\n" in re.sub(r" +(?=[\r\n])", "", terminal.getvalue()).replace("\r\r", "\r")
+    assert "millpond-progress" not in {thread.name for thread in threading.enumerate()}
 
 
 def test_where_nobody_sees_it_nothing_is_drawn_and_the_log_is_left_alone(capsys):
-    handlers = [(handler, getattr(handler, "stream", None)) for handler in logging.getLogger().handlers]
-    last_resort = logging.lastResort
-    with IngestProgress(show=True, total=10) as bar:
-        bar.update(read=10, finished=5)
-        assert logging.lastResort is last_resort
-        bar.finish(finished=10)
-    assert [(handler, getattr(handler, "stream", None)) for handler in logging.getLogger().handlers] == handlers
+    handlers = list(logging.getLogger().handlers)
+    with IngestProgress(dict, dict, show=True, trace=RunTrace(), total=10):
+        assert logging.getLogger().handlers == handlers
     assert capsys.readouterr().err == ""
-
-
-def test_a_handler_keeps_its_level_and_gets_its_stream_back(monkeypatch):
-    leader, follower = open_terminal()
-    logger = logging.getLogger("millpond")
-    with os.fdopen(leader, "rb"), os.fdopen(follower, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        handler = logging.StreamHandler(terminal)
-        handler.setLevel(logging.ERROR)
-        logger.addHandler(handler)
-        last_resort = logging.lastResort
-        try:
-            with IngestProgress(show=True, total=10):
-                assert handler.stream is not terminal and handler.level == logging.ERROR
-                assert logging.lastResort is not last_resort
-        finally:
-            logger.removeHandler(handler)
-        assert handler.stream is terminal and logging.lastResort is last_resort
-
-
-def test_it_is_drawn_at_most_five_times_a_second(monkeypatch):
-    leader, follower = open_terminal()
-    clock = Clock()
-    with os.fdopen(follower, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        with IngestProgress(show=True, clock=clock) as bar:
-            for done in range(2000):
-                clock.now += 0.001
-                bar.update(read=done, finished=done)
-    assert 9 <= read_all(leader).count("records in") <= 13
-
-
-def test_a_bar_that_nobody_updates_shows_its_time_and_what_the_engine_computes(monkeypatch):
-    monkeypatch.setattr(progress_bar, "_TICK", 0.001)
-    leader, follower = open_terminal()
-    clock = Clock()
-    drawn = threading.Event()
-
-    def computed():
-        if clock.now == 90:
-            drawn.set()
-        return int(clock.now * 10)
-
-    with os.fdopen(follower, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        with IngestProgress(show=True, total=5000, computed=computed, clock=clock) as bar:
-            clock.now = 30
-            bar.update(read=4096, finished=100, embedded=100)
-            clock.now = 90
-            assert drawn.wait(30)
-        assert not [thread for thread in threading.enumerate() if thread.name == "millpond-progress"]
-    output = read_all(leader)
-    assert "100/5,000 records in 00:30, 3.3/s" in output and ", 200 computed" in output
-    assert "100/5,000 records in 01:30, 0.0/s" in output and ", 800 computed" in output

@@ -116,7 +116,7 @@ def test_payload_forms():
 
 
 def test_filters_are_lists_of_scalars():
-    wanted = {"a": "x", "b": [1, 2.5], "c": True, "d": {"y"}}
+    wanted = {"a": "x", "b": [1, 2.5], "c": True, "d": ["y"]}
     assert check_filter(wanted) == {"a": ("x",), "b": (1, 2.5), "c": (True,), "d": ("y",)}
 
 

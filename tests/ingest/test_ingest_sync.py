@@ -2,28 +2,18 @@
 
 import pytest
 from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, memory, run, small
-from tests.tiny import write_checkpoint
 
-from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError
 from millpond.ingest import Record, Rejected, open_sink, point_id
 from millpond.ingest.pipeline import run as run_module
 from millpond.ingest.pipeline import seen
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory):
-    folder = write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", "bert")
-    with Engine(folder, dtype="float32", device="cpu") as engine:
-        yield engine
-
-
 def some(*numbers):
     return [Record(f"r{number}", f"text {number}") for number in numbers]
 
 
-@pytest.mark.parametrize("with_journal", [True, False], ids=["journal", "no journal"])
-@pytest.mark.parametrize("page", [1, 3, 512])
+@pytest.mark.parametrize(("with_journal", "page"), [(True, 3), (False, 512)])
 def test_rows_without_a_record_in_the_source_are_deleted(engine, tmp_path, monkeypatch, with_journal, page):
     monkeypatch.setattr(seen, "_PAGE", page)
     monkeypatch.setattr(seen, "_IDS_PER_SELECT", page)
@@ -128,11 +118,15 @@ def test_a_sink_that_cannot_be_read_is_refused_before_anything_is_read(engine):
             run(some(1), engine, Plain(), **{name: True})
 
 
-@pytest.mark.parametrize("chunker", [None, Words()], ids=["whole", "chunked"])
+@pytest.mark.contract
 @pytest.mark.parametrize(
-    ("module", "url"),
-    [("millpond_qdrant", "qdrant+path:{}/q#docs"), ("millpond_milvus", "milvus+file:{}/m.db#docs")],
-    ids=["qdrant", "milvus"],
+    ("chunker", "module", "url"),
+    [
+        (None, "millpond_qdrant", "qdrant+path:{}/q#docs"),
+        (Words(), "millpond_qdrant", "qdrant+path:{}/q#docs"),
+        (Words(), "millpond_milvus", "milvus+file:{}/m.db#docs"),
+    ],
+    ids=["qdrant", "qdrant-chunked", "milvus-chunked"],
 )
 def test_real_databases_are_synchronized(engine, tmp_path, module, url, chunker):
     pytest.importorskip(module)

@@ -53,8 +53,7 @@ ROWS = [{"id": f"r{i}", "text": f"text {i} é 😀", "n": i, "tags": ["a", None]
 RECORDS = [Record(f"r{i}", f"text {i} é 😀", {"n": i, "tags": ["a", None][: i % 3]}) for i in range(50)]
 
 
-@pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("rows", [1, 3, 2048])
+@pytest.mark.parametrize(("name", "rows"), list(zip(FILES, (1, 3, 2048, 7), strict=True)))
 def test_every_kind_of_file_gives_the_same_records(tmp_path, monkeypatch, name, rows):
     monkeypatch.setattr(arrow_source, "BATCH_ROWS", rows)
     path = FILES[name](tmp_path / name, arrow.Table.from_pylist(ROWS))
@@ -109,11 +108,11 @@ VALUES = {
 }
 
 
-@pytest.mark.parametrize("name", VALUES)
-def test_values_are_stored_as_json_has_them(name):
-    column, stored = VALUES[name]
-    table = arrow.table({"text": ["t", "u"], "x": column})
-    assert [record.metadata for record in read(table)] == [{"x": value} for value in stored]
+def test_values_are_stored_as_json_has_them():
+    table = arrow.table({"text": ["t", "u"], **{name: column for name, (column, _) in VALUES.items()}})
+    records = list(read(table))
+    for row, record in enumerate(records):
+        assert record.metadata == {name: stored[row] for name, (_, stored) in VALUES.items()}
 
 
 FAULTY = {
@@ -252,9 +251,10 @@ def test_pyarrow_is_named_if_it_is_missing(tmp_path, monkeypatch):
             read(source)
 
 
-@pytest.mark.parametrize("rows", [120_000, pytest.param(300_000, marks=pytest.mark.slow)])
-def test_a_large_table_is_read_in_constant_memory(tmp_path, rows):
+@pytest.mark.slow
+def test_a_large_table_is_read_in_constant_memory(tmp_path):
     """Of one row group, or one batch that is mapped, a few thousand rows are in memory at a time."""
+    rows = 300_000
     table = arrow.table(
         {"id": [f"doc-{i}" for i in range(rows)], "text": [f"text number {i} " * 8 for i in range(rows)]}
     )
@@ -272,12 +272,13 @@ def test_a_large_table_is_read_in_constant_memory(tmp_path, rows):
         assert peak - before < 12 << 20, name
 
 
+@pytest.mark.contract
 def test_long_texts_are_read_a_few_at_a_time(tmp_path):
-    table = arrow.table({"text": [str(i) * (1 << 19) for i in range(10, 100)]})  # ninety megabytes
+    table = arrow.table({"text": [str(i) * (1 << 18) for i in range(10, 100)]})  # forty-five megabytes
     # Pages of a megabyte: a reader cannot have less than a page.
     parquet.write_table(table, tmp_path / "x.parquet", write_batch_size=1, use_dictionary=False)
     write_stream(tmp_path / "x.arrow", table)
-    assert arrow_source._rows_of_batch(table.nbytes, table.num_rows) == 15
+    assert arrow_source._rows_of_batch(table.nbytes, table.num_rows) == 31
     sources = {"table": table, "parquet": tmp_path / "x.parquet", "arrow": tmp_path / "x.arrow"}
     for name, source in sources.items():
         tracemalloc.start()
@@ -286,8 +287,8 @@ def test_long_texts_are_read_a_few_at_a_time(tmp_path):
             assert record.text.startswith(str(10 + number) * 2)
             peak = max(peak, arrow.total_allocated_bytes())
         assert number == 89
-        assert tracemalloc.get_traced_memory()[1] < 40 << 20, name
-        assert peak - before < 60 << 20, name
+        assert tracemalloc.get_traced_memory()[1] < 36 << 20, name
+        assert peak - before < 44 << 20, name
         tracemalloc.stop()
 
 
@@ -359,18 +360,6 @@ def test_examples_of_a_generator_fail_alone(datasets):
     first, second, third = read(source, text_column="body")
     assert (first.metadata, third.metadata) == ({"n": 1}, {"n": "one"})
     assert second.where == "item 1"
-
-
-def test_examples_of_a_generator_with_features_fail_alone(datasets):
-    value = datasets.Value
-    features = datasets.Features(body=value("string"), n=value("string"))
-    source = datasets.IterableDataset.from_generator(_examples, features=features)
-    assert [item.metadata for item in read(source, text_column="body") if isinstance(item, Record)] == [
-        {"n": "1"},
-        {"n": "one"},
-    ]
-    with pytest.raises(InvalidRequestError, match="has no column 'text'"):
-        read(source)
 
 
 def test_a_stream_of_parquet_is_read_by_tables(datasets, tmp_path, monkeypatch):

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 
 import numpy as np
 import pytest
-from peers.vector_stores import disk_bytes, qdrant_edge, uint8
-from storage_recall import cuts, table
+from peers.vector_stores import qdrant_edge, uint8
+from storage_recall import cuts
 
 from millpond.ingest.advice.codes import quantize, store
 from millpond.ingest.pages.neighbors import nearest, recall
@@ -21,6 +20,7 @@ def rows() -> np.ndarray:
     return rows / np.linalg.norm(rows, axis=1, keepdims=True)
 
 
+@pytest.mark.contract
 def test_qdrant_s_engine_finds_what_the_simulation_finds(rows: np.ndarray, tmp_path: Path) -> None:
     pytest.importorskip("qdrant_edge")
     queries = rows[:20] * 0.9 + rows[20:40] * 0.5
@@ -48,22 +48,3 @@ def test_qdrant_s_engine_finds_what_the_simulation_finds(rows: np.ndarray, tmp_p
 def test_uint8_rows_are_those_of_the_sink(rows: np.ndarray) -> None:
     storage = pytest.importorskip("millpond_qdrant.vector_storage")
     np.testing.assert_array_equal(uint8(rows), storage.StoredVectors(datatype="uint8").encode(rows))
-
-
-def test_a_file_that_is_reserved_and_not_written_takes_no_bytes(tmp_path: Path) -> None:
-    with (tmp_path / "reserved").open("wb") as file:
-        os.truncate(file.fileno(), 1 << 26)
-    (tmp_path / "log").mkdir()
-    (tmp_path / "log" / "written").write_bytes(b"x" * 100_000)
-    (tmp_path / "written").write_bytes(b"x" * 10_000)
-    assert 10_000 <= disk_bytes(tmp_path, without="log") < 50_000
-    assert disk_bytes(tmp_path) >= 110_000
-
-
-def test_the_table_has_a_column_for_each_engine() -> None:
-    one = {"engine": "a", "layout": "8 bit", "bytes a row": 1234.4, "recall@10": 0.5, "ndcg@10": 0.25}
-    two = {"engine": "b", "layout": "16 bit", "bytes a row": 2.0, "recall@10": 1.0, "ndcg@10": 0.125}
-    assert table([one, two]).splitlines()[2:] == [
-        "| 8 bit | 1,234, 0.500, 0.250 |  |",
-        "| 16 bit |  | 2, 1.000, 0.125 |",
-    ]

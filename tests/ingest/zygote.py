@@ -13,7 +13,7 @@ from millpond.cli.app import main
 from millpond.cli.arguments.stop_signals import end_on_signals
 from millpond.engine import engine as _engine
 from millpond.engine.execute.runner import Runner
-from millpond.ingest.pipeline.ingest import ingest as _pipeline
+from millpond.ingest.pipeline import ingest as _pipeline
 
 assert _engine and _pipeline
 # Tests that were started in the background ignore them, and a run keeps what its parent ignores.

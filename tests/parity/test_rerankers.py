@@ -301,7 +301,7 @@ def test_a_template_of_the_user_s(as_file, tmp_path):
         assert difference(scores(engine), expected) > VISIBLE
         pairs = [Pair(*pair) for pair in PAIRS]
         params = PoolingParams(activation=False)
-        once = engine.submit_score(pairs, params, template=template).result().scores
+        once = engine.submit("score", pairs, params, template=template).result().scores
         assert difference(once, expected) <= TOLERANCE
 
 

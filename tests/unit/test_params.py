@@ -24,12 +24,6 @@ def test_frozen_and_keyword_only():
         PoolingParams(dimension=3)
 
 
-@pytest.mark.parametrize(("old", "new"), [("embedding", "embed"), ("encode", "token_embed"), ("score", "score")])
-def test_older_names_of_tasks(old, new):
-    assert PoolingParams(task=old) == PoolingParams(task=new)
-    assert PoolingParams(task=old).task == new
-
-
 @pytest.mark.parametrize(
     "options",
     [
@@ -38,7 +32,6 @@ def test_older_names_of_tasks(old, new):
         {"truncate": None},
         {"output_dtype": "float64"},
         {"normalize": 1},
-        {"use_activation": "no"},
         {"prompt": 3},
         {"truncate_prompt_tokens": 0},
         {"truncate_prompt_tokens": True},

@@ -5,6 +5,7 @@ This module imports no torch, so ``millpond --help`` is fast. A command imports 
 
 from __future__ import annotations
 
+import io
 import logging
 import sys
 from typing import Annotated, Literal
@@ -67,6 +68,8 @@ def start(
 
     Exit codes: 0 success, 1 some or all of the work failed, 2 the request is invalid.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
     logging.getLogger("millpond").setLevel(log_level.upper())
 

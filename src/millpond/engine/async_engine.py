@@ -24,10 +24,12 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast
 
 import numpy.typing as npt
 
-from millpond.engine.engine import Engine
+from millpond.engine.embed_options import EmbedOptions, shows_options_of
+from millpond.engine.engine import Engine, submission_of
 from millpond.engine.execute.interrupts import is_interrupt
+from millpond.engine.schedule.call import CallOptions
 from millpond.engine.submission import Submission
-from millpond.engine.task_methods import EmbedOptions, TaskMethods, shows_options_of
+from millpond.engine.task_methods import TaskMethods
 from millpond.engine.tokenize.large_texts import is_large
 from millpond.outputs import TokenSpans
 from millpond.params import PoolingParams
@@ -63,10 +65,9 @@ class _Coroutines(TaskMethods):
     ) -> Any:
         with progress_bar(inputs, show=show_progress) as bar:
             progress = bar.update if show_progress else None
-            start = partial(
-                self._submission.start, task, inputs, params, progress=progress, method=method, ranking=ranking
-            )
-            if task == "reward" or getattr(params, "chunking", None) is not None:
+            options = CallOptions(progress=progress)
+            start = partial(self._submission.start, task, inputs, params, options, method=method, ranking=ranking)
+            if task == "reward" or getattr(params, "long_texts", None) is not None:
                 # Conversations and windows are tokenized before anything is queued.
                 large = any(map(_is_large, inputs))
                 thread = partial(self._submission.in_thread, large=True) if large else asyncio.to_thread
@@ -114,16 +115,16 @@ class AsyncEngine:
                 f"or in an event loop, which loading would block, AsyncEngine(await asyncio.to_thread(Engine, {name}))"
             )
         self.engine: Engine = loaded
-        self._coroutines = _Coroutines(loaded._submission)
+        self._coroutines = _Coroutines(submission_of(loaded))
 
     @property
     def spec(self) -> ModelSpec:
-        """As :attr:`millpond.Engine.spec`."""
+        """The description of the checkpoint: architecture, pooling, widths, prompts, labels."""
         return self.engine.spec
 
     @property
     def tasks(self) -> frozenset[Task]:
-        """As :attr:`millpond.Engine.tasks`."""
+        """The tasks that the checkpoint serves."""
         return self.engine.tasks
 
     embed = _awaited(TaskMethods.embed)
@@ -140,7 +141,21 @@ class AsyncEngine:
     async def embed_iter(
         self, texts: Iterable[str] | AsyncIterable[str], **options: Unpack[EmbedOptions]
     ) -> AsyncIterator[npt.NDArray[Any]]:
-        """As :meth:`millpond.Engine.embed_iter`; ``texts`` may also be an asynchronous iterable."""
+        """One ``[d]`` vector per text, in order, from an iterable of any length, in bounded memory.
+
+        Args:
+            texts: Any iterable or asynchronous iterable of texts.
+            **options: The options of :meth:`embed`; ``int8`` and ``uint8`` are refused, since their range is found over
+                a whole call.
+
+        Returns:
+            An asynchronous iterator of float32 ``[d]`` (or of the ``output_dtype``), one for each text, in order.
+
+        Raises:
+            TypeError: ``texts`` is a bare str, or an option is unknown.
+            InvalidRequestError: A text or an option that cannot be served.
+            EngineClosedError: The engine was closed.
+        """
         if isinstance(texts, AsyncIterable):
             texts = _pulled(aiter(texts), asyncio.get_running_loop())
         rows = self.engine.embed_iter(texts, **options)
@@ -151,19 +166,56 @@ class AsyncEngine:
     async def token_spans(
         self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end"
     ) -> list[TokenSpans]:
-        """As :meth:`millpond.Engine.token_spans`; the tokenizer works in a thread."""
+        """Where in its text each row of :meth:`token_embed` comes from; the tokenizer works in a thread.
+
+        Args:
+            texts: A list of texts.
+            role: ``"query"`` or ``"document"``, as in the call of :meth:`token_embed`.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+
+        Returns:
+            :class:`~millpond.TokenSpans` of each text: ``tokens`` and ``offsets [rows, 2]``, an entry for each row.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: An element is not a text, or is too long and ``truncate="error"``.
+            UnsupportedTaskError: The checkpoint does not serve ``token_embed``.
+        """
         return await asyncio.to_thread(self.engine.token_spans, texts, role=role, truncate=truncate)
 
     async def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> Any:
-        """As :meth:`millpond.Engine.submit`, awaited: the task's output."""
+        """The output of any task by its name, from :class:`~millpond.PoolingParams`.
+
+        Args:
+            task: The task.
+            inputs: Texts; (query, document) pairs for ``score``; or :class:`~millpond.TokenIds`.
+            params: The options of the call.
+
+        Returns:
+            The output of the task's own method.
+
+        Raises:
+            TypeError: ``inputs`` is a bare str.
+            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
+        """
         return await self._coroutines._run(task, inputs, params or PoolingParams(), False)
 
     async def aclose(self, timeout: float | None = None, cancel: bool = False) -> None:  # noqa: ASYNC109 - Engine's
-        """As :meth:`millpond.Engine.close`; the loop goes on meanwhile.
+        """Finish what is queued, then stop the engine; the loop goes on meanwhile.
 
-        In a thread of its own: those of the loop may all wait for calls that this is to drop. Cancelling the awaiting
-        task does not stop the closing; ``await aclose(cancel=True)`` ends it soon.
+        Cancelling the awaiting task does not stop the closing; ``await aclose(cancel=True)`` ends it soon.
+
+        Args:
+            timeout: Most seconds to wait for what is queued; the calls that are not finished then raise
+                :class:`~millpond.errors.EngineClosedError`. ``None`` waits for all of them.
+            cancel: Drop what is queued at once.
+
+        Raises:
+            InvalidRequestError: ``timeout`` is negative or no number; nothing was closed.
         """
+        # In a thread of its own: those of the loop may all wait for calls that this is to drop.
         closed: Future[None] = Future()
         closed.set_running_or_notify_cancel()
 

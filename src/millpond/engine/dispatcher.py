@@ -6,7 +6,7 @@ import json
 import logging
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
@@ -18,22 +18,21 @@ from millpond.engine.execute.cores import process_cores, usable
 from millpond.engine.execute.cuda.worker import OverlappingWorker
 from millpond.engine.execute.device_errors import LostDevice, LostDevices
 from millpond.engine.execute.interrupts import defer_sigint
-from millpond.engine.execute.lanes import CpuLanes, DeviceLane, Lanes
-from millpond.engine.execute.switch_interval import shorten_switch_interval
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
+from millpond.engine.execute.worker_slots import CpuWorkerSlots, DeviceWorkerSlot, WorkerSlots
 from millpond.engine.fork import inherited_pool, outside_inherited_pool
 from millpond.engine.heap import HEAP
 from millpond.engine.input.plan import Plan
 from millpond.engine.loading import Replicas
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.admission import Admission
-from millpond.engine.schedule.call import Call, TakeMatrices
+from millpond.engine.schedule.call import Call, CallHooks, CallOptions
 from millpond.engine.schedule.committer import Committer
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.intake import Intake
 from millpond.engine.schedule.scheduler import Scheduler
-from millpond.engine.schedule.timing import CallFuture, CallTimer
+from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.stats import EngineStats
 from millpond.errors import EngineClosedError, MillpondError
 from millpond.inputs import Item, TokenIds
@@ -55,12 +54,7 @@ class Dispatcher:
             budget: Most tokens of a batch.
             max_queue: Most texts of running calls.
             cache: Vectors are read from it and committed to it.
-
-        Raises:
-            InvalidRequestError: The switch interval in the environment is none.
         """
-        overlaps = any(runner.overlaps for runner in replicas.runners)
-        self._restore_interval = shorten_switch_interval() if overlaps else None
         self._replicas = replicas
         self._model = replicas.model
         self._scheduler = Scheduler(budget, prepare=lambda calls: self._intake.prepare(calls))
@@ -91,10 +85,10 @@ class Dispatcher:
             worker.start()
 
     def _workers(self) -> list[Worker]:
-        """One for each lane of each device."""
+        """One for each slot of each device."""
         workers: list[Worker] = []
         for runner in self._replicas.runners:
-            lanes: Lanes = DeviceLane()
+            slots: WorkerSlots = DeviceWorkerSlot()
             name, device = f"{self._name}-{runner.device}-{len(workers)}", str(runner.device)
             if runner.overlaps:
                 workers.append(
@@ -109,23 +103,23 @@ class Dispatcher:
                 )
                 continue
             if runner.device.type == "cpu":
-                lanes = CpuLanes(Threads(runner.backbone), process_cores())
+                slots = CpuWorkerSlots(Threads(runner.backbone), process_cores())
             workers += [
                 Worker(
                     self._scheduler,
                     runner,
                     name=name,
-                    lanes=lanes,
+                    slots=slots,
                     counters=self.counters,
                     device=device,
                     lost_devices=self._lost_devices,
                 )
-                for _ in range(lanes.count)
+                for _ in range(slots.count)
             ]
         return workers
 
-    def assist(self, future: Future[Any]) -> None:
-        """Run batches in the calling thread, which waits for ``future``, while a lane is free.
+    def run_in_caller(self, future: Future[Any]) -> None:
+        """Run batches in the calling thread, which waits for ``future``, while a slot is free.
 
         A small call then wakes two threads fewer. A thread inside a torch mode leaves its call to the workers,
         since they would change the result, and so does a thread that was forked with OpenMP's pool. In a future's
@@ -134,54 +128,38 @@ class Dispatcher:
         Raises:
             MillpondError: In a callback in the thread that drives a device, which would wait for itself.
         """
-        inside = self.inside
-        if inside and not self.workers[0].shared and any(worker.current for worker in self.workers):
+        in_callback = self.in_callback
+        if in_callback and not self.workers[0].shared and any(worker.current for worker in self.workers):
             future.cancel()
             raise MillpondError(
                 "this call would wait for the thread that it is made in: a future's callback runs in the engine's own "
                 "thread; use engine.submit there, or make the call in a thread of yours"
             )
-        if future.done() or (not inside and self._leaves_work):
+        if future.done() or (not in_callback and self._leaves_work):
             return self._scheduler.wake()
-        self._admission.begin_assisting()
+        self._admission.enter_caller()
         try:
             while True:
                 ran = self.workers[0].take_turn()
-                if future.done() or (not inside and (not ran or self._leaves_work)):
+                if future.done() or (not in_callback and (not ran or self._leaves_work)):
                     break
                 if not ran:
-                    wait([future], timeout=_CALLBACK_WAIT)  # for other lanes, or for texts to be tokenized
+                    wait([future], timeout=_CALLBACK_WAIT)  # for other slots, or for texts to be tokenized
         finally:
             with defer_sigint():
                 self._scheduler.wake()
-                self._admission.end_assisting()
+                self._admission.leave_caller()
 
     def submit(
-        self,
-        items: Sequence[Item],
-        plan: Plan,
-        *,
-        inline: bool,
-        progress: Callable[[int], object] | None,
-        owner: object = None,
-        first_index: int = 0,
-        admit: int | None = None,
-        timer: CallTimer | None = None,
-        take: TakeMatrices | None = None,
+        self, items: Sequence[Item], plan: Plan, options: CallOptions, *, owner: object = None
     ) -> CallFuture[Any]:
         """Queue a call.
 
         Args:
             items: The checked items.
             plan: How to compute them.
-            inline: Tokenize in this thread, which is going to :meth:`assist`.
-            progress: Called with the number of distinct items newly done, from the threads that do them.
+            options: How to queue them; if ``inline``, this thread is going to :meth:`run_in_caller`.
             owner: Kept alive until the call is over: the object that stops the dispatcher when it is dropped.
-            first_index: Index of the first item in the caller's list, for errors.
-            admit: Number of texts that the queue must have room for; ``None``: as many as there are items. Of the calls
-                of one request, the first asks for all of them and the others for 0.
-            timer: Of such a request; ``None``: a new one.
-            take: Receives each batch's matrices, which are then not in the output.
 
         Raises:
             EngineOverloadedError: Too many texts are waiting.
@@ -193,27 +171,30 @@ class Dispatcher:
         # The cache holds vectors of texts and of token ids, in different namespaces: a mixture is not cached.
         caches = self._committer is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
         outside_inherited_pool(partial(self._replicas.prepare, plan.readout))
+        hooks = CallHooks(
+            assemble=assemble,
+            refill=self._intake.refill,
+            commit=self._committer.commit if caches and self._committer is not None else None,
+            progress=options.progress,
+            on_matrices=options.on_matrices,
+        )
         call = Call(
             items,
             plan,
+            hooks,
             native_width=self._model.width(plan.readout),
             labels=self._model.labels(plan.readout),
-            assemble=assemble,
-            commit=self._committer.commit if caches and self._committer is not None else None,
-            progress=progress,
-            refill=self._intake.refill,
-            first_index=first_index,
-            timer=timer,
-            take=take,
+            first_index=options.first_index,
+            timer=options.timer,
         )
-        self._admission.admit(call, owner, len(items) if admit is None else admit)
+        self._admission.admit(call, owner, len(items) if options.admit is None else options.admit)
         # A future keeps its callbacks for ever: the call, and its rows, must not stay alive with its result.
         held = [call]
         call.future.add_done_callback(lambda _: self._release(held.pop()))
         try:
             # In a callback, no work is left to a worker: it may be the thread that waits.
-            crowded = self._crowded and not self.inside
-            self._intake.admit(call, inline=inline, caches=caches, crowded=crowded, whole=self._tokenizes)
+            crowded = self._crowded and not self.in_callback
+            self._intake.admit(call, inline=options.inline, caches=caches, crowded=crowded, whole=self._tokenizes)
         except BaseException as error:
             if not (isinstance(error, RuntimeError) and call.done):  # the engine was closed: the future says so
                 call.future.cancel()  # the caller was interrupted and no longer waits; close() must not wait either
@@ -234,7 +215,7 @@ class Dispatcher:
             self._drop()
         self.stop()
         # A caller may still run a batch of calls that were dropped: its rows belong into the cache.
-        self._admission.wait_for_assistants()
+        self._admission.wait_for_callers()
         self.threads.shutdown()
         self.large_thread.shutdown()
         if self._committer is not None:
@@ -260,19 +241,17 @@ class Dispatcher:
         for call in self._admission.calls():
             call.future.cancel()
         self._scheduler.close()
-        if not self.inside:  # a worker that joins another would wait for the core that it holds itself
+        if not self.in_callback:  # a worker that joins another would wait for the core that it holds itself
             for worker in self.workers:
                 worker.join()
         self.threads.shutdown(wait=False)
         self.large_thread.shutdown(wait=False)
         if self._committer is not None:
             self._committer.close(wait=False)
-        if self._restore_interval is not None:
-            self._restore_interval()
 
     @property
     def _crowded(self) -> bool:
-        """Whether more calls are running than there are lanes; callers then leave the work to the workers."""
+        """Whether more calls are running than there are slots; callers then leave the work to the workers."""
         return self._admission.running_calls > len(self.workers)
 
     @property
@@ -281,7 +260,7 @@ class Dispatcher:
         return self._crowded or _has_torch_modes() or inherited_pool()
 
     @property
-    def inside(self) -> bool:
+    def in_callback(self) -> bool:
         """Whether the calling thread is one of the dispatcher's: it runs a future's callback."""
         return threading.current_thread().name.startswith(self._name)
 

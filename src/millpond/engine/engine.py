@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import threading
-import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -17,6 +16,7 @@ import numpy.typing as npt
 from millpond.cache.vector_cache import VectorCache
 from millpond.config import EngineConfig
 from millpond.engine.dispatcher import Dispatcher
+from millpond.engine.embed_options import EmbedOptions, embed_params, shows_options_of
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.fork import loading, outside_inherited_pool
 from millpond.engine.input import resolve, validate
@@ -27,10 +27,10 @@ from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.stats import EngineStats
 from millpond.engine.submission import Submission
-from millpond.engine.task_methods import EmbedOptions, TaskMethods, embed_params, shows_options_of
+from millpond.engine.task_methods import TaskMethods
 from millpond.errors import DeviceLostError, InvalidRequestError
 from millpond.inputs import Item
-from millpond.outputs import ScoreOutput, TokenSpans
+from millpond.outputs import TokenSpans
 from millpond.params import PoolingParams
 from millpond.spec import ModelSpec
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
@@ -179,18 +179,42 @@ class Engine(TaskMethods):
     def embed_iter(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Iterator[npt.NDArray[Any]]:
         """One ``[d]`` vector per text, in order, from an iterable of any length, in bounded memory.
 
-        At most a few thousand texts are read ahead of the vector handed out. Arguments and errors as :meth:`embed`;
-        ``int8`` and ``uint8`` are refused, since their range is found over a whole call.
+        At most a few thousand texts are read ahead of the vector handed out.
+
+        Args:
+            texts: Any iterable of texts.
+            **options: The options of :meth:`embed`; ``int8`` and ``uint8`` are refused, since their range is found over
+                a whole call.
+
+        Returns:
+            An iterator of float32 ``[d]`` (or of the ``output_dtype``), one for each text, in order.
+
+        Raises:
+            TypeError: ``texts`` is a bare str, or an option is unknown.
+            InvalidRequestError: An option that cannot be served; later, a text that cannot be.
+            EngineClosedError: The engine was closed.
         """
         return self._submission.stream(texts, *embed_params("embed_iter", options))
 
-    def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> CallFuture[Any]:
+    def submit(
+        self,
+        task: Task,
+        inputs: Sequence[Any],
+        params: PoolingParams | None = None,
+        *,
+        template: str | None = None,
+        method: ScoreMethod = "auto",
+        ranking: bool = False,
+    ) -> CallFuture[Any]:
         """Queue a call and return its future; every other method is built on this one.
 
         Args:
             task: The task.
             inputs: Texts; (query, document) pairs for ``score``; or :class:`~millpond.TokenIds`.
             params: The options of the call.
+            template: A score's Jinja source in place of the checkpoint's own, for a cross-encoder.
+            method: How a score is computed, as :meth:`score`.
+            ranking: Whether a score's ``method="auto"`` is that of :meth:`rerank`.
 
         Returns:
             A future of the task's output. Cancelling it drops what is still queued. Its ``timings``, a
@@ -198,54 +222,26 @@ class Engine(TaskMethods):
 
         Raises:
             TypeError: ``inputs`` is a bare str.
-            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            InvalidRequestError: A text, an option or a template that cannot be served; nothing was queued.
+            UnsupportedTaskError: The checkpoint does not serve the task, or does not have what ``method`` compares.
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: The engine was closed.
             DeviceLostError: Every device of the engine is lost.
         """
-        return self._submission.start(task, inputs, params or PoolingParams())
-
-    def submit_score(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        params: PoolingParams,
-        *,
-        template: str | None = None,
-        maxsim: bool = False,
-        method: ScoreMethod = "auto",
-        ranking: bool = False,
-    ) -> CallFuture[ScoreOutput]:
-        """As :meth:`submit` for ``score``, with a score template for this call, or a method.
-
-        Args:
-            pairs: (query, document) pairs.
-            params: The options of a score.
-            template: Jinja source, for a cross-encoder.
-            maxsim: The older spelling of ``method="maxsim"``.
-            method: As :meth:`score`.
-            ranking: ``method="auto"`` is that of :meth:`rerank`.
-
-        Raises:
-            InvalidRequestError: The template cannot be used, or the checkpoint reads no pairs.
-            UnsupportedTaskError: The checkpoint does not have what ``method`` compares.
-        """
-        if maxsim and method not in ("auto", "maxsim"):
-            raise InvalidRequestError(f"maxsim=True and method={method!r} contradict each other; pass method only")
-        method = "maxsim" if maxsim else method
-        tokenizer = None
-        if template is not None:
-            score_type = resolve.check_method(method, self._loaded)
-            if method != "auto":
-                raise InvalidRequestError(f"method={method!r} reads no template; pass one of them only")
-            if score_type != "cross-encoder":
-                raise InvalidRequestError(
-                    f"{self.spec.name} scores by {score_type}, which reads no template; leave it out"
-                )
-            tokenizer = self._loaded.pairs_by(template)
-        return self._submission.start("score", pairs, params, pairs=tokenizer, method=method, ranking=ranking)
+        pairs = None if template is None else resolve.pairs_by(template, task, method, self._loaded)
+        return self._submission.start(
+            task, inputs, params or PoolingParams(), pairs=pairs, method=method, ranking=ranking
+        )
 
     def tokenize(self, texts: Sequence[str], *, special_tokens: bool = True) -> list[list[int]]:
         """Token ids of each text, uncut, without any prompt.
+
+        Args:
+            texts: A list of texts.
+            special_tokens: Put the tokenizer's special tokens around each text.
+
+        Returns:
+            A list of token ids for each text.
 
         Raises:
             TypeError: ``texts`` is a bare str.
@@ -266,7 +262,10 @@ class Engine(TaskMethods):
 
         Args:
             texts: A list of texts.
-            role: As :meth:`embed`.
+            role: ``"query"`` or ``"document"`` counts the checkpoint's prompt for that role, if it has one.
+
+        Returns:
+            The number of tokens of each text.
 
         Raises:
             TypeError: ``texts`` is a bare str.
@@ -290,11 +289,11 @@ class Engine(TaskMethods):
 
         Args:
             texts: A list of texts.
-            role: As :meth:`token_embed`.
-            truncate: As :meth:`token_embed`.
+            role: ``"query"`` or ``"document"``, as in the call of :meth:`token_embed`.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
 
         Returns:
-            :class:`~millpond.TokenSpans` of each text, with an entry for each of its rows.
+            :class:`~millpond.TokenSpans` of each text: ``tokens`` and ``offsets [rows, 2]``, an entry for each row.
 
         Raises:
             TypeError: ``texts`` is a bare str.
@@ -306,6 +305,13 @@ class Engine(TaskMethods):
 
     def truncate_texts(self, texts: Sequence[str], tokens: int) -> list[str]:
         """Each text cut at its end to at most ``tokens`` tokens; special tokens are not counted.
+
+        Args:
+            texts: A list of texts.
+            tokens: Most tokens of each text.
+
+        Returns:
+            The beginning of each text; a text that has no more tokens, as it is.
 
         Raises:
             TypeError: ``texts`` is a bare str.
@@ -322,14 +328,23 @@ class Engine(TaskMethods):
             for i, end in zip(indices, tokenizer.ends([parts[i] for i in indices], tokens), strict=True)
         ]
 
-    def clip(self, texts: Sequence[str], tokens: int) -> list[str]:
-        """The older name of :meth:`truncate_texts`, deprecated."""
-        warnings.warn("Engine.clip is now Engine.truncate_texts", DeprecationWarning, stacklevel=2)
-        return self.truncate_texts(texts, tokens)
-
     def token_ids(self, task: Task, item: Item, params: PoolingParams, *, template: str | None = None) -> list[int]:
-        """The token ids that :meth:`submit` runs for one input (:meth:`submit_score`, with a ``template``)."""
-        pairs = None if template is None else self._loaded.pairs_by(template)
+        """The token ids that :meth:`submit` runs for one input, prompt and special tokens included.
+
+        Args:
+            task: The task.
+            item: A text, a pair or token ids.
+            params: The options of the call.
+            template: The score template of the call, for a cross-encoder.
+
+        Returns:
+            The ids, cut to the limit of the call.
+
+        Raises:
+            InvalidRequestError: An item, an option or a template that cannot be served.
+            UnsupportedTaskError: The checkpoint does not serve the task.
+        """
+        pairs = None if template is None else resolve.pairs_by(template, task, "auto", self._loaded)
         plan = resolve.plan(task, params, self._loaded, count=2, pairs=pairs)
         ids: list[int] = self._loaded.encoder.encode([item], plan, index_of=lambda i: i)[0].ids.tolist()
         return ids
@@ -362,8 +377,8 @@ class Engine(TaskMethods):
         """Call ``observer`` after every batch, to keep a histogram of batch sizes, for example.
 
         Args:
-            observer: Called with a :class:`~millpond.BatchRun` by the thread that ran the batch, before its callers get
-                their results; it should return quickly. An exception from it is logged once and changes nothing.
+            observer: Called with a :class:`~millpond.engine.stats.BatchRun` by the thread that ran the batch, before
+                its callers get their results; it should return quickly. An exception from it is logged once.
 
         Returns:
             A function that unregisters the observer.
@@ -382,11 +397,9 @@ class Engine(TaskMethods):
         batch that runs is always finished, since nothing can stop it. Any thread may close an engine, and close it
         again: ``close(cancel=True)`` ends a ``close()`` that another thread waits in.
 
-        A ``with`` block ends with ``close()``. If it is left by KeyboardInterrupt, SystemExit or a cancellation, it
-        ends with ``close(cancel=True)``.
-
-        Called from a future's callback it returns at once and closes the engine in a new thread: the thread that runs
-        the callback still has work to finish.
+        A ``with`` block ends with ``close()``, but with ``close(cancel=True)`` if it is left by KeyboardInterrupt,
+        SystemExit or a cancellation. In a future's callback, ``close()`` returns at once and closes the engine in a new
+        thread: the thread that runs the callback still has work to finish.
 
         Args:
             timeout: Most seconds to wait for what is queued; the calls that are not finished then are dropped, and a
@@ -398,7 +411,7 @@ class Engine(TaskMethods):
         """
         if timeout is not None and (isinstance(timeout, bool) or not isinstance(timeout, Real) or not timeout >= 0):
             raise InvalidRequestError(f"timeout={timeout!r} must be a number of seconds from 0, or None to wait")
-        if self._dispatcher.inside:
+        if self._dispatcher.in_callback:
             close = partial(self.close, timeout, cancel)
             threading.Thread(target=close, name="millpond-close").start()
             return
@@ -435,3 +448,8 @@ class Engine(TaskMethods):
     ) -> Any:
         output = self._submission.run(task, inputs, params, show_progress, method, ranking)
         return output if finish is None else finish(output)
+
+
+def submission_of(engine: Engine) -> Submission:
+    """What queues the engine's calls, for :class:`~millpond.AsyncEngine`."""
+    return engine._submission

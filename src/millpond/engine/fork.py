@@ -25,7 +25,7 @@ from millpond.errors import EngineClosedError, ModelLoadError
 
 Output = TypeVar("Output")
 
-# Most seconds that a fork waits for models that other threads load, and then for batches that they compute.
+# Most seconds that a fork waits for batches that other threads compute.
 _MAX_WAIT = 30.0
 # OpenMP's omp_pause_hard: free everything that can be made anew.
 _PAUSE_HARD = 2
@@ -70,48 +70,30 @@ _futures: weakref.WeakSet[ProcessFuture[Any]] = weakref.WeakSet()
 
 
 class _Loads:
-    """The models that are being loaded. Forks wait for them: a child cannot finish another thread's import."""
+    """The models that are being loaded: a child cannot finish the import of a thread that it does not have."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._depths: dict[int, int] = {}  # by thread: loads inside each other
+        self._threads: list[int] = []  # one entry for each load; loads may be inside each other
         self._cut_off = False  # whether this process was forked during a load of another thread
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """A load in the calling thread."""
-        thread = threading.get_ident()
-        with self._changed:
-            self._depths[thread] = self._depths.get(thread, 0) + 1
         if self._cut_off:
-            self._end(thread)
             raise ModelLoadError(
                 "this process was forked while another thread loaded a model, and cannot load one itself; fork before "
                 'or after loading, or start workers with the "spawn" method'
             )
+        self._threads.append(threading.get_ident())
         try:
             yield
         finally:
-            self._end(thread)
-
-    def _end(self, thread: int) -> None:
-        with self._changed:
-            self._depths[thread] -= 1
-            if self._depths[thread] == 0:
-                del self._depths[thread]
-            self._changed.notify_all()
-
-    def before_fork(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._others(), timeout=_MAX_WAIT)
+            self._threads.remove(threading.get_ident())
 
     def after_in_child(self) -> None:
-        self._cut_off = self._cut_off or self._others()
-        self._changed = threading.Condition()
-        self._depths = {thread: depth for thread, depth in self._depths.items() if thread == threading.get_ident()}
-
-    def _others(self) -> bool:
-        return bool(self._depths.keys() - {threading.get_ident()})
+        own = [thread for thread in self._threads if thread == threading.get_ident()]
+        self._cut_off = self._cut_off or len(own) < len(self._threads)
+        self._threads = own
 
 
 class _Batches:
@@ -122,45 +104,37 @@ class _Batches:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._depths: dict[int, int] = {}  # by thread: batches inside each other
-        self._forking: set[int] = set()  # threads
+        self.renew()
+
+    def renew(self) -> None:
+        """Nothing runs; in a forked child, whose parent's threads may have held the lock."""
+        self._changed = threading.Condition()
+        self._running = 0
+        self._forking = 0
 
     def __enter__(self) -> None:
-        """A batch begins in the calling thread."""
-        thread = threading.get_ident()
-        with self._lock:
-            if self._forking and thread not in self._depths:
-                self._changed.wait_for(lambda: not self._forking - {thread}, timeout=_MAX_WAIT)
-            self._depths[thread] = self._depths.get(thread, 0) + 1
+        """A batch begins."""
+        with self._changed:
+            if self._forking:
+                self._changed.wait_for(lambda: not self._forking, timeout=_MAX_WAIT)
+            self._running += 1
 
     def __exit__(self, *_: object) -> None:
         """It is over."""
-        thread = threading.get_ident()
-        with self._lock:
-            depth = self._depths.pop(thread) - 1
-            if depth:
-                self._depths[thread] = depth
-            elif self._forking:
+        with self._changed:
+            self._running -= 1
+            if self._forking:
                 self._changed.notify_all()
 
     def before_fork(self) -> None:
-        thread = threading.get_ident()
-        with self._lock:
-            self._forking.add(thread)
-            self._changed.wait_for(lambda: not self._depths.keys() - {thread}, timeout=_MAX_WAIT)
+        with self._changed:
+            self._forking += 1
+            self._changed.wait_for(lambda: not self._running, timeout=_MAX_WAIT)
 
     def after_in_parent(self) -> None:
-        with self._lock:
-            self._forking.discard(threading.get_ident())
+        with self._changed:
+            self._forking -= 1
             self._changed.notify_all()
-
-    def after_in_child(self) -> None:
-        self._lock = threading.RLock()
-        self._changed = threading.Condition(self._lock)
-        self._depths = {thread: depth for thread, depth in self._depths.items() if thread == threading.get_ident()}
-        self._forking = set()
 
 
 class _OpenMP:
@@ -202,7 +176,7 @@ _openmp = _OpenMP()
 
 
 def loading() -> AbstractContextManager[None]:
-    """Context of importing torch and loading a model; forks of other threads wait for its end, a while.
+    """Context of importing torch and loading a model; a child that another thread forks meanwhile cannot load one.
 
     Raises:
         ModelLoadError: This process was forked during a load, so that modules may be half imported.
@@ -257,7 +231,6 @@ def _pause_function() -> Callable[[int], int] | None:
 
 
 def _before_fork() -> None:
-    _loads.before_fork()
     _batches.before_fork()
     _openmp.before_fork()
 
@@ -270,7 +243,7 @@ def _after_in_parent() -> None:
 def _after_in_child() -> None:
     _openmp.after_in_child()
     _loads.after_in_child()
-    _batches.after_in_child()
+    _batches.renew()
     for future in list(_futures):
         future._fail_in_child()
 

@@ -1,6 +1,6 @@
 """Engines shared by a process: one for each configuration, loaded at its first use.
 
-An adapter that has only a model's name calls :func:`shared` on every call: ten retrievers over one model hold its
+An adapter that has only a model's name calls :func:`get_engine` on every call: ten retrievers over one model hold its
 weights once, and a copied or unpickled adapter finds the engine again. Importing this module does not import torch.
 
 A shared engine lives until it is closed, by :func:`close_shared`, by its own ``close()`` or at the end of the program:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     Key = tuple[Any, ...]
 
 
-def shared(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any) -> Engine:
+def get_engine(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any) -> Engine:
     """The engine of this process for a configuration; thread-safe.
 
     Equal configurations share one engine: omitted options equal their defaults, ``device="auto"`` equals the device
@@ -48,29 +48,29 @@ def shared(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any
         MillpondError: Loading failed; the next call tries again.
     """
     config = EngineConfig(model=os.fspath(model), **options)
-    future, ours = _REGISTRY.claim(_key(config, cache))
+    future, ours = _REGISTRY.acquire(_key(config, cache))
     if ours:
-        _REGISTRY.settle(future, partial(_engine, config, cache))
+        _REGISTRY.resolve(future, partial(_engine, config, cache))
     return future.result()
 
 
-async def shared_async(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any) -> Engine:
-    """As :func:`shared`, for an event loop: a new thread loads the engine, and the loop goes on.
+async def get_engine_async(model: str | os.PathLike[str], *, cache: Cache = None, **options: Any) -> Engine:
+    """As :func:`get_engine`, for an event loop: a new thread loads the engine, and the loop goes on.
 
     Cancelling the awaiting task does not stop the loading, which other callers may wait for.
     """
     config = EngineConfig(model=os.fspath(model), **options)
-    future, ours = _REGISTRY.claim(_key(config, cache))
+    future, ours = _REGISTRY.acquire(_key(config, cache))
     if ours:
         load = partial(_engine, config, cache)
-        threading.Thread(target=_REGISTRY.settle, args=(future, load), name="millpond-load", daemon=True).start()
+        threading.Thread(target=_REGISTRY.resolve, args=(future, load), name="millpond-load", daemon=True).start()
     return await asyncio.wrap_future(future)
 
 
 def close_shared(timeout: float | None = None, cancel: bool = False) -> None:
     """Close and forget every shared engine of this process, to free its memory; one that is still loading stays.
 
-    The next call of :func:`shared` loads a new engine.
+    The next call of :func:`get_engine` loads a new engine.
 
     Args:
         timeout: As :meth:`millpond.Engine.close`, for all engines together.
@@ -88,7 +88,7 @@ class _Registry:
         self._lock = threading.Lock()
         self._engines: dict[Key, Future[Engine]] = {}
 
-    def claim(self, key: Key) -> tuple[Future[Engine], bool]:
+    def acquire(self, key: Key) -> tuple[Future[Engine], bool]:
         """The future of an engine, and whether the caller has to load it."""
         with self._lock:
             future = self._engines.get(key)
@@ -98,8 +98,8 @@ class _Registry:
             future.set_running_or_notify_cancel()  # a waiter that is cancelled can no longer cancel it for the others
             return future, True
 
-    def settle(self, future: Future[Engine], load: Callable[[], Engine]) -> None:
-        """Load the engine of a claimed future, and hand it to everyone who waits for it."""
+    def resolve(self, future: Future[Engine], load: Callable[[], Engine]) -> None:
+        """Load the engine of an acquired future, and hand it to everyone who waits for it."""
         try:
             with loading():
                 engine = load()
@@ -138,7 +138,7 @@ def _engine(config: EngineConfig, cache: Cache) -> Engine:
     device = ",".join(map(str, resolve_devices(config.device)))
     if device != config.device:  # "auto" and the device that it resolves to share one engine
         config = replace(config, device=device)
-        return shared(cache=cache, **_options(config))
+        return get_engine(cache=cache, **_options(config))
     return Engine(cache=cache, **_options(config))
 
 

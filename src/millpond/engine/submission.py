@@ -14,14 +14,14 @@ from typing import Any
 import numpy.typing as npt
 
 from millpond.engine.composite import scoring
-from millpond.engine.composite.chunking import in_windows
 from millpond.engine.composite.comparison import Comparison
+from millpond.engine.composite.windows import in_windows
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
-from millpond.engine.schedule.call import TakeMatrices
+from millpond.engine.schedule.call import CallOptions
 from millpond.engine.schedule.intake import INLINE_TEXTS
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import TruncatedTexts
@@ -61,15 +61,14 @@ class Submission:
     ) -> Any:
         """Queue a call and wait for its output; a small call is worked on in the calling thread."""
         with progress_bar(inputs, show=show_progress) as bar:
-            inline = self.dispatcher.inside or (isinstance(inputs, Sequence) and len(inputs) <= INLINE_TEXTS)
+            inline = self.dispatcher.in_callback or (isinstance(inputs, Sequence) and len(inputs) <= INLINE_TEXTS)
             progress = bar.update if show_progress else None
             with defer_sigint():
-                future = self.start(
-                    task, inputs, params, inline=inline, progress=progress, method=method, ranking=ranking
-                )
+                options = CallOptions(inline=inline, progress=progress)
+                future = self.start(task, inputs, params, options, method=method, ranking=ranking)
             try:
                 if inline:
-                    self.dispatcher.assist(future)
+                    self.dispatcher.run_in_caller(future)
                 return future.result()
             except BaseException:
                 future.cancel()  # the caller was interrupted and no longer waits
@@ -96,33 +95,24 @@ class Submission:
         task: Task,
         inputs: Sequence[Any],
         params: PoolingParams,
+        options: CallOptions | None = None,
         *,
-        inline: bool = False,
-        progress: Callable[[int], object] | None = None,
         pairs: EncodesPairs | None = None,
         method: ScoreMethod = "auto",
         ranking: bool = False,
-        first: int = 0,
-        admit: int | None = None,
-        timer: CallTimer | None = None,
-        take: TakeMatrices | None = None,
     ) -> CallFuture[Any]:
         """Check everything, then queue.
 
         Args:
             task: The task.
             inputs: The inputs of the call.
-            params: The options of the call.
-            inline: Tokenize in this thread.
-            progress: Called with the number of texts that were just done.
+            params: The options of the task.
+            options: How to queue the call.
             pairs: Reads the pairs of this call, instead of the checkpoint's own way.
             method: How a score is computed.
             ranking: The scores are for ``rerank``, whose ``method="auto"`` is another.
-            first: Index of the first input in the caller's list, for errors.
-            admit: Number of texts that need room in the queue, if not that of ``inputs``.
-            timer: The timer of the request that this call is a part of.
-            take: Receives each batch's matrices, which are then not in the output.
         """
+        options = options or CallOptions()
         resolve.check_params(params)
         score_type = resolve.check_method(method, self.loaded, ranking=ranking)
         if method == "auto":
@@ -131,16 +121,14 @@ class Submission:
             resolve.check_params_task(task, params)
         if task == "reward":
             inputs = validate.rendered_conversations(inputs, self.loaded.encoder.texts)
-        items = validate.check_items(inputs, task, self.loaded, first=first)
+        items = validate.check_items(inputs, task, self.loaded, first=options.first_index)
         if task == "score" and score_type != "cross-encoder":
-            return self._score_apart(items, params, score_type, progress, inline=inline)
+            return self._score_apart(items, params, score_type, options)
         plan = self.plan(task, params, len(items), pairs)
         resolve.check_spans(items, task, plan)
-        if params.chunking is not None:
-            return in_windows(items, plan, self.loaded, self._submit, self.dispatcher.threads)
-        return self._submit(
-            items, plan, inline=inline, progress=progress, first=first, admit=admit, timer=timer, take=take
-        )
+        if params.long_texts is not None:
+            return in_windows(items, plan, self.loaded, self._queue, self.dispatcher.threads)
+        return self._queue(items, plan, options)
 
     def plan(self, task: Task, params: PoolingParams, count: int, pairs: EncodesPairs | None = None) -> Plan:
         """The plan of a call; calls with equal options share one, so that their texts are tokenized together."""
@@ -189,7 +177,7 @@ class Submission:
                     while True:
                         try:
                             with truncated.quiet():
-                                ahead.append(self.start("embed", window, params, first=read))
+                                ahead.append(self.start("embed", window, params, CallOptions(first_index=read)))
                             break
                         except EngineOverloadedError as error:  # our own texts wait, too: hand some vectors out first
                             if ahead:
@@ -210,45 +198,18 @@ class Submission:
                 future.cancel()
             truncated.log()
 
-    def _submit(
-        self,
-        items: Sequence[Item],
-        plan: Plan,
-        *,
-        inline: bool = False,
-        progress: Callable[[int], object] | None = None,
-        first: int = 0,
-        admit: int | None = None,
-        timer: CallTimer | None = None,
-        take: TakeMatrices | None = None,
-    ) -> CallFuture[Any]:
-        return self.dispatcher.submit(
-            items,
-            plan,
-            inline=inline,
-            progress=progress,
-            owner=self,
-            first_index=first,
-            admit=admit,
-            timer=timer,
-            take=take,
-        )
+    def _queue(self, items: Sequence[Item], plan: Plan, options: CallOptions) -> CallFuture[Any]:
+        return self.dispatcher.submit(items, plan, options, owner=self)
 
     def _score_apart(
-        self,
-        items: Sequence[Item],
-        params: PoolingParams,
-        score_type: ScoreType | None,
-        progress: Callable[[int], object] | None,
-        *,
-        inline: bool,
+        self, items: Sequence[Item], params: PoolingParams, score_type: ScoreType | None, options: CallOptions
     ) -> CallFuture[Any]:
         """A score from two calls: token matrices for late interaction, else vectors; the documents are the progress.
 
         If ``inline``, this thread tokenizes both, and a small score is put together by the thread that ran its batch.
         """
         pairs = validate.check_pairs(items, self.loaded)
-        threads = None if inline and len(pairs) <= INLINE_TEXTS else self.dispatcher.threads
+        threads = None if options.inline and len(pairs) <= INLINE_TEXTS else self.dispatcher.threads
         late = score_type == "late-interaction"
         task: Task = "token_embed" if late else "embed"
         # The token vectors of a late-interaction checkpoint may have any length.
@@ -259,19 +220,15 @@ class Submission:
             comparison = Comparison(pairs, width=plan.width, normalize=plan.normalize, mean=self.loaded.mean_maxsim)
 
         def embed(texts: Sequence[str], role: Role, admit: int, timer: CallTimer) -> CallFuture[Any]:
-            side_params = scoring.vector_params(params, role, normalize=normalize)
-            take = None if comparison is None else partial(comparison.take, role)
+            side = CallOptions(
+                inline=options.inline,
+                progress=options.progress if role == "document" else None,
+                on_matrices=None if comparison is None else partial(comparison.take, role),
+                admit=admit,
+                timer=timer,
+            )
             with TruncatedTexts.called("queries" if role == "query" else "documents"):  # each has its own indices
-                return self.start(
-                    task,
-                    texts,
-                    side_params,
-                    inline=inline,
-                    progress=progress if role == "document" else None,
-                    admit=admit,
-                    timer=timer,
-                    take=take,
-                )
+                return self.start(task, texts, scoring.vector_params(params, role, normalize=normalize), side)
 
         if comparison is None:
             return scoring.apart(pairs, embed, scoring.cosine, threads)

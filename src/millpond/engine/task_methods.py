@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import inspect
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, TypedDict, TypeVar, cast
+from typing import Any, Literal
 
 from millpond.engine.composite.scoring import pair_up
 from millpond.engine.input import validate
@@ -24,23 +23,6 @@ from millpond.outputs import (
 )
 from millpond.params import PoolingParams
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, ScoreMethod, Task, Truncate
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-class EmbedOptions(TypedDict, total=False):
-    """The options of ``embed``, for ``embed_iter`` and its asynchronous twin."""
-
-    role: Role | None
-    prompt: str | None
-    prompt_name: str | None
-    dimensions: int | None
-    normalize: bool | None
-    output_dtype: OutputDtype
-    adapter: str | None
-    chunking: Literal["mean"] | None
-    truncate: Truncate
-    show_progress: bool
 
 
 class TaskMethods(ABC):
@@ -71,7 +53,7 @@ class TaskMethods(ABC):
         normalize: bool | None = None,
         output_dtype: OutputDtype = "float32",
         adapter: str | None = None,
-        chunking: Literal["mean"] | None = None,
+        long_texts: Literal["mean"] | None = None,
         truncate: Truncate = "end",
         show_progress: bool = False,
     ) -> EmbeddingOutput:
@@ -86,7 +68,7 @@ class TaskMethods(ABC):
             normalize: L2-normalize; by default as the checkpoint does.
             output_dtype: ``float32``, ``float16``, ``int8``, ``uint8``, ``binary`` or ``ubinary``.
             adapter: One of ``spec.adapters``; by default the adapter for the role.
-            chunking: ``"mean"`` reads an over-long text to its end, in windows of ``max_length``, each with special
+            long_texts: ``"mean"`` reads an over-long text to its end, in windows of ``max_length``, each with special
                 tokens and prompt; the windows' vectors are averaged, weighted by their tokens. Nothing is truncated.
             truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
@@ -97,6 +79,7 @@ class TaskMethods(ABC):
         Raises:
             TypeError: ``texts`` is a bare str.
             InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            UnsupportedTaskError: The checkpoint does not serve ``embed``.
             EngineOverloadedError: Too many texts are waiting.
             EngineClosedError: The engine was closed.
         """
@@ -108,7 +91,7 @@ class TaskMethods(ABC):
             normalize=normalize,
             output_dtype=output_dtype,
             adapter=adapter,
-            chunking=chunking,
+            long_texts=long_texts,
             truncate=truncate,
         )
         output: EmbeddingOutput = self._run("embed", texts, params, show_progress)
@@ -131,24 +114,30 @@ class TaskMethods(ABC):
         """One matrix per text: a row for each token, special tokens and prompt included.
 
         A late-interaction checkpoint encodes a query or a document as it was trained to (marker, expansion, skiplist);
-        without a role, as a document. Arguments and errors as :meth:`embed`. ``normalize=None`` normalizes the rows if
-        the checkpoint normalizes its vectors.
+        without a role, as a document.
 
         Args:
             texts: A list of texts.
-            role: ``"query"`` or ``"document"``.
-            prompt: As :meth:`embed`.
-            prompt_name: As :meth:`embed`.
-            dimensions: As :meth:`embed`, for each row.
-            normalize: As :meth:`embed`, for each row.
-            adapter: As :meth:`embed`.
+            role: ``"query"`` or ``"document"`` applies the checkpoint's prompt for that role, if it has one.
+            prompt: A prompt to put before every text instead; ``""`` switches the default prompt off.
+            prompt_name: The name of one of ``spec.prompts``, to use instead.
+            dimensions: Matryoshka width; each row is cut, then normalized.
+            normalize: L2-normalize each row; by default if the checkpoint normalizes its vectors.
+            adapter: One of ``spec.adapters``; by default the adapter for the role.
             spans: Late chunking: for each text its chunks, as half-open character spans. The matrix then has a row for
                 each span, the mean of its tokens in the context of the whole text (Günther et al., 2024).
-            truncate: As :meth:`embed`.
-            show_progress: As :meth:`embed`.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
             ``embeddings``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[tokens_i, d]`` matrices.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            UnsupportedTaskError: The checkpoint does not serve ``token_embed``.
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(
             role=role,
@@ -174,8 +163,21 @@ class TaskMethods(ABC):
     ) -> SparseEmbeddingOutput:
         """Weights of vocabulary entries for each text: SPLADE checkpoints and BGE-M3.
 
+        Args:
+            texts: A list of texts.
+            role: ``"query"`` or ``"document"``, for a checkpoint that reads them differently.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            show_progress: Draw a progress bar, if the output is a terminal or a notebook.
+
         Returns:
-            A sequence of ``{token id: weight}``, without entries of weight 0. Errors as :meth:`embed`.
+            A sequence of n ``{token id: weight}``, without entries of weight 0.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            UnsupportedTaskError: The checkpoint does not serve ``sparse_embed``.
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(role=role, truncate=truncate)
         output: SparseEmbeddingOutput = self._run("sparse_embed", texts, params, show_progress)
@@ -196,11 +198,18 @@ class TaskMethods(ABC):
             activation: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``, ``"softmax"``. By default the
                 checkpoint's own (``problem_type``, sentence-transformers' key), else softmax over several classes and
                 sigmoid for one.
-            truncate: As :meth:`embed`.
-            show_progress: As :meth:`embed`.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            ``probs [n, labels]`` with ``labels`` and ``top(k)``. Errors as :meth:`embed`.
+            ``probs [n, labels]`` with ``labels`` and ``top(k)``.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            UnsupportedTaskError: The checkpoint does not serve ``classify``.
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(activation=activation, truncate=truncate)
         output: ClassificationOutput = self._run("classify", texts, params, show_progress)
@@ -221,13 +230,21 @@ class TaskMethods(ABC):
             texts: A list of texts.
             aggregation: ``"none"`` gives every token; ``"simple"``, ``"first"``, ``"average"`` and ``"max"`` join
                 tokens into entities as transformers' pipeline does.
-            activation: As :meth:`classify`.
-            truncate: As :meth:`embed`.
-            show_progress: As :meth:`embed`.
+            activation: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``, ``"softmax"``; by default the
+                checkpoint's own.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
             A sequence of n lists of :class:`~millpond.Entity`, with ``probs``, a
-            :class:`~millpond.vectors.ragged.Ragged` of ``[tokens_i, labels]``. Errors as :meth:`embed`.
+            :class:`~millpond.vectors.ragged.Ragged` of ``[tokens_i, labels]``.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            UnsupportedTaskError: The checkpoint does not serve ``token_classify``.
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(aggregation=aggregation, activation=activation, truncate=truncate)
         output: TokenClassificationOutput = self._run("token_classify", texts, params, show_progress)
@@ -255,17 +272,22 @@ class TaskMethods(ABC):
                 vectors: the sum over the query's tokens of the best similarity to a document token. An encoder that is
                 no late-interaction checkpoint gives its token states, L2-normalized, special tokens and the prompt of
                 each role included.
-            activation: As :meth:`classify`; cross-encoders only.
+            activation: Of a cross-encoder only: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``,
+                ``"softmax"``; by default the checkpoint's own.
             instruction: Fills an LLM reranker's template slot, nothing else.
-            truncate: As :meth:`embed`; special tokens and a template's suffix are never cut.
-            show_progress: As :meth:`embed`.
+            truncate: ``"end"`` or ``"start"`` cuts that end of over-long texts, never special tokens or a template's
+                suffix; ``"error"`` refuses them.
+            show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            ``scores [n]``. Errors as :meth:`embed`.
+            ``scores [n]``.
 
         Raises:
+            TypeError: Neither a text nor a list of texts.
             InvalidRequestError: The numbers do not pair up, or an option that ``method`` does not read.
             UnsupportedTaskError: The checkpoint does not have what ``method`` compares.
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
         pairs = pair_up(queries, documents)
@@ -292,17 +314,21 @@ class TaskMethods(ABC):
             method: ``"auto"`` is what the checkpoint is (``spec.rerank_type``): a cross-encoder's score, and MaxSim for
                 a late-interaction checkpoint and for an embedder, whose token states are compared. Here alone it
                 differs from :meth:`score`: the cosine of an embedder's vectors would sort documents as the search that
-                found them did. ``"cosine"`` and ``"maxsim"`` as :meth:`score`.
-            instruction: As :meth:`score`.
-            truncate: As :meth:`score`.
-            show_progress: As :meth:`embed`.
+                found them did. ``"cosine"`` compares the vectors, ``"maxsim"`` the token vectors of the two texts.
+            instruction: Fills an LLM reranker's template slot, nothing else.
+            truncate: ``"end"`` or ``"start"`` cuts that end of over-long texts, never special tokens or a template's
+                suffix; ``"error"`` refuses them.
+            show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            A sequence of :class:`~millpond.RerankResult`; of equal scores the earlier document comes first. Errors as
-            :meth:`score`.
+            A sequence of :class:`~millpond.RerankResult`; of equal scores the earlier document comes first.
 
         Raises:
             TypeError: ``query`` is not a str, or ``documents`` is a bare str.
+            InvalidRequestError: A text, or an option that ``method`` does not read.
+            UnsupportedTaskError: The checkpoint does not have what ``method`` compares.
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
         """
         pairs = rerank_pairs(query, documents, top_n)
         params = PoolingParams(instruction=instruction, truncate=truncate)
@@ -332,11 +358,18 @@ class TaskMethods(ABC):
             returned_token_ids: Of a language model: return the logits of these vocabulary entries as the columns
                 (math-shepherd: good and bad).
             activation: ``True`` turns logits into probabilities (softmax over several columns, sigmoid for one).
-            truncate: As :meth:`embed`.
-            show_progress: As :meth:`embed`.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            ``rewards``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[rows_i, columns]``. Errors as :meth:`embed`.
+            ``rewards``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[rows_i, columns]``.
+
+        Raises:
+            TypeError: The argument is a bare str.
+            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            UnsupportedTaskError: The checkpoint does not serve ``reward``.
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(
             step_tag_id=step_tag_id,
@@ -355,44 +388,22 @@ class TaskMethods(ABC):
         params: PoolingParams | None = None,
         show_progress: bool = False,
     ) -> Any:
-        """Any task by its name; ``score`` takes (query, document) pairs.
+        """Any task by its name.
+
+        Args:
+            texts: Texts; (query, document) pairs for ``score``.
+            task: The task.
+            params: The options of the call.
+            show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            The output of the task's own method, with the same errors.
+            The output of the task's own method.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
+            UnsupportedTaskError: The checkpoint does not serve the task.
+            EngineOverloadedError: Too many texts are waiting.
+            EngineClosedError: The engine was closed.
         """
         return self._run(task, texts, params or PoolingParams(), show_progress)
-
-
-def embed_params(name: str, options: EmbedOptions) -> tuple[PoolingParams, bool]:
-    """The options of ``embed`` as PoolingParams, and ``show_progress``.
-
-    Raises:
-        TypeError: An option that ``embed`` does not have; ``name`` is the method that got it.
-    """
-    unknown = sorted(options.keys() - EmbedOptions.__annotations__.keys())
-    if unknown:
-        raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}")
-    params = cast("dict[str, Any]", options)
-    show_progress: bool = params.pop("show_progress", False)
-    return PoolingParams(**params), show_progress
-
-
-def shows_options_of(method: Callable[..., Any]) -> Callable[[Method], Method]:
-    """Let ``help`` and ``inspect`` show the options of ``method`` in the place of ``**options``."""
-    options = [
-        parameter
-        for parameter in inspect.signature(method).parameters.values()
-        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
-    ]
-
-    def show(function: Method) -> Method:
-        signature = inspect.signature(function)
-        own = [
-            parameter
-            for parameter in signature.parameters.values()
-            if parameter.kind is not inspect.Parameter.VAR_KEYWORD
-        ]
-        function.__signature__ = signature.replace(parameters=[*own, *options])  # type: ignore[attr-defined]
-        return function
-
-    return show

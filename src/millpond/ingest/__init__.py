@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.pipeline.delivery import RetryPolicy
     from millpond.ingest.pipeline.ingest import ingest
-    from millpond.ingest.pipeline.stop import StopRequest
-    from millpond.ingest.record import NAMESPACE, Record, content_hash, point_id
+    from millpond.ingest.pipeline.source_items import StopRequest
+    from millpond.ingest.record import Record, content_hash, point_id
     from millpond.ingest.sinks.batch import WriteBatch
     from millpond.ingest.sinks.collection import CollectionSink
     from millpond.ingest.sinks.manifest import CollectionManifest
@@ -26,15 +26,14 @@ if TYPE_CHECKING:
     from millpond.ingest.sinks.protocol import Sink, StoredRow
     from millpond.ingest.sinks.search import Hit
     from millpond.ingest.sinks.url import open_sink
-    from millpond.ingest.sources.read import Rejected, SkippedFiles, read
-    from millpond.ingest.telemetry.report import IngestReport, Verification
+    from millpond.ingest.sources.read import RecordReader, Rejected, SkippedFiles, read
+    from millpond.ingest.telemetry.report import IngestReport
     from millpond.ingest.telemetry.trace import RunTrace
 
 _MODULES = {
     "Advice": "advice.advisor",
     "advise": "advice.advisor",
     "read_judgements": "advice.judgements",
-    "NAMESPACE": "record",
     "Chunker": "chunking",
     "Chunking": "chunking",
     "CollectionManifest": "sinks.manifest",
@@ -44,6 +43,7 @@ _MODULES = {
     "JournalError": ".errors",
     "FieldLayout": "sinks.payload",
     "Record": "record",
+    "RecordReader": "sources.read",
     "Rejected": "sources.read",
     "RetryPolicy": "pipeline.delivery",
     "RunTrace": "telemetry.trace",
@@ -54,9 +54,8 @@ _MODULES = {
     "SinkUnavailableError": ".errors",
     "SkippedFiles": "sources.read",
     "SourceNotFoundError": ".errors",
-    "StopRequest": "pipeline.stop",
+    "StopRequest": "pipeline.source_items",
     "StoredRow": "sinks.protocol",
-    "Verification": "telemetry.report",
     "WriteBatch": "sinks.batch",
     "content_hash": "record",
     "ingest": "pipeline.ingest",
@@ -66,7 +65,6 @@ _MODULES = {
 }
 
 __all__ = [
-    "NAMESPACE",
     "Advice",
     "Chunker",
     "Chunking",
@@ -77,6 +75,7 @@ __all__ = [
     "IngestReport",
     "JournalError",
     "Record",
+    "RecordReader",
     "Rejected",
     "RetryPolicy",
     "RunTrace",
@@ -89,7 +88,6 @@ __all__ = [
     "SourceNotFoundError",
     "StopRequest",
     "StoredRow",
-    "Verification",
     "WriteBatch",
     "advise",
     "content_hash",

@@ -22,7 +22,7 @@ def check_engine(engine: object) -> None:
         )
     if hasattr(engine, "submit") and hasattr(engine, "spec") and not isinstance(engine, type):
         return
-    raise TypeError(f"engine is {described(engine)}; pass a millpond.Engine")
+    raise TypeError(f"engine is {_described(engine)}; pass a millpond.Engine")
 
 
 def check_sink(sink: object) -> None:
@@ -30,9 +30,8 @@ def check_sink(sink: object) -> None:
     if isinstance(sink, str | os.PathLike):
         raise TypeError(f"sink={os.fspath(sink)!r} is a URL or a path; pass millpond.ingest.open_sink(url)")
     if isinstance(sink, type) or not (hasattr(sink, "prepare") and hasattr(sink, "write")):
-        raise TypeError(f"sink is {described(sink)}; pass a sink, like that of millpond.ingest.open_sink(url)")
+        raise TypeError(f"sink is {_described(sink)}; pass a sink, like that of millpond.ingest.open_sink(url)")
 
 
-def described(value: object) -> str:
-    """The type of a wrong argument, as an error message names it."""
+def _described(value: object) -> str:
     return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"

@@ -95,7 +95,7 @@ class PoolingModel:
             InvalidRequestError: An item or an option that cannot be served; nothing was queued.
             EngineOverloadedError: Too many texts are waiting.
         """
-        if params.chunking is not None:
+        if params.long_texts is not None:
             self._check_embed_len(items)
         raw = self.config.calibrated and task in ("classify", "token_classify", "reward")
         engine_params = replace(params, activation=False) if raw else params
@@ -131,7 +131,7 @@ class PoolingModel:
         """
         raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
         engine_params = replace(params, activation=False) if raw else params
-        future = self.engine.submit_score(pairs, engine_params, template=template, method=method, ranking=ranking)
+        future = self.engine.submit("score", pairs, engine_params, template=template, method=method, ranking=ranking)
 
         def finish(output: ScoreOutput) -> ScoreOutput:
             if not raw:

@@ -158,7 +158,7 @@ def _vector_options(
     if not names_prompt and spec.score_type != "late-interaction":
         changes["prompt"] = ""  # vLLM never adds a prompt of the checkpoint by itself
     if task == "embed" and chunk:
-        changes |= {"chunking": "mean", "truncate": "end"}
+        changes |= {"long_texts": "mean", "truncate": "end"}
     return changes
 
 

@@ -9,7 +9,6 @@ from tests.tiny import SENTENCES, Layout, write_checkpoint
 
 from millpond import Engine
 from millpond.engine.schedule.intake import INLINE_TEXTS
-from millpond.errors import InputTooLongError
 
 HERE = threading.current_thread
 
@@ -47,19 +46,6 @@ def test_a_small_score_is_one_batch_in_the_callers_thread(engine, batches, metho
     scores = engine.score(SENTENCES[0], list(SENTENCES[1:4]), method=method).scores
     assert batches == [(threading.current_thread(), 4)] and not handed_over
     assert scores.shape == (3,) and np.isfinite(scores).all()
-
-
-def test_it_is_the_cosine_of_the_two_vectors(engine):
-    first, second = engine.embed(list(SENTENCES[:2]), normalize=True).embeddings
-    assert engine.score(SENTENCES[0], SENTENCES[1]).scores[0] == pytest.approx(float(first @ second), abs=1e-5)
-
-
-def test_a_text_that_is_refused_fails_the_score_and_no_later_one(engine):
-    long = " ".join(SENTENCES) * 3
-    with pytest.raises(InputTooLongError):
-        engine.score(SENTENCES[0], [SENTENCES[1], long], truncate="error")
-    assert engine.score(SENTENCES[0], SENTENCES[1]).scores.shape == (1,)
-    assert engine.stats().running_calls == 0
 
 
 def test_a_large_score_is_left_to_the_threads(engine, batches):

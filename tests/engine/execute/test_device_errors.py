@@ -93,13 +93,6 @@ def test_the_error_names_device_reason_and_way_out() -> None:
     assert (str(again), again.device, again.reason) == (str(error), error.device, error.reason)
 
 
-@pytest.mark.parametrize(
-    ("text", "reason"), [("", "AcceleratorError"), ("  \n ", "AcceleratorError"), ("x" * 999, "x" * 300)]
-)
-def test_the_reason_is_one_short_line(text: str, reason: str) -> None:
-    assert LostDevice.of("cuda:0", torch.AcceleratorError(text)).reason == reason
-
-
 def test_devices_are_counted() -> None:
     devices = LostDevices(2)
     assert (devices.left, devices.lost) == (2, ())

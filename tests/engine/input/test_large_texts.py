@@ -99,7 +99,7 @@ def test_small_calls_are_answered_while_large_ones_wait(engine, taken, count):
     assert large[0].result(WAIT).truncated.all()
 
 
-@pytest.mark.parametrize("options", [{}, {"chunking": "mean"}])
+@pytest.mark.parametrize("options", [{}, {"long_texts": "mean"}])
 def test_small_coroutines_end_while_large_ones_wait(engine, taken, options):
     async def run():
         shared = AsyncEngine(engine)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
-from tests.tiny_tokenizers import KINDS, SENTENCES, write_tokenizer
+from tests.tiny.tokenizers import KINDS, SENTENCES, write_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from millpond.engine.input import oversize
@@ -206,20 +206,35 @@ def whole_ids(tokenizer, text, truncate):
     return ids[:front] + ids[len(ids) - (LIMIT - front) :]
 
 
-@given(text=TEXTS, truncate=st.sampled_from(["end", "start"]))
-@example(text=" " * SIZE + PROSE, truncate="end")
-@example(text=PROSE + " " * SIZE, truncate="start")
-@example(text="pond[x]" * 2000 + " " * SIZE + "[x]pond" * 200, truncate="end")
-@example(text="pond weir" * 3000, truncate="end")
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_what_is_kept_is_what_the_whole_would_keep(encoder, text, truncate):
+CASES = {"text": TEXTS, "truncate": st.sampled_from(["end", "start"])}
+QUIET = {"deadline": None, "suppress_health_check": [HealthCheck.function_scoped_fixture]}
+
+
+def check_what_is_kept(encoder, text, truncate):
     items = ["The pond.", text, TokenIds((5, 6))]
     found = encoder.encode(items, plan(truncate), index_of=index_of)[1]
     assert found.ids.tolist() == whole_ids(encoder.texts, text, truncate)
 
 
+@given(**CASES)
+@example(text=" " * SIZE + PROSE, truncate="end")
+@example(text=PROSE + " " * SIZE, truncate="start")
+@example(text="pond[x]" * 2000 + " " * SIZE + "[x]pond" * 200, truncate="end")
+@example(text="pond weir" * 3000, truncate="end")
+@settings(max_examples=4, **QUIET)
+def test_what_is_kept_is_what_the_whole_would_keep(encoder, text, truncate):
+    check_what_is_kept(encoder, text, truncate)
+
+
+@pytest.mark.slow
+@given(**CASES)
+@settings(max_examples=200, **QUIET)
+def test_what_is_kept_of_many_texts_is_what_the_whole_would_keep(encoder, text, truncate):
+    check_what_is_kept(encoder, text, truncate)
+
+
 @given(text=TEXTS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, **QUIET)
 def test_a_pair_keeps_what_the_whole_pair_would(encoder, text):
     for pair in (Pair("Who?", text), Pair(text, "Nobody."), Pair(text, PROSE * 5)):
         for truncate in ("end", "start"):
@@ -229,7 +244,7 @@ def test_a_pair_keeps_what_the_whole_pair_would(encoder, text):
 
 
 @given(text=TEXTS)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=2, **QUIET)
 def test_offsets_are_those_of_the_whole_text(encoder, text):
     (found,) = encoder.encode([SpannedText(text, ((0, 1),))], plan("end"), index_of=index_of)
     (whole,) = encoder.texts.encode([text], prompt="", limit=LIMIT, truncate="end", index_of=index_of, align=True)

@@ -75,17 +75,6 @@ def test_whole_pairs_are_what_transformers_makes_of_them(tokenizers: Any, kind: 
         assert (mine.types.tolist() if mine.types is not None else None) == (types if any(types) else None)
 
 
-def test_the_compared_pair_formats_differ(tokenizers: Any) -> None:
-    """Token types in one family, a double separator in another: the test above compares different formats."""
-    (bert,) = encode(PairTokenizer(tokenizers("bert")[0]), PAIRS[1])
-    assert bert.types is not None
-    assert bert.types.dtype == np.int8
-    assert set(bert.types.tolist()) == {0, 1}
-    (roberta,) = encode(PairTokenizer(tokenizers("roberta")[0]), PAIRS[1])
-    assert roberta.types is None
-    assert roberta.ids.tolist().count(tokenizers("roberta")[1].sep_token_id) == 3
-
-
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "llama"])
 @pytest.mark.parametrize("side", ["end", "start"])
 @pytest.mark.parametrize("limit", [6, 7, 12, 13, 20, 33, 40, 64])
@@ -98,16 +87,6 @@ def test_cuts_are_longest_first_token_by_token(tokenizers: Any, kind: str, side:
         assert mine.truncated == (len(reference_of(theirs, pair)["input_ids"]) > limit)
         if mine.types is not None:
             assert mine.types.tolist() == reference["token_type_ids"]
-
-
-@pytest.mark.parametrize("rule", ["only_first", "only_second"])
-def test_another_rule_of_truncation_would_show(tokenizers: Any, rule: str) -> None:
-    ours, theirs = tokenizers("bert")
-    theirs.truncation_side = "right"
-    limit = len(reference_of(theirs, PAIRS[5])["input_ids"]) - 10
-    (mine,) = encode(PairTokenizer(ours), PAIRS[5], limit=limit)
-    assert mine.ids.tolist() == reference_of(theirs, PAIRS[5], truncation=True, max_length=limit)["input_ids"]
-    assert mine.ids.tolist() != reference_of(theirs, PAIRS[5], truncation=rule, max_length=limit)["input_ids"]
 
 
 def test_a_bert_pair_is_what_a_cross_encoder_feeds(tmp_path: Path) -> None:
@@ -123,12 +102,6 @@ def test_a_bert_pair_is_what_a_cross_encoder_feeds(tmp_path: Path) -> None:
         assert types.tolist() == features["token_type_ids"][0].tolist()
 
 
-def test_a_prompt_goes_before_the_query(tokenizers: Any) -> None:
-    ours, theirs = tokenizers("bert")
-    (mine,) = encode(PairTokenizer(ours, prompt="a question: "), PAIRS[1])
-    assert mine.ids.tolist() == theirs("a question: " + PAIRS[1].query, PAIRS[1].document)["input_ids"]
-
-
 @pytest.mark.parametrize("template", [None, FRAME])
 def test_refusals_name_the_pair_and_the_limit(tokenizers: Any, template: str | None) -> None:
     ours, _ = tokenizers("bert")
@@ -139,15 +112,6 @@ def test_refusals_name_the_pair_and_the_limit(tokenizers: Any, template: str | N
         encode(tokenizer, PAIRS[3], limit=4)
     with pytest.raises(InvalidRequestError, match=r"instruction='Find it' has no place"):
         encode(tokenizer, PAIRS[0], instruction="Find it")
-
-
-def test_lower_case_reaches_both_texts(tmp_path: Path) -> None:
-    write_tokenizer(tmp_path, "bert", limit=None)
-    folding = TextTokenizer.load(tmp_path, lower=True)
-    plain = TextTokenizer.load(tmp_path, lower=False)
-    (upper,) = encode(PairTokenizer(folding), Pair("The POND", "The MILL"))
-    assert upper.ids.tolist() == encode(PairTokenizer(plain), Pair("the pond", "the mill"))[0].ids.tolist()
-    assert upper.ids.tolist() != encode(PairTokenizer(plain), Pair("The POND", "The MILL"))[0].ids.tolist()
 
 
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma"])
@@ -164,7 +128,7 @@ def test_a_template_is_one_text_with_special_tokens_around_it_once(tokenizers: A
     assert spelled.ids[0] == theirs.bos_token_id
 
 
-@pytest.mark.parametrize("limit", [60, 75, 90, 140])
+@pytest.mark.parametrize("limit", [75, 140])
 def test_over_long_templates_lose_what_sentence_transformers_cuts(tmp_path: Path, limit: int) -> None:
     from sentence_transformers.base.modules import Transformer
 
@@ -233,16 +197,6 @@ def test_texts_that_the_template_trims_or_repeats(tokenizers: Any) -> None:
         encode(TemplateTokenizer(ours, twice), PAIRS[3], limit=30)
     with pytest.raises(InputTooLongError, match="max_length=30"):
         encode(TemplateTokenizer(ours, twice), PAIRS[3], limit=30, truncate="error")
-
-
-def test_a_text_that_looks_like_the_template_is_still_only_text(tokenizers: Any) -> None:
-    """The document is found by its offset, not its words, which the query and the template contain too."""
-    ours, theirs = tokenizers("bert")
-    tokenizer = TemplateTokenizer(ours, ScoreTemplate(source=FRAME))
-    (mine,) = encode(tokenizer, Pair("Query: The answer is:", "The answer is: " * 40), limit=60)
-    text = theirs.decode(mine.ids)
-    assert text.count("Query :") == 2
-    assert len(mine.ids) == 60
 
 
 def test_without_a_template_a_decoder_reads_one_text_behind_the_other(tokenizers: Any) -> None:

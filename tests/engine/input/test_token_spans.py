@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from tests.tiny import MAX_TOKENS, SENTENCES, Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny import SENTENCES, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.heads import write_pylate, write_stanford
 
 from millpond import AsyncEngine, Engine, TokenSpans
-from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
+from millpond.errors import UnsupportedTaskError
 
 # One family of each kind of tokenizer.
 FAMILIES = {
@@ -140,16 +140,6 @@ def test_the_tokens_of_a_colbert_query_are_marker_text_and_expansion(engine_of):
     ]
 
 
-def test_a_marker_that_is_read_as_text_has_empty_spans(folder):
-    path = write_stanford(folder / "worded", query_token_id="What is asked: ")
-    text = "the pond"
-    with Engine(str(path), device="cpu", dtype="float32") as engine:
-        (entry,) = engine.token_spans([text], role="query")
-        found = [text[start:end] for start, end in entry.offsets if end]
-        assert found == ["the", "pond"]
-        assert entry.tokens.index("pond") > 4  # behind the words of the marker
-
-
 def test_rows_of_the_skiplist_are_left_out_of_a_document(engine_of):
     engine = engine_of("stanford")
     text = "The pond, water; the wheel."
@@ -197,14 +187,6 @@ def test_characters_that_fold_to_two_do_not_move_what_follows(engine_of):
         assert text[slice(*entry.offsets[-2])] == "pond"
 
 
-def test_a_long_run_of_spaces_does_not_move_what_follows(engine_of):
-    text = "the" + " " * 30_000 + "pond"
-    for name in ("plain bert", "stanford"):
-        (entry,) = engine_of(name).token_spans([text])
-        assert text[slice(*entry.offsets[-2])] == "pond"
-        assert len(entry) == len(engine_of(name).token_embed([text]).embeddings[0])
-
-
 def test_bytes_of_one_character_have_its_span(engine_of):
     (entry,) = engine_of("plain qwen2").token_spans(["a🙂b"])
     spans = [tuple(span) for span in entry.offsets.tolist()]
@@ -228,35 +210,12 @@ def test_any_text_has_as_many_entries_as_rows(engine_of, name, text, role, trunc
     assert ((starts < ends) | (ends == 0)).all() and (ends <= len(text)).all()
 
 
-def test_no_texts_are_no_entries_and_a_str_is_a_type_error(engine_of):
-    engine = engine_of("plain bert")
-    assert engine.token_spans([]) == []
-    with pytest.raises(TypeError, match="token_spans"):
-        engine.token_spans("a text")
-    with pytest.raises(InvalidRequestError, match="index 1"):
-        engine.token_spans(["a", 3])  # type: ignore[list-item]
-    with pytest.raises(InvalidRequestError, match="role"):
-        engine.token_spans(["a"], role="passage")  # type: ignore[arg-type]
-
-
-def test_a_text_that_is_too_long_is_refused_if_asked(engine_of):
-    for name in ("plain bert", "stanford"):
-        with pytest.raises(InputTooLongError):
-            engine_of(name).token_spans(["pond " * (MAX_TOKENS + 5)], truncate="error")
-
-
 def test_a_checkpoint_without_token_vectors_is_refused(folder):
     path = write_checkpoint(folder / "classifier", "bert", head="SequenceClassification")
     with Engine(str(path), device="cpu", dtype="float32") as engine:
         assert "token_embed" not in engine.tasks
         with pytest.raises(UnsupportedTaskError, match="token_embed"):
             engine.token_spans(["a"])
-
-
-def test_the_spans_cannot_be_changed(engine_of):
-    (entry,) = engine_of("plain bert").token_spans(["a pond"])
-    with pytest.raises(ValueError, match="read-only"):
-        entry.offsets[0] = 1
 
 
 async def test_the_asynchronous_engine_has_the_same_method(engine_of):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from tests.tiny import SENTENCES, write_checkpoint
 
 from millpond.engine.output.spans import span_rows
-from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError
 
 
@@ -49,13 +45,6 @@ def test_a_span_is_summed_in_double_precision():
     np.testing.assert_allclose(spanned, [[1000 / 1002]], rtol=1e-6)
 
 
-def test_spans_come_in_the_callers_order():
-    spans = [(8, 11), (0, 3), (0, 12), (0, 3)]
-    rows = span_rows(MATRIX, OFFSETS, SPECIAL, spans)
-    np.testing.assert_allclose(rows, [[6, 4], [1, 0], [6.2, 1.6], [1, 0]], rtol=1e-6)
-    assert span_rows(MATRIX, OFFSETS, SPECIAL, []).shape == (0, 2)
-
-
 def test_a_token_without_characters_counts_where_it_stands():
     offsets = np.array([[0, 0], [0, 1], [2, 2], [3, 4]], dtype=np.int32)  # "▁", "a", "▁", "b" of "a  b"
     matrix = np.array([[1], [2], [4], [8]], dtype=np.float32)
@@ -78,23 +67,3 @@ def test_a_span_without_tokens_is_refused(span: tuple[int, int], index: int | No
 def test_a_text_without_tokens_has_no_spans():
     with pytest.raises(InvalidRequestError, match=r"span 0, \(0, 2\), has no token, and neither has the text"):
         span_rows(MATRIX[:2], OFFSETS[[0, 6]], flags(1, 1), [(0, 2)])
-
-
-@pytest.mark.parametrize("family", ["bert", "roberta", "modernbert", "xlm-roberta", "llama", "gemma"])
-@pytest.mark.parametrize("prompt", ["", "query: "])
-def test_spans_of_real_tokens_pool_what_they_hold(tmp_path: Path, family: str, prompt: str):
-    """Words of a real tokenizer: of a partition of the text, each token is in at least one part."""
-    tokenizer = TextTokenizer.load(write_checkpoint(tmp_path / family, family), lower=False)
-    text = SENTENCES[4] + "  " + SENTENCES[5]
-    [read] = tokenizer.encode([text], prompt=prompt, limit=1000, truncate="end", index_of=lambda i: i, align=True)
-    assert read.alignment is not None
-    offsets, special = read.alignment.offsets, read.alignment.special
-    matrix = np.eye(len(read.ids), dtype=np.float32)  # a row says which tokens were pooled
-    parts = [(0, len(SENTENCES[4])), (len(SENTENCES[4]), len(text))]
-    whole, first, second = span_rows(matrix, offsets, special, [(0, len(text)), *parts])
-    np.testing.assert_array_equal(whole > 0, ~special)
-    np.testing.assert_array_equal((first > 0) | (second > 0), ~special)
-    assert first[~special][0] > 0 and second[~special][-1] > 0
-    assert first[~special][-1] == 0 and second[~special][0] == 0
-    shifted = span_rows(matrix, offsets + 20, special, parts[:1])
-    assert not np.array_equal(shifted[0] > 0, first > 0)

@@ -44,7 +44,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-@pytest.fixture(params=["cpu", "streams"])
+@pytest.fixture(params=["cpu", pytest.param("streams", marks=pytest.mark.contract)])
 def engine(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     if request.param == "streams":
         recording.pretend_varlen(monkeypatch)
@@ -72,7 +72,7 @@ class Tokenized:
         monkeypatch.setattr(InputEncoder, "encode", counted)
 
 
-@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("threads", [3], indirect=True)
 def test_a_long_call_keeps_only_a_bounded_number_tokenized(threads, engine, monkeypatch):
     tokenized, ahead = Tokenized(monkeypatch), []
     done = 0
@@ -91,6 +91,7 @@ def test_a_long_call_keeps_only_a_bounded_number_tokenized(threads, engine, monk
     assert max(ahead) < len(texts) / 2  # so that the bound says something
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("threads", [1], indirect=True)
 def test_no_batch_is_short_of_texts_before_the_last_ones(threads, folder, monkeypatch):
     """Each batch is held until what is tokenized ahead of it is there: then batches are full."""
@@ -134,7 +135,7 @@ def test_several_threads_tokenize_one_call_at_once(threads, folder, monkeypatch)
     assert reached.is_set()
 
 
-@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("threads", [3], indirect=True)
 def test_the_vectors_of_a_long_call_are_those_of_short_ones(threads, engine):
     texts = [*short_texts(4000), *SENTENCES, *SENTENCES]
     found = engine.embed(texts).embeddings
@@ -142,7 +143,7 @@ def test_the_vectors_of_a_long_call_are_those_of_short_ones(threads, engine):
     assert np.abs(found[chosen] - engine.embed([texts[i] for i in chosen]).embeddings).max() <= 1e-5
 
 
-@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("threads", [3], indirect=True)
 def test_a_call_that_is_cancelled_midway_is_tokenized_no_further(threads, engine, monkeypatch):
     tokenized, ran = Tokenized(monkeypatch), threading.Event()
     texts = short_texts(12_000)
@@ -153,7 +154,7 @@ def test_a_call_that_is_cancelled_midway_is_tokenized_no_further(threads, engine
     assert tokenized.texts < len(texts)
 
 
-@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("threads", [3], indirect=True)
 def test_an_error_in_the_middle_fails_its_call_and_no_other(threads, engine, monkeypatch):
     texts = short_texts(8000)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule import scheduler as scheduling
-from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.pooling.pooler import Readout
@@ -23,7 +23,7 @@ def a_call(lengths, refills=None):
     """A call with a request of each length, and those requests."""
     refill = (lambda call, left: refills.append(left)) if refills is not None else (lambda call, left: None)
     texts = [str(i) for i in range(len(lengths))]
-    call = Call(texts, PLAN, native_width=4, labels=(), assemble=assemble, commit=None, progress=None, refill=refill)
+    call = Call(texts, PLAN, CallHooks(assemble=assemble, refill=refill), native_width=4)
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 
@@ -37,14 +37,6 @@ def schedule(scheduler):
 
 def tokens(batch):
     return sum(request.length for request in batch)
-
-
-def test_a_batch_keeps_to_the_budget():
-    scheduler = Scheduler(10)
-    call, requests = a_call([4, 4, 4, 4, 4])
-    scheduler.put(call, requests)
-    sizes = [tokens(schedule(scheduler)) for _ in range(3)]
-    assert sizes == [8, 8, 4]
 
 
 def test_a_request_over_the_budget_runs_alone():
@@ -63,16 +55,6 @@ def test_a_late_single_text_is_in_the_next_batch():
     single, one = a_call([5])
     scheduler.put(single, one)
     assert one[0] in schedule(scheduler)
-
-
-def test_the_budget_is_shared_and_what_is_left_goes_on():
-    scheduler = Scheduler(100)
-    first, a = a_call([10] * 50)
-    second, b = a_call([10] * 2)
-    scheduler.put(first, a)
-    scheduler.put(second, b)
-    batch = schedule(scheduler)
-    assert [sum(request.call is call for request in batch) for call in (first, second)] == [8, 2]
 
 
 def test_a_long_request_is_not_passed_over_for_ever():
@@ -178,17 +160,6 @@ def test_short_texts_do_not_share_a_batch_with_a_long_one():
     assert [sorted(request.length for request in schedule(scheduler)) for _ in range(2)] == [[10] * 5, [8000]]
 
 
-def test_a_single_text_beside_a_full_queue_has_a_batch_of_its_own():
-    scheduler = Scheduler(4096)
-    bulk, many = a_call([500] * 100)
-    scheduler.put(bulk, many)
-    assert tokens(schedule(scheduler)) == 4000
-    single, one = a_call([10])
-    scheduler.put(single, one)
-    assert schedule(scheduler) == one
-    assert {request.call for request in schedule(scheduler)} == {bulk}
-
-
 def test_batches_of_long_texts_are_small_for_a_while_after_short_ones_came():
     """A short text waits only for the batch that runs when it arrives."""
     scheduler = Scheduler(4096)
@@ -219,28 +190,6 @@ def test_short_texts_that_keep_coming_leave_long_ones_every_second_batch():
         scheduler.put(*a_call([10]))
         kinds.append(any(request.call is bulk for request in schedule(scheduler)))
     assert kinds == [False, True] * 4
-
-
-def test_batches_of_long_texts_take_short_ones_too():
-    scheduler = Scheduler(4096)
-    scheduler.put(*a_call([400] * 80))
-    first, second = a_call([10]), a_call([20])
-    scheduler.put(*first)
-    assert schedule(scheduler) == first[1]
-    scheduler.put(*second)
-    batch = schedule(scheduler)
-    assert second[1][0] in batch and tokens(batch) == 820
-
-
-def test_alone_each_kind_has_whole_batches():
-    """Light calls alone, or heavy ones, do not wait for a turn of the other kind."""
-    scheduler = Scheduler(800)
-    for _ in range(20):
-        scheduler.put(*a_call([80]))
-    assert [tokens(schedule(scheduler)) for _ in range(2)] == [800, 800]
-    for _ in range(3):
-        scheduler.put(*a_call([400] * 4))
-    assert [tokens(schedule(scheduler)) for _ in range(6)] == [800] * 6
 
 
 def test_deferred_calls_are_prepared_together_when_a_batch_is_picked():
@@ -275,7 +224,7 @@ def test_a_deferred_call_wakes_a_worker():
 
 
 class Clock:
-    """A clock that a test sets, for the speed of lanes."""
+    """A clock that a test sets, for the speed of slots."""
 
     def __init__(self):
         self.now = 0.0
@@ -316,9 +265,3 @@ def test_a_lane_that_is_late_leaves_the_rest_to_the_others(clock):
         one.submit(scheduler.done).result()  # 3,000 tokens a second
         scheduler.put(*a_call([100] * 20))
         assert tokens(one.submit(scheduler.pick, 1).result()) == 2000  # the other lane is about to be free
-
-
-def test_a_small_rest_is_added_to_the_batch():
-    scheduler = Scheduler(1000)
-    scheduler.put(*a_call([300, 300, 310, 20, 20]))
-    assert [tokens(schedule(scheduler)) for _ in range(1)] == [950]

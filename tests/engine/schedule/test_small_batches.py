@@ -5,7 +5,7 @@ import pytest
 
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.pooling.pooler import Readout
@@ -18,12 +18,8 @@ def a_call(lengths, left=None):
     call = Call(
         texts,
         PLAN,
+        CallHooks(assemble=assemble, refill=lambda call, queued: None if left is None else left.append(queued)),
         native_width=4,
-        labels=(),
-        assemble=assemble,
-        commit=None,
-        progress=None,
-        refill=lambda call, queued: None if left is None else left.append(queued),
     )
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
@@ -36,14 +32,6 @@ def test_what_is_too_little_to_be_divided_is_one_batch_of_all_calls(lanes):
     batch = scheduler.pick(lanes)
     assert len(batch) == 40 and left == [0] * 20
     assert scheduler.empty and scheduler.tokens == 0 and scheduler.pick(lanes) == []
-
-
-def test_a_small_budget_still_limits_it():
-    scheduler = Scheduler(100)
-    for _ in range(20):
-        scheduler.put(*a_call([12]))
-    sizes = [sum(request.length for request in scheduler.pick()) for _ in range(3)]
-    assert max(sizes) <= 100 and sum(sizes) == 240
 
 
 def test_calls_that_are_over_are_left_out():

@@ -19,7 +19,7 @@ _SIGNALS = tuple(
 
 
 class Interruptible(Protocol):
-    """A request to stop, as :class:`~millpond.ingest.pipeline.stop.StopRequest`."""
+    """A request to stop, as :class:`~millpond.ingest.pipeline.source_items.StopRequest`."""
 
     def interrupt(self) -> None:
         """Stop soon; called by the signal handler."""

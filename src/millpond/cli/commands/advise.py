@@ -3,21 +3,85 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from millpond.cli.arguments import options
+from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.arguments.input_texts import read_texts
 from millpond.errors import InvalidRequestError
+from millpond.ingest.record import Record, Rejected
 
 if TYPE_CHECKING:
     from millpond.ingest.advice.advisor import Advice, Measurement
     from millpond.ingest.advice.layouts import Layout
 
 
+@dataclass(frozen=True, kw_only=True)
+class QueryOptions:
+    """What is asked, and how good answers are measured."""
+
+    queries: Annotated[
+        str | None,
+        typer.Option(help="Queries, in any of these files (default: the queries of a BEIR folder).", metavar="SOURCE"),
+    ] = None
+    qrels: Annotated[
+        Path | None,
+        typer.Option(help="Judgements, of TREC or BEIR: nDCG@10 is then measured, and decides.", metavar="FILE"),
+    ] = None
+    id_column: Annotated[
+        str | None,
+        typer.Option(
+            "--id", help="Key or column of the ids of records and queries (default: id; _id of BEIR).", metavar="COLUMN"
+        ),
+    ] = None
+    text_column: options.TextColumn = "text"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MeasureOptions:
+    """What is measured: the arguments of :func:`millpond.ingest.advice.advisor.advise`."""
+
+    dimensions: options.Widths = None
+    database: Annotated[
+        str | None,
+        typer.Option(help="Only what this installed database can store (default: what any can).", metavar="NAME"),
+    ] = None
+    k: Annotated[int, typer.Option("--k", "-k", help="Rows to find.", metavar="N", min=1)] = 10
+    keep: Annotated[
+        float, typer.Option(help="Share of the full width's nDCG, or recall, that the advice keeps.", metavar="SHARE")
+    ] = 0.99
+    sample: Annotated[
+        int, typer.Option(help="Most records to embed; they are chosen at random.", metavar="N", min=1)
+    ] = 20_000
+
+    @property
+    def arguments(self) -> dict[str, Any]:
+        """The arguments."""
+        given = dict(vars(self))
+        return {"widths": options.read_widths(given.pop("dimensions")), **given}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OutputOptions:
+    """What is printed and drawn."""
+
+    out: Annotated[
+        Path | None, typer.Option(help="Write a page with charts too; needs millpond[report].", metavar="FILE.html")
+    ] = None
+    output: Annotated[
+        Literal["table", "json"], typer.Option(help="table: the best trade-offs and the advice; json: everything.")
+    ] = "table"
+    every: Annotated[bool, typer.Option("--all", help="All layouts in the table, not only the best trade-offs.")] = (
+        False
+    )
+
+
+@grouped
 def advise(
     source: Annotated[
         str,
@@ -28,53 +92,11 @@ def advise(
     ],
     *,
     model: options.Model,
-    queries: Annotated[
-        str | None,
-        typer.Option(help="Queries, in any of these files (default: the queries of a BEIR folder).", metavar="SOURCE"),
-    ] = None,
-    qrels: Annotated[
-        Path | None,
-        typer.Option(help="Judgements, of TREC or BEIR: nDCG@10 is then measured, and decides.", metavar="FILE"),
-    ] = None,
-    widths: Annotated[
-        str | None,
-        typer.Option(help="Matryoshka widths to measure, e.g. 64,128 (default: the model's own).", metavar="N,N"),
-    ] = None,
-    database: Annotated[
-        str | None,
-        typer.Option(help="Only what this installed database can store (default: what any can).", metavar="NAME"),
-    ] = None,
-    k: Annotated[int, typer.Option("--k", "-k", help="Rows to find.", metavar="N", min=1)] = 10,
-    keep: Annotated[
-        float, typer.Option(help="Share of the full width's nDCG, or recall, that the advice keeps.", metavar="SHARE")
-    ] = 0.99,
-    sample: Annotated[
-        int, typer.Option(help="Most records to embed; they are chosen at random.", metavar="N", min=1)
-    ] = 20_000,
-    out: Annotated[
-        Path | None, typer.Option(help="Write a page with charts too; needs millpond[report].", metavar="FILE.html")
-    ] = None,
-    output: Annotated[
-        Literal["table", "json"], typer.Option(help="table: the best trade-offs and the advice; json: everything.")
-    ] = "table",
-    every: Annotated[
-        bool, typer.Option("--all", help="All layouts in the table, not only the best trade-offs.")
-    ] = False,
-    id_column: Annotated[
-        str | None,
-        typer.Option(
-            "--id", help="Key or column of the ids of records and queries (default: id; _id of BEIR).", metavar="COLUMN"
-        ),
-    ] = None,
-    text_column: options.TextColumn = "text",
+    asked: QueryOptions,
+    measured: MeasureOptions,
+    shown: OutputOptions,
     cache: options.Cache = None,
-    revision: options.Revision = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_length: options.MaxLength = None,
-    pooling: options.Pooling = None,
-    quantization: options.Quantization = None,
-    hf_overrides: options.HfOverrides = None,
+    engine_options: EngineOptions,
 ) -> None:
     """Measure what each width, datatype, quantization and coarse-to-fine search keeps, on your texts and queries.
 
@@ -82,85 +104,75 @@ def advise(
     full width in float32: recall@k, nDCG@10 where there are judgements, bytes in memory and stored. The smallest that
     keep the share --keep are printed as a command that ingests the source so.
     """
-    from millpond.cli.arguments.input_texts import read_texts
-    from millpond.ingest.advice.beir import ID_COLUMN, beir_folder
-    from millpond.ingest.advice.judgements import read_judgements
-
-    folder = None if source == "-" else beir_folder(source)
-    if folder is not None:
-        queries = queries or (None if folder.queries is None else str(folder.queries))
-        qrels = qrels or folder.judgements
-        id_column = id_column or ID_COLUMN
-    if queries is None:
-        raise InvalidRequestError(
-            "name the queries that users ask: --queries queries.jsonl, or a text file with one per line"
-        )
-    if source == queries == "-":
-        raise InvalidRequestError("SOURCE and --queries are both standard input; name a file for one of them")
-    columns = {"id_column": id_column or "id", "text_column": text_column}
-    records = read_texts(source, lines=False, **columns) if folder is None else folder.documents()
-    asked = list(read_texts(queries, lines=False, **columns))
-    judgements = None if qrels is None else read_judgements(qrels)
-    if out is not None:
+    name, asked, records = _source(source, asked)
+    queries = list(_texts(str(asked.queries), asked))
+    if shown.out is not None:
         from millpond.ingest.pages.charts import check_charts
         from millpond.ingest.pages.html_page import check_page_path
 
         check_charts()
-        check_page_path(out)
+        check_page_path(shown.out)
 
-    from millpond.config import EngineConfig
-    from millpond.engine.engine import Engine
-    from millpond.engine.loading import describe
     from millpond.ingest.advice.advisor import advise as measure
     from millpond.ingest.advice.advisor import check_advice_widths
+    from millpond.ingest.advice.judgements import read_judgements
 
-    settings: dict[str, Any] = {
-        "revision": revision,
-        "device": device,
-        "dtype": dtype,
-        "max_length": max_length,
-        "pooling": pooling,
-        "quantization": quantization,
-        "hf_overrides": hf_overrides,
-    }
-    chosen = options.read_widths(widths)
-    check_advice_widths(describe(EngineConfig(model=model, **settings)), chosen)
-    with Engine(model, cache=cache, **settings) as engine:
-        advice = measure(
-            records,
-            queries=asked,
-            engine=engine,
-            judgements=judgements,
-            widths=chosen,
-            database=database,
-            k=k,
-            keep=keep,
-            sample=sample,
-        )
-    name = source if folder is None else str(folder.corpus)
-    given = {
-        "--id": id_column,
-        "--text": None if text_column == "text" else text_column,
-        "--cache": cache,
-        "--revision": revision,
-        "--dtype": None if dtype == "auto" else dtype,
-        "--max-length": max_length,
-        "--pooling": pooling,
-        "--hf-overrides": None if hf_overrides is None else json.dumps(hf_overrides),
-    }
-    further = [part for option, value in given.items() if value is not None for part in (option, str(value))]
+    judgements = None if asked.qrels is None else read_judgements(asked.qrels)
+    check_advice_widths(engine_options.describe(model), measured.arguments["widths"])
+    with engine_options.load(model, cache=cache) as engine:
+        advice = measure(records, queries=queries, engine=engine, judgements=judgements, **measured.arguments)
+    further = _further(asked, cache, engine_options)
     commands = {
-        one.layout: one.layout.command(name, model, database=database, options=further)
+        one.layout: one.layout.command(name, model, database=measured.database, options=further)
         for one in (advice.smallest, advice.lightest)
     }
-    if output == "json":
+    if shown.output == "json":
         print(json.dumps(_values(advice, commands)))
     else:
-        _print_table(advice, commands, every=every)
-    if out is not None:
+        _print_table(advice, commands, every=shown.every)
+    if shown.out is not None:
         from millpond.ingest.advice.page import write_advice
 
-        write_advice(out, advice, source=name, model=model, commands=commands, settings=settings)
+        settings = engine_options.settings
+        write_advice(shown.out, advice, source=name, model=model, commands=commands, settings=settings)
+
+
+def _source(source: str, asked: QueryOptions) -> tuple[str, QueryOptions, Iterable[Record | Rejected]]:
+    """The name of the source, the options with what a BEIR folder says, and the records."""
+    from millpond.ingest.advice.beir import ID_COLUMN, beir_folder
+
+    folder = None if source == "-" else beir_folder(source)
+    if folder is not None:
+        asked = replace(
+            asked,
+            queries=asked.queries or (None if folder.queries is None else str(folder.queries)),
+            qrels=asked.qrels or folder.judgements,
+            id_column=asked.id_column or ID_COLUMN,
+        )
+    if asked.queries is None:
+        raise InvalidRequestError(
+            "name the queries that users ask: --queries queries.jsonl, or a text file with one per line"
+        )
+    if source == asked.queries == "-":
+        raise InvalidRequestError("SOURCE and --queries are both standard input; name a file for one of them")
+    if folder is None:
+        return source, asked, _texts(source, asked)
+    return str(folder.corpus), asked, folder.documents()
+
+
+def _texts(source: str, asked: QueryOptions) -> Iterator[Record | Rejected]:
+    return read_texts(source, lines=False, id_column=asked.id_column or "id", text_column=asked.text_column)
+
+
+def _further(asked: QueryOptions, cache: Path | None, engine_options: EngineOptions) -> list[str]:
+    """What the command that is advised has in common with this one."""
+    given = {
+        "--id": asked.id_column,
+        "--text": None if asked.text_column == "text" else asked.text_column,
+        "--cache": cache,
+    }
+    words = [part for option, value in given.items() if value is not None for part in (option, str(value))]
+    return [*words, *engine_options.written]
 
 
 def _values(advice: Advice, commands: Mapping[Layout, str]) -> dict[str, Any]:

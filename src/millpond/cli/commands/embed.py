@@ -8,15 +8,15 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.input_texts import read_texts
-from millpond.ingest.record import Record
-from millpond.ingest.sources.read import Rejected
+from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
+from millpond.ingest.record import Record, Rejected
 from millpond.tasks import Role, Truncate
 
 if TYPE_CHECKING:
@@ -29,6 +29,27 @@ StreamDtype = Literal[
 ]  # no int8 and uint8: their range depends on all texts of a call
 
 
+@dataclass(frozen=True, kw_only=True)
+class VectorOptions:
+    """Which vectors: the options of :meth:`millpond.Engine.embed_iter`."""
+
+    dimensions: Annotated[int | None, typer.Option(help="Matryoshka width of the vectors.", metavar="N")] = None
+    role: Annotated[Role | None, typer.Option(help="Apply the checkpoint's prompt for this role.")] = None
+    prompt: Annotated[str | None, typer.Option(help="Put this before every text.", metavar="TEXT")] = None
+    prompt_name: Annotated[str | None, typer.Option(help="Apply this prompt of the checkpoint.", metavar="NAME")] = None
+    normalize: Annotated[
+        bool | None,
+        typer.Option(
+            "--normalize/--no-normalize", help="L2-normalize the vectors, or not (default: as the checkpoint does)."
+        ),
+    ] = None
+    output_dtype: Annotated[StreamDtype, typer.Option(help="Data type of the vectors.")] = "float32"
+    truncate: Annotated[
+        Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
+    ] = "end"
+
+
+@grouped
 def embed(
     source: Annotated[
         str,
@@ -39,41 +60,14 @@ def embed(
     ] = "-",
     *,
     model: options.Model,
-    revision: options.Revision = None,
-    dimensions: Annotated[int | None, typer.Option(help="Matryoshka width of the vectors.", metavar="N")] = None,
-    role: Annotated[Role | None, typer.Option(help="Apply the checkpoint's prompt for this role.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Put this before every text.", metavar="TEXT")] = None,
-    prompt_name: Annotated[
-        str | None, typer.Option(help="Apply this prompt of the checkpoint.", metavar="NAME")
-    ] = None,
-    normalize: Annotated[
-        bool | None,
-        typer.Option(
-            "--normalize/--no-normalize", help="L2-normalize the vectors, or not (default: as the checkpoint does)."
-        ),
-    ] = None,
-    output_dtype: Annotated[StreamDtype, typer.Option(help="Data type of the vectors.")] = "float32",
-    truncate: Annotated[
-        Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
-    ] = "end",
-    lines: Annotated[
-        bool, typer.Option("--lines", help="Read one text per line, whatever the file name or first character.")
-    ] = False,
-    id_column: options.IdColumn = "id",
-    text_column: options.TextColumn = "text",
+    vectors: VectorOptions,
+    texts: TextOptions,
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="Write to this file instead of standard output.", metavar="PATH"),
     ] = None,
     cache: options.Cache = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_length: options.MaxLength = None,
-    pooling: options.Pooling = None,
-    quantization: options.Quantization = None,
-    runner: options.Runner = "auto",
-    convert: options.Convert = "auto",
-    hf_overrides: options.HfOverrides = None,
+    engine_options: EngineOptions,
 ) -> None:
     """Turn texts into vectors: one line {"id": ..., "embedding": [...]} per text, in input order.
 
@@ -82,35 +76,11 @@ def embed(
     """
     if source == "-" and sys.stdin.isatty():
         raise typer.BadParameter("name a file, or pipe texts in", param_hint="SOURCE")
-    stream = _Stream(read_texts(source, lines=lines, id_column=id_column, text_column=text_column))
-
-    from millpond.engine.engine import Engine
-
+    stream = _Stream(texts.read(source))
     with ExitStack() as stack:
-        engine = Engine(
-            model,
-            revision=revision,
-            device=device,
-            dtype=dtype,
-            cache=cache,
-            max_length=max_length,
-            pooling=pooling,
-            quantization=quantization,
-            convert=options.engine_convert(convert),
-            hf_overrides=hf_overrides,
-        )
-        stack.enter_context(engine)
-        rows = engine.embed_iter(
-            stream.texts(),
-            role=role,
-            prompt=prompt,
-            prompt_name=prompt_name,
-            dimensions=dimensions,
-            normalize=normalize,
-            output_dtype=output_dtype,
-            truncate=truncate,
-            show_progress=output is not None or not sys.stdout.isatty(),
-        )
+        engine = stack.enter_context(engine_options.load(model, cache=cache))
+        show = output is not None or not sys.stdout.isatty()
+        rows = engine.embed_iter(stream.texts(), show_progress=show, **vars(vectors))
         # Opened last, so that a refused request does not overwrite an existing file.
         _write(rows, stream, sys.stdout if output is None else stack.enter_context(_create(output)))
     if stream.failed:

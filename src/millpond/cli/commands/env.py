@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import platform
-import sys
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli.arguments import options
+from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.config import EngineConfig
 
 if TYPE_CHECKING:
     from millpond.attention.self_check import KernelCheck
@@ -37,6 +37,7 @@ _PREFIXES = (
 )  # fmt: skip
 
 
+@grouped
 def env(
     model: Annotated[
         str | None,
@@ -52,10 +53,7 @@ def env(
         ),
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
-    revision: options.Revision = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    quantization: options.Quantization = None,
+    options: EngineOptions,
 ) -> None:
     """Print versions, devices, kernels and settings for a bug report. Values of variables are never printed."""
     if model is not None and not check:
@@ -65,17 +63,10 @@ def env(
     if check:
         from millpond.cli.output.kernel_checks import of_machine, of_model
 
-        if model is None:
-            checks = of_machine()
-        else:
-            from millpond.config import EngineConfig
-
-            checks = of_model(
-                EngineConfig(model=model, revision=revision, device=device, dtype=dtype, quantization=quantization)
-            )
+        checks = of_machine() if model is None else of_model(EngineConfig(model=model, **options.settings))
     _print(facts, checks, as_json=as_json)
     if checks is not None and any(one.wrong for one in checks):
-        sys.exit(1)
+        raise typer.Exit(1)
 
 
 def _print(facts: dict[str, str], checks: list[KernelCheck] | None, *, as_json: bool) -> None:

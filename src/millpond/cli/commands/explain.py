@@ -2,30 +2,56 @@
 
 from __future__ import annotations
 
-import io
 import json
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal, TextIO
 
 import typer
 
 from millpond.blank import is_blank
 from millpond.cli.arguments import options
-from millpond.cli.commands.index import SameModel, engine_settings, reopened_index, stored_index, token_engine
+from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.arguments.opened_index import reopened_index, stored_index, token_engine
 from millpond.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from millpond.late_interaction.scoring.explanation import TokenMatch
 
 _BOM = "\ufeff"
-_CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 
 
+@dataclass(frozen=True, kw_only=True)
+class TextSource:
+    """The text, if it is not that of a file."""
+
+    text: Annotated[str | None, typer.Option(help="The text to find the tokens of QUERY in.", metavar="TEXT")] = None
+    index: Annotated[
+        Path | None, typer.Option(help="Folder of an index, whose document --id is the text.", metavar="INDEX")
+    ] = None
+    id: Annotated[str | None, typer.Option(help="Id of a document of --index.", metavar="ID")] = None
+
+    def check(self, file: str | None, model: str | None) -> None:
+        """Refuse anything but one source of the text, before anything is read."""
+        named = {"FILE": file, "--text": self.text, "--index": self.index}
+        given = [name for name, value in named.items() if value is not None]
+        if self.id is not None and self.index is None:
+            raise typer.BadParameter("it is the id of a document of --index; name that, too", param_hint="--id")
+        if len(given) != 1:
+            wrong = f"{' and '.join(given)} are {len(given)} texts" if given else "no text is named"
+            raise typer.BadParameter(f"{wrong}; pass FILE, --text TEXT, or --index INDEX --id ID", param_hint="FILE")
+        if self.index is not None and self.id is None:
+            raise typer.BadParameter("name one of its documents with --id", param_hint="--index")
+        if self.index is None and model is None:
+            raise typer.BadParameter("name the model that compares the texts", param_hint="--model")
+        if file == "-" and sys.stdin.isatty():
+            raise typer.BadParameter("name a file, or pipe a text in", param_hint="FILE")
+
+
+@grouped
 def explain(
     query: Annotated[str, typer.Argument(help="The question.")],
     file: Annotated[
@@ -33,12 +59,8 @@ def explain(
         typer.Argument(help="A file with one text (also as .gz or .zst), or - (stdin); instead of --text or --index."),
     ] = None,
     *,
-    text: Annotated[str | None, typer.Option(help="The text to find the tokens of QUERY in.", metavar="TEXT")] = None,
-    index: Annotated[
-        Path | None, typer.Option(help="Folder of an index, whose document --id is the text.", metavar="INDEX")
-    ] = None,
-    id: Annotated[str | None, typer.Option(help="Id of a document of --index.", metavar="ID")] = None,
-    model: SameModel = None,
+    source: TextSource,
+    model: options.StoredModel = None,
     html: Annotated[Path | None, typer.Option(help="Write the heat map to this file, too.", metavar="FILE")] = None,
     output: Annotated[
         Literal["heatmap", "table", "jsonl"] | None,
@@ -47,11 +69,7 @@ def explain(
             "the same as JSON (default: heatmap on a terminal, table in a pipe)."
         ),
     ] = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_length: options.MaxLength = None,
-    revision: options.Revision = None,
-    hf_overrides: options.HfOverrides = None,
+    engine_options: EngineOptions,
 ) -> None:
     """Show which parts of a text the tokens of QUERY match, and how well.
 
@@ -60,43 +78,24 @@ def explain(
     """
     if is_blank(query):
         raise typer.BadParameter("it is blank; write what to look for in the text", param_hint="QUERY")
-    _check_source(file=file, text=text, index=index, id=id, model=model)
-    settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
+    source.check(file, model)
     with ExitStack() as stack:
         page = None if html is None else stack.enter_context(_opened_page(html))
-        if index is not None and id is not None:
-            found, matches = _of_index(query, index, id, model, settings)
+        if source.index is not None and source.id is not None:
+            found, matches = _of_index(query, source.index, source.id, model, engine_options)
         else:
-            found = text if text is not None else _read(str(file))
+            found = source.text if source.text is not None else _read(str(file))
             if is_blank(found):
                 raise InvalidRequestError("the text is blank; there is nothing in it to match")
-            matches = _of_text(query, found, str(model), settings)
+            matches = _of_text(query, found, str(model), engine_options)
         if page is not None:
-            _write_page(
-                page, matches, found, query, title=id or (Path(file).name if file and file != "-" else "Matches")
-            )
+            title = source.id or (Path(file).name if file and file != "-" else "Matches")
+            _write_page(page, matches, found, query, title=title)
     _print(matches, found, query, output)
 
 
-def _check_source(*, file: str | None, text: str | None, index: Path | None, id: str | None, model: str | None) -> None:
-    """Refuse anything but one source of the text, before anything is read."""
-    named = {"FILE": file, "--text": text, "--index": index}
-    given = [name for name, value in named.items() if value is not None]
-    if id is not None and index is None:
-        raise typer.BadParameter("it is the id of a document of --index; name that, too", param_hint="--id")
-    if len(given) != 1:
-        wrong = f"{' and '.join(given)} are {len(given)} texts" if given else "no text is named"
-        raise typer.BadParameter(f"{wrong}; pass FILE, --text TEXT, or --index INDEX --id ID", param_hint="FILE")
-    if index is not None and id is None:
-        raise typer.BadParameter("name one of its documents with --id", param_hint="--index")
-    if index is None and model is None:
-        raise typer.BadParameter("name the model that compares the texts", param_hint="--model")
-    if file == "-" and sys.stdin.isatty():
-        raise typer.BadParameter("name a file, or pipe a text in", param_hint="FILE")
-
-
 def _of_index(
-    query: str, index: Path, id: str, model: str | None, settings: dict[str, Any]
+    query: str, index: Path, id: str, model: str | None, engine_options: EngineOptions
 ) -> tuple[str, list[TokenMatch]]:
     """The text of the document, and the matches in it."""
     with stored_index(index) as stored:
@@ -105,19 +104,17 @@ def _of_index(
         raise InvalidRequestError(
             f"the index at {str(index)!r} has no document of id {id!r}; millpond index search prints ids"
         )
-    with reopened_index(index, model, settings) as opened:
+    with reopened_index(index, model, engine_options) as opened:
         return document.text, opened.explain(query, id)
 
 
-def _of_text(query: str, text: str, model: str, settings: dict[str, Any]) -> list[TokenMatch]:
-    with token_engine(model, settings) as engine:
-        from millpond.late_interaction.scoring import explanation
+def _of_text(query: str, text: str, model: str, engine_options: EngineOptions) -> list[TokenMatch]:
+    with token_engine(model, engine_options) as engine:
+        from millpond.late_interaction import MemoryIndex
 
-        query_rows = engine.token_embed([query], role="query", normalize=True).embeddings.flat
-        document_rows = engine.token_embed([text], role="document", normalize=True).embeddings.flat
-        (query_spans,) = engine.token_spans([query], role="query")
-        (document_spans,) = engine.token_spans([text], role="document")
-        return explanation.explain(query_spans, query_rows, document_spans, document_rows, text)
+        with MemoryIndex(engine, codec="float32") as index:
+            index.add(["text"], [text])
+            return index.explain(query, "text")
 
 
 def _read(file: str) -> str:
@@ -167,10 +164,9 @@ def _write_page(file: TextIO, matches: Sequence[TokenMatch], text: str, query: s
 
 
 def _print(matches: Sequence[TokenMatch], text: str, query: str, output: str | None) -> None:
+    from millpond.cli.output.results_table import one_line
     from millpond.late_interaction.scoring import explanation
 
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
     if output == "heatmap" or (output is None and sys.stdout.isatty()):
         print(explanation.terminal(matches, text, query=query), end="")
         return
@@ -178,9 +174,5 @@ def _print(matches: Sequence[TokenMatch], text: str, query: str, output: str | N
         if output == "jsonl":
             print(json.dumps(asdict(match), ensure_ascii=False))
         else:
-            print(_line(match.token), f"{match.score:.6g}", match.start, match.end, _line(match.text), sep="\t")
-
-
-def _line(text: str) -> str:
-    """The text on one line, without tabs and other control characters."""
-    return _CONTROL.sub("\ufffd", " ".join(text.split()))
+            token, matched = one_line(match.token), one_line(match.text)
+            print(token, f"{match.score:.6g}", match.start, match.end, matched, sep="\t")

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -18,21 +16,19 @@ import typer
 
 from millpond.cli.arguments import options
 from millpond.cli.arguments.flags import Command
-from millpond.errors import InvalidRequestError, MillpondError, ModelLoadError
+from millpond.cli.arguments.groups import EngineOptions, RecordOptions, grouped
+from millpond.cli.arguments.opened_index import opened_index, reopened_index, stored_index
+from millpond.errors import MillpondError
 
 if TYPE_CHECKING:
-    from millpond.engine.engine import Engine
-    from millpond.ingest.record import Record, Rejected
-    from millpond.late_interaction.index.documents import Hit
-    from millpond.late_interaction.plaid.index import PlaidIndex
+    from millpond.ingest import Record, Rejected
+    from millpond.late_interaction import PlaidIndex
 
 logger = logging.getLogger(__name__)
 
 # Records that one call of ``add`` gets: what a stop in the middle can lose, a minute's work of a small model.
 _BATCH = 4096
 _INTERRUPTED = 130  # as a shell reports Ctrl-C
-_ID_WIDTH = 24
-_LINE_WIDTH = 120
 
 app = typer.Typer(
     name="index",
@@ -46,12 +42,6 @@ Source = Annotated[
     typer.Argument(
         help="A .jsonl, .ndjson, .json, .csv or .tsv file (also as .gz or .zst), a .parquet, .arrow or .feather, a "
         "folder of .txt and .md files, or - (JSONL on stdin)."
-    ),
-]
-SameModel = Annotated[
-    str | None,
-    typer.Option(
-        "--model", "-m", help="Hub id or local folder (default: the hub id it was built with).", metavar="MODEL"
     ),
 ]
 Filter = Annotated[
@@ -91,31 +81,33 @@ class Counts:
     seconds: float = 0.0
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayoutOptions:
+    """How a new index stores token vectors: the arguments of :class:`millpond.late_interaction.PlaidIndex`."""
+
+    codec: Annotated[
+        Literal["int8", "4", "2"],
+        typer.Option(help="How token vectors are stored: int8, or residuals of 4 or 2 bits beside a centroid."),
+    ] = "4"
+    dimensions: Annotated[
+        int | None,
+        typer.Option(help="Columns to keep of a token vector (Matryoshka if trained, else PCA).", metavar="N", min=1),
+    ] = None
+    pool_factor: Annotated[
+        int, typer.Option(help="Mean number of a document's tokens that become one vector.", metavar="N", min=1)
+    ] = 1
+
+
 @app.command(cls=IndexCommand)
+@grouped
 def build(
     index: IndexPath,
     source: Source,
     *,
     model: options.Model,
-    codec: Annotated[
-        Literal["int8", "4", "2"],
-        typer.Option(help="How token vectors are stored: int8, or residuals of 4 or 2 bits beside a centroid."),
-    ] = "4",
-    dimensions: Annotated[
-        int | None,
-        typer.Option(help="Columns to keep of a token vector (Matryoshka if trained, else PCA).", metavar="N", min=1),
-    ] = None,
-    pool_factor: Annotated[
-        int, typer.Option(help="Mean number of a document's tokens that become one vector.", metavar="N", min=1)
-    ] = 1,
-    id_column: options.IdColumn = "id",
-    text_column: options.TextColumn = "text",
-    types: options.Types = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_length: options.MaxLength = None,
-    revision: options.Revision = None,
-    hf_overrides: options.HfOverrides = None,
+    layout: LayoutOptions,
+    records: RecordOptions,
+    engine_options: EngineOptions,
 ) -> None:
     """Create an index of the records of SOURCE, and print the counts as JSON.
 
@@ -123,36 +115,29 @@ def build(
     the same text and metadata, are not encoded again. A record that cannot be stored is reported, and the exit code
     is 1.
     """
-    records = _read(source, id_column, text_column, types)
-    settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
-    with _opened(index, model, settings, codec=codec, dimensions=dimensions, pool_factor=pool_factor) as opened:
-        _add(opened, records)
+    items = records.read(source)
+    with opened_index(index, model, engine_options, **vars(layout)) as opened:
+        _add(opened, items)
 
 
 @app.command(cls=IndexCommand)
+@grouped
 def add(
     index: IndexPath,
     source: Source,
     *,
-    model: SameModel = None,
-    id_column: options.IdColumn = "id",
-    text_column: options.TextColumn = "text",
-    types: options.Types = None,
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_length: options.MaxLength = None,
-    revision: options.Revision = None,
-    hf_overrides: options.HfOverrides = None,
+    model: options.StoredModel = None,
+    records: RecordOptions,
+    engine_options: EngineOptions,
 ) -> None:
     """Add the records of SOURCE to an index, and print the counts as JSON.
 
     A record replaces the document of the same id; one that the index has, with the same text and metadata, is not
     encoded again. A blank text is left out, and the document that its id had is deleted.
     """
-    records = _read(source, id_column, text_column, types)
-    settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
-    with reopened_index(index, model, settings) as opened:
-        _add(opened, records)
+    items = records.read(source)
+    with reopened_index(index, model, engine_options) as opened:
+        _add(opened, items)
 
 
 @app.command(cls=IndexCommand)
@@ -173,38 +158,41 @@ def delete(
     print(json.dumps({"deleted": deleted}))
 
 
+@dataclass(frozen=True, kw_only=True)
+class SearchOptions:
+    """Which documents: the options of :meth:`millpond.late_interaction.PlaidIndex.search`."""
+
+    k: Annotated[int, typer.Option("--k", "-k", help="Most documents to print.", metavar="N", min=1)] = 10
+    filter: Filter = None
+    candidates: Annotated[
+        int | None, typer.Option(help="Documents that the first stage keeps for exact scoring.", metavar="N", min=1)
+    ] = None
+    exact: Annotated[bool, typer.Option("--exact", help="Score every document, without a first stage.")] = False
+
+
 @app.command(cls=IndexCommand)
+@grouped
 def search(
     index: IndexPath,
     query: Annotated[str, typer.Argument(help="The question.")],
     *,
-    model: SameModel = None,
-    k: Annotated[int, typer.Option("--k", "-k", help="Most documents to print.", metavar="N", min=1)] = 10,
-    filter: Filter = None,
-    candidates: Annotated[
-        int | None, typer.Option(help="Documents that the first stage keeps for exact scoring.", metavar="N", min=1)
-    ] = None,
-    exact: Annotated[bool, typer.Option("--exact", help="Score every document, without a first stage.")] = False,
+    model: options.StoredModel = None,
+    asked: SearchOptions,
     output: Annotated[
         Literal["table", "jsonl"], typer.Option(help="table: a line for each document, tab-separated in a pipe.")
     ] = "table",
-    device: options.Device = "auto",
-    dtype: options.Dtype = "auto",
-    max_length: options.MaxLength = None,
-    revision: options.Revision = None,
-    hf_overrides: options.HfOverrides = None,
+    engine_options: EngineOptions,
 ) -> None:
     """Print the documents whose token vectors match those of QUERY best, best first."""
-    settings = engine_settings(device, dtype, max_length, revision, hf_overrides)
-    with reopened_index(index, model, settings) as opened:
-        hits = opened.search([query], k=k, filter=filter, candidates=candidates, exact=exact)[0]
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
+    with reopened_index(index, model, engine_options) as opened:
+        hits = opened.search([query], **vars(asked))[0]
     if output == "jsonl":
         for hit in hits:
             print(json.dumps(asdict(hit), ensure_ascii=False))
     else:
-        _write_table(hits)
+        from millpond.cli.output.results_table import Row, print_rows
+
+        print_rows([Row(score=hit.score, id=hit.id, text=hit.text) for hit in hits])
 
 
 @app.command(cls=IndexCommand)
@@ -233,70 +221,6 @@ def compact(index: IndexPath) -> None:
     with stored_index(index) as opened:
         opened.compact()
         print(json.dumps(asdict(opened.stats()), default=str, indent=2))
-
-
-def _read(source: str, id_column: str, text_column: str, types: str | None) -> Iterator[Record | Rejected]:
-    from millpond.ingest.sources.read import read
-
-    return read(source, id_column=id_column, text_column=text_column, types=options.read_types(types))
-
-
-def engine_settings(
-    device: str, dtype: str, max_length: int | None, revision: str | None, hf_overrides: dict[str, Any] | None
-) -> dict[str, Any]:
-    """The options of an Engine."""
-    return {
-        "device": device,
-        "dtype": dtype,
-        "max_length": max_length,
-        "revision": revision,
-        "hf_overrides": hf_overrides,
-    }
-
-
-@contextmanager
-def _opened(index: Path, model: str, settings: dict[str, Any], **created: Any) -> Iterator[PlaidIndex]:
-    """The index, with an engine to encode texts."""
-    from millpond.late_interaction.plaid.index import PlaidIndex
-
-    with token_engine(model, settings) as engine, PlaidIndex(index, engine, **created) as opened:
-        yield opened
-
-
-def token_engine(model: str, settings: dict[str, Any]) -> Engine:
-    """An engine that has token vectors."""
-    from millpond.config import EngineConfig
-    from millpond.engine.engine import Engine
-    from millpond.engine.loading import describe
-
-    # Loading the weights is the slowest step and comes last.
-    spec = describe(EngineConfig(model=model, **settings))
-    if "token_embed" not in spec.tasks:
-        raise InvalidRequestError(f"model={model!r} has no token vectors; name an embedder or a ColBERT checkpoint")
-    return Engine(model, **settings)
-
-
-def stored_index(index: Path) -> PlaidIndex:
-    """An index that exists, without an engine."""
-    from millpond.late_interaction.plaid.index import PlaidIndex
-
-    return PlaidIndex.open(index)
-
-
-@contextmanager
-def reopened_index(index: Path, model: str | None, settings: dict[str, Any]) -> Iterator[PlaidIndex]:
-    """An index that exists, with an engine of the model named, or of the one whose name the index has."""
-    with stored_index(index) as stored:
-        name = model if model is not None or stored.model is None else stored.model.model
-    if name is None:
-        raise InvalidRequestError(f"the index at {str(index)!r} names no model; name one with --model")
-    try:
-        with _opened(index, name, settings) as opened:
-            yield opened
-    except ModelLoadError as error:
-        if model is None:
-            error.add_note(f"The index was built by {name}. If that was a folder, name it with --model.")
-        raise
 
 
 def _add(index: PlaidIndex, records: Iterator[Record | Rejected]) -> None:
@@ -348,33 +272,3 @@ def _has(index: PlaidIndex, record: Record) -> bool:
     """Whether the index has the record as it is."""
     stored = index.get(record.id)
     return stored is not None and (stored.text, stored.metadata) == (record.text, record.metadata)
-
-
-def _write_table(hits: list[Hit]) -> None:
-    from rich.console import Console
-    from rich.text import Text
-
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        for hit in hits:
-            print(f"{hit.score:.6g}", _line(hit.id), _line(hit.text), sep="\t")
-        return
-    scores = [f"{hit.score:.3f}" for hit in hits]
-    score_width = max(map(len, scores), default=0)
-    id_width = min(_ID_WIDTH, max((len(_line(hit.id)) for hit in hits), default=0))
-    for rank, (hit, score) in enumerate(zip(hits, scores, strict=True), start=1):
-        id = _line(hit.id)
-        line = Text.assemble(
-            (f"{rank:>3}  ", "dim"),
-            (f"{score:>{score_width}}  ", "cyan"),
-            (id.ljust(id_width) if len(id) <= id_width else f"{id[: id_width - 1]}…", "bold"),
-            "  ",
-            _line(hit.text),
-        )
-        line.truncate(min(console.width, _LINE_WIDTH), overflow="ellipsis")
-        console.print(line, soft_wrap=True)
-
-
-def _line(text: str) -> str:
-    """The text on one line, without tabs."""
-    return " ".join(text.split())

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli.arguments import options
+from millpond.cli.arguments.groups import EngineOptions, grouped
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -14,46 +14,37 @@ if TYPE_CHECKING:
     from millpond.spec import ModelSpec
 
 
+@grouped
 def models(
     model: Annotated[
         str | None, typer.Argument(help="Hub id or local folder of the checkpoint to describe.", metavar="[MODEL]")
     ] = None,
     *,
-    revision: options.Revision = None,
-    runner: options.Runner = "auto",
-    convert: options.Convert = "auto",
-    hf_overrides: options.HfOverrides = None,
+    options: EngineOptions,
 ) -> None:
     """List the supported architectures, or describe one checkpoint without loading its weights."""
-    if model is None:
-        from millpond.checkpoints.architectures import ARCHITECTURES
+    if model is not None:
+        _print_table(_facts(options.describe(model)))
+        return
+    from millpond.checkpoints.architectures import ARCHITECTURES
 
-        header = ("model_type", "class", "pooling*", "positions", "kind", "example")
-        rows = [
-            (
-                row.model_type,
-                row.model_class,
-                row.pooling,
-                row.positions,
-                "decoder" if row.decoder else "encoder",
-                row.example,
-            )
-            for row in ARCHITECTURES
+    _print_table(
+        [
+            ("model_type", "class", "pooling*", "positions", "kind", "example"),
+            *(
+                (
+                    row.model_type,
+                    row.model_class,
+                    row.pooling,
+                    row.positions,
+                    "decoder" if row.decoder else "encoder",
+                    row.example,
+                )
+                for row in ARCHITECTURES
+            ),
         ]
-        _print_table([header, *rows])
-        print("* default, if the checkpoint names none")
-    else:
-        _print_table(_facts(_describe(model, revision, convert, hf_overrides)))
-
-
-def _describe(model: str, revision: str | None, convert: str, hf_overrides: dict[str, object] | None) -> ModelSpec:
-    from millpond.config import EngineConfig
-    from millpond.engine.loading import describe
-
-    config = EngineConfig(
-        model=model, revision=revision, convert=options.engine_convert(convert), hf_overrides=hf_overrides
     )
-    return describe(config)
+    print("* default, if the checkpoint names none")
 
 
 def _facts(spec: ModelSpec) -> list[tuple[str, str]]:

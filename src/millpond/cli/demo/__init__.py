@@ -1,1 +1,1 @@
-"""``millpond demo``: search the documentation of the standard library, one file per part."""
+"""``millpond demo``: search the documentation of the standard library, through the public API."""

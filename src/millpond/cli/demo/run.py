@@ -1,192 +1,164 @@
-"""One run of the demo: read, embed, fill the databases, search, report."""
+"""One run of the demo: read, embed, fill the databases, search, rerank, report."""
 
 from __future__ import annotations
 
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import Any, cast
 
+from millpond import Engine, SinkError
+from millpond.cli.demo import report
 from millpond.cli.demo.questions import QUESTIONS, short_of
-from millpond.cli.demo.report import DemoReport
-from millpond.cli.demo.search import CANDIDATES, COARSE, FULL, AnsweredQuestion, Searchable, answer
+from millpond.cli.demo.report import Answer
 from millpond.cli.demo.stdlib_docs import read_stdlib
-from millpond.errors import SinkError
-from millpond.ingest.pipeline.ingest import ingest
-from millpond.ingest.record import Record
-from millpond.ingest.sinks.protocol import Sink
-from millpond.ingest.sinks.url import open_sink
-
-if TYPE_CHECKING:
-    from millpond.engine.engine import Engine
+from millpond.ingest import Hit, Record, ingest, open_sink
 
 MODEL = "all-MiniLM-L6-v2"
+CANDIDATES = 30
+"""Number of passages that each database passes to the rerank."""
+COARSE, FULL = 128, 384
+
 _METHOD = (
     f"Both databases find the passages nearest to a question at {COARSE} dimensions and rescore them at {FULL}; then "
-    f"MaxSim over token states reranks the best {CANDIDATES}. Beside each name: its MaxSim and its rank in the search."
-)
-_MATRYOSHKA_NOTE = (
+    f"MaxSim over token states reranks the best {CANDIDATES}. Beside each name: its MaxSim and its rank in the search. "
     f"{MODEL} was not trained for Matryoshka. The cut to {COARSE} is forced here and costs some quality; where that "
     "matters, use a model trained for it."
 )
 
 
-class _Database(Sink, Searchable, Protocol):
-    """A sink that can also be searched."""
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What to do: the arguments of the command.
 
-
-def run(
-    model: Path,
-    *,
-    folder: Path,
-    cache: Path,
-    short: bool = False,
-    ask: str | None = None,
-    k: int = 3,
-    device: str = "auto",
-    dtype: str = "auto",
-) -> None:
-    """Run the demo, printing to standard output.
-
-    Args:
-        model: Folder of the checkpoint.
-        folder: Folder of the databases.
-        cache: Vector cache file.
+    Attributes:
+        folder: Folder of the databases and of the vectors.
         short: Search 400 passages instead of all.
         ask: Ask this question instead of the ten; databases that an earlier run filled are then used unchanged.
         k: Number of answers to show per question.
-        device: ``device`` of the engine.
-        dtype: ``dtype`` of the engine.
+        engine: Options of the engine.
+    """
+
+    folder: Path
+    short: bool
+    ask: str | None
+    k: int
+    engine: Mapping[str, Any]
+
+
+def run(model: Path, options: DemoOptions) -> None:
+    """Run the demo over the checkpoint in the folder ``model``, printing to standard output.
 
     Raises:
         MissingExtraError: A database's package is not installed.
         SinkError: Another process has the databases open.
     """
-    report = DemoReport()
-    report.title(f"millpond demo: asking the standard library of Python {platform.python_version()}")
-    # Before the model is loaded: parsing is slower once torch's many objects are in memory.
-    records = _read(report, short=short)
+    report.start(f"millpond demo: asking the standard library of Python {platform.python_version()}")
+    with report.stage("read the docs") as stage:  # before the model is loaded: torch's many objects slow parsing down
+        every = read_stdlib()
+        records = short_of(every) if options.short else every
+        stage.note = f"{len(records):,} of {len(every):,} docstrings of modules, classes, functions and methods"
     with ExitStack() as stack:
-        engine = stack.enter_context(_load(report, model, cache, device=device, dtype=dtype))
+        with report.stage("load the model") as stage:
+            settings = {"hf_overrides": {"is_matryoshka": True}, "cache": options.folder / "vectors.sqlite"}
+            engine = stack.enter_context(Engine(model, **{**settings, **options.engine}))
+            stage.note = f"{MODEL}, {FULL} wide, {engine.dtype} on {engine.device}"
         # One folder per corpus and model, so that an upgrade of Python leaves no old passages in the results.
-        database_folder = folder / f"{'short' if short else 'full'}-{_digest(engine, records)}"
-        databases = _open(report, stack, database_folder)
-        filled = database_folder / "filled"
-        if ask is not None and filled.exists():
-            report.timed("the databases", None, "were filled by an earlier run and are used unchanged")
+        folder = options.folder / f"{'short' if options.short else 'full'}-{_digest(engine, records)}"
+        databases = _open(stack, folder)
+        filled = folder / "filled"
+        if options.ask is not None and filled.exists():
+            report.row("the databases", "were filled by an earlier run and are used unchanged")
         else:
             filled.unlink(missing_ok=True)
-            _embed(report, engine, records)
-            for name, database in databases.items():
-                _fill(report, engine, records, name, database)
+            _fill(engine, records, databases)
             filled.touch()
-        questions = [question.text for question in QUESTIONS] if ask is None else [ask]
-        _summarize(report, engine, _answer(report, engine, databases, questions, k=k))
+        _answer(engine, databases, list(QUESTIONS) if options.ask is None else [options.ask], k=options.k)
 
 
-def _read(report: DemoReport, *, short: bool) -> list[Record]:
-    with report.stage("read the docs") as stage:
-        all_records = read_stdlib()
-        records = short_of(all_records) if short else all_records
-        total = f" of {len(all_records):,}" if short else ""
-        stage.note = f"{len(records):,}{total} docstrings of modules, classes, functions and methods"
-    return records
-
-
-def _load(report: DemoReport, model: Path, cache: Path, *, device: str, dtype: str) -> Engine:
-    with report.stage("load the model") as stage:
-        from millpond.engine.engine import Engine
-
-        engine = Engine(model, device=device, dtype=dtype, hf_overrides={"is_matryoshka": True}, cache=cache)
-        stage.note = f"{MODEL}, {FULL} wide, {engine.dtype} on {engine.device}"
-    return engine
-
-
-def _open(report: DemoReport, stack: ExitStack, folder: Path) -> dict[str, _Database]:
+def _open(stack: ExitStack, folder: Path) -> dict[str, Any]:
+    """The sinks by the names of their databases."""
     urls = {
         "Qdrant": f"qdrant+path:{folder / 'qdrant'}#docs",
         "Milvus Lite": f"milvus+file:{folder / 'milvus.db'}#docs",
     }
-    databases: dict[str, _Database] = {}
+    databases: dict[str, Any] = {}
     with report.stage("open the databases") as stage:
         folder.mkdir(parents=True, exist_ok=True)
         for name, url in urls.items():
             try:
-                sink = cast(_Database, open_sink(url, dimensions=[COARSE, FULL]))
+                databases[name] = open_sink(url, dimensions=[COARSE, FULL])
             except SinkError as error:
                 raise SinkError(
                     f"{error}. If another demo is running, wait for it, or give this one a folder of its own: "
                     "--state DIR"
                 ) from error
-            stack.callback(sink.close)
-            databases[name] = sink
-        stage.note = _tilde(folder)
+            stack.callback(databases[name].close)
+        stage.note = str(folder)
     return databases
 
 
-def _embed(report: DemoReport, engine: Engine, records: Sequence[Record]) -> None:
-    """Compute all vectors into the cache, from which both databases are filled."""
-    texts = [record.text for record in records]
-    with report.stage("embed", bar=True) as stage:
-        output = engine.embed(texts, role="document", show_progress=True)
-        seconds = stage.seconds
+def _fill(engine: Engine, records: Sequence[Record], databases: Mapping[str, Any]) -> None:
+    """Compute all vectors into the cache, and fill each database from there."""
+    with report.stage("embed") as stage:
+        output = engine.embed([record.text for record in records], role="document", show_progress=True)
         new = int((~output.cached).sum())
-        stage.note = f"{new:,} passages embedded, {len(texts) - new:,} from the cache"
-        if not new:
-            stage.note += f" ({len(texts) / seconds:,.0f} a second)"
-    if new:
-        cached_texts = [text for text, cached in zip(texts, output.cached.tolist(), strict=True) if cached]
-        tokens = output.usage.prompt_tokens - engine.embed(cached_texts, role="document").usage.prompt_tokens
-        note = f"{tokens:,} tokens, {tokens / seconds:,.0f} a second"
-        if truncated := int(output.truncated.sum()):
-            note += f"; {truncated} passages were cut to {engine.spec.max_length} tokens"
-        report.timed("", None, note)
+        stage.note = f"{new:,} passages embedded, {len(records) - new:,} from the cache "
+        stage.note += f"({len(records) / stage.seconds:,.0f} a second, {output.usage.prompt_tokens:,} tokens"
+        stage.note += f"; {int(output.truncated.sum())} were cut to {engine.spec.max_length} of them)"
+    for name, database in databases.items():
+        with report.stage(f"fill {name}") as stage:
+            counts = ingest(records, engine=engine, sink=database)
+            stage.note = (
+                f"{counts.written:,} rows, {COARSE} and {FULL} wide: "
+                f"{counts.embedded:,} embedded, {counts.cached:,} from the cache"
+            )
 
 
-def _fill(report: DemoReport, engine: Engine, records: Sequence[Record], name: str, database: _Database) -> None:
-    with report.stage(f"fill {name}", bar=True) as stage:
-        counts = ingest(records, engine=engine, sink=database)
-        stage.note = (
-            f"{counts.written:,} rows, {COARSE} and {FULL} wide: "
-            f"{counts.embedded:,} embedded, {counts.cached:,} from the cache"
-        )
-
-
-def _answer(
-    report: DemoReport, engine: Engine, databases: Mapping[str, _Database], questions: Sequence[str], *, k: int
-) -> list[AnsweredQuestion]:
-    report.title("questions and answers")
-    report.text(_METHOD)
-    report.text(_MATRYOSHKA_NOTE)
+def _answer(engine: Engine, databases: Mapping[str, Any], questions: Sequence[str], *, k: int) -> None:
+    report.heading("questions and answers")
+    report.paragraph(_METHOD)
     engine.embed(questions, role="query")  # fills the cache, so that the search times are those of the databases
-    answered = []
+    seconds = dict.fromkeys([*(f"search {name}" for name in databases), "rerank"], 0.0)
+    found = shared = 0
     for question in questions:
-        answered.append(answer(engine, databases, question, k=k))
-        report.answers(answered[-1])
-    return answered
-
-
-def _summarize(report: DemoReport, engine: Engine, answered: Sequence[AnsweredQuestion]) -> None:
-    for name in answered[0].seconds:
-        seconds = [one.seconds[name] for one in answered]
-        report.timed(f"search {name}", sum(seconds), f"{_each(seconds)}, {COARSE} then {FULL} wide")
-    seconds = [one.rerank_seconds for one in answered]
-    candidates = sum(one.candidates for one in answered)
-    report.timed("rerank", sum(seconds), f"{_each(seconds)}, {candidates / len(answered):.0f} passages each")
-    agreement = sum(one.shared for one in answered) / candidates
-    report.timed("agreement", None, f"{agreement:.1%} of these passages were found by both databases")
+        hits: dict[str, tuple[int, Hit]] = {}  # id: (rank in the search, hit)
+        results: list[set[str]] = []
+        for name, database in databases.items():
+            timed = report.Stage()
+            ranked = cast(list[Hit], database.search(engine, question, k=CANDIDATES))
+            seconds[f"search {name}"] += timed.seconds
+            for rank, hit in enumerate(ranked, start=1):
+                hits.setdefault(hit.id, (rank, hit))
+            results.append({hit.id for hit in ranked})
+        found, shared = found + len(hits), shared + len(set.intersection(*results))
+        timed = report.Stage()
+        report.answers(question, _rerank(engine, question, list(hits.values()), k=k))
+        seconds["rerank"] += timed.seconds
+    for name, spent in seconds.items():
+        report.row(name, f"{len(questions)} questions, {1000 * spent / len(questions):.0f} ms each", spent)
+    report.row("agreement", f"{shared / found:.1%} of the passages were found by both databases")
     if engine.cache is not None:
         stats = engine.cache.stats()
         note = f"{stats.hits:,} look-ups answered, {stats.written:,} vectors added"
-        report.timed("cache", None, f"{note}; it holds {stats.rows:,} in {stats.bytes / (1 << 20):.1f} MiB")
+        report.row("cache", f"{note}; it holds {stats.rows:,} in {stats.bytes / (1 << 20):.1f} MiB")
 
 
-def _each(seconds: Sequence[float]) -> str:
-    if len(seconds) == 1:
-        return "1 question"
-    return f"{len(seconds)} questions, {sum(seconds) / len(seconds) * 1000:.0f} ms each"
+def _rerank(engine: Engine, question: str, hits: Sequence[tuple[int, Hit]], *, k: int) -> list[Answer]:
+    """The best of the hits by MaxSim over token states, best first."""
+    results = engine.rerank(question, [hit.text for _, hit in hits], top_n=k, method="maxsim")
+    return [
+        Answer(
+            name=hits[result.index][1].id,
+            summary=str(hits[result.index][1].metadata["summary"]),
+            score=result.relevance_score,
+            search_rank=hits[result.index][0],
+        )
+        for result in results
+    ]
 
 
 def _digest(engine: Engine, records: Sequence[Record]) -> str:
@@ -195,8 +167,3 @@ def _digest(engine: Engine, records: Sequence[Record]) -> str:
     for record in records:
         digest.update(f"{record.id}\0{record.text}\0".encode())
     return digest.hexdigest()
-
-
-def _tilde(path: Path) -> str:
-    """The path with ``~`` for the home folder."""
-    return f"~/{path.relative_to(Path.home())}" if path.is_relative_to(Path.home()) else str(path)

@@ -1,4 +1,4 @@
-"""Hits of a search as a terminal shows them, as a pipe takes them, and as JSON."""
+"""Ranked texts as a terminal shows them, as a pipe takes them, and as JSON."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
@@ -14,15 +14,31 @@ from rich.text import Text
 
 from millpond.ingest.sinks.search import Hit
 
+if TYPE_CHECKING:
+    from millpond.spec import ModelSpec
+
 _ID_WIDTH = 28
+_LINE_WIDTH = 120
+_BAR_WIDTH = 20
+_EIGHTHS = " ▏▎▍▌▋▊▉"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
-SCORE_NAMES = {
+_CHUNK_KEYS = ("chunk", "chunk_start", "chunk_end")
+_SCORES = {
     "cross-encoder": "the model's own score",
     "late-interaction": "MaxSim",
     "cosine": "cosine",
     "maxsim": "MaxSim",
 }
-_CHUNK_KEYS = ("chunk", "chunk_start", "chunk_end")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A text with its score; ``detail`` is a second line on a terminal."""
+
+    score: float
+    id: str
+    text: str
+    detail: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +75,48 @@ class Answer:
     seconds: float
 
 
+def score_name(spec: ModelSpec, method: str) -> str:
+    """What a reranker's score is, for people."""
+    return _SCORES.get((spec.rerank_type or "") if method == "auto" else method, "score")
+
+
+def one_line(text: str, *, keep_spaces: bool = False) -> str:
+    """The text on one line, without tabs and other control characters, which a terminal would obey."""
+    return _CONTROL.sub("\ufffd", text if keep_spaces else " ".join(text.split()))
+
+
+def print_rows(rows: Sequence[Row], *, title: str = "", bars: bool = False, console: Console | None = None) -> None:
+    """Print a line for each row on a terminal, else tab-separated score, id and text.
+
+    Args:
+        rows: Best first.
+        title: What a terminal shows above them; of several lines the last one is about the ranking.
+        bars: Draw the scores.
+        console: Where to.
+    """
+    console = console or Console(highlight=False)
+    if not console.is_terminal:
+        for row in rows:
+            print(f"{row.score:.6g}", one_line(row.id), one_line(row.text), sep="\t")
+        return
+    *above, last = title.split("\n")
+    for line in above:
+        console.print(Text(one_line(line), style="bold"), soft_wrap=True)
+    if last:
+        console.print(Text(one_line(last), style="dim"), soft_wrap=True)
+    ids, scores = [one_line(row.id) for row in rows], [f"{row.score:.4f}" for row in rows]
+    id_width = min(_ID_WIDTH, max(map(cell_len, ids), default=0))
+    score_width = max(map(len, scores), default=0)
+    low, high = min([0.0, *(row.score for row in rows)]), max([1.0, *(row.score for row in rows)])
+    for rank, (row, id, score) in enumerate(zip(rows, ids, scores, strict=True)):
+        bar = (f"{_bar((row.score - low) / (high - low))}  ", "green" if rank == 0 else "blue") if bars else ""
+        head = Text.assemble((f"{rank + 1:>3}  ", "dim"), (f"{score:>{score_width}}  ", "cyan"), bar)
+        indent = " " * (head.cell_len + id_width + 2)
+        _print_cut(console, Text.assemble(head, (_fit(id, id_width), "bold"), "  ", one_line(row.text)))
+        if row.detail:
+            _print_cut(console, Text(indent + row.detail, style="dim"))
+
+
 def print_json(answer: Answer) -> None:
     """Print one JSON object for each hit."""
     for rank, ranked in enumerate(answer.hits, start=1):
@@ -76,7 +134,7 @@ def print_json(answer: Answer) -> None:
         print(json.dumps(row, ensure_ascii=False))
 
 
-def print_table(answer: Answer, *, title: str, chunked: bool, console: Console) -> None:
+def print_answer(answer: Answer, *, title: str, chunked: bool, console: Console) -> None:
     """Print two lines for each hit on a terminal, one of tab-separated values otherwise.
 
     Args:
@@ -85,43 +143,28 @@ def print_table(answer: Answer, *, title: str, chunked: bool, console: Console) 
         chunked: Whether hits are chunks of records, whose number stands behind the id.
         console: Where to.
     """
-    if not console.is_terminal:
-        for rank, ranked in enumerate(answer.hits, start=1):
-            hit = ranked.hit
-            metadata = json.dumps(dict(hit.metadata), ensure_ascii=False)
-            cells = [answer.query_id, str(rank), f"{ranked.score:.6g}", hit.id, hit.text, metadata]
-            print(*map(_line, cells), sep="\t")
+    if console.is_terminal:
+        rows = [
+            Row(
+                score=ranked.score,
+                id=_shown_id(ranked.hit, chunked=chunked),
+                text=ranked.hit.text,
+                detail=_shown_metadata(ranked.hit.metadata, chunked=chunked),
+            )
+            for ranked in answer.hits
+        ]
+        print_rows(rows, title=title, console=console)
         return
-    *question, stages = title.split("\n")
-    for text in question:
-        console.print(Text(_line(text), style="bold"), soft_wrap=True)
-    console.print(Text(_line(stages), style="dim"), soft_wrap=True)
-    ids = [_shown_id(ranked.hit, chunked=chunked) for ranked in answer.hits]
-    scores = [f"{ranked.score:.4f}" for ranked in answer.hits]
-    id_width = min(_ID_WIDTH, max(map(cell_len, ids), default=0))
-    score_width = max(map(len, scores), default=0)
-    indent = " " * (3 + 2 + score_width + 2 + id_width + 2)
-    for rank, (ranked, score, id) in enumerate(zip(answer.hits, scores, ids, strict=True), start=1):
-        line = Text.assemble(
-            (f"{rank:>3}  ", "dim"),
-            (f"{score:>{score_width}}  ", "cyan"),
-            (_fit(id, id_width), "bold"),
-            "  ",
-            _line(ranked.hit.text),
-        )
-        _print_cut(console, line)
-        if shown := _shown_metadata(ranked.hit.metadata, chunked=chunked):
-            _print_cut(console, Text(indent + shown, style="dim"))
-
-
-def _print_cut(console: Console, line: Text) -> None:
-    line.truncate(console.width, overflow="ellipsis")
-    console.print(line, soft_wrap=True)
+    for rank, ranked in enumerate(answer.hits, start=1):
+        hit = ranked.hit
+        metadata = json.dumps(dict(hit.metadata), ensure_ascii=False)
+        cells = [answer.query_id, str(rank), f"{ranked.score:.6g}", hit.id, hit.text, metadata]
+        print(*map(one_line, cells), sep="\t")
 
 
 def _shown_id(hit: Hit, *, chunked: bool) -> str:
     chunk = hit.metadata.get("chunk") if chunked else None
-    return _line(hit.id) if chunk is None else f"{_line(hit.id)} [{chunk}]"
+    return hit.id if chunk is None else f"{hit.id} [{chunk}]"
 
 
 def _shown_metadata(metadata: Mapping[str, Any], *, chunked: bool) -> str:
@@ -132,13 +175,19 @@ def _shown_metadata(metadata: Mapping[str, Any], *, chunked: bool) -> str:
         metadata = {key: value for key, value in metadata.items() if key not in _CHUNK_KEYS}
     for key, value in metadata.items():
         words.append(f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
-    return _line("  ".join(words), keep_spaces=True)
+    return one_line("  ".join(words), keep_spaces=True)
+
+
+def _print_cut(console: Console, line: Text) -> None:
+    line.truncate(min(console.width, _LINE_WIDTH), overflow="ellipsis")
+    console.print(line, soft_wrap=True)
+
+
+def _bar(share: float) -> str:
+    """A bar of ``share`` of the full width, to an eighth of a character."""
+    whole, rest = divmod(round(share * _BAR_WIDTH * 8), 8)
+    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(_BAR_WIDTH)
 
 
 def _fit(text: str, width: int) -> str:
     return set_cell_size(text, width) if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"
-
-
-def _line(text: str, *, keep_spaces: bool = False) -> str:
-    """The text on one line, without tabs and other control characters, which a terminal would obey."""
-    return _CONTROL.sub("\ufffd", text if keep_spaces else " ".join(text.split()))

@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from millpond.cli.output.results_table import SCORE_NAMES, Answer, RankedHit
-from millpond.errors import InvalidRequestError
-from millpond.fingerprint import stored_name
+import typer
+
+from millpond.cli.arguments.groups import EngineOptions
+from millpond.cli.arguments.options import StoredModel
+from millpond.cli.output.results_table import Answer, RankedHit, score_name
+from millpond.config import EngineConfig
+from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.fingerprint import ModelIdentity, differences, stored_name
 from millpond.ingest.record import Record
 from millpond.tasks import ScoreMethod
 
@@ -20,11 +26,82 @@ if TYPE_CHECKING:
     from millpond.engine.engine import Engine
     from millpond.ingest.sinks.collection import CollectionSink
     from millpond.ingest.sinks.search import Hit
+    from millpond.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
 # Hits that the search hands to the next stage: at least so many, and so many for each that is printed.
 _CANDIDATES, _CANDIDATES_PER_HIT = 50, 5
+SELF = "self"
+"""The value of ``--rerank`` that names the model of the collection itself."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StageOptions:
+    """What the stages of a search are, and which records are printed."""
+
+    k: Annotated[int, typer.Option("--k", "-k", help="Most records to print for a question.", metavar="N", min=1)] = 10
+    threshold: Annotated[float | None, typer.Option(help="Print records of at least this score.", metavar="SCORE")] = (
+        None
+    )
+    per_record: Annotated[
+        bool, typer.Option("--per-record", help="Print a record of several chunks once, by its best chunk.")
+    ] = False
+    coarse_to_fine: Annotated[
+        bool,
+        typer.Option(
+            "--coarse-to-fine/--no-coarse-to-fine",
+            help="Find candidates by the smallest width and score them by the largest, or search that one alone.",
+        ),
+    ] = True
+    hybrid: Annotated[
+        bool | None,
+        typer.Option(
+            "--hybrid/--no-hybrid",
+            help="Fuse the ranking with that of sparse vectors (default: if the collection has them).",
+        ),
+    ] = None
+    rerank: Annotated[
+        str | None,
+        typer.Option(
+            help="Score what is found again: by a cross-encoder, an LLM reranker or a ColBERT checkpoint, or, as "
+            "'self', by the token vectors of the collection's model.",
+            metavar="MODEL",
+        ),
+    ] = None
+    candidates: Annotated[
+        int | None,
+        typer.Option(
+            help="Records that the stage before the last keeps (default: coarse to fine the larger of 100 and 10 k, "
+            "for --rerank of 50 and 5 k).",
+            metavar="N",
+            min=1,
+        ),
+    ] = None
+    method: Annotated[
+        ScoreMethod,
+        typer.Option(help="How --rerank scores: cosine of vectors, maxsim of token vectors, auto by what it is."),
+    ] = "auto"
+    instruction: Annotated[
+        str | None, typer.Option(help="Instruction for the template of an LLM reranker.", metavar="TEXT")
+    ] = None
+    model: StoredModel = None
+    sparse_model: Annotated[
+        str | None,
+        typer.Option(help="Model of the question's sparse vector (default: the stored hub id).", metavar="MODEL"),
+    ] = None
+
+    def check(self) -> None:
+        """Refuse options that contradict each other, before anything is opened."""
+        if self.candidates is not None and self.candidates < self.k:
+            raise typer.BadParameter(f"{self.candidates} is less than --k {self.k}", param_hint="--candidates")
+        if self.threshold is not None and not math.isfinite(self.threshold):
+            raise typer.BadParameter(f"{self.threshold} is not a score", param_hint="--threshold")
+        if self.rerank is not None and not self.rerank.strip():
+            raise typer.BadParameter("it is blank; name a model, or write self", param_hint="--rerank")
+        for option, given in (("--method", self.method != "auto"), ("--instruction", self.instruction is not None)):
+            if given and self.rerank is None:
+                raise typer.BadParameter("it is an option of the second stage; name --rerank, too", param_hint=option)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,18 +109,54 @@ class SearchStages:
     """The stages of a search, for one question after the other."""
 
     sink: CollectionSink[Any]
+    options: StageOptions
     engine: Engine
     sparse_engine: Engine | None
     rerank_engine: Engine | None
     hybrid: bool
-    coarse_to_fine: bool
     filter: dict[str, Any] | None
-    k: int
-    candidates: int | None
-    per_record: bool
-    threshold: float | None
-    method: ScoreMethod
-    instruction: str | None
+
+    @classmethod
+    def open(
+        cls,
+        stack: ExitStack,
+        sink: CollectionSink[Any],
+        *,
+        options: StageOptions,
+        engine_options: EngineOptions,
+        filter: dict[str, Any] | None,
+    ) -> SearchStages:
+        """Check the models of all stages, then load them: weights are the slowest step.
+
+        Raises:
+            FingerprintMismatchError: The collection was filled by another model.
+            ModelLoadError: A model cannot be found or read.
+        """
+        manifest = sink.open()
+        manifest.widths_to_search(sink.dimensions, collection=sink.collection)
+        fused = sink.fusible if options.hybrid is None else options.hybrid
+        identity = ModelIdentity(fingerprint=manifest.fingerprint, model=manifest.model, settings=manifest.settings)
+        dense = _Model.of(identity, options.model, engine_options.settings, option="--model")
+        manifest.check_model(dense.spec, collection=sink.collection)
+        sparse = second = None
+        placement = engine_options.placement
+        if fused and manifest.sparse is not None and manifest.sparse.fingerprint != dense.spec.fingerprint:
+            option = "--sparse-model, or leave --hybrid out"
+            sparse = _Model.of(manifest.sparse, options.sparse_model, placement, option=option)
+            manifest.check_sparse(sparse.spec, collection=sink.collection)
+        if options.rerank is not None and options.rerank not in (SELF, dense.spec.name):
+            second = _Model.named(options.rerank, placement)
+        engine = stack.enter_context(dense.load())
+        reranker = None if options.rerank is None else engine
+        return cls(
+            sink=sink,
+            options=options,
+            engine=engine,
+            sparse_engine=None if sparse is None else stack.enter_context(sparse.load()),
+            rerank_engine=reranker if second is None else stack.enter_context(second.load()),
+            hybrid=fused,
+            filter=filter,
+        )
 
     def answer(self, question: Record) -> Answer:
         """All stages for one question.
@@ -56,21 +169,20 @@ class SearchStages:
         hits = self._retrieve(question.text)
         ranked = [RankedHit(hit=hit, score=hit.score, retrieval_rank=rank) for rank, hit in enumerate(hits, start=1)]
         if self.rerank_engine is not None and hits:
-            texts = [hit.text for hit in hits]
+            texts, method, instruction = [hit.text for hit in hits], self.options.method, self.options.instruction
             with _quiet("millpond.engine.schedule.truncation"):  # ingest has said so, and of the same texts
-                results = self.rerank_engine.rerank(
-                    question.text, texts, method=self.method, instruction=self.instruction
-                )
+                results = self.rerank_engine.rerank(question.text, texts, method=method, instruction=instruction)
             ranked = [
                 RankedHit(hit=hits[each.index], score=each.relevance_score, retrieval_rank=each.index + 1)
                 for each in results
             ]
-        if self.per_record:
+        if self.options.per_record:
             best: dict[str, RankedHit] = {}
             for each in ranked:
                 best.setdefault(each.hit.id, each)
             ranked = list(best.values())
-        kept = [each for each in ranked[: self.k] if self.threshold is None or each.score >= self.threshold]
+        lowest = self.options.threshold
+        kept = [each for each in ranked[: self.options.k] if lowest is None or each.score >= lowest]
         if not kept:
             logger.warning("%s", self._why_none(question, ranked))
         return Answer(
@@ -86,32 +198,30 @@ class SearchStages:
         """What ranks the hits, for people."""
         manifest = self.sink.open()
         widths = self.sink.dimensions or manifest.dimensions
-        shown = f"{widths[0]}, then {widths[-1]}" if self.coarse_to_fine and len(widths) > 1 else str(widths[-1])
+        shown = (
+            f"{widths[0]}, then {widths[-1]}" if self.options.coarse_to_fine and len(widths) > 1 else str(widths[-1])
+        )
         title = f"by {'the fused ranks of sparse vectors and ' if self.hybrid else ''}cosine at {shown}"
         title += f" ({manifest.model})"
         if self.rerank_engine is not None:
             spec = self.rerank_engine.spec
-            score = SCORE_NAMES.get((spec.rerank_type or "") if self.method == "auto" else self.method, "score")
-            title += f", then by {score} ({stored_name(spec)})"
+            title += f", then by {score_name(spec, self.options.method)} ({stored_name(spec)})"
         return title
 
     def _retrieve(self, question: str, **changes: Any) -> list[Hit]:
-        staged = self.rerank_engine is not None or self.per_record
-        limit = self.sink.max_results
-        if self.candidates is not None:
-            fetched = self.candidates
-            if limit is not None and fetched > limit:
-                raise InvalidRequestError(
-                    f"candidates={fetched} is more than {self.sink.database} hands out ({limit}); ask for fewer"
-                )
-        else:
-            fetched = max(_CANDIDATES, _CANDIDATES_PER_HIT * self.k)
-            if limit is not None:
-                fetched = max(self.k, min(fetched, limit))
+        staged = self.rerank_engine is not None or self.options.per_record
+        k, candidates, limit = self.options.k, self.options.candidates, self.sink.max_results
+        if candidates is not None and limit is not None and candidates > limit and staged:
+            raise InvalidRequestError(
+                f"candidates={candidates} is more than {self.sink.database} hands out ({limit}); ask for fewer"
+            )
+        fetched = candidates or max(_CANDIDATES, _CANDIDATES_PER_HIT * k)
+        if candidates is None and limit is not None:
+            fetched = max(k, min(fetched, limit))
         arguments: dict[str, Any] = {
-            "k": fetched if staged else self.k,
-            "coarse_to_fine": self.coarse_to_fine,
-            "candidates": None if staged else self.candidates,
+            "k": fetched if staged else k,
+            "coarse_to_fine": self.options.coarse_to_fine,
+            "candidates": None if staged else candidates,
             "filter": self.filter,
             "hybrid": self.hybrid,
             "sparse_engine": self.sparse_engine,
@@ -122,7 +232,7 @@ class SearchStages:
         """Why there is nothing to print, and what there is."""
         where = f"question {question.id}: "
         if ranked:
-            return f"{where}no score reaches --threshold {self.threshold:g}; the best is {ranked[0].score:.4g}"
+            return f"{where}no score reaches --threshold {self.options.threshold:g}; the best is {ranked[0].score:.4g}"
         nearest = self._retrieve(question.text, k=1, candidates=None, filter=None) if self.filter else []
         if not nearest:
             return f"{where}collection {self.sink.collection!r} is empty"
@@ -130,6 +240,43 @@ class SearchStages:
         stored = {key: metadata[key] for key in self.filter or () if key in metadata}
         shown = f"has {_shown(stored)}" if stored else f"has {_shown(metadata) or 'no metadata'}"
         return f"{where}no record matches the filter {_shown(self.filter or {})}; the nearest one {shown}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Model:
+    """A model that is checked and not loaded."""
+
+    settings: Mapping[str, Any]
+    spec: ModelSpec
+
+    @classmethod
+    def named(cls, name: str, settings: Mapping[str, Any]) -> _Model:
+        from millpond.engine.loading import describe
+
+        return cls(settings=settings, spec=describe(EngineConfig(model=name, **settings)))
+
+    @classmethod
+    def of(cls, identity: ModelIdentity, name: str | None, settings: Mapping[str, Any], *, option: str) -> _Model:
+        """The model that filled a collection, with the settings of then where the command names none."""
+        try:
+            model = cls.named(name or identity.model, settings)
+            stored = {
+                each.name: identity.settings[each.name]
+                for each in differences(identity.settings, model.spec)
+                if each.is_option and settings.get(each.name) is None
+            }
+            return cls.named(name or identity.model, {**settings, **stored}) if stored else model
+        except ModelLoadError as error:
+            if name is None:
+                error.add_note(
+                    f"The collection was filled by {identity.model!r}. If that was a folder, name it with {option}."
+                )
+            raise
+
+    def load(self) -> Engine:
+        from millpond.engine.engine import Engine
+
+        return Engine(self.spec.name, **self.settings)
 
 
 @contextmanager

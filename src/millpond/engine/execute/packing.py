@@ -14,7 +14,7 @@ import numpy.typing as npt
 from millpond.engine.schedule.request import Prefix, Request
 
 Ints = npt.NDArray[np.int32]
-Leads = dict[Prefix, tuple[int, np.ndarray]]  # each shared prefix with its index in the row and its ids
+PrefixOwners = dict[Prefix, tuple[int, np.ndarray]]  # each shared prefix with its index in the row and its ids
 
 # A row of at most this many tokens is not rounded: a single short text should not pay for one more sequence.
 _UNROUNDED = 64
@@ -53,12 +53,12 @@ class PackedRequests:
     @classmethod
     def of(cls, requests: Sequence[Request], *, position_offset: int) -> PackedRequests:
         """Pack requests, shortest first; a prefix that several of them share comes first, and only once."""
-        leads = _leads(requests)
-        ordered = tuple(sorted(requests, key=partial(_order, leads=leads) if leads else _length))
-        skipped = [0] * len(leads) + (
-            [_skipped(request, leads) for request in ordered] if leads else [0] * len(ordered)
+        owners = _prefix_owners(requests)
+        ordered = tuple(sorted(requests, key=partial(_order, owners=owners) if owners else _length))
+        skipped = [0] * len(owners) + (
+            [_skipped(request, owners) for request in ordered] if owners else [0] * len(ordered)
         )
-        rows = [ids for _, ids in leads.values()] + [request.ids for request in ordered]
+        rows = [ids for _, ids in owners.values()] + [request.ids for request in ordered]
         pieces = [ids[n:] if n else ids for ids, n in zip(rows, skipped, strict=True)]
         lengths = [len(ids) for ids in pieces]
         bounds = np.array([0, *accumulate(lengths)], dtype=np.int32)
@@ -76,7 +76,7 @@ class PackedRequests:
         skips = [min(request.skip, request.length - 1) for request in ordered]
         return cls(
             requests=ordered,
-            lead=len(leads),
+            lead=len(owners),
             bounds=bounds,
             ids=ids,
             positions=positions,
@@ -84,7 +84,7 @@ class PackedRequests:
             adapters=np.repeat(np.array(adapters, dtype=np.int32), lengths) if max(adapters) >= 0 else None,
             skip=np.array(skips, dtype=np.int32) if any(skips) else None,
             keys=keys,
-            prefixes=_continued(ordered, leads),
+            prefixes=_prefix_owner_of(ordered, owners),
         )
 
     @property
@@ -126,42 +126,42 @@ def rounded_up(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def _leads(requests: Sequence[Request]) -> Leads:
+def _prefix_owners(requests: Sequence[Request]) -> PrefixOwners:
     """The prefixes that at least two of the requests share.
 
     Only causal rerankers have them, whose requests have no token types, adapters, limited keys or prompts.
     """
     seen: dict[Prefix, Request] = {}
-    leads: Leads = {}
+    owners: PrefixOwners = {}
     for request in requests:
         prefix = request.prefix
-        if prefix is None or prefix in leads:
+        if prefix is None or prefix in owners:
             continue
         if prefix in seen:
-            leads[prefix] = (len(leads), request.ids[: prefix.length])
+            owners[prefix] = (len(owners), request.ids[: prefix.length])
         seen[prefix] = request
-    return leads
+    return owners
 
 
 def _length(request: Request) -> int:
     return len(request.ids)
 
 
-def _skipped(request: Request, leads: Leads) -> int:
+def _skipped(request: Request, owners: PrefixOwners) -> int:
     """Tokens of a request that are in a lead sequence."""
-    return request.prefix.length if request.prefix is not None and request.prefix in leads else 0
+    return request.prefix.length if request.prefix is not None and request.prefix in owners else 0
 
 
-def _order(request: Request, leads: Leads) -> tuple[int, int]:
+def _order(request: Request, owners: PrefixOwners) -> tuple[int, int]:
     """Sort key in the row: tokens outside the prefix, then the lead that it continues, so that dense runs form."""
-    lead = -1 if request.prefix is None or request.prefix not in leads else leads[request.prefix][0]
-    return request.length - _skipped(request, leads), lead
+    lead = -1 if request.prefix is None or request.prefix not in owners else owners[request.prefix][0]
+    return request.length - _skipped(request, owners), lead
 
 
-def _continued(requests: Sequence[Request], leads: Leads) -> list[int] | None:
-    if not leads:
+def _prefix_owner_of(requests: Sequence[Request], owners: PrefixOwners) -> list[int] | None:
+    if not owners:
         return None
-    return [-1] * len(leads) + [_order(request, leads)[1] for request in requests]
+    return [-1] * len(owners) + [_order(request, owners)[1] for request in requests]
 
 
 def _types(requests: Sequence[Request]) -> Ints:

@@ -14,8 +14,8 @@ import torch
 
 from millpond.engine.execute.device_errors import LostDevice, LostDevices, is_device_lost, is_out_of_memory
 from millpond.engine.execute.interrupts import defer_sigint
-from millpond.engine.execute.lanes import DeviceLane, Lanes
 from millpond.engine.execute.results import RequestResult
+from millpond.engine.execute.worker_slots import DeviceWorkerSlot, WorkerSlots
 from millpond.engine.fork import computing
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
@@ -34,7 +34,7 @@ class RunsBatches(Protocol):
 
 
 class Worker:
-    """The loop of one lane; a caller that waits for a small call may run a batch in its own thread.
+    """The loop of one slot; a caller that waits for a small call may run a batch in its own thread.
 
     If the device is lost, the loop ends: the calls of the batches that it has not finished fail with
     :class:`~millpond.errors.DeviceLostError`, since one of them may be the cause, and what waits is left to the other
@@ -47,7 +47,7 @@ class Worker:
         runner: RunsBatches,
         *,
         name: str,
-        lanes: Lanes | None = None,
+        slots: WorkerSlots | None = None,
         counters: Counters | None = None,
         device: str | None = None,
         lost_devices: LostDevices | None = None,
@@ -55,7 +55,7 @@ class Worker:
         """``device``: its name in errors; ``lost_devices``: those of the engine."""
         self._scheduler = scheduler
         self._runner = runner
-        self._lanes = lanes or DeviceLane()
+        self._slots = slots or DeviceWorkerSlot()
         self._counters = counters or Counters()
         self._device = device or name
         self._lost_devices = lost_devices or LostDevices()
@@ -79,49 +79,49 @@ class Worker:
     @property
     def shared(self) -> bool:
         """Whether any thread may run a batch."""
-        return self._lanes.shared
+        return self._slots.shared
 
     def take_turn(self) -> bool:
-        """Run a batch in the calling thread, if a lane is free and requests wait; returns whether it ran one."""
+        """Run a batch in the calling thread, if a slot is free and requests wait; returns whether it ran one."""
         with defer_sigint():
-            return self._turn(assisting=True)
+            return self._turn(in_caller=True)
 
     def _loop(self) -> None:
-        self._lanes.enter()
+        self._slots.enter()
         while self._lost is None and self._scheduler.wait():
             try:
                 self._turn()
             except Exception:  # a bug; the worker must go on
                 logger.exception("a batch was lost")
 
-    def _turn(self, *, assisting: bool = False) -> bool:
+    def _turn(self, *, in_caller: bool = False) -> bool:
         """One batch; in a method, so that none of its objects stay alive while the worker waits for the next one.
 
-        The lane is claimed only to pick and run it: requests that arrive before the claim are in the same batch, and a
+        The slot is claimed only to pick and run it: requests that arrive before the claim are in the same batch, and a
         future's callback may wait for another engine that needs this core.
         """
-        if not self._lanes.claim(wait=not assisting):
+        if not self._slots.claim(wait=not in_caller):
             return False
         results: list[RequestResult] = []
         try:
-            # The main thread's OpenMP threads are awake on the cores where another lane would run.
-            awake = assisting and threading.current_thread() is threading.main_thread()
-            others = 0 if awake else self._lanes.free()
-            requests = self._scheduler.pick(1 + others, prepare=not assisting)
+            # The main thread's OpenMP threads are awake on the cores where another slot would run.
+            awake = in_caller and threading.current_thread() is threading.main_thread()
+            others = 0 if awake else self._slots.free()
+            requests = self._scheduler.pick(1 + others, prepare=not in_caller)
             if requests:
                 results = self._run_batch(requests)
         finally:
             self._scheduler.done()
-            self._lanes.release()
+            self._slots.release()
         self._resolve_batch(requests, results)
-        return bool(requests)  # empty: another lane took them
+        return bool(requests)  # empty: another slot took them
 
     def _run_batch(self, requests: list[Request]) -> list[RequestResult]:
         """The results of a batch; a request without one has failed, and its call has the error."""
         tokens = sum(request.length for request in requests)
         begun = self._counters.begin()
         try:
-            with self._lanes.running(tokens, alone=self._scheduler.empty):
+            with self._slots.running(tokens, alone=self._scheduler.empty):
                 results = self._run(requests)
             self._note(begun, results)
         except Exception as error:  # the worker goes on; this batch's callers get the error
@@ -187,7 +187,7 @@ class Worker:
 
     def _loses(self, error: Exception) -> bool:
         """Whether the device is lost; ``error`` came from it, or it was lost before."""
-        if self._lost is None and not self._lanes.shared and is_device_lost(error):
+        if self._lost is None and not self._slots.shared and is_device_lost(error):
             self._lost = LostDevice.of(self._device, error)
             self._lost_devices.add(self._lost)
             left = self._lost_devices.left

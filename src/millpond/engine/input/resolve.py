@@ -10,7 +10,7 @@ from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.inputs import Item, SpannedText
-from millpond.params import PoolingParams, check_choice, option_of
+from millpond.params import PoolingParams, check_choice
 from millpond.pooling.activations import by_width
 from millpond.pooling.pooler import Readout
 from millpond.spec import ModelSpec
@@ -21,10 +21,10 @@ from millpond.vectors.quantization import check_range
 # The options that each task reads.
 _ANY = frozenset("task truncate truncate_prompt_tokens".split())
 _TEXT = _ANY | frozenset("role prompt prompt_name adapter".split())
-_LOGITS = _ANY | frozenset("activation use_activation".split())
-_VECTORS = _TEXT | frozenset("dimensions normalize use_activation".split())
+_LOGITS = _ANY | frozenset({"activation"})
+_VECTORS = _TEXT | frozenset("dimensions normalize".split())
 _READS: dict[Task, frozenset[str]] = {
-    "embed": _VECTORS | {"output_dtype", "chunking"},
+    "embed": _VECTORS | {"output_dtype", "long_texts"},
     "token_embed": _VECTORS,
     "sparse_embed": _TEXT,
     "classify": _LOGITS | {"prompt", "prompt_name"},
@@ -121,6 +121,22 @@ def check_method(method: ScoreMethod, loaded: LoadedModel, *, ranking: bool = Fa
     return "late-interaction" if method == "maxsim" else "bi-encoder"
 
 
+def pairs_by(template: str, task: Task, method: ScoreMethod, loaded: LoadedModel) -> EncodesPairs:
+    """A reader of the pairs of one call, by a template of the caller's.
+
+    Raises:
+        InvalidRequestError: The template cannot be used, or the call reads none.
+    """
+    if task != "score":
+        raise InvalidRequestError(f"template means nothing to {task}; leave it out")
+    score_type = check_method(method, loaded)
+    if method != "auto":
+        raise InvalidRequestError(f"method={method!r} reads no template; pass one of them only")
+    if score_type != "cross-encoder":
+        raise InvalidRequestError(f"{loaded.spec.name} scores by {score_type}, which reads no template; leave it out")
+    return loaded.pairs_by(template)
+
+
 def plan(
     task: Task, params: PoolingParams, loaded: LoadedModel, *, count: int, pairs: EncodesPairs | None = None
 ) -> Plan:
@@ -203,7 +219,7 @@ def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, readout:
     """The activation of logits; by default, rewards are raw and other tasks use the checkpoint's activation."""
     if task in ("embed", "token_embed", "sparse_embed"):
         return "identity"
-    activation: bool | Activation | None = option_of(params, "activation", "use_activation")
+    activation = params.activation
     if activation is None:
         activation = task != "reward"
     if activation == "softmax" and loaded.width(readout) == 1:
@@ -306,5 +322,4 @@ def _width(task: Task, params: PoolingParams, spec: ModelSpec) -> int:
 
 
 def _normalize(params: PoolingParams, spec: ModelSpec) -> bool:
-    normalize: bool | None = option_of(params, "normalize", "use_activation")
-    return spec.normalize if normalize is None else normalize
+    return spec.normalize if params.normalize is None else params.normalize

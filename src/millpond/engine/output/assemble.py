@@ -35,44 +35,44 @@ def assemble(call: Call) -> Any:
 
 
 def _embedding(call: Call) -> EmbeddingOutput:
-    rows = matryoshka.cut(call.rows, call.plan.width, normalize=call.plan.normalize, own=call.owns_rows)
+    rows = matryoshka.cut(call.result.rows, call.plan.width, normalize=call.plan.normalize, own=call.owns_rows)
     return EmbeddingOutput(
         embeddings=quantize(call.per_item(rows), call.plan.output_dtype),
-        cached=call.per_item(call.cached),
-        truncated=call.per_item(call.truncated),
+        cached=call.per_item(call.result.cached),
+        truncated=call.per_item(call.result.truncated),
         usage=_usage(call),
     )
 
 
 def _token_embedding(call: Call) -> TokenEmbeddingOutput:
-    stacked = _empty(call) if call.taken else _stacked(call)
+    stacked = _empty(call) if call.hands_matrices_on else _stacked(call)
     flat = matryoshka.cut(stacked.flat, call.plan.width, normalize=call.plan.normalize, own=True)
     return TokenEmbeddingOutput(
         embeddings=Ragged(flat=flat, offsets=stacked.offsets),
-        truncated=call.per_item(call.truncated),
+        truncated=call.per_item(call.result.truncated),
         usage=_usage(call),
     )
 
 
 def _sparse(call: Call) -> SparseEmbeddingOutput:
     weights = [dict(zip(m[:, 0].astype(int).tolist(), m[:, 1].tolist(), strict=True)) for m in call.matrices_per_item()]
-    return SparseEmbeddingOutput(embeddings=weights, truncated=call.per_item(call.truncated), usage=_usage(call))
+    return SparseEmbeddingOutput(embeddings=weights, truncated=call.per_item(call.result.truncated), usage=_usage(call))
 
 
 def _classification(call: Call) -> ClassificationOutput:
     return ClassificationOutput(
-        probs=call.per_item(activate(call.rows, call.plan.activation)),
+        probs=call.per_item(activate(call.result.rows, call.plan.activation)),
         labels=call.labels,
-        truncated=call.per_item(call.truncated),
+        truncated=call.per_item(call.result.truncated),
         usage=_usage(call),
     )
 
 
 def _scores(call: Call) -> ScoreOutput:
-    scores = activate(call.rows, call.plan.activation)[:, 0]
+    scores = activate(call.result.rows, call.plan.activation)[:, 0]
     return ScoreOutput(
         scores=call.per_item(np.ascontiguousarray(scores)),
-        truncated=call.per_item(call.truncated),
+        truncated=call.per_item(call.result.truncated),
         usage=_usage(call),
     )
 
@@ -81,7 +81,7 @@ def _rewards(call: Call) -> RewardOutput:
     stacked = _stacked(call)
     return RewardOutput(
         rewards=Ragged(flat=activate(stacked.flat, call.plan.activation), offsets=stacked.offsets),
-        truncated=call.per_item(call.truncated),
+        truncated=call.per_item(call.result.truncated),
         usage=_usage(call),
     )
 
@@ -91,7 +91,7 @@ def _token_classification(call: Call) -> TokenClassificationOutput:
     probs = Ragged(flat=activate(stacked.flat, call.plan.activation), offsets=stacked.offsets)
     per_item: list[list[Entity]] = []
     for slot, rows in zip(call.slots(), probs, strict=True):
-        alignment = call.alignments[slot]
+        alignment = call.result.alignments[slot]
         if alignment is None:  # token ids, which have no text, or rows of step tags
             per_item.append([])
             continue
@@ -110,7 +110,7 @@ def _token_classification(call: Call) -> TokenClassificationOutput:
         entities=tuple(per_item),
         probs=probs,
         labels=call.labels,
-        truncated=call.per_item(call.truncated),
+        truncated=call.per_item(call.result.truncated),
         usage=_usage(call),
     )
 
@@ -129,11 +129,11 @@ _BY_TASK: dict[Task, Callable[[Call], Any]] = {
 def _stacked(call: Call) -> Ragged:
     """Every item's rows, in the caller's order; a text with spans has a row for each span."""
     if not call.per_token:
-        rows = call.per_item(call.rows)
+        rows = call.per_item(call.result.rows)
         return Ragged(flat=rows, offsets=np.arange(len(rows) + 1, dtype=np.int64))
     matrices = []
     for slot, matrix in zip(call.slots(), call.matrices_per_item(), strict=True):
-        item, alignment = call.items[slot], call.alignments[slot]
+        item, alignment = call.items[slot], call.result.alignments[slot]
         if isinstance(item, SpannedText) and alignment is not None:
             index = call.index_of(slot)
             matrix = span_rows(matrix, alignment.offsets, alignment.special, item.spans, index=index)
@@ -148,4 +148,4 @@ def _empty(call: Call) -> Ragged:
 
 
 def _usage(call: Call) -> Usage:
-    return Usage(prompt_tokens=int(np.add.reduce(call.per_item(call.tokens))))
+    return Usage(prompt_tokens=int(np.add.reduce(call.per_item(call.result.tokens))))

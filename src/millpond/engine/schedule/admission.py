@@ -28,7 +28,7 @@ class Admission:
         self._owners: dict[Call, object] = {}  # of each running call the object that it keeps alive
         self._texts = 0  # of those calls
         self._throughput = _Throughput()
-        self._assistants: dict[int, int] = {}  # by thread: calls that it waits for, one inside the other
+        self._callers: dict[int, int] = {}  # by thread: calls that it waits for, one inside the other
         self._closed = False
 
     @property
@@ -94,27 +94,27 @@ class Admission:
         with self._lock:
             return self._changed.wait_for(lambda: not self._owners, limit)
 
-    def begin_assisting(self) -> None:
+    def enter_caller(self) -> None:
         """The calling thread runs batches from now on, while it waits for a call of its own."""
         thread = threading.get_ident()
         with self._lock:
-            self._assistants[thread] = self._assistants.get(thread, 0) + 1
+            self._callers[thread] = self._callers.get(thread, 0) + 1
 
-    def end_assisting(self) -> None:
+    def leave_caller(self) -> None:
         """The calling thread is done with what it began last."""
         thread = threading.get_ident()
         with self._lock:
-            depth = self._assistants.pop(thread) - 1
+            depth = self._callers.pop(thread) - 1
             if depth:
-                self._assistants[thread] = depth
-            elif not self._assistants:
+                self._callers[thread] = depth
+            elif not self._callers:
                 self._changed.notify_all()
 
-    def wait_for_assistants(self) -> None:
+    def wait_for_callers(self) -> None:
         """Wait until no thread runs batches for a call of its own."""
         with self._lock:
-            if threading.get_ident() not in self._assistants:  # it is, if a future's callback closes the engine
-                self._changed.wait_for(lambda: not self._assistants)
+            if threading.get_ident() not in self._callers:  # it is, if a future's callback closes the engine
+                self._changed.wait_for(lambda: not self._callers)
 
     def calls(self) -> list[Call]:
         """The running calls."""

@@ -11,22 +11,22 @@ import numpy.typing as npt
 
 from millpond.inputs import Item, size_of
 
-# The next stretch of a call is tokenized while fewer of its texts wait than this, or fewer tokens than those of this
+# The next chunk of a call is tokenized while fewer of its texts wait than this, or fewer tokens than those of this
 # many batches: a fast device runs a batch in a few milliseconds, and must not wait for the tokenizer then.
 _LEAST_TEXTS = 512
 _LEAST_BATCHES = 3
-# A stretch has the tokens of this many batches at least; the first one of a call has those of one, to start sooner.
-_STRETCH_BATCHES = 2
+# A chunk has the tokens of this many batches at least; the first one of a call has those of one, to start sooner.
+_CHUNK_BATCHES = 2
 # It also has this many texts, since more sort better by length, but of long texts not more than have this many tokens.
-STRETCH_TEXTS = 1024
-_STRETCH_TOKENS = 1 << 16
+CHUNK_TEXTS = 1024
+_CHUNK_TOKENS = 1 << 16
 # Tokens of a character before any text was tokenized, and the characters that special tokens and a prompt stand for.
 _PER_CHARACTER = 0.25
 _MORE_CHARACTERS = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Stretch:
+class TokenizeChunk:
     """Slots of a call to be tokenized together.
 
     Attributes:
@@ -41,10 +41,10 @@ class Stretch:
 
 
 class Backlog:
-    """Hands out slots of a call in stretches, those of the longest items first; thread-safe.
+    """Hands out slots of a call in chunks, those of the longest items first; thread-safe.
 
-    Longest first, so that the last batches are the cheap ones. Characters stand in for tokens: stretches are nearly
-    sorted, and how many tokens a character has is learnt from the stretches before.
+    Longest first, so that the last batches are the cheap ones. Characters stand in for tokens: chunks are nearly
+    sorted, and how many tokens a character has is learnt from the chunks before.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Backlog:
             slots: The slots that are to be tokenized.
             limit: Most tokens of an item.
             batch_tokens: Most tokens of a batch, on all devices and cores together.
-            feeders: Most stretches that are tokenized at a time.
+            feeders: Most chunks that are tokenized at a time.
         """
         sizes = np.fromiter((size_of(items[slot]) for slot in slots), dtype=np.int64, count=len(slots))
         order = np.argsort(sizes, kind="stable")
@@ -67,57 +67,57 @@ class Backlog:
         self._limit = limit
         self._batch_tokens = batch_tokens
         self._feeders = feeders
-        self._under_way = 0  # stretches that are being tokenized
-        self._texts_under_way = 0
+        self._in_flight = 0  # chunks that are being tokenized
+        self._texts_in_flight = 0
         self._per_character = _PER_CHARACTER
-        self._per_text = 0.0  # tokens of a text in the last stretch; 0: there was none
+        self._per_text = 0.0  # tokens of a text in the last chunk; 0: there was none
         self._lock = threading.Lock()
 
     @property
     def finished(self) -> bool:
         """Whether every slot was handed out and is done."""
         with self._lock:
-            return self._left == self._under_way == 0
+            return self._left == self._in_flight == 0
 
-    def take(self, waiting: int, *, least: int = 1) -> Stretch | None:
-        """The next stretch, which is under way until it is :meth:`done`; ``None`` if it is not time for one.
+    def take(self, waiting: int, *, least: int = 1) -> TokenizeChunk | None:
+        """The next chunk, which is in flight until it is :meth:`done`; ``None`` if it is not time for one.
 
         Args:
             waiting: Number of the call's texts that are tokenized and wait for a batch.
             least: Least number of texts, if as many are left.
         """
         with self._lock:
-            if not self._left or self._under_way >= self._feeders or self._has_enough(waiting):
+            if not self._left or self._in_flight >= self._feeders or self._has_enough(waiting):
                 return None
             count, tokens = self._next(least)
             slots = self._slots[self._left - count : self._left].tolist()
-            stretch = Stretch(slots=slots, tokens=tokens, per_character=self._per_character)
+            chunk = TokenizeChunk(slots=slots, tokens=tokens, per_character=self._per_character)
             self._left -= count
-            self._under_way += 1
-            self._texts_under_way += count
+            self._in_flight += 1
+            self._texts_in_flight += count
             self._per_text = tokens / count
-            return stretch
+            return chunk
 
-    def done(self, stretch: Stretch, tokens: int) -> None:
-        """A stretch is tokenized, has so many tokens, and waits for batches."""
+    def done(self, chunk: TokenizeChunk, tokens: int) -> None:
+        """A chunk is tokenized, has so many tokens, and waits for batches."""
         with self._lock:
-            self._under_way -= 1
-            self._texts_under_way -= len(stretch.slots)
-            self._per_text = tokens / len(stretch.slots)
-            # Of its own estimate: stretches that were under way at once all say the same of the one before.
-            self._per_character = stretch.per_character * tokens / stretch.tokens
+            self._in_flight -= 1
+            self._texts_in_flight -= len(chunk.slots)
+            self._per_text = tokens / len(chunk.slots)
+            # Of its own estimate: chunks that were in flight at once all say the same of the one before.
+            self._per_character = chunk.per_character * tokens / chunk.tokens
 
     def _has_enough(self, waiting: int) -> bool:
         """Whether the texts that wait, or will in a moment, last for the next batches."""
-        texts = waiting + self._texts_under_way
+        texts = waiting + self._texts_in_flight
         return texts >= _LEAST_TEXTS and texts * self._per_text >= _LEAST_BATCHES * self._batch_tokens
 
     def _next(self, least: int) -> tuple[int, float]:
-        """Number of texts in the next stretch, and their estimated tokens."""
-        wanted = (_STRETCH_BATCHES if self._per_text else 1) * self._batch_tokens
-        most = max(least, STRETCH_TEXTS, wanted)  # no text has less than one token
+        """Number of texts in the next chunk, and their estimated tokens."""
+        wanted = (_CHUNK_BATCHES if self._per_text else 1) * self._batch_tokens
+        most = max(least, CHUNK_TEXTS, wanted)  # no text has less than one token
         sizes = self._sizes[max(0, self._left - most) : self._left][::-1]
         tokens = np.cumsum(np.minimum(self._limit, self._per_character * (sizes + _MORE_CHARACTERS)))
-        enough, plenty = np.searchsorted(tokens, (wanted, _STRETCH_TOKENS)) + 1
-        count = min(len(sizes), max(least, int(enough), min(STRETCH_TEXTS, int(plenty))))
+        enough, plenty = np.searchsorted(tokens, (wanted, _CHUNK_TOKENS)) + 1
+        count = min(len(sizes), max(least, int(enough), min(CHUNK_TEXTS, int(plenty))))
         return count, float(tokens[count - 1])

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import InvalidStateError
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,73 @@ from millpond.inputs import Item
 logger = logging.getLogger(__name__)
 
 # Called with the slots and the matrices of a batch, by the thread that ran it.
-TakeMatrices = Callable[[Sequence[int], Sequence[npt.NDArray[np.float32]]], None]
+OnMatrices = Callable[[Sequence[int], Sequence[npt.NDArray[np.float32]]], None]
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class CallHooks:
+    """What a call asks of its engine and of its caller.
+
+    Attributes:
+        assemble: Makes the output of the finished call.
+        refill: Called with the number of requests still queued, each time a batch takes some.
+        commit: Writes the rows of some slots to the cache, and finishes the call once all are
+            :meth:`Call.committed`; may wait for earlier rows. ``None`` if the call is not cached.
+        progress: Called with the number of items newly done, from the threads that do them.
+        on_matrices: Receives each batch's matrices, which the call then does not keep; only if it is ``per_token``.
+    """
+
+    assemble: Callable[[Call], Any]
+    refill: Callable[[Call, int], None] | None = None
+    commit: Callable[[Call, Sequence[int]], None] | None = None
+    progress: Callable[[int], object] | None = None
+    on_matrices: OnMatrices | None = None
+
+
+@dataclass(kw_only=True, slots=True, eq=False)
+class CallOptions:
+    """How a call is queued, besides its plan.
+
+    Attributes:
+        inline: Tokenize in the calling thread, which runs batches then.
+        progress: As :attr:`CallHooks.progress`.
+        on_matrices: As :attr:`CallHooks.on_matrices`.
+        first_index: Index of the first item in the caller's list, for errors.
+        admit: Number of texts that the queue must have room for; ``None``: as many as there are items. The first call
+            of a request asks for all of its texts, the others for 0.
+        timer: The timer of a request that is made of several calls; ``None``: a new one.
+    """
+
+    inline: bool = False
+    progress: Callable[[int], object] | None = None
+    on_matrices: OnMatrices | None = None
+    first_index: int = 0
+    admit: int | None = None
+    timer: CallTimer | None = None
+
+
+class CallResult:
+    """What is known of a call's distinct items so far, by slot.
+
+    Attributes:
+        rows: float32 ``[slots, native_width]``; empty if the call is ``per_token``.
+        matrices: float32 ``[rows, native_width]`` by slot, if ``per_token``; ``None`` until delivered, or if handed on.
+        alignments: Alignment of each slot's tokens with its text, if ``per_token`` and the task needs one.
+        tokens: int32 ``[slots]`` tokens of each item.
+        truncated: bool ``[slots]`` items that were cut.
+        cached: bool ``[slots]`` items whose row came from the cache.
+    """
+
+    __slots__ = ("alignments", "cached", "matrices", "rows", "tokens", "truncated")
+
+    def __init__(self, count: int, width: int, *, per_token: bool) -> None:
+        """Nothing is known yet."""
+        self.rows: npt.NDArray[np.float32] = np.zeros((0 if per_token else count, width), dtype=np.float32)
+        self.matrices: list[npt.NDArray[np.float32] | None] = [None] * (count if per_token else 0)
+        self.alignments: list[TokenAlignment | None] = [None] * (count if per_token else 0)
+        self.tokens: npt.NDArray[np.int32] = np.zeros(count, dtype=np.int32)
+        self.truncated: npt.NDArray[np.bool_] = np.zeros(count, dtype=np.bool_)
+        self.cached: npt.NDArray[np.bool_] = np.zeros(count, dtype=np.bool_)
 
 
 class Call:
@@ -35,18 +102,13 @@ class Call:
         items: The distinct items, by slot.
         plan: How to compute them.
         labels: Names of the columns of its logits.
-        future: The call's result.
+        future: The call's outcome.
         native_width: Columns of a row before the Matryoshka cut.
         per_token: Whether an item's result is a matrix.
-        rows: float32 ``[slots, native_width]``; empty if ``per_token``.
-        matrices: float32 ``[rows, native_width]`` by slot, if ``per_token``; ``None`` until delivered, or if taken.
-        alignments: Alignment of each slot's tokens with its text, if ``per_token`` and the task needs one.
-        tokens: int32 ``[slots]`` tokens of each item.
-        truncated: bool ``[slots]`` items that were cut.
-        cached: bool ``[slots]`` items whose row came from the cache.
+        result: What is known of the items so far.
         hits: Items found in the cache.
         misses: Items looked up in the cache and not found.
-        heavy: Whether much of the call was queued at once; set by the scheduler.
+        is_bulk: Whether much of the call was queued at once; set by the scheduler.
         continues: Whether more of the call is going to be queued; set by the intake.
     """
 
@@ -54,33 +116,23 @@ class Call:
         self,
         items: Sequence[Item],
         plan: Plan,
+        hooks: CallHooks,
         *,
         native_width: int,
-        labels: tuple[str, ...],
-        assemble: Callable[[Call], Any],
-        commit: Callable[[Call, Sequence[int], bool], None] | None,
-        progress: Callable[[int], object] | None,
-        refill: Callable[[Call, int], None],
+        labels: tuple[str, ...] = (),
         first_index: int = 0,
         timer: CallTimer | None = None,
-        take: TakeMatrices | None = None,
     ) -> None:
         """A call without results.
 
         Args:
             items: The items, which may have duplicates.
             plan: How to compute them.
+            hooks: What the call asks of others.
             native_width: Columns of a row before the Matryoshka cut.
             labels: Names of the columns of its logits.
-            assemble: Makes the output of the finished call.
-            commit: Writes the rows of some slots to the cache, and finishes the call once all are :meth:`committed`;
-                may wait for earlier rows. Its last argument says whether all rows were delivered. ``None`` if the call
-                is not cached.
-            progress: Called with the number of items newly done, from the threads that do them.
-            refill: Called with the number of requests still queued, each time a batch takes some.
             first_index: Index of the first item in the caller's list, for errors.
             timer: The timer of a request that is made of several calls; ``None``: a new one.
-            take: Receives each batch's matrices, which the call then does not keep; only if ``per_token``.
         """
         self.timer = timer or CallTimer()
         distinct = dict.fromkeys(items)
@@ -94,25 +146,15 @@ class Call:
         self.plan = plan
         self.labels = labels
         self.future: CallFuture[Any] = CallFuture()
-        count = len(self.items)
         self.native_width = native_width
         self.per_token = plan.readout.per_token or plan.readout.kind == "sparse"
-        self.rows = np.zeros((0 if self.per_token else count, native_width), dtype=np.float32)
-        self.matrices: list[npt.NDArray[np.float32] | None] = [None] * (count if self.per_token else 0)
-        self.alignments: list[TokenAlignment | None] = [None] * (count if self.per_token else 0)
-        self.tokens = np.zeros(count, dtype=np.int32)
-        self.truncated = np.zeros(count, dtype=np.bool_)
-        self.cached = np.zeros(count, dtype=np.bool_)
+        self.result = CallResult(len(self.items), native_width, per_token=self.per_token)
         self.hits = self.misses = 0
-        self.heavy = False
+        self.is_bulk = False
         self.continues = False
-        self._missing = count
+        self._missing = len(self.items)
         self._uncommitted = 0  # rows that were delivered, and are not in the cache yet
-        self._assemble = assemble
-        self._commit = commit
-        self._progress = progress
-        self._refill = refill
-        self._take = take
+        self._hooks = hooks
         self._lock = threading.Lock()
         self._truncated_noun = truncated_noun.get()
 
@@ -124,7 +166,7 @@ class Call:
     @property
     def owns_rows(self) -> bool:
         """Whether the result may overwrite the rows; a commit to the cache may read computed ones in another thread."""
-        return self._commit is None or self.hits == len(self.items)
+        return self._hooks.commit is None or self.hits == len(self.items)
 
     def index_of(self, slot: int) -> int:
         """Index of a distinct item in the caller's list; of duplicates, the first one's."""
@@ -132,58 +174,68 @@ class Call:
 
     def refill(self, queued: int) -> None:
         """Called when ``queued`` of the call's requests are still waiting."""
-        self._refill(self, queued)
+        if self._hooks.refill is not None:
+            self._hooks.refill(self, queued)
 
     def note(self, slots: Sequence[int], items: Sequence[Tokenized]) -> None:
         """Store the results of tokenization for ``slots``."""
         for slot, item in zip(slots, items, strict=True):
-            self.tokens[slot] = len(item.ids)
+            self.result.tokens[slot] = len(item.ids)
             if item.truncated:
-                self.truncated[slot] = True
+                self.result.truncated[slot] = True
             if self.per_token:
-                self.alignments[slot] = item.alignment
+                self.result.alignments[slot] = item.alignment
 
     def deliver_cached(self, count: int) -> None:
-        """Count rows that were found in the cache, and are in :attr:`rows`."""
+        """Count rows that were found in the cache, and are in the result."""
         with self._lock:
             self._missing -= count
             last = self._missing == 0
-        if self._progress is not None:
-            self._progress(count)
+        if self._hooks.progress is not None:
+            self._hooks.progress(count)
         if last:
             self.finish()
 
     def deliver(self, slots: Sequence[int], results: Sequence[npt.NDArray[np.float32]]) -> None:
         """Take a batch's results for ``slots``; the last ones finish the call."""
         self.timer.returned()
-        if self.per_token:
-            finite = [bool(np.isfinite(result).all()) for result in results]
-            if self._take is None:
-                for slot, result in zip(slots, results, strict=True):
-                    self.matrices[slot] = result
-            elif all(finite) and not self.done:
-                self._take(slots, results)
-        else:
-            rows = results[0][None] if len(results) == 1 else np.concatenate(results).reshape(len(results), -1)
-            # All rows at once; one by one only if something is wrong.
-            finite = [] if np.isfinite(rows).all() else [bool(np.isfinite(row).all()) for row in rows]
-            if len(slots) == 1:  # several at once take longer than one, but not longer than two
-                self.rows[slots[0]] = rows[0]
-            else:
-                self.rows[slots] = rows
-        if not all(finite):
-            return self.fail(_not_finite(self.index_of(slots[finite.index(False)])))
+        hooks = self._hooks
+        broken = self._store_matrices(slots, results) if self.per_token else self._store_rows(slots, results)
+        if broken is not None:
+            return self.fail(_not_finite(self.index_of(broken)))
         over = self.done  # cancelled: no caller waits, but a computed row is still worth a commit
         with self._lock:  # several threads deliver, never the same slot
             self._missing -= len(slots)
             self._uncommitted += len(slots)
             last = self._missing == 0
-        if self._commit is not None:
-            self._commit(self, slots, last)
-        if self._progress is not None and not over:
-            self._progress(len(slots))
-        if last and self._commit is None:
+        if hooks.commit is not None:
+            hooks.commit(self, slots)
+        if hooks.progress is not None and not over:
+            hooks.progress(len(slots))
+        if last and hooks.commit is None:
             self.finish()
+
+    def _store_matrices(self, slots: Sequence[int], results: Sequence[npt.NDArray[np.float32]]) -> int | None:
+        """Keep matrices, or hand them on; returns the slot of one that is not finite."""
+        broken = next((slot for slot, m in zip(slots, results, strict=True) if not np.isfinite(m).all()), None)
+        on_matrices = self._hooks.on_matrices
+        if on_matrices is None:
+            for slot, result in zip(slots, results, strict=True):
+                self.result.matrices[slot] = result
+        elif broken is None and not self.done:
+            on_matrices(slots, results)
+        return broken
+
+    def _store_rows(self, slots: Sequence[int], results: Sequence[npt.NDArray[np.float32]]) -> int | None:
+        """Keep rows; returns the slot of one that is not finite."""
+        rows = results[0][None] if len(results) == 1 else np.concatenate(results).reshape(len(results), -1)
+        if len(slots) == 1:  # several at once take longer than one, but not longer than two
+            self.result.rows[slots[0]] = rows[0]
+        else:
+            self.result.rows[slots] = rows
+        if np.isfinite(rows).all():  # all rows at once; one by one only if something is wrong
+            return None
+        return slots[int(np.argmin(np.isfinite(rows).all(axis=1)))]
 
     def committed(self, count: int) -> bool:
         """Count rows that were committed; returns whether they were the call's last: threads deliver in any order."""
@@ -201,14 +253,14 @@ class Call:
     def finish(self) -> None:
         """Assemble the output and set the future's result."""
         try:
-            output = self._assemble(self)
+            output = self._hooks.assemble(self)
         except Exception as error:  # no other code would report it to the caller
             return self.fail(error)
-        if self._progress is not None and self._slot_of is not None:
-            self._progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
-        if self._truncated_noun is not None and np.count_nonzero(self.truncated):
+        if self._hooks.progress is not None and self._slot_of is not None:
+            self._hooks.progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
+        if self._truncated_noun is not None and np.count_nonzero(self.result.truncated):
             warn_truncated(
-                self.per_item(self.truncated),
+                self.per_item(self.result.truncated),
                 self.plan.limit,
                 first_index=self._first_index,
                 noun=self._truncated_noun,
@@ -224,13 +276,13 @@ class Call:
         return range(self.size) if self._slot_of is None else self._slot_of.tolist()
 
     @property
-    def taken(self) -> bool:
-        """Whether the matrices were handed on as they came, so that the call has none."""
-        return self._take is not None
+    def hands_matrices_on(self) -> bool:
+        """Whether the matrices are handed on as they come, so that the call has none."""
+        return self._hooks.on_matrices is not None
 
     def matrices_per_item(self) -> list[npt.NDArray[np.float32]]:
         """Each item's matrix, in the caller's order."""
-        matrices = [self.matrices[slot] for slot in self.slots()]
+        matrices = [self.result.matrices[slot] for slot in self.slots()]
         return [matrix for matrix in matrices if matrix is not None]
 
     def per_item(self, per_slot: npt.NDArray[Any]) -> npt.NDArray[Any]:

@@ -54,7 +54,7 @@ class Committer:
         self._transaction = threading.Lock()
         self._errors = CacheErrors("vectors cannot be cached, and are computed again next time", logging.ERROR)
 
-    def commit(self, call: Call, slots: Sequence[int], _last: bool = False) -> None:
+    def commit(self, call: Call, slots: Sequence[int]) -> None:
         """Commit the rows of ``slots`` soon, and finish their call if all of its rows are committed then.
 
         Waits while too many rows are uncommitted.
@@ -133,9 +133,9 @@ class Committer:
                 keys += self._cache.keys(self._namespace(call), [key_of(call.items[slot]) for slot in delivery.slots])
             self._cache.put(
                 keys,
-                np.concatenate([delivery.call.rows[delivery.slots] for delivery in deliveries]),
-                tokens=np.concatenate([delivery.call.tokens[delivery.slots] for delivery in deliveries]),
-                truncated=np.concatenate([delivery.call.truncated[delivery.slots] for delivery in deliveries]),
+                np.concatenate([delivery.call.result.rows[delivery.slots] for delivery in deliveries]),
+                tokens=np.concatenate([delivery.call.result.tokens[delivery.slots] for delivery in deliveries]),
+                truncated=np.concatenate([delivery.call.result.truncated[delivery.slots] for delivery in deliveries]),
             )
         except CacheError as error:
             # The vectors are right; to lose them because the disk is full would be worse.

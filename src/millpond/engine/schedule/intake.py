@@ -13,7 +13,7 @@ import numpy as np
 from millpond.cache.sqlitefile import CacheFileError
 from millpond.cache.vector_cache import VectorCache
 from millpond.engine.input.encode import InputEncoder
-from millpond.engine.schedule.backlog import STRETCH_TEXTS, Backlog, Stretch
+from millpond.engine.schedule.backlog import CHUNK_TEXTS, Backlog, TokenizeChunk
 from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.prefixes import shared_prefixes
@@ -34,7 +34,7 @@ INLINE_TEXTS = 16
 class Intake:
     """Feeds the scheduler; keeps no more of a call in tokenized form than the next batches need.
 
-    A call is tokenized stretch by stretch, by several threads at once if its texts do not last for the next batches.
+    A call is tokenized chunk by chunk, by several threads at once if its texts do not last for the next batches.
     """
 
     def __init__(
@@ -76,9 +76,9 @@ class Intake:
         """Start a call, with a look-up in the cache first if it ``caches``.
 
         If many calls are running (``crowded``), a small one is tokenized by the worker that picks it. Otherwise this
-        thread tokenizes it if it is ``inline``, since it will assist, else one of ``threads`` does. Large texts have a
-        thread of their own, so that none of these waits for them. A thread that is one of these itself, in a future's
-        callback, tokenizes the ``whole`` call: nobody else may be there to do it.
+        thread tokenizes it if it is ``inline``, since it runs batches then; else one of ``threads`` does. Large texts
+        have a thread of their own, so that none of these waits for them. A thread that is one of these itself, in a
+        future's callback, tokenizes the ``whole`` call: nobody else may be there to do it.
         """
         small = 0 < len(call.items) <= INLINE_TEXTS and not any(map(is_large, call.items))
         if crowded and not caches and small:
@@ -118,8 +118,8 @@ class Intake:
     def refill(self, call: Call, queued: int) -> None:
         """Tokenize more of a call if few of its requests are queued."""
         backlog = self._backlogs.get(call)  # it is there before the call's requests are queued
-        while backlog is not None and (stretch := backlog.take(queued)) is not None:
-            self._thread_for(call, stretch.slots).submit(self._feed_stretch, call, backlog, stretch)
+        while backlog is not None and (chunk := backlog.take(queued)) is not None:
+            self._thread_for(call, chunk.slots).submit(self._feed_chunk, call, backlog, chunk)
 
     def _thread_for(self, call: Call, slots: Sequence[int]) -> Executor:
         """Which threads tokenize ``slots``, the longest item last."""
@@ -155,7 +155,7 @@ class Intake:
             part = keys[start : start + _LOOKED_UP]
             try:
                 # Nobody else writes these rows before they are known to be missing.
-                rows = call.rows[start : start + len(part)]
+                rows = call.result.rows[start : start + len(part)]
                 hits = self._cache.get(part, width=call.native_width, out=rows)
             except CacheFileError as error:  # the texts are computed instead
                 self._errors.report(error)
@@ -165,9 +165,9 @@ class Intake:
             found = np.flatnonzero(hits.found)
             missing.extend((np.flatnonzero(~hits.found) + start).tolist())
             end = start + len(part)
-            call.tokens[start:end] = hits.tokens
-            call.truncated[start:end] = hits.truncated
-            call.cached[start:end] = hits.found
+            call.result.tokens[start:end] = hits.tokens
+            call.result.truncated[start:end] = hits.truncated
+            call.result.cached[start:end] = hits.found
             call.hits += len(found)
             call.misses = len(missing)
             if len(found):
@@ -175,7 +175,7 @@ class Intake:
         return missing
 
     def _feed(self, call: Call, slots: Sequence[int], *, inline: bool) -> None:
-        """Tokenize a call's first stretch, or let a thread do so, and leave the rest to :meth:`refill`."""
+        """Tokenize a call's first chunk, or let a thread do so, and leave the rest to :meth:`refill`."""
         backlog = Backlog(
             call.items, slots, limit=call.plan.limit, batch_tokens=self._batch_tokens, feeders=self._feeders
         )
@@ -184,21 +184,21 @@ class Intake:
         if call.done:  # cancelled meanwhile; drop() came before there was a backlog to drop
             return self.drop(call)
         # If this thread is in a callback, the intake's may wait for it: it does more at once.
-        stretch = backlog.take(0, least=STRETCH_TEXTS if inline else 1)
-        assert stretch is not None
+        chunk = backlog.take(0, least=CHUNK_TEXTS if inline else 1)
+        assert chunk is not None
         self.refill(call, 0)
-        if inline or self._thread_for(call, stretch.slots) is self._threads:
-            self._feed_stretch(call, backlog, stretch, quiet=inline)
+        if inline or self._thread_for(call, chunk.slots) is self._threads:
+            self._feed_chunk(call, backlog, chunk, quiet=inline)
         else:
-            self._large_thread.submit(self._feed_stretch, call, backlog, stretch)
+            self._large_thread.submit(self._feed_chunk, call, backlog, chunk)
 
-    def _feed_stretch(self, call: Call, backlog: Backlog, stretch: Stretch, quiet: bool = False) -> None:
-        """Tokenize and queue a stretch, and have the next one tokenized if that is not enough."""
-        tokens = self._put(call, stretch.slots, quiet)
+    def _feed_chunk(self, call: Call, backlog: Backlog, chunk: TokenizeChunk, quiet: bool = False) -> None:
+        """Tokenize and queue a chunk, and have the next one tokenized if that is not enough."""
+        tokens = self._put(call, chunk.slots, quiet)
         if call.done:
             return
         try:
-            backlog.done(stretch, tokens)
+            backlog.done(chunk, tokens)
             if backlog.finished:
                 call.continues = False
                 return self.drop(call)

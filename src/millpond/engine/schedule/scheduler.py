@@ -4,9 +4,9 @@ Every running call has its own queue. A batch visits the queues, the one served 
 equal share of the token budget from each; the rest of the budget goes to the queues in the same order. So a single
 text that arrives after a million others is in the next batch, and no call waits forever.
 
-A batch takes as long as everything in it, so light calls do not share one with heavy calls: while both kinds wait,
-every second batch is of light calls only. A light call still waits for the batch that runs when it arrives, so batches
-of heavy calls are smaller for a while after light calls were seen.
+A batch takes as long as everything in it, so small calls do not share one with bulk calls: while both kinds wait,
+every second batch is of small calls only. A small call still waits for the batch that runs when it arrives, so batches
+of bulk calls are smaller for a while after small calls were seen.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from millpond.inputs import size_of
 # The batch is full after this many queues whose first request does not fit into the rest of the budget.
 _MAX_MISFITS = 32
 
-# Least budget of a batch when lanes divide the waiting work: smaller matrix products waste the processor.
+# Least budget of a batch when workers divide the waiting work: smaller matrix products waste the processor.
 _MIN_BATCH_TOKENS = 256
 
 # A rest of less than this fraction (one over this number) of a batch is added to the batch.
 _LEFTOVER_SHARE = 8
 
-# Weight of the earlier average in the exponential moving average of a lane's tokens per second.
+# Weight of the earlier average in the exponential moving average of a worker's tokens per second.
 _EMA_WEIGHT = 0.8
 
-# A call is light while at most this fraction (one over this number) of the budget is queued for it.
-_LIGHT_SHARE = 8
+# A call is small while at most this fraction (one over this number) of the budget is queued for it.
+_SMALL_SHARE = 8
 
-# For this many batches after light calls met heavy ones, a batch of heavy ones has at most one over _BULK_SHARE of the
+# For this many batches after small calls met bulk ones, a batch of bulk ones has at most one over _BULK_SHARE of the
 # budget: on a CPU with 4,096 tokens, bulk loses a tenth, and concurrent short texts wait less than a third as long.
 _SMALL_BATCHES = 32
 _BULK_SHARE = 4
@@ -67,10 +67,10 @@ class Scheduler:
         self._ready = threading.Condition(self._lock)
         self._idle = 0  # threads waiting for work
         self._tokens = 0  # of the queued requests
-        self._light_turn = True  # whether the next batch is of light calls only, if both kinds wait
-        self._small_batches = 0  # batches of heavy calls that are still to be small
+        self._small_turn = True  # whether the next batch is of small calls only, if both kinds wait
+        self._small_batches = 0  # batches of bulk calls that are still to be small
         self._running: dict[int, tuple[int, float]] = {}  # by thread: tokens of its batch, and its start
-        self._rate = 0.0  # tokens per second of a lane, moving average
+        self._rate = 0.0  # tokens per second of a worker, moving average
         self._closing = False
         self._refusal: Callable[[], Exception] | None = None  # makes the error of every call, once no device is left
 
@@ -170,11 +170,11 @@ class Scheduler:
                 self._idle -= 1
             return not self.empty
 
-    def pick(self, lanes: int = 1, *, prepare: bool = True) -> list[Request]:
+    def pick(self, workers: int = 1, *, prepare: bool = True) -> list[Request]:
         """The next batch; empty if no request waits.
 
         Args:
-            lanes: Number of lanes that could run a batch now; little work is divided between them.
+            workers: Number of workers that could run a batch now; little work is divided between them.
             prepare: Tokenize deferred calls first; not in a thread that may be interrupted, since other callers wait.
         """
         if prepare and self._deferred and self._prepare is not None:
@@ -183,7 +183,7 @@ class Scheduler:
             self._prepare(deferred)
         with self._lock:
             self._running.pop(threading.get_ident(), None)
-            batch, served = self._pick(lanes)
+            batch, served = self._pick(workers)
             if batch:
                 self._running[threading.get_ident()] = (_tokens(batch), time.perf_counter())
             if self._queues and self._idle:
@@ -243,7 +243,7 @@ class Scheduler:
                 self._budget = min(self._full_budget, self._budget + max(1, self._budget // 4))
                 self._ran = 0
 
-    def _pick(self, lanes: int) -> tuple[list[Request], list[tuple[Call, int]]]:
+    def _pick(self, workers: int) -> tuple[list[Request], list[tuple[Call, int]]]:
         """The next batch, and its calls with the number of requests still queued for each."""
         for call in [call for call in self._queues if call.done]:
             # Cancelled or failed: no caller waits for the rest.
@@ -257,10 +257,10 @@ class Scheduler:
         batch = []
         served = {}
         calls, tokens, most = self._turn()
-        if tokens >= lanes * most and any(call.continues for call in calls):
+        if tokens >= workers * most and any(call.continues for call in calls):
             room = budget = most  # there will be more: equal parts of what waits now would be too small
         else:
-            room = budget = min(most, max(_MIN_BATCH_TOKENS, self._part(tokens, lanes, most)))
+            room = budget = min(most, max(_MIN_BATCH_TOKENS, self._part(tokens, workers, most)))
         share = max(1, budget // max(1, len(calls)))
         for quota in (share, budget):
             misfits = 0
@@ -282,19 +282,19 @@ class Scheduler:
                 served[call] = len(queue)
         return batch, list(served.items())
 
-    def _part(self, tokens: int, lanes: int, most: int) -> int:
-        """Tokens of a lane's next batch, so that all lanes finish together, in equal batches of at most ``most``.
+    def _part(self, tokens: int, workers: int, most: int) -> int:
+        """Tokens of a worker's next batch, so that all workers finish together, in equal batches of at most ``most``.
 
         Args:
             tokens: Waiting tokens.
-            lanes: Number of lanes that could begin now.
+            workers: Number of workers that could begin now.
             most: Most tokens of a batch.
         """
         now = time.perf_counter()
         running = [max(0.0, count - self._rate * (now - began)) for count, began in self._running.values()]
-        # Tokens that each lane has to run until the end; a lane with more than that still to run takes no share.
+        # Tokens that each worker has to run until the end; a worker with more than that still to run takes no share.
         while True:
-            share = (tokens + sum(running)) / (lanes + len(running))
+            share = (tokens + sum(running)) / (workers + len(running))
             busy = [remaining for remaining in running if remaining < share]
             if len(busy) == len(running):
                 break
@@ -304,20 +304,20 @@ class Scheduler:
 
     def _turn(self) -> tuple[list[Call], int, int]:
         """The calls that the next batch visits, their queued tokens, and the most tokens that the batch may have."""
-        limit = self._full_budget // _LIGHT_SHARE
-        weights = {call: 0 if call.heavy else _weight(queue, limit) for call, queue in self._queues.items()}
+        limit = self._full_budget // _SMALL_SHARE
+        weights = {call: 0 if call.is_bulk else _weight(queue, limit) for call, queue in self._queues.items()}
         for call, weight in weights.items():
-            call.heavy = call.heavy or weight > limit
-        light = [call for call in weights if not call.heavy]
-        if not light or len(light) == len(weights):
-            self._light_turn = True
+            call.is_bulk = call.is_bulk or weight > limit
+        small_calls = [call for call in weights if not call.is_bulk]
+        if not small_calls or len(small_calls) == len(weights):
+            self._small_turn = True
             self._small_batches = max(0, self._small_batches - 1)
         else:
             self._small_batches = _SMALL_BATCHES
-            self._light_turn = not self._light_turn
-            if not self._light_turn:  # it was, until the line above
-                return light, sum(weights[call] for call in light), self._budget
-        small = self._small_batches > 0 and len(light) < len(weights)
+            self._small_turn = not self._small_turn
+            if not self._small_turn:  # it was, until the line above
+                return small_calls, sum(weights[call] for call in small_calls), self._budget
+        small = self._small_batches > 0 and len(small_calls) < len(weights)
         return list(weights), self._tokens, max(1, self._budget // _BULK_SHARE) if small else self._budget
 
     @staticmethod

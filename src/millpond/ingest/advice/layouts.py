@@ -78,9 +78,9 @@ class Layout:
         widths = ",".join(map(str, [self.coarse, self.width] if self.coarse else [self.width]))
         options = ["--dimensions", widths]
         if self.datatype != "float32":
-            options += ["--datatype", self.datatype]
+            options += ["--sink", f"datatype={self.datatype}"]
         if self.quantization:
-            options += ["--index-quantization", self.quantization]
+            options += ["--sink", f"index_quantization={self.quantization}"]
         return options
 
     def command(self, source: str, model: str, *, database: str | None = None, options: Sequence[str] = ()) -> str:

@@ -175,7 +175,7 @@ def _by_width(advice: Advice) -> str:
     }
     title = f"{metric_name(advice)} by width"
     if len(values) < 2:
-        return figure(title, None, empty="One width was measured; --widths adds more.")
+        return figure(title, None, empty="One width was measured; --dimensions adds more.")
     svg = charts.widths(values, title=title, y=metric_name(advice))
     return figure(title, svg, summary="Vectors in float32, cut to each width.")
 

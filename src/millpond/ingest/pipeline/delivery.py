@@ -1,4 +1,4 @@
-"""Delivery: a batch written to a sink, with the retries, the splits and the rows that the database refuses."""
+"""RetryingWriter: a batch written to a sink, with the retries, the splits and the rows that the database refuses."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millpond.ingest.sinks.batch import WriteBatch
 T = TypeVar("T")
 
 # If more rows in a row than this are refused, the collection does not fit the run, and not the rows.
-_MAX_REFUSED_ROWS = 16
+_MAX_REJECTED_ROWS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +45,7 @@ class RetryPolicy:
                 raise InvalidRequestError(f"{name}={value!r} must be a number of seconds from {least:g}")
 
 
-class Refused(NamedTuple):
+class RejectedRow(NamedTuple):
     """A row that the database does not take.
 
     Attributes:
@@ -57,7 +57,7 @@ class Refused(NamedTuple):
     reason: str
 
 
-class Delivery:
+class RetryingWriter:
     """Sends requests to one sink.
 
     Args:
@@ -71,7 +71,7 @@ class Delivery:
     ) -> None:
         self._stop = stop
         self._note = retrying
-        self._refused = 0  # rows, since the last one that was accepted
+        self._rejected = 0  # rows, since the last one that was accepted
         self._unanswered: BaseException | None = None  # the error that is waited after
         backoff = wait_exponential(policy.first_wait, policy.longest_wait) + wait_random(0, policy.first_wait)
 
@@ -97,7 +97,7 @@ class Delivery:
         """
         return self._retrying.copy()(request)
 
-    def write(self, write: Callable[[WriteBatch], object], batch: WriteBatch) -> list[Refused]:
+    def write(self, write: Callable[[WriteBatch], object], batch: WriteBatch) -> list[RejectedRow]:
         """Write a batch; one that is too large goes in halves, and rows that the database refuses are left out.
 
         Returns:
@@ -107,27 +107,27 @@ class Delivery:
             SinkRejectedError: The database refuses one row after another.
             SinkError: As :meth:`send`.
         """
-        refused: list[Refused] = []
-        self._write(write, batch, 0, refused)
-        return refused
+        rejected: list[RejectedRow] = []
+        self._write(write, batch, 0, rejected)
+        return rejected
 
     def _write(
-        self, write: Callable[[WriteBatch], object], batch: WriteBatch, first: int, refused: list[Refused]
+        self, write: Callable[[WriteBatch], object], batch: WriteBatch, first: int, rejected: list[RejectedRow]
     ) -> None:
         try:
             self.send(lambda: write(batch))
         except (SinkRejectedError, SinkTooLargeError) as error:
             if len(batch) == 1:
-                self._refused += 1
-                if self._refused > _MAX_REFUSED_ROWS:
+                self._rejected += 1
+                if self._rejected > _MAX_REJECTED_ROWS:
                     raise
-                refused.append(Refused(first, str(error)))
+                rejected.append(RejectedRow(first, str(error)))
                 return
             middle = len(batch) // 2
-            self._write(write, batch.part(slice(0, middle)), first, refused)
-            self._write(write, batch.part(slice(middle, None)), first + middle, refused)
+            self._write(write, batch.part(slice(0, middle)), first, rejected)
+            self._write(write, batch.part(slice(middle, None)), first + middle, rejected)
         else:
-            self._refused = 0
+            self._rejected = 0
 
     def _before_wait(self, state: RetryCallState) -> None:
         error = state.outcome.exception() if state.outcome is not None else None

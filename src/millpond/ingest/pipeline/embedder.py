@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, wait
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate, compress, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
@@ -22,10 +23,11 @@ from millpond.errors import (
     ModelLoadError,
 )
 from millpond.ingest.record import Record, point_id
-from millpond.ingest.sinks.batch import WriteBatch, storable
+from millpond.ingest.sinks.batch import FloatArray, WriteBatch, storable
 from millpond.ingest.telemetry.trace import RunTrace
 from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput
 from millpond.params import PoolingParams
+from millpond.tasks import Task
 from millpond.vectors import matryoshka
 
 if TYPE_CHECKING:
@@ -50,14 +52,14 @@ class PlannedRecord(NamedTuple):
         chunks: What is embedded and stored of it, at least one: the record itself, or pieces of its text.
         digest: Its :func:`~millpond.ingest.pipeline.journal.digest`, if the run has a journal.
         stored_chunks: How many rows it had before; ``None`` if that is not known.
-        again: Whether an earlier record with this id may have been marked since the source was read so far.
+        id_in_flight: Whether an earlier record with this id may have been written since the source was read so far.
     """
 
     record: Record
     chunks: Sequence[Record]
     digest: bytes = b""
     stored_chunks: int | None = None
-    again: bool = False
+    id_in_flight: bool = False
 
     @property
     def key(self) -> str:
@@ -82,6 +84,59 @@ class EmbeddedRecords:
     ends: Sequence[int]
     cached: Sequence[bool]
     truncated_ids: Sequence[str]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class EmbeddedRows:
+    """Rows of chunks, as parallel arrays.
+
+    Attributes:
+        chunks: ``n`` chunks.
+        vectors: For each width, ``[n, width]`` float32, normalized.
+        weights: Of a hybrid sink, ``n`` sparse vectors.
+        cached: ``[n]``, whether the vector came from the engine's cache.
+        truncated: ``[n]``, whether the text was cut to the engine's ``max_length``.
+    """
+
+    chunks: Sequence[Record]
+    vectors: Mapping[int, FloatArray]
+    weights: Sequence[Mapping[int, float]] | None
+    cached: npt.NDArray[np.bool_]
+    truncated: npt.NDArray[np.bool_]
+
+    def storable(self) -> npt.NDArray[np.bool_]:
+        """``[n]``, whether the vectors of every width have a cosine."""
+        rows: npt.NDArray[np.bool_] = np.logical_and.reduce([storable(each) for each in self.vectors.values()])
+        return rows
+
+    def select(self, mask: npt.NDArray[np.bool_]) -> EmbeddedRows:
+        """The rows where ``mask [n]`` is true."""
+        return EmbeddedRows(
+            chunks=list(compress(self.chunks, mask)),
+            vectors={width: rows[mask] for width, rows in self.vectors.items()},
+            weights=None if self.weights is None else list(compress(self.weights, mask)),
+            cached=self.cached[mask],
+            truncated=self.truncated[mask],
+        )
+
+    def of(self, records: Sequence[PlannedRecord]) -> EmbeddedRecords:
+        """The rows as those of ``records``, whose chunks they are in order."""
+        ends = list(accumulate(len(record.chunks) for record in records))
+        whole = len(self.chunks) == len(records)  # one chunk each, as in nearly every run
+        spans = pairwise([0, *ends])
+        cut_ids = [self.chunks[index].id for index in np.flatnonzero(self.truncated).tolist()]
+        return EmbeddedRecords(
+            records=records,
+            batch=WriteBatch(
+                records=self.chunks,
+                ids=[point_id(chunk.id, chunk.chunk) for chunk in self.chunks],
+                vectors=self.vectors,
+                sparse=self.weights,
+            ),
+            ends=ends,
+            cached=self.cached.tolist() if whole else [bool(self.cached[start:end].all()) for start, end in spans],
+            truncated_ids=cut_ids if whole else list(dict.fromkeys(cut_ids)),
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -154,16 +209,9 @@ class RecordEmbedder:
         """Begin to embed records; waits while the engine's queue is full."""
         texts = [chunk.text for record in records for chunk in record.chunks]
         # Full width, not normalized: every other width is cut from it.
-        dense = PoolingParams(role="document", dimensions=self._engine.spec.dimensions, normalize=False)
-        while True:
-            try:
-                with TruncatedTexts.quiet():  # the run reports the texts of all its calls
-                    call: Future[EmbeddingOutput] = self._engine.submit("embed", texts, dense)
-                break
-            except EngineOverloadedError as error:  # other callers fill the queue; retry when they are served
-                self._check()
-                time.sleep(error.retry_after)
-        return EmbeddingCall(records=records, dense=call, sparse=self._submit_sparse(texts, call))
+        params = PoolingParams(role="document", dimensions=self._engine.spec.dimensions, normalize=False)
+        dense = self._submit(self._engine, "embed", texts, params)
+        return EmbeddingCall(records=records, dense=dense, sparse=self._submit_sparse(texts, dense))
 
     def complete(self, call: EmbeddingCall) -> Iterator[EmbeddedRecords | UnembeddedRecord]:
         """Wait for a call, and go through its records; those of a failed one are embedded again by halves.
@@ -178,7 +226,7 @@ class RecordEmbedder:
             raise
         except (MillpondError, RuntimeError) as error:  # caused by one text, or by the forward of its batch
             call.cancel()
-            yield from self._isolate(call.records, error)
+            yield from self._bisect_failures(call.records, error)
             return
         except BaseException:
             call.cancel()  # interrupted: nothing waits for the call any more
@@ -194,72 +242,48 @@ class RecordEmbedder:
     ) -> Future[SparseEmbeddingOutput] | None:
         if self._sparse_engine is None:
             return None
+        try:
+            return self._submit(self._sparse_engine, "sparse_embed", texts, PoolingParams(role="document"))
+        except BaseException:
+            dense.cancel()
+            raise
+
+    def _submit(self, engine: Engine, task: Task, texts: Sequence[str], params: PoolingParams) -> Future[Any]:
         while True:
             try:
-                with TruncatedTexts.quiet():
-                    call: Future[SparseEmbeddingOutput] = self._sparse_engine.submit(
-                        "sparse_embed", texts, PoolingParams(role="document")
-                    )
-                return call
-            except EngineOverloadedError as error:
-                try:
-                    self._check()
-                except BaseException:
-                    dense.cancel()
-                    raise
+                with TruncatedTexts.quiet():  # the run reports the texts of all its calls
+                    return engine.submit(task, texts, params)
+            except EngineOverloadedError as error:  # other callers fill the queue; retry when they are served
+                self._check()
                 time.sleep(error.retry_after)
-            except BaseException:
-                dense.cancel()
-                raise
 
     def _cut(
         self, records: Sequence[PlannedRecord], output: EmbeddingOutput, sparse: SparseEmbeddingOutput | None
     ) -> list[EmbeddedRecords | UnembeddedRecord]:
-        rows = output.embeddings  # [chunks, d]
+        """The records with the vectors of every width, but for those of which one cannot be stored."""
+        embeddings = output.embeddings  # [chunks, d]
         chunks = [chunk for record in records for chunk in record.chunks]
-        self._trace.note_texts([len(chunk.text) for chunk in chunks])
-        vectors = {width: matryoshka.cut(rows, width, normalize=True) for width in self._widths}
-        valid = np.logical_and.reduce([storable(cut) for cut in vectors.values()])  # [chunks]
-        self._trace.note_vectors(rows if valid.all() else rows[valid])
-        ends = list(accumulate(len(record.chunks) for record in records))
-        spans = list(pairwise([0, *ends]))
-        bad = [not valid[start:end].all() for start, end in spans] if not valid.all() else [False] * len(records)
-        failures: list[EmbeddedRecords | UnembeddedRecord] = [
-            UnembeddedRecord(record=record, reason="its vector is not finite, or all zero")
-            for record, failed in zip(records, bad, strict=True)
-            if failed
-        ]
-        cached, truncated = output.cached, output.truncated
-        weights = None if sparse is None else sparse.embeddings
-        if failures:
-            keep = np.repeat(np.logical_not(bad), [end - start for start, end in spans])  # [chunks]
-            records = [record for record, failed in zip(records, bad, strict=True) if not failed]
-            chunks = [chunk for chunk, kept in zip(chunks, keep, strict=True) if kept]
-            vectors = {width: cut[keep] for width, cut in vectors.items()}
-            cached, truncated = cached[keep], truncated[keep]
-            weights = None if weights is None else [row for row, kept in zip(weights, keep, strict=True) if kept]
-            ends = list(accumulate(len(record.chunks) for record in records))
-            spans = list(pairwise([0, *ends]))
-        if not records:
-            return failures
-        whole = len(chunks) == len(records)  # one chunk each, as for nearly every run
-        hits = cached.tolist() if whole else [bool(cached[start:end].all()) for start, end in spans]
-        cut_ids = [chunks[index].id for index in np.flatnonzero(truncated)]
-        embedded = EmbeddedRecords(
-            records=records,
-            batch=WriteBatch(
-                records=chunks,
-                ids=[point_id(chunk.id, chunk.chunk) for chunk in chunks],
-                vectors=vectors,
-                sparse=weights,
-            ),
-            ends=ends,
-            cached=hits,
-            truncated_ids=cut_ids if whole else list(dict.fromkeys(cut_ids)),
+        rows = EmbeddedRows(
+            chunks=chunks,
+            vectors={width: matryoshka.cut(embeddings, width, normalize=True) for width in self._widths},
+            weights=None if sparse is None else sparse.embeddings,
+            cached=output.cached,
+            truncated=output.truncated,
         )
-        return [*failures, embedded]
+        valid = rows.storable()  # [chunks]
+        self._trace.note_texts([len(chunk.text) for chunk in chunks])
+        self._trace.note_vectors(embeddings if valid.all() else embeddings[valid])
+        failures: list[EmbeddedRecords | UnembeddedRecord] = []
+        if not valid.all():
+            owner = np.repeat(np.arange(len(records)), [len(record.chunks) for record in records])  # [chunks]
+            bad = set(owner[~valid].tolist())
+            reason = "its vector is not finite, or all zero"
+            failures = [UnembeddedRecord(record=records[index], reason=reason) for index in sorted(bad)]
+            rows = rows.select(~np.isin(owner, list(bad)))
+            records = [record for index, record in enumerate(records) if index not in bad]
+        return [*failures, rows.of(records)] if records else failures
 
-    def _isolate(
+    def _bisect_failures(
         self, records: Sequence[PlannedRecord], error: Exception
     ) -> Iterable[EmbeddedRecords | UnembeddedRecord]:
         """Embed a failed call's records again by halves: leave out those that fail alone, and return the others."""

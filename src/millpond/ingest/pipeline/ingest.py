@@ -3,7 +3,7 @@
 ::
 
     source ──journal: what is written is skipped──► chunks ──batches──► engine, two calls ahead ──vectors──►
-    cut to each width ──queue of two──► writer thread ──► sink, acknowledged ──► journal: marked as written
+    cut to each width ──queue of two──► writer thread ──► sink, acknowledged ──► journal: entered as written
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import logging
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, TypedDict
 
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.ingest.arguments import check_engine, check_sink
@@ -24,12 +25,10 @@ from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.journal import Journal
 from millpond.ingest.pipeline.planner import PlanOptions, Splitter
 from millpond.ingest.pipeline.run import IngestRun, RunParts
-from millpond.ingest.pipeline.stop import StopRequest
+from millpond.ingest.pipeline.source_items import StopRequest
 from millpond.ingest.pipeline.verify import forget_missing
 from millpond.ingest.sinks.protocol import Checks, Reads, Sink, check_widths
-from millpond.ingest.sources.compression import watch_position
-from millpond.ingest.sources.read import check_records, read
-from millpond.ingest.telemetry.progress_bar import IngestProgress
+from millpond.ingest.sources.read import reader_for
 from millpond.ingest.telemetry.report import IngestReport
 from millpond.ingest.telemetry.trace import RunTrace
 from millpond.spec import ModelSpec
@@ -44,6 +43,43 @@ BATCH_RECORDS = 2048
 BATCH_CHARS = 2 << 20
 
 
+class IngestOptions(TypedDict, total=False):
+    """The options of :func:`ingest`, for functions that pass them on."""
+
+    journal: str | os.PathLike[str] | None
+    resume: bool
+    show_progress: bool
+    keep_blank: bool
+    dead_letters: str | os.PathLike[str] | DeadLetterFile | None
+    chunking: Chunking | Splitter | None
+    sync: bool
+    verify: bool
+    retry: RetryPolicy | None
+    stop: threading.Event | None
+    trace: RunTrace | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunOptions:
+    """The options of :func:`ingest`, which describes them."""
+
+    journal: str | os.PathLike[str] | None = None
+    resume: bool = True
+    show_progress: bool = True
+    keep_blank: bool = False
+    dead_letters: str | os.PathLike[str] | DeadLetterFile | None = None
+    chunking: Chunking | Splitter | None = None
+    sync: bool = False
+    verify: bool = False
+    retry: RetryPolicy | None = None
+    stop: threading.Event | None = None
+    trace: RunTrace | None = None
+
+    def chunker(self, engine: Engine) -> Splitter | None:
+        """What cuts the texts for an engine; ``None``: nothing."""
+        return Chunker.for_engine(engine, self.chunking) if isinstance(self.chunking, Chunking) else self.chunking
+
+
 def ingest(
     records: Iterable[Any] | str | os.PathLike[str],
     *,
@@ -52,7 +88,7 @@ def ingest(
     journal: str | os.PathLike[str] | None = None,
     resume: bool = True,
     show_progress: bool = True,
-    keep_empty: bool = False,
+    keep_blank: bool = False,
     dead_letters: str | os.PathLike[str] | DeadLetterFile | None = None,
     chunking: Chunking | Splitter | None = None,
     sparse_engine: Engine | None = None,
@@ -71,7 +107,7 @@ def ingest(
     A line or item that holds no record, that the engine cannot embed although it embeds others, or that the database
     refuses although it takes others, is logged, counted as failed and kept as a dead letter; the run goes on. A blank
     text (no visible character) has a vector without a meaning, which is near to many questions: it is left out and
-    counted as empty, and a row that an earlier run wrote for its id is deleted. Texts that are cut to the engine's
+    counted as blank, and a row that an earlier run wrote for its id is deleted. Texts that are cut to the engine's
     ``max_length`` are counted, and the log names the first of them once.
 
     A database that does not answer, or is too busy, is asked again for as long as ``retry`` says.
@@ -90,7 +126,7 @@ def ingest(
         resume: Leave out the records that the journal knows as written, unless their text or metadata has changed;
             ``False`` writes all of them again.
         show_progress: Draw a progress bar, if standard error is a terminal or this is a notebook.
-        keep_empty: Embed blank texts too.
+        keep_blank: Embed blank texts too.
         dead_letters: A file for the records that are left out, which is a source itself; by default the journal's name
             with ``.dead.jsonl``, beside it; none without a journal. If it is the source, it is replaced at the end.
         chunking: Cut the texts that are longer than the model reads, or than this says, into chunks: each is a row. An
@@ -113,75 +149,108 @@ def ingest(
         TypeError: ``engine`` is no Engine (but an AsyncEngine, or a name), ``sink`` no sink, or ``records`` no
             iterable; nothing was read.
     """
+    options = RunOptions(
+        journal=journal,
+        resume=resume,
+        show_progress=show_progress,
+        keep_blank=keep_blank,
+        dead_letters=dead_letters,
+        chunking=chunking,
+        sync=sync,
+        verify=verify,
+        retry=retry,
+        stop=stop,
+        trace=trace,
+    )
+    return run_ingest(records, engine=engine, sink=sink, sparse_engine=sparse_engine, options=options)
+
+
+def run_ingest(
+    records: object,
+    *,
+    engine: Engine,
+    sink: Sink,
+    sparse_engine: Engine | None,
+    options: RunOptions,
+    runner: Callable[[RunParts], IngestRun] = IngestRun,
+) -> IngestReport:
+    """Open the source and the files of a run, plan it, and run it: see :func:`ingest`.
+
+    Args:
+        records: The source.
+        engine: The engine.
+        sink: The collection.
+        sparse_engine: The engine of the sparse vectors.
+        options: The options.
+        runner: Makes the run of its parts.
+    """
     check_engine(engine)
     check_sink(sink)
-    check_records(records)
     if sparse_engine is not None:
         check_engine(sparse_engine)
-    for name, wanted in (("sync", sync), ("verify", verify)):
-        if wanted and not isinstance(sink, Reads):
+    for name in ("sync", "verify"):
+        if getattr(options, name) and not isinstance(sink, Reads):
             raise InvalidRequestError(f"{name}=True needs a sink whose rows can be read; leave {name} out")
     widths = check_model(engine.spec, getattr(sink, "dimensions", None))
-    chunker = Chunker.for_engine(engine, chunking) if isinstance(chunking, Chunking) else chunking
+    chunker = options.chunker(engine)
     with ExitStack() as stack:
-        position = stack.enter_context(watch_position())
-        items = stack.enter_context(closing(read(records)))
-        if journal is None and verify:
-            journal = os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-")), "journal")
-        elif dead_letters is None and journal is not None:
-            dead_letters = f"{os.fspath(journal)}.dead.jsonl"
-        opened = None if journal is None else stack.enter_context(Journal(journal))
-        letters = (
-            dead_letters
-            if isinstance(dead_letters, DeadLetterFile | None)
-            else DeadLetterFile(dead_letters, source=records)
-        )
-        if letters is not None:
-            _check_letters(letters, opened, sync=sync)
+        reader = stack.enter_context(closing(reader_for(records)))
+        journal, dead_letters = _open_files(stack, options, records)
         sparse = _prepare(sink, engine, sparse_engine, chunked=chunker is not None)
-        marks = None
-        if opened is not None:
-            marks = opened.collection(f"{_target(sink)} {engine.spec.fingerprint}")
-        total = len(records) if isinstance(records, Sized) and not isinstance(records, str) else None
-        if marks is not None and resume and isinstance(sink, Reads):
-            forget_missing(sink, marks)
-        plan = PlanOptions(
-            batch_records=BATCH_RECORDS,
-            batch_chars=BATCH_CHARS,
-            keep_empty=keep_empty,
-            resume=resume,
-            chunker=chunker,
-            check=sink.check if isinstance(sink, Checks) else None,
-            fresh=chunker is None or (isinstance(sink, Reads) and sink.count() == 0),
-        )
-        make_run = getattr(engine, "make_run", IngestRun)  # an engine of many machines brings its own
-        run: IngestRun = make_run(
+        entries = None if journal is None else journal.collection(f"{_target(sink)} {engine.spec.fingerprint}")
+        if entries is not None and options.resume and isinstance(sink, Reads):
+            forget_missing(sink, entries)
+        run = runner(
             RunParts(
                 engine=engine,
                 sparse_engine=sparse,
                 sink=sink,
                 widths=widths,
-                marks=marks,
-                letters=letters,
-                plan=plan,
-                policy=RetryPolicy() if retry is None else retry,
-                sync=sync,
-                verify=verify,
-                stop=StopRequest() if stop is None else stop,
-                trace=RunTrace(vectors=0) if trace is None else trace,
-                progress=stack.enter_context(
-                    IngestProgress(show=show_progress, total=total, source=position, computed=_computed(engine))
-                ),
+                entries=entries,
+                dead_letters=dead_letters,
+                plan=_plan(sink, options, chunker),
+                policy=options.retry or RetryPolicy(),
+                sync=options.sync,
+                verify=options.verify,
+                stop=StopRequest() if options.stop is None else options.stop,
+                trace=RunTrace(vectors=0) if options.trace is None else options.trace,
+                show_progress=options.show_progress,
             )
         )
         complete = False
         try:
-            report = run.ingest(items)
+            report = run.ingest(reader)
             complete = not report.stopped
             return report
         finally:
-            if letters is not None:
-                letters.close(complete=complete)
+            if dead_letters is not None:
+                dead_letters.close(complete=complete)
+
+
+def _open_files(stack: ExitStack, options: RunOptions, source: object) -> tuple[Journal | None, DeadLetterFile | None]:
+    """The journal, and the file of the dead letters."""
+    path, letters = options.journal, options.dead_letters
+    if path is None and options.verify:
+        path = os.path.join(stack.enter_context(tempfile.TemporaryDirectory(prefix="millpond-")), "journal")
+    elif letters is None and path is not None:
+        letters = f"{os.fspath(path)}.dead.jsonl"
+    journal = None if path is None else stack.enter_context(Journal(path))
+    file = letters if isinstance(letters, DeadLetterFile | None) else DeadLetterFile(letters, source=source)
+    if file is not None:
+        _check_dead_letters(file, journal, sync=options.sync)
+    return journal, file
+
+
+def _plan(sink: Sink, options: RunOptions, chunker: Splitter | None) -> PlanOptions:
+    return PlanOptions(
+        batch_records=BATCH_RECORDS,
+        batch_chars=BATCH_CHARS,
+        keep_blank=options.keep_blank,
+        resume=options.resume,
+        chunker=chunker,
+        check=sink.check if isinstance(sink, Checks) else None,
+        fresh=chunker is None or (isinstance(sink, Reads) and sink.count() == 0),
+    )
 
 
 def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
@@ -198,7 +267,7 @@ def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
     return sorted({spec.check_dimensions(width) for width in check_widths(dimensions) or (None,)})
 
 
-def _check_letters(letters: DeadLetterFile, journal: Journal | None, *, sync: bool) -> None:
+def _check_dead_letters(letters: DeadLetterFile, journal: Journal | None, *, sync: bool) -> None:
     if journal is not None and letters.path == journal.path:
         raise InvalidRequestError(
             f"dead_letters={str(letters.path)!r} is the journal; name another file, or leave dead_letters out"
@@ -222,14 +291,6 @@ def _prepare(sink: Sink, engine: Engine, sparse_engine: Engine | None, *, chunke
         )
     sink.prepare(engine.spec, **options)
     return sparse_engine
-
-
-def _computed(engine: Engine) -> Callable[[], int] | None:
-    """How many texts the engine has computed from now on; ``None`` of an object around one that does not count."""
-    if not hasattr(engine, "stats"):
-        return None
-    before = engine.stats().batch_texts
-    return lambda: engine.stats().batch_texts - before
 
 
 def _target(sink: Sink) -> str:

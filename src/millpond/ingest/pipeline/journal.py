@@ -26,10 +26,10 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
 )
 _IDS_PER_SELECT = 500
 _PAGE = 2048
-_UNSETTLED = b""  # the digest of a record that is about to be written again
+_INVALID = b""  # the digest of a record that is about to be written again
 
 
-class Mark(NamedTuple):
+class JournalEntry(NamedTuple):
     """A record as a collection holds it.
 
     Attributes:
@@ -53,11 +53,11 @@ def digest(record: Record, settings: str = "") -> bytes:
 
 
 class Journal:
-    """Marks of the records that a database has acknowledged, for any number of collections.
+    """Entries of the records that a database has acknowledged, for any number of collections.
 
-    A mark is made after the acknowledgement, so a record with a mark was written; one without may have been. The file
-    is an sqlite database, readable by its owner only (0600): it holds ids, and no texts. A mark that was made survives
-    a crash of the process; a power cut may lose the last ones. After a fork the child process opens the file again.
+    An entry is made after the acknowledgement, so a record with an entry was written; one without may have been. The
+    file is an sqlite database, readable by its owner only (0600): it holds ids, and no texts. An entry survives a crash
+    of the process; a power cut may lose the last ones. After a fork the child process opens the file again.
 
     Args:
         path: The file; created if it does not exist.
@@ -75,12 +75,12 @@ class Journal:
         with self._errors():
             self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
 
-    def collection(self, name: str) -> CollectionMarks:
-        """The marks of a collection, by a name that says where it is and which model fills it."""
+    def collection(self, name: str) -> CollectionEntries:
+        """The entries of a collection, by a name that says where it is and which model fills it."""
         with self._errors(), self._file.transaction() as connection:
             connection.execute("INSERT OR IGNORE INTO targets (name) VALUES (?)", (name,))
             (number,) = connection.execute("SELECT number FROM targets WHERE name = ?", (name,)).fetchone()
-        return CollectionMarks(self, int(number))
+        return CollectionEntries(self, int(number))
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -117,44 +117,44 @@ class Journal:
             raise JournalError(reason if reason.startswith("journal=") else f"the journal {reason}") from error
 
 
-class CollectionMarks:
-    """The marks of one collection. Any thread may use it."""
+class CollectionEntries:
+    """The entries of one collection. Any thread may use it."""
 
     def __init__(self, journal: Journal, number: int) -> None:
         self._journal = journal
         self._number = number
 
-    def find(self, ids: Sequence[str]) -> dict[str, Mark]:
-        """The marks of these records."""
-        found: dict[str, Mark] = {}
+    def find(self, ids: Sequence[str]) -> dict[str, JournalEntry]:
+        """The entries of these records."""
+        found: dict[str, JournalEntry] = {}
         with self._journal.reading() as connection:
             for start in range(0, len(ids), _IDS_PER_SELECT):
                 part = ids[start : start + _IDS_PER_SELECT]
                 places = ",".join("?" * len(part))
                 query = f"SELECT id, digest, chunks FROM records WHERE target = ? AND id IN ({places})"
                 for row in connection.execute(query, (self._number, *part)):
-                    found[row[0]] = Mark(*row)
+                    found[row[0]] = JournalEntry(*row)
         return found
 
-    def mark(self, marks: Iterable[Mark]) -> None:
+    def add(self, entries: Iterable[JournalEntry]) -> None:
         """Note records that the database has acknowledged."""
         with self._journal.writing() as connection:
             connection.executemany(
                 "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (target, id) "
                 "DO UPDATE SET digest = excluded.digest, chunks = excluded.chunks",
-                [(self._number, *mark) for mark in marks],
+                [(self._number, *entry) for entry in entries],
             )
 
-    def unsettle(self, ids: Iterable[str]) -> None:
+    def invalidate(self, ids: Iterable[str]) -> None:
         """Note that records are about to be written again; how many rows they had stays known."""
         with self._journal.writing() as connection:
             connection.executemany(
                 "UPDATE records SET digest = ? WHERE target = ? AND id = ?",
-                [(_UNSETTLED, self._number, each) for each in ids],
+                [(_INVALID, self._number, each) for each in ids],
             )
 
     def remove(self, ids: Iterable[str]) -> None:
-        """Remove the marks of records that the collection holds no more, and of pieces that were records themselves."""
+        """Remove the entries of records that the collection holds no more, and of their pieces that were records."""
         removed = list(ids)
         with self._journal.writing() as connection:
             connection.executemany(
@@ -167,31 +167,31 @@ class CollectionMarks:
             )
 
     def rows(self) -> int:
-        """How many rows the marked records have."""
+        """How many rows these records have."""
         with self._journal.reading() as connection:
             query = "SELECT COALESCE(SUM(chunks), 0) FROM records WHERE target = ? AND digest != ?"
-            return int(connection.execute(query, (self._number, _UNSETTLED)).fetchone()[0])
+            return int(connection.execute(query, (self._number, _INVALID)).fetchone()[0])
 
-    def ends(self, count: int) -> list[Mark]:
-        """The first and the last marks in the order of their ids, ``count`` of each."""
-        marks: dict[str, Mark] = {}
+    def ends(self, count: int) -> list[JournalEntry]:
+        """The first and the last entries in the order of their ids, ``count`` of each."""
+        found: dict[str, JournalEntry] = {}
         with self._journal.reading() as connection:
             for order in ("ASC", "DESC"):
                 query = (
                     "SELECT id, digest, chunks FROM records WHERE target = ? AND digest != ? AND chunks > 0 "
                     f"ORDER BY id {order} LIMIT ?"
                 )
-                for row in connection.execute(query, (self._number, _UNSETTLED, count)):
-                    marks[row[0]] = Mark(*row)
-        return list(marks.values())
+                for row in connection.execute(query, (self._number, _INVALID, count)):
+                    found[row[0]] = JournalEntry(*row)
+        return list(found.values())
 
-    def pages(self) -> Iterator[list[Mark]]:
-        """All marks in the order of their ids, page by page; between two pages marks may be removed."""
+    def pages(self) -> Iterator[list[JournalEntry]]:
+        """All entries in the order of their ids, page by page; between two pages some may be removed."""
         last = ""
         query = "SELECT id, digest, chunks FROM records WHERE target = ? AND id > ? AND digest != ? ORDER BY id LIMIT ?"
         while True:
             with self._journal.reading() as connection:
-                page = [Mark(*row) for row in connection.execute(query, (self._number, last, _UNSETTLED, _PAGE))]
+                page = [JournalEntry(*row) for row in connection.execute(query, (self._number, last, _INVALID, _PAGE))]
             if not page:
                 return
             yield page

@@ -5,25 +5,25 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from millpond.errors import InvalidRequestError, SinkUnavailableError
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
-from millpond.ingest.pipeline.delivery import Delivery, RetryPolicy
-from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, PlannedRecord, RecordEmbedder
-from millpond.ingest.pipeline.journal import CollectionMarks
+from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
+from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, RecordEmbedder
+from millpond.ingest.pipeline.journal import CollectionEntries
+from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.pipeline.planner import PlanOptions, RecordBatch, RecordPlanner
 from millpond.ingest.pipeline.seen import SeenRecords
 from millpond.ingest.pipeline.source_items import SourceItems
-from millpond.ingest.pipeline.verify import RecordSample, verify
+from millpond.ingest.pipeline.verify import verify
 from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter, BlankRecords
-from millpond.ingest.record import Rejected
 from millpond.ingest.sinks.protocol import Reads, Sink
-from millpond.ingest.sources.dead_letter import dump_record, dump_rejected
-from millpond.ingest.telemetry.counts import RunCounts
+from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.telemetry.progress_bar import IngestProgress
 from millpond.ingest.telemetry.report import IngestReport, Verification
 from millpond.ingest.telemetry.trace import RunTrace
@@ -48,53 +48,52 @@ class RunParts:
         sparse_engine: The engine of the sparse vectors, of a hybrid sink.
         sink: Where to write; prepared.
         widths: The widths to store, ascending.
-        marks: The journal's marks; ``None`` without a journal.
-        letters: Where records go that are left out; ``None`` keeps them nowhere.
+        entries: The journal's entries; ``None`` without a journal.
+        dead_letters: Where records go that are left out; ``None`` keeps them nowhere.
         plan: What decides which records are written.
         policy: When to ask the database again.
         sync: Delete the rows of records that the source no longer has.
         verify: Look for the rows after the run.
         stop: Ends the run early.
         trace: Where times and counts go.
-        progress: The bar.
+        show_progress: Draw the bar.
     """
 
     engine: Engine
     sparse_engine: Engine | None
     sink: Sink
     widths: list[int]
-    marks: CollectionMarks | None
-    letters: DeadLetterFile | None
+    entries: CollectionEntries | None
+    dead_letters: DeadLetterFile | None
     plan: PlanOptions
     policy: RetryPolicy
     sync: bool
     verify: bool
     stop: threading.Event
     trace: RunTrace
-    progress: IngestProgress
+    show_progress: bool
 
 
 class IngestRun:
-    """One run from the source to the sink; it can be run once."""
+    """One run from the source to the sink; it can be run once.
 
-    def __init__(self, parts: RunParts) -> None:
-        self._engine = parts.engine
+    Args:
+        parts: What the run works with.
+        calls_ahead: Engine calls that may be under way while the oldest is finished.
+    """
+
+    def __init__(self, parts: RunParts, *, calls_ahead: int = _CALLS_AHEAD) -> None:
+        self._parts = parts
         self._sink = parts.sink
-        self._marks = parts.marks
-        self._letters = parts.letters
+        self._entries = parts.entries
         self._stop = parts.stop
         self._trace = parts.trace
-        self._progress = parts.progress
-        self._counts = RunCounts(self._changed)
-        self._seen = SeenRecords() if parts.sync else None
-        self._sample = RecordSample() if parts.verify else None
-        self._unknown = 0  # rejected lines, of which not even the id is known
+        self._ledger = RunLedger(parts.trace, parts.dead_letters, sync=parts.sync, verify=parts.verify)
+        self._counts = self._ledger.counts
         self._calls: deque[tuple[RecordBatch, EmbeddingCall | None]] = deque()
-        self._calls_ahead: int = getattr(parts.engine, "calls_ahead", _CALLS_AHEAD)  # more where it has many workers
-        self._delivery = Delivery(parts.policy, parts.stop, self._retrying)
-        self._writer = BatchWriter(
-            parts.sink, self._counts, delivery=self._delivery, marks=parts.marks, fail=self._fail, trace=parts.trace
-        )
+        self._calls_ahead = calls_ahead
+        self._requests = RetryingWriter(parts.policy, parts.stop, self._ledger.retrying)
+        self._writer = BatchWriter(parts.sink, self._requests, self._ledger, parts.entries)
         self._embedder = RecordEmbedder(
             parts.engine,
             parts.widths,
@@ -103,30 +102,51 @@ class IngestRun:
             check=self._writer.check,
         )
         self._planner = RecordPlanner(
-            parts.plan,
-            self._counts,
-            parts.marks,
-            fail=self._fail,
-            reject=self._reject,
-            check_writer=self._writer.check,
-            stop=parts.stop,
-            trace=parts.trace,
-            seen=self._seen,
-            sample=self._sample,
+            parts.plan, self._ledger, parts.entries, check_writer=self._writer.check, stop=parts.stop
         )
 
-    def ingest(self, items: Iterable[Any]) -> IngestReport:
+    def ingest(self, reader: RecordReader) -> IngestReport:
         """Write what the source yields; returns the counts."""
-        cache = getattr(self._engine, "cache", None)
+        cache = getattr(self._parts.engine, "cache", None)
         uncached = getattr(cache, "unwritten", 0)
-        source = SourceItems(items, self._stop)
+        source = SourceItems(reader, self._stop)
+        progress = IngestProgress(
+            self._counts.now,
+            self._queues,
+            show=self._parts.show_progress,
+            trace=self._trace,
+            total=reader.total,
+            position=reader.position,
+            computed=_computed(self._parts.engine),
+        )
+        with progress:
+            self._embed_and_write(source)
+            if source.error is not None:
+                raise source.error
+            stopped = self._stop.is_set()
+            verification = None if stopped else self._verify_rows()
+            skipped = reader.skipped
+            lost = 0 if cache is None else getattr(cache, "unwritten", 0) - uncached
+            report = self._counts.report(
+                skipped=0 if skipped is None else skipped.count,
+                skipped_files=() if skipped is None else skipped.names,
+                uncached=lost,
+                cache_error=getattr(cache, "write_error", None) if lost else None,
+                stopped=stopped,
+                verification=verification,
+            )
+            progress.finish(report)
+            return report
+
+    def _embed_and_write(self, source: SourceItems) -> None:
         try:
             for batch in self._planner.batches(source):
                 self._calls.append((batch, self._submit(batch)))
                 # The engine works on the later calls while the oldest is finished here.
                 if len(self._calls) > self._calls_ahead:
                     self._complete(*self._calls.popleft())
-            self._drain()
+            while self._calls:
+                self._complete(*self._calls.popleft())
             self._writer.finish()
         except BaseException as error:
             for _, call in self._calls:
@@ -137,36 +157,11 @@ class IngestRun:
                 raise
             logger.warning("stopped before everything was written, since %s", error)
         finally:
-            self._counts.log_summary(self._engine.spec.max_length)
-        if source.error is not None:
-            raise source.error
-        stopped = self._stop.is_set()
-        verification = None if stopped else self._look_back()
-        skipped = source.skipped
-        lost = 0 if cache is None else getattr(cache, "unwritten", 0) - uncached
-        report = self._counts.report(
-            skipped=0 if skipped is None else skipped.count,
-            skipped_files=() if skipped is None else skipped.names,
-            uncached=lost,
-            cache_error=getattr(cache, "write_error", None) if lost else None,
-            stopped=stopped,
-            verification=verification,
-        )
-        self._finish_progress(report)
-        return report
+            self._counts.log_summary(self._parts.engine.spec.max_length)
 
-    def _drain(self) -> None:
-        """Finish the calls that are left."""
-        while self._calls:
-            self._complete(*self._calls.popleft())
-
-    def _look_back(self) -> Verification | None:
-        if isinstance(self._sink, Reads):
-            if self._seen is not None:
-                self._delete_unseen(self._sink, self._seen)
-            if self._sample is not None and self._marks is not None:
-                return verify(self._sink, self._marks, self._planner.sampled(), self._embedder, self._delivery)
-        return None
+    def _queues(self) -> dict[str, tuple[int, int]]:
+        """What waits in each queue, and its limit."""
+        return {"embed": (len(self._calls), self._calls_ahead), "write": (self._writer.queued, QUEUED_BATCHES)}
 
     # -------------------------------------------------------------------------------------- what comes of the records
 
@@ -180,7 +175,7 @@ class IngestRun:
             return
         for result in self._embedder.complete(call):
             if not isinstance(result, EmbeddedRecords):
-                self._fail(result.record, result.reason)
+                self._ledger.fail(result.record, result.reason)
                 continue
             self._counts.truncated(result.truncated_ids)
             hits = sum(result.cached)
@@ -189,90 +184,45 @@ class IngestRun:
 
     def _finished(self, call: EmbeddingCall) -> bool:
         """Wait for a call, unless the run is stopped and the rows computed for it are in the cache."""
-        kept = getattr(self._engine, "cache", None) is not None
+        kept = getattr(self._parts.engine, "cache", None) is not None
         with self._trace.stage("embed", len(call.records)):
             while not call.wait(_STOP_SECONDS):
                 if kept and self._stop.is_set():
                     call.cancel()
                     return False
-                self._counts.add()  # the curves and the bar go on
         return True
 
-    def _reject(self, rejected: Rejected) -> None:
-        """Leave out a line that holds no record."""
-        self._counts.failed(rejected.where, rejected.reason)
-        self._trace.note_failure(rejected.where, rejected.reason)
-        if rejected.record_id is None:
-            self._unknown += 1
-        elif self._seen is not None:
-            self._seen.add([rejected.record_id])
-        if self._letters is not None:
-            self._letters.add(dump_rejected(rejected))
+    # ------------------------------------------------------------------------------------------ after the last record
 
-    def _fail(self, planned: PlannedRecord, reason: str) -> None:
-        """Leave out a record; called by the writer's thread, too."""
-        where = f"record {planned.record.id!r}"
-        self._counts.failed(where, reason)
-        self._trace.note_failure(where, reason)
-        if self._sample is not None:
-            self._sample.drop(planned.key)
-        if self._letters is not None:
-            self._letters.add(dump_record(planned.record, where=where, reason=reason))
-
-    def _retrying(self, error: BaseException, seconds: float) -> None:
-        self._counts.add(retried=1)
-        self._trace.note_retry(str(error))
-        logger.warning("%s; trying again in %.1f s", error, seconds)
+    def _verify_rows(self) -> Verification | None:
+        """Delete what the source no longer has, and look for the rows that the journal says are there."""
+        if isinstance(self._sink, Reads):
+            if self._ledger.seen is not None:
+                self._delete_unseen(self._sink, self._ledger.seen)
+            if self._parts.verify and self._entries is not None:
+                return verify(self._sink, self._entries, self._planner.sampled(), self._embedder, self._requests)
+        return None
 
     def _delete_unseen(self, sink: Reads, seen: SeenRecords) -> None:
         """Delete the rows of records that the source no longer has."""
-        if self._unknown:
+        if unknown := self._ledger.unknown_ids:
             logger.error(
                 "sync=True deleted nothing: %d records of the source could not be read, and their ids are not known; a "
                 "row that the source seems to lack may be theirs. Mend them and run again",
-                self._unknown,
+                unknown,
             )
             return
-        if not len(seen) and self._delivery.send(sink.count):
+        if not len(seen) and self._requests.send(sink.count):
             raise InvalidRequestError(
                 "the source holds no record, and sync=True would delete every row; leave sync out, or delete the rows "
                 "by sink.delete"
             )
-        self._delivery.send(lambda: _note_stale(sink, seen))
+        self._requests.send(lambda: _note_stale(sink, seen))
         for stale in seen.stale():
-            row_ids = [row_id for row_id, _ in stale]
-            if self._marks is not None:  # first, since a mark without its row would never be written again
-                self._marks.remove({record_id for _, record_id in stale})
-            self._delivery.send(lambda ids=row_ids: sink.delete_rows(ids))  # type: ignore[misc]
+            if self._entries is not None:  # first, since an entry without its row would never be written again
+                self._entries.remove({record_id for _, record_id in stale})
+            self._requests.send(partial(sink.delete_rows, [row_id for row_id, _ in stale]))
             self._counts.add(deleted=len(stale))
-
-    def _changed(self, counts: Mapping[str, int]) -> None:
-        """The counts have changed."""
-        queues = {"embed": len(self._calls), "write": self._writer.queued}
-        self._trace.sample(counts, queues)
-        self._progress.update(
-            read=counts["read"],
-            finished=counts["finished"],
-            cached=counts["cached"],
-            embedded=counts["embedded"],
-            failed=counts["failed"],
-            retried=counts["retried"],
-            queues={"embed": (queues["embed"], self._calls_ahead), "write": (queues["write"], QUEUED_BATCHES)},
-        )
-
-    def _finish_progress(self, report: IngestReport) -> None:
-        counts = {
-            name: getattr(report, name) for name in ("cached", "embedded", "failed", "retried", "read", "written")
-        }
-        self._trace.sample(counts, {}, last=True)
-        if not report.stopped:
-            self._progress.finish(
-                finished=report.read,
-                cached=report.cached,
-                embedded=report.embedded,
-                failed=report.failed,
-                retried=report.retried,
-            )
 
 
 def _note_stale(sink: Reads, seen: SeenRecords) -> None:
@@ -281,3 +231,11 @@ def _note_stale(sink: Reads, seen: SeenRecords) -> None:
     rows = sink.scan()
     while page := list(islice(rows, _SCANNED_ROWS)):
         seen.note_stale(page)
+
+
+def _computed(engine: Any) -> Callable[[], int]:
+    """How many texts the engine has computed from now on; none by an object around one that does not count."""
+    if not hasattr(engine, "stats"):
+        return lambda: 0
+    before = engine.stats().batch_texts
+    return lambda: int(engine.stats().batch_texts - before)

@@ -1,4 +1,4 @@
-"""SourceItems: the records of a source, up to its end, its error or the end of the run."""
+"""SourceItems: the records of a source, up to its end, its error or the end of a run that a StopRequest ends."""
 
 from __future__ import annotations
 
@@ -6,9 +6,30 @@ import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-from millpond.ingest.pipeline.stop import ReadInterrupted, StopRequest
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sources.read import SkippedFiles
+
+
+class ReadInterrupted(BaseException):
+    """Raised by :meth:`StopRequest.interrupt` inside the source, whose next item is not waited for."""
+
+
+class StopRequest(threading.Event):
+    """An event that a run looks at between two records; once it is set, the run writes what is embedded, and returns.
+
+    Attributes:
+        reading: Whether the run's own thread waits for the source: :meth:`interrupt` then ends the waiting.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reading = False
+
+    def interrupt(self) -> None:
+        """Set the event from a signal handler, which runs in the thread of the run."""
+        self.set()
+        if self.reading:
+            self.reading = False
+            raise ReadInterrupted
 
 
 class SourceItems:
@@ -16,7 +37,6 @@ class SourceItems:
 
     Attributes:
         error: The exception, once it was raised.
-        skipped: What a folder's reader did not read.
     """
 
     def __init__(self, items: Iterable[Record | Rejected], stop: threading.Event) -> None:
@@ -25,16 +45,12 @@ class SourceItems:
         # A signal handler may end the waiting for the next item.
         self._stop: Any = stop if isinstance(stop, StopRequest) else StopRequest()
         self.error: Exception | None = None
-        self.skipped: SkippedFiles | None = None
 
     def __iter__(self) -> Iterator[Record | Rejected]:
         while True:
             try:
                 item = self._next()
-            except StopIteration as end:
-                self.skipped = end.value if isinstance(end.value, SkippedFiles) else None
-                return
-            except ReadInterrupted:
+            except (StopIteration, ReadInterrupted):
                 return
             except Exception as error:
                 error.add_note(f"ingest: raised by the source at item {self._read} (from 0); those before are written")

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from millpond.ingest.pipeline.delivery import Delivery
+from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder, record_key
-from millpond.ingest.pipeline.journal import CollectionMarks, Mark
+from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
 from millpond.ingest.record import Record, content_hash, point_id
-from millpond.ingest.sinks.batch import FloatArray
-from millpond.ingest.sinks.protocol import Reads
+from millpond.ingest.sinks.batch import FloatArray, WriteBatch
+from millpond.ingest.sinks.protocol import Reads, StoredRow
 from millpond.ingest.telemetry.report import Verification
 
 logger = logging.getLogger(__name__)
@@ -65,22 +65,22 @@ class RecordSample:
             self._places.pop(key, None)
 
 
-def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
-    """Remove the marks of records that the collection lacks: it was deleted, or restored from a copy.
+def forget_missing(sink: Reads, entries: CollectionEntries) -> int:
+    """Remove the entries of records that the collection lacks: it was deleted, or restored from a copy.
 
-    The collection is trusted if it has as many rows as the marks say, and the rows of the first and the last ids; else
+    The collection is trusted if it has as many rows as the entries say, and those of the first and the last ids; else
     every row is looked for by its id.
 
     Returns:
         How many rows are missing.
     """
-    expected = marks.rows()
+    expected = entries.rows()
     if not expected:
         return 0
     stored = sink.count()
-    if stored >= expected and not _missing(sink, marks.ends(_PROBED_RECORDS)):
+    if stored >= expected and not _missing(sink, entries.ends(_PROBED_RECORDS)):
         return 0
-    missing = _forget(sink, marks, lambda look: look()) if stored else _forget_all(marks)
+    missing = _forget(sink, entries, lambda look: look()) if stored else _forget_all(entries)
     if missing:
         logger.warning(
             "the collection lacks %d of the %d rows that the journal says it holds; they are written again",
@@ -92,48 +92,49 @@ def forget_missing(sink: Reads, marks: CollectionMarks) -> int:
 
 def verify(
     sink: Reads,
-    marks: CollectionMarks,
+    entries: CollectionEntries,
     sample: Sequence[PlannedRecord],
     embedder: RecordEmbedder,
-    delivery: Delivery,
+    requests: RetryingWriter,
 ) -> Verification:
     """Look for every row of the journal, and compare the text and the vectors of a sample with the engine's.
 
-    Marks of missing rows and of different ones are removed, so that the next run writes them.
+    Entries of missing rows and of different ones are removed, so that the next run writes them.
 
     Args:
         sink: The collection.
-        marks: The journal's marks.
+        entries: The journal's entries.
         sample: Records that the collection should hold.
         embedder: Embeds the sample, most of it from the engine's cache.
-        delivery: How requests are sent.
+        requests: How requests are sent.
     """
-    expected = marks.rows()
-    missing = _forget(sink, marks, delivery.send)
+    expected = entries.rows()
+    missing = _forget(sink, entries, requests.send)
     different: set[str] = set()
     sampled = 0
     for embedded in _embedded(embedder, sample):
         rows, batch = embedded.batch.ids, embedded.batch
         owners = [record.key for record in embedded.records for _ in record.chunks]
-        stored = delivery.send(lambda ids=rows, widths=list(batch.vectors): sink.fetch(ids, widths=widths))  # type: ignore[misc]
+        stored = requests.send(lambda ids=rows, widths=list(batch.vectors): sink.fetch(ids, widths=widths))  # type: ignore[misc]
         # Some types of vectors cannot be read back: then no row has them.
         readable = {width for row in stored.values() for width in row.vectors}
-        for index, (row_id, record) in enumerate(zip(rows, batch.records, strict=True)):
-            row = stored.get(row_id)
+        for index, row_id in enumerate(rows):
             sampled += 1
-            if (
-                row is None
-                or row.content_hash not in ("", content_hash(record.text))
-                or not all(
-                    width in row.vectors and _alike(row.vectors[width], batch.vectors[width][index])
-                    for width in readable
-                )
-            ):
+            if not _is_stored(stored.get(row_id), batch, index, readable):
                 different.add(owners[index])
     if different:
-        marks.remove(different)
+        entries.remove(different)
     return Verification(
-        rows=delivery.send(sink.count), expected=expected, missing=missing, sampled=sampled, different=len(different)
+        rows=requests.send(sink.count), expected=expected, missing=missing, sampled=sampled, different=len(different)
+    )
+
+
+def _is_stored(row: StoredRow | None, batch: WriteBatch, index: int, readable: Iterable[int]) -> bool:
+    """Whether a stored row has the text and the vectors of row ``index`` of a batch."""
+    return (
+        row is not None
+        and row.content_hash in ("", content_hash(batch.records[index].text))
+        and all(width in row.vectors and _alike(row.vectors[width], batch.vectors[width][index]) for width in readable)
     )
 
 
@@ -151,29 +152,29 @@ def _embedded(embedder: RecordEmbedder, records: Sequence[PlannedRecord]) -> Ite
                 yield result
 
 
-def _forget(sink: Reads, marks: CollectionMarks, send: Callable[[Callable[[], Any]], Any]) -> int:
+def _forget(sink: Reads, entries: CollectionEntries, send: Callable[[Callable[[], Any]], Any]) -> int:
     missing = 0
-    for page in marks.pages():
+    for page in entries.pages():
         for start in range(0, len(page), _ROWS):
             part = page[start : start + _ROWS]
-            lacking = send(lambda marks=part: _missing(sink, marks))  # type: ignore[misc]
+            lacking = send(lambda entries=part: _missing(sink, entries))  # type: ignore[misc]
             if lacking:
-                marks.remove(lacking)
+                entries.remove(lacking)
                 missing += sum(lacking.values())
     return missing
 
 
-def _forget_all(marks: CollectionMarks) -> int:
+def _forget_all(entries: CollectionEntries) -> int:
     missing = 0
-    for page in marks.pages():
-        marks.remove([mark.id for mark in page])
-        missing += sum(mark.chunks for mark in page)
+    for page in entries.pages():
+        entries.remove([entry.id for entry in page])
+        missing += sum(entry.chunks for entry in page)
     return missing
 
 
-def _missing(sink: Reads, marks: Sequence[Mark]) -> dict[str, int]:
+def _missing(sink: Reads, entries: Sequence[JournalEntry]) -> dict[str, int]:
     """Records of which rows are missing, and how many."""
-    owner = {point_id(mark.id, chunk): mark.id for mark in marks for chunk in range(mark.chunks)}
+    owner = {point_id(entry.id, chunk): entry.id for entry in entries for chunk in range(entry.chunks)}
     lacking: dict[str, int] = {}
     for row_id in owner.keys() - sink.fetch(list(owner)).keys():
         lacking[owner[row_id]] = lacking.get(owner[row_id], 0) + 1

@@ -1,21 +1,20 @@
-"""BatchWriter: the thread that writes to the sink, and marks in the journal what is written."""
+"""BatchWriter: the thread that writes to the sink, and enters in the journal what is written."""
 
 from __future__ import annotations
 
 import queue
 import threading
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from millpond.ingest.pipeline.delivery import Delivery, Refused
+from millpond.ingest.pipeline.delivery import RejectedRow, RetryingWriter
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord
-from millpond.ingest.pipeline.journal import CollectionMarks, Mark
+from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
+from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.record import point_id
 from millpond.ingest.sinks.protocol import ChunkedRows, Deletes, Reads, Sink
-from millpond.ingest.telemetry.counts import RunCounts
-from millpond.ingest.telemetry.trace import RunTrace
 
 QUEUED_BATCHES = 2
 # Rows of one write. A run can only be stopped between writes, and one may take seconds.
@@ -34,29 +33,20 @@ class BatchWriter:
 
     Args:
         sink: Where to write.
-        counts: The counts of the run.
-        delivery: How requests are sent.
-        marks: Where a written record is marked; ``None`` without a journal.
-        fail: Called with a record that the database refuses, and the reason.
-        trace: Where times go.
+        requests: How requests are sent.
+        ledger: Where counts, times and records go that the database refuses.
+        entries: Where a written record is entered; ``None`` without a journal.
     """
 
     def __init__(
-        self,
-        sink: Sink,
-        counts: RunCounts,
-        *,
-        delivery: Delivery,
-        marks: CollectionMarks | None,
-        fail: Callable[[PlannedRecord, str], object],
-        trace: RunTrace,
+        self, sink: Sink, requests: RetryingWriter, ledger: RunLedger, entries: CollectionEntries | None
     ) -> None:
         self._sink = sink
-        self._counts = counts
-        self._delivery = delivery
-        self._marks = marks
-        self._fail = fail
-        self._trace = trace
+        self._requests = requests
+        self._ledger = ledger
+        self._counts = ledger.counts
+        self._trace = ledger.trace
+        self._entries = entries
         self._queue: queue.Queue[EmbeddedRecords | BlankRecords | None] = queue.Queue(QUEUED_BATCHES)
         self._failure: BaseException | None = None
         self._dropping = False
@@ -99,7 +89,7 @@ class BatchWriter:
                 if isinstance(batch, BlankRecords):
                     self._delete(batch.records)
                     continue
-                self._unsettle(batch.records)
+                self._invalidate(batch.records)
                 for part in _parts(batch):
                     if self._dropping:
                         break
@@ -107,37 +97,37 @@ class BatchWriter:
             except BaseException as error:  # raised again in the caller's thread
                 self._failure = error
 
-    def _unsettle(self, records: Sequence[PlannedRecord]) -> None:
-        """Forget the marks that earlier records with these ids got in this run: were it killed, they would be wrong."""
-        if self._marks is not None and (again := [each.key for each in records if each.again]):
-            self._marks.unsettle(again)
+    def _invalidate(self, records: Sequence[PlannedRecord]) -> None:
+        """Invalidate what earlier records with these ids got in this run: were it killed, they would be wrong."""
+        if self._entries is not None and (keys := [each.key for each in records if each.id_in_flight]):
+            self._entries.invalidate(keys)
 
     def _write(self, batch: EmbeddedRecords, part: _Part) -> None:
         rows = batch.batch if part.whole else batch.batch.part(part.rows)
         with self._trace.stage("write", len(rows)):
-            refused = self._delivery.write(self._sink.write, rows)
-        self._counts.add(written=len(rows) - len(refused))
-        part.refused.extend(Refused(part.rows.start + row, reason) for row, reason in refused)
-        self._settle(part.completed, batch, part.refused)
+            rejected = self._requests.write(self._sink.write, rows)
+        self._counts.add(written=len(rows) - len(rejected))
+        part.rejected.extend(RejectedRow(part.rows.start + row, reason) for row, reason in rejected)
+        self._enter(part.completed, batch, part.rejected)
 
-    def _settle(self, completed: Sequence[int], batch: EmbeddedRecords, refused: Sequence[Refused]) -> None:
-        """Mark the records of which every row is written, and leave out those of which one was refused."""
-        if refused:
-            written = self._leave_out(completed, batch, refused)
+    def _enter(self, completed: Sequence[int], batch: EmbeddedRecords, rejected: Sequence[RejectedRow]) -> None:
+        """Enter the records of which every row is written, and leave out those of which one was refused."""
+        if rejected:
+            written = self._leave_out(completed, batch, rejected)
         else:
             written = [batch.records[index] for index in completed]
         self._drop_stale_chunks(written, batch)
-        if self._marks is not None and written:
+        if self._entries is not None and written:
             with self._trace.stage("journal", len(written)):
-                self._marks.mark(Mark(each.key, each.digest, len(each.chunks)) for each in written)
+                self._entries.add(JournalEntry(each.key, each.digest, len(each.chunks)) for each in written)
         self._counts.add(finished=len(written))
 
     def _leave_out(
-        self, completed: Sequence[int], batch: EmbeddedRecords, refused: Sequence[Refused]
+        self, completed: Sequence[int], batch: EmbeddedRecords, rejected: Sequence[RejectedRow]
     ) -> list[PlannedRecord]:
         """The completed records of which no row was refused; of the others no row stays behind."""
         # The rows of a batch are in the order of its records.
-        reasons = {bisect_right(batch.ends, row): reason for row, reason in reversed(refused)}
+        reasons = {bisect_right(batch.ends, row): reason for row, reason in reversed(rejected)}
         good = []
         for index in completed:
             record, cached = batch.records[index], batch.cached[index]
@@ -146,11 +136,11 @@ class BatchWriter:
                 good.append(record)
                 continue
             self._counts.add(**({"cached": -1} if cached else {"embedded": -1}))
-            self._fail(record, reason)
+            self._ledger.fail(record, reason)
             if len(record.chunks) > 1 and isinstance(self._sink, Reads):
                 self._drop_stale_chunks([record], batch)  # first: behind a gap no later run would find them
                 row_ids = [point_id(chunk.id, chunk.chunk) for chunk in reversed(record.chunks)]
-                self._delivery.send(lambda rows=row_ids: self._sink.delete_rows(rows))  # type: ignore[misc]
+                self._requests.send(lambda rows=row_ids: self._sink.delete_rows(rows))  # type: ignore[misc]
         return good
 
     def _drop_stale_chunks(self, records: Sequence[PlannedRecord], batch: EmbeddedRecords) -> None:
@@ -167,28 +157,28 @@ class BatchWriter:
                 numbers = range(each.stored_chunks - 1, len(each.chunks) - 1, -1)
                 stale += [point_id(each.record.id, number) for number in numbers]
         if unknown:
-            self._delivery.send(lambda: stale.extend(sink.chunks_from(unknown)))
+            self._requests.send(lambda: stale.extend(sink.chunks_from(unknown)))
         if stale:  # a source may hold pieces of its own beside the first one
             own = set(batch.batch.ids)
             stale[:] = [row_id for row_id in stale if row_id not in own]
         if stale:
-            self._delivery.send(lambda: sink.delete_rows(stale))
+            self._requests.send(lambda: sink.delete_rows(stale))
 
     def _delete(self, records: Sequence[PlannedRecord]) -> None:
         """Delete the rows of records whose text is blank now, if the sink can."""
-        self._unsettle(records)
+        self._invalidate(records)
         if isinstance(self._sink, Deletes):
             sink = self._sink
             with self._trace.stage("write", len(records)):
                 whole = [each.record.id for each in records if each.record.chunk == 0]
-                self._delivery.send(lambda: sink.delete(whole))
+                self._requests.send(lambda: sink.delete(whole))
                 if len(whole) < len(records) and isinstance(sink, Reads):
                     rows = [point_id(each.record.id, each.record.chunk) for each in records if each.record.chunk]
-                    self._delivery.send(lambda: sink.delete_rows(rows))
-                if self._marks is not None:  # of pieces that were records of their own, whose rows are deleted too
-                    self._marks.remove(whole)
-        if self._marks is not None:
-            self._marks.mark(Mark(each.key, each.digest, 0) for each in records)
+                    self._requests.send(lambda: sink.delete_rows(rows))
+                if self._entries is not None:  # of pieces that were records of their own, whose rows are deleted too
+                    self._entries.remove(whole)
+        if self._entries is not None:
+            self._entries.add(JournalEntry(each.key, each.digest, 0) for each in records)
 
 
 class _Part(NamedTuple):
@@ -197,21 +187,21 @@ class _Part(NamedTuple):
     Attributes:
         rows: Which.
         completed: Indexes of the records whose last row is among them.
-        refused: Rows of the batch that the database refused, shared by its parts.
+        rejected: Rows of the batch that the database refused, shared by its parts.
         whole: Whether they are all rows of the batch.
     """
 
     rows: slice
     completed: range
-    refused: list[Refused]
+    rejected: list[RejectedRow]
     whole: bool
 
 
 def _parts(batch: EmbeddedRecords) -> Iterator[_Part]:
-    count, done, refused = len(batch.batch), 0, list[Refused]()
+    count, done, rejected = len(batch.batch), 0, list[RejectedRow]()
     for start in range(0, count, _WRITE_RECORDS):
         stop = min(start + _WRITE_RECORDS, count)
         first = done
         while done < len(batch.ends) and batch.ends[done] <= stop:
             done += 1
-        yield _Part(slice(start, stop), range(first, done), refused, stop - start == count)
+        yield _Part(slice(start, stop), range(first, done), rejected, stop - start == count)

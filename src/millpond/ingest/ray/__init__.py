@@ -16,7 +16,7 @@ try:
 except ImportError as error:
     raise MissingExtraError("ingestion on a Ray cluster needs ray: pip install 'millpond[ray]'") from error
 
-from millpond.ingest.ray.dataset import embed_dataset
+from millpond.ingest.ray.dataset import DatasetReader, embed_dataset
 from millpond.ingest.ray.ingestion import ingest_dataset
 
-__all__ = ["embed_dataset", "ingest_dataset"]
+__all__ = ["DatasetReader", "embed_dataset", "ingest_dataset"]

@@ -38,7 +38,7 @@ def connected(address: str | None) -> Iterator[None]:
     handlers = _signal_handlers()
     try:
         if not local:
-            _knock(str(address))
+            _check_reachable(str(address))
         # Workers' warnings come back with their results.
         ray.init(address="local" if local else address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, RuntimeError, ValueError) as error:
@@ -85,7 +85,7 @@ def count_workers(workers: int | None, *, num_cpus: float, num_gpus: float, read
     return fit if workers is None else workers
 
 
-def _knock(address: str) -> None:
+def _check_reachable(address: str) -> None:
     """Raise OSError if nothing listens at an address with a host and a port: Ray itself would try for minutes."""
     place = urlsplit(address if "://" in address else f"//{address}")
     if place.hostname and place.port:

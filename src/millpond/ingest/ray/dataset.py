@@ -1,11 +1,11 @@
-"""embed_dataset: a Ray dataset of texts as a Ray dataset of vectors."""
+"""Ray datasets: as the source of a run, and embed_dataset, which makes a dataset of vectors of a dataset of texts."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
-from collections.abc import Collection, Generator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -20,13 +20,17 @@ from millpond.ingest.chunking import Chunker, Chunking
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder
 from millpond.ingest.pipeline.ingest import check_model
 from millpond.ingest.ray.worker import load_engine
-from millpond.ingest.record import Record, Rejected, content_hash
+from millpond.ingest.record import Record, Rejected, content_hash, point_id
+from millpond.ingest.sinks.batch import FloatArray
 from millpond.ingest.sinks.protocol import vector_name
+from millpond.ingest.sources.columns import Columns
+from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.sources.rows import RowReader
 
 logger = logging.getLogger(__name__)
 
 _READ_ROWS = 2048
+_TEXTS = ("id", "point_id", "text", "metadata", "content_hash")
 
 
 def embed_dataset(
@@ -40,7 +44,7 @@ def embed_dataset(
     metadata_columns: Collection[str] | None = None,
     cache: str | os.PathLike[str] | None = None,
     chunking: Chunking | None = None,
-    keep_empty: bool = False,
+    keep_blank: bool = False,
     keep_failed: bool = False,
     concurrency: int | tuple[int, int] = 1,
     num_cpus: float = 1.0,
@@ -65,7 +69,7 @@ def embed_dataset(
         cache: Path of the vector cache, on a local disk: the actors of a machine share it, and each machine has its own
             file there.
         chunking: Cut the texts that are longer than the model reads, or than this says, into chunks: each is a row.
-        keep_empty: Embed blank texts too.
+        keep_blank: Embed blank texts too.
         keep_failed: Keep the rows that are left out for an error, with the reason in a column ``error``, which is null
             in the others.
         concurrency: How many actors, or the fewest and the most.
@@ -80,12 +84,11 @@ def embed_dataset(
     Raises:
         ModelLoadError: The checkpoint cannot be found or run.
         InvalidRequestError: An argument is not valid, or the model does not have these widths.
-        TypeError: ``ds`` is no Ray dataset.
+        TypeError: ``ds`` is not a Ray dataset.
     """
     if not isinstance(ds, Dataset):
         raise TypeError(f"ds is of type {type(ds).__name__}; pass a ray.data.Dataset, like ray.data.from_items(...)")
-    if id_column == text_column:
-        raise InvalidRequestError(f"id_column and text_column are both {id_column!r}; name two columns")
+    columns = Columns(id=id_column, text=text_column, metadata=metadata_columns)
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
         raise InvalidRequestError(f"batch_size={batch_size!r} must be an int from 1")
     config = engine_config(model, engine_options or {})
@@ -101,13 +104,9 @@ def embed_dataset(
             "widths": check_model(spec, dimensions),
             "cache": None if cache is None else os.path.abspath(os.path.expanduser(cache)),
             "chunking": chunking,
-            "keep_empty": keep_empty,
+            "keep_blank": keep_blank,
             "keep_failed": keep_failed,
-            "columns": {
-                "id_column": id_column,
-                "text_column": text_column,
-                "metadata_columns": None if metadata_columns is None else list(metadata_columns),
-            },
+            "columns": columns,
         },
         batch_size=batch_size,
         batch_format="pyarrow",
@@ -137,11 +136,19 @@ def engine_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     return EngineConfig(model=name, **options)
 
 
-def read_dataset(
-    ds: Dataset, *, id_column: str, text_column: str, metadata_columns: Collection[str] | None
-) -> Generator[Record | Rejected, None, None]:
-    """The records of a dataset, in its order; Ray reads and transforms it meanwhile, wherever there is room."""
-    rows = RowReader("the dataset", id_column=id_column, text_column=text_column, metadata_columns=metadata_columns)
+class DatasetReader(RecordReader):
+    """The records of a Ray dataset, in its order; Ray reads and transforms it meanwhile, wherever there is room.
+
+    Args:
+        ds: The dataset.
+        columns: The names of its columns.
+    """
+
+    def __init__(self, ds: Dataset, columns: Columns | None = None) -> None:
+        super().__init__(_records(ds, RowReader("the dataset", columns)))
+
+
+def _records(ds: Dataset, rows: RowReader) -> Iterator[Record | Rejected]:
     context = ds.context
     former = context.execution_options.preserve_order, context.enable_progress_bars
     context.execution_options.preserve_order, context.enable_progress_bars = True, False
@@ -152,22 +159,15 @@ def read_dataset(
     try:
         for table in ds.iter_batches(batch_size=_READ_ROWS, batch_format="pyarrow"):
             for row in cast(pa.Table, table).to_pylist():
-                yield _record(rows, row, f"row {number}")
+                yield rows.item(row, f"row {number}")
                 number += 1
     finally:
         log.setLevel(level)
         context.execution_options.preserve_order, context.enable_progress_bars = former
 
 
-def _record(rows: RowReader, row: Mapping[str, Any], where: str) -> Record | Rejected:
-    try:
-        return rows.record(row)
-    except InvalidRequestError as error:
-        return rows.rejected(row, where, str(error))
-
-
 class BatchEmbedder:
-    """Embeds batches of rows, in an actor of Ray Data."""
+    """Embeds batches of rows, in an actor of Ray Data; its arguments are those of :func:`embed_dataset`."""
 
     def __init__(
         self,
@@ -177,102 +177,86 @@ class BatchEmbedder:
         widths: Sequence[int],
         cache: str | None,
         chunking: Chunking | None,
-        keep_empty: bool,
+        keep_blank: bool,
         keep_failed: bool,
-        columns: Mapping[str, Any],
+        columns: Columns,
     ) -> None:
-        self._engine = load_engine(config, cache, fingerprint)
-        self._embedder = RecordEmbedder(self._engine, widths)
+        engine = load_engine(config, cache, fingerprint)
+        self._embedder = RecordEmbedder(engine, widths)
         self._widths = widths
-        self._chunker = None if chunking is None else Chunker.for_engine(self._engine, chunking)
-        self._keep_empty = keep_empty
+        self._chunker = None if chunking is None else Chunker.for_engine(engine, chunking)
+        self._keep_blank = keep_blank
         self._keep_failed = keep_failed
-        self._rows = RowReader("the dataset", **columns)
-        self._schema = _schema(widths, failed=keep_failed)
+        self._rows = RowReader("the dataset", columns)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """The rows of a batch with their vectors, in order."""
-        planned: list[PlannedRecord | Rejected] = []
-        for number, row in enumerate(table.to_pylist()):
-            item = _record(self._rows, row, f"row {number} of a batch")
+        items = [self._rows.item(row, f"row {index} of a batch") for index, row in enumerate(table.to_pylist())]
+        chunks: dict[int, Sequence[Record]] = {}
+        reasons: dict[int, str] = {}
+        for index, item in enumerate(items):
             if isinstance(item, Rejected):
-                planned.append(item)
-            elif self._keep_empty or not is_blank(item.text):
-                planned.append(self._split(item))
-        found = self._embed([each for each in planned if isinstance(each, PlannedRecord)])
-        parts: list[pa.Table] = []
-        for each in planned:
-            result = found[id(each)] if isinstance(each, PlannedRecord) else each.reason
-            if not isinstance(result, str):
-                parts.append(result)
+                reasons[index] = item.reason
+            elif self._keep_blank or not is_blank(item.text):
+                try:
+                    chunks[index] = [item] if self._chunker is None else self._chunker.split(item)
+                except InvalidRequestError as error:
+                    reasons[index] = str(error)
+        vectors = self._embed(chunks, reasons)
+        rows: list[dict[str, Any]] = []
+        for index, item in enumerate(items):
+            if index in reasons:
+                where = f"record {item.id!r}" if isinstance(item, Record) else item.where
+                logger.warning("left out %s: %s", where, reasons[index])
+                if self._keep_failed:
+                    rows.append(_failed_row(item) | {"error": reasons[index]})
+            for number, chunk in enumerate(chunks.get(index, ()) if index in vectors else ()):
+                found = {vector_name(width): each[number] for width, each in vectors[index].items()}
+                rows.append(_row(chunk) | {"point_id": point_id(chunk.id, chunk.chunk)} | found)
+        return self._table(rows)
+
+    def _embed(
+        self, chunks: Mapping[int, Sequence[Record]], reasons: dict[int, str]
+    ) -> dict[int, dict[int, FloatArray]]:
+        """For each record its vectors of each width; why there are none is added to ``reasons``."""
+        # Rows may share an id, and those of a call may not: here the position in the batch is the id.
+        planned = [
+            PlannedRecord(
+                record=Record(str(index), ""),
+                chunks=[Record(str(index), chunk.text, chunk=number) for number, chunk in enumerate(each)],
+            )
+            for index, each in chunks.items()
+        ]
+        vectors: dict[int, dict[int, FloatArray]] = {}
+        for result in self._embedder.complete(self._embedder.submit(planned)) if planned else ():
+            if not isinstance(result, EmbeddedRecords):
+                reasons[int(result.record.record.id)] = result.reason
                 continue
-            where = f"record {each.record.id!r}" if isinstance(each, PlannedRecord) else each.where
-            logger.warning("left out %s: %s", where, result)
-            if self._keep_failed:
-                parts.append(self._failed(each, result))
-        return pa.concat_tables([self._schema.empty_table(), *parts]).combine_chunks()
+            for record, start, end in zip(result.records, [0, *result.ends], result.ends, strict=False):
+                found = {width: rows[start:end] for width, rows in result.batch.vectors.items()}
+                vectors[int(record.record.id)] = found
+        return vectors
 
-    def _split(self, record: Record) -> PlannedRecord | Rejected:
-        try:
-            chunks = [record] if self._chunker is None else self._chunker.split(record)
-        except InvalidRequestError as error:
-            return Rejected(where=f"record {record.id!r}", reason=str(error), record_id=record.id)
-        return PlannedRecord(record=record, chunks=chunks)
-
-    def _embed(self, records: Sequence[PlannedRecord]) -> dict[int, pa.Table | str]:
-        """For each record, by its identity, its rows, or why it has none."""
-        found: dict[int, pa.Table | str] = {}
-        rounds: list[dict[str, PlannedRecord]] = []  # an engine call of rows to write has no id twice
-        for record in records:
-            free = next((each for each in rounds if record.record.id not in each), None)
-            if free is None:
-                free = {}
-                rounds.append(free)
-            free[record.record.id] = record
-        for each in rounds:
-            for result in self._embedder.complete(self._embedder.submit(list(each.values()))):
-                if isinstance(result, EmbeddedRecords):
-                    table = self._table(result)
-                    for record, start, end in zip(result.records, [0, *result.ends], result.ends, strict=False):
-                        found[id(record)] = table.slice(start, end - start)
-                else:
-                    found[id(result.record)] = result.reason
-        return found
-
-    def _table(self, embedded: EmbeddedRecords) -> pa.Table:
-        batch = embedded.batch
-        columns = _record_columns(batch.records)
-        columns["point_id"] = list(batch.ids)
+    def _table(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
+        columns: dict[str, Any] = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in _TEXTS}
+        columns["chunk"] = pa.array([row.get("chunk") for row in rows], pa.int32())
         for width in self._widths:
-            rows = np.ascontiguousarray(batch.vectors[width], dtype=np.float32)  # [rows, width]
-            columns[vector_name(width)] = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), width)
+            found = [row.get(vector_name(width)) for row in rows]
+            values = np.stack([np.zeros(width, np.float32) if each is None else each for each in found] or [[]])
+            columns[vector_name(width)] = pa.FixedSizeListArray.from_arrays(
+                pa.array(values.ravel(), pa.float32()),
+                width,
+                mask=pa.array([each is None for each in found], pa.bool_()),
+            )
         if self._keep_failed:
-            columns["error"] = [None] * len(batch)
-        return pa.table(columns, schema=self._schema)
-
-    def _failed(self, left_out: PlannedRecord | Rejected, reason: str) -> pa.Table:
-        if isinstance(left_out, PlannedRecord):
-            columns = _record_columns([left_out.record])
-        else:
-            columns = {"id": [left_out.record_id], "text": [None], "metadata": [left_out.content]}
-            columns |= {"content_hash": [None], "chunk": [None]}
-        columns |= {"point_id": [None], "error": [reason]}
-        columns |= {vector_name(width): [None] for width in self._widths}
-        return pa.table(columns, schema=self._schema)
+            columns["error"] = pa.array([row.get("error") for row in rows], pa.string())
+        return pa.table(columns)
 
 
-def _record_columns(records: Sequence[Record]) -> dict[str, Any]:
-    return {
-        "id": [record.id for record in records],
-        "text": [record.text for record in records],
-        "metadata": [json.dumps(record.metadata, ensure_ascii=False) for record in records],
-        "content_hash": [content_hash(record.text) for record in records],
-        "chunk": [record.chunk for record in records],
-    }
+def _row(record: Record) -> dict[str, Any]:
+    metadata, digest = json.dumps(record.metadata, ensure_ascii=False), content_hash(record.text)
+    return {"id": record.id, "text": record.text, "metadata": metadata, "content_hash": digest, "chunk": record.chunk}
 
 
-def _schema(widths: Sequence[int], *, failed: bool) -> pa.Schema:
-    fields = [(name, pa.string()) for name in ("id", "point_id", "text", "metadata", "content_hash")]
-    fields.append(("chunk", pa.int32()))
-    fields += [(vector_name(width), pa.list_(pa.float32(), width)) for width in widths]
-    return pa.schema([*fields, ("error", pa.string())] if failed else fields)
+def _failed_row(item: Record | Rejected) -> dict[str, Any]:
+    return _row(item) if isinstance(item, Record) else {"id": item.record_id, "metadata": item.content}

@@ -1,15 +1,12 @@
-"""WorkerPool: the workers of a run, each an actor of Ray; one that dies is replaced, and its calls are made again."""
+"""WorkerPool: the workers of a run, each an actor that Ray restarts, and whose calls Ray makes again, if it dies."""
 
 from __future__ import annotations
 
 import logging
 import queue
 import threading
-from collections import deque
-from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any
 
 import ray
@@ -17,7 +14,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from millpond.errors import EngineClosedError, MillpondError
 from millpond.ingest.ray.cluster import resources
-from millpond.ingest.ray.worker import CacheLosses, Reply, Worker, WorkerSettings
+from millpond.ingest.ray.worker import Reply, Uncached, Worker, WorkerSettings
 
 logger = logging.getLogger(__name__)
 
@@ -26,38 +23,17 @@ CALLS_PER_WORKER = 2  # one is embedded while another is written or on its way
 _MAX_ATTEMPTS = 2
 _CLOSE_SECONDS = 20.0
 _SLOW_START_SECONDS = 60.0
-_NO_LOSSES = CacheLosses(0, None)
 
 
 class WorkerDeathsError(MillpondError):
     """Every worker that got a call died."""
 
 
-@dataclass(eq=False)
-class _Call:
-    method: str
-    arguments: tuple[Any, ...]
-    future: Future[Any] = field(default_factory=Future)
-    attempts: int = 0
-
-
-@dataclass(eq=False)
-class _Slot:
-    """The place of a worker: its actor, which may have been replaced."""
-
-    actor: Any
-    ready: bool = False
-    calls: int = 0
-    losses: CacheLosses = _NO_LOSSES
-
-
 class WorkerPool:
-    """Sends each call to the worker that has the fewest, at most two each; the others wait here.
+    """Sends each call to a free worker, at most two to each; the others wait here.
 
-    The workers start with the first call, so that a run with nothing to embed starts none.
-
-    A worker that dies, with its machine or by itself, is replaced, and its calls are made again, by any worker: they
-    may be repeated safely, since a write replaces rows with the same id.
+    The workers start with the first call, so that a run with nothing to embed starts none. Calls may be repeated
+    safely, since a write replaces rows with the same id.
 
     Args:
         settings: What every worker gets.
@@ -74,179 +50,102 @@ class WorkerPool:
             num_cpus=num_cpus,
             num_gpus=num_gpus,
             max_concurrency=CALLS_PER_WORKER + 1,
-            max_restarts=0,
-            max_task_retries=0,
+            max_restarts=-1,
+            max_task_retries=_MAX_ATTEMPTS - 1,
         )
-        self._slots: list[_Slot] = []
-        self._waiting: deque[_Call] = deque()
-        self._deaths_in_start = 0  # since a worker last became ready
-        self._former_losses = 0  # of workers that died
+        self._actors: list[Any] = []
+        self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()  # an actor for each call that it may get
+        self._calls = ThreadPoolExecutor(CALLS_PER_WORKER * workers, "millpond-workers")
+        self._uncached: dict[str, Uncached] = {}  # of each process that has been a worker
         self._error: BaseException | None = None
-        # All state belongs to one thread, which does what these say. Ray's own threads only put them here.
-        self._events: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()
-        self._warned = False
-        self._thread: threading.Thread | None = None
+        self._warned = threading.Lock()
 
     @property
-    def losses(self) -> CacheLosses:
-        """What the workers' caches could not store."""
-        slots = list(self._slots)
-        errors = [slot.losses.error for slot in slots if slot.losses.error is not None]
-        count = self._former_losses + sum(slot.losses.unwritten for slot in slots)
-        return CacheLosses(count, errors[0] if errors else None)
+    def unwritten(self) -> int:
+        """Vectors that the workers' caches could not store."""
+        return sum(each.vectors for each in list(self._uncached.values()))
+
+    @property
+    def write_error(self) -> str | None:
+        """Why not."""
+        return next((each.error for each in list(self._uncached.values()) if each.error), None)
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of any worker; the future can be cancelled until a worker gets the call.
 
         It fails with the worker's error, also with one of loading the model.
         """
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="millpond-workers", daemon=True)
-            self._thread.start()
-            self._events.put(self._start_all)
-        call = _Call(method, arguments)
-        self._events.put(lambda: self._dispatch(call))
-        return call.future
+        if not self._actors:
+            self._actors = [self._actor_class.remote(self._settings) for _ in range(self.workers)]
+            for actor in self._actors:
+                threading.Thread(target=self._load, args=[actor], name="millpond-load", daemon=True).start()
+        return self._calls.submit(self._call, method, arguments)
 
     def stop(self) -> None:
         """Let no worker wait for a database that does not answer."""
-        self._events.put(lambda: [slot.actor.stop.remote() for slot in self._slots if slot.ready])
+        for actor in self._actors:
+            actor.stop.remote()
 
     def close(self) -> None:
         """End the workers; calls that wait are cancelled."""
-        if self._thread is None:
-            return
-        self._events.put(None)
-        self._thread.join()
-        self._thread = None
-        closing = [slot.actor.close.remote() for slot in self._slots if slot.ready]
-        if closing:
-            with suppress(RayError):
-                ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS)
-        for slot in self._slots:
-            ray.kill(slot.actor)
+        self._calls.shutdown(wait=False, cancel_futures=True)
+        self._fail(EngineClosedError("the workers were closed"))
+        closing = [actor.close.remote() for actor in self._actors]
+        with suppress(RayError):
+            ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_SECONDS) if closing else None
+        for actor in self._actors:
+            ray.kill(actor)
 
-    # --------------------------------------------------------------------------------------------------- in the thread
-
-    def _work(self) -> None:
-        while (event := self._next_event()) is not None:
-            try:
-                event()
-            except BaseException as error:  # Ray itself has failed: nobody may wait for ever
-                self._fail(error)
-        self._error = EngineClosedError("the workers were closed")
-        for call in self._waiting:
-            call.future.cancel()
-
-    def _next_event(self) -> Callable[[], object] | None:
-        """Wait for the next event; tell once if no worker has started for long."""
-        if not self._warned and not any(slot.ready for slot in self._slots):
-            try:
-                return self._events.get(timeout=_SLOW_START_SECONDS)
-            except queue.Empty:
-                self._warned = True
-                logger.warning(
-                    "no worker has started in %.0f s; the cluster has %s, of which other jobs may hold a part",
-                    _SLOW_START_SECONDS,
-                    {name: count for name, count in resources().items() if name in ("CPU", "GPU")},
+    def _load(self, actor: Any) -> None:
+        """Wait until a worker has loaded the model, and give it calls."""
+        loaded = actor.load.remote()
+        try:
+            if not ray.wait([loaded], timeout=_SLOW_START_SECONDS)[0] and self._free.empty():
+                self._warn()
+            ray.get(loaded)
+        except RayActorError as error:
+            self._fail(
+                EngineClosedError(
+                    f"{_MAX_ATTEMPTS} workers died while they loaded {self._settings.engine.model!r} "
+                    f"({_reason(error)}); their machines may lack the memory: ask for fewer workers on each, by a "
+                    "larger num_cpus or num_gpus"
                 )
-        return self._events.get()
-
-    def _start_all(self) -> None:
-        self._slots = [_Slot(self._actor_class.remote(self._settings)) for _ in range(self.workers)]
-        for slot in self._slots:
-            self._load(slot)
-
-    def _load(self, slot: _Slot) -> None:
-        actor = slot.actor
-        self._when_done(actor.load.remote(), lambda result: self._loaded(slot, actor, result))
-
-    def _when_done(self, ref: Any, then: Callable[[Future[Any]], object]) -> None:
-        ref.future().add_done_callback(lambda result: self._events.put(lambda: then(result)))
-
-    def _loaded(self, slot: _Slot, actor: Any, result: Future[Any]) -> None:
-        error = result.exception()
-        if error is None:
-            slot.ready = True
-            self._deaths_in_start = 0
-            self._send_waiting()
-        elif isinstance(error, RayActorError):
-            self._deaths_in_start += 1
-            if self._deaths_in_start < _MAX_ATTEMPTS * self.workers:
-                self._replace(slot, actor)
-            else:
-                self._fail(
-                    EngineClosedError(
-                        f"{self._deaths_in_start} workers died while they loaded {self._settings.engine.model!r} "
-                        f"({_reason(error)}); their machines may lack the memory: ask for fewer workers on each, by a "
-                        "larger num_cpus or num_gpus"
-                    )
-                )
-        else:
+            )
+        except BaseException as error:  # whatever it is, nobody may wait for ever
             self._fail(_cause(error))
-
-    def _dispatch(self, call: _Call) -> None:
-        if self._error is not None:
-            if call.attempts or call.future.set_running_or_notify_cancel():
-                call.future.set_exception(self._error)
-            return
-        free = [slot for slot in self._slots if slot.ready and slot.calls < CALLS_PER_WORKER]
-        if not free:
-            self._waiting.append(call)
-            return
-        # Calls that are made again run already.
-        if not call.attempts and not call.future.set_running_or_notify_cancel():
-            return
-        slot = min(free, key=lambda each: each.calls)
-        slot.calls += 1
-        actor = slot.actor
-        self._when_done(
-            getattr(actor, call.method).remote(*call.arguments),
-            lambda result: self._finished(call, slot, actor, result),
-        )
-
-    def _finished(self, call: _Call, slot: _Slot, actor: Any, result: Future[Any]) -> None:
-        if slot.actor is actor:
-            slot.calls -= 1
-        error = result.exception()
-        if error is None:
-            reply: Reply = result.result()
-            if slot.actor is actor:
-                slot.losses = reply.losses
-            call.future.set_result(reply.value)
-        elif isinstance(error, RayActorError):
-            if slot.actor is actor:
-                logger.warning("a worker died (%s); another one takes its place and its work", _reason(error))
-                self._replace(slot, actor)
-            call.attempts += 1
-            if call.attempts < _MAX_ATTEMPTS:
-                self._dispatch(call)
-            else:
-                call.future.set_exception(
-                    WorkerDeathsError(f"{_MAX_ATTEMPTS} workers died while they embedded it ({_reason(error)})")
-                )
         else:
-            call.future.set_exception(_cause(error))
-        self._send_waiting()
+            for _ in range(CALLS_PER_WORKER):
+                self._free.put(actor)
 
-    def _send_waiting(self) -> None:
-        for _ in range(len(self._waiting)):
-            if not any(slot.ready and slot.calls < CALLS_PER_WORKER for slot in self._slots) and self._error is None:
-                return
-            self._dispatch(self._waiting.popleft())
-
-    def _replace(self, slot: _Slot, actor: Any) -> None:
-        ray.kill(actor)  # one that only seems dead holds its resources
-        self._former_losses += slot.losses.unwritten
-        slot.actor = self._actor_class.remote(self._settings)
-        slot.ready, slot.calls, slot.losses = False, 0, CacheLosses(0, slot.losses.error)
-        self._load(slot)
+    def _call(self, method: str, arguments: tuple[Any, ...]) -> Any:
+        actor = self._free.get()
+        try:
+            if self._error is not None:
+                raise self._error
+            reply: Reply = ray.get(getattr(actor, method).remote(*arguments))
+        except RayActorError as error:
+            reason = _reason(error)
+            logger.warning("%d workers died (%s); Ray starts others in their place", _MAX_ATTEMPTS, reason)
+            raise WorkerDeathsError(f"{_MAX_ATTEMPTS} workers died while they embedded it ({reason})") from error
+        except RayTaskError as error:
+            raise _cause(error) from None
+        finally:
+            self._free.put(actor)
+        self._uncached[reply.worker] = reply.uncached
+        return reply.value
 
     def _fail(self, error: BaseException) -> None:
-        """Nothing can be embedded any more."""
-        if self._error is None:
-            self._error = error
-        self._send_waiting()
+        """Nothing can be embedded any more: let every call that waits find the error."""
+        self._error = self._error or error
+        self._free.put(None)
+
+    def _warn(self) -> None:
+        if self._warned.acquire(blocking=False):
+            logger.warning(
+                "no worker has started in %.0f s; the cluster has %s, of which other jobs may hold a part",
+                _SLOW_START_SECONDS,
+                {name: count for name, count in resources().items() if name in ("CPU", "GPU")},
+            )
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -259,6 +158,4 @@ def _reason(error: BaseException) -> str:
     """The telling part of Ray's message about a death."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     told = next((line for line in lines if "exit detail" in line.lower() or "killed" in line.lower()), None)
-    if lines and "creation task" in lines[0]:
-        told = lines[-1]  # of a traceback: the error itself
     return (told or (lines[0] if lines else type(error).__name__)).partition(" Some common causes")[0][:200]

@@ -10,7 +10,7 @@ from millpond.errors import SinkUnavailableError
 from millpond.ingest.pipeline.embedder import EmbeddingCall
 from millpond.ingest.pipeline.planner import RecordBatch
 from millpond.ingest.pipeline.run import IngestRun, RunParts
-from millpond.ingest.ray.pool import WorkerDeathsError, WorkerPool
+from millpond.ingest.ray.pool import CALLS_PER_WORKER, WorkerDeathsError, WorkerPool
 from millpond.ingest.ray.worker import WrittenBatch
 
 # If more records in a row than this kill their workers, the machines are at fault and not the records.
@@ -28,7 +28,7 @@ class WritingCall(EmbeddingCall):
 
 
 class ClusterRun(IngestRun):
-    """Plans on the driver, and marks on the driver what a worker says is written.
+    """Plans on the driver, and enters in the journal on the driver what a worker says is written.
 
     A run that is stopped waits for the batches that workers have; the others are left for the next run. Batches with a
     record in common are written one after the other, so that the last text of an id stays. Everything else is written
@@ -40,19 +40,22 @@ class ClusterRun(IngestRun):
     """
 
     def __init__(self, parts: RunParts, pool: WorkerPool) -> None:
-        super().__init__(parts)
+        super().__init__(parts, calls_ahead=CALLS_PER_WORKER * pool.workers)
         self._pool = pool
         self._deaths = 0  # records in a row that kill their workers
         self._in_flight: set[str] = set()  # ids of the records that workers have
 
     def _submit(self, batch: RecordBatch) -> EmbeddingCall | None:
-        ids = {each.record.id for each in (*batch.records, *batch.blanks)}
+        planned = (*batch.records, *batch.blanks)
+        ids = {each.record.id for each in planned}
         while not self._in_flight.isdisjoint(ids):
             self._complete(*self._calls.popleft())
         self._in_flight |= ids
-        again = [each.key for each in (*batch.records, *batch.blanks) if each.again]
-        if self._marks is not None and again:
-            self._marks.unsettle(again)  # by now those batches are written, and marked
+        if self._entries is not None and (keys := [each.key for each in planned if each.id_in_flight]):
+            self._entries.invalidate(keys)  # by now those batches are written, and entered
+        return self._write(batch)
+
+    def _write(self, batch: RecordBatch) -> WritingCall:
         return WritingCall(records=batch.records, dense=self._pool.call("write", batch), sparse=None)
 
     def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
@@ -60,7 +63,7 @@ class ClusterRun(IngestRun):
         try:
             written = self._wait(call)
         except WorkerDeathsError as error:
-            self._isolate(batch, error)
+            self._bisect_deaths(batch, error)
         else:
             if written is not None:
                 self._deaths = 0
@@ -77,7 +80,7 @@ class ClusterRun(IngestRun):
         written: WrittenBatch = call.dense.result()
         return written
 
-    def _isolate(self, batch: RecordBatch, error: WorkerDeathsError) -> None:
+    def _bisect_deaths(self, batch: RecordBatch, error: WorkerDeathsError) -> None:
         """Send a batch that kills its workers again by halves, and leave out the records that do it alone."""
         if not batch.records:
             raise error
@@ -85,7 +88,7 @@ class ClusterRun(IngestRun):
             self._deaths += 1
             if self._deaths > _MAX_DEATHS:
                 raise error
-            self._fail(batch.records[0], str(error))
+            self._ledger.fail(batch.records[0], str(error))
             return
         middle = len(batch.records) // 2
         for half in (
@@ -93,14 +96,12 @@ class ClusterRun(IngestRun):
             RecordBatch(batch.records[middle:], []),
         ):
             if half.records or half.blanks:
-                self._complete(
-                    half, WritingCall(records=half.records, dense=self._pool.call("write", half), sparse=None)
-                )
+                self._complete(half, self._write(half))
 
     def _note(self, batch: RecordBatch, written: WrittenBatch) -> None:
-        """Count and mark what a worker has done."""
+        """Count and enter what a worker has done."""
         for error, seconds in written.retries:
-            self._retrying(SinkUnavailableError(error), seconds)
+            self._ledger.retrying(SinkUnavailableError(error), seconds)
         for name, took, rows in written.stages:
             self._trace.note_stage(name, took, rows)
         self._trace.note_texts([len(chunk.text) for each in batch.records for chunk in each.chunks])
@@ -108,11 +109,11 @@ class ClusterRun(IngestRun):
             self._trace.note_vectors(written.vectors)
         planned = {each.key: each for each in batch.records}
         for key, reason in written.failures:
-            self._fail(planned[key], reason)
-        if self._marks is not None and written.marks:
-            with self._trace.stage("journal", len(written.marks)):
+            self._ledger.fail(planned[key], reason)
+        if self._entries is not None and written.entries:
+            with self._trace.stage("journal", len(written.entries)):
                 if blanks := [each.record.id for each in batch.blanks if each.record.chunk == 0]:
-                    self._marks.remove(blanks)  # those of pieces that were records of their own, too
-                self._marks.mark(written.marks)
+                    self._entries.remove(blanks)  # those of pieces that were records of their own, too
+                self._entries.add(written.entries)
         self._counts.truncated(written.truncated_ids)
         self._counts.add(**{name: written.counts.get(name, 0) for name in _COUNTS})

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple, cast
+from uuid import uuid4
 
 from millpond.config import EngineConfig
 from millpond.engine.engine import Engine
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import FingerprintMismatchError
-from millpond.ingest.pipeline.delivery import Delivery, RetryPolicy
+from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder
-from millpond.ingest.pipeline.journal import Mark
+from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
+from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.pipeline.planner import RecordBatch
 from millpond.ingest.pipeline.writer import BatchWriter, BlankRecords
 from millpond.ingest.sinks.batch import FloatArray
 from millpond.ingest.sinks.protocol import Sink
-from millpond.ingest.telemetry.counts import RunCounts
 from millpond.ingest.telemetry.trace import RunTrace
 from millpond.params import PoolingParams
 from millpond.tasks import Task
@@ -54,15 +55,15 @@ class WorkerSettings:
     policy: RetryPolicy
 
 
-class CacheLosses(NamedTuple):
+class Uncached(NamedTuple):
     """What a worker's cache could not store.
 
     Attributes:
-        unwritten: Vectors.
+        vectors: How many vectors.
         error: Why.
     """
 
-    unwritten: int
+    vectors: int
     error: str | None
 
 
@@ -71,11 +72,13 @@ class Reply(NamedTuple):
 
     Attributes:
         value: The result.
-        losses: Of the worker's cache since it started.
+        worker: The process.
+        uncached: Of its cache since it started.
     """
 
     value: Any
-    losses: CacheLosses
+    worker: str
+    uncached: Uncached
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -83,7 +86,7 @@ class WrittenBatch:
     """What came of a batch that a worker embedded and wrote.
 
     Attributes:
-        marks: Records that the database has acknowledged.
+        entries: Records that the database has acknowledged.
         counts: By their names in :class:`~millpond.ingest.IngestReport`, and ``finished``.
         failures: Keys of the records that are left out, and why.
         truncated_ids: Ids of the records of which a text was cut.
@@ -92,7 +95,7 @@ class WrittenBatch:
         vectors: ``[m, d]``, some of the vectors, of full width.
     """
 
-    marks: Sequence[Mark]
+    entries: Sequence[JournalEntry]
     counts: dict[str, int]
     failures: Sequence[tuple[str, str]]
     truncated_ids: Sequence[str]
@@ -102,7 +105,7 @@ class WrittenBatch:
 
 
 class Worker:
-    """An engine in a process of its own. Calls may overlap: one is embedded while another is written.
+    """An engine in a process of its own, loaded by the first call. Calls may overlap: one embeds while another writes.
 
     Args:
         settings: The engine, the cache and the sink.
@@ -110,11 +113,11 @@ class Worker:
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
+        self._name = uuid4().hex
         self._stop = threading.Event()
-        self._writing = threading.Lock()
+        self._loading, self._writing = threading.Lock(), threading.Lock()
         self._sink: Sink | None = None
-        self._engine: Engine
-        self._sparse: Engine
+        self._engines: tuple[Engine, Engine] | None = None  # of the vectors and of the sparse vectors
 
     def load(self) -> Reply:
         """Load the model.
@@ -124,38 +127,30 @@ class Worker:
             FingerprintMismatchError: This machine has another version of it than the driver's.
             CacheError: The cache cannot be opened.
         """
-        settings = self._settings
-        self._engine = load_engine(settings.engine, settings.cache, settings.fingerprint)
-        self._sparse = self._engine if settings.sparse is None else load_engine(settings.sparse, None, None)
+        self._load()
         return self._reply(None)
 
     def embed(self, sparse: bool, task: Task, texts: Sequence[str], params: PoolingParams) -> Reply:
         """The output of one engine call."""
-        engine = self._sparse if sparse else self._engine
         with TruncatedTexts.quiet():  # the driver reports the texts of all calls
-            return self._reply(engine.submit(task, texts, params).result())
+            return self._reply(self._load()[int(sparse)].submit(task, texts, params).result())
 
     def write(self, batch: RecordBatch) -> Reply:
         """Embed a batch, write it, and return once the database has acknowledged it."""
+        engine, sparse = self._load()
         log = _BatchLog()
-        counts = RunCounts(log.note_counts)
         embedder = RecordEmbedder(
-            self._engine,
+            engine,
             self._settings.widths,
-            sparse_engine=self._sparse if self._settings.hybrid else None,
-            trace=log,
+            sparse_engine=sparse if self._settings.hybrid else None,
+            trace=log.trace,
         )
         results = list(embedder.complete(embedder.submit(batch.records))) if batch.records else []
         truncated: list[str] = []
         with self._writing:
-            writer = BatchWriter(
-                self._prepared(),
-                counts,
-                delivery=Delivery(self._settings.policy, self._stop, log.note_wait),
-                marks=log,  # type: ignore[arg-type]  # the journal is the driver's
-                fail=log.fail,
-                trace=log,
-            )
+            requests = RetryingWriter(self._settings.policy, self._stop, log.retrying)
+            # The journal is the driver's.
+            writer = BatchWriter(self._prepared(), requests, log, cast("CollectionEntries", log.entries))
             try:
                 if batch.blanks:
                     writer.put(BlankRecords(records=batch.blanks))
@@ -165,7 +160,7 @@ class Worker:
                         continue
                     truncated += result.truncated_ids
                     hits = sum(result.cached)
-                    counts.add(cached=hits, embedded=len(result.records) - hits)
+                    log.counts.add(cached=hits, embedded=len(result.records) - hits)
                     writer.put(result)
                 writer.finish()
             except BaseException:
@@ -173,13 +168,13 @@ class Worker:
                 raise
         return self._reply(
             WrittenBatch(
-                marks=log.marks,
-                counts=log.counts,
-                failures=log.failed,
+                entries=log.entries.added,
+                counts=log.counts.now(),
+                failures=log.failures,
                 truncated_ids=truncated,
-                retries=log.retried,
-                stages=log.timed,
-                vectors=log.some_vectors,
+                retries=log.retries,
+                stages=log.trace.calls,
+                vectors=log.trace.some_vectors,
             )
         )
 
@@ -193,9 +188,17 @@ class Worker:
         with self._writing:
             if self._sink is not None:
                 self._sink.close()
-        self._engine.close()
-        if self._sparse is not self._engine:
-            self._sparse.close()
+        for engine in set(self._engines or ()):
+            engine.close()
+
+    def _load(self) -> tuple[Engine, Engine]:
+        with self._loading:
+            if self._engines is None:
+                settings = self._settings
+                engine = load_engine(settings.engine, settings.cache, settings.fingerprint)
+                sparse = engine if settings.sparse is None else load_engine(settings.sparse, None, None)
+                self._engines = engine, sparse
+            return self._engines
 
     def _prepared(self) -> Sink:
         """The sink; the driver has created the collection before the first batch."""
@@ -203,10 +206,11 @@ class Worker:
             assert self._settings.open_sink is not None
             sink = self._settings.open_sink()
             options: dict[str, Any] = {"chunked": True} if self._settings.chunked else {}
+            engine, sparse = self._load()
             if self._settings.hybrid:
-                options["sparse"] = self._sparse.spec
+                options["sparse"] = sparse.spec
             try:
-                sink.prepare(self._engine.spec, **options)
+                sink.prepare(engine.spec, **options)
             except BaseException:
                 sink.close()
                 raise
@@ -214,10 +218,10 @@ class Worker:
         return self._sink
 
     def _reply(self, value: Any) -> Reply:
-        cache = self._engine.cache
+        cache = self._load()[0].cache
         error = getattr(cache, "write_error", None)
-        losses = CacheLosses(getattr(cache, "unwritten", 0), None if error is None else str(error))
-        return Reply(value, losses)
+        uncached = Uncached(getattr(cache, "unwritten", 0), None if error is None else str(error))
+        return Reply(value, self._name, uncached)
 
 
 def load_engine(config: EngineConfig, cache: str | None, fingerprint: str | None) -> Engine:
@@ -238,42 +242,52 @@ def load_engine(config: EngineConfig, cache: str | None, fingerprint: str | None
     return engine
 
 
-@dataclass(eq=False)
-class _BatchLog(RunTrace):
-    """Keeps what happens to a batch, for the driver: in the place of a trace, and of the journal's marks."""
+class _BatchTrace(RunTrace):
+    """Keeps the times of a batch, and some of its vectors, for the driver's trace."""
 
-    marks: list[Mark] = field(default_factory=list)
-    failed: list[tuple[str, str]] = field(default_factory=list)
-    retried: list[tuple[str, float]] = field(default_factory=list)
-    timed: list[tuple[str, float, int]] = field(default_factory=list)
-    some_vectors: FloatArray | None = None
-    counts: dict[str, int] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
+    def __init__(self) -> None:
         super().__init__(vectors=0)
-
-    def note_counts(self, counts: Mapping[str, int]) -> None:
-        self.counts.update(counts)
-
-    def unsettle(self, keys: Iterable[str]) -> None:
-        """The driver has done it, before it sent the batch."""
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """The driver does it, when the batch is acknowledged."""
-
-    def mark(self, marks: Iterable[Mark]) -> None:
-        self.marks.extend(marks)
-
-    def fail(self, planned: PlannedRecord, reason: str) -> None:
-        self.failed.append((planned.key, reason))
-
-    def note_wait(self, error: BaseException, seconds: float) -> None:
-        self.retried.append((str(error), seconds))
+        self.calls: list[tuple[str, float, int]] = []
+        self.some_vectors: FloatArray | None = None
 
     def note_stage(self, name: str, seconds: float, rows: int = 0) -> None:
-        self.timed.append((name, seconds, rows))
+        self.calls.append((name, seconds, rows))
 
     def note_vectors(self, rows: FloatArray) -> None:
         if len(rows):
             step = -(-len(rows) // _SAMPLED_VECTORS)
             self.some_vectors = rows[::step].copy()
+
+
+class _BatchEntries:
+    """Keeps what is to be entered in the driver's journal."""
+
+    def __init__(self) -> None:
+        self.added: list[JournalEntry] = []
+
+    def add(self, entries: Iterable[JournalEntry]) -> None:
+        self.added.extend(entries)
+
+    def invalidate(self, keys: Iterable[str]) -> None:
+        """The driver has done it, before it sent the batch."""
+
+    def remove(self, keys: Iterable[str]) -> None:
+        """The driver does it, when the batch is acknowledged."""
+
+
+class _BatchLog(RunLedger):
+    """Keeps what happens to a batch, for the driver's ledger."""
+
+    trace: _BatchTrace
+
+    def __init__(self) -> None:
+        super().__init__(_BatchTrace())
+        self.entries = _BatchEntries()
+        self.failures: list[tuple[str, str]] = []
+        self.retries: list[tuple[str, float]] = []
+
+    def fail(self, planned: PlannedRecord, reason: str) -> None:
+        self.failures.append((planned.key, reason))
+
+    def retrying(self, error: BaseException, seconds: float) -> None:
+        self.retries.append((str(error), seconds))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
@@ -10,7 +10,7 @@ from typing import Any
 
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sources.columns import check_columns
+from millpond.ingest.sources.columns import Columns
 from millpond.ingest.sources.compression import COMPRESSIONS
 from millpond.ingest.sources.rows import METADATA_KEY, RowReader
 
@@ -38,9 +38,7 @@ class ArrowReader:
     Args:
         schema: The ``pyarrow.Schema``.
         name: The source, for errors.
-        id_column: Column of the id. The schema may lack it only if it is the default.
-        text_column: Column of the text.
-        metadata_columns: The other columns that are kept, or keys of a nested ``metadata``; ``None``: all.
+        columns: The names of its columns; metadata may name keys of a nested ``metadata``, too.
 
     Attributes:
         columns: The columns to read.
@@ -49,43 +47,22 @@ class ArrowReader:
         InvalidRequestError: A column is missing, or of a type that cannot be the id, the text or metadata.
     """
 
-    def __init__(
-        self,
-        schema: Any,
-        name: str,
-        *,
-        id_column: str,
-        text_column: str,
-        metadata_columns: Collection[str] | None,
-    ) -> None:
+    def __init__(self, schema: Any, name: str, columns: Columns) -> None:
         self._types = pyarrow("reading a table").types
         names: list[str] = list(schema.names)
         nested, keys = False, None
-        if METADATA_KEY in names and METADATA_KEY not in (id_column, text_column):
+        if METADATA_KEY in names and METADATA_KEY not in (columns.id, columns.text):
             metadata = schema.field(METADATA_KEY).type
             nested = self._types.is_struct(metadata) or self._types.is_map(metadata)
             keys = [field.name for field in metadata] if self._types.is_struct(metadata) else None
-        check_columns(
-            name,
-            names,
-            id_column=id_column,
-            text_column=text_column,
-            metadata_columns=metadata_columns,
-            nested=keys if nested else (),
-        )
-        kept = set(names if metadata_columns is None else metadata_columns) | {id_column, text_column}
-        if nested and metadata_columns is not None and (set(metadata_columns) - set(names)):
+        columns.check(name, names, keys if nested else ())
+        kept = set(names if columns.metadata is None else columns.metadata) | {columns.id, columns.text}
+        if nested and columns.metadata is not None and (set(columns.metadata) - set(names)):
             kept.add(METADATA_KEY)
         self.columns = [column for column in names if column in kept]
         self._name = name
-        self._check_types({column: schema.field(column).type for column in self.columns}, id_column, text_column)
-        self._rows = RowReader(
-            name,
-            id_column=id_column,
-            text_column=text_column,
-            metadata_columns=metadata_columns,
-            nested=nested,
-        )
+        self._check_types({column: schema.field(column).type for column in self.columns}, columns)
+        self._rows = RowReader(name, columns, nested=nested)
 
     def records(self, batches: Iterable[Any], *, item: str) -> Generator[Record | Rejected, None, None]:
         """The records of ``pyarrow`` batches or tables.
@@ -113,21 +90,21 @@ class ArrowReader:
         except InvalidRequestError as error:
             return self._rows.rejected(row, where, str(error))
 
-    def _check_types(self, types: dict[str, Any], id_column: str, text_column: str) -> None:
-        text = types[text_column]
+    def _check_types(self, types: dict[str, Any], columns: Columns) -> None:
+        text = types[columns.text]
         if not self._is_text(text):
             raise InvalidRequestError(
-                f"{self._name}: column {text_column!r} is of type {text}, no text; name another column, or cast it"
+                f"{self._name}: column {columns.text!r} is of type {text}, no text; name another column, or cast it"
             )
-        identity = types.get(id_column)
+        identity = types.get(columns.id)
         if identity is not None and not self._is_identity(identity):
             raise InvalidRequestError(
-                f"{self._name}: column {id_column!r} is of type {identity}; an id is a str, an integer or a UUID: name "
-                "another column, or cast it"
+                f"{self._name}: column {columns.id!r} is of type {identity}; an id is a str, an integer or a UUID: "
+                "name another column, or cast it"
             )
         with_bytes = [column for column, kind in types.items() if self._holds_bytes(kind)]
         if with_bytes:
-            others = [column for column in types if column not in (*with_bytes, id_column, text_column)]
+            others = [column for column in types if column not in (*with_bytes, columns.id, columns.text)]
             raise InvalidRequestError(
                 f"{self._name}: {', '.join(map(repr, with_bytes))} holds bytes, which cannot be metadata; choose "
                 f"columns without bytes, metadata_columns={others}"
@@ -200,26 +177,17 @@ def _value(scalar: Any) -> Any:
         return _Unreadable(f"{type(error).__name__}: {error}")
 
 
-def read_arrow(
-    path: Path,
-    kind: str,
-    *,
-    id_column: str,
-    text_column: str,
-    metadata_columns: Collection[str] | None,
-) -> Generator[Record | Rejected, None, None]:
+def read_arrow(path: Path, kind: str, columns: Columns) -> Generator[Record | Rejected, None, None]:
     """The records of a Parquet or Arrow file.
 
     Args:
         path: The file.
         kind: Its suffix.
-        id_column: As :class:`ArrowReader`.
-        text_column: As :class:`ArrowReader`.
-        metadata_columns: As :class:`ArrowReader`.
+        columns: The names of its columns.
 
     Raises:
-        InvalidRequestError: The file cannot be read, or its columns are not those named. Of a file that is damaged
-            further on, raised after the records before.
+        InvalidRequestError: The file cannot be read, or its columns are not those named. If a file is damaged further
+            on, raised after the records before the damage.
         MissingExtraError: pyarrow is not installed.
     """
     arrow = pyarrow(f"reading {kind}")
@@ -227,13 +195,7 @@ def read_arrow(
         raise InvalidRequestError(f"{str(path)!r}: a {kind} is compressed inside; write it without {path.suffix}")
     opened = _parquet if kind == ".parquet" else _ipc
     with opened(arrow, path, None) as (schema, _):
-        reader = ArrowReader(
-            schema,
-            repr(str(path)),
-            id_column=id_column,
-            text_column=text_column,
-            metadata_columns=metadata_columns,
-        )
+        reader = ArrowReader(schema, repr(str(path)), columns)
 
     def records() -> Generator[Record | Rejected, None, None]:
         with opened(arrow, path, reader.columns) as (_, batches):

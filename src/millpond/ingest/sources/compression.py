@@ -6,14 +6,16 @@ import gzip
 import io
 import os
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 from importlib import import_module
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from millpond.errors import InvalidRequestError, MissingExtraError, SourceNotFoundError
+
+COMPRESSIONS = (".gz", ".zst")
+_READ_BYTES = 1 << 15  # of compressed data, which may be ten thousand times as many
 
 
 class SourcePosition:
@@ -37,24 +39,6 @@ class SourcePosition:
             return self.size
 
 
-_position: ContextVar[SourcePosition | None] = ContextVar("position", default=None)
-
-
-@contextmanager
-def watch_position() -> Iterator[SourcePosition]:
-    """The position in the files that are opened while the block runs, in this thread."""
-    position = SourcePosition()
-    token = _position.set(position)
-    try:
-        yield position
-    finally:
-        _position.reset(token)
-
-
-COMPRESSIONS = (".gz", ".zst")
-_READ_BYTES = 1 << 15  # of compressed data, which may be ten thousand times as many
-
-
 def kind_of(path: Path) -> str:
     """The suffix that names the kind of a file, in lower case, without that of its compression."""
     suffix = path.suffix.lower()
@@ -62,8 +46,12 @@ def kind_of(path: Path) -> str:
 
 
 @contextmanager
-def open_source(path: Path) -> Iterator[BinaryIO]:
+def open_source(path: Path, position: SourcePosition | None = None) -> Iterator[BinaryIO]:
     """Open a file for reading, decompressed if its name ends with .gz or .zst.
+
+    Args:
+        path: The file.
+        position: Told that the file is open.
 
     Raises:
         InvalidRequestError: The file cannot be read, or its compressed data is damaged or ends early; also raised by
@@ -71,18 +59,19 @@ def open_source(path: Path) -> Iterator[BinaryIO]:
         MissingExtraError: The package that reads .zst is not installed.
     """
     compression = path.suffix.lower()
-    decompressor = _zstd() if compression == ".zst" else None
+    zstandard = _zstandard() if compression == ".zst" else None
+    damaged = (EOFError, zlib.error, gzip.BadGzipFile) + (() if zstandard is None else (zstandard.ZstdError,))
     try:
         with path.open("rb") as file:
-            if (position := _position.get()) is not None:
+            if position is not None:
                 position.opened(file)
             if compression == ".gz":
                 yield cast("BinaryIO", gzip.GzipFile(fileobj=file))
-            elif decompressor is not None:
-                yield cast("BinaryIO", io.BufferedReader(_Frames(file, decompressor), _READ_BYTES))
+            elif zstandard is not None:
+                yield cast("BinaryIO", io.BufferedReader(_Blocks(_frames(file, zstandard)), _READ_BYTES))
             else:
                 yield file
-    except (EOFError, zlib.error, gzip.BadGzipFile, _DamagedError) as error:
+    except damaged as error:
         raise InvalidRequestError(
             f"{str(path)!r} is damaged, or not a {compression} file ({error}); write it again"
         ) from error
@@ -98,55 +87,42 @@ def check_source(path: Path) -> None:
         file.read(1)
 
 
-class _DamagedError(Exception):
-    """Compressed data that ends early, or is none."""
+def _frames(file: BinaryIO, zstandard: Any) -> Iterator[bytes]:
+    """The decompressed bytes of one or more frames; zstandard's own reader takes a truncated file for a whole one."""
+    frame = None
+    while data := file.read(_READ_BYTES):
+        while data:
+            frame = frame or zstandard.ZstdDecompressor().decompressobj()
+            yield frame.decompress(data)
+            data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("it ends early")
 
 
-class _Frames(io.RawIOBase):
-    """The decompressed bytes of a file of one or more compressed frames.
+class _Blocks(io.RawIOBase):
+    """Blocks of bytes as a file."""
 
-    Args:
-        file: The compressed file.
-        decompressor: Makes an object for one frame, with ``decompress``, ``eof`` and ``unused_data``.
-    """
-
-    def __init__(self, file: BinaryIO, decompressor: Callable[[], Any]) -> None:
+    def __init__(self, blocks: Iterator[bytes]) -> None:
         super().__init__()
-        self._file = file
-        self._new = decompressor
-        self._frame: Any = None
-        self._rest = b""  # read from the file, not yet decompressed
-        self._ready = memoryview(b"")  # decompressed, not yet read
+        self._blocks = blocks
+        self._ready = memoryview(b"")
 
     def readable(self) -> bool:
         return True
 
     def readinto(self, buffer: Any) -> int:
         while not self._ready:
-            data = self._rest or self._file.read(_READ_BYTES)
-            self._rest = b""
-            if not data:
-                if self._frame is not None:
-                    raise _DamagedError("it ends early")
+            block = next(self._blocks, None)
+            if block is None:
                 return 0
-            if self._frame is None:
-                self._frame = self._new()
-            try:
-                self._ready = memoryview(self._frame.decompress(data))
-            except Exception as error:  # each library has its own class
-                raise _DamagedError(str(error)) from error
-            if self._frame.eof:
-                self._rest, self._frame = self._frame.unused_data, None
+            self._ready = memoryview(block)
         size = min(len(buffer), len(self._ready))
-        buffer[:size] = self._ready[:size]
-        self._ready = self._ready[size:]
+        buffer[:size], self._ready = self._ready[:size], self._ready[size:]
         return size
 
 
-def _zstd() -> Callable[[], Any]:
-    """A function that makes a decompressor for one frame of zstd."""
+def _zstandard() -> Any:
     try:
-        library = import_module("zstandard")
+        return import_module("zstandard")
     except ImportError:
         raise MissingExtraError("reading .zst needs zstandard: pip install 'millpond[zstd]'") from None
-    return lambda: library.ZstdDecompressor().decompressobj()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import math
 import re
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import date, datetime
 from pathlib import Path
@@ -13,11 +15,13 @@ from typing import Any, TextIO
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sources.columns import check_columns
-from millpond.ingest.sources.compression import kind_of, open_source
-from millpond.ingest.sources.csv_rows import CsvRows
+from millpond.ingest.sources.columns import Columns
+from millpond.ingest.sources.compression import SourcePosition, kind_of, open_source
 from millpond.ingest.sources.rows import make_record
 
+# A cell may hold a book. The csv module's limit (128 Ki characters) is global to the process, so it is only raised.
+_FIELD_CHARS = 1 << 27
+_ROW_CHARS = 1 << 25  # of a row over several lines; a quote that is never closed is noticed after as many
 _INTEGER = re.compile(r"[+-]?[0-9]+")
 _FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
 _BOOLS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
@@ -53,63 +57,109 @@ TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
 """For each name of a type: how a cell is read, and what is accepted, in words."""
 
 
+class CsvRows:
+    """Iterates over the rows of a CSV: the cells of each, or why it has none.
+
+    A row that is not CSV costs its first line, and reading resumes with the next one: a quote that is never closed does
+    not swallow the rows behind it. Until a well-formed row follows, a row with a quote inside an unquoted cell is taken
+    for the rest of the broken one, and rejected too.
+
+    Args:
+        file: The lines, with their ends as they are.
+        delimiter: What separates cells.
+
+    Attributes:
+        line: Number of the line where the last row begins, from 1.
+        taken: Its lines.
+    """
+
+    def __init__(self, file: Iterator[str], *, delimiter: str) -> None:
+        self._file = file
+        self._delimiter = delimiter
+        self._pending: deque[str] = deque()  # lines to read before those of the file
+        cell = rf'(?:[^"{re.escape(delimiter)}\r\n]*|"(?:[^"]|"")*")'
+        self._clean = re.compile(rf"{cell}(?:{re.escape(delimiter)}{cell})*[\r\n]*")
+        self.line = 1
+        self.taken: list[str] = []
+
+    def __iter__(self) -> Iterator[tuple[list[str], str | None]]:
+        """Yields the cells of a row and ``None``, or no cells and the fault of the row."""
+        csv.field_size_limit(max(csv.field_size_limit(), _FIELD_CHARS))
+        reader, broken = self._reader(), False
+        fault: str | None
+        cells: list[str]
+        while True:
+            self.line += len(self.taken)
+            self.taken.clear()
+            fault, cells = None, []
+            try:
+                if (row := next(reader, None)) is None:
+                    return
+                cells = row
+                if broken and not self._clean.fullmatch("".join(self.taken)):
+                    fault = "a quote in an unquoted cell, behind a row that is not CSV"
+            except csv.Error as error:
+                fault = str(error)
+                if len(self.taken) > 1:
+                    fault += f", in line {self.line + len(self.taken) - 1}"
+            if fault is None:
+                broken = broken and not cells  # a blank line tells nothing
+                yield cells, None
+                continue
+            broken = True
+            self._pending.extendleft(reversed(self.taken[1:]))
+            del self.taken[1:]
+            reader = self._reader()
+            yield [], f"not CSV ({fault}); reading goes on with the next line"
+
+    @property
+    def text(self) -> str:
+        """The last row as it is in the file."""
+        return "".join(self.taken).rstrip("\r\n")
+
+    def _reader(self) -> Iterator[list[str]]:
+        return csv.reader(self._feed(), delimiter=self._delimiter, strict=True)
+
+    def _feed(self) -> Iterator[str]:
+        """The lines for the parser, which are noted in ``taken``."""
+        chars = 0
+        while (line := self._pending.popleft() if self._pending else next(self._file, None)) is not None:
+            chars = len(line) + (chars if self.taken else 0)
+            self.taken.append(line)
+            if chars > _ROW_CHARS and len(self.taken) > 1:
+                raise csv.Error(f"a quoted cell is longer than {_ROW_CHARS} characters, or never closed")
+            yield line
+
+
 class CsvReader:
     """The records of a CSV, or of a TSV. Everything but the rows is checked at construction.
 
     Args:
-        path: The file; of a .tsv, tabs separate the cells.
-        id_column: Column of the id. The file may lack it only if it is the default.
-        text_column: Column of the text.
-        metadata_columns: The other columns that are kept; ``None``: all.
+        path: The file; tabs separate the cells of a .tsv.
+        columns: The names of its columns.
         types: For some of the other columns, the name of a type in :data:`TYPES`; the others stay str.
+        position: Told that the file is open.
 
     Raises:
         InvalidRequestError: The file has no header, lacks a column or names one twice, or a type is unknown.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        id_column: str,
-        text_column: str,
-        metadata_columns: Collection[str] | None,
-        types: Mapping[str, str],
-    ) -> None:
+    def __init__(self, path: Path, columns: Columns, types: Mapping[str, str], position: SourcePosition) -> None:
         self._path = path
+        self._columns = columns
+        self._position = position
         self._delimiter = "\t" if kind_of(path) == ".tsv" else ","
         self._header = header = self._read_header()
-        check_columns(
-            repr(str(path)),
-            header,
-            id_column=id_column,
-            text_column=text_column,
-            metadata_columns=metadata_columns,
-        )
-        shown = ", ".join(map(repr, header))
+        columns.check(repr(str(path)), header)
         for column, type_name in types.items():
-            if column not in header:
-                raise InvalidRequestError(f"types={column}={type_name}: {str(path)!r} has the columns {shown}")
-            if column in (id_column, text_column):
-                raise InvalidRequestError(
-                    f"types={column}={type_name}: the column is the id or the text, which are str"
-                )
-            if metadata_columns is not None and column not in metadata_columns:
-                raise InvalidRequestError(f"types={column}={type_name}: the column is not one of metadata_columns")
-            if type_name not in TYPES:
-                raise InvalidRequestError(f"types={column}={type_name} is unknown; choose {', '.join(TYPES)}")
+            _check_type(column, type_name, repr(str(path)), header, columns)
         self._types = {column: type_name for column, type_name in types.items() if type_name != "str"}
-        self._reserved = (id_column, text_column)
-        self._dropped = (
-            ()
-            if metadata_columns is None
-            else tuple(column for column in header if column not in {*metadata_columns, *self._reserved})
-        )
+        self._dropped = [each for each in header if each not in (columns.id, columns.text) and not columns.keeps(each)]
 
     def records(self) -> Generator[Record | Rejected, None, None]:
         """The records, in order; a row that holds none is a :class:`Rejected`."""
-        with self._opened() as file:
-            rows = CsvRows(file, delimiter=self._delimiter, width=len(self._header))
+        with self._opened(self._position) as file:
+            rows = CsvRows(file, delimiter=self._delimiter)
             row_iterator = iter(rows)
             next(row_iterator, None)
             for cells, fault in row_iterator:
@@ -126,7 +176,7 @@ class CsvReader:
     def _rejected(self, rows: CsvRows, cells: list[str], reason: str) -> Rejected:
         identity = None
         if len(cells) == len(self._header):
-            identity = dict(zip(self._header, cells, strict=True)).get(self._reserved[0])
+            identity = dict(zip(self._header, cells, strict=True)).get(self._columns.id)
         return Rejected(
             where=f"{self._path}:{rows.line}",
             reason=reason,
@@ -136,17 +186,17 @@ class CsvReader:
         )
 
     def _read_header(self) -> list[str]:
-        with self._opened() as file:
+        with self._opened(None) as file:
             cells, fault = next(iter(CsvRows(file, delimiter=self._delimiter)), ([], None))
             if fault is not None:
                 raise InvalidRequestError(f"{str(self._path)!r} does not begin with a CSV header: {fault}")
             return cells
 
     @contextmanager
-    def _opened(self) -> Iterator[TextIO]:
+    def _opened(self, position: SourcePosition | None) -> Iterator[TextIO]:
         # surrogateescape turns bytes that are not UTF-8 into lone surrogates, which _record rejects row by row.
         with (
-            open_source(self._path) as file,
+            open_source(self._path, position) as file,
             io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="") as text,
         ):
             yield text
@@ -165,8 +215,7 @@ class CsvReader:
             del cells[column]
         for column, type_name in self._types.items():
             cells[column] = _typed(column, cells[column], type_name)
-        id_column, text_column = self._reserved
-        identity, text = cells.pop(id_column, None), cells.pop(text_column)
+        identity, text = cells.pop(self._columns.id, None), cells.pop(self._columns.text)
         return make_record(identity or None, text, cells)
 
 
@@ -181,3 +230,14 @@ def _typed(column: str, cell: str, type_name: str) -> Any:
     except ValueError:
         shown = cell if len(cell) <= 40 else f"{cell[:40]}..."
         raise InvalidRequestError(f"column {column!r} holds {shown!r}, no {type_name}; write {accepted}") from None
+
+
+def _check_type(column: str, type_name: str, name: str, header: list[str], columns: Columns) -> None:
+    if column not in header:
+        raise InvalidRequestError(f"types={column}={type_name}: {name} has the columns {', '.join(map(repr, header))}")
+    if column in (columns.id, columns.text):
+        raise InvalidRequestError(f"types={column}={type_name}: the column is the id or the text, which are str")
+    if not columns.keeps(column):
+        raise InvalidRequestError(f"types={column}={type_name}: the column is not one of metadata_columns")
+    if type_name not in TYPES:
+        raise InvalidRequestError(f"types={column}={type_name} is unknown; choose {', '.join(TYPES)}")

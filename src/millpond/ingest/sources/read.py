@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterable, Collection, Generator, Iterable, Mapping
+from collections.abc import AsyncIterable, Collection, Iterable, Iterator, Mapping, Sized
 from pathlib import Path
 from typing import Any
 
 from millpond.errors import InvalidRequestError, SourceNotFoundError
-from millpond.ingest.arguments import described
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.arrow import ARROW_SUFFIXES, read_arrow
-from millpond.ingest.sources.columns import check_names
-from millpond.ingest.sources.compression import check_source, kind_of
+from millpond.ingest.sources.columns import Columns
+from millpond.ingest.sources.compression import SourcePosition, check_source, kind_of
 from millpond.ingest.sources.csv_file import CsvReader
 from millpond.ingest.sources.folder import SkippedFiles, read_folder
 from millpond.ingest.sources.iterables import read_items
@@ -24,12 +23,44 @@ from millpond.ingest.sources.json_file import read_json, read_json_lines, read_j
 from millpond.ingest.sources.rows import RowReader
 from millpond.ingest.sources.tables import check_table, is_table, read_table
 
-__all__ = ["RECORD_SUFFIXES", "Rejected", "SkippedFiles", "read"]
+__all__ = ["RECORD_SUFFIXES", "RecordReader", "Rejected", "SkippedFiles", "read", "reader_for"]
 
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *ARROW_SUFFIXES)
 """Suffixes of files that hold records; other files are read by no one but the commands that take plain texts."""
 
 _TYPED = (".csv", ".tsv")
+
+
+class RecordReader(Iterator[Record | Rejected]):
+    """The records of a source, read as they are asked for.
+
+    Attributes:
+        total: Number of records, if it is known.
+        position: How much of a file is read.
+        skipped: The files of a folder that were not read; known at the end.
+    """
+
+    def __init__(
+        self, items: Iterable[Record | Rejected], *, total: int | None = None, position: SourcePosition | None = None
+    ) -> None:
+        self._items = iter(items)
+        self.total = total
+        self.position = SourcePosition() if position is None else position
+        self.skipped: SkippedFiles | None = None
+
+    def __next__(self) -> Record | Rejected:
+        try:
+            return next(self._items)
+        except StopIteration as end:
+            if isinstance(end.value, SkippedFiles):
+                self.skipped = end.value
+            raise
+
+    def close(self) -> None:
+        """Close the files that are open."""
+        close = getattr(self._items, "close", None)
+        if close is not None:
+            close()
 
 
 def read(
@@ -39,12 +70,12 @@ def read(
     text_column: str = "text",
     metadata_columns: Collection[str] | None = None,
     types: Mapping[str, str] | None = None,
-) -> Generator[Record | Rejected, None, SkippedFiles | None]:
+) -> RecordReader:
     """Read the records of a path, a table or an iterable.
 
     ======================== ========================================================================================
     ``.jsonl .ndjson``       one object a line: ``id``, ``text``, ``metadata``; other keys become metadata
-    ``.json``                an array of such objects, read as a stream
+    ``.json``                an array of such objects, read as a whole
     ``.csv .tsv``            a header row; the columns other than id and text become metadata, as str or as ``types``
                              says
     ``.parquet .arrow``      the same with the types of the columns; ``.feather`` too. They need ``millpond[parquet]``
@@ -66,114 +97,96 @@ def read(
         source: A path, ``"-"``, a table or an iterable.
         id_column: Key or column of the id. A table may lack the column only if this is the default.
         text_column: Key or column of the text.
-        metadata_columns: Keys or columns that are kept as metadata; ``None``: all. Of a ``metadata`` that is an object,
-            its keys are meant, or all of them by ``"metadata"``.
+        metadata_columns: Keys or columns that are kept as metadata; ``None``: all. If ``metadata`` is an object, its
+            keys are meant, or all of them by ``"metadata"``.
         types: Types of a CSV's other columns: ``str``, ``int``, ``float``, ``bool``, ``date`` or ``datetime`` (stored
             as ISO 8601). An empty cell of a typed column is stored as None; a cell of another type rejects its row.
 
-    Yields:
-        A :class:`~millpond.ingest.Record`, or a :class:`Rejected` for a line that holds none.
-
     Returns:
-        Of a folder, the files that were not read (also named in the log); of a generator, what it returns.
+        An iterator over a :class:`~millpond.ingest.Record`, or a :class:`Rejected` for a line that holds none. At its
+        end, its attribute ``skipped`` tells which files of a folder were not read (also named in the log).
 
     Raises:
         SourceNotFoundError: No such file or folder. Like every error here, raised before the first record is read.
-        InvalidRequestError: An unsupported kind of file, or a table without the named columns. A compressed file, a
-            ``.json`` or a Parquet file that is damaged further on raises after the records before the damage.
+        InvalidRequestError: An unsupported kind of file, or a table without the named columns. A compressed file or a
+            Parquet file that is damaged further on raises after the records before the damage, a ``.json`` file at its
+            first record.
         MissingExtraError: A file or table without the package that reads it.
         TypeError: ``source`` is nothing that can be read: one record, or the splits of a ``DatasetDict``.
     """
-    check_names(id_column, text_column, metadata_columns)
+    return reader_for(source, Columns(id=id_column, text=text_column, metadata=metadata_columns), types or {})
+
+
+def reader_for(source: Any, columns: Columns | None = None, types: Mapping[str, str] | None = None) -> RecordReader:
+    """The reader of whatever :func:`read` takes; a reader is returned as it is."""
+    columns, types = columns or Columns(), types or {}
+    if isinstance(source, RecordReader):
+        return source
     if isinstance(source, str | os.PathLike):
-        return _read_path(source, id_column, text_column, metadata_columns, types)
-    check_records(source)
+        return _stdin(columns, types) if os.fspath(source) == "-" else _path(source, columns, types)
+    table = is_table(source) and not isinstance(source, type)
+    if not table:
+        _check_iterable(source)
     if types:
         _refuse_types(types, f"a {type(source).__name__}")
-    table = read_table(source, id_column=id_column, text_column=text_column, metadata_columns=metadata_columns)
-    if table is not None:
-        return table
-    rows = RowReader("records", id_column=id_column, text_column=text_column, metadata_columns=metadata_columns)
-    return read_items(source, rows)
+    items = read_table(source, columns) if table else read_items(source, RowReader("records", columns))
+    return RecordReader(items, total=len(source) if isinstance(source, Sized) else None)
 
 
-def _read_path(
-    source: str | os.PathLike[str],
-    id_column: str,
-    text_column: str,
-    metadata_columns: Collection[str] | None,
-    types: Mapping[str, str] | None,
-) -> Generator[Record | Rejected, None, SkippedFiles | None]:
-    from_stdin = os.fspath(source) == "-"
+def _check_iterable(source: object) -> None:
+    """Raise TypeError for anything but an iterable of records."""
+    check_table(source)
+    if isinstance(source, Record | Mapping) or hasattr(source, "page_content") or hasattr(source, "get_content"):
+        raise TypeError(f"records is one {type(source).__name__}; pass a list of them")
+    kind = f"the class {source.__name__}" if isinstance(source, type) else f"of type {type(source).__name__}"
+    if isinstance(source, AsyncIterable):
+        raise TypeError(
+            f"records is {kind}, which is asynchronous; pass an iterable, such as a list made by "
+            "[record async for record in records]"
+        )
+    if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
+        raise TypeError(f"records is {kind}; pass a path, or an iterable of Record(id, text, metadata)")
+
+
+def _stdin(columns: Columns, types: Mapping[str, str]) -> RecordReader:
+    if types:
+        _refuse_types(types, "'-'")
+    return RecordReader(read_json_lines(sys.stdin.buffer, "stdin", RowReader("stdin", columns)))
+
+
+def _path(source: str | os.PathLike[str], columns: Columns, types: Mapping[str, str]) -> RecordReader:
     path = Path(os.path.expanduser(source))
-    is_folder = not from_stdin and path.is_dir()
-    kind = "" if from_stdin or is_folder else kind_of(path)
+    kind = "" if path.is_dir() else kind_of(path)
     if types and kind not in _TYPED:
         _refuse_types(types, repr(str(source)))
-    rows = RowReader(
-        "stdin" if from_stdin else str(path),
-        id_column=id_column,
-        text_column=text_column,
-        metadata_columns=metadata_columns,
-    )
-    if from_stdin:
-        return _from_stdin(rows)
-    if is_folder:
-        if metadata_columns is not None:
-            named = ",".join(metadata_columns)
+    if path.is_dir():
+        if columns.metadata is not None:
+            named = ",".join(columns.metadata)
             raise InvalidRequestError(
                 f"metadata_columns={named}: the texts of the folder {str(path)!r} have no columns"
             )
-        return read_folder(path)
+        return RecordReader(read_folder(path))
     if not path.is_file():
         raise SourceNotFoundError(f"there is no file or folder at {str(path)!r}")
+    rows, position = RowReader(str(path), columns), SourcePosition()
+    items: Iterable[Record | Rejected]
     match kind:
-        case ".jsonl" | ".ndjson":
+        case ".jsonl" | ".ndjson" | ".json":
             check_source(path)
-            return read_jsonl(path, rows)
-        case ".json":
-            check_source(path)
-            return read_json(path, rows)
+            items = (read_json if kind == ".json" else read_jsonl)(path, rows, position)
         case ".csv" | ".tsv":
-            return CsvReader(
-                path,
-                id_column=id_column,
-                text_column=text_column,
-                metadata_columns=metadata_columns,
-                types=types or {},
-            ).records()
+            items = CsvReader(path, columns, types, position).records()
         case ".parquet" | ".arrow" | ".feather":
-            return read_arrow(
-                path, kind, id_column=id_column, text_column=text_column, metadata_columns=metadata_columns
-            )
+            items = read_arrow(path, kind, columns)
         case _:
             raise InvalidRequestError(
                 f"{str(path)!r}: {kind or 'a file without a suffix'} is not a kind of source; "
                 "pass a .jsonl, .ndjson, .json, .csv or .tsv (also as .gz or .zst), a .parquet, .arrow or .feather, "
                 "a folder of .txt and .md files, or '-' for JSONL on standard input"
             )
+    return RecordReader(items, position=position)
 
 
 def _refuse_types(types: Mapping[str, str], source: str) -> None:
     named = ",".join(f"{column}={name}" for column, name in types.items())
     raise InvalidRequestError(f"types={named} are those of a CSV's columns, and {source} is none")
-
-
-def _from_stdin(rows: RowReader) -> Generator[Record | Rejected, None, None]:
-    yield from read_json_lines(sys.stdin.buffer, "stdin", rows)
-
-
-def check_records(records: object) -> None:
-    """Raise TypeError for anything but a path, a table or an iterable of records."""
-    if isinstance(records, str | os.PathLike) or (is_table(records) and not isinstance(records, type)):
-        return
-    check_table(records)
-    if isinstance(records, Record | Mapping) or hasattr(records, "page_content") or hasattr(records, "get_content"):
-        raise TypeError(f"records is one {type(records).__name__}; pass a list of them")
-    if isinstance(records, AsyncIterable):
-        raise TypeError(
-            f"records is {described(records)}, which is asynchronous; pass an iterable, such as a list made by "
-            "[record async for record in records]"
-        )
-    if isinstance(records, bytes | bytearray) or not isinstance(records, Iterable):
-        raise TypeError(f"records is {described(records)}; pass a path, or an iterable of Record(id, text, metadata)")

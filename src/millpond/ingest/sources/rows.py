@@ -1,16 +1,17 @@
-"""RowReader: an object of JSON, a row of a CSV or a dict as a record."""
+"""RowReader: an object of JSON, a row of a table or a dict as a record."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from numbers import Integral
 from typing import Any
 from uuid import UUID
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected, content_hash
+from millpond.ingest.sources.columns import Columns
 
 logger = logging.getLogger(__name__)
 
@@ -22,39 +23,28 @@ class RowReader:
 
     Args:
         name: The source, for the log.
-        id_column: Key of the id.
-        text_column: Key of the text.
-        metadata_columns: Keys of the metadata that is kept; ``None``: all.
+        columns: The names of its keys.
         nested: Whether ``metadata`` is an object whose keys are the metadata, and not a key like any other.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        id_column: str = "id",
-        text_column: str = "text",
-        metadata_columns: Collection[str] | None = None,
-        nested: bool = True,
-    ) -> None:
+    def __init__(self, name: str, columns: Columns | None = None, *, nested: bool = True) -> None:
         self._name = name
-        self._id_column = id_column
-        self._text_column = text_column
-        self._kept = None if metadata_columns is None else frozenset(metadata_columns)
+        self._columns = Columns() if columns is None else columns
+        self._kept = None if self._columns.metadata is None else frozenset(self._columns.metadata)
         self._nested = nested
         self._collisions: set[str] = set()
 
     def record(self, row: Mapping[Any, Any]) -> Record:
         """The record of a row.
 
-        ``metadata`` is an object, and the keys other than id and text are metadata, too. Of a key that is in both, the
-        value in ``metadata`` counts, and the log names the key once. A missing id becomes the text's content hash.
+        ``metadata`` is an object, and the keys other than id and text are metadata, too. If a key is in both, the value
+        in ``metadata`` counts, and the log names the key once. A missing id becomes the text's content hash.
 
         Raises:
             InvalidRequestError: The row holds no record.
         """
         fields = dict(row)
-        identity, text = fields.pop(self._id_column, None), fields.pop(self._text_column, None)
+        identity, text = fields.pop(self._columns.id, None), fields.pop(self._columns.text, None)
         metadata = fields.pop(METADATA_KEY, None) if self._nested else None
         if metadata is not None and not isinstance(metadata, Mapping):
             raise InvalidRequestError(f"metadata is a {type(metadata).__name__}; pass a dict")
@@ -75,9 +65,16 @@ class RowReader:
         keeps_all = self._kept is None or not isinstance(metadata, Mapping)
         return make_record(identity, text, metadata if keeps_all else self._select(metadata))
 
+    def item(self, row: Mapping[Any, Any], where: str) -> Record | Rejected:
+        """The record of a row, or the row as rejected."""
+        try:
+            return self.record(row)
+        except InvalidRequestError as error:
+            return self.rejected(row, where, str(error))
+
     def id_of(self, row: object) -> str | None:
         """The id of a row that holds no record, if it is a str or an int."""
-        identity = row.get(self._id_column) if isinstance(row, Mapping) else None
+        identity = row.get(self._columns.id) if isinstance(row, Mapping) else None
         if isinstance(identity, str):
             return str.__str__(identity) or None
         return str(identity) if type(identity) is int and identity.bit_length() < 1024 else None

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Mapping
+from collections.abc import Generator, Mapping
 from typing import Any
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.arrow import BATCH_ROWS, ArrowReader, pyarrow
-from millpond.ingest.sources.columns import check_columns
+from millpond.ingest.sources.columns import Columns
 from millpond.ingest.sources.iterables import read_items
 from millpond.ingest.sources.rows import METADATA_KEY, RowReader
 
@@ -30,25 +30,17 @@ def is_table(source: object) -> bool:
     return _is_dataset(source) or _is_frame(source) or _is_arrow(source)
 
 
-def read_table(
-    source: Any,
-    *,
-    id_column: str,
-    text_column: str,
-    metadata_columns: Collection[str] | None,
-) -> Generator[Record | Rejected, None, None] | None:
-    """The records of a table; ``None`` if ``source`` is no table.
+def read_table(source: Any, columns: Columns) -> Generator[Record | Rejected, None, None]:
+    """The records of a table.
 
     Raises:
         InvalidRequestError: Its columns are not those named.
         MissingExtraError: pyarrow is not installed.
     """
     if _is_dataset(source):
-        return _dataset(source, id_column, text_column, metadata_columns)
+        return _dataset(source, columns)
     if _is_frame(source):
-        return _frame(source, id_column, text_column, metadata_columns)
-    if not _is_arrow(source):
-        return None
+        return _frame(source, columns)
     arrow = pyarrow(f"reading a {type(source).__name__}")
     if hasattr(source, "scanner"):  # a pyarrow.dataset.Dataset, such as a folder of Parquet files
         stream = source.scanner(batch_size=BATCH_ROWS, batch_readahead=2, fragment_readahead=1).to_reader()
@@ -57,13 +49,7 @@ def read_table(
     else:
         batch = arrow.record_batch(source)
         stream = arrow.RecordBatchReader.from_batches(batch.schema, [batch])
-    reader = _reader(stream.schema, source, id_column, text_column, metadata_columns)
-    return reader.records(stream, item=_ITEM)
-
-
-def _reader(schema: Any, source: Any, id_column: str, text_column: str, kept: Collection[str] | None) -> ArrowReader:
-    name = f"the {type(source).__name__}"
-    return ArrowReader(schema, name, id_column=id_column, text_column=text_column, metadata_columns=kept)
+    return ArrowReader(stream.schema, f"the {type(source).__name__}", columns).records(stream, item=_ITEM)
 
 
 def _is_dataset(source: object) -> bool:
@@ -85,9 +71,7 @@ def _is_arrow(source: object) -> bool:
     )
 
 
-def _dataset(
-    dataset: Any, id_column: str, text_column: str, kept: Collection[str] | None
-) -> Generator[Record | Rejected, None, None]:
+def _dataset(dataset: Any, columns: Columns) -> Generator[Record | Rejected, None, None]:
     form = getattr(dataset, "format", None) or {}
     # A transform is Python code for each example, and a generator's examples have no types before they are there.
     if dataset.features is not None and form.get("type") != "custom":
@@ -95,13 +79,12 @@ def _dataset(
         shown = form.get("columns")
         if shown:
             schema = pyarrow("reading a Dataset").schema([schema.field(column) for column in shown])
-        reader = _reader(schema, dataset, id_column, text_column, kept)
+        reader = ArrowReader(schema, f"the {type(dataset).__name__}", columns)
         has_tables = _has_tables(dataset)
         dataset = dataset.select_columns(reader.columns)
         if has_tables:
             return reader.records(dataset.with_format("arrow").iter(batch_size=BATCH_ROWS), item=_ITEM)
-    rows = RowReader("the dataset", id_column=id_column, text_column=text_column, metadata_columns=kept)
-    return read_items(dataset, rows)
+    return read_items(dataset, RowReader("the dataset", columns))
 
 
 def _has_tables(dataset: Any) -> bool:
@@ -111,21 +94,12 @@ def _has_tables(dataset: Any) -> bool:
     return getattr(getattr(dataset, "_ex_iterable", None), "iter_arrow", None) is not None
 
 
-def _frame(
-    frame: Any, id_column: str, text_column: str, kept: Collection[str] | None
-) -> Generator[Record | Rejected, None, None]:
-    columns = list(frame.columns)
-    if not all(isinstance(column, str) for column in columns):
-        raise InvalidRequestError(f"the DataFrame has columns that are no str: {columns[:8]}; rename them")
-    check_columns(
-        "the DataFrame",
-        columns,
-        id_column=id_column,
-        text_column=text_column,
-        metadata_columns=kept,
-        nested=None if METADATA_KEY in columns else (),
-    )
-    rows = RowReader("the DataFrame", id_column=id_column, text_column=text_column, metadata_columns=kept)
+def _frame(frame: Any, columns: Columns) -> Generator[Record | Rejected, None, None]:
+    header = list(frame.columns)
+    if not all(isinstance(column, str) for column in header):
+        raise InvalidRequestError(f"the DataFrame has columns that are no str: {header[:8]}; rename them")
+    columns.check("the DataFrame", header, None if METADATA_KEY in header else ())
+    rows = RowReader("the DataFrame", columns)
 
     def records() -> Generator[Record | Rejected, None, None]:
         for start in range(0, len(frame), BATCH_ROWS):
@@ -133,9 +107,6 @@ def _frame(
             values = part.astype(object)
             values = values.where(part.notna(), None)  # NaN, NaT and NA are pandas' words for a missing value
             for number, row in enumerate(values.to_dict("records"), start=start):
-                try:
-                    yield rows.record(row)
-                except InvalidRequestError as error:
-                    yield rows.rejected(row, _ITEM % number, str(error))
+                yield rows.item(row, _ITEM % number)
 
     return records()

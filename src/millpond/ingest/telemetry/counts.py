@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 from millpond.engine.schedule.truncation import log_truncated
@@ -14,37 +14,27 @@ from millpond.ingest.telemetry.report import IngestReport
 logger = logging.getLogger(__name__)
 
 _NAMES = (
-    "read",
-    "cached",
-    "unchanged",
-    "embedded",
-    "failed",
-    "duplicates",
-    "empty",
-    "written",
-    "deleted",
-    "truncated",
+    "read", "cached", "unchanged", "embedded", "failed", "duplicates", "blank", "written", "deleted", "truncated",
     "retried",
-)
+)  # fmt: skip
 _MAX_WARNINGS = 1000
 _NAMED_IDS = 10
 _SHOWN_CHARS = 80
 
 
 class RunCounts:
-    """The counts of a run, updated by the reading and the writing thread."""
+    """The counts of a run, updated by the reading and the writing thread.
 
-    def __init__(self, changed: Callable[[Mapping[str, int]], object] = lambda counts: None) -> None:
-        """Counts of zero.
+    Attributes:
+        read: Items of the source; set by the reading thread alone.
+    """
 
-        Args:
-            changed: Called with all counts, and ``finished`` records, whenever some have changed.
-        """
-        self._changed = changed
+    def __init__(self) -> None:
+        self.read = 0
         self._lock = threading.Lock()
         self._counts = dict.fromkeys((*_NAMES, "finished"), 0)
         self._truncated_ids: list[str] = []
-        self._empty_ids: list[str] = []
+        self._blank_ids: list[str] = []
         self._start = time.perf_counter()
 
     def add(self, **counts: int) -> None:
@@ -52,7 +42,11 @@ class RunCounts:
         with self._lock:
             for name, count in counts.items():
                 self._counts[name] += count
-            self._changed(self._counts)
+
+    def now(self) -> dict[str, int]:
+        """All counts by their names in :class:`~millpond.ingest.IngestReport`, and ``finished`` records."""
+        with self._lock:
+            return {**self._counts, "read": self.read}
 
     def failed(self, where: str, reason: str) -> None:
         """Count and log a record or line that is left out."""
@@ -67,29 +61,30 @@ class RunCounts:
         """Count texts that were cut."""
         self.add(truncated=_note(self._truncated_ids, ids))
 
-    def empty(self, record_id: str) -> None:
+    def blank(self, record_id: str) -> None:
         """Count a record whose text is blank."""
-        self.add(empty=_note(self._empty_ids, [record_id]), finished=1)
+        self.add(blank=_note(self._blank_ids, [record_id]), finished=1)
 
     def log_summary(self, max_length: int) -> None:
         """Log once which texts were cut, and which records are blank."""
-        texts = self._counts["cached"] + self._counts["embedded"]
-        log_truncated(self._counts["truncated"], texts, max_length, list(map(_shown, self._truncated_ids)))
-        if empty := self._counts["empty"]:
-            more = empty - len(self._empty_ids)
+        counts = self.now()
+        texts = counts["cached"] + counts["embedded"]
+        log_truncated(counts["truncated"], texts, max_length, list(map(_shown, self._truncated_ids)))
+        if blank := counts["blank"]:
+            more = blank - len(self._blank_ids)
             logger.warning(
-                "left out %d of %d records, whose text is blank (keep_empty=True keeps them): %s",
-                empty,
-                self._counts["read"],
-                ", ".join(map(_shown, self._empty_ids)) + (f" and {more} more" if more else ""),
+                "left out %d of %d records, whose text is blank (keep_blank=True keeps them): %s",
+                blank,
+                counts["read"],
+                ", ".join(map(_shown, self._blank_ids)) + (f" and {more} more" if more else ""),
             )
 
     def report(self, **others: Any) -> IngestReport:
         """The counts so far, and the seconds since the run began, with the other values of a report."""
-        with self._lock:
-            counts: dict[str, Any] = {name: self._counts[name] for name in _NAMES}
+        counts: dict[str, Any] = self.now()
+        del counts["finished"]
         if others.get("stopped"):  # what was read and not dealt with is read again
-            counts["read"] = sum(counts[name] for name in ("cached", "embedded", "failed", "duplicates", "empty"))
+            counts["read"] = sum(counts[name] for name in ("cached", "embedded", "failed", "duplicates", "blank"))
         return IngestReport(
             **counts,
             truncated_ids=tuple(self._truncated_ids),

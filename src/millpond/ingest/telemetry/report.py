@@ -12,7 +12,7 @@ class Verification:
     Attributes:
         rows: Rows that the collection holds.
         expected: Rows that it should hold: those of the journal.
-        missing: Rows of the journal that the collection lacks; their marks are removed: the next run writes them.
+        missing: Rows of the journal that the collection lacks; their entries are removed: the next run writes them.
         sampled: Rows whose vectors were compared with the engine's.
         different: Of these, rows with another text or another vector.
     """
@@ -31,7 +31,7 @@ class Verification:
 
 @dataclass(frozen=True, kw_only=True)
 class IngestReport:
-    """The counts of one run; ``read == cached + embedded + failed + duplicates + empty`` always holds.
+    """The counts of one run; ``read == cached + embedded + failed + duplicates + blank`` always holds.
 
     Attributes:
         read: Records and bad lines read from the source; of a run that was stopped, those it dealt with.
@@ -40,7 +40,7 @@ class IngestReport:
         embedded: Records whose vector was computed.
         failed: Lines that held no record, and records that could not be embedded or stored; each was logged.
         duplicates: Records dropped because a later record of the same batch has the same id.
-        empty: Records left out because their text is blank (``keep_empty=True`` keeps them).
+        blank: Records left out because their text is blank (``keep_blank=True`` keeps them).
         written: Rows that the database acknowledged.
         truncated: Of the cached and embedded texts those that were cut to the engine's ``max_length``.
         truncated_ids: Ids of the first ten of them.
@@ -60,7 +60,7 @@ class IngestReport:
     embedded: int
     failed: int
     duplicates: int
-    empty: int = 0
+    blank: int = 0
     written: int
     truncated: int = 0
     truncated_ids: tuple[str, ...] = ()
@@ -76,6 +76,6 @@ class IngestReport:
     seconds: float
 
     def __post_init__(self) -> None:
-        parts = self.cached + self.embedded + self.failed + self.duplicates + self.empty
+        parts = self.cached + self.embedded + self.failed + self.duplicates + self.blank
         if self.read != parts:
-            raise ValueError(f"read={self.read} is not cached + embedded + failed + duplicates + empty = {parts}")
+            raise ValueError(f"read={self.read} is not cached + embedded + failed + duplicates + blank = {parts}")

@@ -6,6 +6,8 @@ from hypothesis import strategies as st
 
 from millpond.engine.execute.cuda.buckets import Bucket, Buckets
 
+pytestmark = pytest.mark.contract
+
 
 def fit(lengths: list[int], *, longest: int = 512) -> Bucket:
     bucket = Buckets(longest=longest).fit(lengths)
@@ -57,19 +59,3 @@ def test_shapes(lengths: list[int], longest: int, expected: tuple[int, int, int]
 
 def test_a_model_of_short_texts_gets_dummies_that_fit_its_positions() -> None:
     assert fit([5], longest=5).tail(5) == [5] * 11 + [4]
-
-
-def test_few_shapes_serve_all_sizes() -> None:
-    shapes = {fit([total], longest=total).tokens for total in range(1, 32769)}
-    assert len(shapes) == 43
-    assert max(shapes) == 32768
-
-
-@pytest.mark.parametrize("lengths", [[513], [512] * 129])
-def test_lengths_over_the_limit_have_no_shape(lengths: list[int]) -> None:
-    assert Buckets(longest=512).fit(lengths) is None
-
-
-def test_a_shape_never_passes_the_limit() -> None:
-    bucket = Buckets(longest=512, tokens=5000).fit([500] * 10)
-    assert bucket is not None and bucket.tokens == 5000 and bucket.tail(5000) == []

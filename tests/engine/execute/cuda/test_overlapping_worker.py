@@ -13,11 +13,13 @@ from millpond.engine.execute.cuda import worker as cuda_worker
 from millpond.engine.execute.cuda.worker import OverlappingWorker
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call
+from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import DeviceLostError
 from millpond.pooling.pooler import Readout
+
+pytestmark = pytest.mark.contract
 
 PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
 Refusal = Callable[[Sequence[Request]], BaseException | None]
@@ -64,16 +66,7 @@ class Underway:
 
 def queued(scheduler: Scheduler, lengths: Sequence[int]) -> Call:
     """A call of texts of these lengths, in the queue."""
-    call = Call(
-        [f"{i}" for i in range(len(lengths))],
-        PLAN,
-        native_width=2,
-        labels=(),
-        assemble=assemble,
-        commit=None,
-        progress=None,
-        refill=lambda *_: None,
-    )
+    call = Call([f"{i}" for i in range(len(lengths))], PLAN, CallHooks(assemble=assemble), native_width=2)
     scheduler.put(call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)])
     return call
 
@@ -165,22 +158,6 @@ def test_a_text_without_memory_even_alone_fails_its_own_call_only(stage, monkeyp
     assert lengths(good) == [5, 6] and lengths(other) == [8, 9]
     with pytest.raises(torch.OutOfMemoryError):
         bad.future.result()
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        torch.AcceleratorError("CUDA error: out of memory"),
-        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
-        RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED"),
-    ],
-    ids=["accelerator", "cublas", "assertion"],
-)
-def test_memory_that_runs_out_under_another_name_bounds_the_next_batches_too(error):
-    device = Device(start=lambda requests: error if sum(r.length for r in requests) > 20 else None)
-    (call,) = drive(device, [8] * 12, budget=32)
-    assert lengths(call) == [8] * 12
-    assert [len(entry) - 1 for entry in device.log if entry[0] == "start"][-2:] == [2, 2]
 
 
 def test_memory_that_cannot_be_freed_does_not_stop_the_halves(monkeypatch, caplog):

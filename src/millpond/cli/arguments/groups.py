@@ -1,0 +1,151 @@
+"""Options that several commands have, as dataclasses: a command's parameter of such a type stands for its fields."""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+
+from millpond.cli.arguments import options
+from millpond.cli.arguments.input_texts import read_texts
+from millpond.cli.arguments.settings import engine_settings, read_setting
+from millpond.config import EngineConfig
+from millpond.ingest.record import Record, Rejected
+
+if TYPE_CHECKING:
+    from millpond.cache.vector_cache import VectorCache
+    from millpond.engine.engine import Engine
+    from millpond.spec import ModelSpec
+
+
+def grouped(command: Callable[..., None]) -> Callable[..., None]:
+    """Replace every parameter whose type is a dataclass by the fields of the dataclass, which typer then reads."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}
+    parameters: list[inspect.Parameter] = []
+    for parameter in inspect.signature(command).parameters.values():
+        if parameter.name in groups:
+            parameters += _fields_of(groups[parameter.name])
+        else:
+            parameters.append(parameter.replace(annotation=hints[parameter.name]))
+
+    @wraps(command)
+    def run(*args: Any, **given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        command(*args, **given)
+
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _fields_of(group: Any) -> Iterator[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    for field in fields(group):
+        default = inspect.Parameter.empty if field.default is MISSING else field.default
+        yield inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
+        )
+
+
+EngineSettings = Annotated[
+    list[Any] | None,
+    typer.Option(
+        parser=read_setting,
+        help="Another option of Engine: dtype=float32, device=cuda:0, max_length=256, revision=NAME, ...",
+        metavar="NAME=VALUE",
+    ),
+]
+HfOverrides = Annotated[
+    dict[str, Any] | None,
+    typer.Option(
+        parser=options.read_object,
+        help="""JSON object merged into the checkpoint's config.json, e.g. '{"is_matryoshka": true}'.""",
+        metavar="JSON",
+    ),
+]
+
+
+SinkSettings = Annotated[
+    list[Any] | None,
+    typer.Option(
+        parser=read_setting,
+        help="Another option of the database's sink: timeout=30, datatype=float16, index_quantization=scalar, ...",
+        metavar="NAME=VALUE",
+    ),
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """The options of an engine."""
+
+    engine: EngineSettings = None
+    hf_overrides: HfOverrides = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of an Engine but its model and its cache."""
+        named = {} if self.hf_overrides is None else {"hf_overrides": self.hf_overrides}
+        return {**engine_settings(self.engine), **named}
+
+    @property
+    def placement(self) -> dict[str, Any]:
+        """The arguments that a second model shares."""
+        return {name: value for name, value in self.settings.items() if name in ("device", "dtype")}
+
+    def describe(self, model: str) -> ModelSpec:
+        """What the engine would be; its weights are not loaded."""
+        from millpond.engine.loading import describe
+
+        return describe(EngineConfig(model=model, **self.settings))
+
+    def load(self, model: str, *, cache: Path | VectorCache | None = None) -> Engine:
+        """The engine."""
+        from millpond.engine.engine import Engine
+
+        return Engine(model, cache=cache, **self.settings)
+
+    @property
+    def written(self) -> list[str]:
+        """The options as they are written on a command line."""
+        words = [word for name, value in self.engine or () for word in ("--engine", f"{name}={value}")]
+        return words if self.hf_overrides is None else [*words, "--hf-overrides", json.dumps(self.hf_overrides)]
+
+
+@dataclass(frozen=True, kw_only=True)
+class TextOptions:
+    """How a source of texts is read."""
+
+    lines: Annotated[
+        bool, typer.Option("--lines", help="Read one text per line, whatever the file name or first character.")
+    ] = False
+    id_column: options.IdColumn = "id"
+    text_column: options.TextColumn = "text"
+
+    def read(self, source: str) -> Iterator[Record | Rejected]:
+        """The texts of a source, as :func:`read_texts` takes it."""
+        return read_texts(source, lines=self.lines, id_column=self.id_column, text_column=self.text_column)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordOptions:
+    """How a source of records is read."""
+
+    id_column: options.IdColumn = "id"
+    text_column: options.TextColumn = "text"
+    types: options.Types = None
+
+    def read(self, source: str, **further: Any) -> Iterator[Record | Rejected]:
+        """The records of a source, as :func:`millpond.ingest.read` takes it."""
+        from millpond.ingest.sources.read import read
+
+        types = options.read_types(self.types)
+        return read(source, id_column=self.id_column, text_column=self.text_column, types=types, **further)

@@ -1,0 +1,79 @@
+"""RunLedger: what becomes of the records of a run: counts, times, dead letters, and the ids of the source."""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
+from millpond.ingest.pipeline.seen import SeenRecords
+from millpond.ingest.pipeline.verify import RecordSample
+from millpond.ingest.record import Rejected
+from millpond.ingest.sources.dead_letter import dump_record, dump_rejected
+from millpond.ingest.telemetry.counts import RunCounts
+from millpond.ingest.telemetry.trace import RunTrace
+
+if TYPE_CHECKING:
+    from millpond.ingest.pipeline.embedder import PlannedRecord
+
+logger = logging.getLogger(__name__)
+
+
+class RunLedger:
+    """Keeps account of a run. Any thread may use it.
+
+    Args:
+        trace: Where times and failures go.
+        dead_letters: Where records go that are left out; ``None`` keeps them nowhere.
+        sync: Keep the ids of the source, to delete the rows of others.
+        verify: Keep a sample of the records that the collection should hold.
+
+    Attributes:
+        counts: The counts.
+        trace: The trace.
+        seen: The ids of the source; ``None`` without ``sync``.
+        sample: The sample; ``None`` without ``verify``.
+        unknown_ids: Rejected lines of which not even the id is known.
+    """
+
+    def __init__(
+        self,
+        trace: RunTrace,
+        dead_letters: DeadLetterFile | None = None,
+        *,
+        sync: bool = False,
+        verify: bool = False,
+    ) -> None:
+        self.counts = RunCounts()
+        self.trace = trace
+        self.seen = SeenRecords() if sync else None
+        self.sample = RecordSample() if verify else None
+        self.unknown_ids = 0
+        self._dead_letters = dead_letters
+
+    def reject(self, rejected: Rejected) -> None:
+        """Leave out a line that holds no record."""
+        self.counts.failed(rejected.where, rejected.reason)
+        self.trace.note_failure(rejected.where, rejected.reason)
+        if rejected.record_id is None:
+            self.unknown_ids += 1
+        elif self.seen is not None:
+            self.seen.add([rejected.record_id])
+        if self._dead_letters is not None:
+            self._dead_letters.add(dump_rejected(rejected))
+
+    def fail(self, planned: PlannedRecord, reason: str) -> None:
+        """Leave out a record that cannot be embedded or stored."""
+        where = f"record {planned.record.id!r}"
+        self.counts.failed(where, reason)
+        self.trace.note_failure(where, reason)
+        if self.sample is not None:
+            self.sample.drop(planned.key)
+        if self._dead_letters is not None:
+            self._dead_letters.add(dump_record(planned.record, where=where, reason=reason))
+
+    def retrying(self, error: BaseException, seconds: float) -> None:
+        """A request is sent again after some seconds."""
+        self.counts.add(retried=1)
+        self.trace.note_retry(str(error))
+        logger.warning("%s; trying again in %.1f s", error, seconds)

@@ -1,0 +1,165 @@
+"""``millpond env --check``: the table of kernels, of the machine and of a model."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from tests.cli.conftest import Run
+from tests.tiny import write_checkpoint
+
+import millpond
+from millpond.attention import kernels, matmul_attention, self_check
+from millpond.attention.self_check import KernelCheck
+from millpond.cli.output.kernel_checks import as_objects, of_machine, of_model, table
+from millpond.config import EngineConfig
+from millpond.native import library
+
+BFLOAT16 = ("--engine", "dtype=bfloat16", "--engine", "device=cpu")
+HEADER = ["kernel", "result", "similarity", "ms", "call"]
+
+
+@pytest.fixture(autouse=True)
+def whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kernels, "_withdrawn", {})
+    monkeypatch.setattr(self_check, "_told", set())
+    monkeypatch.setattr(self_check, "_probed", set())
+
+
+def damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    right = matmul_attention.attend
+    monkeypatch.setattr(matmul_attention, "attend", lambda query, *rest: right(query, *rest).roll(1, 1))
+
+
+def lines_of(out: str) -> list[list[str]]:
+    """The lines of the table."""
+    lines = [line.split() for line in out.splitlines()]
+    return lines[lines.index(HEADER) + 1 :]
+
+
+def test_every_kernel_of_the_machine_has_a_line(run: Run):
+    result = run("env", "--check")
+    assert result.code == 0, result.err
+    lines = lines_of(result.out)
+    assert "packages" in result.out.split("kernel  ")[0]
+    assert {kernel.NAME for kernel in kernels.KERNELS} <= {line[0] for line in lines}
+    assert not any("WRONG" in line for line in lines)
+    for line in lines:
+        if line[1] == "right":
+            assert float(line[2]) > 0.98 and float(line[3]) >= 0
+    if not torch.cuda.is_available():
+        (varlen,) = [line for line in lines if line[0] == "varlen"]
+        assert varlen[1:3] == ["not", "run"] and varlen[-3:] == ["no", "CUDA", "device"]
+    (native,) = {line[0] for line in lines if line[0] == "encoder"}
+    assert any(line[1] == library.isa() or library.isa() is None for line in lines if line[0] == native)
+
+
+def test_a_wrong_kernel_is_named_and_fails_the_command(run: Run, monkeypatch: pytest.MonkeyPatch):
+    damage(monkeypatch)
+    result = run("env", "--check")
+    assert result.code == 1
+    wrong = [line for line in lines_of(result.out) if "WRONG" in line]
+    assert wrong and {line[0] for line in wrong} == {"matmul"}
+
+
+def test_a_kernel_that_raises_is_named_with_its_error(run: Run, monkeypatch: pytest.MonkeyPatch):
+    def missing(*call: object) -> None:
+        raise RuntimeError("no kernel image")
+
+    monkeypatch.setattr(matmul_attention, "attend", missing)
+    result = run("env", "--check", "--json")
+    assert result.code == 1
+    checks = json.loads(result.out)["checks"]
+    assert any(check["kernel"] == "matmul" and "no kernel image" in check["obstacle"] for check in checks)
+
+
+def test_a_device_that_breaks_is_a_line_and_no_traceback(run: Run, monkeypatch: pytest.MonkeyPatch):
+    def lost(*call):
+        monkeypatch.setattr(self_check, "_computes", lambda device: False)
+        raise torch.AcceleratorError("CUDA error: unspecified launch failure\nand advice in more lines")
+
+    monkeypatch.setattr(matmul_attention, "attend", lost)
+    result = run("env", "--check")
+    assert result.code == 1 and "Traceback" not in result.err
+    lines = [line for line in lines_of(result.out) if line[0] == "matmul"]
+    assert lines and all("computes nothing any more" in " ".join(line) for line in lines)
+    assert "advice" not in result.out
+
+
+def test_a_models_kernels_are_compared_on_its_weights(run: Run, tmp_path: Path):
+    folder = write_checkpoint(tmp_path / "model")
+    result = run("env", "--check", folder, *BFLOAT16, "--json")
+    assert result.code == 0, result.err
+    printed = json.loads(result.out)
+    checks = {check["kernel"]: check for check in printed["checks"]}
+    assert checks["matmul"]["similarity"] > 0.999 and not checks["matmul"]["wrong"]
+    assert checks["flex"]["similarity"] is None and checks["flex"]["obstacle"]
+    assert "torch" in printed["environment"]["packages"]
+
+
+def test_a_models_table_ignores_the_variable_that_leaves_the_check_out(
+    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("MILLPOND_SELF_CHECK", "0")
+    damage(monkeypatch)
+    folder = write_checkpoint(tmp_path / "model")
+    assert run("env", "--check", folder, *BFLOAT16).code == 1
+
+
+def test_a_native_forward_is_in_a_models_table(tmp_path: Path):
+    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
+    folder = write_checkpoint(tmp_path / "model", config=sizes)
+    found = of_model(EngineConfig(model=str(folder), device="cpu", dtype="float32"))
+    native = [check for check in found if check.kernel.startswith("encoder")]
+    assert len(native) == (library.kernel_table() is not None)
+    assert {kernel.NAME for kernel in kernels.KERNELS} <= {check.kernel for check in found}
+
+
+def test_json_without_a_check_has_the_environment_only(run: Run):
+    printed = json.loads(run("env", "--json").out)
+    assert list(printed) == ["environment"] and "python" in printed["environment"]
+
+
+def test_a_model_without_check_is_refused(run: Run):
+    result = run("env", "some/model")
+    assert result.code == 2 and "--check" in result.err
+
+
+def test_a_model_that_is_none_is_an_error_as_in_every_command(run: Run, tmp_path: Path):
+    result = run("env", "--check", tmp_path)
+    assert result.code == 1 and result.err.startswith("millpond: ")
+
+
+def test_the_lines_of_a_table():
+    checks = [
+        KernelCheck(kernel="varlen", call="float16", similarity=0.25, seconds=0.001),
+        KernelCheck(kernel="flex", call="CUDA", obstacle="no CUDA device"),
+        KernelCheck(kernel="sdpa", call="float32", obstacle="RuntimeError: no", raised=True),
+    ]
+    lines = list(table(checks))
+    assert [line.split()[:2] for line in lines[1:]] == [["varlen", "WRONG"], ["flex", "not"], ["sdpa", "WRONG"]]
+    assert lines[1].split()[2:] == ["0.250000", "1.0", "float16"]
+    assert lines[2].endswith("CUDA: no CUDA device")
+    assert [entry["wrong"] for entry in as_objects(checks)] == [True, False, True]
+
+
+def test_the_machines_kernels_do_not_touch_the_table(monkeypatch: pytest.MonkeyPatch):
+    damage(monkeypatch)
+    assert any(check.wrong for check in of_machine())
+    assert not kernels._withdrawn
+
+
+def test_variables_are_named_and_their_values_are_never_printed(run: Run, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("QDRANT_API_KEY", "s3cret-of-qdrant")
+    monkeypatch.setenv("HF_TOKEN", "s3cret-of-the-hub")
+    monkeypatch.setenv("UNRELATED", "nothing")
+    monkeypatch.setattr("millpond.attention.varlen.unavailable", lambda: "there is a reason")
+    out = run("env", code=0).out
+    assert "QDRANT_API_KEY" in out and "HF_TOKEN" in out and "UNRELATED" not in out and "s3cret" not in out
+    assert f"millpond {millpond.__version__}" in out and str(Path.home()) not in out
+    lines = [line for line in out.splitlines() if line.startswith("attention ")]
+    assert [line.split()[1] for line in lines] == ["native", "matmul", "varlen", "flex", "sdpa"]
+    assert lines[2].endswith("CUDA in half precision: there is a reason")
+    assert lines[-1].endswith("for every other call: can run")

@@ -1,0 +1,40 @@
+"""``millpond models``: the architectures, and one checkpoint as the engine has it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Run
+
+from millpond import Engine
+from millpond.checkpoints.architectures import ARCHITECTURES
+
+
+def facts(out: str) -> dict[str, str]:
+    return {name.strip(): value.strip() for name, _, value in (line.partition("  ") for line in out.splitlines())}
+
+
+def test_every_architecture_has_a_line(run: Run):
+    listed = {line.split()[0]: line for line in run("models", code=0).out.splitlines()}
+    for row in ARCHITECTURES:
+        assert row.model_class in listed[row.model_type] and row.example in listed[row.model_type]
+
+
+def test_a_checkpoint_is_described_as_the_engine_has_it(run: Run, model: Path, engine_of: Callable[..., Engine]):
+    found, spec = facts(run("models", model, code=0).out), engine_of(model).spec
+    assert found["dimensions"] == str(spec.dimensions) and found["max length"] == f"{spec.max_length} tokens"
+    assert (found["pooling"], found["matryoshka"], found["prompt 'query'"]) == ("mean", "no", "'find: '")
+    assert found["fingerprint"] == spec.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("convert", "tasks"), [("auto", "classify, reward, score, token_classify"), ("embed", "embed, token_embed")]
+)
+def test_a_conversion_shows(run: Run, cross: Path, convert: str, tasks: str):
+    assert facts(run("models", cross, "--engine", f"convert={convert}", code=0).out)["tasks"] == tasks
+
+
+def test_what_is_no_checkpoint_is_an_error(run: Run, tmp_path: Path):
+    assert run("models", tmp_path, code=1).err.startswith("millpond: ")

@@ -1,0 +1,158 @@
+"""``millpond rerank``: order and scores of the engine, bars on a terminal, blank texts, and errors."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.cli.conftest import FLOAT32, Run
+
+from millpond import Engine
+
+QUERY = "How deep is the mill pond?"
+DOCUMENTS = [
+    "The wheel turns\tslowly.",
+    "The pond is four feet deep.",
+    "The miller sleeps.",
+    "Deep water drives the wheel of the mill.",
+]
+STDIN = "\n".join(DOCUMENTS)
+JSONL = ("--output", "jsonl")
+
+
+def plain(text: str) -> list[str]:
+    return re.sub(r"\x1b\[[0-9;]*m", "", text).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("kind", "method", "measure"),
+    [
+        ("cross", "auto", "the model's own score"),
+        ("colbert", "auto", "MaxSim"),
+        ("model", "auto", "MaxSim"),
+        ("model", "maxsim", "MaxSim"),
+        ("model", "cosine", "cosine"),
+    ],
+)
+@pytest.mark.usefixtures("terminal")
+def test_order_and_scores_are_the_engines(
+    run: Run, request, engine_of: Callable[..., Engine], kind: str, method: str, measure: str
+):
+    folder = request.getfixturevalue(kind)
+    words = ["rerank", QUERY, "-", "-m", folder, *FLOAT32, "--method", method]
+    rows = run(*words, *JSONL, stdin=STDIN, code=0).rows
+    expected = engine_of(folder).rerank(QUERY, DOCUMENTS, method=method)
+    assert [(row["index"], row["text"], row["id"]) for row in rows] == [
+        (result.index, result.document, str(result.index + 1)) for result in expected
+    ]
+    scores = [result.relevance_score for result in expected]
+    np.testing.assert_allclose([row["relevance_score"] for row in rows], scores, atol=1e-4)
+    assert len(set(scores)) == len(DOCUMENTS)
+    assert f"4 of 4 documents by {measure} (" in plain(run(*words, stdin=STDIN).out)[0]
+
+
+def test_a_pipe_gets_tab_separated_values(run: Run, cross: Path):
+    result = run("rerank", QUERY, "-m", cross, "--top-n", "4", stdin=STDIN)
+    rows = [line.split("\t") for line in result.out.splitlines()]
+    assert sorted(row[1:] for row in rows) == [[str(i + 1), " ".join(text.split())] for i, text in enumerate(DOCUMENTS)]
+    scores = [float(row[0]) for row in rows]
+    assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.usefixtures("terminal")
+def test_a_terminal_gets_bars(run: Run, model: Path, cross: Path):
+    rows = [{"id": f"a rather long name for a document, {i}", "text": text} for i, text in enumerate(DOCUMENTS)]
+    rows.append({"id": "far", "text": "water " * 60})
+    words = ["rerank", QUERY, "-m", model, "--top-n", "4", "--method", "cosine"]
+    out = run(*words, stdin="\n".join(map(json.dumps, rows))).out
+    title, *lines = plain(out)
+    assert "\x1b[" in out and title.startswith("4 of 5 documents by cosine (") and "…" in out
+    assert [line.split()[0] for line in lines] == ["1", "2", "3", "4"] and all(len(line) <= 120 for line in lines)
+    bars = [re.sub("[^█▏▎▍▌▋▊▉]", "", line) for line in lines]
+    for bar, score in zip(bars, [float(line.split()[1]) for line in lines], strict=True):
+        assert bar.count("█") == pytest.approx(20 * score, abs=1)
+    lines = plain(run("rerank", QUERY, "-m", cross, stdin=STDIN).out)[1:]
+    scores = [float(line.split()[1]) for line in lines]
+    share = (scores[0] - scores[-1]) / (max(1, scores[0]) - scores[-1])
+    assert min(scores) < 0 and lines[0].count("█") == pytest.approx(20 * share, abs=1) and lines[-1].count("█") == 0
+
+
+def test_options_reach_the_engine(run: Run, cross: Path, tmp_path: Path):
+    words = ["rerank", QUERY, "-", "-m", cross, *FLOAT32, *JSONL]
+    whole = run(*words, stdin=STDIN).rows
+    assert run(*words, "--top-n", "2", stdin=STDIN).rows == whole[:2]
+    long, short = "wheel " * 40 + "pond", ("--engine", "max_length=12")
+    ends = [run(*words, *short, "--truncate", end, stdin=long).rows[0]["relevance_score"] for end in ("end", "start")]
+    assert ends[0] != ends[1]
+    assert "max_length=12" in run(*words, *short, "--truncate", "error", stdin=long, code=2).err
+    slots = "".join(
+        f"{{{{ messages | selectattr('role', 'eq', '{role}') | map(attribute='content') | first }}}} "
+        for role in ("query", "document")
+    )
+    (tmp_path / "t.jinja").write_text("{{ instruction or 'wheel' }} " + slots)
+    words += ["--engine", f"score_template={tmp_path / 't.jinja'}"]
+    scores = [
+        run(*words, *more, stdin="pond").rows[0]["relevance_score"]
+        for more in ([], ["--instruction", "wheel"], ["--instruction", "miller"])
+    ]
+    assert scores[0] == scores[1] != scores[2]
+
+
+def test_lines_may_begin_with_a_brace(run: Run, cross: Path):
+    result = run("rerank", QUERY, "-m", cross, "--lines", *JSONL, stdin='{"id": "b"}\n{\n', code=0)
+    assert sorted(row["text"] for row in result.rows) == ["{", '{"id": "b"}']
+
+
+@pytest.mark.parametrize("blank", ["", " \n\t ", "\u00a0\u3000"])
+def test_blank_texts_are_left_out_and_counted(run: Run, model: Path, caplog: pytest.LogCaptureFixture, blank: str):
+    rows = [{"id": str(i), "text": text} for i, text in enumerate([blank, DOCUMENTS[0], blank, DOCUMENTS[1]])]
+    words, stdin = ["rerank", QUERY, "-m", model, *FLOAT32, *JSONL], "\n".join(map(json.dumps, rows))
+    result = run(*words, stdin=stdin, code=0)
+    assert {(row["id"], row["index"]) for row in result.rows} == {("1", 1), ("3", 3)}
+    assert "2 of 4 texts are blank and left out; --keep-blank ranks them too" in caplog.text
+    caplog.clear()
+    kept = run(*words, "--keep-blank", stdin=stdin).rows
+    assert sorted(row["index"] for row in kept) == [0, 1, 2, 3] and "left out" not in caplog.text
+    scores = {row["index"]: row["relevance_score"] for row in kept}
+    expected = [row["relevance_score"] for row in result.rows]
+    np.testing.assert_allclose([scores[row["index"]] for row in result.rows], expected, atol=1e-4)
+    assert run(*words, stdin=json.dumps(rows[0]), code=0).out == ""
+    assert "1 of 1 texts is blank and left out" in caplog.text
+
+
+def test_an_index_counts_the_texts_that_are_left_out(run: Run, model: Path, caplog: pytest.LogCaptureFixture):
+    stdin = json.dumps({"text": " "}) + "\n" + json.dumps({"text": "mill " * 2000})
+    words = ["rerank", QUERY, "-m", model, "--top-n", "1", *JSONL]
+    assert [row["index"] for row in run(*words, stdin=stdin).rows] == [1]
+    assert "1 of 2 documents were cut to" in caplog.text and "index 1" in caplog.text
+    assert "at index 1" in run(*words, "--truncate", "error", stdin=stdin, code=2).err
+
+
+@pytest.mark.parametrize("query", ["", "  ", "\u3000\n"])
+def test_a_blank_query_is_refused_before_the_model_is_looked_for(run: Run, query: str):
+    err = run("rerank", query, "-m", "nobody/nothing", stdin="mill", code=2).err
+    assert "QUERY" in err and "it is blank" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "'query'"),
+        ([QUERY, "nowhere.txt"], "there is no file or folder at 'nowhere.txt'"),
+        ([QUERY, "--top-n", "0"], "--top-n"),
+        ([QUERY, "--output", "xml"], "xml"),
+        ([QUERY, "--truncate", "middle"], "middle"),
+        ([QUERY, "--instruction", "be kind"], "--instruction='be kind'"),
+        ([QUERY, "--method", "dot"], "dot"),
+        ([QUERY, "--method", "maxsim"], "--method='maxsim' compares token vectors"),
+        ([QUERY, "--nothing"], "--nothing"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else None,
+)
+def test_what_cannot_be_done_is_exit_2(run: Run, cross: Path, words: list[str], message: str):
+    result = run("rerank", *words, "-m", cross, stdin="mill", code=2)
+    assert message in result.err and result.out == ""

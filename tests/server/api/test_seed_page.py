@@ -1,0 +1,194 @@
+"""The commands of vLLM's page about pooling models, with millpond instead of vllm: flags, names and curl."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.server.conftest import running
+from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny.heads import write_pylate, write_stanford
+
+from millpond import Engine
+from millpond.cli.app import main
+from millpond.cli.commands import serve as command
+from millpond.server.launch import run
+from millpond.server.served.models import ServedModels
+
+pytestmark = [pytest.mark.contract, pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")]
+
+PATIENCE = "300"  # seconds
+
+EMBEDDINGS = """\
+curl http://localhost:8000/v1/embeddings \\
+  -H "Content-Type: application/json" \\
+  -d '{
+    "input": "Hello, my name is",
+    "model": "intfloat/e5-small"
+  }'
+"""
+SCORE = """\
+curl http://localhost:8000/score \\
+  -H "Content-Type: application/json" \\
+  -d '{
+    "model": "BAAI/bge-reranker-v2-m3",
+    "text_1": "What is machine learning?",
+    "text_2": ["ML is a subset of AI.", "The weather is sunny."]
+  }'
+"""
+RERANK = """\
+curl http://localhost:8000/rerank \\
+  -H "Content-Type: application/json" \\
+  -d '{
+    "model": "answerdotai/answerai-colbert-small-v1",
+    "query": "What is machine learning?",
+    "documents": [
+      "Machine learning is a subset of AI.",
+      "Python is a programming language."
+    ]
+  }'
+"""
+QUESTION = "What is machine learning?"
+DOCUMENTS = ["Machine learning is a subset of AI.", "Python is a programming language."]
+
+
+def embedder(folder: Path) -> Path:
+    return write_checkpoint(folder, "bert", sentence_transformers=Layout(modules=(Pooling(), Normalize())))
+
+
+def reranker(folder: Path) -> Path:
+    return write_checkpoint(folder, "xlm-roberta", head="SequenceClassification", labels=1)
+
+
+@pytest.fixture
+def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Path], Path]], Any]:
+    """Runs a serve command of the page with a tiny checkpoint of the model's own layout and name.
+
+    Yields where the server is. A folder is called as the hub's model, and the command runs beside it.
+    """
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MILLPOND_DTYPE", "float32")  # some processors would be given bfloat16
+    monkeypatch.setattr(command, "_start_log", lambda _: None)  # pytest has handlers of its own
+
+    @contextmanager
+    def serving(line: str, write: Callable[[Path], Path]) -> Iterator[str]:
+        program, *words = typed(line)
+        assert program == "vllm"
+        folder = tmp_path / words[1]
+        folder.parent.mkdir(exist_ok=True)
+        write(folder)
+        served: list[Any] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "serve", lambda models, config, ready: served.extend((models, config)))
+            patch.setattr(sys, "argv", ["millpond", *words])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        assert ended.value.code in (0, None)
+        models, config = served
+        assert (config.host, config.port) == ("127.0.0.1", 8000)
+        with running(ServedModels.load(models), config) as address:
+            yield address
+
+    return serving
+
+
+def typed(text: str) -> list[str]:
+    """The words of a command, split as in a shell."""
+    return shlex.split(text.replace("\\\n", " "))
+
+
+def curl(text: str, address: str) -> Any:
+    """The output of a command of the page, sent to ``address`` instead."""
+    program, *words = typed(text.replace("http://localhost:8000", address))
+    assert program == "curl" and address in words[0]
+    words += ["--silent", "--show-error", "--max-time", PATIENCE, "--noproxy", "*"]
+    ended = subprocess.run([program, *words], capture_output=True, check=True, text=True)
+    return json.loads(ended.stdout)
+
+
+def test_embeddings(serving: Any, tmp_path: Path) -> None:
+    with serving("vllm serve intfloat/e5-small", embedder) as address:
+        answer = curl(EMBEDDINGS, address)
+    with Engine(str(tmp_path / "intfloat/e5-small"), dtype="float32") as engine:
+        expected = engine.embed(["Hello, my name is"])
+    assert (answer["object"], answer["model"]) == ("list", "intfloat/e5-small")
+    (item,) = answer["data"]
+    assert (item["object"], item["index"]) == ("embedding", 0)
+    np.testing.assert_allclose(item["embedding"], expected.embeddings[0], atol=1e-6)
+    assert answer["usage"]["prompt_tokens"] == expected.usage.prompt_tokens
+
+
+def test_score(serving: Any, tmp_path: Path) -> None:
+    with serving("vllm serve BAAI/bge-reranker-v2-m3", reranker) as address:
+        answer = curl(SCORE, address)
+    with Engine(str(tmp_path / "BAAI/bge-reranker-v2-m3"), dtype="float32") as engine:
+        expected = engine.score(QUESTION, ["ML is a subset of AI.", "The weather is sunny."]).scores
+    assert answer["model"] == "BAAI/bge-reranker-v2-m3"
+    assert [(item["index"], item["object"]) for item in answer["data"]] == [(0, "score"), (1, "score")]
+    np.testing.assert_allclose([item["score"] for item in answer["data"]], expected, atol=1e-6)
+    assert abs(expected[0] - expected[1]) > 1e-4
+
+
+BERT = "answerdotai/answerai-colbert-small-v1"
+MODERN = "lightonai/GTE-ModernColBERT-v1"
+OVERRIDE = '{"architectures": ["ColBERTModernBertModel"]}'
+
+
+@pytest.mark.parametrize(
+    ("line", "model", "write", "overrides"),
+    [
+        (f"vllm serve {BERT}", BERT, write_stanford, None),
+        (f"vllm serve {MODERN} \\\n  --hf-overrides '{OVERRIDE}'", MODERN, write_pylate, json.loads(OVERRIDE)),
+        (f"vllm serve {MODERN}", MODERN, write_pylate, None),  # which needs no flag here
+    ],
+)
+def test_rerank(
+    serving: Any, tmp_path: Path, line: str, model: str, write: Callable[[Path], Path], overrides: Any
+) -> None:
+    with serving(line, write) as address:
+        answer = curl(RERANK.replace(BERT, model), address)
+    with Engine(str(tmp_path / model), dtype="float32", hf_overrides=overrides) as engine:
+        assert engine.spec.score_type == "late-interaction"
+        expected = engine.rerank(QUESTION, DOCUMENTS)
+    assert answer["model"] == model
+    assert [item["index"] for item in answer["results"]] == [each.index for each in expected]
+    assert [item["document"] for item in answer["results"]] == [{"text": DOCUMENTS[each.index]} for each in expected]
+    scores = [item["relevance_score"] for item in answer["results"]]
+    np.testing.assert_allclose(scores, [each.relevance_score for each in expected], atol=1e-5)
+    assert scores[0] > scores[1]
+
+
+def test_matryoshka(serving: Any, tmp_path: Path) -> None:
+    command = EMBEDDINGS.replace("intfloat/e5-small", "model-name").replace('"input"', '"dimensions": 32, "input"')
+    with serving("vllm serve model-name --hf-overrides '{\"is_matryoshka\": true}'", embedder) as address:
+        answer = curl(command, address)
+        whole = curl(EMBEDDINGS.replace("intfloat/e5-small", "model-name"), address)
+    with Engine(str(tmp_path / "model-name"), dtype="float32", hf_overrides={"is_matryoshka": True}) as engine:
+        expected = engine.embed(["Hello, my name is"], dimensions=32).embeddings
+    (item,) = answer["data"]
+    np.testing.assert_allclose([item["embedding"]], expected, atol=1e-6)
+    cut = np.array(whole["data"][0]["embedding"][:32])
+    np.testing.assert_allclose(item["embedding"], cut / np.linalg.norm(cut), atol=1e-6)
+
+
+def test_dimensions_of_a_model_that_was_not_trained_for_them(serving: Any) -> None:
+    command = EMBEDDINGS.replace('"input"', '"dimensions": 32, "input"')
+    with serving("vllm serve intfloat/e5-small", embedder) as address:
+        error = curl(command, address)["error"]
+    assert (error["code"], error["type"], error["param"]) == (400, "BadRequestError", "dimensions")
+    assert error["message"].startswith("Model 'intfloat/e5-small' does not support Matryoshka embeddings")
+
+
+def test_another_name_than_the_page_s_is_not_found(serving: Any) -> None:
+    """The commands name the model, and the server checks the name."""
+    with serving("vllm serve answerdotai/answerai-colbert-small-v1", write_stanford) as address:
+        assert curl(EMBEDDINGS, address)["error"]["code"] == 404
