@@ -75,7 +75,7 @@ $(DEMO): $(BIN)/python pyproject.toml $(DEMO_PACKAGES:%=integrations/%/pyproject
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[demo]' $(DEMO_PACKAGES:%=--editable integrations/%)
 	@touch $@
 
-# The libraries of docs/migrate.md last, and without what they require: older versions than those of constraints.txt.
+# The libraries of docs/migrate last, and without what they require: older versions than those of constraints.txt.
 $(STAMP): $(DEMO) $(PROJECTS) $(wildcard tests/compat/replaced.txt)
 	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' $(PACKAGES:%=--editable integrations/%)
 	$(PIP) install --quiet --no-deps --requirement tests/compat/replaced.txt
