@@ -24,6 +24,8 @@ from millpond import InvalidRequestError
 from millpond.ingest import SinkError, point_id
 from millpond_milvus import MilvusIndex
 
+pytestmark = pytest.mark.contract
+
 OK = common_pb2.Status()
 STRING, LONG, JSON = schema_pb2.VarChar, schema_pb2.Int64, schema_pb2.JSON
 

@@ -21,6 +21,8 @@ from millpond.errors import SinkError
 from millpond.ingest import Record, WriteBatch, point_id
 from millpond_qdrant import QdrantIndex, QdrantSink
 
+pytestmark = pytest.mark.contract
+
 WIDTH = 64
 
 

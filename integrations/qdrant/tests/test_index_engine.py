@@ -15,6 +15,8 @@ from tests.late_interaction.index_contract import matrices, maxsim, names, ragge
 from millpond.ingest import point_id
 from millpond_qdrant import QdrantIndex
 
+pytestmark = pytest.mark.contract
+
 edge = pytest.importorskip("qdrant_edge")
 
 
