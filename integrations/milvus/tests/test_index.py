@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.late_interaction.index_contract import IndexContract, matrices, names, ragged
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Record, SinkError, content_hash, ingest, point_id
 from millpond.late_interaction import LateInteractionIndex
 from millpond.late_interaction.codecs.rows import INT8
 from millpond.late_interaction.encoding.muvera import Muvera
+from millpond.testing import IndexContract
+from millpond.testing.matrices import matrices, names, ragged
 from millpond_milvus import MilvusIndex, MilvusSink
 from millpond_milvus.rows import pack, packed_tokens
 

@@ -24,7 +24,10 @@ PROGRAM = Path(__file__).with_name("lite_failures.py")
 ROOT = PROGRAM.parents[3]
 SMALL_MEMORY = {"MILVUS_LITE_MEMTABLE_MEMORY_LIMIT_BYTES": str(1 << 20)}
 
-pytestmark = [pytest.mark.contract, pytest.mark.skipif(sys.platform == "win32", reason="there is no Milvus Lite on Windows")]
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.skipif(sys.platform == "win32", reason="there is no Milvus Lite on Windows"),
+]
 
 
 @pytest.fixture

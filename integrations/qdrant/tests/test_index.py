@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
-from tests.late_interaction.index_contract import IndexContract, matrices, names, ragged
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Record, SinkError, content_hash, ingest, point_id
 from millpond.late_interaction import LateInteractionIndex, Ragged
+from millpond.testing import IndexContract
+from millpond.testing.matrices import matrices, names, ragged
 from millpond_qdrant import QdrantIndex, QdrantSink
 
 

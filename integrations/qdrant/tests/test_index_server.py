@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 from qdrant_client import QdrantClient, models
-from tests.late_interaction.index_contract import matrices, names, ragged
 
 from millpond.ingest import point_id
+from millpond.testing.matrices import matrices, names, ragged
 from millpond_qdrant import QdrantIndex
 
 pytestmark = pytest.mark.contract
