@@ -530,7 +530,7 @@ def test_steps_and_columns_of_a_request(engines: Any, folders: Any) -> None:
     np.testing.assert_allclose(both.flat[:, 1:], first.flat, atol=1e-5)
     for wrong, message in [
         ({"returned_token_ids": [2]}, "holds 2; the columns of .* run from 0 to 1"),
-        ({"step_tag_id": 10**6}, "step_tag_id=1000000 is no token"),
+        ({"step_tag_id": 10**6}, "step_tag_id=1000000 is not a token"),
         ({"step_tag_id": -1}, "step_tag_id=-1 must be a token id"),
         ({"returned_token_ids": []}, "must hold token ids"),
     ]:

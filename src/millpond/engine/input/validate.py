@@ -120,8 +120,8 @@ def check_unicode(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
-            f"{what} holds a lone surrogate (U+{ord(text[error.start]):04X} at {error.start}), which is not a character; "
-            'replace it, for example with text.encode("utf-8", "replace").decode()'
+            f"{what} holds a lone surrogate (U+{ord(text[error.start]):04X} at {error.start}), which is not a "
+            'character; replace it, for example with text.encode("utf-8", "replace").decode()'
         ) from error
 
 
