@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from tests.tiny import Layout, write_checkpoint
 
-import millpond.ingest.pipeline.ingest as pipeline
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.errors import (
@@ -27,7 +26,7 @@ from millpond.errors import (
     MillpondError,
 )
 from millpond.ingest import Record, Rejected, ingest, point_id
-from millpond.ingest.pipeline import writer
+from millpond.ingest.pipeline import planner, writer
 
 
 class DictSink:
@@ -81,7 +80,7 @@ def _no_thread_is_left():
 
 def batches_of(count):
     """Small batches, so that a few texts fill the whole pipeline."""
-    return mock.patch.object(pipeline, "BATCH_RECORDS", count)
+    return mock.patch.object(planner, "BATCH_RECORDS", count)
 
 
 def some(count, prefix="text"):
@@ -191,7 +190,7 @@ def test_texts_that_were_cut_are_named_once_also_when_they_come_from_the_cache(c
 
 def test_batches_end_by_count_and_by_characters(engine):
     sink = DictSink()
-    with batches_of(4), mock.patch.object(pipeline, "BATCH_CHARS", 100):
+    with batches_of(4), mock.patch.object(planner, "BATCH_CHARS", 100):
         run([*some(8), Record("long", "x " * 60), *some(2, "again")], engine, sink)
     assert sink.writes == [4, 4, 1, 2]
 

@@ -21,11 +21,11 @@ import pytest
 from tests.ingest.shared_sink import SharedSink
 from tests.tiny import write_checkpoint
 
-import millpond.ingest.pipeline.ingest as pipeline
 from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, ModelLoadError
 from millpond.ingest import Record, ingest, point_id, read
 from millpond.ingest.chunking import Chunking
+from millpond.ingest.pipeline import planner
 from millpond.ingest.pipeline.source_items import StopRequest
 
 ray = pytest.importorskip("ray")
@@ -70,7 +70,7 @@ def cluster():
 
 @pytest.fixture(autouse=True)
 def _small_batches():
-    with mock.patch.object(pipeline, "BATCH_RECORDS", 32):
+    with mock.patch.object(planner, "BATCH_RECORDS", 32):
         yield
 
 
@@ -178,7 +178,7 @@ def test_a_finished_run_starts_no_worker_again(cluster, model, engine, tmp_path)
 @pytest.mark.slow
 def test_a_text_that_kills_its_workers_is_left_out_and_the_others_are_written(cluster, model, tmp_path):
     records = [Record(f"r{i}", f"text {i}") for i in range(6)]
-    with mock.patch.object(pipeline, "BATCH_RECORDS", 3):
+    with mock.patch.object(planner, "BATCH_RECORDS", 3):
         report = ingest_dataset(
             records,
             model=model,

@@ -228,8 +228,7 @@ def _draw_point(axes: Axes, point: Point, shape: str, color: str) -> None:
         zorder=3 if point.best else 2,
     )
     if point.advised:
-        ring = {"color": "none", "markeredgecolor": _VARIABLES["ink"], "markersize": 15, "zorder": 2}
-        axes.plot([point.x], [point.y], "o", **ring)
+        axes.plot([point.x], [point.y], "o", color="none", markeredgecolor=_VARIABLES["ink"], markersize=15, zorder=2)
 
 
 def seconds_text(seconds: float) -> str:
