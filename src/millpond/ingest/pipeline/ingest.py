@@ -21,8 +21,8 @@ from millpond.ingest.arguments import check_engine, check_sink
 from millpond.ingest.chunking import Chunking
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.delivery import RetryPolicy
-from millpond.ingest.pipeline.ingest.options import RunOptions, RunParts, Splitter
 from millpond.ingest.pipeline.journal import Journal
+from millpond.ingest.pipeline.options import RunOptions, RunParts, Splitter
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.pipeline.source_items import StopRequest
 from millpond.ingest.pipeline.verify import forget_missing

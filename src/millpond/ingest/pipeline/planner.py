@@ -9,9 +9,9 @@ from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import is_chunk
 from millpond.ingest.pipeline.embedder import PlannedRecord, record_key
-from millpond.ingest.pipeline.ingest.options import RunParts
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry, digest
 from millpond.ingest.pipeline.ledger import RunLedger
+from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sinks.protocol import Checks
 

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from millpond.errors import InvalidRequestError, SinkUnavailableError
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, RecordEmbedder
-from millpond.ingest.pipeline.ingest.options import RunParts
 from millpond.ingest.pipeline.ledger import RunLedger
+from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.pipeline.planner import RecordBatch, RecordPlanner
 from millpond.ingest.pipeline.seen import SeenRecords
 from millpond.ingest.pipeline.source_items import SourceItems
