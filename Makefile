@@ -80,7 +80,7 @@ $(DEMO): $(BIN)/python pyproject.toml $(DEMO_PACKAGES:%=integrations/%/pyproject
 		$(DEMO_PACKAGES:%=--editable integrations/%)
 	@touch $@
 
-# The kernels are compiled already. The libraries of docs/migrate.md last, and without what they require: older versions than
+# The kernels are compiled already. The libraries of docs/migrate last, and without what they require: older versions than
 # those of constraints.txt.
 $(STAMP): $(DEMO) $(PROJECTS) $(wildcard tests/compat/replaced.txt)
 	MILLPOND_NATIVE=0 $(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' \

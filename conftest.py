@@ -71,14 +71,17 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     return _is_contract(PurePosixPath(collection_path.relative_to(config.rootpath).as_posix())) or None
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark the second ring by its folders, and allow the internet to tests marked ``network`` only."""
+    if _is_contract(_path(item.nodeid)):
+        item.add_marker("contract")
+    if item.get_closest_marker("network"):
+        item.add_marker("enable_socket")
+
+
 @pytest.hookimpl(trylast=True)  # after pytest-randomly
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the second ring by its folders, allow the internet to tests marked ``network`` only; slow files first."""
-    for item in items:
-        if _is_contract(_path(item.nodeid)):
-            item.add_marker("contract")
-        if item.get_closest_marker("network"):
-            item.add_marker("enable_socket")
+    """Slow files first, so that no worker starts one at the end."""
     if "PYTEST_XDIST_WORKER" in os.environ:
         seconds = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.is_file() else {}
         items.sort(key=lambda item: -seconds.get(str(_path(item.nodeid)), 0.0))

@@ -119,10 +119,10 @@ def test_chunks_of_a_long_text_are_rows(run: Run, model: Path, tmp_path: Path):
 
 
 def test_a_damaged_source_is_an_error_after_what_it_held(run: Run, model: Path, tmp_path: Path):
-    path, url = tmp_path / "x.json", QDRANT.format(tmp_path)
-    path.write_text('[{"id": "a", "text": "mill"}, {"id": "b", "text": "pond"}, oops]')
+    path, url = tmp_path / "x.jsonl.gz", QDRANT.format(tmp_path)
+    path.write_bytes(gzip.compress(b'{"id": "a", "text": "mill"}\n{"id": "b", "text": "pond"}\n')[:-8])
     result = run("ingest", path, "-m", model, "--to", url, code=2)
-    assert f"{str(path)!r}: element 2 is not JSON" in result.err
+    assert f"{str(path)!r} is damaged, or not a .gz file" in result.err
     assert "raised by the source at item 2 (from 0); those before are written" in result.err
     assert count(url) == 2
 

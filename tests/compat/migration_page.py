@@ -1,4 +1,4 @@
-"""docs/migrate.md as pairs of code blocks, and what their variables hold as numbers."""
+"""The pages of docs/migrate as pairs of code blocks, and what their variables hold as numbers."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 
 import numpy as np
 
-PAGE = Path(__file__).parents[2] / "docs" / "migrate.md"
+PAGES = Path(__file__).parents[2] / "docs" / "migrate"
+INDEX, SERVERS = PAGES / "index.md", PAGES / "vllm.md"
 INPUTS = "every example"
 OLD = ("before", "client")
 NEW = {"before": "after", "client": "in process"}
 # Variables of both blocks that hold no result.
 OBJECTS = frozenset(
     """
-        address answer arguments array bge body client embed embed_model embedder embeddings engine found instructed
-        model name plain pool ranker reranker
+        answer body client dense embed_model embedder embeddings engine found instructed late model name ranker reranker
     """.split()
 )
 
@@ -67,6 +67,15 @@ class Pair:
     def is_exact(self) -> bool:
         """Whether the new block computes in float32, as the old one does."""
         return "float32" in self.new
+
+
+def read_all() -> tuple[str, list[Pair]]:
+    """The inputs of all examples, and the pairs of every page."""
+    read_pages = [
+        read(page.read_text(encoding="utf-8"))
+        for page in (INDEX, *sorted(PAGES.glob("[!i]*.md")), PAGES / "infinity.md")
+    ]
+    return read_pages[0][0], [pair for _, pairs in read_pages for pair in pairs]
 
 
 def read(page: str) -> tuple[str, list[Pair]]:

@@ -1,4 +1,4 @@
-"""docs/migrate.md: both blocks of every pair run as they are written, and compute the same."""
+"""docs/migrate: both blocks of every pair run as they are written, and compute the same."""
 
 from __future__ import annotations
 
@@ -19,13 +19,15 @@ import numpy as np
 import pytest
 from tests.compat import hub_cache
 from tests.compat.hub_cache import WRITERS, HubCache, write_onnx
-from tests.compat.migration_page import PAGE, Pair, assert_pair, cosines, read, results
+from tests.compat.migration_page import INDEX, PAGES, SERVERS, Pair, assert_pair, cosines, read, read_all, results
 
 from millpond import Engine
-from millpond.compat.role_prompts import PromptOptions, prompt_notice
+from millpond.compat.notices import prompt_notice
+from millpond.compat.prompts import PromptOptions
 
-INPUTS, PAIRS = read(PAGE.read_text(encoding="utf-8"))
-SLOW = {"Several processes"}  # starts two interpreters, each of which imports torch
+pytestmark = pytest.mark.contract
+
+INPUTS, PAIRS = read_all()
 FLASHRANK = ("ms-marco-MiniLM-L-12-v2", "flashrank-MiniLM-L-12-v2_Q.onnx")
 
 
@@ -110,11 +112,7 @@ def skip_without_packages(pair: Pair, *more: str) -> None:
 
 @pytest.mark.parametrize(
     "pair",
-    [
-        pytest.param(pair, id=pair.name, marks=[pytest.mark.slow] if pair.heading in SLOW else [])
-        for pair in PAIRS
-        if pair.kind == "before"
-    ],
+    [pytest.param(pair, id=pair.name) for pair in PAIRS if pair.kind == "before"],
 )
 def test_both_blocks_compute_the_same(pair: Pair, hub: HubCache, monkeypatch: pytest.MonkeyPatch) -> None:
     with other_peoples_warnings():
@@ -133,7 +131,7 @@ REPLACEMENTS = {
 }
 IMPORT = re.compile(rf"^from \S+ import ({'|'.join(REPLACEMENTS)})$", re.MULTILINE)
 # Their new blocks have options that keep an old index, without which the vectors differ.
-PROTECTED = {"huggingfaceembeddings-with-prompts-2", "newlines", "huggingfacebgeembeddings", "huggingfaceembedding-2"}
+PROTECTED = {"huggingfacebgeembeddings"}
 
 
 @pytest.mark.parametrize(
@@ -160,7 +158,7 @@ def test_only_the_import_has_to_change(pair: Pair, hub: HubCache, monkeypatch: p
 @pytest.fixture(scope="module")
 def address(hub: HubCache) -> Iterator[str]:
     """The server of the page, started by its command."""
-    command = re.search(r"^millpond (serve .*)$", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
+    command = re.search(r"^millpond (serve .*)$", SERVERS.read_text(encoding="utf-8"), re.MULTILINE)
     assert command is not None
     words = command[1].split()
     for name in words:
@@ -232,7 +230,7 @@ def test_prompts_separate_an_old_index_from_new_questions(hub: HubCache) -> None
     from langchain_millpond import MillpondEmbeddings
 
     folder = hub.add("google/embeddinggemma-300m")
-    page = PAGE.read_text(encoding="utf-8")
+    page = INDEX.read_text(encoding="utf-8")
     block = re.search(r'```python title="keep old vectors"\n(.*?)^```', page, re.DOTALL | re.MULTILINE)
     assert block is not None
     kept = run(block[1], "keep old vectors")["embeddings"]
@@ -250,12 +248,11 @@ def test_the_page_quotes_the_notice_that_protects_an_index(hub: HubCache) -> Non
     with Engine("google/embeddinggemma-300m") as engine:
         notice = prompt_notice(
             engine.spec,
-            query=PromptOptions(),
-            document=PromptOptions(),
+            {"query": PromptOptions(), "document": PromptOptions()},
             normalize=None,
             replaced="HuggingFaceEmbeddings",
         )
-    quoted = re.findall(r"^```text\n(.*?)\n```$", PAGE.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    quoted = re.findall(r"^```text\n(.*?)\n```$", INDEX.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert [" ".join(text.split()) for text in quoted] == [notice]
 
 
@@ -273,7 +270,7 @@ def test_auto_is_the_prompt_of_the_model_card(hub: HubCache) -> None:
 
 @pytest.mark.slow  # exports 90 MB
 def test_fastembed_with_the_real_minilm(hub: HubCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = next(pair for pair in PAIRS if pair.heading == "TextEmbedding")
+    pair = next(pair for pair in PAIRS if pair.heading == "TextEmbedding and its like")
     old, new = (code.replace("BAAI/bge-small-en-v1.5", hub_cache.MINILM) for code in (pair.old, pair.new))
     assert (old, new) != (pair.old, pair.new)
     with other_peoples_warnings():
@@ -323,14 +320,10 @@ def test_a_block_without_a_title_is_refused() -> None:
         read("## X\n```python\na = 1\n```\n")
 
 
-def test_the_page_has_all_libraries() -> None:
-    """Each name of the table at the top is in the old block of a pair, or of another page."""
-    page = PAGE.read_text(encoding="utf-8")
-    table = re.search(r"^\| you use \|.*?(?=^$)", page, re.DOTALL | re.MULTILINE)
-    assert table is not None
-    names = [
-        name for cell in re.findall(r"^\| (`.*?) \|", table[0], re.MULTILINE) for name in re.findall(r"`(.*?)`", cell)
-    ]
-    old = "\n".join(pair.old for pair in PAIRS)
-    assert len(names) > 15
-    assert [name for name in names if name not in old] == ["vllm serve", "LLM"]  # docs/server.md and docs/vllm.md
+def test_the_index_leads_to_every_library() -> None:
+    """Each name of the table is on the page that its row links to, and every page is linked."""
+    rows = re.findall(r"^\| (`.*?) \| \[.*?\]\((\w+\.md)\) \|$", INDEX.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {page for _, page in rows} == {page.name for page in PAGES.glob("*.md")} - {"index.md"}
+    for names, page in rows:
+        text = (PAGES / page).read_text(encoding="utf-8")
+        assert [name for name in re.findall(r"`(.*?)`", names) if name.lower() not in text.lower()] == []

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.tiny import write_checkpoint
 
 from millpond.cache.vector_cache import VectorCache
 from millpond.engine.async_engine import AsyncEngine
@@ -196,8 +197,14 @@ def test_token_embed_rows_pool_to_the_vector(engine):
     np.testing.assert_allclose(np.linalg.norm(normalized, axis=1), 1, atol=1e-5)
 
 
-def test_embed_iter_is_in_order_and_lazy(engine):
-    texts = some_texts(5000, longest=3)
+@pytest.fixture
+def short_windows(monkeypatch):
+    """A stream reads a few texts at a time, which saves time."""
+    monkeypatch.setattr("millpond.engine.submission._STREAM_WINDOW", 32)
+
+
+def test_embed_iter_is_in_order_and_lazy(engine, short_windows):
+    texts = some_texts(200, longest=3)
     drawn = 0
 
     def endless():
@@ -214,12 +221,12 @@ def test_embed_iter_is_in_order_and_lazy(engine):
     assert engine.embed(["still here"]).embeddings.shape == (1, 384)
 
 
-def test_embed_iter_names_the_texts_that_it_cut_once(engine, caplog):
-    texts = ("word " * (300 if index % 500 == 7 else 2) for index in range(2_500))
+def test_embed_iter_names_the_texts_that_it_cut_once(engine, caplog, short_windows):
+    texts = ("word " * (300 if index % 50 == 7 else 2) for index in range(150))
     with caplog.at_level(logging.WARNING):
-        assert len(list(engine.embed_iter(texts))) == 2_500
+        assert len(list(engine.embed_iter(texts))) == 150
     assert [record.message for record in caplog.records] == [
-        "5 of 2500 texts were cut to 256 tokens: index 7, index 507, index 1007, index 1507, index 2007"
+        "3 of 150 texts were cut to 256 tokens: index 7, index 57, index 107"
     ]
     caplog.clear()
     engine.embed(["word " * 300])  # other calls report their own
@@ -231,16 +238,16 @@ def test_int8_of_one_text_is_refused_before_queueing(engine):
         engine.embed(["a"], output_dtype="int8")
 
 
-def test_64_threads_equal_the_sequential_results(engine):
-    calls = [some_texts(1 + i % 5, seed=i, longest=12) for i in range(64)]
+def test_32_threads_equal_the_sequential_results(engine):
+    calls = [some_texts(1 + i % 3, seed=i, longest=8) for i in range(32)]
     expected = [engine.embed(texts).embeddings for texts in calls]
-    barrier = threading.Barrier(64)
+    barrier = threading.Barrier(32)
 
     def run(texts):
         barrier.wait(timeout=60)
         return engine.embed(texts).embeddings
 
-    with concurrent.futures.ThreadPoolExecutor(64) as pool:
+    with concurrent.futures.ThreadPoolExecutor(32) as pool:
         for got, want in zip(pool.map(run, calls), expected, strict=True):
             np.testing.assert_allclose(got, want, atol=1e-6)
 
@@ -264,7 +271,7 @@ async def test_a_cancelled_task_leaves_the_others_alone(engine, monkeypatch):
         engine._replicas.runner, "run", lambda requests: (next(first, False) or cancelled.wait(60)) and run(requests)
     )
     stop_observing = engine.observe(lambda batch: loop.call_soon_threadsafe(began.set))
-    doomed = asyncio.create_task(asynchronous.embed(some_texts(3000, seed=8, longest=20)))
+    doomed = asyncio.create_task(asynchronous.embed(some_texts(600, seed=8, longest=20)))
     await began.wait()  # some of it has run, and most of it waits
     stop_observing()
     doomed.cancel()
@@ -279,12 +286,12 @@ def test_overload_is_refused_with_advice(monkeypatch):
     with Engine(model, dtype="float32", device="cpu", max_queue=50) as small:
         gate, run = threading.Event(), small._replicas.runner.run
         monkeypatch.setattr(small._replicas.runner, "run", lambda requests: gate.wait(timeout=30) and run(requests))
-        big = small.submit("embed", some_texts(400, longest=3))  # alone, a call may be of any size
+        big = small.submit("embed", some_texts(100, longest=3))  # alone, a call may be of any size
         with pytest.raises(EngineOverloadedError, match="max_queue=50") as caught:
             small.embed(["one more"])
         assert 0.1 <= caught.value.retry_after <= 60
         gate.set()
-        assert big.result().embeddings.shape == (400, 384)
+        assert big.result().embeddings.shape == (100, 384)
         assert small.embed(["room again"]).embeddings.shape == (1, 384)
 
 
@@ -347,22 +354,22 @@ def test_what_this_version_lacks_is_refused_by_name():
 
 
 def test_the_cache_serves_every_width_from_one_row(tmp_path):
-    texts = some_texts(40)
+    texts, model = some_texts(40), write_checkpoint(tmp_path / "model")
     with VectorCache(tmp_path / "vectors.db") as cache:
         options = {"dtype": "float32", "device": "cpu", "cache": cache, "hf_overrides": {"is_matryoshka": True}}
         with Engine(model, **options) as engine:
             full = engine.embed(texts, normalize=False)
             assert not full.cached.any() and len(cache) == 40
-            cut = engine.embed(texts, dimensions=64)
+            cut = engine.embed(texts, dimensions=16)
             assert cut.cached.all() and len(cache) == 40
-            head = full.embeddings[:, :64]
+            head = full.embeddings[:, :16]
             np.testing.assert_allclose(cut.embeddings, head / np.linalg.norm(head, axis=1, keepdims=True), atol=1e-6)
             assert cut.usage == full.usage
             assert not engine.embed(texts[:3], prompt="query: ").cached.any()
             assert not engine.embed(texts[:3], truncate="start").cached.any()
         with Engine(model, **options) as again:
             assert again.embed([*texts, "new"]).cached.tolist() == [True] * 40 + [False]
-        with Engine(model, **options, pooling="cls") as other:
+        with Engine(model, **options, pooling="max") as other:
             assert not other.embed(texts).cached.any()
         with Engine(model, **options, max_length=8) as shorter:
             assert not shorter.embed(texts).cached.any()

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from millpond.server.app import create_app
-from millpond.server.middleware import ApiKeys, request_id
+from millpond.server.middleware import ApiKeys, _request_id
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry import logs
@@ -167,13 +167,13 @@ def test_keys_are_checked_for_the_path_that_the_router_sees(ask: Ask, root: str,
     ],
 )
 def test_a_request_id_is_kept_as_far_as_it_is_harmless(header: str, expected: str) -> None:
-    assert request_id(header) == expected
+    assert _request_id(header) == expected
 
 
 @pytest.mark.parametrize("header", [None, "", "\n\t", "§"])
 def test_without_an_id_there_is_a_new_one(header: str | None) -> None:
-    assert len(request_id(header)) == 32
-    assert request_id(header) != request_id(header)
+    assert len(_request_id(header)) == 32
+    assert _request_id(header) != _request_id(header)
 
 
 @pytest.mark.parametrize(("path", "status"), [("/health", 200), ("/nowhere", 404), ("/v1/models", 401)])

@@ -3,7 +3,6 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from langchain_millpond.byte_store import MillpondByteStore
 from langchain_millpond.cross_encoder import MillpondCrossEncoder
 from langchain_millpond.embeddings import MillpondEmbeddings
 from langchain_millpond.reranker import MillpondReranker
@@ -11,19 +10,12 @@ from langchain_millpond.retriever import MillpondColBERTRetriever
 from langchain_millpond.sink_retriever import MillpondSinkRetriever
 
 if TYPE_CHECKING:
-    from langchain_millpond.milvus_sparse import MillpondMilvusSparseEmbeddings
     from langchain_millpond.sparse import MillpondSparseEmbeddings
 
-# Imported on first use: their base classes are those of langchain-qdrant and langchain-milvus, if installed, and these
-# packages and their clients take seconds to import.
-_HOMES = {"MillpondMilvusSparseEmbeddings": "milvus_sparse", "MillpondSparseEmbeddings": "sparse"}
-
 __all__ = [
-    "MillpondByteStore",
     "MillpondColBERTRetriever",
     "MillpondCrossEncoder",
     "MillpondEmbeddings",
-    "MillpondMilvusSparseEmbeddings",
     "MillpondReranker",
     "MillpondSinkRetriever",
     "MillpondSparseEmbeddings",
@@ -31,10 +23,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOMES.get(name)
-    if home is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    if name == "MillpondSparseEmbeddings":
+        # Its base class is langchain-qdrant's, which takes seconds to import.
+        return import_module(f"{__name__}.sparse").MillpondSparseEmbeddings
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

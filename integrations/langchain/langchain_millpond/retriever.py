@@ -44,7 +44,7 @@ def _check_sources(value: object) -> object:
     for source in value:
         if not (source in ("index", "exact") if isinstance(source, str) else callable(source) or _searches(source)):
             raise ValueError(
-                f'{source!r} is no source of candidates; pass "index", "exact", a retriever, a vector store or a '
+                f'{source!r} is not a source of candidates; pass "index", "exact", a retriever, a vector store or a '
                 "function (query, limit) that returns ids"
             )
     return value
@@ -124,7 +124,14 @@ class MillpondColBERTRetriever(BaseRetriever):
         Args:
             documents: As :meth:`add_documents`.
             index: The index, for example ``MemoryIndex(Engine("..."))``.
-            options: The other fields.
+            **options: The other fields.
+
+        Returns:
+            The retriever.
+
+        Raises:
+            ValueError: An invalid option.
+            MillpondError: A text cannot be encoded or stored.
         """
         retriever = cls(index=index, **options)
         retriever.add_documents(documents)
@@ -133,8 +140,14 @@ class MillpondColBERTRetriever(BaseRetriever):
     def add_documents(self, documents: Iterable[Document]) -> list[str]:
         """Add documents to the index; those of equal ids are replaced. The documents are not changed.
 
+        Args:
+            documents: Any number of documents.
+
         Returns:
             Their ids, in order: ``document.id``, or a UUID of the content for a document without one.
+
+        Raises:
+            MillpondError: A text cannot be encoded or stored.
         """
         added = list(documents)
         ids = [document.id or str(uuid5(NAMESPACE_OID, document.page_content)) for document in added]

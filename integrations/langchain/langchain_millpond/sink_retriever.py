@@ -10,7 +10,7 @@ from langchain_core.documents import Document
 from langchain_core.retrievers import BaseRetriever
 from pydantic import BeforeValidator, ConfigDict, Field
 
-from langchain_millpond.source import EngineSource
+from langchain_millpond.source import LangChainSource
 
 if TYPE_CHECKING:
     from millpond import Engine
@@ -33,17 +33,18 @@ def _check_sink(value: object) -> object:
     return value
 
 
-class MillpondSinkRetriever(EngineSource, BaseRetriever):
+class MillpondSinkRetriever(LangChainSource, BaseRetriever):
     """Retrieves the records of a collection in one search of its database, coarse to fine or hybrid.
 
     With several Matryoshka widths, the smallest one finds candidates and the largest scores them. A document's ``id``
     is the record's, and its metadata is a copy of what was stored, with ``relevance_score`` added: the cosine at the
     largest width, or of a hybrid search the fused score. ``k`` and ``filter`` can also be passed to ``invoke``.
 
+    The other fields: :class:`millpond.compat.adapter.EngineSource`.
+
     Attributes:
         sink: A ``QdrantSink``, ``MilvusSink`` or any other of ``open_sink(url)``. Never serialized.
         model: The model that filled the collection: hub id or local folder; also accepted as ``model_name``.
-        engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
         k: How many documents to return.
         coarse_to_fine: Search in two stages, if the collection has several widths.
         candidates: How many documents the first stage selects, ``max(100, 10 * k)`` by default.
@@ -52,20 +53,11 @@ class MillpondSinkRetriever(EngineSource, BaseRetriever):
         sparse_engine: The engine of the sparse vectors, by default ``engine``. Never serialized.
         score_threshold: Return only documents with at least this score.
         pooling: Replaces the checkpoint's pooling method, as it did when the collection was filled.
-        quantization: As in ``millpond.Engine``.
-        revision: Branch, tag or commit of a hub id.
-        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of devices of one kind.
-        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per text; the checkpoint's limit by default.
-        hf_overrides: Merged into config.json.
-        max_batch_tokens: Most tokens per forward.
-        compile: As in ``millpond.Engine``.
-        trust_remote_code: A permission that is accepted and never needed: no code of a checkpoint is run.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
 
-    loading = (*EngineSource.loading, "pooling")
+    loading = (*LangChainSource.loading, "pooling")
 
     sink: Annotated[Sink, BeforeValidator(_check_sink)] = Field(exclude=True, repr=False)
     k: int = Field(default=4, gt=0, strict=True)

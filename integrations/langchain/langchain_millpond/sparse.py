@@ -1,15 +1,21 @@
-"""MillpondSparseEmbeddings: langchain-qdrant's sparse embeddings over a millpond engine in this process."""
+"""MillpondSparseEmbeddings: sparse embeddings of langchain-qdrant and langchain-milvus over a millpond engine."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import asyncio
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel
+from pydantic import BaseModel, model_validator
 
-from langchain_millpond.sparse_source import SparseSource, Weights
+from langchain_millpond.source import LangChainSource
+from millpond.compat.adapter import PromptSource
+from millpond.tasks import Role
 
 if TYPE_CHECKING:
     from langchain_qdrant import SparseEmbeddings, SparseVector
+
+    from millpond import Engine
 else:
     try:
         from langchain_qdrant.sparse_embeddings import SparseEmbeddings, SparseVector
@@ -25,66 +31,136 @@ else:
             values: list[float]
 
 
-class MillpondSparseEmbeddings(SparseSource, SparseEmbeddings):
-    """Sparse vectors of texts by a SPLADE checkpoint or BGE-M3 that runs in this process, for ``QdrantVectorStore``.
+_ROWS_PER_TURN = 64  # vectors that are made in one turn of an event loop
 
-    For ``sparse_embedding=`` with ``RetrievalMode.SPARSE`` and ``HYBRID``. It is one of langchain-qdrant's
-    ``SparseEmbeddings``, and returns its ``SparseVector``, if that package is installed; otherwise objects with the
-    same attributes: ``indices`` (token ids, without duplicates) and ``values`` (their weights). Entries of weight 0 are
-    left out, so the vector of a text without any has none.
+
+class MillpondSparseEmbeddings(PromptSource, LangChainSource, SparseEmbeddings):
+    """Sparse vectors of texts by a SPLADE checkpoint or BGE-M3 that runs in this process.
+
+    For ``sparse_embedding=`` of ``QdrantVectorStore`` with ``RetrievalMode.SPARSE`` and ``HYBRID``, and with
+    ``store="milvus"`` for ``Milvus(embedding_function=[dense, sparse], vector_field=["dense", "sparse"])``. It counts
+    as langchain-qdrant's ``SparseEmbeddings`` and langchain-milvus's ``BaseSparseEmbedding`` where these are installed.
 
     With ``model=``, the model is loaded on first use, and all objects of one configuration share one engine, also with
     ``MillpondEmbeddings``: BGE-M3 then gives both kinds of vectors. Documents and queries get the checkpoint's own
     prompts, if it has any. The async methods neither block the event loop nor occupy a thread. The options of
-    ``FastEmbedSparse`` are translated into the fields below, or refused with the line to write instead.
+    ``FastEmbedSparse`` are translated into the fields, or refused.
+
+    The other fields: :class:`millpond.compat.adapter.PromptSource` and the class that it derives from.
 
     Attributes:
         model: Hub id or local folder; also accepted as ``model_name``.
-        engine: A loaded engine, instead of ``model`` and every option that is read at loading. Never serialized.
-        query_prompt: Prepended to every query instead of the checkpoint's query prompt; ``""`` for none; ``"auto"`` as
-            in ``MillpondEmbeddings``.
-        document_prompt: The same for documents.
-        query_prompt_name: The name of one of the checkpoint's prompts, for queries.
-        document_prompt_name: The same for documents.
-        truncate: Which end of an over-long text is cut, or ``"error"``.
+        store: Whose vectors it gives: ``"qdrant"``: langchain-qdrant's ``SparseVector`` (``indices``, token ids without
+            duplicates, and ``values``), or an object with the same attributes; ``"milvus"``: ``{token id: weight}``.
         show_progress: Draw a progress bar in ``embed_documents``, if standard error is a terminal, or in a notebook.
-        revision: Branch, tag or commit of a hub id.
-        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of devices.
-        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per text; the checkpoint's limit by default.
-        hf_overrides: Merged into config.json.
-        quantization: ``int8`` or ``fp8``, as in ``millpond.Engine``.
-        max_batch_tokens: Most tokens per forward.
-        compile: As in ``millpond.Engine``.
-        trust_remote_code: A permission that is accepted and never needed: no code of a checkpoint is run.
     """
 
-    def embed_documents(self, texts: list[str]) -> list[SparseVector]:
-        """One sparse vector per document, in order; any number of documents.
+    kind = "sparse"
+
+    store: Literal["qdrant", "milvus"] = "qdrant"
+    show_progress: bool = False
+
+    def embed_documents(self, texts: list[str]) -> list[Any]:
+        """The sparse vectors of documents.
+
+        Args:
+            texts: Any number of documents.
+
+        Returns:
+            One vector per document, in order, as ``store`` says; without entries of weight 0.
 
         Raises:
             TypeError: ``texts`` is a bare str.
             MillpondError: The model cannot be loaded or gives no sparse vectors, or a text cannot be embedded; the
                 message says which and why.
         """
-        return self._documents(texts, _vector)
+        engine = self._engine()
+        rows = engine.encode(texts, **self._options(engine, "document"), show_progress=self.show_progress)
+        return [self._vector(row) for row in rows]
 
-    def embed_query(self, text: str) -> SparseVector:
+    def embed_query(self, text: str) -> Any:
         """The sparse vector of a query.
+
+        Args:
+            text: The query.
+
+        Returns:
+            The vector, as ``store`` says.
 
         Raises:
             MillpondError: As :meth:`embed_documents`.
         """
-        return self._query(text, _vector)
+        engine = self._engine()
+        return self._vector(engine.encode([text], **self._options(engine, "query"))[0])
 
-    async def aembed_documents(self, texts: list[str]) -> list[SparseVector]:
-        """As :meth:`embed_documents`; cancelling the task drops the texts still queued."""
-        return await self._adocuments(texts, _vector)
+    async def aembed_documents(self, texts: list[str]) -> list[Any]:
+        """As :meth:`embed_documents`; cancelling the task drops the texts still queued.
 
-    async def aembed_query(self, text: str) -> SparseVector:
-        """As :meth:`embed_query`."""
-        return await self._aquery(text, _vector)
+        Args:
+            texts: Any number of documents.
+
+        Returns:
+            One vector per document, in order, as ``store`` says.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+            MillpondError: As :meth:`embed_documents`.
+        """
+        return await self._avectors(texts, "document")
+
+    async def aembed_query(self, text: str) -> Any:
+        """As :meth:`embed_query`, without blocking the event loop.
+
+        Args:
+            text: The query.
+
+        Returns:
+            The vector, as ``store`` says.
+
+        Raises:
+            MillpondError: As :meth:`embed_documents`.
+        """
+        return (await self._avectors([text], "query"))[0]
+
+    async def _avectors(self, texts: list[str], role: Role) -> list[Any]:
+        engine = await self._aengine()
+        from millpond import AsyncEngine  # imports torch, which loading has imported already
+
+        rows = await AsyncEngine(engine).encode(texts, **self._options(engine, role))
+        vectors: list[Any] = []
+        for start in range(0, len(rows), _ROWS_PER_TURN):
+            if start:
+                await asyncio.sleep(0)
+            vectors += map(self._vector, rows[start : start + _ROWS_PER_TURN])
+        return vectors
+
+    def _vector(self, weights: Mapping[int, float]) -> Any:
+        if self.store == "milvus":
+            return dict(weights)
+        return SparseVector(indices=list(weights), values=list(weights.values()))
+
+    def _options(self, engine: Engine, role: Role) -> dict[str, Any]:
+        """The options of ``encode``, which takes a prompt for sparse vectors too."""
+        from millpond import PoolingParams
+
+        params = PoolingParams(role=role, prompt=self._prompt(engine, role), truncate=self.truncate)
+        return {"task": "sparse_embed", "params": params}
+
+    @model_validator(mode="after")
+    def _count_as_milvus(self) -> Self:
+        _register(self.store)
+        return self
+
+    def __setstate__(self, state: dict[Any, Any]) -> None:
+        super().__setstate__(state)
+        _register(self.store)
 
 
-def _vector(weights: Weights) -> SparseVector:
-    return SparseVector(indices=list(weights), values=list(weights.values()))
+def _register(store: str) -> None:
+    """Make the class one of langchain-milvus's, which looks for its own. Its import takes a second."""
+    if store == "milvus":
+        try:
+            from langchain_milvus.utils.sparse import BaseSparseEmbedding
+        except ImportError:  # not required: the vectors are dicts
+            return
+        BaseSparseEmbedding.register(MillpondSparseEmbeddings)

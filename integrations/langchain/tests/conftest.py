@@ -43,9 +43,21 @@ def engine(minilm: str) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
+def prompted_engine(prompted: str) -> Iterator[Engine]:
+    with Engine(prompted, dtype="float32") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a tiny cross-encoder, whose scores are logits."""
     return str(write_cross_encoder(tmp_path_factory.mktemp("cross-encoder") / "model"))
+
+
+@pytest.fixture(scope="session")
+def cross_encoder_engine(cross_encoder: str) -> Iterator[Engine]:
+    with Engine(cross_encoder, dtype="float32") as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")
@@ -60,6 +72,12 @@ def prompted_splade(tmp_path_factory: pytest.TempPathFactory) -> str:
     folder = write_splade(tmp_path_factory.mktemp("prompted-splade") / "model")
     edit_json(folder / "config_sentence_transformers.json", prompts={"query": "ask: ", "document": "passage: "})
     return str(folder)
+
+
+@pytest.fixture(scope="session")
+def splade_engine(prompted_splade: str) -> Iterator[Engine]:
+    with Engine(prompted_splade, dtype="float32") as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")

@@ -42,9 +42,21 @@ def engine(minilm: str) -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="session")
+def prompted_engine(prompted: str) -> Iterator[Engine]:
+    with Engine(prompted, dtype="float32") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="session")
 def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The folder of a tiny cross-encoder, whose scores are logits."""
     return str(write_cross_encoder(tmp_path_factory.mktemp("cross-encoder") / "model"))
+
+
+@pytest.fixture(scope="session")
+def cross_encoder_engine(cross_encoder: str) -> Iterator[Engine]:
+    with Engine(cross_encoder, dtype="float32") as engine:
+        yield engine
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import json
-import pickle
 from pathlib import Path
 from typing import Any
 
@@ -88,19 +87,6 @@ def test_an_error_comes_at_once_and_the_call_is_not_repeated(
         assert calls == [["tides"]]
         monkeypatch.setattr(engine, "embed", embed)
         assert embedding.get_text_embedding("tides")
-
-
-def test_what_the_base_class_has_survives_pickling(minilm: str) -> None:
-    # HuggingFaceEmbedding comes back without its model: its __init__ passes these options on to SentenceTransformer.
-    built = MillpondEmbedding(
-        minilm, dtype="float32", num_workers=2, embeddings_cache=SimpleKVStore(), embed_batch_size=3
-    )
-    expected = built.get_text_embedding("tides")
-    after = pickle.loads(pickle.dumps(built))
-    assert (after.num_workers, after.embed_batch_size) == (2, 3)
-    assert isinstance(after.embeddings_cache, SimpleKVStore)
-    assert after.get_text_embedding("tides") == pytest.approx(expected, abs=1e-6)
-    assert after.get_text_embedding("yeast")
 
 
 def test_a_whole_batch_is_one_call_of_the_engine(minilm: str, texts: list[str]) -> None:

@@ -10,19 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from llama_index.core.postprocessor import SentenceTransformerRerank
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from pydantic import ValidationError
 from tests.tiny.heads import write_cross_encoder, write_stanford
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.postprocessor.millpond_rerank import MillpondRerank
 from llama_index.retrievers.millpond import MillpondColBERTRetriever
-from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding
 from millpond import Engine
 from millpond.compat import notices as notices_module
-from millpond.errors import InvalidRequestError
 from millpond.late_interaction import MemoryIndex
 
 QUESTION = "What makes dough rise?"
@@ -141,128 +137,6 @@ def test_without_prompts_nothing_is_told(minilm: str, notices: Callable[[], list
     assert notices() == []
 
 
-def test_auto_puts_the_model_cards_prompt_before_a_query(minilm: str, engine: Engine, tmp_path: Path) -> None:
-    for name in ("bge-small-en-v1.5", "unknown"):
-        (tmp_path / name).mkdir()
-        for entry in Path(minilm).iterdir():
-            (tmp_path / name / entry.name).symlink_to(entry)
-    embedding = MillpondEmbedding(tmp_path / "bge-small-en-v1.5", dtype="float32", query_prompt="auto")
-    prompt = "Represent this sentence for searching relevant passages: "
-    expected = engine.embed(["tides", prompt + "tides"]).embeddings
-    np.testing.assert_allclose(embedding.get_query_embedding("tides"), expected[1], atol=1e-5)
-    np.testing.assert_allclose(embedding.get_text_embedding("tides"), expected[0], atol=1e-5)
-    assert np.abs(expected[0] - expected[1]).max() > 1e-3
-    unknown = MillpondEmbedding(tmp_path / "unknown", dtype="float32", query_prompt="auto")
-    assert unknown.get_text_embedding("tides")
-    with pytest.raises(InvalidRequestError, match=r'query_prompt="auto": the files of .* write query_prompt='):
-        unknown.get_query_embedding("tides")
-
-
-def test_a_prompt_is_chosen_by_its_name(prompted: str, engine: Engine) -> None:
-    swapped = MillpondEmbedding(prompted, dtype="float32", query_prompt_name="document", document_prompt_name="query")
-    expected = engine.embed(["search_query: tides", "search_document: tides"]).embeddings
-    np.testing.assert_allclose(swapped.get_text_embedding("tides"), expected[0], atol=1e-5)
-    np.testing.assert_allclose(swapped.get_query_embedding("tides"), expected[1], atol=1e-5)
-    with pytest.raises(InvalidRequestError, match="query_prompt_name='ask' is no prompt of"):
-        MillpondEmbedding(prompted, dtype="float32", query_prompt_name="ask").get_query_embedding("tides")
-    with pytest.raises(ValidationError, match="contradict each other"):
-        MillpondEmbedding("a", query_prompt="b", query_prompt_name="c")
-
-
-REFUSED: list[tuple[dict[str, Any], str]] = [
-    ({"backend": "onnx"}, 'leave it out, and write dtype="bfloat16" or quantization="int8"'),
-    ({"backend": "openvino"}, 'leave it out, and write dtype="bfloat16"'),
-    ({"tokenizer_name": "bert-base-uncased"}, "the tokenizer is that of the checkpoint; leave it out"),
-    ({"tokenizer": object()}, "the tokenizer is that of the checkpoint; leave it out"),
-    ({"cache_folder": "/models"}, "set HF_HUB_CACHE=/models before Python starts"),
-    ({"token": "hf_secret"}, "HF_TOKEN"),
-    ({"query_prompt": "a", "query_instruction": "b"}, "contradict each other; pass one of them"),
-    ({"model_kwargs": {"load_in_4bit": True}}, 'write quantization="int8" instead'),
-    ({"parallel_process": "yes"}, "must be True or False"),
-    ({"providers": ["CUDAExecutionProvider"]}, 'write device="cuda"'),
-    ({"doc_embed_type": "query"}, 'write document_prompt="..." instead'),
-    ({"query_instruction": ""}, 'write query_prompt="Represent this question'),
-    ({"nobody_knows": 1}, "nobody_knows\n.*not permitted"),
-]
-
-
-@pytest.mark.parametrize(
-    ("options", "message"), REFUSED, ids=[next(iter(options)) + str(n) for n, (options, _) in enumerate(REFUSED)]
-)
-def test_what_would_change_vectors_is_refused_with_the_line_to_write(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=f"(?i){message}") as caught:
-        MillpondEmbedding(model_name="BAAI/bge-small-en-v1.5", **options)
-    assert "hf_secret" not in str(caught.value)
-
-
-def test_secrets_are_in_no_error_and_no_dict() -> None:
-    for options in (
-        {"api_key": "hf_secret"},
-        {"model_kwargs": {"token": "hf_secret"}},
-        {"use_auth_token": "hf_secret"},
-    ):
-        for build in (MillpondEmbedding, MillpondRerank, MillpondSparseEmbedding, MillpondEmbedding.model_validate):
-            with pytest.raises(ValidationError) as caught:
-                build(model="a", **options) if isinstance(build, type) else build({"model": "a", **options})
-            assert "hf_secret" not in f"{caught.value} {caught.value.errors()} {caught.value.json()}"
-
-
-@pytest.mark.parametrize(
-    ("device", "expected"),
-    [
-        (None, "auto"),
-        ("cpu", "cpu"),
-        (["cuda:0", "cuda:1"], "cuda:0,cuda:1"),
-        (("cpu",), "cpu"),
-        (torch.device("cuda:1"), "cuda:1"),
-        (1, "cuda:1"),
-        ([0, 1], "cuda:0,cuda:1"),
-    ],
-    ids=["none", "str", "list", "tuple", "torch", "number", "numbers"],
-)
-@pytest.mark.parametrize("adapter", [MillpondEmbedding, MillpondRerank, MillpondSparseEmbedding])
-def test_a_device_may_be_none_or_several(adapter: Any, device: Any, expected: str) -> None:
-    assert adapter("a", device=device).device == expected
-    assert adapter(model="a", trust_remote_code=True).trust_remote_code is False
-
-
-def test_fast_embed_embeddings_options() -> None:
-    built = MillpondEmbedding("a", threads=4, doc_embed_type="default", providers=None)
-    assert built.document_prompt == ""
-    assert MillpondEmbedding("a", doc_embed_type="passage").document_prompt is None
-
-
-def test_the_options_of_fast_embeds_sparse_models() -> None:
-    assert MillpondSparseEmbedding("a", cuda=True, device_ids=[0, 1]).device == "cuda:0,cuda:1"
-    assert MillpondSparseEmbedding("a", providers=["CPUExecutionProvider"], batch_size=256).device == "cpu"
-    with pytest.raises(ValidationError, match="Qdrant/bm25 counts words.*write model= a SPLADE checkpoint"):
-        MillpondSparseEmbedding("Qdrant/bm25")
-
-
-@pytest.mark.parametrize("adapter", [MillpondEmbedding, MillpondRerank, MillpondSparseEmbedding])
-def test_model_and_model_name_are_accepted_and_readable(adapter: Any, tmp_path: Path) -> None:
-    for built in (adapter("a"), adapter(model="a"), adapter(model_name="a"), adapter.model_validate({"model": "a"})):
-        assert (built.model, built.model_name) == ("a", "a")
-    assert adapter(tmp_path).model == str(tmp_path)
-    for options in ({"model": "b"}, {"model_name": "b"}):
-        with pytest.raises(TypeError, match="twice: 'a' and model"):
-            adapter("a", **options)
-    assert adapter(model="a", model_name="a").model == "a"
-    with pytest.raises(ValidationError, match="model='a' and model_name='b' contradict each other"):
-        adapter(model="a", model_name="b")
-
-
-def test_an_adapter_over_an_engine_tells_its_model(engine: Engine) -> None:
-    for adapter in (MillpondEmbedding, MillpondRerank, MillpondSparseEmbedding):
-        assert adapter(engine=engine).model_name == engine.spec.name
-
-
-def test_what_model_dump_writes_builds_an_equal_adapter() -> None:
-    for built in (MillpondEmbedding("a", query_prompt="q: "), MillpondRerank("a", 2), MillpondSparseEmbedding("a")):
-        again = type(built)(**built.model_dump())
-        assert again.model_dump() == built.model_dump()
-
-
 def test_the_retriever_tells_its_model(engine: Engine) -> None:
     retriever = MillpondColBERTRetriever(MemoryIndex(engine))
     assert retriever.model == retriever.model_name == engine.spec.name
@@ -329,24 +203,6 @@ def test_model_and_top_n_may_be_positional(ranker: str) -> None:
         MillpondRerank("a", 5, top_n=6)
     with pytest.raises(TypeError, match="model_name without their names|positional arguments"):
         MillpondEmbedding("a", "b")
-
-
-def test_the_options_of_other_rerankers() -> None:
-    flag = MillpondRerank(top_n=2, model="BAAI/bge-reranker-large", use_fp16=False)
-    assert (flag.dtype, flag.top_n) == ("float32", 2)
-    assert MillpondRerank("a", use_fp16=True).dtype == "auto"
-    colbert = MillpondRerank(5, "a", tokenizer="a", keep_retrieval_score=None)
-    assert colbert.keep_retrieval_score is False
-    crossed = MillpondRerank("a", cross_encoder_kwargs={"max_length": 9, "model_kwargs": {"dtype": "float16"}})
-    assert (crossed.max_length, crossed.dtype) == (9, "float16")
-    for options, message in (
-        ({"tokenizer": "b"}, "the tokenizer is that of the checkpoint; leave it out"),
-        ({"cross_encoder_kwargs": {"num_labels": 3}}, "a reranker has one score; leave it out"),
-        ({"backend": "onnx"}, 'leave it out, and write dtype="bfloat16"'),
-        ({"use_fp16": "yes"}, "must be True or False"),
-    ):
-        with pytest.raises(ValidationError, match=message):
-            MillpondRerank("a", **options)
 
 
 def test_auto_of_an_embedding_checkpoint_says_its_method(

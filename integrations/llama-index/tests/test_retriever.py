@@ -160,7 +160,12 @@ def test_it_works_in_a_query_engine_and_in_a_fusion(index: MemoryIndex) -> None:
 
 @pytest.mark.parametrize(
     ("sources", "message"),
-    [("index", "sources is of type str"), (3, "sources is of type int"), ([3], "3 is no source"), (["bm25"], "'bm25'")],
+    [
+        ("index", "sources is of type str"),
+        (3, "sources is of type int"),
+        ([3], "3 is not a source"),
+        (["bm25"], "'bm25'"),
+    ],
     ids=["a-str", "an-int", "of-an-int", "an-unknown-name"],
 )
 def test_sources_that_are_none_are_refused_when_the_retriever_is_made(

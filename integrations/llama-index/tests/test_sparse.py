@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import copy
-import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import llama_index.core.instrumentation as instrument
 import pytest
 from llama_index.core import VectorStoreIndex
-from llama_index.core.base.embeddings.base_sparse import BaseSparseEmbedding
 from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.embedding import SparseEmbeddingEndEvent, SparseEmbeddingStartEvent
 from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 from llama_index.vector_stores.qdrant import QdrantVectorStore
-from pydantic import Field, ValidationError
+from pydantic import Field
 from qdrant_client import AsyncQdrantClient, QdrantClient
 from tests.gates import LoopGate, batches_held, batches_through
 from tests.tiny.heads import write_m3, write_splade
@@ -88,32 +82,6 @@ def inner(left: dict[int, float], right: dict[int, float]) -> float:
     return sum(weight * right.get(index, 0.0) for index, weight in left.items())
 
 
-def test_class(splade: str) -> None:
-    assert issubclass(MillpondSparseEmbedding, BaseSparseEmbedding)
-    assert MillpondSparseEmbedding.class_name() == "MillpondSparseEmbedding"
-    for built in (
-        MillpondSparseEmbedding(splade),
-        MillpondSparseEmbedding(model=splade),
-        MillpondSparseEmbedding(model_name=splade),
-        MillpondSparseEmbedding(model_name=Path(splade)),
-    ):
-        assert (built.model, built.model_name) == (splade, splade)
-
-
-def test_the_weights_are_the_engines(sparse: MillpondSparseEmbedding, sparse_engine: Engine, texts: list[str]) -> None:
-    documents = sparse_engine.sparse_embed(texts, role="document")
-    (query,) = sparse_engine.sparse_embed([QUESTION], role="query")
-    small = MillpondSparseEmbedding(engine=sparse_engine, embed_batch_size=5)
-    for batch in (small.get_text_embedding_batch(texts), asyncio.run(small.aget_text_embedding_batch(texts))):
-        assert len(batch) == len(texts)
-        assert all(close(found, expected) for found, expected in zip(batch, documents, strict=True))
-    assert close(sparse.get_text_embedding(texts[3]), documents[3])
-    assert close(asyncio.run(sparse.aget_text_embedding(texts[3])), documents[3])
-    assert close(sparse.get_query_embedding(QUESTION), query)
-    assert close(asyncio.run(sparse.aget_query_embedding(QUESTION)), query)
-    assert {(type(index), type(weight)) for index, weight in sparse.get_query_embedding("a").items()} == {(int, float)}
-
-
 def test_several_queries_have_a_mean(sparse: MillpondSparseEmbedding) -> None:
     first, second = sparse.get_query_embedding("tides"), sparse.get_query_embedding("the moon")
     expected = {index: (first.get(index, 0.0) + second.get(index, 0.0)) / 2 for index in first.keys() | second.keys()}
@@ -177,30 +145,6 @@ def test_options_reach_the_engine(splade: str) -> None:
         short.doc_fn(["a text of far more than four tokens"])
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "either model_name= .* or engine="),
-        ({"model_name": ""}, "either model_name= .* or engine="),
-        ({"model_name": "a", "dimensions": 64}, "dimensions\n.*not permitted"),
-        ({"model_name": "a", "embed_batch_size": 4096}, "2048"),
-        ({"model_name": "a", "truncate": "middle"}, "'end', 'start' or 'error'"),
-    ],
-    ids=["nothing", "an-empty-name", "an-option-of-dense-vectors", "a-batch-too-large", "an-unknown-end"],
-)
-def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        MillpondSparseEmbedding(**options)
-
-
-def test_an_engine_excludes_a_model_and_what_loading_reads(sparse_engine: Engine) -> None:
-    with pytest.raises(ValidationError, match="either model_name= .* or engine="):
-        MillpondSparseEmbedding("a", engine=sparse_engine)
-    with pytest.raises(ValidationError, match="quantization= is read when a model is loaded"):
-        MillpondSparseEmbedding(engine=sparse_engine, quantization="int8")
-    assert MillpondSparseEmbedding(engine=sparse_engine).model == sparse_engine.spec.name
-
-
 def test_a_model_without_sparse_weights_is_refused(minilm: str) -> None:
     with pytest.raises(UnsupportedTaskError, match="sparse_embed"):
         MillpondSparseEmbedding(minilm, dtype="float32").doc_fn(["tides"])
@@ -215,41 +159,6 @@ def test_one_checkpoint_and_one_engine_make_dense_and_sparse_vectors(m3: str) ->
     assert len(dense.get_text_embedding("tides")) == 48
     with Engine(m3, dtype="float32") as engine:
         assert MillpondEmbedding(engine=engine).sparse.engine is engine
-
-
-@pytest.mark.parametrize("journey", ["pickle", "copy", "deepcopy", "dict"])
-def test_a_copied_or_pickled_embedding_gives_the_same_weights(splade: str, journey: str) -> None:
-    built = MillpondSparseEmbedding(splade, dtype="float32", max_length=8, embed_batch_size=7)
-    before = built.doc_fn(["tides follow the moon"])
-    journeys = {
-        "pickle": lambda: pickle.loads(pickle.dumps(built)),
-        "copy": lambda: copy.copy(built),
-        "deepcopy": lambda: copy.deepcopy(built),
-        "dict": lambda: MillpondSparseEmbedding(**built.model_dump()),
-    }
-    after = journeys[journey]()
-    assert after.model_dump() == built.model_dump()
-    assert after.doc_fn(["tides follow the moon"]) == (before[0], [pytest.approx(before[1][0], abs=1e-5)])
-    # The bound functions, which a store holds, travel too.
-    assert pickle.loads(pickle.dumps(built.doc_fn))(["tides follow the moon"])[0] == before[0]
-
-
-def test_an_engine_is_not_pickled(sparse_engine: Engine) -> None:
-    built = MillpondSparseEmbedding(engine=sparse_engine)
-    assert copy.deepcopy(built).engine is sparse_engine
-    with pytest.raises(TypeError, match="engine=.*cannot be pickled.*model_name="):
-        pickle.dumps(built)
-    assert "engine" not in built.model_dump()
-
-
-def test_the_import_costs_no_torch() -> None:
-    program = (
-        "import sys; from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding as M; M('a'); "
-        "print(*sys.modules)"
-    )
-    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "llama_index.sparse_embeddings.millpond.base" in modules
-    assert "torch" not in modules
 
 
 async def test_every_start_has_its_end(sparse_engine: Engine, texts: list[str], recorder: Recorder) -> None:

@@ -24,32 +24,6 @@ def many(count: int) -> list[str]:
     return [f"the {i}th passage of {count}, about {i * i} things" for i in range(count)]
 
 
-def test_texts_and_queries_get_the_checkpoints_prompts(prompted: str, engine: Engine, texts: list[str]) -> None:
-    embedding = MillpondEmbedding(model_name=prompted, dtype="float32", embed_batch_size=5)
-    documents = engine.embed(texts, prompt=PROMPTS["document"]).embeddings
-    queries = engine.embed(texts, prompt=PROMPTS["query"]).embeddings
-    np.testing.assert_allclose(embedding.get_text_embedding_batch(texts), documents, atol=1e-6)
-    np.testing.assert_allclose(embedding.get_text_embedding(texts[3]), documents[3], atol=1e-6)
-    np.testing.assert_allclose(embedding.get_query_embedding(texts[3]), queries[3], atol=1e-6)
-    np.testing.assert_allclose(embedding.get_agg_embedding_from_queries(texts), queries.mean(axis=0), atol=1e-6)
-    assert np.abs(queries[3] - documents[3]).max() > 1e-3  # the two roles give different vectors
-
-
-async def test_async_equals_sync(prompted: str, engine: Engine) -> None:
-    embedding = MillpondEmbedding(model_name=prompted, dtype="float32")
-    texts = many(300)  # more rows than one turn of the event loop converts
-    documents = engine.embed(texts, prompt=PROMPTS["document"]).embeddings
-    query = engine.embed(texts[:1], prompt=PROMPTS["query"]).embeddings[0]
-    batch, one, question = await asyncio.gather(
-        embedding.aget_text_embedding_batch(texts),
-        embedding.aget_text_embedding(texts[0]),
-        embedding.aget_query_embedding(texts[0]),
-    )
-    np.testing.assert_allclose(batch, documents, atol=1e-6)
-    np.testing.assert_allclose(one, documents[0], atol=1e-6)
-    np.testing.assert_allclose(question, query, atol=1e-6)
-
-
 @pytest.mark.parametrize("prompt", ["ask: ", ""])
 def test_prompts_of_the_caller_win(prompted: str, engine: Engine, prompt: str) -> None:
     embedding = MillpondEmbedding(model_name=prompted, dtype="float32", query_prompt=prompt, document_prompt=prompt)

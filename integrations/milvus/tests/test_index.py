@@ -14,8 +14,8 @@ from tests.late_interaction.index_contract import IndexContract, matrices, names
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Record, SinkError, content_hash, ingest, point_id
 from millpond.late_interaction import LateInteractionIndex
+from millpond.late_interaction.codecs.rows import INT8
 from millpond.late_interaction.encoding.muvera import Muvera
-from millpond.late_interaction.kernels.exact import unpack_rows
 from millpond_milvus import MilvusIndex, MilvusSink
 from millpond_milvus.rows import pack, packed_tokens
 
@@ -55,7 +55,7 @@ def test_a_document_is_a_row_of_the_plain_fields(uri: str) -> None:
         assert added > 0 and len(encoding) == 2560
         tokens = packed_tokens([rows], [6], width=32)
         assert len(rows) == 4 * -(-6 * 34 // 3)  # base64 of int8 and float16 scales
-        assert np.abs(unpack_rows(tokens.rows, tokens.scales, "int8", dim=32) - matrix).max() < 0.005
+        assert np.abs(INT8.unpack(tokens.rows, tokens.scales, 32) - matrix).max() < 0.005
         described = index._client.describe_collection("docs")
         manifest = json.loads(described["properties"]["millpond"])
         assert (manifest["kind"], manifest["codec"], manifest["width"]) == ("late_interaction", "int8", 32)
@@ -68,7 +68,7 @@ def test_packed_rows_are_what_was_packed(width: int) -> None:
     values = [*matrices(4, width=width, tokens=[1, 0, 7, 300]), np.zeros((2, width), np.float32)]
     tokens = packed_tokens([pack(matrix) for matrix in values], [len(matrix) for matrix in values], width=width)
     assert tokens.offsets.tolist() == [0, 1, 1, 8, 308, 310]
-    unpacked = unpack_rows(tokens.rows, tokens.scales, "int8", dim=width)
+    unpacked = INT8.unpack(tokens.rows, tokens.scales, width)
     assert np.abs(unpacked - np.concatenate(values)).max() <= 0.5 / 127 + 1e-3
 
 

@@ -1,104 +1,58 @@
 """The prompts that model cards prescribe, for checkpoints whose files carry none.
 
-Many checkpoints were trained with a prompt for queries and say so in their model card only. Each row below has the link
-to the card that it was taken from.
+Many checkpoints were trained with a prompt for queries and say so in their model card only. The comment above each row
+is the card that it was taken from.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 
 from millpond.tasks import Role
 
 _SEARCH_RELEVANT = "Represent this sentence for searching relevant passages: "
 _WEB_SEARCH = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
 
-
-@dataclass(frozen=True, kw_only=True)
-class CardPrompts:
-    """What a model card puts before a query and before a document; ``""`` is nothing.
-
-    Attributes:
-        names: Matches the model's name, which is the last part of a hub id or folder.
-        query: Before a query.
-        document: Before a document.
-        source: The model card.
-    """
-
-    names: re.Pattern[str]
-    query: str
-    document: str
-    source: str
-
-
-def _row(names: str, query: str, document: str, source: str) -> CardPrompts:
-    return CardPrompts(names=re.compile(names, re.IGNORECASE), query=query, document=document, source=source)
-
-
-CARDS = (
-    _row(r"bge-(small|base|large)-en(-v1\.5)?", _SEARCH_RELEVANT, "", "https://huggingface.co/BAAI/bge-base-en-v1.5"),
-    _row(
-        r"bge-(small|base|large)-zh(-v1\.5)?",
-        "为这个句子生成表示以用于检索相关文章：",  # noqa: RUF001
-        "",
-        "https://huggingface.co/BAAI/bge-base-zh-v1.5",
-    ),
-    _row(r"bge-m3", "", "", "https://huggingface.co/BAAI/bge-m3"),
-    _row(r"mxbai-embed-large-v1", _SEARCH_RELEVANT, "", "https://huggingface.co/mixedbread-ai/mxbai-embed-large-v1"),
-    _row(r"UAE-Large-V1", _SEARCH_RELEVANT, "", "https://huggingface.co/WhereIsAI/UAE-Large-V1"),
-    _row(
-        r"snowflake-arctic-embed-(xs|s|m|m-long|l|m-v1\.5)",
-        _SEARCH_RELEVANT,
-        "",
-        "https://huggingface.co/Snowflake/snowflake-arctic-embed-m",
-    ),
-    _row(
-        r"snowflake-arctic-embed-(m|l)-v2\.0",
-        "query: ",
-        "",
-        "https://huggingface.co/Snowflake/snowflake-arctic-embed-l-v2.0",
-    ),
-    _row(r"e5-(small|base|large)(-v2)?", "query: ", "passage: ", "https://huggingface.co/intfloat/e5-base-v2"),
-    _row(
-        r"multilingual-e5-(small|base|large)",
-        "query: ",
-        "passage: ",
-        "https://huggingface.co/intfloat/multilingual-e5-base",
-    ),
-    _row(
-        r"multilingual-e5-large-instruct",
-        _WEB_SEARCH,
-        "",
-        "https://huggingface.co/intfloat/multilingual-e5-large-instruct",
-    ),
-    _row(r"e5-mistral-7b-instruct", _WEB_SEARCH, "", "https://huggingface.co/intfloat/e5-mistral-7b-instruct"),
-    _row(
-        r"nomic-embed-text-v(1|1\.5)|nomic-embed-text-v2-moe",
-        "search_query: ",
-        "search_document: ",
-        "https://huggingface.co/nomic-ai/nomic-embed-text-v1.5",
-    ),
-    _row(r"gte-(small|base|large)(-zh)?", "", "", "https://huggingface.co/thenlper/gte-base"),
-    _row(
-        r"gte-(base|large)-en-v1\.5|gte-multilingual-base",
-        "",
-        "",
-        "https://huggingface.co/Alibaba-NLP/gte-base-en-v1.5",
-    ),
-    _row(
-        r"jina-embeddings-v2-(small|base)-(en|de|es|zh|code)",
-        "",
-        "",
-        "https://huggingface.co/jinaai/jina-embeddings-v2-base-en",
-    ),
-    _row(
+# A pattern of the model's name (the last part of a hub id or folder), what is put before a query and before a document;
+# "" is nothing.
+CARDS: tuple[tuple[str, str, str], ...] = (
+    # https://huggingface.co/BAAI/bge-base-en-v1.5
+    (r"bge-(small|base|large)-en(-v1\.5)?", _SEARCH_RELEVANT, ""),
+    # https://huggingface.co/BAAI/bge-base-zh-v1.5
+    (r"bge-(small|base|large)-zh(-v1\.5)?", "为这个句子生成表示以用于检索相关文章：", ""),  # noqa: RUF001
+    # https://huggingface.co/BAAI/bge-m3
+    (r"bge-m3", "", ""),
+    # https://huggingface.co/mixedbread-ai/mxbai-embed-large-v1
+    (r"mxbai-embed-large-v1", _SEARCH_RELEVANT, ""),
+    # https://huggingface.co/WhereIsAI/UAE-Large-V1
+    (r"UAE-Large-V1", _SEARCH_RELEVANT, ""),
+    # https://huggingface.co/Snowflake/snowflake-arctic-embed-m
+    (r"snowflake-arctic-embed-(xs|s|m|m-long|l|m-v1\.5)", _SEARCH_RELEVANT, ""),
+    # https://huggingface.co/Snowflake/snowflake-arctic-embed-l-v2.0
+    (r"snowflake-arctic-embed-(m|l)-v2\.0", "query: ", ""),
+    # https://huggingface.co/intfloat/e5-base-v2
+    (r"e5-(small|base|large)(-v2)?", "query: ", "passage: "),
+    # https://huggingface.co/intfloat/multilingual-e5-base
+    (r"multilingual-e5-(small|base|large)", "query: ", "passage: "),
+    # https://huggingface.co/intfloat/multilingual-e5-large-instruct
+    (r"multilingual-e5-large-instruct", _WEB_SEARCH, ""),
+    # https://huggingface.co/intfloat/e5-mistral-7b-instruct
+    (r"e5-mistral-7b-instruct", _WEB_SEARCH, ""),
+    # https://huggingface.co/nomic-ai/nomic-embed-text-v1.5
+    (r"nomic-embed-text-v(1|1\.5)|nomic-embed-text-v2-moe", "search_query: ", "search_document: "),
+    # https://huggingface.co/thenlper/gte-base
+    (r"gte-(small|base|large)(-zh)?", "", ""),
+    # https://huggingface.co/Alibaba-NLP/gte-base-en-v1.5
+    (r"gte-(base|large)-en-v1\.5|gte-multilingual-base", "", ""),
+    # https://huggingface.co/jinaai/jina-embeddings-v2-base-en
+    (r"jina-embeddings-v2-(small|base)-(en|de|es|zh|code)", "", ""),
+    # https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2
+    (
         r"all-MiniLM-L(6|12)-v[12]|all-mpnet-base-v[12]|all-distilroberta-v1|all-roberta-large-v1"
         r"|multi-qa-(MiniLM-L6|mpnet-base|distilbert)-(cos|dot)-v1"
         r"|paraphrase-(multilingual-)?(MiniLM-L\d+|mpnet-base)-v2",
         "",
         "",
-        "https://huggingface.co/sentence-transformers/all-MiniLM-L6-v2",
     ),
 )
 
@@ -111,9 +65,9 @@ def card_prompt(model: str, role: Role) -> str | None:
         role: ``query`` or ``document``.
     """
     name = model_name(model)
-    for card in CARDS:
-        if card.names.fullmatch(name):
-            return card.query if role == "query" else card.document
+    for names, query, document in CARDS:
+        if re.fullmatch(names, name, re.IGNORECASE):
+            return query if role == "query" else document
     return None
 
 

@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from millpond.errors import MillpondError
 from millpond.server.api import ROUTERS, openapi
 from millpond.server.api.openapi import ErrorAnswer
-from millpond.server.errors import answer_error, answer_violation
+from millpond.server.errors import answer_error, answer_validation_error
 from millpond.server.middleware import ApiKeys, RequestMiddleware
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.prepare_executor import PrepareExecutor
@@ -32,34 +32,28 @@ from millpond.server.telemetry.tracing import TracingMiddleware, tracing_of
 
 
 def create_app(models: ServedModels, config: ServerConfig | None = None) -> FastAPI:
-    """An ASGI application that serves ``models`` and the indexes of ``config``, and closes them when it is shut down.
+    """An ASGI application that serves models and indexes, and closes them when it is shut down.
 
     ``app.state.drain.begin()`` announces the shutdown.
+
+    Args:
+        models: The models.
+        config: The configuration, with the indexes; by default :class:`ServerConfig` as it is.
+
+    Returns:
+        The application.
+
+    Raises:
+        InvalidRequestError: An index cannot be opened.
+        FingerprintMismatchError: None of the models built an index.
+        MissingExtraError: Traces are asked for, and OpenTelemetry is not installed.
     """
     config = config or ServerConfig()
-    indexes = ServedIndexes.load(config.indexes, models)
-    prepare_executor = PrepareExecutor()
-    tracing = tracing_of(config.otlp_traces_endpoint, os.environ)
-    routes = {route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)}
-    metrics = Metrics(models, paths={*routes, "/docs", "/openapi.json"})
-
-    @asynccontextmanager
-    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            await asyncio.to_thread(models.close)  # waits for the queued work
-            await asyncio.to_thread(indexes.close)
-            prepare_executor.close()
-            metrics.close()
-            if tracing is not None:
-                await asyncio.to_thread(tracing.close)
-
     # /docs from files in the package; FastAPI's own page loads them from a content delivery network.
     app = FastAPIOffline(
         title="millpond",
         version=version("millpond"),
-        lifespan=lifespan,
+        lifespan=_closing,
         redoc_url=None,
         static_url="/page/docs",
         favicon_url="page/icon.svg",
@@ -69,22 +63,45 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
         responses={"default": {"model": ErrorAnswer, "description": "What went wrong."}},
     )
     app.state.models = models
-    app.state.indexes = indexes
+    app.state.indexes = ServedIndexes.load(config.indexes, models)
     app.state.config = config
-    app.state.prepare_executor = prepare_executor
-    app.state.metrics = metrics
+    app.state.prepare_executor = PrepareExecutor()
+    routes = {route.path for router in ROUTERS for route in router.routes if isinstance(route, APIRoute)}
+    app.state.metrics = Metrics(models, paths={*routes, "/docs", "/openapi.json"})
     app.state.drain = Drain()
     app.state.body_budget = BodyBudget(config.max_body_bytes)
+    app.state.tracing = tracing_of(config.otlp_traces_endpoint, os.environ)
     app.openapi = openapi.describe(app, key_required=ApiKeys(config.api_keys).required)  # type: ignore[method-assign]  # as FastAPI documents
     app.add_exception_handler(MillpondError, answer_error)
     app.add_exception_handler(HTTPException, answer_error)
-    app.add_exception_handler(RequestValidationError, answer_violation)
-    # The one added last is the outermost.
+    app.add_exception_handler(RequestValidationError, answer_validation_error)
+    _add_middleware(app, config)
+    for router in ROUTERS:
+        app.include_router(router)
+    return app
+
+
+@asynccontextmanager
+async def _closing(app: FastAPI) -> AsyncIterator[None]:
+    """The life of an application, which ends with what it holds."""
+    try:
+        yield
+    finally:
+        await asyncio.to_thread(app.state.models.close)  # waits for the queued work
+        await asyncio.to_thread(app.state.indexes.close)
+        app.state.prepare_executor.close()
+        app.state.metrics.close()
+        if app.state.tracing is not None:
+            await asyncio.to_thread(app.state.tracing.close)
+
+
+def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
+    """Wrap the routes; what is added last is the outermost."""
     app.add_middleware(TimingHeadersMiddleware)
     app.add_middleware(RequestMiddleware, config=config, drain=app.state.drain, body_budget=app.state.body_budget)
-    app.add_middleware(MetricsMiddleware, metrics=metrics)
-    if tracing is not None:
-        app.add_middleware(TracingMiddleware, tracing=tracing)
+    app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)
+    if app.state.tracing is not None:
+        app.add_middleware(TracingMiddleware, tracing=app.state.tracing)
     if config.cors_origins:  # outermost, so that browsers can read a 401 too
         app.add_middleware(
             CORSMiddleware,
@@ -93,6 +110,3 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
             allow_headers=["*"],
             expose_headers=["*"],
         )
-    for router in ROUTERS:
-        app.include_router(router)
-    return app

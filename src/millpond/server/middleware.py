@@ -20,7 +20,7 @@ from millpond.server.requests.body_budget import LARGEST_DROPPED, BodyBudget
 from millpond.server.settings.config import ServerConfig
 from millpond.server.state import Drain
 from millpond.server.telemetry import logs
-from millpond.server.telemetry.scope import route_path
+from millpond.server.telemetry.scope import StatusObserver, route_path
 
 # Nothing here needs protection; orchestrators and browsers send no key.
 _OPEN = frozenset(
@@ -87,62 +87,71 @@ class RequestMiddleware:
         """Pass a request on, or refuse it."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
+        start = time.perf_counter()
+        request = _request_id(Headers(scope=scope).get("x-request-id"))
+        state: dict[str, Any] = scope.setdefault("state", {})
+        state["request_id"] = request
+        state["deadline"] = asyncio.get_running_loop().time() + self._config.request_timeout
         if self._config.root_path:
             scope["root_path"] = self._config.root_path
-        start = time.perf_counter()
-        headers = Headers(scope=scope)
-        state: dict[str, Any] = scope.setdefault("state", {})
-        state["request_id"] = request_id(headers.get("x-request-id"))
-        state["deadline"] = asyncio.get_running_loop().time() + self._config.request_timeout
-        token = logs.REQUEST_ID.set(state["request_id"])
-        status: int | None = None
-
-        async def respond(message: Message) -> None:
-            nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
-                response_headers = MutableHeaders(scope=message)
-                response_headers["X-Request-Id"] = state["request_id"]
-                if self._drain.begun:
-                    response_headers["Connection"] = "close"
-            try:
-                await send(message)
-            except RuntimeError as error:
-                if _CLOSED not in str(error):
-                    raise
-                raise _ConnectionClosedError from None
-
+        token = logs.REQUEST_ID.set(request)
+        response = _Response(send, request_id=request, drain=self._drain)
         try:
-            key_required = self._keys.required(scope["method"], route_path(scope))
-            if key_required and not self._keys.accept_one(headers.getlist("authorization")):
-                await _unauthorized(headers)(scope, receive, respond)
-            else:
-                _check_length(headers, self._config.max_body_bytes)
-                await self._app(scope, receive, respond)
+            await self._respond(scope, receive, response)
         except asyncio.CancelledError:
-            if not self._drain.begun or status is not None:
+            if not self._drain.begun or response.status is not None:
                 raise
-            await _stopped()(scope, receive, respond)  # the drain timeout has passed
+            await _stopped()(scope, receive, response)  # the drain timeout has passed
         except _ConnectionClosedError:
-            status = ClientGoneError().status
+            response.status = ClientGoneError().status
         except Exception as error:
-            response = await answer_error(Request(scope), error)  # logs it
-            if status is None:
-                await response(scope, receive, respond)
-            else:  # the response has started: the server has to break the connection
+            answer = await answer_error(Request(scope), error)  # logs it
+            if response.status is not None:  # the response has started: the server has to break the connection
                 raise
+            await answer(scope, receive, response)
         finally:
             self._body_budget.give_back(scope)
             if self._config.log_requests:
-                logs.access(scope, status=status, seconds=time.perf_counter() - start)
+                logs.access(scope, status=response.status, seconds=time.perf_counter() - start)
             logs.REQUEST_ID.reset(token)
+
+    async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        key_required = self._keys.required(scope["method"], route_path(scope))
+        if key_required and not self._keys.accept_one(headers.getlist("authorization")):
+            return await _unauthorized(headers)(scope, receive, send)
+        _check_length(headers, self._config.max_body_bytes)
+        await self._app(scope, receive, send)
+
+
+class _Response(StatusObserver):
+    """An ASGI ``send`` that adds the headers of every response."""
+
+    def __init__(self, send: Send, *, request_id: str, drain: Drain) -> None:
+        super().__init__(send)
+        self._request_id = request_id
+        self._drain = drain
+
+    async def __call__(self, message: Message) -> None:
+        """Pass a message on."""
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            headers["X-Request-Id"] = self._request_id
+            if self._drain.begun:
+                headers["Connection"] = "close"
+        try:
+            await super().__call__(message)
+        except RuntimeError as error:
+            if _CLOSED not in str(error):
+                raise
+            raise _ConnectionClosedError from None
 
 
 class _ConnectionClosedError(Exception):
     """The client's connection was closed before the response was sent."""
 
 
-def request_id(header: str | None) -> str:
+def _request_id(header: str | None) -> str:
     """The client's own id, reduced to harmless characters and length, or a new one."""
     return _NOT_IN_IDS.sub("", header or "")[:_MAX_ID_LENGTH] or uuid.uuid4().hex
 

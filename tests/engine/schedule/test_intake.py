@@ -72,7 +72,7 @@ class Tokenized:
         monkeypatch.setattr(InputEncoder, "encode", counted)
 
 
-@pytest.mark.parametrize("threads", [1, 3], indirect=True)
+@pytest.mark.parametrize("threads", [3], indirect=True)
 def test_a_long_call_keeps_only_a_bounded_number_tokenized(threads, engine, monkeypatch):
     tokenized, ahead = Tokenized(monkeypatch), []
     done = 0
@@ -91,6 +91,7 @@ def test_a_long_call_keeps_only_a_bounded_number_tokenized(threads, engine, monk
     assert max(ahead) < len(texts) / 2  # so that the bound says something
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("threads", [1], indirect=True)
 def test_no_batch_is_short_of_texts_before_the_last_ones(threads, folder, monkeypatch):
     """Each batch is held until what is tokenized ahead of it is there: then batches are full."""

@@ -16,7 +16,7 @@ from pydantic import BaseModel, ValidationError
 from tests.server.conftest import running
 
 from millpond.server.app import create_app
-from millpond.server.errors import violation
+from millpond.server.errors import validation_error
 from millpond.server.requests import body_budget
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
@@ -176,7 +176,7 @@ class Numbers(BaseModel):
 def found_in(body: Any) -> str:
     with pytest.raises(ValidationError) as caught:
         Numbers.model_validate(body)
-    return str(violation(caught.value.errors(include_url=False, include_context=False)))
+    return str(validation_error(caught.value.errors(include_url=False, include_context=False)))
 
 
 def test_of_many_violations_the_first_are_told() -> None:

@@ -14,7 +14,7 @@ from langchain_core.documents import Document
 from langchain_milvus import Milvus
 from langchain_qdrant import QdrantVectorStore, RetrievalMode
 
-from langchain_millpond import MillpondEmbeddings, MillpondMilvusSparseEmbeddings, MillpondSparseEmbeddings
+from langchain_millpond import MillpondEmbeddings, MillpondSparseEmbeddings
 from millpond import Engine
 
 QUESTION = "What makes dough rise?"
@@ -175,7 +175,7 @@ def test_milvus_fuses_both_rankings(
 ) -> None:
     store = Milvus.from_texts(
         texts,
-        [dense, MillpondMilvusSparseEmbeddings(model=prompted_splade, dtype="float32")],
+        [dense, MillpondSparseEmbeddings(model=prompted_splade, dtype="float32", store="milvus")],
         ids=ids_of(texts),
         vector_field=["dense", "sparse"],
         index_params=[
@@ -195,7 +195,7 @@ def test_milvus_by_sparse_vectors_alone(
 ) -> None:
     store = Milvus.from_texts(
         texts,
-        MillpondMilvusSparseEmbeddings(model=prompted_splade, dtype="float32"),
+        MillpondSparseEmbeddings(model=prompted_splade, dtype="float32", store="milvus"),
         index_params={"index_type": "SPARSE_INVERTED_INDEX", "metric_type": "IP"},
         search_params={"metric_type": "IP"},
         connection_args={"uri": str(tmp_path / "milvus.db")},

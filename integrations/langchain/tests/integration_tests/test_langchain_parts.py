@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from langchain_classic.retrievers import EnsembleRetriever, MultiVectorRetriever, ParentDocumentRetriever
+from langchain_classic.retrievers import EnsembleRetriever
 from langchain_core.documents import Document
 from langchain_core.indexing import InMemoryRecordManager, aindex, index
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_qdrant import QdrantVectorStore
-from langchain_text_splitters import CharacterTextSplitter
 
-from langchain_millpond import MillpondByteStore, MillpondColBERTRetriever, MillpondEmbeddings
+from langchain_millpond import MillpondColBERTRetriever, MillpondEmbeddings
 from millpond import Engine
 from millpond.late_interaction import MemoryIndex
 
@@ -27,12 +25,6 @@ QUESTION = "What makes dough rise?"
 @pytest.fixture
 def embeddings(engine: Engine) -> MillpondEmbeddings:
     return MillpondEmbeddings(engine=engine)
-
-
-@pytest.fixture
-def byte_store(tmp_path: Path) -> Iterator[MillpondByteStore]:
-    with MillpondByteStore(tmp_path / "bytes.db") as store:
-        yield store
 
 
 # Vector stores
@@ -109,35 +101,6 @@ async def test_an_ensemble_fuses_dense_and_late_interaction(
         assert len(found) == len(total)
         assert scores == sorted(scores, reverse=True)
         assert found[0].page_content.startswith("Bread rises")
-
-
-async def test_parents_of_small_pieces_are_kept_in_the_byte_store(
-    embeddings: MillpondEmbeddings, byte_store: MillpondByteStore, texts: list[str]
-) -> None:
-    parents = [
-        Document(page_content="\n\n".join(texts[start : start + 4]), metadata={"part": start, "name": "Mühle 水"})
-        for start in range(0, 12, 4)
-    ]
-    retriever = ParentDocumentRetriever(
-        vectorstore=InMemoryVectorStore(embeddings),
-        byte_store=byte_store,
-        child_splitter=CharacterTextSplitter(separator="\n\n", chunk_size=60, chunk_overlap=0),
-        search_kwargs={"k": 1},
-    )
-    retriever.add_documents(parents[:2], ids=["a", "b"])
-    await retriever.aadd_documents(parents[2:], ids=["c"])
-    assert sorted(byte_store.yield_keys()) == ["a", "b", "c"]
-    for found in (retriever.invoke(QUESTION), await retriever.ainvoke(QUESTION)):
-        assert [(document.page_content, document.metadata) for document in found] == [
-            (parents[0].page_content, parents[0].metadata)
-        ]
-    with MillpondByteStore(byte_store.path) as other:  # the next process: the pieces are in the vector store
-        again = MultiVectorRetriever(
-            vectorstore=retriever.vectorstore, byte_store=other, id_key="doc_id", search_kwargs={"k": 1}
-        )
-        assert again.invoke(QUESTION)[0].metadata == parents[0].metadata
-    byte_store.mdelete(["a"])
-    assert retriever.invoke(QUESTION) == []
 
 
 # Transformers of documents, which are in packages that are not required

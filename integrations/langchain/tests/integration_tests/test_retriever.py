@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests
 from pydantic import ValidationError
-from tests.gates import LoopGate, batches_through
 
 from langchain_millpond import MillpondColBERTRetriever, MillpondEmbeddings
 from millpond import Engine
@@ -213,80 +210,6 @@ def test_a_chain_of_retriever_and_function(index: MemoryIndex) -> None:
 
 
 # What RAGatouille's as_langchain_retriever gets wrong (and its compressor: see test_rerankers.py)
-
-
-def test_ragatouille_imports_langchain_and_breaks_with_it() -> None:
-    """Ours needs langchain-core alone."""
-    program = "import sys, langchain_millpond; print(*{name.partition('.')[0] for name in sys.modules})"
-    found = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True)
-    modules = set(found.stdout.split())
-    assert "langchain_core" in modules
-    assert not {"langchain", "langchain_classic", "langchain_community", "torch"} & modules
-
-
-def test_ragatouille_returns_no_score(index: MemoryIndex) -> None:
-    found = MillpondColBERTRetriever(index=index, k=12).invoke(QUESTION)
-    scores = [document.metadata["relevance_score"] for document in found]
-    assert {type(score) for score in scores} == {float}
-    assert scores == sorted(scores, reverse=True)
-    assert len(set(scores)) == 12
-
-
-@pytest.mark.parametrize("call", ["invoke", "ainvoke"])
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"k": 0}, InvalidRequestError, "k=0 must be an int from 1"),
-        ({"k": "3"}, InvalidRequestError, "k='3' must be an int from 1"),
-        ({"k": True}, InvalidRequestError, "k=True must be an int from 1"),
-        ({"filter": "n"}, InvalidRequestError, "filter is of type str"),
-        ({"filters": {"n": 1}}, TypeError, "unexpected keyword argument 'filters'"),
-        ({"top_k": 3}, TypeError, "unexpected keyword argument 'top_k'"),
-    ],
-    ids=["none", "str", "bool", "filter", "filters", "top_k"],
-)
-def test_ragatouille_has_no_k_and_swallows_any_argument(
-    index: MemoryIndex, call: str, arguments: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    retriever = MillpondColBERTRetriever(index=index, k=2)
-    with pytest.raises(error, match=message):
-        invoked(retriever, call, **arguments)
-    assert len(retriever.invoke(QUESTION)) == 2
-
-
-@pytest.mark.parametrize("call", ["invoke", "ainvoke"])
-def test_ragatouille_has_no_filter(index: MemoryIndex, call: str) -> None:
-    """At construction, and at call time instead of it; an empty one removes it."""
-    retriever = MillpondColBERTRetriever(index=index, k=12, filter={"tags": "odd"})
-
-    def numbers(**arguments: Any) -> set[int]:
-        found = invoked(retriever, call, **arguments)
-        return {document.metadata["n"] for document in found}
-
-    assert numbers() == {1, 3, 5, 7, 9, 11}
-    assert numbers(filter={"n": [2, 3]}) == {2, 3}
-    assert numbers(filter={"tags": "odd", "n": [2, 3]}) == {3}
-    assert numbers(filter={"n": 99}) == set()
-    assert numbers(filter={}) == set(range(12))
-    assert numbers(k=1) <= {1, 3, 5, 7, 9, 11}
-
-
-async def test_ragatouille_blocks_the_loop(engine: Engine, index: MemoryIndex) -> None:
-    retriever = MillpondColBERTRetriever(index=index, k=2)
-    gate = LoopGate()
-    with batches_through(gate, engine):
-        found = await gate.run(retriever.ainvoke(QUESTION))
-    assert gate.calls
-    assert not gate.blocked
-    assert_same(found, retriever.invoke(QUESTION))
-
-    async def blocks() -> list[Document]:
-        return retriever.invoke(QUESTION)
-
-    gate = LoopGate(seconds=0.2)
-    with batches_through(gate, engine):
-        await gate.run(blocks())
-    assert gate.blocked  # the gate detects a blocked loop
 
 
 # How it is traced, configured, copied and written down

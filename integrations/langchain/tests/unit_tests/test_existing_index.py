@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import re
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from tests.tiny import Layout, Pooling, write_checkpoint
 from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
 from millpond.compat import notices as notices_module
-from millpond.errors import InvalidRequestError
 
 NOTICE = "so vectors differ from those of an index built with HuggingFaceEmbeddings"
 SEARCH = "Represent this sentence for searching relevant passages: "
@@ -132,56 +130,3 @@ def test_who_says_what_is_wanted_is_told_nothing(
 def test_a_checkpoint_without_prompts_is_told_nothing_about(minilm: str, caplog: pytest.LogCaptureFixture) -> None:
     MillpondEmbeddings(model=minilm, dtype="float32").embed_query("a")
     assert notices(caplog) == []
-
-
-def test_auto_is_the_prompt_of_the_model_card(tmp_path: Path, texts: list[str]) -> None:
-    model = checkpoint(tmp_path / "bge-small-en-v1.5")
-    auto = MillpondEmbeddings(model=model, dtype="float32", query_prompt="auto", document_prompt="auto")
-    off = MillpondEmbeddings(model=model, dtype="float32")
-    client = SentenceTransformer(model)
-    np.testing.assert_allclose(auto.embed_query(texts[0]), client.encode(SEARCH + texts[0]), atol=2e-5)
-    np.testing.assert_allclose(auto.embed_documents(texts), client.encode(texts), atol=2e-5)
-    np.testing.assert_allclose(off.embed_query(texts[0]), client.encode(texts[0]), atol=2e-5)  # off by default
-
-
-def test_auto_is_the_checkpoints_own_prompt_if_it_has_one(tmp_path: Path, texts: list[str]) -> None:
-    model = checkpoint(tmp_path / "bge-small-en-v1.5", prompts={"query": "q: ", "document": ""})
-    auto = MillpondEmbeddings(model=model, dtype="float32", query_prompt="auto", document_prompt="auto")
-    client = SentenceTransformer(model)
-    np.testing.assert_allclose(auto.embed_query(texts[0]), client.encode("q: " + texts[0]), atol=2e-5)
-
-
-def test_auto_is_refused_for_an_unknown_name(tmp_path: Path) -> None:
-    model = checkpoint(tmp_path / "our-own-model")
-    embeddings = MillpondEmbeddings(model=model, dtype="float32", query_prompt="auto")
-    with pytest.raises(InvalidRequestError, match=r'query_prompt="auto": the files of .*query_prompt="" for none'):
-        embeddings.embed_query("a")
-    with pytest.raises(InvalidRequestError, match='query_prompt="auto"'):
-        asyncio.run(embeddings.aembed_query("a"))
-    assert len(embeddings.embed_documents(["a"])) == 1  # documents need no answer
-
-
-def test_an_unknown_prompt_name_is_refused(tmp_path: Path) -> None:
-    model = checkpoint(tmp_path / "model", prompts={"query": "q: "})
-    embeddings = MillpondEmbeddings(model=model, dtype="float32", encode_kwargs={"prompt_name": "ask"})
-    with pytest.raises(InvalidRequestError, match="document_prompt_name='ask' is no prompt of .* which has 'query'"):
-        embeddings.embed_documents(["a"])
-
-
-def test_what_queries_lose_by_replaced_options_is_told(
-    tmp_path: Path, texts: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    model = checkpoint(tmp_path / "model")
-    with caplog.at_level(logging.WARNING):
-        embeddings = MillpondEmbeddings(
-            model_name=model,
-            dtype="float32",
-            encode_kwargs={"normalize_embeddings": False, "prompt": "d: "},
-            query_encode_kwargs={"normalize_embeddings": True, "prompt": "q: "},
-        )
-    assert "normalize_embeddings is False for documents and True for queries" in caplog.text
-    client = SentenceTransformer(model)
-    np.testing.assert_allclose(embeddings.embed_documents(texts), client.encode(texts, prompt="d: "), atol=2e-5)
-    theirs = client.encode([texts[0]], prompt="q: ", normalize_embeddings=True)[0]
-    ours = np.asarray(embeddings.embed_query(texts[0]))
-    np.testing.assert_allclose(ours / np.linalg.norm(ours), theirs, atol=2e-5)  # the same direction

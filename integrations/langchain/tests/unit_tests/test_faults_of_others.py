@@ -6,9 +6,6 @@ Where the other class can be imported, a test shows its fault, too.
 from __future__ import annotations
 
 import asyncio
-import copy
-import json
-import logging
 import os
 import threading
 import warnings
@@ -27,7 +24,7 @@ from tests.tiny import Layout, Pooling, write_checkpoint
 from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, MillpondReranker
 from millpond import Engine
 from millpond.compat import notices
-from millpond.errors import InvalidDimensionsError, InvalidRequestError, UnsupportedTaskError
+from millpond.errors import InvalidRequestError, UnsupportedTaskError
 
 QUESTION = "What makes dough rise?"
 
@@ -91,86 +88,8 @@ def test_multi_process_starts_no_pool_and_keeps_options(cased: str, texts: list[
     ours = MillpondEmbeddings(model_name=cased, multi_process=True, dtype="float32", document_prompt="")
     np.testing.assert_allclose(ours.embed_documents(texts), SentenceTransformer(cased).encode(texts), atol=2e-5)
     # encode_kwargs were ignored there: that is refused rather than guessed.
-    with pytest.raises(ValidationError, match="was ignored by HuggingFaceEmbeddings with multi_process=True"):
+    with pytest.raises(ValidationError, match="multi_process with .*normalize_embeddings"):
         MillpondEmbeddings(model_name=cased, multi_process=True, encode_kwargs={"normalize_embeddings": True})
-
-
-def test_query_options_do_not_lose_the_documents_options_unsaid(
-    cased: str, texts: list[str], caplog: pytest.LogCaptureFixture
-) -> None:
-    with caplog.at_level(logging.WARNING):
-        ours = MillpondEmbeddings(
-            model_name=cased,
-            dtype="float32",
-            encode_kwargs={"normalize_embeddings": True, "prompt_name": "document"},
-            query_encode_kwargs={"prompt_name": "query"},
-        )
-    assert "normalize_embeddings is True for documents and False for queries" in caplog.text
-    assert np.linalg.norm(ours.embed_query(texts[0])) == pytest.approx(1, abs=1e-5)
-    client = SentenceTransformer(cased)
-    expected = client.encode(texts[0], prompt_name="query", normalize_embeddings=True)
-    np.testing.assert_allclose(ours.embed_query(texts[0]), expected, atol=2e-5)
-    if module := installed("langchain_huggingface"):
-        theirs = module.HuggingFaceEmbeddings(
-            model_name=cased,
-            encode_kwargs={"normalize_embeddings": True, "prompt_name": "document"},
-            query_encode_kwargs={"prompt_name": "query"},
-        )
-        assert np.linalg.norm(theirs.embed_query(texts[0])) > 1.01  # the fault
-
-
-def test_a_query_gets_the_prompt_of_queries_without_being_told(cased: str, texts: list[str]) -> None:
-    ours, client = MillpondEmbeddings(model=cased, dtype="float32"), SentenceTransformer(cased)
-    np.testing.assert_allclose(ours.embed_query(texts[0]), client.encode_query(texts[0]), atol=2e-5)
-    np.testing.assert_allclose(ours.embed_documents(texts), client.encode_document(texts), atol=2e-5)
-    assert np.abs(client.encode_query(texts[0]) - client.encode(texts[0])).max() > 1e-3
-
-
-def test_a_width_is_a_field_and_is_checked(minilm: str) -> None:
-    forced = {"is_matryoshka": True}
-    vector = MillpondEmbeddings(model=minilm, dtype="float32", dimensions=32, hf_overrides=forced).embed_query("a")
-    assert len(vector) == 32
-    assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-5)  # cut, then normalized; not merely sliced
-    with pytest.raises(InvalidDimensionsError):
-        MillpondEmbeddings(model=minilm, dtype="float32", dimensions=32).embed_query("a")
-
-
-async def test_async_methods_take_no_thread_of_the_loop(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("a thread of the loop's pool was taken")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
-    embeddings = MillpondEmbeddings(engine=engine)
-    assert len(await embeddings.aembed_documents(["a", "b"])) == 2
-    assert len(await embeddings.aembed_query("a")) == 384
-
-
-def test_a_cross_encoders_scores_are_python_floats_in_a_list(cross_encoder: str, texts: list[str]) -> None:
-    pairs = [(QUESTION, text) for text in texts]
-    scores = MillpondCrossEncoder(model=cross_encoder, dtype="float32").score(pairs)
-    assert type(scores) is list
-    assert {type(score) for score in scores} == {float}
-    assert json.loads(json.dumps(scores)) == scores
-    if module := installed("langchain_community.cross_encoders"):
-        theirs = module.HuggingFaceCrossEncoder(model_name=cross_encoder).score(pairs)
-        assert isinstance(theirs, np.ndarray)  # the fault
-        np.testing.assert_allclose(scores, theirs, atol=2e-5)
-
-
-def test_the_score_is_kept_beside_ids_and_metadata(cross_encoder: str, documents: list[Document]) -> None:
-    before = copy.deepcopy(documents)
-    found = MillpondReranker(model=cross_encoder, dtype="float32", top_n=3).compress_documents(documents, QUESTION)
-    for document in found:
-        original = before[document.metadata["n"]]
-        assert (document.id, document.page_content) == (original.id, original.page_content)
-        assert document.metadata.pop("relevance_score").__class__ is float
-        assert document.metadata == original.metadata
-    assert documents == before  # nothing was changed
-    module = pytest.importorskip("langchain_classic.retrievers.document_compressors")
-    scorer = MillpondCrossEncoder(model=cross_encoder, dtype="float32")
-    theirs = module.CrossEncoderReranker(model=scorer, top_n=3).compress_documents(documents, QUESTION)
-    assert [document.id for document in theirs] == [document.id for document in found]
-    assert not any("relevance_score" in document.metadata for document in theirs)  # the fault
 
 
 def test_the_score_and_the_id_survive_the_classic_retriever(cross_encoder: str, documents: list[Document]) -> None:
@@ -182,19 +101,6 @@ def test_the_score_and_the_id_survive_the_classic_retriever(cross_encoder: str, 
     for found in (chain.invoke(QUESTION), asyncio.run(chain.ainvoke(QUESTION))):
         assert [document.id for document in found] == [f"id-{document.metadata['n']}" for document in found]
         assert all(isinstance(document.metadata["relevance_score"], float) for document in found)
-
-
-def test_documents_are_never_changed(cross_encoder: str, documents: list[Document]) -> None:
-    before = copy.deepcopy(documents)
-    reranker = MillpondReranker(model=cross_encoder, dtype="float32", top_n=None)
-    for found in (
-        reranker.compress_documents(documents, QUESTION),
-        asyncio.run(reranker.acompress_documents(documents, QUESTION)),
-    ):
-        for document in found:
-            assert all(document is not given and document.metadata is not given.metadata for given in documents)
-            document.metadata["n"] = "changed"
-    assert documents == before
 
 
 def test_scores_belong_to_their_documents_whatever_the_order(cross_encoder: str, documents: list[Document]) -> None:

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import logging
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from langchain_core.documents import Document
-from pydantic import ValidationError
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
 
@@ -18,8 +15,7 @@ from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, Millpon
 from millpond import Engine
 
 PROMPTS = {"query": "ask: ", "document": "read: ", "topic": "sort: "}
-SCORERS = (MillpondReranker, MillpondCrossEncoder)
-ADAPTERS = (MillpondEmbeddings, *SCORERS)
+
 FLOAT32 = {"model_kwargs": {"torch_dtype": torch.float32}}
 
 # What a user may have written; each builds the replaced class, too.
@@ -109,14 +105,6 @@ def test_the_same_options_give_the_same_vectors(
     check_same(ours, Encoded(model, **kwargs), [*texts[:4], " ".join(texts)])
 
 
-@pytest.mark.parametrize("name", KWARGS)
-def test_the_same_line_builds_the_replaced_class(checkpoint: str, texts: list[str], name: str) -> None:
-    module = pytest.importorskip("langchain_huggingface")
-    keep = {"query_prompt": "", "document_prompt": ""} if name in TOLD else {}
-    theirs = module.HuggingFaceEmbeddings(model_name=checkpoint, **KWARGS[name])
-    check_same(MillpondEmbeddings(model_name=checkpoint, dtype="float32", **KWARGS[name], **keep), theirs, texts[:4])
-
-
 @pytest.mark.parametrize("name", ["nothing", "normalized", "device", "hints"])
 def test_the_real_minilm_has_the_same_vectors(minilm: str, texts: list[str], name: str) -> None:
     ours = MillpondEmbeddings(model_name=minilm, dtype="float32", **KWARGS[name])
@@ -162,125 +150,6 @@ def test_a_cross_encoder_has_the_same_scores(cross_encoder: str, texts: list[str
     found = reranker.compress_documents([Document(page_content=text) for text in texts], texts[0])
     scores = [document.metadata["relevance_score"] for document in found]
     np.testing.assert_allclose(scores, sorted(expected[:-1], reverse=True), atol=2e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_both_names_of_the_model_are_accepted_and_readable(adapter: Any, engine: Engine, tmp_path: Path) -> None:
-    for built in (
-        adapter(model="owner/name"),
-        adapter(model_name="owner/name"),
-        adapter(model_name_or_path="owner/name"),
-    ):
-        assert built.model == built.model_name == "owner/name"
-        assert set(built.model_dump()) >= {"model"}
-        assert "model_name" not in built.model_dump()
-    assert adapter(model_name=tmp_path).model_name == str(tmp_path)
-    assert adapter(engine=engine).model_name == engine.spec.name
-    for both in ({"model": "a/b", "model_name": "a/b"}, {"model": None, "model_name": "a/b"}):
-        assert adapter(**both).model == "a/b"
-    with pytest.raises(ValidationError, match="model='a/b' and model_name='c/d' contradict each other"):
-        adapter(model="a/b", model_name="c/d")
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize(
-    ("device", "kept"),
-    [
-        (None, "auto"),
-        ("cpu", "cpu"),
-        (["cuda:0", "cuda:1"], "cuda:0,cuda:1"),
-        (["cpu", "cpu"], "cpu"),
-        (torch.device("cpu"), "cpu"),
-        (1, "cuda:1"),
-        ([0, 1], "cuda:0,cuda:1"),
-    ],
-    ids=["none", "name", "list", "duplicates", "torch", "number", "numbers"],
-)
-def test_a_device_is_none_a_name_or_a_list(adapter: Any, device: Any, kept: str) -> None:
-    assert adapter(model="a", device=device).device == kept
-    assert adapter(model="a", model_kwargs={"device": device}).device == kept
-
-
-def test_no_device_and_one_in_a_list_load(checkpoint: str) -> None:
-    vectors = [
-        MillpondEmbeddings(model=checkpoint, device=device, dtype="float32", query_prompt="").embed_query("a wheel")
-        for device in (None, ["cpu"], "cpu")
-    ]
-    np.testing.assert_allclose(vectors[0], vectors[1], atol=1e-6)
-    np.testing.assert_allclose(vectors[0], vectors[2], atol=1e-6)
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"backend": "onnx"}, 'leave it out, and write dtype="bfloat16"'),
-        ({"model_kwargs": {"backend": "openvino"}}, 'leave it out, and write dtype="bfloat16"'),
-        ({"cache_folder": "/models"}, "set HF_HUB_CACHE=/models before Python starts"),
-        ({"model_kwargs": {"model_kwargs": {"load_in_8bit": True}}}, 'write quantization="int8" instead'),
-        ({"model_kwargs": {"whatever": 1}}, r"model_kwargs\['whatever'\] is unknown"),
-        ({"device": "cpu", "model_kwargs": {"device": "cuda"}}, "contradict each other"),
-        ({"modelname": "b"}, "modelname\n.*not permitted"),
-    ],
-    ids=["backend", "nested", "cache_folder", "8bit", "unknown", "contradiction", "misspelled"],
-)
-def test_what_cannot_be_kept_is_refused_before_anything_is_loaded(
-    adapter: Any, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValidationError, match=message):
-        adapter(model="owner/name", **options)
-    with pytest.raises(ValidationError, match=message):
-        adapter.model_validate({"model": "owner/name", **options})
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"encode_kwargs": {"precision": "int8"}}, 'output_dtype="int8"'),
-        ({"model_kwargs": {"prompts": {"query": "q: "}}}, "Write query_prompt='q: ', document_prompt=''"),
-        ({"multi_process": True, "encode_kwargs": {"normalize_embeddings": True}}, "leave multi_process out"),
-        ({"sparse": True}, r"write MillpondSparseEmbeddings\(model=...\)"),
-        ({"long_texts": "max"}, "'mean'"),
-        ({"cross_encoder_kwargs": {}}, "not permitted"),
-    ],
-    ids=["precision", "prompts", "multi_process", "sparse", "long_texts", "cross_encoder"],
-)
-def test_options_that_embeddings_cannot_keep_are_refused(options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        MillpondEmbeddings(model="owner/name", **options)
-
-
-@pytest.mark.parametrize("adapter", SCORERS)
-@pytest.mark.parametrize("options", [{"encode_kwargs": {}}, {"query_instruction": "q"}], ids=["encode", "instruction"])
-def test_options_of_embeddings_are_none_of_a_reranker(adapter: Any, options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match="not permitted"):
-        adapter(model="a", **options)
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"token": "hf_secret"},
-        {"model_kwargs": {"token": "hf_secret"}},
-        {"model_kwargs": {"token": True, "model_kwargs": {"token": "hf_secret"}}},
-        {"model_kwargs": {"use_auth_token": "hf_secret", "backend": "onnx"}},
-        {"api_key": "hf_secret"},
-        {"backend": "onnx", "token": "hf_secret"},
-    ],
-    ids=["token", "kwargs", "nested", "old-name", "unknown", "beside"],
-)
-def test_a_secret_is_in_no_message(adapter: Any, options: dict[str, Any], caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.DEBUG), pytest.raises(ValidationError) as caught:
-        adapter(model="owner/name", **options)
-    assert "hf_secret" not in str(caught.value) + repr(caught.value.errors()) + caplog.text
-
-
-def test_the_callers_dicts_are_not_changed(checkpoint: str) -> None:
-    model_kwargs = {"device": "cpu", "truncate_dim": 16}
-    encode_kwargs = {"normalize_embeddings": True, "prompt": ""}
-    MillpondEmbeddings(model_name=checkpoint, model_kwargs=model_kwargs, encode_kwargs=encode_kwargs)
-    assert (len(model_kwargs), len(encode_kwargs)) == (2, 2)
 
 
 def test_quantization_compile_and_long_texts_reach_the_engine(checkpoint: str, texts: list[str]) -> None:

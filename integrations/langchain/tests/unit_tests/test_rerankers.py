@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import pickle
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from langchain_core.cross_encoders import BaseCrossEncoder
-from langchain_core.documents import BaseDocumentCompressor, Document
+from langchain_core.documents import Document
 from pydantic import ValidationError
 from tests.gates import LoopGate, batches_held, batches_through, until_set
 from tests.tiny import Layout, write_checkpoint
@@ -65,12 +61,6 @@ def logits(folder: str, pairs: list[tuple[str, str]]) -> list[float]:
     model = AutoModelForSequenceClassification.from_pretrained(folder).eval()
     with torch.no_grad():
         return [model(**tokenizer(*pair, truncation=True, return_tensors="pt")).logits.item() for pair in pairs]
-
-
-def test_classes() -> None:
-    assert isinstance(MillpondReranker(model="a"), BaseDocumentCompressor)
-    assert isinstance(MillpondCrossEncoder(model="a"), BaseCrossEncoder)
-    assert MillpondReranker(model="a").top_n == 3
 
 
 def test_a_cross_encoder_scores_as_transformers_does(
@@ -246,88 +236,10 @@ def test_bad_pairs_are_refused(engine: Engine, cross_encoder: str, pairs: Any, e
             adapter.score(pairs)
 
 
-@pytest.mark.parametrize("adapter", [MillpondReranker, MillpondCrossEncoder])
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "either model= .* or engine="),
-        ({"model": ""}, "at least 1"),
-        ({"model": "a", "model_name": "b"}, "model_name"),
-        ({"model": "a", "top_k": 3}, "top_k\n.*not permitted"),
-        ({"model": "a", "truncate": "middle"}, "'end', 'start' or 'error'"),
-        ({"model": "a", "method": "dot"}, "'auto', 'cosine' or 'maxsim'.*input_value='dot'"),
-        ({"model": "a", "method": None}, "'auto', 'cosine' or 'maxsim'"),
-        ({"model": "a", "activation": "tanh"}, "'identity', 'sigmoid' or 'softmax'"),
-        ({"model": "a", "engine": "b"}, "must be a millpond.Engine"),
-    ],
-)
-def test_nonsense_is_refused(adapter: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises((ValidationError, TypeError), match=message):
-        adapter(**options)
-
-
 @pytest.mark.parametrize("top_n", [0, -1, True, "3"])
 def test_a_number_of_documents_is_one(top_n: Any) -> None:
     with pytest.raises(ValidationError, match="top_n"):
         MillpondReranker(model="a", top_n=top_n)
-
-
-@pytest.mark.parametrize("adapter", [MillpondReranker, MillpondCrossEncoder])
-@pytest.mark.parametrize(
-    "options",
-    [{"dtype": "float32"}, {"activation": "sigmoid"}, {"convert": "embed"}, {"score_template": "{{ query }}"}],
-)
-def test_an_engine_excludes_what_loading_reads(adapter: Any, engine: Engine, options: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError, match=f"{next(iter(options))}= is read when a model is loaded"):
-        adapter(engine=engine, **options)
-    assert adapter(engine=engine, instruction="be kind").engine is engine
-
-
-@pytest.mark.parametrize("journey", ["pickle", "deepcopy", "model_copy", "dict", "json"])
-def test_a_copied_or_pickled_reranker_gives_the_same_scores(
-    cross_encoder: str, documents: list[Document], journey: str
-) -> None:
-    built = MillpondReranker(model=cross_encoder, dtype="float32", top_n=2, score_threshold=-1e9)
-    journeys = {
-        "pickle": lambda: pickle.loads(pickle.dumps(built)),
-        "deepcopy": lambda: copy.deepcopy(built),
-        "model_copy": lambda: built.model_copy(deep=True),
-        "dict": lambda: MillpondReranker(**built.model_dump()),
-        "json": lambda: MillpondReranker.model_validate_json(built.model_dump_json()),
-    }
-    after = journeys[journey]()
-    assert after == built
-    found, again = (list(one.compress_documents(documents, QUESTION)) for one in (built, after))
-    assert [document.page_content for document in found] == [document.page_content for document in again]
-    # The last bit depends on the number of free cores.
-    scores = [[document.metadata["relevance_score"] for document in documents] for documents in (found, again)]
-    assert scores[0] == pytest.approx(scores[1], abs=1e-5)
-    assert len(built.model_copy(update={"top_n": 4}).compress_documents(documents, QUESTION)) == 4
-
-
-@pytest.mark.parametrize("adapter", [MillpondReranker, MillpondCrossEncoder])
-def test_an_engine_travels_with_copies_and_with_nothing_else(adapter: Any, engine: Engine) -> None:
-    built = adapter(engine=engine)
-    assert copy.deepcopy(built).engine is engine
-    with pytest.raises(TypeError, match=rf"{adapter.__name__}\(engine=.*cannot be pickled.*model="):
-        pickle.dumps(built)
-    assert "engine" not in built.model_dump()
-
-
-def test_adapters_of_one_configuration_share_one_engine(cross_encoder: str) -> None:
-    options: dict[str, Any] = {"model": cross_encoder, "dtype": "float32"}
-    one, other = MillpondReranker(**options, top_n=9), MillpondCrossEncoder(**options, truncate="start")
-    assert one._engine() is other._engine() is asyncio.run(one._aengine())
-
-
-def test_the_import_costs_no_torch() -> None:
-    program = (
-        "import sys; from langchain_millpond import *; MillpondReranker(model='a'), MillpondCrossEncoder(model='a'); "
-        "print(*sys.modules)"
-    )
-    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "langchain_millpond.reranker" in modules
-    assert "torch" not in modules
 
 
 @pytest.mark.parametrize(("model", "count"), [("minilm", 40), ("cross_encoder", 300)])

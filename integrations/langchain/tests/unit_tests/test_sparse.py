@@ -3,33 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import copy
 import pickle
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
-from langchain_core.load import dumpd, dumps, loads
 from langchain_milvus.utils.sparse import BaseSparseEmbedding
 from langchain_qdrant import SparseEmbeddings, SparseVector
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 from tests.gates import LoopGate, batches_held, batches_through, until_set
 
-from langchain_millpond import MillpondEmbeddings, MillpondMilvusSparseEmbeddings, MillpondSparseEmbeddings
-from millpond import AsyncEngine, Engine
+from langchain_millpond import MillpondEmbeddings, MillpondSparseEmbeddings
+from millpond import Engine
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError, UnsupportedTaskError
 
 TEXTS = ["the mill pond feeds the wheel", "bread rises because of yeast", "", "tides " * 200]
 WORDS = ["stone", "wheel", "river", "bread and yeast", "the mill pond feeds the wheel", "heart, lung, bone"]
-ADAPTERS = [MillpondSparseEmbeddings, MillpondMilvusSparseEmbeddings]
-
-
-@pytest.fixture(scope="module")
-def splade_engine(splade: str) -> Any:
-    with Engine(splade, dtype="float32") as engine:
-        yield engine
+STORES: tuple[Any, ...] = ("qdrant", "milvus")
 
 
 def as_dict(vector: Any) -> dict[int, float]:
@@ -47,12 +38,15 @@ def assert_same(found: list[Any], expected: list[dict[int, float]]) -> None:
 
 def test_classes_and_types_are_those_that_the_stores_check(splade_engine: Engine) -> None:
     qdrant = MillpondSparseEmbeddings(engine=splade_engine)
-    milvus = MillpondMilvusSparseEmbeddings(engine=splade_engine)
+    milvus = MillpondSparseEmbeddings(engine=splade_engine, store="milvus")
     assert isinstance(qdrant, SparseEmbeddings)
     assert isinstance(milvus, BaseSparseEmbedding)
     assert type(qdrant.embed_query("a")) is SparseVector
     assert {type(vector) for vector in qdrant.embed_documents(["a", "b"])} == {SparseVector}
     assert type(milvus.embed_query("a")) is dict
+    assert isinstance(
+        pickle.loads(pickle.dumps(MillpondSparseEmbeddings(model="a", store="milvus"))), BaseSparseEmbedding
+    )
 
     class Settings(BaseModel):
         """As a user's own pydantic class would hold them."""
@@ -65,22 +59,9 @@ def test_classes_and_types_are_those_that_the_stores_check(splade_engine: Engine
     assert Settings(sparse=qdrant, vector=qdrant.embed_query("a")).sparse is qdrant
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_the_weights_are_the_engines(adapter: Any, splade_engine: Engine) -> None:
-    expected = splade_engine.sparse_embed(TEXTS, role="document").embeddings
-    sparse = adapter(engine=splade_engine)
-    assert_same(sparse.embed_documents(TEXTS), expected)
-    assert_same(asyncio.run(sparse.aembed_documents(TEXTS)), expected)
-    query = splade_engine.sparse_embed(TEXTS[:1], role="query").embeddings
-    assert_same([sparse.embed_query(TEXTS[0])], query)
-    assert_same([asyncio.run(sparse.aembed_query(TEXTS[0]))], query)
-    assert len(set(map(len, expected))) > 1  # the texts differ in the number of entries
-    assert sparse.embed_documents([]) == asyncio.run(sparse.aembed_documents([])) == []
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_roles_give_the_checkpoints_prompts_and_prompts_of_the_caller_win(adapter: Any, prompted_splade: str) -> None:
-    sparse = adapter(model=prompted_splade, dtype="float32")
+@pytest.mark.parametrize("store", STORES)
+def test_roles_give_the_checkpoints_prompts_and_prompts_of_the_caller_win(store: Any, prompted_splade: str) -> None:
+    sparse = MillpondSparseEmbeddings(model=prompted_splade, dtype="float32", store=store)
     engine = sparse._engine()
     text = "bread rises"
     by_prompt = {
@@ -96,46 +77,11 @@ def test_roles_give_the_checkpoints_prompts_and_prompts_of_the_caller_win(adapte
         assert_same(asyncio.run(chosen.aembed_documents([text])), by_prompt[prompt])
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_a_prompt_is_chosen_by_its_name_or_automatically(adapter: Any, prompted_splade: str, splade: str) -> None:
-    sparse = adapter(model=prompted_splade, dtype="float32")
-    swapped = sparse.model_copy(update={"query_prompt_name": "document", "document_prompt_name": "query"})
-    assert_same(swapped.embed_documents(["bread"]), [as_dict(sparse.embed_query("bread"))])
-    assert_same([asyncio.run(swapped.aembed_query("bread"))], [as_dict(sparse.embed_documents(["bread"])[0])])
-    automatic = sparse.model_copy(update={"query_prompt": "auto"})
-    assert_same([automatic.embed_query("bread")], [as_dict(sparse.embed_query("bread"))])
-    with pytest.raises(InvalidRequestError, match="query_prompt_name='absent' is no prompt of"):
-        sparse.model_copy(update={"query_prompt_name": "absent"}).embed_query("bread")
-    with pytest.raises(InvalidRequestError, match="query_prompt"):
-        adapter(model=splade, dtype="float32", query_prompt="auto").embed_query("bread")
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_a_line_of_fastembed_sparse_builds_it_or_is_refused(adapter: Any, splade: str) -> None:
-    ours = adapter(model_name=splade, batch_size=64, cache_dir="x", threads=2, providers=["CPUExecutionProvider"])
-    assert (ours.model, ours.model_name, ours.device) == (splade, splade, "cpu")
-    assert as_dict(ours.embed_query("bread"))
-    with pytest.raises(ValidationError, match="Qdrant/bm25 counts words.*keep FastEmbedSparse"):
-        adapter(model_name="Qdrant/bm25")
-    with pytest.raises(ValidationError, match="max_active_dims=64.*leave it out"):
-        adapter(model_name=splade, max_active_dims=64)
-
-
-@pytest.mark.filterwarnings("ignore:The function `loads?` is in beta")
-@pytest.mark.parametrize("adapter", ADAPTERS)
-def test_langchain_writes_it_down_and_loads_it_again(adapter: Any, splade_engine: Engine) -> None:
-    built = adapter(model="owner/name", query_prompt="", document_prompt_name="passage", truncate="start", device="cpu")
-    again = loads(dumps(built), allowed_objects=[adapter], valid_namespaces=["langchain_millpond"])
-    assert type(again) is adapter
-    assert again == built
-    assert dumpd(adapter(engine=splade_engine))["type"] == "not_implemented"
-
-
 def test_bge_m3_gives_dense_and_sparse_vectors_from_one_engine(m3: str) -> None:
     options: dict[str, Any] = {"model": m3, "dtype": "float32"}
     dense, sparse = MillpondEmbeddings(**options), MillpondSparseEmbeddings(**options)
     assert len(dense.embed_query("the mill")) == 48
-    assert sparse._engine() is dense._engine() is MillpondMilvusSparseEmbeddings(**options)._engine()
+    assert sparse._engine() is dense._engine()
     expected = dense._engine().sparse_embed(WORDS, role="document").embeddings
     assert any(expected)
     assert_same(sparse.embed_documents(WORDS), expected)
@@ -143,8 +89,8 @@ def test_bge_m3_gives_dense_and_sparse_vectors_from_one_engine(m3: str) -> None:
 
 def test_a_text_without_weights_has_an_empty_vector(m3: str) -> None:
     """BGE-M3 gives special tokens no weight, and an empty text has no others."""
-    for adapter in ADAPTERS:
-        sparse = adapter(model=m3, dtype="float32")
+    for store in STORES:
+        sparse = MillpondSparseEmbeddings(model=m3, dtype="float32", store=store)
         empty, *full = sparse.embed_documents(["", *WORDS])
         assert as_dict(empty) == {}
         assert any(map(as_dict, full))
@@ -162,7 +108,6 @@ def test_a_long_text_is_cut_or_refused_as_told(splade: str) -> None:
         MillpondSparseEmbeddings(**options, truncate="error").embed_documents(["short", long])
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
 @pytest.mark.parametrize(
     ("texts", "error", "message"),
     [
@@ -172,10 +117,8 @@ def test_a_long_text_is_cut_or_refused_as_told(splade: str) -> None:
     ],
     ids=["str", "none", "surrogate"],
 )
-def test_bad_texts_are_named(
-    adapter: Any, splade_engine: Engine, texts: Any, error: type[Exception], message: str
-) -> None:
-    sparse = adapter(engine=splade_engine)
+def test_bad_texts_are_named(splade_engine: Engine, texts: Any, error: type[Exception], message: str) -> None:
+    sparse = MillpondSparseEmbeddings(engine=splade_engine)
     with pytest.raises(error, match=message):
         sparse.embed_documents(texts)
     with pytest.raises(error, match=message):
@@ -189,69 +132,24 @@ def test_a_model_without_sparse_vectors_is_refused(minilm: str) -> None:
         MillpondSparseEmbeddings(model="./no-such-folder").embed_query("a")
 
 
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "either model= .* or engine="),
-        ({"model": ""}, "at least 1"),
-        ({"model": "a", "top_k": 64}, "top_k\n.*not permitted"),
-        ({"model": "a", "dimensions": 64}, "dimensions\n.*not permitted"),
-        ({"model": "a", "truncate": "middle"}, "'end', 'start' or 'error'"),
-    ],
-    ids=["no model", "empty model", "unknown", "dimensions", "truncate"],
-)
-def test_nonsense_is_refused(adapter: Any, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValidationError, match=message):
-        adapter(**options)
-
-
-def test_an_engine_excludes_what_loading_reads_and_an_async_engine_is_its_engine(splade_engine: Engine) -> None:
-    with pytest.raises(ValidationError, match="dtype= is read when a model is loaded"):
-        MillpondSparseEmbeddings(engine=splade_engine, dtype="float32")
-    assert MillpondSparseEmbeddings(engine=AsyncEngine(splade_engine)).engine is splade_engine
-
-
-@pytest.mark.parametrize("adapter", ADAPTERS)
-@pytest.mark.parametrize("journey", ["pickle", "copy", "deepcopy", "dict", "json"])
-def test_a_copied_or_pickled_adapter_gives_the_same_vectors(splade: str, adapter: Any, journey: str) -> None:
-    built = adapter(model=splade, dtype="float32", query_prompt="mill ")
-    journeys = {
-        "pickle": lambda: pickle.loads(pickle.dumps(built)),
-        "copy": lambda: copy.copy(built),
-        "deepcopy": lambda: copy.deepcopy(built),
-        "dict": lambda: adapter(**built.model_dump()),
-        "json": lambda: adapter.model_validate_json(built.model_dump_json()),
-    }
-    after = journeys[journey]()
-    assert after == built
-    assert hash(after) == hash(built)
-    assert after._engine() is built._engine()
-    assert_same([after.embed_query("bread")], [as_dict(built.embed_query("bread"))])
-
-
-def test_an_engine_is_not_pickled(splade_engine: Engine) -> None:
-    with pytest.raises(TypeError, match=r"MillpondSparseEmbeddings\(engine=.*cannot be pickled.*model="):
-        pickle.dumps(MillpondSparseEmbeddings(engine=splade_engine))
-
-
 _WITHOUT = """
 import sys, types
 for name in ("langchain_qdrant", "langchain_milvus"):
     sys.modules[name] = None  # as if it were not installed
 import asyncio, pickle
-from langchain_millpond import MillpondMilvusSparseEmbeddings, MillpondSparseEmbeddings
+from langchain_millpond import MillpondSparseEmbeddings
 assert "torch" not in sys.modules
 sparse = MillpondSparseEmbeddings(model=sys.argv[1], dtype="float32")
 vector = sparse.embed_query("bread")
 assert vector.indices and len(vector.indices) == len(vector.values), vector
 assert vector == asyncio.run(sparse.aembed_query("bread")) == pickle.loads(pickle.dumps(vector))
-row = MillpondMilvusSparseEmbeddings(model=sys.argv[1], dtype="float32").embed_documents(["bread"])[0]
+row = MillpondSparseEmbeddings(model=sys.argv[1], dtype="float32", store="milvus").embed_documents(["bread"])[0]
 assert row == dict(zip(vector.indices, vector.values))
 print(type(vector).__module__)
 """
 
 
+@pytest.mark.contract
 def test_neither_store_is_required(splade: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", _WITHOUT, splade], capture_output=True, text=True, check=False
@@ -260,10 +158,12 @@ def test_neither_store_is_required(splade: str) -> None:
     assert done.stdout.strip() == "langchain_millpond.sparse"
 
 
+@pytest.mark.contract
 def test_the_package_imports_no_store_and_no_torch() -> None:
     program = (
-        "import sys, langchain_millpond; print(*sys.modules); langchain_millpond.MillpondSparseEmbeddings(model='a'); "
-        "print(*sys.modules)"
+        "import sys, langchain_millpond as package; package.MillpondEmbeddings(model='a'); "
+        "package.MillpondReranker(model='a'); print(*sys.modules); "
+        "package.MillpondSparseEmbeddings(model='a'); print(*sys.modules)"
     )
     before, after = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
@@ -309,15 +209,12 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
 async def test_the_loop_turns_while_many_vectors_are_made(
     splade_engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from langchain_millpond import sparse as module
-
     turns, made_at = 0, []
 
-    def made(weights: Any) -> Any:
+    def made(*_: Any) -> None:
         made_at.append(turns)
-        return SparseVector(indices=list(weights), values=list(weights.values()))
 
-    monkeypatch.setattr(module, "_vector", made)
+    monkeypatch.setattr(MillpondSparseEmbeddings, "_vector", made)
 
     async def count() -> None:
         nonlocal turns
@@ -340,8 +237,4 @@ async def test_a_cancelled_call_leaves_the_engine_working(splade_engine: Engine)
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-    assert_same([await sparse.aembed_query("bread")], splade_engine.sparse_embed(["bread"]).embeddings)
-
-
-def test_a_folder_may_be_a_path_object(tmp_path: Path) -> None:
-    assert MillpondSparseEmbeddings(model=tmp_path).model == str(tmp_path)  # type: ignore[arg-type]
+    assert_same([await sparse.aembed_query("bread")], splade_engine.sparse_embed(["bread"], role="query").embeddings)

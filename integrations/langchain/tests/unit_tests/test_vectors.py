@@ -22,15 +22,6 @@ def many(count: int) -> list[str]:
     return [f"the {i}th passage of {count}, about {i * i} things" for i in range(count)]
 
 
-def test_documents_and_queries_get_the_checkpoints_prompts(prompted: str, engine: Engine, texts: list[str]) -> None:
-    embeddings = MillpondEmbeddings(model=prompted, dtype="float32")
-    documents = engine.embed(texts, prompt=PROMPTS["document"]).embeddings
-    query = engine.embed([texts[0]], prompt=PROMPTS["query"]).embeddings[0]
-    np.testing.assert_allclose(embeddings.embed_documents(texts), documents, atol=1e-6)
-    np.testing.assert_allclose(embeddings.embed_query(texts[0]), query, atol=1e-6)
-    assert np.abs(query - documents[0]).max() > 1e-3  # the two roles give different vectors
-
-
 @pytest.mark.parametrize("prompt", ["ask: ", ""])
 def test_prompts_of_the_caller_win(prompted: str, engine: Engine, prompt: str) -> None:
     embeddings = MillpondEmbeddings(model=prompted, dtype="float32", query_prompt=prompt, document_prompt=prompt)
@@ -103,14 +94,6 @@ def test_bad_texts_are_named(engine: Engine, texts: Any, error: type[Exception],
         embeddings.embed_documents(texts)
     with pytest.raises(error, match=message):
         asyncio.run(embeddings.aembed_documents(texts))
-
-
-async def test_async_equals_sync(prompted: str) -> None:
-    embeddings = MillpondEmbeddings(model=prompted, dtype="float32")
-    texts = many(300)  # more rows than one turn of the event loop converts
-    documents, query = await asyncio.gather(embeddings.aembed_documents(texts), embeddings.aembed_query(texts[0]))
-    np.testing.assert_allclose(documents, embeddings.embed_documents(texts), atol=1e-6)
-    np.testing.assert_allclose(query, embeddings.embed_query(texts[0]), atol=1e-6)
 
 
 async def test_async_neither_blocks_the_loop_nor_takes_a_thread(

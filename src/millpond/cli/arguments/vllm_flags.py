@@ -71,65 +71,95 @@ def read(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str
     Raises:
         InvalidRequestError: An unknown flag, or a flag without its value.
     """
-    waiting = deque(args)
-    words: list[str] = []
-    ignored_args: dict[str, str] = {}
-    objects: dict[str, dict[str, Any]] = {}
-    while waiting:
-        word = waiting.popleft()
+    words = _Words(args, takes_value)
+    while words.waiting:
+        words.step()
+    return words.result()
+
+
+class _Words:
+    """The arguments of a command line, rewritten one after the other."""
+
+    def __init__(self, args: Sequence[str], takes_value: Mapping[str, bool]) -> None:
+        self.waiting = deque(args)
+        self._takes_value = takes_value
+        self._words: list[str] = []
+        self._ignored: dict[str, str] = {}
+        self._objects: dict[str, dict[str, Any]] = {}
+
+    def step(self) -> None:
+        """Rewrite the next argument, and its value."""
+        word = self.waiting.popleft()
         if word == "--":
-            return [*words, word, *waiting], ignored_args
+            self._words += [word, *self.waiting]
+            return self.waiting.clear()
         if not word.startswith("-") or word == "-":
-            words.append(word)
-            continue
+            return self._words.append(word)
         typed, equals, value = word.partition("=")
         base, _, path = _SHORT.get(typed, typed).partition(".")
         flag = f"--{base[2:].replace('_', '-')}" if base.startswith("--") else base
-        name = flag[2:].replace("-", "_")
+        if equals:
+            self.waiting.appendleft(value)
         if path and flag in _OBJECTS:
-            _put(objects.setdefault(flag, {}), path, value if equals else _next(waiting, typed), typed)
-        elif path or (flag not in takes_value and name.removeprefix("no_") not in SERVER_IGNORED_ARGS):
-            raise _no_such_flag(typed, takes_value)
-        elif flag == _NAMES and not equals:
-            words += _several(waiting, words)
-        elif takes_value.get(flag, name in SERVER_IGNORED_ARGS - SWITCHES):
-            value = value if equals else _next(waiting, typed)
-            if flag in takes_value:
-                words += [flag, value]
-            else:
-                ignored_args[name] = value
-        elif equals:
-            raise InvalidRequestError(f"{typed} takes no value; write {typed}, or the flag for the opposite")
-        elif flag in takes_value:
-            words.append(flag)
+            _put(self._objects.setdefault(flag, {}), path, self._next(typed), typed)
+        elif not path and flag in self._takes_value:
+            self._own(flag, typed, bool(equals))
+        elif not path and _setting(flag).removeprefix("no_") in SERVER_IGNORED_ARGS:
+            self._ignore(_setting(flag), typed, bool(equals))
         else:
-            ignored_args[name.removeprefix("no_")] = "true" if name in SWITCHES else "false"
-    for flag, content in objects.items():
-        if flag in words:
-            raise InvalidRequestError(f"{flag} is given as JSON and key by key; give it in one way")
-        words += [flag, json.dumps(content)]
-    return words, ignored_args
+            raise _no_such_flag(typed, self._takes_value)
+
+    def result(self) -> tuple[list[str], dict[str, str]]:
+        """(arguments for typer, vLLM's arguments that have no effect)."""
+        for flag, content in self._objects.items():
+            if flag in self._words:
+                raise InvalidRequestError(f"{flag} is given as JSON and key by key; give it in one way")
+            self._words += [flag, json.dumps(content)]
+        return self._words, self._ignored
+
+    def _own(self, flag: str, typed: str, equals: bool) -> None:
+        if flag == _NAMES and not equals:
+            self._words += self._names()
+        elif self._takes_value[flag]:
+            self._words += [flag, self._next(typed)]
+        else:
+            _refuse_value(typed, equals)
+            self._words.append(flag)
+
+    def _ignore(self, name: str, typed: str, equals: bool) -> None:
+        if name in SERVER_IGNORED_ARGS - SWITCHES:
+            self._ignored[name] = self._next(typed)
+        else:
+            _refuse_value(typed, equals)
+            self._ignored[name.removeprefix("no_")] = "true" if name in SWITCHES else "false"
+
+    def _next(self, typed: str) -> str:
+        if not self.waiting:
+            raise InvalidRequestError(f"{typed} needs a value behind it")
+        return self.waiting.popleft()
+
+    def _names(self) -> list[str]:
+        """The names: as in vLLM, every word up to the next flag."""
+        names = []
+        while self.waiting and not self.waiting[0].startswith("-"):
+            names.append(self.waiting.popleft())
+        if not names:
+            raise InvalidRequestError(f"{_NAMES} needs a name behind it")
+        if _NAMES in self._words and len(names) > 1:
+            raise InvalidRequestError(
+                f"{_NAMES} takes every word up to the next flag, and would make names of {', '.join(names[1:])}; "
+                "put the models first"
+            )
+        return [word for name in names for word in (_NAMES, name)]
 
 
-def _next(waiting: deque[str], typed: str) -> str:
-    if not waiting:
-        raise InvalidRequestError(f"{typed} needs a value behind it")
-    return waiting.popleft()
+def _setting(flag: str) -> str:
+    return flag[2:].replace("-", "_")
 
 
-def _several(waiting: deque[str], preceding: Sequence[str]) -> list[str]:
-    """The names: as in vLLM, every word up to the next flag."""
-    names = []
-    while waiting and not waiting[0].startswith("-"):
-        names.append(waiting.popleft())
-    if not names:
-        raise InvalidRequestError(f"{_NAMES} needs a name behind it")
-    if _NAMES in preceding and len(names) > 1:
-        raise InvalidRequestError(
-            f"{_NAMES} takes every word up to the next flag, and would make names of {', '.join(names[1:])}; "
-            "put the models first"
-        )
-    return [word for name in names for word in (_NAMES, name)]
+def _refuse_value(typed: str, equals: bool) -> None:
+    if equals:
+        raise InvalidRequestError(f"{typed} takes no value; write {typed}, or the flag for the opposite")
 
 
 def _put(content: dict[str, Any], path: str, text: str, typed: str) -> None:

@@ -12,7 +12,7 @@ from pydantic_core import from_json
 from starlette.requests import ClientDisconnect
 
 from millpond.errors import EngineOverloadedError
-from millpond.server.errors import BodyTooLargeError, ClientGoneError, RequestError, violation
+from millpond.server.errors import BodyTooLargeError, ClientGoneError, RequestError, validation_error
 from millpond.server.requests.body_budget import LARGEST_DROPPED, body_budget_of
 from millpond.server.state import config_of, models_of, record_model
 
@@ -137,7 +137,7 @@ def _parsed(data: bytearray, schema: type[Body] | TypeAdapter[Body]) -> Body:
         assert issubclass(schema, BaseModel)
         return schema.model_validate_json(data)
     except ValidationError as error:
-        raise violation(error.errors(include_url=False, include_context=False)) from None
+        raise validation_error(error.errors(include_url=False, include_context=False)) from None
 
 
 def _refuse_constants(data: bytearray) -> None:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import TYPE_CHECKING
 
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from millpond.errors import MissingExtraError
 from millpond.server.telemetry.scope import StatusObserver
+
+if TYPE_CHECKING:
+    from millpond.server.telemetry.spans import OpenTelemetrySpans
 
 logger = logging.getLogger(__name__)
 
@@ -21,23 +24,10 @@ _VARIABLES = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT
 _ADVICE = "pip install 'millpond[otel]'"
 
 
-class Tracing(Protocol):
-    """Where spans go: :class:`millpond.server.telemetry.spans.OpenTelemetrySpans`."""
-
-    def begin(self, scope: Scope) -> Any:
-        """The span of a request that has arrived."""
-
-    def end(self, span: Any, scope: Scope, status: int | None) -> None:
-        """End the span; ``status`` is ``None`` if no response was started."""
-
-    def close(self) -> None:
-        """Send the remaining spans, which may take seconds."""
-
-
 class TracingMiddleware:
     """ASGI middleware: a span for each POST; health checks and metric scrapes have none."""
 
-    def __init__(self, app: ASGIApp, *, tracing: Tracing) -> None:
+    def __init__(self, app: ASGIApp, *, tracing: OpenTelemetrySpans) -> None:
         self._app = app
         self._tracing = tracing
 
@@ -66,7 +56,7 @@ def check_installed(endpoint: str | None) -> None:
             raise MissingExtraError(f"otlp_traces_endpoint={endpoint!r} needs OpenTelemetry: {_ADVICE}") from error
 
 
-def tracing_of(endpoint: str | None, environ: Mapping[str, str]) -> Tracing | None:
+def tracing_of(endpoint: str | None, environ: Mapping[str, str]) -> OpenTelemetrySpans | None:
     """Tracing to an OTLP endpoint over HTTP, or ``None`` if none is configured.
 
     Args:

@@ -33,7 +33,15 @@ class TextLists:
     """Comes before LlamaIndex's base class, which reads a str as a list of characters."""
 
     def get_text_embedding_batch(self, texts: list[str], show_progress: bool = False, **kwargs: Any) -> Any:
-        """One embedding for each text, in batches of ``embed_batch_size``.
+        """The embeddings of texts, in batches of ``embed_batch_size``.
+
+        Args:
+            texts: Any number of texts.
+            show_progress: Draw a bar.
+            **kwargs: As LlamaIndex passes them.
+
+        Returns:
+            One embedding for each text, in order.
 
         Raises:
             TypeError: ``texts`` is not a list.
@@ -43,15 +51,23 @@ class TextLists:
         return super().get_text_embedding_batch(texts, show_progress, **kwargs)  # type: ignore[misc]
 
     async def aget_text_embedding_batch(self, texts: list[str], show_progress: bool = False, **kwargs: Any) -> Any:
-        """As ``get_text_embedding_batch``, without blocking the event loop."""
+        """As ``get_text_embedding_batch`` with the same arguments, result and errors; it does not block the loop."""
         texts = listed(texts, "aget_text_embedding_batch", "text")
         return await super().aget_text_embedding_batch(texts, show_progress, **kwargs)  # type: ignore[misc]
 
     def get_agg_embedding_from_queries(self, queries: list[str], agg_fn: Callable[..., Any] | None = None) -> Any:
-        """The embeddings of several queries as one: their mean, or what ``agg_fn`` makes of them.
+        """The embeddings of several queries as one.
+
+        Args:
+            queries: Any number of queries.
+            agg_fn: Makes one of several; by default their mean.
+
+        Returns:
+            One embedding.
 
         Raises:
             TypeError: ``queries`` is not a list.
+            MillpondError: As ``get_text_embedding_batch``.
         """
         queries = listed(queries, "get_agg_embedding_from_queries", "query")
         return super().get_agg_embedding_from_queries(queries, agg_fn)  # type: ignore[misc]
@@ -59,6 +75,6 @@ class TextLists:
     async def aget_agg_embedding_from_queries(
         self, queries: list[str], agg_fn: Callable[..., Any] | None = None
     ) -> Any:
-        """As ``get_agg_embedding_from_queries``, without blocking the event loop."""
+        """As ``get_agg_embedding_from_queries`` with the same arguments, result and errors; it awaits the engine."""
         queries = listed(queries, "aget_agg_embedding_from_queries", "query")
         return await super().aget_agg_embedding_from_queries(queries, agg_fn)  # type: ignore[misc]

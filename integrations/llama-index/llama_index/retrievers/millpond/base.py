@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
@@ -19,6 +19,24 @@ from millpond.late_interaction.index.documents import Hit
 from millpond.late_interaction.retrieval import aretrieve, retrieve
 
 _SPANS, _NODE = "spans", "_node_content"
+
+
+class RetrieverOptions(TypedDict, total=False):
+    """Options of a :class:`MillpondColBERTRetriever` that are rarely needed.
+
+    Attributes:
+        candidates: Documents that are scored exactly; the index's own number by default, with ``sources``
+            ``max(100, 10 * similarity_top_k)``.
+        exact: Score every document, without a first stage.
+        callback_manager: As of every retriever; so are the others.
+    """
+
+    candidates: int | None
+    exact: bool
+    callback_manager: CallbackManager | None
+    object_map: dict[str, Any] | None
+    objects: list[IndexNode] | None
+    verbose: bool
 
 
 class MillpondColBERTRetriever(BaseRetriever):
@@ -41,16 +59,10 @@ class MillpondColBERTRetriever(BaseRetriever):
         similarity_top_k: int = 4,
         *,
         filters: MetadataFilters | Mapping[str, Any] | None = None,
-        candidates: int | None = None,
-        exact: bool = False,
         sources: Sequence[Any] | None = None,
         weights: Sequence[float] | None = None,
         include_spans: bool = False,
-        callback_manager: CallbackManager | None = None,
-        object_map: dict[str, Any] | None = None,
-        objects: list[IndexNode] | None = None,
-        verbose: bool = False,
-        **unknown: Any,
+        **options: Unpack[RetrieverOptions],
     ) -> None:
         """Over an index.
 
@@ -59,9 +71,6 @@ class MillpondColBERTRetriever(BaseRetriever):
             similarity_top_k: How many nodes to return.
             filters: Metadata values that must match: a dict (of a list, one of its values), or LlamaIndex's filters
                 with the operators ``==``, ``in`` and ``any`` that all must hold.
-            candidates: Documents that are scored exactly; the index's own number by default, with ``sources``
-                ``max(100, 10 * similarity_top_k)``.
-            exact: Score every document, without a first stage.
             sources: Where candidates come from: ``"index"``, ``"exact"``, a retriever (its nodes must have the ids of
                 the index), or a function ``(query, limit)`` that returns ids, best first.
             weights: A weight for each source.
@@ -69,45 +78,27 @@ class MillpondColBERTRetriever(BaseRetriever):
                 ``end`` and ``text`` of its best match, as positions in the node's text; ``start`` and ``end`` are
                 ``None`` where the match is in metadata, which is read before the text. The nodes returned are encoded
                 again for it.
-            callback_manager: As of every retriever.
-            object_map: As of every retriever.
-            objects: As of every retriever.
-            verbose: As of every retriever.
-            **unknown: Refused; the error for an option of another retriever says what to write instead.
+            **options: :class:`RetrieverOptions`; the error for an option of another retriever says what to write.
 
         Raises:
-            TypeError: ``index`` or a source is none, or an unknown option.
+            TypeError: ``index`` or a source is of another kind, or an unknown option.
             ValueError: ``similarity_top_k`` is not a positive int, or a filter that the index does not have.
         """
-        for name, value in unknown.items():
-            raise TypeError(_refusal(name, value))
-        if not isinstance(index, LateInteractionIndex):
-            raise TypeError(
-                f"index is of type {type(index).__name__}; pass a MemoryIndex, a PlaidIndex, a QdrantIndex or a "
-                "MilvusIndex, for example "
-                f"MillpondColBERTRetriever(MemoryIndex(Engine({index if isinstance(index, str) else 'model'!r})))"
-            )
-        if type(similarity_top_k) is not int or similarity_top_k < 1:
-            raise ValueError(f"similarity_top_k={similarity_top_k!r} must be an int from 1")
-        if sources is not None and (isinstance(sources, str) or not isinstance(sources, Sequence)):
-            raise TypeError(f"sources is of type {type(sources).__name__}; pass a list of sources")
-        for source in sources or ():
-            if not (source in ("index", "exact") if isinstance(source, str) else _is_source(source)):
-                raise TypeError(
-                    f'{source!r} is no source of candidates; pass "index", "exact", a retriever or a function '
-                    "(query, limit) that returns ids"
-                )
+        for name, value in options.items():
+            if name not in RetrieverOptions.__annotations__:
+                raise TypeError(_refusal(name, value))
+        _check_arguments(index, similarity_top_k, sources)
         self.index = index
         self.similarity_top_k = similarity_top_k
         self._sources = None if sources is None else list(sources)
         self._include_spans = include_spans
         self._options: dict[str, Any] = {
             "filter": _conditions(filters),
-            "candidates": candidates,
-            "exact": exact,
+            "candidates": options.pop("candidates", None),
+            "exact": options.pop("exact", False),
             "weights": weights,
         }
-        super().__init__(callback_manager=callback_manager, object_map=object_map, objects=objects, verbose=verbose)
+        super().__init__(**options)
 
     @property
     def model(self) -> str | None:
@@ -136,6 +127,7 @@ class MillpondColBERTRetriever(BaseRetriever):
 
         Raises:
             TypeError: ``nodes`` is not a list of nodes.
+            MillpondError: A text cannot be encoded or stored.
         """
         nodes = listed(nodes, "add_nodes", "node")
         ids = [node.node_id for node in nodes]
@@ -152,6 +144,9 @@ class MillpondColBERTRetriever(BaseRetriever):
 
     def delete_nodes(self, node_ids: Sequence[str]) -> int:
         """Remove nodes from the index; ids that it does not have are ignored.
+
+        Args:
+            node_ids: Any number of ids.
 
         Returns:
             How many nodes were removed.
@@ -201,6 +196,27 @@ class MillpondColBERTRetriever(BaseRetriever):
 
     def _async_functions(self) -> list[Any] | None:
         return None if self._sources is None else [_async_function(source) for source in self._sources]
+
+
+def _check_arguments(index: object, similarity_top_k: object, sources: object) -> None:
+    if not isinstance(index, LateInteractionIndex):
+        raise TypeError(
+            f"index is of type {type(index).__name__}; pass a MemoryIndex, a PlaidIndex, a QdrantIndex or a "
+            "MilvusIndex, for example "
+            f"MillpondColBERTRetriever(MemoryIndex(Engine({index if isinstance(index, str) else 'model'!r})))"
+        )
+    if type(similarity_top_k) is not int or similarity_top_k < 1:
+        raise ValueError(f"similarity_top_k={similarity_top_k!r} must be an int from 1")
+    if sources is None:
+        return
+    if isinstance(sources, str) or not isinstance(sources, Sequence):
+        raise TypeError(f"sources is of type {type(sources).__name__}; pass a list of sources")
+    for source in sources:
+        if not (source in ("index", "exact") if isinstance(source, str) else _is_source(source)):
+            raise TypeError(
+                f'{source!r} is not a source of candidates; pass "index", "exact", a retriever or a function '
+                "(query, limit) that returns ids"
+            )
 
 
 def _refusal(name: str, value: object) -> str:
@@ -265,7 +281,7 @@ def _conditions(filters: MetadataFilters | Mapping[str, Any] | None) -> dict[str
             FilterOperator.IN,
             FilterOperator.ANY,
         ):
-            raise ValueError(f"the filter {condition!r} is none of ==, in, any, which a late-interaction index has")
+            raise ValueError(f"the filter {condition!r} is not ==, in or any, which a late-interaction index has")
         if condition.key in conditions:
             raise ValueError(f"two filters name the key {condition.key!r}; a late-interaction index takes one for each")
         conditions[condition.key] = condition.value

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from llama_index.core.base.embeddings.base_sparse import BaseSparseEmbedding, SparseEmbedding
 from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
-from llama_index.embeddings.millpond.source import EngineSource, PathStr
+from llama_index.embeddings.millpond.source import LlamaIndexSource
 from llama_index.embeddings.millpond.text_lists import TextLists, listed
-from millpond.compat.fastembed_options import translate_sparse_options
+from millpond.compat.adapter import PathStr, Truncation
 from millpond.errors import EngineOverloadedError
 from millpond.tasks import Role
 
@@ -19,7 +19,7 @@ from millpond.tasks import Role
 BatchSparseEncoding = tuple[list[list[int]], list[list[float]]]
 
 
-class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
+class MillpondSparseEmbedding(TextLists, LlamaIndexSource, BaseSparseEmbedding):
     """Weights of vocabulary entries for each text, by a SPLADE checkpoint or BGE-M3 that runs in this process.
 
     For hybrid search in Qdrant, pass the functions of this object to the store::
@@ -32,46 +32,45 @@ class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
     With ``model_name=``, the model is loaded on first use, and all objects of one configuration share one engine, also
     after pickling. With ``engine=``, that engine is used. The async methods do not block the event loop.
 
+    The options of ``FastEmbedSparse`` and its like are translated into the fields, or refused. The other fields:
+    :class:`millpond.compat.adapter.EngineSource`.
+
     Attributes:
         model_name: Hub id or local folder; also accepted, and readable, as ``model``; the only positional argument.
-        engine: A loaded engine, instead of ``model_name`` and every option that is read at loading. Never serialized.
         embed_batch_size: Texts per call of the engine, which forms its own batches, so larger is better.
         num_workers: Concurrent calls of the engine in ``aget_text_embedding_batch``.
         truncate: Which end of an over-long text is cut, or ``"error"``.
-        revision: Branch, tag or commit of a hub id.
-        device: ``auto`` or ``None`` (cuda, then mps, then cpu), a torch device, or a list of them.
-        dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``.
-        max_length: Most tokens per text; the checkpoint's limit by default.
         pooling: As in ``MillpondEmbedding``; sparse weights do not depend on it. With equal options, the two share an
             engine.
-        hf_overrides: Merged into config.json.
-        max_batch_tokens: Most tokens per forward.
-        quantization: ``int8`` or ``fp8`` weights, as in ``millpond.Engine``.
-        compile: Compile the model, as in ``millpond.Engine``.
         cache: As in ``MillpondEmbedding``, whose vectors it holds; sparse weights are computed anew.
-        trust_remote_code: Accepted, and never needed.
     """
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
+    kind = "sparse"
     named = "model_name"
-    loading = (*EngineSource.loading, "pooling", "cache")
+    loading = (*LlamaIndexSource.loading, "pooling", "cache")
 
     model_name: PathStr = Field(default="", validation_alias=AliasChoices("model_name", "model"))
     embed_batch_size: int = Field(default=2048, gt=0, le=2048)
     # Without a limit the base class would submit a whole corpus to the engine's bounded queue at once.
     num_workers: int | None = 16
-    truncate: Literal["end", "start", "error"] = "end"
+    truncate: Truncation = "end"
     pooling: str | None = None
     cache: PathStr | None = None
 
     def __init__(self, *positional: str | os.PathLike[str], **options: Any) -> None:
-        """From the fields above, of which only ``model_name`` may be positional."""
-        super().__init__(**self._with_positional(positional, options, "model_name"))
+        """From the fields, of which only ``model_name`` may be positional.
 
-    @classmethod
-    def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
-        return translate_sparse_options(options, own=own)
+        Args:
+            *positional: The model's name.
+            **options: The fields.
+
+        Raises:
+            TypeError: More positional arguments, or the model twice.
+            ValueError: An unknown or invalid option.
+        """
+        super().__init__(**self._with_positional(positional, options, "model_name"))
 
     @classmethod
     def class_name(cls) -> str:
@@ -84,11 +83,8 @@ class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
         return self.model_name
 
     @model_validator(mode="after")
-    def _one_source(self) -> Self:
-        if bool(self.model_name) == (self.engine is not None):
-            raise ValueError("pass either model_name= (a hub id or a folder) or engine= (a loaded millpond.Engine)")
+    def _name_of_engine(self) -> Self:
         if self.engine is not None:
-            self._check_loading()
             self.model_name = self.engine.spec.name
         return self
 
@@ -96,6 +92,9 @@ class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
         """The weights of documents, as ``QdrantVectorStore(sparse_doc_fn=)`` expects them.
 
         The store calls it also in its async methods, so these block the event loop meanwhile.
+
+        Args:
+            texts: Any number of documents.
 
         Returns:
             For each text the indices of its entries, ascending, and for each text their weights; both empty for a text
@@ -110,8 +109,15 @@ class MillpondSparseEmbedding(TextLists, EngineSource, BaseSparseEmbedding):
     def query_fn(self, texts: list[str]) -> BatchSparseEncoding:
         """The weights of queries, as ``QdrantVectorStore(sparse_query_fn=)`` expects them.
 
+        Args:
+            texts: Any number of queries.
+
         Returns:
-            As ``doc_fn``, with the same errors.
+            As ``doc_fn``.
+
+        Raises:
+            TypeError: ``texts`` is not a list.
+            MillpondError: As ``doc_fn``.
         """
         return _encoded([self.get_query_embedding(query) for query in listed(texts, "query_fn", "query")])
 
