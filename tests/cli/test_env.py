@@ -21,10 +21,9 @@ HEADER = ["kernel", "result", "similarity", "ms", "call"]
 
 
 @pytest.fixture(autouse=True)
-def whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_withdrawn", {})
-    monkeypatch.setattr(self_check, "_told", set())
-    monkeypatch.setattr(self_check, "_probed", set())
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kernels, "_disabled", {})
+    monkeypatch.setattr(self_check, "cache_folder", lambda: tmp_path / "cache")
 
 
 def damage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -47,7 +46,7 @@ def test_every_kernel_of_the_machine_has_a_line(run: Run):
     assert not any("WRONG" in line for line in lines)
     for line in lines:
         if line[1] == "right":
-            assert float(line[2]) > 0.98 and float(line[3]) >= 0
+            assert float(line[2]) > 0.997 and float(line[3]) >= 0
     if not torch.cuda.is_available():
         (varlen,) = [line for line in lines if line[0] == "varlen"]
         assert varlen[1:3] == ["not", "run"] and varlen[-3:] == ["no", "CUDA", "device"]
@@ -87,7 +86,7 @@ def test_a_device_that_breaks_is_a_line_and_no_traceback(run: Run, monkeypatch: 
     assert "advice" not in result.out
 
 
-def test_a_models_kernels_are_compared_on_its_weights(run: Run, tmp_path: Path):
+def test_the_kernels_that_a_model_may_use(run: Run, tmp_path: Path):
     folder = write_checkpoint(tmp_path / "model")
     result = run("env", "--check", folder, *BFLOAT16, "--json")
     assert result.code == 0, result.err

@@ -261,8 +261,8 @@ def test_a_run_writes_every_piece_and_cuts_none(tiny):
     chunker = Chunker.for_engine(tiny, cut)
     pieces = [piece for record in records[:-1] for piece in chunker.split(record)]
     assert (report.truncated, report.failed, report.blank) == (0, 0, 1)
-    assert set(sink._rows) == {point_id(piece.id, piece.chunk) for piece in pieces}
-    assert len(sink._rows) == len(pieces) > 3 * len(TEXTS)
+    assert set(sink._driver.rows) == {point_id(piece.id, piece.chunk) for piece in pieces}
+    assert len(sink._driver.rows) == len(pieces) > 3 * len(TEXTS)
 
 
 # ---------------------------------------------------------------------------------------------------- a real model
