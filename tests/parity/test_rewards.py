@@ -272,7 +272,7 @@ def test_a_language_model_s_steps(family, tied, tmp_path, record_property, monke
             engine.reward(STEPS, step_tag_id=tag)
         with pytest.raises(InvalidRequestError, match=r"returned_token_ids holds 99999.*run from 0 to \d+"):
             engine.reward(STEPS, step_tag_id=tag, returned_token_ids=[99999])
-        with pytest.raises(InvalidRequestError, match="step_tag_id=99999 is no token"):
+        with pytest.raises(InvalidRequestError, match="step_tag_id=99999 is not a token"):
             engine.reward(STEPS, step_tag_id=99999, returned_token_ids=tokens)
 
 

@@ -56,7 +56,7 @@ def test_the_columns_have_the_datatype(
 ) -> None:
     with LanceDBSink(uri, "docs", dimensions=[64, 384], datatype=datatype) as sink:
         assert fill(engine, sink, records).written == 12
-        schema = sink._table().schema
+        schema = sink.client.open_table("docs").schema
         assert schema.names == ["pk", "id", "text", "content_hash", "metadata", "labels", "d64", "d384"]
         assert [str(schema.field(name).type.value_type) for name in ("d64", "d384")] == [kind, kind]
         manifest = json.loads(schema.metadata[b"millpond"])
@@ -71,7 +71,7 @@ def test_the_columns_have_the_datatype(
         assert (row.record_id, row.content_hash) == ("doc-4", content_hash(records[4].text))
         assert row.vectors[384] == pytest.approx(vectors[4], abs=tolerance)
         assert row.vectors[64] == pytest.approx(vectors[4][:64] / np.linalg.norm(vectors[4][:64]), abs=tolerance)
-        other = LanceDBSink(sink._client, "docs", dimensions=[64, 384], datatype=another)
+        other = LanceDBSink(sink.client, "docs", dimensions=[64, 384], datatype=another)
         with pytest.raises(InvalidRequestError, match=f"holds vectors of {datatype}.*pass datatype='{datatype}'"):
             fill(engine, other, records)
 
@@ -135,7 +135,7 @@ def test_the_chunks_of_a_record_are_deleted_together(engine: Engine, uri: str) -
 def test_a_scan_reads_one_version_while_the_table_changes(
     engine: Engine, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LanceDBSink, "max_rows", 7)
+    monkeypatch.setattr("millpond_lancedb.sink.LanceDBConnection.max_rows", 7)
     with LanceDBSink(uri, "docs", dimensions=[32]) as sink:
         sink.prepare(engine.spec)
         sink.write(rows(50, 32))
@@ -155,12 +155,16 @@ def test_closing_merges_the_files_of_a_run(engine: Engine, uri: str) -> None:
         sink.prepare(engine.spec)
         for n in range(20):
             sink.write(rows(5, 32, 5 * n))
-        assert sink._table().stats()["fragment_stats"]["num_fragments"] == 20
+        assert sink.client.open_table("docs").stats()["fragment_stats"]["num_fragments"] == 20
     with LanceDBSink(uri, "docs", dimensions=[32]) as again:
-        assert again._table().stats()["fragment_stats"]["num_fragments"] == 1 and again.count() == 100
-        assert [each.columns for each in again._table().list_indices()] == [["pk"]]  # so that a write reads no other id
-        versions = again._table().version
-    assert LanceDBSink(uri, "docs")._table().version == versions  # nothing was written, so nothing is merged
+        assert again.client.open_table("docs").stats()["fragment_stats"]["num_fragments"] == 1 and again.count() == 100
+        assert [each.columns for each in again.client.open_table("docs").list_indices()] == [
+            ["pk"]
+        ]  # so that a write reads no other id
+        versions = again.client.open_table("docs").version
+    assert (
+        LanceDBSink(uri, "docs").client.open_table("docs").version == versions
+    )  # nothing was written, so nothing is merged
 
 
 def test_a_long_run_merges_on_its_way_and_drops_old_versions(
@@ -172,13 +176,15 @@ def test_a_long_run_merges_on_its_way_and_drops_old_versions(
         sink.prepare(engine.spec)
         for n in range(40):
             sink.write(rows(5, 32, 5 * n))
-        assert sink._table().stats()["fragment_stats"]["num_fragments"] <= 2  # what is indexed, and what is new
+        assert (
+            sink.client.open_table("docs").stats()["fragment_stats"]["num_fragments"] <= 2
+        )  # what is indexed, and what is new
         assert sink.count() == 200
         for n in range(0, 40, 3):  # rows behind the index and before it are replaced, not doubled
             sink.write(rows(5, 32, 5 * n))
         assert sink.count() == len(dict(sink.scan())) == 200
     with LanceDBSink(uri, "docs") as again:
-        assert len(again._table().list_versions()) <= 3
+        assert len(again.client.open_table("docs").list_versions()) <= 3
 
 
 @pytest.mark.parametrize("index", ["IVF_PQ", "IVF_HNSW_SQ"])
@@ -188,7 +194,9 @@ def test_an_index_is_built_after_a_run_and_used(engine: Engine, uri: str, index:
         fill(engine, sink, records)
         exact = [hit.id for hit in sink.search(engine, "text 7", k=10, candidates=300)]
     with LanceDBSink(uri, "docs") as sink:
-        kinds = {column: each.index_type for each in sink._table().list_indices() for column in each.columns}
+        kinds = {
+            column: each.index_type for each in sink.client.open_table("docs").list_indices() for column in each.columns
+        }
         assert kinds.keys() == {"d16", "labels", "pk"} and "LabelList" in kinds["labels"].replace("_", "")
         found = [hit.id for hit in sink.search(engine, "text 7", k=10)]
         assert len(set(found) & set(exact)) >= 8
@@ -205,7 +213,7 @@ def test_an_index_that_cannot_be_built_is_said_in_the_log(
 ) -> None:
     with LanceDBSink(uri, "docs", index="IVF_PQ") as sink:
         fill(engine, sink, records)
-        sink._table().drop_columns(["labels"])
+        sink.client.open_table("docs").drop_columns(["labels"])
     assert "refused an index" in caplog.text and "every row is stored" in caplog.text
     with LanceDBSink(uri, "docs") as again:
         assert again.count() == 12
@@ -235,7 +243,7 @@ def test_an_index_may_be_built_over_a_few_rows_and_grows(engine: Engine, uri: st
         fill(engine, sink, [Record(f"r{n}", f"text {n}") for n in range(300)])
         assert sink.search(engine, "text 7", k=1)[0].id == "r7" and sink.search(engine, "a river", k=1)[0].id == "first"
     with LanceDBSink(uri, "docs") as sink:
-        (index,) = [each for each in sink._table().list_indices() if each.columns == ["d384"]]
+        (index,) = [each for each in sink.client.open_table("docs").list_indices() if each.columns == ["d384"]]
         assert (index.num_indexed_rows, index.num_unindexed_rows) == (301, 0)
         assert sink.search(engine, "text 7", k=1)[0].id == "r7" and sink.search(engine, "a river", k=1)[0].id == "first"
 
@@ -434,7 +442,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"fields": "langchain"}, "fields='langchain': .* pass fields='plain'"),
         ({"datatype": "int8"}, "datatype='int8': .* pass datatype='float32', or one of 'float16'"),
         ({"index": "hnsw"}, "index='hnsw': .* pass index=None, or one of 'IVF_PQ', 'IVF_HNSW_SQ'"),
-        ({"hybrid": True}, "hybrid=True is no option of a sink of lancedb"),
+        ({"hybrid": True}, "hybrid=True is no option of this sink"),
     ],
 )
 @pytest.mark.usefixtures("registered")

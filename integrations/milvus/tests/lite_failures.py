@@ -155,7 +155,7 @@ def lose(uri: str, spec: ModelSpec) -> dict[str, Any]:
     sink.write(batch(0))
     with small_disk(100):
         failure = error_of(lambda: sink.write(batch(1)))
-    sink._client.delete("docs", filter='id == "0-0"')  # not through millpond
+    sink.client.delete("docs", filter='id == "0-0"')  # not through millpond
     sink.close()
     again = MilvusSink(uri, "docs", dimensions=[64])
     first = error_of(lambda: again.prepare(spec))

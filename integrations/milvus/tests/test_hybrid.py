@@ -103,7 +103,7 @@ def test_milvus_ranks_the_text_itself_by_bm25(engine: Engine, records: list[Reco
         assert report.written == 13
         hits = sink.search(engine, "zymurgy", k=1, hybrid=True)
         assert hits[0].id == "rare" and hits[0].score == pytest.approx(2 / 61)
-        words = sink._client.search("docs", data=[QUESTION], anns_field="sparse", limit=13, output_fields=["id"])[0]
+        words = sink.client.search("docs", data=[QUESTION], anns_field="sparse", limit=13, output_fields=["id"])[0]
         lexical = [row["entity"]["id"] for row in words]
         texts = [record.text for record in records] + ["zymurgy"]
         rows = engine.embed(texts, role="document", dimensions=384, normalize=True).embeddings
@@ -178,7 +178,7 @@ def test_rows_of_lite_are_read_back_with_their_chunks_and_those_of_frameworks(
             "langchain": {"pk": "own", "lang": "sv"},
             "llama_index": {"id": "own", "doc_id": "a document", "_node_content": '{"text": "", "metadata": {}}'},
         }[form]
-        sink._client.insert("docs", [foreign | theirs])
+        sink.client.insert("docs", [foreign | theirs])
         assert dict(sink.scan()) == {**dict.fromkeys(ids, "long"), "own": "own"}
         rows = sink.fetch([*ids, "own", "nobody"], widths=[64, 384])
         assert set(rows) == {*ids, "own"}

@@ -112,7 +112,7 @@ def test_a_row_that_lite_refuses_stops_no_other(engine: Engine, uri: str) -> Non
     """It looks at all rows before it writes one."""
     with MilvusSink(uri, "docs", dimensions=[64], fields="langchain") as sink:
         sink.prepare(engine.spec)
-        client = sink._client
+        client = sink.client
         insert = client.insert
 
         def without_text(collection: str, entities: list[dict[str, Any]], **options: Any) -> Any:
@@ -129,11 +129,11 @@ def test_a_row_that_lite_refuses_stops_no_other(engine: Engine, uri: str) -> Non
 def test_a_client_that_was_passed_in_shares_the_file_of_its_path(engine: Engine, uri: str) -> None:
     with MilvusSink(uri, "docs", dimensions=[64]) as sink:
         sink.prepare(engine.spec)
-        with MilvusSink(sink._client, "docs", dimensions=[64]) as other:
-            assert other.embedded and other._file is sink._file is file_of(sink._client)
+        with MilvusSink(sink.client, "docs", dimensions=[64]) as other:
+            assert other.embedded and other._connection.file is sink._connection.file is file_of(sink.client)
             other.prepare(engine.spec)
-            assert isinstance(sink._file, LiteFile)
-            sink._file.failure = "the disk was full"
+            assert isinstance(sink._connection.file, LiteFile)
+            sink._connection.file.failure = "the disk was full"
             with pytest.raises(SinkError, match="takes no more writes, since one failed in this process .the disk was"):
                 other.write(rows(1))
 
@@ -141,7 +141,7 @@ def test_a_client_that_was_passed_in_shares_the_file_of_its_path(engine: Engine,
 def test_more_rows_than_lite_is_for_are_said_once(
     engine: Engine, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(millpond_milvus.sink, "_LITE_ROWS", 200)
+    monkeypatch.setattr(millpond_milvus.driver, "_LITE_ROWS", 200)
     for _ in range(2):
         with MilvusSink(uri, "docs", dimensions=[64]) as sink:
             sink.prepare(engine.spec)

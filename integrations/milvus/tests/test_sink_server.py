@@ -15,6 +15,7 @@ from millpond import Engine, InvalidRequestError, MissingExtraError
 from millpond.errors import FingerprintMismatchError
 from millpond.ingest import Record, WriteBatch, content_hash, ingest, open_sink, point_id
 from millpond_milvus import MilvusSink
+from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.options import VectorOptions
 
 
@@ -241,9 +242,9 @@ def test_a_metadata_key_is_the_partition_key(fake: FakeMilvus, engine: Engine, f
         with pytest.raises(InvalidRequestError, match="under the partition key 'tenant' a int; make it a str"):
             sink.check(Record("a", "text", {"tenant": 7}))
         sink.check(Record("a", "text"))  # and without one it is empty
-        expression = sink._to_native({"tenant": ["acme", "b"]}, sink._payload)
+        expression = sink._driver.condition({"tenant": ["acme", "b"]}, sink.open())
         assert expression.startswith('partition in ["acme", "b"] and ')
-        assert "partition" not in sink._to_native({"n": 1}, sink._payload)
+        assert "partition" not in sink._driver.condition({"n": 1}, sink.open())
 
 
 # -------------------------------------------------------------------------------------------------------------- hybrid
@@ -325,13 +326,15 @@ def test_a_scan_of_more_rows_than_a_query_hands_out_goes_on(fake: FakeMilvus, en
         assert len([request for request in fake.queries if request.expr]) >= 3
 
 
-def test_rows_are_fetched_in_requests_that_a_server_takes(fake: FakeMilvus, engine: Engine) -> None:
+def test_rows_are_fetched_in_requests_that_a_server_takes(
+    fake: FakeMilvus, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with MilvusSink(fake.url, "docs", dimensions=[16, 384]) as sink:
         sink.prepare(engine.spec)
         written = batch(900, 16, 384)
         sink.write(written)
         fake.queries.clear()
-        sink.max_bytes = 400 * 384 * 4  # type: ignore[misc]
+        monkeypatch.setattr(MilvusConnection, "max_bytes", 400 * 384 * 4)
         rows = sink.fetch(written.ids, widths=[16, 384])
         assert len(rows) == 900 and len(fake.queries) == 3
         assert np.array_equal(rows[written.ids[899]].vectors[384], written.vectors[384][899])

@@ -138,7 +138,7 @@ from millpond_qdrant import QdrantSink
 
 sink = QdrantSink(sys.argv[1], "docs", dimensions=[64])
 sink._manifest = sink._stored_manifest()
-sink._prepare(sink._manifest)
+sink._driver.prepare(sink._manifest)
 sink.write(batch(0))
 open(os.environ["SYNC_FAILS"], "w").close()
 for start in (20, 40):

@@ -99,7 +99,7 @@ def test_token_rows_have_no_graph_and_candidates_are_int8(client: QdrantClient) 
 def test_the_manifest_says_how_rows_were_made(path: Path) -> None:
     with QdrantIndex(path, "docs", None, dimensions=8, pool_factor=2) as index:
         index.add_embeddings(["a"], ragged(matrices(1, tokens=40)))
-        manifest: Any = index._read_manifest()
+        manifest: Any = index._connection.read_manifest()
     matrix = manifest.pop("projection")
     assert len(matrix) == 4 * -(-32 * 8 * 4 // 3)  # base64 of float32
     assert manifest == {

@@ -332,7 +332,7 @@ def test_batch_bounds_the_points_of_a_request(engine: Engine, server: Fake, reco
         fill(engine, sink, records)
     bodies = server.bodies("PUT", "/collections/docs/points")
     assert max(len(body["batch"]["ids"]) for body in bodies) <= 5 and server.points.count("docs").count == 12
-    assert QdrantSink.max_rows == 256
+    assert QdrantSink(":memory:", "docs")._connection.max_rows == 256
 
 
 def test_a_url_takes_the_options(server: Fake) -> None:
@@ -345,7 +345,11 @@ def test_a_url_takes_the_options(server: Fake) -> None:
     }
     sink = open_sink(f"qdrant+{server.url}#docs", dimensions=[64], **options)
     assert isinstance(sink, QdrantSink) and sink.hybrid
-    assert (sink._storage.datatype, sink._storage.index_quantization, sink._storage.oversampling) == (
+    assert (
+        sink._driver._storage.datatype,
+        sink._driver._storage.index_quantization,
+        sink._driver._storage.oversampling,
+    ) == (
         "float16",
         "scalar",
         2.0,
@@ -401,7 +405,7 @@ def test_local_mode_says_once_when_it_holds_too_much(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Any,
 ) -> None:
-    monkeypatch.setattr("millpond_qdrant.sink._MANY_POINTS", 10)
+    monkeypatch.setattr("millpond_qdrant.driver._MANY_POINTS", 10)
     monkeypatch.setattr("qdrant_client.local.local_collection.LocalCollection.LARGE_DATA_THRESHOLD", 10)
     monkeypatch.setattr("qdrant_client.local.qdrant_local.QdrantLocal.LARGE_DATA_THRESHOLD", 10)
 

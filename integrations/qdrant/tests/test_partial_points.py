@@ -48,7 +48,7 @@ def points(engine: Engine) -> list[Point]:
 def sink(engine: Engine, points: list[Point]) -> Iterator[QdrantSink]:
     with QdrantSink(":memory:", "docs", dimensions=WIDTHS, fields="langchain") as sink:
         sink.prepare(engine.spec)
-        put(sink._client, points)
+        put(sink.client, points)
         yield sink
 
 
@@ -140,11 +140,11 @@ def test_nothing_else_is_asked_for_where_every_point_is_whole(engine: Engine, re
     sink.delete([hit.id for hit in sink.search(engine, QUESTION, k=14) if hit.text == "stray"])
     assert sink.count() == 13 and lacked(client, "docs", names) == frozenset()
     with QdrantSink("http://127.0.0.1:1", "docs") as remote:
-        assert lacked(remote._client, "docs", names) is None  # a server has to be asked
+        assert lacked(remote.client, "docs", names) is None  # a server has to be asked
 
 
 def test_one_width_is_asked_for_alone(engine: Engine, sink: QdrantSink, points: list[Point]) -> None:
-    only = QdrantSink(sink._client, "docs", dimensions=[64])
+    only = QdrantSink(sink.client, "docs", dimensions=[64])
     assert {hit.text for hit in only.search(engine, QUESTION, k=72)} == {text for text, have, _ in points if 64 in have}
 
 
@@ -179,14 +179,14 @@ def test_the_real_engine_answers_the_same_requests_with_the_same_points(
         for condition in (None, {"n": [0, 1]}):
             for coarse, k, candidates in ((16, 10, 12), (16, 72, 72), (None, 20, 20)):
                 plan = SearchPlan(k=k, candidates=candidates, coarse=coarse, full=384, vectors=vectors)
-                native = sink._to_native(condition, "langchain")
+                native = sink._driver.condition(condition, sink.open())
                 answers = [
                     point
                     for request in queries_of(plan, native, lacked=names)
                     for point in shard.query(translated(edge, request))
                 ]
                 best = sorted(answers, key=lambda point: point.score, reverse=True)[:k]
-                hits = sink._query(plan, native, "langchain")
+                hits = sink._driver.query(plan, native, sink.open())
                 assert [str(hit.id) for hit in hits] == [str(point.id) for point in best]
                 assert [hit.score for hit in hits] == pytest.approx([point.score for point in best], abs=1e-5)
                 assert len({point.id for point in answers}) == len(answers)  # no point is in two answers

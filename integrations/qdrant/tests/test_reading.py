@@ -69,7 +69,7 @@ def test_a_scan_goes_on_page_by_page(
     assert list(sink.scan()) == [(point_id("doc-0"), "doc-0")]
     fill(engine, sink, records)
     for size in (1, 5, 6, 12, 13):  # the last page full or not
-        monkeypatch.setattr("millpond_qdrant.sink._SCANNED", size)
+        monkeypatch.setattr("millpond_qdrant.driver._SCANNED", size)
         assert sorted(record_id for _, record_id in sink.scan()) == sorted(record.id for record in records)
     rows = sink.scan()
     next(rows)
@@ -224,9 +224,9 @@ def test_a_reader_by_an_alias_notices_another_model(
         fill(other, second, records)
         second.swap_alias("docs")
         now = reader._read
-        monkeypatch.setattr("millpond_qdrant.sink.time.monotonic", lambda: now + 59)
+        monkeypatch.setattr("millpond.ingest.sinks.collection.time.monotonic", lambda: now + 59)
         reader.search(engine, "tides")
-        monkeypatch.setattr("millpond_qdrant.sink.time.monotonic", lambda: now + 61)
+        monkeypatch.setattr("millpond.ingest.sinks.collection.time.monotonic", lambda: now + 61)
         with pytest.raises(FingerprintMismatchError, match="max_length=64"):
             reader.search(engine, "tides")
         with pytest.raises(FingerprintMismatchError, match="max_length=64"):

@@ -172,7 +172,9 @@ def test_a_foreign_point_that_cannot_be_read_is_not_blamed_on_the_database(
     point = point_id("foreign")
     row = engine.embed(["a stray text"], role="document", normalize=True).embeddings[0]
     client.upsert("docs", points=[models.PointStruct(id=point, vector={"d384": row.tolist()}, payload=payload)])
-    with pytest.raises(SinkError, match=f"'docs' holds the point '{point}', which is no payload of the form") as caught:
+    with pytest.raises(
+        SinkError, match=f"'docs' holds the point '{point}', whose fields do not have the layout"
+    ) as caught:
         sink.search(engine, "a stray text", k=1)
     assert "Qdrant at" not in str(caught.value) and caught.value.__cause__ is not None
     assert len(sink.search(engine, "a stray text", k=12, filter={"lang": "en"})) == 12
@@ -184,7 +186,7 @@ def test_an_error_in_making_a_payload_is_not_blamed_on_the_database(
     def fails(*_: object) -> None:
         raise ValueError("a bug")
 
-    monkeypatch.setattr("millpond_qdrant.sink.payload_of", fails)
+    monkeypatch.setattr("millpond_qdrant.driver.payload_of", fails)
     sink = QdrantSink(":memory:", "docs")
     with pytest.raises(ValueError, match="^a bug$"):
         fill(engine, sink, records)
@@ -220,7 +222,7 @@ def test_urls(scheme: str, location: str, shown: str) -> None:
     "url", ["http://127.0.0.1:abc", "http://host:99999", "http://a b:1", "https://[::1", "http://"]
 )
 def test_invalid_urls_are_refused(url: str) -> None:
-    with pytest.raises(InvalidRequestError, match="is no URL of a Qdrant .*; write http://host:6333"):
+    with pytest.raises(InvalidRequestError, match="cannot be used .*; write http://host:6333"):
         QdrantSink(url, "docs")
 
 
@@ -230,57 +232,15 @@ def test_invalid_places_are_refused(place: str) -> None:
         QdrantSink(place, "docs")
 
 
-@pytest.mark.parametrize(
-    ("place", "url"),
-    [
-        ("localhost:6333", "http://localhost:6333"),
-        ("LOCALHOST", "http://LOCALHOST:6333"),
-        ("localhost/collections", None),
-        ("127.0.0.1:6333", "http://127.0.0.1:6333"),
-        ("10.0.0.7", "http://10.0.0.7:6333"),
-        ("[::1]:6333", "http://[::1]:6333"),
-        ("[::1]", "http://[::1]:6333"),
-        ("::1", "http://[::1]:6333"),
-        ("qdrant:6333", "http://qdrant:6333"),
-        ("localhost:6333/prefix", "http://localhost:6333/prefix"),
-        ("qdrant.example.com", "http://qdrant.example.com:6333"),
-        ("qdrant.example.com:6333", "http://qdrant.example.com:6333"),
-        ("example.io", "http://example.io:6333"),
-        ("http:/localhost", "http://localhost:6333"),
-        ("http:localhost:6333", "http://localhost:6333"),
-        ("http//localhost", "http://localhost:6333"),
-        ("HTTPS:/qdrant.example.com", "https://qdrant.example.com:6333"),
-        ("localhost:", "http://localhost:6333"),
-        (":memory", None),
-        ("qdrant+path:vectors", None),
-    ],
-)
-def test_an_address_is_not_taken_for_a_folder(
-    place: str, url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("place", ["localhost", "qdrant:6333", "[::1]:6333/prefix", "user:hunter2@host:6333"])
+def test_an_address_is_not_taken_for_a_folder(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidRequestError, match="looks like the address of a server") as caught:
-        QdrantSink(place, "docs")
-    assert repr(url or "http://host:6333") in str(caught.value) and repr(f"./{place}") in str(caught.value)
-    with pytest.raises(InvalidRequestError, match="'qdrant.path:' takes a folder, and this looks like") as caught:
-        open_sink(f"qdrant+path:{place}#docs")
-    assert f" qdrant+{url or 'http://host:6333'}#docs " in str(caught.value)
-    assert f" qdrant+path:./{place}#docs " in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
+    for opened in (lambda: QdrantSink(place, "docs"), lambda: open_sink(f"qdrant+path:{place}#docs")):
+        with pytest.raises(InvalidRequestError, match="looks like the address of a server.*http://host:6333") as caught:
+            opened()
+        assert "hunter2" not in str(caught.value) and list(tmp_path.iterdir()) == []
     with open_sink(f"qdrant+path:./{place}#docs"):  # the way out that it names
         assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_the_error_of_an_address_with_a_password_hides_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidRequestError, match="'http://host:6333'") as caught:
-        QdrantSink("user:hunter2@host:6333", "docs")
-    assert "hunter2" not in str(caught.value)
-    with pytest.raises(
-        InvalidRequestError, match=r"write qdrant\+http://host:6333#docs for it, .*:./NAME#docs"
-    ) as caught:
-        open_sink("qdrant+path:user:hunter2@host:6333#docs")
-    assert "hunter2" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
@@ -318,7 +278,7 @@ def test_a_folder_that_exists_keeps_its_name(tmp_path: Path, monkeypatch: pytest
 def test_a_url_may_be_in_capitals() -> None:
     with QdrantSink("HTTP://LocalHost:6333", "docs") as sink:
         assert repr(sink) == "QdrantSink('HTTP://LocalHost:6333', 'docs', dimensions=None, 'plain')"
-        assert str(sink._client.init_options["url"]).lower() == "http://localhost:6333"
+        assert str(sink.client.init_options["url"]).lower() == "http://localhost:6333"
     with pytest.raises(InvalidRequestError, match="holds credentials") as caught:
         QdrantSink("HTTP://user:hunter2@host", "docs")
     assert "hunter2" not in str(caught.value)

@@ -223,7 +223,7 @@ def _encoder(description: _Description, config: EngineConfig) -> InputEncoder:
         pairs = _pair_reader(description, None)  # classes of two texts, such as entailment
     elif config.score_template is not None:
         raise InvalidRequestError(
-            f"score_template means nothing to {description.spec.name}, which is no cross-encoder; leave it out"
+            f"score_template means nothing to {description.spec.name}, which is not a cross-encoder; leave it out"
         )
     colbert = None
     if detected.score_type == "late-interaction" and late is not None:
