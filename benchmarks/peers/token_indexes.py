@@ -23,10 +23,11 @@ CODES_ABOVE = 20_000
 
 def exact(states: TokenStates, folder: Path, *, codec: str) -> Built:
     """The exact kernel over packed rows, and the best of its scores."""
-    from millpond.late_interaction.kernels.exact import Tokens, pack_rows, score
+    from millpond.late_interaction.codecs.rows import CODECS as ROW_CODECS
+    from millpond.late_interaction.kernels.exact import Tokens, score
 
-    rows, scales = _packed(pack_rows, states, codec)
-    tokens = Tokens(codec=codec, rows=rows, scales=scales, offsets=np.asarray(states.offsets))
+    rows, scales = _packed(ROW_CODECS[codec].pack, states)
+    tokens = Tokens(codec=ROW_CODECS[codec], rows=rows, scales=scales, offsets=np.asarray(states.offsets))
 
     def search(query: FloatArray) -> list[int]:
         return best(score(ragged_of(query), tokens)[0])
@@ -39,11 +40,11 @@ def exact(states: TokenStates, folder: Path, *, codec: str) -> Built:
     return Built(settings={"": search}, stored=size, scanned={"": size}, more={"threads": threads})
 
 
-def _packed(pack_rows: Any, states: TokenStates, codec: str) -> tuple[Any, Any]:
+def _packed(pack: Any, states: TokenStates) -> tuple[Any, Any]:
     """Packed rows of all documents; the float32 rows of one piece at a time are in memory."""
     rows = scales = None
     for start in range(0, len(states.flat), 1 << 18):
-        piece, piece_scales = pack_rows(np.asarray(states.flat[start : start + (1 << 18)], np.float32), codec)
+        piece, piece_scales = pack(np.asarray(states.flat[start : start + (1 << 18)], np.float32))
         if rows is None:
             rows = np.empty((len(states.flat), piece.shape[1]), piece.dtype)
             scales = None if piece_scales is None else np.empty(len(states.flat), piece_scales.dtype)
@@ -86,12 +87,12 @@ def memory(states: TokenStates, folder: Path, *, codec: str) -> Built:
     )
 
 
-def plaid(states: TokenStates, folder: Path, *, payload: str) -> Built:
+def plaid(states: TokenStates, folder: Path, *, codec: str) -> Built:
     """PlaidIndex: one segment on disk, memory-mapped."""
     from millpond.late_interaction import PlaidIndex
 
     path = folder / "index"
-    index = PlaidIndex(path, None, payload=payload)
+    index = PlaidIndex(path, None, codec=codec)
     index.add_embeddings(ids_of(states), documents_of(states))
     index.compact()
     return Built(
@@ -99,7 +100,7 @@ def plaid(states: TokenStates, folder: Path, *, payload: str) -> Built:
         stored=index.stats().bytes,
         notes={"disk_bytes_per_token": folder_size(path) / max(1, len(states.flat))},
         more={
-            "opened": partial(token_operations.opened, path, payload, states.queries[0]),
+            "opened": partial(token_operations.opened, path, codec, states.queries[0]),
             **_operations(index, states),
         },
         close=index.close,
@@ -152,7 +153,7 @@ INDEXES: Mapping[str, Callable[[TokenStates, Path], Built]] = {
     "exact-bfloat16": partial(exact, codec="bfloat16"),
     "torch-bfloat16": torch_bfloat16,
     "memory-int8": partial(memory, codec="int8"),
-    "plaid-int8": partial(plaid, payload="int8"),
-    "plaid-4": partial(plaid, payload="4"),
-    "plaid-2": partial(plaid, payload="2"),
+    "plaid-int8": partial(plaid, codec="int8"),
+    "plaid-4": partial(plaid, codec="4"),
+    "plaid-2": partial(plaid, codec="2"),
 }

@@ -28,13 +28,13 @@ def resident():
     fields = dict(line.split(":", 1) for line in open("/proc/self/status"))
     return {name: int(fields[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon", "RssFile")}
 
-path, payload, query = sys.argv[1:]
+path, codec, query = sys.argv[1:]
 query = np.load(query)
 import torch
 import time
 before = resident()
 began, wall = time.process_time(), time.perf_counter()
-index = PlaidIndex(path, None, payload=payload)
+index = PlaidIndex(path, None, codec=codec)
 seconds, wall = time.process_time() - began, time.perf_counter() - wall
 opened = resident()
 index.search_embeddings(Ragged(flat=query, offsets=np.array([0, len(query)])), k=10)
@@ -126,11 +126,11 @@ def writes(index: Any, states: TokenStates, *, repeats: int = 5, added: int = 10
     return result
 
 
-def opened(path: Path, payload: str, query: FloatArray) -> dict[str, Any]:
+def opened(path: Path, codec: str, query: FloatArray) -> dict[str, Any]:
     """Resident memory of a new process before it opens an index, after it, and after one search."""
     saved = path.parent / "query.npy"
     np.save(saved, query)
-    command = [sys.executable, "-c", _OPENED, str(path), payload, str(saved)]
+    command = [sys.executable, "-c", _OPENED, str(path), codec, str(saved)]
     run = subprocess.run(command, capture_output=True, text=True)
     if run.returncode:
         raise RuntimeError(f"opening the index in a new process failed: {run.stderr.strip()[-1000:]}")

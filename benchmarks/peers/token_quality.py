@@ -21,7 +21,7 @@ from peers.token_states import FloatArray, TokenStates
 
 CODECS = ("int8", "bfloat16", "float32")
 FACTORS = (2, 3)
-PAYLOADS = ("int8", "4", "2")
+PLAID_CODECS = ("int8", "4", "2")
 
 
 def quality(
@@ -54,13 +54,13 @@ def quality(
 
 
 def residuals(states: TokenStates, folder: Path) -> dict[str, Any]:
-    """nDCG@10 and recall of the exact ten of each payload of PlaidIndex."""
+    """nDCG@10 and recall of the exact ten of each codec of PlaidIndex."""
     exact = top(exact_scores(states, len(states.queries)), 10)
     rows = {}
-    for payload in PAYLOADS:
-        built = plaid(states, folder / payload, payload=payload)
+    for codec in PLAID_CODECS:
+        built = plaid(states, folder / codec, codec=codec)
         found = [built.settings["default"](query) for query in states.queries]
-        rows[f"PlaidIndex, {payload}"] = _judged(found, exact, states)
+        rows[f"PlaidIndex, {codec}"] = _judged(found, exact, states)
         built.close()
     return rows
 
@@ -138,10 +138,11 @@ def _pieces(states: TokenStates, count: int = 1000) -> Iterator[Ragged]:
 
 
 def _codec(states: TokenStates, codec: str) -> list[list[int]]:
-    from millpond.late_interaction.kernels.exact import Tokens, pack_rows, score
+    from millpond.late_interaction.codecs.rows import CODECS as ROW_CODECS
+    from millpond.late_interaction.kernels.exact import Tokens, score
 
-    rows, scales = pack_rows(np.asarray(states.flat, np.float32), codec)
-    tokens = Tokens(codec=codec, rows=rows, scales=scales, offsets=np.asarray(states.offsets))
+    rows, scales = ROW_CODECS[codec].pack(np.asarray(states.flat, np.float32))
+    tokens = Tokens(codec=ROW_CODECS[codec], rows=rows, scales=scales, offsets=np.asarray(states.offsets))
     queries = Ragged.from_matrices(list(states.queries), width=states.flat.shape[1])
     return [best(row) for row in score(queries, tokens)]
 

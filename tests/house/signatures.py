@@ -51,7 +51,7 @@ def _package(package: ModuleType) -> Iterator[str]:
         elif inspect.isfunction(value):
             yield path + str(inspect.signature(value))
         else:
-            yield f"{path} = {value!r}"
+            yield f"{path}: {value!r}" if isinstance(value, str | int) else f"{path}: {type(value).__name__}"
 
 
 def _class(path: str, cls: type) -> Iterator[str]:

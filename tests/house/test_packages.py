@@ -97,7 +97,8 @@ def undocumented(path: str) -> list[str]:
     if len(text) < 20 or text.startswith(f"{value.__name__}("):
         return [name]
     missing = []
-    if inspect.isclass(value):
+    if inspect.isclass(value):  # what a base of ours documents is documented
+        text = "\n".join(base.__doc__ or "" for base in value.__mro__ if "millpond" in base.__module__)
         for member, found in own_members(value).items():
             plain = getattr(found, "__func__", found)
             public = inspect.isfunction(plain) or isinstance(found, property | cached_property)
@@ -107,7 +108,10 @@ def undocumented(path: str) -> list[str]:
         return missing + [field.name for field in dataclasses.fields(value) if field.repr and field.name not in text]
     text += getattr(value, "__init__", value).__doc__ or ""
     if "Args:" in text and not is_typeddict(value):
-        arguments = inspect.signature(value).parameters
+        arguments = list(inspect.signature(value).parameters)
+        if hasattr(value, "model_fields"):  # a framework's class: only what ours add
+            ours = [base for base in value.__mro__ if "millpond" in base.__module__]
+            arguments = [each for each in arguments if any(each in inspect.get_annotations(base) for base in ours)]
         missing += [each for each in arguments if not re.search(rf"^ +(\*\*)?{each}:", text, re.MULTILINE)]
     return missing
 

@@ -32,9 +32,9 @@ def names(count: int, prefix: str = "d") -> list[str]:
     return [f"{prefix}{index}" for index in range(count)]
 
 
-def filled(path: Path, count: int, *, payload: str = "4", seed: int = 0) -> PlaidIndex:
+def filled(path: Path, count: int, *, codec: str = "4", seed: int = 0) -> PlaidIndex:
     """An index of ``count`` documents with texts and metadata."""
-    index = PlaidIndex(path, None, payload)  # type: ignore[arg-type]
+    index = PlaidIndex(path, None, codec)  # type: ignore[arg-type]
     index.add_embeddings(
         names(count),
         ragged(matrices(count, seed=seed)),

@@ -12,8 +12,10 @@ import pytest
 import torch
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.kernels import exact
-from millpond.late_interaction.kernels.exact import CODECS, DeviceTokens, Tokens, pack_rows, score, unpack_rows
+from millpond.late_interaction.codecs import rows as codecs
+from millpond.late_interaction.codecs.rows import BFLOAT16, FLOAT32, INT8
+from millpond.late_interaction.kernels import compiled, exact
+from millpond.late_interaction.kernels.exact import DeviceTokens, Tokens, score
 from millpond.native.library import ISAS, KernelTable, isa, kernel_table
 from millpond.vectors.ragged import Ragged
 
@@ -22,6 +24,10 @@ NATIVE = ROOT / "src/millpond/native"
 WIDTHS = [1, 7, 48, 96, 128, 384, 1024]
 DOCUMENTS = [0, 1, 31, 32, 33, 0, 1, 2, 200, 0, 48, 49, 1, 1, 96, 0]
 QUERIES = [[0, 1, 32, 33, 100], [5], [16, 17], [3] * 40, [255, 2, 256, 257, 600, 1], [0]]
+CODECS = [pytest.param(codec, id=codec.name) for codec in (INT8, BFLOAT16, FLOAT32)]
+# Every width, with codecs in turn; every pair is tried nightly.
+PAIRS = {(codec.name, width): (codec, width) for codec in (INT8, BFLOAT16, FLOAT32) for width in WIDTHS}
+FAST = {(("int8", "bfloat16", "float32")[place % 3], width) for place, width in enumerate(WIDTHS)}
 has_gcc = shutil.which("g++") is not None
 
 
@@ -54,7 +60,11 @@ def emulated(tmp_path_factory):
     return table
 
 
-@pytest.fixture(params=[*ISAS, "amx emulated", "torch"])
+def slow_unless(fast, param, **options):
+    return pytest.param(*param, marks=() if fast else pytest.mark.slow, **options)
+
+
+@pytest.fixture(params=[*(slow_unless(name in (isa(), "torch"), [name]) for name in (*ISAS, "amx emulated", "torch"))])
 def table(request, monkeypatch):
     """The functions of one instruction set; ``None``: torch computes."""
     if request.param == "torch":
@@ -65,7 +75,7 @@ def table(request, monkeypatch):
         pytest.skip(f"this processor, or this build, has no {request.param}")
     else:
         chosen = kernel_table(request.param)
-    monkeypatch.setattr(exact, "kernel_table", lambda: chosen)
+    monkeypatch.setattr(compiled, "kernel_table", lambda: chosen)
     return chosen
 
 
@@ -77,15 +87,15 @@ def ragged(lengths, width, seed=0):
 
 
 def packed(documents, codec):
-    rows, scales = pack_rows(documents.flat, codec)
+    rows, scales = codec.pack(documents.flat)
     return Tokens(codec=codec, rows=rows, scales=scales, offsets=documents.offsets)
 
 
 def rounded_queries(flat, codec):
     """Query tokens as the kernels round them, in float64."""
-    if codec == "float32":
+    if codec is FLOAT32:
         return flat.astype(np.float64)
-    if codec == "bfloat16":
+    if codec is BFLOAT16:
         return torch.from_numpy(flat).bfloat16().double().numpy()
     scales = np.abs(flat).max(axis=1, keepdims=True, initial=0) / np.float32(127)
     return np.rint(flat / np.where(scales > 0, scales, 1)).astype(np.float64) * scales
@@ -94,7 +104,7 @@ def rounded_queries(flat, codec):
 def expected(queries, tokens):
     """The definition, in float64, over the rows that are stored."""
     width = queries.flat.shape[1]
-    rows = unpack_rows(tokens.rows, tokens.scales, tokens.codec, dim=width).astype(np.float64)
+    rows = tokens.codec.unpack(tokens.rows, tokens.scales, width).astype(np.float64)
     flat = rounded_queries(queries.flat, tokens.codec)
     scores = np.zeros((len(queries), len(tokens)))
     for i in range(len(queries)):
@@ -116,14 +126,15 @@ def assert_scores(scores, wanted, queries):
     assert (error <= tolerance).all(), error.max()
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("codec", CODECS)
+@pytest.mark.parametrize(
+    ("codec", "width"), [slow_unless(pair in FAST, PAIRS[pair], id=f"{pair[0]}-{pair[1]}") for pair in PAIRS]
+)
 def test_scores_equal_the_definition(table, codec, width):
     documents = packed(ragged(DOCUMENTS, width, seed=1), codec)
     for lengths in QUERIES if width <= 128 else QUERIES[:2]:
         queries = ragged(lengths, width)
         wanted = expected(queries, documents)
-        if codec == "bfloat16" and table is not None:  # the processor adds pairs of products with another rounding
+        if codec is BFLOAT16 and table is not None:  # the processor adds pairs of products with another rounding
             wanted = wanted.astype(np.float32)
         assert_scores(score(queries, documents, threads=1), wanted, queries)
 
@@ -154,7 +165,7 @@ def test_threads_and_long_documents_change_nothing(table, codec, threads, monkey
 
 def test_work_that_is_worth_threads_is_divided(table):
     """Enough products for three threads: two documents of each chunk size, and many small ones."""
-    documents = packed(ragged([5000, 1, 20000, 3] + [40] * 2000, 64, seed=1), "int8")
+    documents = packed(ragged([5000, 1, 20000, 3] + [40] * 2000, 64, seed=1), INT8)
     queries = ragged([32] * 4, 64)
     np.testing.assert_array_equal(score(queries, documents, threads=3), score(queries, documents, threads=1))
 
@@ -195,8 +206,8 @@ def test_memory_mapped_rows(table, codec, tmp_path):
 def test_rows_with_gaps_between_them(table):
     wide = ragged(DOCUMENTS, 64, seed=1)
     queries = ragged([5, 33], 24)
-    gaps = Tokens(codec="float32", rows=wide.flat[:, 8:32], scales=None, offsets=wide.offsets)
-    dense = Tokens(codec="float32", rows=wide.flat[:, 8:32].copy(), scales=None, offsets=wide.offsets)
+    gaps = Tokens(codec=FLOAT32, rows=wide.flat[:, 8:32], scales=None, offsets=wide.offsets)
+    dense = Tokens(codec=FLOAT32, rows=wide.flat[:, 8:32].copy(), scales=None, offsets=wide.offsets)
     np.testing.assert_array_equal(score(queries, gaps), score(queries, dense))
 
 
@@ -220,7 +231,7 @@ def test_rows_of_zeros_and_of_any_size(table, codec):
     scores = score(queries, tokens)
     np.testing.assert_array_equal(scores[:, 1], 0)
     assert_scores(scores, expected(queries, tokens), queries)
-    if codec != "int8":
+    if codec is not INT8:
         large = packed(Ragged(flat=documents.flat * 1e30, offsets=documents.offsets), codec)
         np.testing.assert_allclose(score(queries, large), expected(queries, large), rtol=1e-2)
 
@@ -229,7 +240,7 @@ def test_int8_is_exact_at_its_largest_sums(table):
     """1,024 products of 127 and -127: what saturating instructions would get wrong."""
     flat = np.ones((4, 1024), dtype=np.float32)
     flat[1], flat[2, ::2] = -1, -1
-    documents = packed(Ragged(flat=flat, offsets=np.arange(5, dtype=np.int64)), "int8")
+    documents = packed(Ragged(flat=flat, offsets=np.arange(5, dtype=np.int64)), INT8)
     scores = score(Ragged(flat=flat, offsets=np.array([0, 1, 2, 3, 4])), documents)
     step = np.float32(1) / np.float32(127) * np.float32(np.float16(1 / 127)) * 127 * 127
     np.testing.assert_allclose(scores, flat @ flat.T * step, rtol=1e-6, atol=1e-9)
@@ -237,13 +248,13 @@ def test_int8_is_exact_at_its_largest_sums(table):
 
 def test_no_query_and_no_document(table):
     nothing = ragged([], 16)
-    documents, queries = packed(ragged([3, 0], 16), "int8"), ragged([2], 16)
+    documents, queries = packed(ragged([3, 0], 16), INT8), ragged([2], 16)
     assert score(nothing, documents).shape == (0, 2)
-    assert score(queries, packed(nothing, "int8")).shape == (1, 0)
-    assert score(queries, packed(ragged([0, 0], 16), "int8")).tolist() == [[-np.inf, -np.inf]]
+    assert score(queries, packed(nothing, INT8)).shape == (1, 0)
+    assert score(queries, packed(ragged([0, 0], 16), INT8)).tolist() == [[-np.inf, -np.inf]]
     flat = np.zeros((3, 0), dtype=np.float32)
     widthless = Ragged(flat=flat, offsets=np.array([0, 1, 3]))
-    assert score(widthless, packed(widthless, "float32")).tolist() == [[0, 0], [0, 0]]
+    assert score(widthless, packed(widthless, FLOAT32)).tolist() == [[0, 0], [0, 0]]
 
 
 # --- Packing ----------------------------------------------------------------------------------------------------------
@@ -265,11 +276,11 @@ def numbers():
 
 
 def test_packed_rows_have_the_same_bits_everywhere(table, monkeypatch):
-    for codec in CODECS:
-        rows, scales = pack_rows(numbers(), codec)
+    for codec in (INT8, BFLOAT16):
+        rows, scales = codec.pack(numbers())
         with monkeypatch.context() as patch:
-            patch.setattr(exact, "kernel_table", lambda: None)
-            by_torch, scales_by_torch = pack_rows(numbers(), codec)
+            patch.setattr(compiled, "kernel_table", lambda: None)
+            by_torch, scales_by_torch = codec.pack(numbers())
         finite = np.isfinite(numbers()).all(axis=1)
         np.testing.assert_array_equal(rows[finite], by_torch[finite])
         if scales is not None:
@@ -279,37 +290,35 @@ def test_packed_rows_have_the_same_bits_everywhere(table, monkeypatch):
 
 def test_a_packed_number_is_off_by_half_a_step_at_most(table):
     rows = numbers()[:20]
-    integers, scales = pack_rows(rows, "int8")
+    integers, scales = INT8.pack(rows)
     assert integers.shape == (20, 16) and not integers[:, 13:].any()
     assert np.abs(integers.astype(int)).max() == 127
-    unpacked = unpack_rows(integers, scales, "int8", dim=13)
+    unpacked = INT8.unpack(integers, scales, 13)
     assert (np.abs(unpacked - rows) <= 0.501 * scales.astype(np.float32)[:, None]).all()
-    halves, none = pack_rows(rows, "bfloat16")
+    halves, none = BFLOAT16.pack(rows)
     assert none is None and halves.shape == (20, 14)
-    np.testing.assert_array_equal(
-        unpack_rows(halves, None, "bfloat16", dim=13), torch.from_numpy(rows).bfloat16().float().numpy()
-    )
-    same, none = pack_rows(rows, "float32")
+    np.testing.assert_array_equal(BFLOAT16.unpack(halves, None, 13), torch.from_numpy(rows).bfloat16().float().numpy())
+    same, none = FLOAT32.pack(rows)
     assert none is None and same is rows
 
 
 def test_rows_begin_at_a_cache_line():
-    assert all(pack_rows(np.ones((n, 64), np.float32), "int8")[0].ctypes.data % 64 == 0 for n in (1, 100, 100_000))
+    assert all(INT8.pack(np.ones((n, 64), np.float32))[0].ctypes.data % 64 == 0 for n in (1, 100, 100_000))
 
 
 def test_numbers_that_int8_cannot_hold_are_refused(table):
     with pytest.raises(
         InvalidRequestError, match=r"has the number 1e\+07, and codec='int8' stores numbers up to 8.32e"
     ):
-        pack_rows(np.array([[1.0, -1e7]], dtype=np.float32), "int8")
-    pack_rows(np.array([[1.0, -1e7]], dtype=np.float32), "bfloat16")
+        INT8.pack(np.array([[1.0, -1e7]], dtype=np.float32))
+    BFLOAT16.pack(np.array([[1.0, -1e7]], dtype=np.float32))
 
 
 # --- Arguments --------------------------------------------------------------------------------------------------------
 
 
 def test_wrong_arguments_are_named():
-    documents, queries = packed(ragged([3, 2], 16), "int8"), ragged([2], 16)
+    documents, queries = packed(ragged([3, 2], 16), INT8), ragged([2], 16)
     with pytest.raises(InvalidRequestError, match="queries are 8 wide, and the rows of the documents 16"):
         score(ragged([2], 8), documents)
     with pytest.raises(InvalidRequestError, match="index 2, and there are 2 documents"):
@@ -320,8 +329,6 @@ def test_wrong_arguments_are_named():
         score(queries, documents, documents=[0.5])
     with pytest.raises(InvalidRequestError, match="threads=0"):
         score(queries, documents, threads=0)
-    with pytest.raises(InvalidRequestError, match="codec='int4' is unknown; choose 'int8', 'bfloat16', 'float32'"):
-        pack_rows(queries.flat, "int4")
 
 
 @pytest.mark.parametrize(
@@ -329,7 +336,7 @@ def test_wrong_arguments_are_named():
     [
         ({"rows": np.zeros((4, 8), np.float32)}, "must be .tokens, width. of int8"),
         ({"rows": np.zeros((4, 7), np.int8)}, "a width that is a multiple of 4"),
-        ({"scales": None}, "scales must be given for int8"),
+        ({"scales": None}, "scales must be given for rows of int8"),
         ({"scales": np.zeros(3, np.float16)}, "scales must be float16 .4."),
         ({"offsets": np.array([0, 3, 2], np.int64)}, "must not decrease"),
         ({"offsets": np.array([0, 5], np.int64)}, "stay within 0 and 4"),
@@ -341,13 +348,13 @@ def test_wrong_arguments_are_named():
 def test_arrays_that_do_not_go_together_are_refused(change, message):
     arrays = {"rows": np.zeros((4, 8), np.int8), "scales": np.zeros(4, np.float16), "offsets": np.array([0, 4])}
     with pytest.raises(ValueError, match=message):
-        Tokens(codec="int8", **{**arrays, **change})
+        Tokens(codec=INT8, **{**arrays, **change})
 
 
 def test_both_sides_agree_on_the_calls():
     """The structs of Python have the fields of those in C++, in the same order."""
     for call, header, struct in (
-        (exact._PackCall, "packing.h", "PackCall"),
+        (codecs._PackCall, "packing.h", "PackCall"),
         (exact._MaxSimCall, "maxsim.h", "MaxSimCall"),
     ):
         body = (NATIVE / header).read_text().partition(f"struct {struct} {{")[2].partition("};")[0]
@@ -359,7 +366,7 @@ def test_both_sides_agree_on_the_calls():
 def test_on_a_device_the_scores_are_the_same():
     """The operators that a GPU runs, here on the CPU."""
     queries = ragged([0, 5, 40], 24)
-    for codec in CODECS:
+    for codec in (INT8, BFLOAT16, FLOAT32):
         tokens = packed(ragged(DOCUMENTS, 24, seed=1), codec)
         on_device = DeviceTokens.of(tokens, "cpu")
         np.testing.assert_allclose(exact.score_on_device(queries, on_device), score(queries, tokens), rtol=1e-4)
@@ -377,7 +384,8 @@ GUARDED = """
 import ctypes, mmap, sys
 sys.path[:0] = {path!r}
 import numpy as np
-from millpond.late_interaction.kernels import exact
+from millpond.late_interaction.codecs.rows import BFLOAT16, FLOAT32, INT8
+from millpond.late_interaction.kernels import compiled, exact
 from millpond.native.library import KernelTable, kernel_table
 from millpond.vectors.ragged import Ragged
 
@@ -405,19 +413,19 @@ if library:
         setattr(table, name, getattr(lower, name))
 else:
     table = kernel_table(isa)
-exact.kernel_table = lambda: table
+compiled.kernel_table = lambda: table
 generator = np.random.default_rng(0)
 if {beyond}:
     rows = guarded(np.zeros((4, 64), np.int8))
     rows = np.ndarray((5, 64), np.int8, buffer=(ctypes.c_char * 320).from_address(rows.ctypes.data))
-    tokens = exact.Tokens(codec="int8", rows=rows, scales=np.zeros(5, np.float16), offsets=np.array([0, 5]))
+    tokens = exact.Tokens(codec=INT8, rows=rows, scales=np.zeros(5, np.float16), offsets=np.array([0, 5]))
     exact.score(Ragged(flat=np.zeros((1, 64), np.float32), offsets=np.array([0, 1])), tokens)
-for codec in exact.CODECS:
+for codec in (INT8, BFLOAT16, FLOAT32):
     for width in (1, 7, 16, 48, 68, 96, 128, 200):
         for lengths in ([1], [31], [32], [48], [33, 0, 2], [100, 64, 5]):
             offsets = np.cumsum([0, *lengths]).astype(np.int64)
             flat = guarded(generator.standard_normal((offsets[-1], width)).astype(np.float32))
-            rows, scales = exact.pack_rows(flat, codec)
+            rows, scales = codec.pack(flat)
             rows, scales = guarded(rows), None if scales is None else guarded(scales)
             tokens = exact.Tokens(codec=codec, rows=rows, scales=scales, offsets=guarded(offsets))
             queries = guarded(generator.standard_normal((37, width)).astype(np.float32))
@@ -452,7 +460,7 @@ def test_nothing_is_read_outside_the_arrays(name, request):
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_uses_threads_as_its_parent_did():
-    documents = packed(ragged([40] * 3000, 64, seed=1), "int8")
+    documents = packed(ragged([40] * 3000, 64, seed=1), INT8)
     queries = ragged([32] * 2, 64)
     scores = score(queries, documents, threads=2)
     reader, writer = os.pipe()

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import millpond.late_interaction
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction import Ragged, maxsim
-from millpond.late_interaction.kernels import exact
+from millpond.late_interaction.kernels import compiled, exact
 
 module = importlib.import_module("millpond.late_interaction.scoring.similarity")
 
@@ -21,8 +21,8 @@ module = importlib.import_module("millpond.late_interaction.scoring.similarity")
 def path(request, monkeypatch):
     """With the compiled kernels, where there are any, and without."""
     if request.param == "torch":
-        monkeypatch.setattr(exact, "kernel_table", lambda: None)
-    elif exact.kernel_table() is None:
+        monkeypatch.setattr(compiled, "kernel_table", lambda: None)
+    elif compiled.kernel_table() is None:
         pytest.skip("no compiled kernels")
 
 

@@ -1,32 +1,32 @@
-"""MemoryIndex.save and open: atomic, checked, and without pickle."""
+"""MemoryIndex.save and open: atomic, checked, and readable from an earlier version's files."""
 
 from __future__ import annotations
 
-import hashlib
-import io
 import json
 import os
-import re
 import signal
 import stat
 import subprocess
 import sys
 import threading
+import zipfile
 from collections.abc import Callable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.late_interaction.index_contract import found, matrices, names, ragged
 
 from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotFoundError
-from millpond.late_interaction import MemoryIndex
-from millpond.late_interaction.memory import checked_file, store
+from millpond.late_interaction import MemoryIndex, PlaidIndex
 from millpond.late_interaction.memory import files as memory_files
+from millpond.late_interaction.memory import store
+from millpond.late_interaction.plaid.storage import folder as storage
 
 QUERY = ragged(matrices(1, seed=9))
-FILES = ["centroid_scales", "centroids", "codes", "documents", "index", "lengths", "projection", "rows", "scales"]
+FILES = ["CURRENT", "codec", "manifest", "projection", "segment"]
+OLD = Path(__file__).with_name("memory_index_written_by_890fe26.zip")
 
 
 def index_of(count: int = 60, **options: Any) -> MemoryIndex:
@@ -44,7 +44,7 @@ def index_of(count: int = 60, **options: Any) -> MemoryIndex:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A saved index that has every kind of file."""
     monkeypatch.setattr(store, "_CODED_DOCUMENTS", 10)
-    index_of(width=16).save(tmp_path / "index")
+    index_of(dimensions=16).save(tmp_path / "index")
     return tmp_path / "index"
 
 
@@ -54,14 +54,13 @@ def file_of(folder: Path, name: str) -> Path:
 
 
 def files(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in folder.iterdir()}
+    """All but the lock, which holds the id of the last process that wrote."""
+    return {path.name: path.read_bytes() for path in folder.iterdir() if path.name != "LOCK"}
 
 
 def test_a_folder_has_each_file_once_and_only_its_owner_reads_them(folder: Path) -> None:
-    assert sorted(path.stem.partition("-")[0] for path in folder.iterdir()) == FILES
-    assert {stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()} == {0o600}
-    for path in folder.glob("*.npy"):
-        assert np.load(path, allow_pickle=False).dtype.kind in "iuf"
+    assert sorted(name.partition("-")[0] for name in files(folder)) == FILES
+    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in files(folder)} == {0o600}
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -73,43 +72,20 @@ def test_a_damaged_file_is_named(folder: Path, name: str, damage: str) -> None:
         case "missing":
             path.unlink()
         case "cut":
-            path.write_bytes(data[:-1])
+            path.write_bytes(data[:-2])
         case "longer":
             path.write_bytes(data + b"\n")
         case "empty":
             path.write_bytes(b"")
         case "changed":
             path.write_bytes(data[:-3] + bytes((data[-3] ^ 1,)) + data[-2:])
-    if name == "index" and damage == "missing":
-        with pytest.raises(SourceNotFoundError, match="has no index"):
-            MemoryIndex.open(folder, None)
-        return
-    if name == "index" and damage == "longer":
-        assert len(MemoryIndex.open(folder, None)) == 60  # white space behind JSON
-        return
-    with pytest.raises(IndexCorruptedError, match=path.name) as caught:
-        MemoryIndex.open(folder, None)
-    if name != "index":
-        reasons = {"missing": "is missing", "changed": "checksum|shape|damaged"}
-        assert re.search(reasons.get(damage, rf"it has \d+ bytes instead of {len(data)}"), str(caught.value))
-
-
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [(b",), }", b",),  "), (b"(", b"{"), (b",), }           ", b"00000000000,), }")],
-    ids=["an-open-bracket", "another-bracket", "more-rows-than-memory"],
-)
-def test_a_header_that_cannot_be_read_is_named(folder: Path, before: bytes, after: bytes) -> None:
-    path = file_of(folder, "centroid_scales")
-    data = path.read_bytes()
-    assert len(before) == len(after) and before in data[:128]
-    path.write_bytes(data[:128].replace(before, after) + data[128:])
-    with pytest.raises(IndexCorruptedError, match=path.name):
+    error = SourceNotFoundError if (name, damage) == ("CURRENT", "missing") else IndexCorruptedError
+    with pytest.raises(error, match="has no index" if error is SourceNotFoundError else name):
         MemoryIndex.open(folder, None)
 
 
-@pytest.mark.parametrize("part", [0, 7, 40, 90])
-@pytest.mark.parametrize("name", ["rows", "scales", "codes", "lengths", "centroids", "projection"])
+@pytest.mark.parametrize("part", [0, 9, 40, 90])
+@pytest.mark.parametrize("name", ["segment", "codec"])
 def test_a_damaged_header_is_named(folder: Path, name: str, part: int) -> None:
     path = file_of(folder, name)
     data = bytearray(path.read_bytes())
@@ -119,31 +95,26 @@ def test_a_damaged_header_is_named(folder: Path, name: str, part: int) -> None:
         MemoryIndex.open(folder, None)
 
 
-def changed(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
-    """Change the manifest, with a checksum that fits."""
-    path = folder / "index.json"
-    content = json.loads(path.read_text())
-    del content["sha256"]
+def changed(folder: Path, change: Callable[[dict[str, Any]], object]) -> None:
+    """Change the manifest, with a checksum that fits: a folder that was made so."""
+    path = file_of(folder, "manifest")
+    content = json.loads(path.read_bytes())
     change(content)
-    content["sha256"] = memory_files._digest(content)
     path.write_text(json.dumps(content))
+    (folder / "CURRENT").write_text(f"{path.name} {sha256(path.read_bytes()).hexdigest()}\n")
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "is of version 2, and this millpond reads version 1; update millpond"),
-        ({"format": "something else"}, "its format is 'something else'"),
-        ({"codec": "int4"}, "codec 'int4'"),
-        ({"documents": 61}, "lengths are not those of the documents"),
-        ({"documents": -1}, "-1 is not a count"),
-        ({"tokens": 1}, "lengths do not add up to the tokens"),
-        ({"codec": "bfloat16"}, "is not of the tokens"),
-        ({"files": {}}, "index.json"),
-        ({"files": None}, "index.json"),
-        ({"settings": {"model": None}}, "index.json"),
-        ({"settings": {"model": None, "native": 32, "width": 17, "pool_factor": 1}}, "17 columns"),
-        ({"settings": {"model": {"no": 1}, "native": 32, "width": 16, "pool_factor": 1}}, "index.json"),
+        ({"format": 2}, "has format 2, and this version of millpond reads 1; use a newer version"),
+        ({"payload": "int4"}, "unknown codec 'int4'"),
+        ({"payload": "bfloat16"}, "not 16 columns of bfloat16"),
+        ({"payload": "4"}, "no saved index has codec '4'"),
+        ({"codec": None}, "point outside"),
+        ({"segments": None}, "is not a manifest"),
+        ({"settings": {"model": None}}, "damaged"),
+        ({"settings": {"model": None, "native": 32, "width": 17, "pool_factor": 1}}, "instead of 17"),
     ],
     ids=str,
 )
@@ -154,55 +125,6 @@ def test_a_manifest_that_does_not_fit_is_refused(folder: Path, change: dict[str,
     assert str(folder) in str(caught.value)
 
 
-def test_a_manifest_that_was_edited_is_refused(folder: Path) -> None:
-    path = folder / "index.json"
-    text = path.read_text()
-    assert text.count('"pool_factor": 1') == 1
-    path.write_text(text.replace('"pool_factor": 1', '"pool_factor": 3'))
-    with pytest.raises(IndexCorruptedError, match=r"index\.json is damaged: its checksum"):
-        MemoryIndex.open(folder, None)
-
-
-def replaced(folder: Path, name: str, data: bytes) -> None:
-    """Write other data in place of a file, with a checksum that fits: a file that was made so."""
-    path = file_of(folder, name)
-    path.write_bytes(data)
-    entry = {"name": path.name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-    changed(folder, lambda content: content["files"].update({name: entry}))
-
-
-def npy(array: Any, **options: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, array, **options)
-    return file.getvalue()
-
-
-def test_a_code_without_a_centroid_is_refused(folder: Path) -> None:
-    replaced(folder, "codes", npy(np.full(360, 65_535, dtype=np.uint16)))
-    with pytest.raises(IndexCorruptedError, match=r"codes-.* has a code without a centroid"):
-        MemoryIndex.open(folder, None)
-
-
-def test_nothing_is_unpickled(folder: Path) -> None:
-    class Bomb:
-        def __reduce__(self) -> Any:
-            return os.mkdir, (str(folder / "exploded"),)
-
-    replaced(folder, "lengths", npy(np.array([Bomb()] * 60, dtype=object), allow_pickle=True))
-    with pytest.raises(IndexCorruptedError, match="lengths-"):
-        MemoryIndex.open(folder, None)
-    assert not (folder / "exploded").exists()
-
-
-@pytest.mark.parametrize(
-    "line", [b"[]", b"{}", b'["a", "b"]', b'["a", 1, {}]', b'[1, "b", {}]', b'["a", "b", []]', b"\xff", b"[" * 10**5]
-)
-def test_a_line_that_is_no_document_is_refused(folder: Path, line: bytes) -> None:
-    replaced(folder, "documents", (line + b"\n") * 60)
-    with pytest.raises(IndexCorruptedError, match="documents-"):
-        MemoryIndex.open(folder, None)
-
-
 def test_a_path_without_an_index_is_said(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     for path in (tmp_path, tmp_path / "missing", tmp_path / "file"):
@@ -210,17 +132,27 @@ def test_a_path_without_an_index_is_said(tmp_path: Path) -> None:
             MemoryIndex.open(path, None)
 
 
-def test_other_files_are_not_overwritten(tmp_path: Path) -> None:
+def test_other_files_and_other_indexes_are_not_overwritten(tmp_path: Path) -> None:
     index = index_of(3)
     (tmp_path / "folder").mkdir()
-    (tmp_path / "folder" / "CURRENT").write_text("of another kind of index")
+    (tmp_path / "folder" / "notes.txt").write_text("mine")
     (tmp_path / "file").write_text("x")
-    with pytest.raises(InvalidRequestError, match=r"folder' has other files, as 'CURRENT'; save .* new folder"):
+    with pytest.raises(InvalidRequestError, match=r"folder' has other files, as 'notes.txt'; save .* new folder"):
         index.save(tmp_path / "folder")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):
         with pytest.raises(InvalidRequestError, match="is a file or lies in one"):
             index.save(path)
-    assert files(tmp_path / "folder") == {"CURRENT": b"of another kind of index"}
+    with PlaidIndex(tmp_path / "plaid", None) as plaid:
+        plaid.add_embeddings(["a"], ragged(matrices(1)))
+        before = files(tmp_path / "plaid")
+        with pytest.raises(InvalidRequestError, match="has a PlaidIndex; save the index to an empty"):
+            index.save(tmp_path / "plaid")
+        with pytest.raises(InvalidRequestError, match="open it with PlaidIndex"):
+            MemoryIndex.open(tmp_path / "plaid", None)
+        assert files(tmp_path / "plaid") == before
+    index.save(tmp_path / "saved")
+    with pytest.raises(InvalidRequestError, match="was saved by MemoryIndex; open it with MemoryIndex"):
+        PlaidIndex(tmp_path / "saved", None)
 
 
 def test_a_save_replaces_the_index_and_its_files(tmp_path: Path) -> None:
@@ -228,7 +160,7 @@ def test_a_save_replaces_the_index_and_its_files(tmp_path: Path) -> None:
     for index in (first, second, first, second):
         index.save(str(tmp_path / "new" / "index"))
     folder = tmp_path / "new" / "index"
-    assert sorted(path.stem.partition("-")[0] for path in folder.iterdir()) == ["documents", "index", "lengths", "rows"]
+    assert sorted(name.partition("-")[0] for name in files(folder)) == ["CURRENT", "manifest", "segment"]
     opened = MemoryIndex.open(folder, None)
     assert len(opened) == 9 and opened.stats() == second.stats()
     opened.delete(names(3))
@@ -236,7 +168,7 @@ def test_a_save_replaces_the_index_and_its_files(tmp_path: Path) -> None:
     assert MemoryIndex.open(folder, None).ids() == names(9)[3:]
 
 
-@pytest.mark.parametrize("step", range(7))
+@pytest.mark.parametrize("step", range(6))
 def test_a_save_that_fails_leaves_the_index_that_was_there(
     folder: Path, monkeypatch: pytest.MonkeyPatch, step: int
 ) -> None:
@@ -252,9 +184,10 @@ def test_a_save_that_fails_leaves_the_index_that_was_there(
 
         return call
 
-    monkeypatch.setattr(checked_file.FileWriter, "finish", failing(checked_file.FileWriter.finish))
-    monkeypatch.setattr(memory_files.os, "replace", failing(os.replace))
-    index = index_of(7, width=16)
+    index = index_of(7, dimensions=16)
+    monkeypatch.setattr(storage.Transaction, "entry", failing(storage.Transaction.entry))
+    monkeypatch.setattr(storage, "_write", failing(storage._write))
+    monkeypatch.setattr(storage.os, "replace", failing(os.replace))
     with pytest.raises(OSError, match="No space left"):
         index.save(folder)
     assert files(folder) == before
@@ -264,16 +197,50 @@ def test_a_save_that_fails_leaves_the_index_that_was_there(
     assert len(MemoryIndex.open(folder, None)) == 7
 
 
-def test_every_file_is_synced_before_the_manifest_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_file_is_synced_before_the_manifest_and_current_are_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     events: list[str] = []
-    finish, replace = checked_file.FileWriter.finish, os.replace
-    fsync = os.fsync
-    monkeypatch.setattr(checked_file.os, "fsync", lambda descriptor: (events.append("fsync"), fsync(descriptor))[1])
-    monkeypatch.setattr(memory_files.os, "replace", lambda *paths: (events.append("replace"), replace(*paths))[1])
+    sync, replace = storage._sync, os.replace
+    monkeypatch.setattr(storage, "_sync", lambda descriptor: (events.append("sync"), sync(descriptor))[1])
+    monkeypatch.setattr(storage.os, "replace", lambda *paths: (events.append("replace"), replace(*paths))[1])
     index_of(5).save(tmp_path / "index")
-    assert finish is checked_file.FileWriter.finish
-    # The folder above, four files and the manifest, the folder; and again the folder for the name of the manifest.
-    assert events == ["fsync"] * 7 + ["replace", "fsync"]
+    # The folder above, the segment, the manifest; its name, with the folder; CURRENT; its name, with the folder.
+    assert events == ["sync", "sync", "sync", "replace", "sync", "sync", "replace", "sync"]
+
+
+def test_an_index_of_an_earlier_version_is_read_and_replaced(tmp_path: Path) -> None:
+    """Written by millpond at 890fe26: arrays as .npy, documents as JSON lines."""
+    with zipfile.ZipFile(OLD) as archive:
+        archive.extractall(tmp_path)
+    queries = ragged(matrices(1, width=12, seed=9), 12)
+    index = MemoryIndex.open(tmp_path, None, dimensions=8)
+    for _ in range(2):
+        stats = index.stats()
+        assert (stats.documents, stats.tokens, stats.dimensions, stats.codec) == (12, 36, 8, "int8")
+        assert stats.details["centroids"] == 23
+        hits = index.search_embeddings(queries, k=3)[0]
+        assert [hit.id for hit in hits] == ["doc-6", "doc-7", "doc-5"]
+        assert [hit.score for hit in hits] == pytest.approx([2.8099194, 2.7121506, 2.5310850], abs=1e-5)
+        assert (hits[0].text, hits[0].metadata) == ("text 6 水", {"n": 6})
+        index.save(tmp_path)
+        assert sorted(name.partition("-")[0] for name in files(tmp_path)) == FILES
+        index = MemoryIndex.open(tmp_path, None)
+
+
+@pytest.mark.parametrize("name", ["index", "rows", "documents", "lengths", "centroids"])
+def test_a_damaged_file_of_an_earlier_version_is_named(tmp_path: Path, name: str) -> None:
+    with zipfile.ZipFile(OLD) as archive:
+        archive.extractall(tmp_path)
+    path = file_of(tmp_path, name)
+    data = path.read_bytes()
+    path.write_bytes(data[:-3] + bytes((data[-3] ^ 1,)) + data[-2:])
+    with pytest.raises(IndexCorruptedError, match=path.name):
+        MemoryIndex.open(tmp_path, None)
+    if name != "index":
+        path.unlink()
+        with pytest.raises(IndexCorruptedError, match=f"{path.name} is missing"):
+            MemoryIndex.open(tmp_path, None)
 
 
 def test_an_index_is_opened_and_saved_by_many_at_once(tmp_path: Path) -> None:
@@ -293,7 +260,7 @@ def test_an_index_is_opened_and_saved_by_many_at_once(tmp_path: Path) -> None:
         return run
 
     def save() -> None:
-        for number in range(10):
+        for number in range(6):
             indexes[number % 2].save(folder)
 
     def read() -> None:
@@ -312,30 +279,7 @@ def test_an_index_is_opened_and_saved_by_many_at_once(tmp_path: Path) -> None:
     for thread in readers:
         thread.join()
     assert not errors
-    assert len(list(folder.iterdir())) == 5
-
-
-def test_what_is_saved_while_others_write_are_whole_documents(tmp_path: Path) -> None:
-    index = index_of(40)
-    stop = threading.Event()
-
-    def write() -> None:
-        version = 0
-        while not stop.is_set():
-            version += 1
-            index.add_embeddings(names(40), ragged(matrices(40)), metadata=[{"v": version}] * 40)
-
-    writer = threading.Thread(target=write)
-    writer.start()
-    try:
-        for number in range(5):
-            index.save(tmp_path / f"index-{number}")
-    finally:
-        stop.set()
-        writer.join()
-    for number in range(5):
-        hits = MemoryIndex.open(tmp_path / f"index-{number}", None).search_embeddings(QUERY, k=100)[0]
-        assert len(hits) == 40 and len({hit.metadata.get("v") for hit in hits}) == 1
+    assert len(files(folder)) == 3
 
 
 SAVES = """
@@ -356,7 +300,7 @@ while True:
 """
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="has no SIGKILL")
+@pytest.mark.slow
 def test_a_killed_save_leaves_an_index(tmp_path: Path) -> None:
     folder = tmp_path / "index"
     for kill in range(2):
@@ -369,7 +313,7 @@ def test_a_killed_save_leaves_an_index(tmp_path: Path) -> None:
         assert len(index) in (300, 500)
         assert len(index.search_embeddings(QUERY)[0]) == 10
     index.save(folder)  # removes what the killed ones left
-    assert len(list(folder.iterdir())) == 5
+    assert len(files(folder)) == 3
 
 
 def test_an_index_is_the_same_after_it_was_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

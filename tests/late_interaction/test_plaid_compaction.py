@@ -72,14 +72,14 @@ def test_a_segment_with_a_fifth_of_its_documents_deleted_is_due(
 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["int8-rows", "codes"])
-@pytest.mark.parametrize("payload", ["int8", "4", "2"])
+@pytest.mark.parametrize("codec", ["int8", "4", "2"])
 def test_small_adds_are_merged_and_nothing_changes(
-    tmp_path: Path, payload: str, trained: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, codec: str, trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "TRAIN_TOKENS", 300 if trained else 1 << 40)
     monkeypatch.setattr(compaction, "_SMALLEST_TIER", 64)
     documents, queries = matrices(90), ragged(matrices(3, seed=4))
-    index = PlaidIndex(tmp_path, None, payload)  # type: ignore[arg-type]
+    index = PlaidIndex(tmp_path, None, codec)  # type: ignore[arg-type]
     index.add_embeddings(names(90)[:30], ragged(documents[:30]))
     most = 0
     for number in range(30, 70):
@@ -128,10 +128,10 @@ def test_centroids_are_trained_when_an_add_ends(tmp_path: Path, monkeypatch: pyt
     assert index._refresh().manifest.trained_tokens == stats.tokens
 
 
-@pytest.mark.parametrize("payload", ["int8", "4"])
-def test_only_rows_in_int8_are_trained_anew(tmp_path: Path, payload: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("codec", ["int8", "4"])
+def test_only_rows_in_int8_are_trained_anew(tmp_path: Path, codec: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "TRAIN_TOKENS", 500)
-    index = PlaidIndex(tmp_path, None, payload)  # type: ignore[arg-type]
+    index = PlaidIndex(tmp_path, None, codec)  # type: ignore[arg-type]
     documents = matrices(500)
     index.add_embeddings(names(40), ragged(documents[:40]))
     first = index.stats().details["centroids"]
@@ -140,7 +140,7 @@ def test_only_rows_in_int8_are_trained_anew(tmp_path: Path, payload: str, monkey
     queries = ragged(matrices(3, seed=4))
     before = index.search_embeddings(queries, k=20, exact=True)
     index.compact()
-    assert (index.stats().details["centroids"] > first) == (payload == "int8")
+    assert (index.stats().details["centroids"] > first) == (codec == "int8")
     assert index.search_embeddings(queries, k=20, exact=True) == before
     assert [hits[0].id for hits in index.search_embeddings(queries, k=20)] == [hits[0].id for hits in before]
 
@@ -240,6 +240,6 @@ def test_an_index_without_documents_trains_anew(tmp_path: Path, monkeypatch: pyt
 
 
 def test_a_payload_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="payload='8' must be one of 'int8', '4', '2'"):
+    with pytest.raises(InvalidRequestError, match="codec='8' is unknown; choose 'int8', '4', '2'"):
         PlaidIndex(tmp_path / "x", None, "8")  # type: ignore[arg-type]
     assert not (tmp_path / "x").exists()

@@ -1,4 +1,4 @@
-"""PlaidIndex: the contract of every index, with int8 rows and with centroid codes in each payload."""
+"""PlaidIndex: the contract of every index, with int8 rows and with centroid codes in each codec."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from tests.late_interaction.index_contract import IndexContract
 
 from millpond import Engine
 from millpond.late_interaction import LateInteractionIndex, PlaidIndex
+from millpond.late_interaction.codecs.rows import PlaidCodec
 from millpond.late_interaction.plaid import compaction
-from millpond.late_interaction.plaid.storage.manifest import Payload
 
 
 class TestPlaidIndex(IndexContract):
@@ -24,33 +24,33 @@ class TestPlaidIndex(IndexContract):
 class Trained(IndexContract):
     """Centroids are trained on the first rows, however few."""
 
-    payload: Payload
+    codec: PlaidCodec
 
     @pytest.fixture(autouse=True)
     def trains_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(compaction, "TRAIN_TOKENS", 1)
 
     def open(self, path: Path, engine: Engine | None, **options: Any) -> LateInteractionIndex:
-        return PlaidIndex(path, engine, self.payload, **options)
+        return PlaidIndex(path, engine, self.codec, **options)
 
 
 class TestCodesAndFourBits(Trained):
     """The default after training."""
 
-    payload = "4"
+    codec = "4"
     score_error = 0.08
 
 
 @pytest.mark.slow
 class TestCodesAndTwoBits(Trained):
-    """The smallest payload."""
+    """The smallest codec."""
 
-    payload = "2"
+    codec = "2"
     score_error = 0.3
 
 
 @pytest.mark.slow
 class TestCodesAndInt8Rows(Trained):
-    """The exact payload."""
+    """The exact codec."""
 
-    payload = "int8"
+    codec = "int8"

@@ -300,7 +300,7 @@ def test_a_creation_that_was_interrupted_is_done_again(tmp_path: Path) -> None:
     (tmp_path / "manifest-00000000.json").write_text("{half")
     (tmp_path / "CURRENT.tmp").write_text("half")
     index = PlaidIndex(tmp_path, None, "int8")
-    assert len(index) == 0 and index.payload == "int8"
+    assert len(index) == 0 and index.codec == "int8"
 
 
 def test_without_current_the_files_of_an_index_are_not_taken_for_an_empty_folder(tmp_path: Path) -> None:

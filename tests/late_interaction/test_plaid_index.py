@@ -1,4 +1,4 @@
-"""PlaidIndex: what it finds, in every payload, before and after centroids are trained."""
+"""PlaidIndex: what it finds, in every codec, before and after centroids are trained."""
 
 import json
 import os
@@ -14,7 +14,7 @@ from millpond.late_interaction.kernels import centroids as centroids_module
 from millpond.late_interaction.plaid import compaction
 from millpond.late_interaction.plaid.storage.columns import ByteStrings, Ids
 
-PAYLOADS = ["int8", "4", "2"]
+CODECS = ["int8", "4", "2"]
 # Largest difference of a score from that of the rows, a query token.
 TOLERANCE = {"int8": 0.01, "4": 0.05, "2": 0.2}
 
@@ -24,8 +24,8 @@ def trains_early(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compaction, "TRAIN_TOKENS", 2_000)
 
 
-@pytest.fixture(params=PAYLOADS)
-def payload(request: pytest.FixtureRequest) -> str:
+@pytest.fixture(params=CODECS)
+def codec(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
@@ -41,8 +41,8 @@ def test_an_index_is_empty_until_documents_are_added(tmp_path: Path) -> None:
     assert len(PlaidIndex(tmp_path / "new" / "index", None)) == 0
 
 
-def test_scores_before_training_are_those_of_int8_rows(tmp_path: Path, payload: str) -> None:
-    index = filled(tmp_path, 60, payload=payload)
+def test_scores_before_training_are_those_of_int8_rows(tmp_path: Path, codec: str) -> None:
+    index = filled(tmp_path, 60, codec=codec)
     documents, queries = matrices(60), matrices(3, seed=7)
     for query, hits in zip(queries, index.search_embeddings(ragged(queries), k=60), strict=True):
         expected = {f"d{number}": maxsim(query, document) for number, document in enumerate(documents)}
@@ -53,21 +53,21 @@ def test_scores_before_training_are_those_of_int8_rows(tmp_path: Path, payload: 
 
 
 @pytest.mark.usefixtures("trains_early")
-def test_scores_after_training_are_those_of_the_payload(tmp_path: Path, payload: str) -> None:
-    index = filled(tmp_path, 300, payload=payload)
+def test_scores_after_training_are_those_of_the_payload(tmp_path: Path, codec: str) -> None:
+    index = filled(tmp_path, 300, codec=codec)
     assert index.stats().details["centroids"] > 0
     documents, queries = matrices(300), matrices(3, seed=7)
     for exact in (False, True):
         for query, hits in zip(queries, index.search_embeddings(ragged(queries), k=300, exact=exact), strict=True):
             assert len(hits) == 300
-            assert {hit.exact for hit in hits} == {payload == "int8"}
+            assert {hit.exact for hit in hits} == {codec == "int8"}
             expected = [maxsim(query, documents[int(hit.id[1:])]) for hit in hits]
-            assert [hit.score for hit in hits] == pytest.approx(expected, abs=TOLERANCE[payload] * len(query))
+            assert [hit.score for hit in hits] == pytest.approx(expected, abs=TOLERANCE[codec] * len(query))
 
 
 @pytest.mark.usefixtures("trains_early")
-def test_the_scan_of_codes_keeps_the_best_documents(tmp_path: Path, payload: str) -> None:
-    index = filled(tmp_path, 400, payload=payload)
+def test_the_scan_of_codes_keeps_the_best_documents(tmp_path: Path, codec: str) -> None:
+    index = filled(tmp_path, 400, codec=codec)
     # One token alone may have several documents that are about as near.
     chosen = [number for number, matrix in enumerate(matrices(400)) if len(matrix) >= 5][:20]
     queries = [matrices(400)[number] + 0.05 for number in chosen]
@@ -79,32 +79,32 @@ def test_the_scan_of_codes_keeps_the_best_documents(tmp_path: Path, payload: str
 
 
 @pytest.mark.usefixtures("trains_early")
-def test_no_more_than_the_candidates_are_scored(tmp_path: Path, payload: str) -> None:
-    index = filled(tmp_path, 200, payload=payload)
+def test_no_more_than_the_candidates_are_scored(tmp_path: Path, codec: str) -> None:
+    index = filled(tmp_path, 200, codec=codec)
     query = ragged(matrices(1, seed=3))
     assert len(index.search_embeddings(query, k=7, candidates=7)[0]) == 7
     assert len(index.search_embeddings(query, k=150)[0]) == 150
 
 
 @pytest.mark.usefixtures("trains_early")
-def test_a_reopened_index_gives_the_same_answers(tmp_path: Path, payload: str) -> None:
-    index = filled(tmp_path, 250, payload=payload)
+def test_a_reopened_index_gives_the_same_answers(tmp_path: Path, codec: str) -> None:
+    index = filled(tmp_path, 250, codec=codec)
     index.add_embeddings(["late"], ragged(matrices(1, seed=5)))
     index.delete(["d3"])
     queries = ragged(matrices(4, seed=8))
     reopened = PlaidIndex(tmp_path, None)
     assert reopened.search_embeddings(queries, k=9) == index.search_embeddings(queries, k=9)
     assert reopened.stats() == index.stats()
-    assert reopened.payload == payload
+    assert reopened.codec == codec
     assert "late" in reopened and "d3" not in reopened
 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["int8-rows", "codes"])
 def test_a_replaced_document_is_found_by_its_new_rows_only(
-    tmp_path: Path, payload: str, trained: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, codec: str, trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compaction, "TRAIN_TOKENS", 2_000 if trained else 1 << 40)
-    index = filled(tmp_path, 250, payload=payload)
+    index = filled(tmp_path, 250, codec=codec)
     old, new = matrices(250)[4], matrices(1, seed=77)[0]
     report = index.add_embeddings(["d4", "fresh"], ragged([new, new]), texts=["again", "fresh"])
     assert (report.added, report.replaced) == (1, 1)
@@ -114,12 +114,12 @@ def test_a_replaced_document_is_found_by_its_new_rows_only(
     assert best[0].score == best[1].score
     assert {hit.text for hit in best} == {"again", "fresh"}
     found = {hit.id: hit.score for hit in index.search_embeddings(ragged([old]), k=251, exact=True)[0]}
-    assert found["d4"] == pytest.approx(maxsim(old, new), abs=TOLERANCE[payload] * len(old))
+    assert found["d4"] == pytest.approx(maxsim(old, new), abs=TOLERANCE[codec] * len(old))
 
 
 @pytest.mark.usefixtures("trains_early")
-def test_deleted_documents_are_not_found(tmp_path: Path, payload: str) -> None:
-    index = filled(tmp_path, 250, payload=payload)
+def test_deleted_documents_are_not_found(tmp_path: Path, codec: str) -> None:
+    index = filled(tmp_path, 250, codec=codec)
     segment = next(tmp_path.glob("segment-*")).stat()
     assert index.delete(["d1", "d2", "unknown", "d1"]) == 2
     assert index.delete(["d1"]) == 0
@@ -135,8 +135,8 @@ def test_deleted_documents_are_not_found(tmp_path: Path, payload: str) -> None:
 
 
 @pytest.mark.usefixtures("trains_early")
-def test_filters_and_ids_restrict_a_search(tmp_path: Path, payload: str) -> None:
-    index = filled(tmp_path, 250, payload=payload)
+def test_filters_and_ids_restrict_a_search(tmp_path: Path, codec: str) -> None:
+    index = filled(tmp_path, 250, codec=codec)
     index.add_embeddings(["x"], ragged(matrices(1, seed=5)), metadata=[{"third": 1, "tags": "t1"}])
     query = ragged(matrices(1, seed=6))
     for exact in (False, True):
@@ -152,8 +152,8 @@ def test_filters_and_ids_restrict_a_search(tmp_path: Path, payload: str) -> None
 
 
 @pytest.mark.usefixtures("trains_early")
-def test_documents_without_rows_are_kept_and_never_found(tmp_path: Path, payload: str) -> None:
-    index = filled(tmp_path, 250, payload=payload)
+def test_documents_without_rows_are_kept_and_never_found(tmp_path: Path, codec: str) -> None:
+    index = filled(tmp_path, 250, codec=codec)
     empty = np.empty((0, WIDTH), dtype=np.float32)
     index.add_embeddings(["none", "one"], ragged([empty, matrices(1, seed=4)[0][:1]]), texts=["no rows", "a row"])
     assert len(index) == 252 and "none" in index
@@ -174,8 +174,8 @@ def test_an_index_may_have_only_documents_without_rows(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("trains_early")
 @pytest.mark.usefixtures("trains_early")
-def test_centroids_are_trained_beside_documents_without_rows_that_came_first(tmp_path: Path, payload: str) -> None:
-    index = PlaidIndex(tmp_path, None, payload)  # type: ignore[arg-type]
+def test_centroids_are_trained_beside_documents_without_rows_that_came_first(tmp_path: Path, codec: str) -> None:
+    index = PlaidIndex(tmp_path, None, codec)  # type: ignore[arg-type]
     index.add_embeddings(["none"], ragged([np.empty((0, WIDTH), dtype=np.float32)]))
     documents = matrices(300)
     assert index.add_embeddings(names(300), ragged(documents)).added == 300
@@ -184,8 +184,8 @@ def test_centroids_are_trained_beside_documents_without_rows_that_came_first(tmp
     assert index.search_embeddings(ragged([documents[7]]), k=1)[0][0].id == "d7"
 
 
-def test_of_equal_scores_the_document_added_earlier_comes_first(tmp_path: Path, payload: str) -> None:
-    index = filled(tmp_path, 250, payload=payload)
+def test_of_equal_scores_the_document_added_earlier_comes_first(tmp_path: Path, codec: str) -> None:
+    index = filled(tmp_path, 250, codec=codec)
     same = matrices(1, seed=42)[0]
     for batch in range(3):
         index.add_embeddings(names(4, f"same{batch}-"), ragged([same] * 4))
@@ -210,34 +210,34 @@ def test_texts_metadata_and_ids_come_back_as_they_were(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("width", [1, 3, 16, 17, 100, 128])
 @pytest.mark.usefixtures("trains_early")
-def test_rows_may_have_any_width(tmp_path: Path, payload: str, width: int) -> None:
+def test_rows_may_have_any_width(tmp_path: Path, codec: str, width: int) -> None:
     documents = matrices(220, width=width)
-    index = PlaidIndex(tmp_path, None, payload)  # type: ignore[arg-type]
+    index = PlaidIndex(tmp_path, None, codec)  # type: ignore[arg-type]
     index.add_embeddings(names(220), ragged(documents, width))
     query = matrices(1, seed=1, width=width)[0]
     hits = index.search_embeddings(ragged([query], width), k=3, exact=True)[0]
     expected = [maxsim(query, documents[int(hit.id[1:])]) for hit in hits]
-    assert [hit.score for hit in hits] == pytest.approx(expected, abs=TOLERANCE[payload] * len(query))
+    assert [hit.score for hit in hits] == pytest.approx(expected, abs=TOLERANCE[codec] * len(query))
 
 
 @pytest.mark.usefixtures("trains_early")
-def test_a_query_may_have_more_than_32_tokens(tmp_path: Path, payload: str) -> None:
-    index = filled(tmp_path, 250, payload=payload)
+def test_a_query_may_have_more_than_32_tokens(tmp_path: Path, codec: str) -> None:
+    index = filled(tmp_path, 250, codec=codec)
     query = np.concatenate(matrices(10, seed=3))
     assert len(query) > 64
     hits = index.search_embeddings(ragged([query]), k=4, exact=True)[0]
     expected = [maxsim(query, matrices(250)[int(hit.id[1:])]) for hit in hits]
-    assert [hit.score for hit in hits] == pytest.approx(expected, abs=TOLERANCE[payload] * len(query))
+    assert [hit.score for hit in hits] == pytest.approx(expected, abs=TOLERANCE[codec] * len(query))
 
 
 @pytest.mark.usefixtures("trains_early")
-def test_a_document_may_have_8192_rows(tmp_path: Path, payload: str) -> None:
+def test_a_document_may_have_8192_rows(tmp_path: Path, codec: str) -> None:
     long = np.random.default_rng(1).normal(size=(8192, WIDTH)).astype(np.float32)
-    index = PlaidIndex(tmp_path, None, payload)  # type: ignore[arg-type]
+    index = PlaidIndex(tmp_path, None, codec)  # type: ignore[arg-type]
     index.add_embeddings(["long", "short"], ragged([long, long[:1]]))
     hits = index.search_embeddings(ragged([long[:20]]), k=2)[0]
     assert [hit.id for hit in hits] == ["long", "short"]
-    assert hits[0].score == pytest.approx(20, abs=TOLERANCE[payload] * 20)
+    assert hits[0].score == pytest.approx(20, abs=TOLERANCE[codec] * 20)
 
 
 def test_rows_of_another_width_are_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -251,13 +251,13 @@ def test_rows_of_another_width_are_refused_before_anything_is_written(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("payload", "2"), ("payload", "float32"), ("width", 8), ("pool_factor", 2)]
+    ("name", "value"), [("codec", "2"), ("codec", "float32"), ("dimensions", 8), ("pool_factor", 2)]
 )
 def test_another_option_than_the_index_has_is_refused(tmp_path: Path, name: str, value: object) -> None:
-    filled(tmp_path, 5, payload="int8")
+    filled(tmp_path, 5, codec="int8")
     with pytest.raises(InvalidRequestError, match=name):
         PlaidIndex(tmp_path, None, **{name: value})  # type: ignore[arg-type]
-    assert PlaidIndex(tmp_path, None).payload == "int8"
+    assert PlaidIndex(tmp_path, None).codec == "int8"
 
 
 def test_a_path_that_is_something_else_is_refused_and_left_alone(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.kernels.exact import Tokens, pack_rows, packed_width
+from millpond.late_interaction.codecs.rows import FLOAT32, INT8
+from millpond.late_interaction.kernels.exact import Tokens
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -25,7 +26,7 @@ PATH = f"{ROWS}[{VECTOR}]"
 
 def pack(matrix: FloatArray) -> str:
     """Rows ``[tokens, width]`` as int8 with a float16 scale each, in base64: Milvus Lite has no field for bytes."""
-    codes, scales = pack_rows(matrix, "int8")
+    codes, scales = INT8.pack(matrix)
     assert scales is not None
     return base64.b64encode(codes.tobytes() + scales.tobytes()).decode("ascii")
 
@@ -41,7 +42,7 @@ def packed_tokens(texts: Sequence[str], lengths: Sequence[int], *, width: int) -
     Raises:
         ValueError: A text has another size, or is not base64.
     """
-    columns = packed_width(width, "int8")
+    columns = INT8.width(width)
     codes, scales = [np.empty(0, np.int8)], [np.empty(0, np.float16)]
     for text, tokens in zip(texts, lengths, strict=True):
         content = base64.b64decode(text, validate=True)
@@ -50,7 +51,7 @@ def packed_tokens(texts: Sequence[str], lengths: Sequence[int], *, width: int) -
         codes.append(np.frombuffer(content, dtype=np.int8, count=tokens * columns))
         scales.append(np.frombuffer(content, dtype=np.float16, offset=tokens * columns))
     return Tokens(
-        codec="int8",
+        codec=INT8,
         rows=np.concatenate(codes).reshape(-1, columns),
         scales=np.concatenate(scales),
         offsets=_offsets(lengths),
@@ -66,7 +67,7 @@ def struct_tokens(documents: Sequence[Sequence[Mapping[str, Any]]], *, width: in
     """The documents of :func:`to_structs`, ready to be scored."""
     rows = [struct[VECTOR] for structs in documents for struct in structs]
     return Tokens(
-        codec="float32",
+        codec=FLOAT32,
         rows=np.array(rows, dtype=np.float32).reshape(len(rows), width),
         scales=None,
         offsets=_offsets([len(structs) for structs in documents]),

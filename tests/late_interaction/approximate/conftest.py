@@ -6,7 +6,11 @@ from millpond.late_interaction.kernels import compiled
 from millpond.native.library import ISAS, isa, kernel_table
 
 
-@pytest.fixture(params=["torch", *ISAS])
+@pytest.fixture(
+    params=[
+        name if name in ("torch", isa()) else pytest.param(name, marks=pytest.mark.slow) for name in ("torch", *ISAS)
+    ]
+)
 def kernels(request, monkeypatch):
     """The name of the kernels that the test runs with."""
     name = request.param

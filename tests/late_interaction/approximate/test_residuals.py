@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from tests.approximate_search import QUERY_TOKENS, WIDTHS, clustered, guarded, lengths_of, maxsim, offsets_of
 
-from millpond.late_interaction.codecs.residual import Codec
+from millpond.late_interaction.codecs.residual import ResidualCodec
 from millpond.late_interaction.kernels import compiled, residuals
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.residuals import pack, score, unpack
@@ -33,7 +33,7 @@ def bound(codec, encoded, query):
 def test_scores_are_those_of_the_decoded_rows_for_every_width(kernels, dim, bits):
     rows = clustered(600, dim)
     lengths = lengths_of(600, longest=11)
-    codec = Codec.train(rows, bits=bits, k=20)
+    codec = ResidualCodec.train(rows, bits=bits, k=20)
     encoded, offsets = codec.encode(rows), offsets_of(lengths)
     query = clustered(21, dim, seed=8)
     wanted = maxsim(query, codec.decode(encoded.codes, encoded.scales, encoded.residuals), offsets)
@@ -51,7 +51,7 @@ def test_scores_are_those_of_the_decoded_rows_for_every_width(kernels, dim, bits
 def test_scores_are_those_of_the_rounded_query_for_any_query_length(kernels, tokens, bits):
     dim, rows = 48, clustered(700, 48)
     lengths = lengths_of(700, longest=30)
-    codec = Codec.train(rows, bits=bits, k=30)
+    codec = ResidualCodec.train(rows, bits=bits, k=30)
     encoded, offsets, query = codec.encode(rows), offsets_of(lengths), clustered(tokens, dim, seed=8)
     found = scored(codec, encoded, offsets, query)
     products = similarities(query, codec.centroids)[encoded.codes, :tokens].astype(np.float64)
@@ -70,7 +70,7 @@ def test_scores_are_those_of_the_rounded_query_for_any_query_length(kernels, tok
 def stored(request):
     """A codec and documents of 0 to 40 tokens."""
     rows = clustered(3000, 32, clusters=100)
-    codec = Codec.train(rows, bits=request.param, k=64)
+    codec = ResidualCodec.train(rows, bits=request.param, k=64)
     return codec, codec.encode(rows), offsets_of(lengths_of(3000))
 
 
@@ -103,7 +103,7 @@ def test_a_document_without_tokens_scores_minus_infinity_wherever_it_is(kernels,
 
 def test_a_document_of_8192_tokens_beside_one_of_one(kernels):
     rows = clustered(8193, 16)
-    codec = Codec.train(rows[:2000], bits=4, k=50)
+    codec = ResidualCodec.train(rows[:2000], bits=4, k=50)
     encoded, offsets = codec.encode(rows), np.array([0, 8192, 8193])
     query = clustered(12, 16, seed=3)
     wanted = maxsim(query, codec.decode(encoded.codes, encoded.scales, encoded.residuals), offsets)
@@ -114,7 +114,7 @@ def test_a_document_of_8192_tokens_beside_one_of_one(kernels):
 @pytest.mark.parametrize("dim", [5, 20, 127, 128])
 def test_nothing_behind_the_arrays_is_read(kernels, dim, bits, tmp_path):
     rows = guarded(clustered(70, dim))
-    codec = Codec.train(np.array(rows), bits=bits, k=9)
+    codec = ResidualCodec.train(np.array(rows), bits=bits, k=9)
     encoded, offsets, query = codec.encode(rows), offsets_of([40, 0, 29, 1]), clustered(20, dim)
     plain = scored(codec, encoded, offsets, query)
     arrays = [guarded(a) for a in (encoded.codes, encoded.scales, encoded.residuals, offsets, np.arange(4))]
@@ -129,7 +129,7 @@ def test_nothing_behind_the_arrays_is_read(kernels, dim, bits, tmp_path):
 @pytest.mark.parametrize("dim", WIDTHS)
 def test_every_kernel_encodes_as_numpy_does(kernels, dim, bits, monkeypatch):
     rows = clustered(1500, dim)
-    codec = Codec.train(rows, bits=bits, k=25)
+    codec = ResidualCodec.train(rows, bits=bits, k=25)
     codes = codec.encode(rows).codes
     scales, packed = residuals.encode(rows, codes, codec.centroids.values, codec, threads=2)
     monkeypatch.setattr(compiled, "kernel_table", lambda: None)

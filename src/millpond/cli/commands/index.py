@@ -85,7 +85,7 @@ class Counts:
 class LayoutOptions:
     """How a new index stores token vectors: the arguments of :class:`millpond.late_interaction.PlaidIndex`."""
 
-    payload: Annotated[
+    codec: Annotated[
         Literal["int8", "4", "2"],
         typer.Option(help="How token vectors are stored: int8, or residuals of 4 or 2 bits beside a centroid."),
     ] = "4"

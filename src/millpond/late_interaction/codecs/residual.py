@@ -49,7 +49,7 @@ class Encoded:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Codec:
+class ResidualCodec:
     """A trained codec.
 
     A row is read as ``centroid + scale * std * level[bits]``.
@@ -101,7 +101,7 @@ class Codec:
         seed: int = 0,
         threads: int | None = None,
         progress: Callable[[int, int], None] | None = None,
-    ) -> Codec:
+    ) -> ResidualCodec:
         """Train the centroids on a sample, and measure the residuals that they leave.
 
         Args:
@@ -160,7 +160,7 @@ class Codec:
         }
 
     @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> Codec:
+    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ResidualCodec:
         """The codec of :meth:`arrays`.
 
         Raises:

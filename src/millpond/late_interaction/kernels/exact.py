@@ -10,35 +10,56 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.kernels.compiled import aligned, run
-from millpond.native.library import kernel_table
+from millpond.late_interaction.kernels.compiled import compiled, run, tensor
 from millpond.vectors.ragged import Ragged
 
-Codec = Literal["int8", "bfloat16", "float32"]
-CODECS: tuple[Codec, ...] = get_args(Codec)
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
-
-_DTYPES: dict[Codec, type[np.generic]] = {"int8": np.int8, "bfloat16": np.uint16, "float32": np.float32}
-# Kernels read rows in words of 4 bytes.
-_COLUMNS: dict[Codec, int] = {"int8": 4, "bfloat16": 2, "float32": 1}
-_LARGEST_SCALE = float(np.finfo(np.float16).max)
 
 # The torch path. Similarities computed at a time: 2 MiB of float32 stay in a core's cache between product and maximum.
 _BLOCK = 1 << 19
 # Query tokens compared at a time.
 _QUERY_TOKENS = 256
-# Sums of whole numbers below this are exact in float32.
-_EXACT = 1 << 24
 
 _int, _pointer = ctypes.c_int64, ctypes.c_void_p
+
+
+class RowCodec(Protocol):
+    """The part of :class:`millpond.late_interaction.codecs.rows.Codec` that scoring needs."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Of a packed row's numbers."""
+        ...
+
+    @property
+    def scaled(self) -> bool:
+        """Whether each row has a scale."""
+        ...
+
+    @property
+    def kernel(self) -> str:
+        """The compiled kernel that scores such rows."""
+        ...
+
+    def width(self, dim: int) -> int:
+        """Columns of packed rows of ``dim`` numbers."""
+        ...
+
+    def to_torch(self, rows: npt.NDArray[Any]) -> torch.Tensor:
+        """Packed rows as torch computes with them."""
+        ...
+
+    def queries(self, rows: FloatArray, width: int) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Query tokens rounded as documents are: ``[query tokens, width]``, and their scales."""
+        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,28 +68,26 @@ class Tokens:
 
     Attributes:
         codec: How rows are stored.
-        rows: ``[tokens, width]`` in the codec's dtype (int8, uint16 with the bits of bfloat16, or float32); ``width``
-            is the vectors' width rounded up to 4 bytes. :func:`pack_rows` makes them. They are read fastest if they
-            begin at a multiple of 64 bytes; no room behind them is needed.
-        scales: float16 ``[tokens]`` for int8, else ``None``.
+        rows: ``[tokens, width]`` in the codec's dtype, as its ``pack`` makes them. They are read fastest if they begin
+            at a multiple of 64 bytes; no room behind them is needed.
+        scales: float16 ``[tokens]`` if the codec has scales, else ``None``.
         offsets: int64 ``[n + 1]``; document ``i`` has the rows from ``offsets[i]`` to before ``offsets[i + 1]``.
     """
 
-    codec: Codec
+    codec: RowCodec
     rows: npt.NDArray[Any]
     scales: npt.NDArray[np.float16] | None
     offsets: IndexArray
 
     def __post_init__(self) -> None:
-        _check_codec(self.codec)
-        rows, scales, offsets = self.rows, self.scales, self.offsets
-        if rows.ndim != 2 or rows.dtype != _DTYPES[self.codec] or rows.shape[1] % _COLUMNS[self.codec] != 0:
+        codec, rows, scales, offsets = self.codec, self.rows, self.scales, self.offsets
+        if rows.ndim != 2 or rows.dtype != codec.dtype or codec.width(rows.shape[1]) != rows.shape[1]:
             raise ValueError(
-                f"{self.codec} rows are of shape {rows.shape} and dtype {rows.dtype}; they must be [tokens, width] of "
-                f"{np.dtype(_DTYPES[self.codec])}, with a width that is a multiple of {_COLUMNS[self.codec]}"
+                f"rows are of shape {rows.shape} and dtype {rows.dtype}; they must be [tokens, width] of "
+                f"{codec.dtype}, with a width that is a multiple of {codec.width(1)}"
             )
-        if (self.codec == "int8") != (scales is not None):
-            raise ValueError(f"scales must be given for int8 and for no other codec; this is {self.codec}")
+        if codec.scaled != (scales is not None):
+            raise ValueError(f"scales must be {'given' if codec.scaled else 'None'} for rows of {codec.dtype}")
         if scales is not None and (scales.shape != rows.shape[:1] or scales.dtype != np.float16):
             raise ValueError(f"scales must be float16 [{len(rows)}], not {scales.dtype} {list(scales.shape)}")
         if offsets.ndim != 1 or offsets.dtype != np.int64 or len(offsets) == 0:
@@ -78,19 +97,6 @@ class Tokens:
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
-
-
-class _PackCall(ctypes.Structure):
-    """``struct PackCall`` of packing.h."""
-
-    _fields_ = [
-        ("from", _pointer),
-        ("rows", _pointer),
-        ("scales", _pointer),
-        ("count", _int),
-        ("dim", _int),
-        ("width", _int),
-    ]
 
 
 class _MaxSimCall(ctypes.Structure):
@@ -110,75 +116,6 @@ class _MaxSimCall(ctypes.Structure):
         ("stride", _int),
         ("threads", _int),
     ]
-
-
-def packed_width(dim: int, codec: Codec) -> int:
-    """Columns of packed rows of ``dim`` numbers: as many, rounded up to 4 bytes."""
-    columns = _COLUMNS[codec]
-    return -(-dim // columns) * columns
-
-
-def pack_rows(rows: npt.NDArray[Any], codec: Codec) -> tuple[npt.NDArray[Any], npt.NDArray[np.float16] | None]:
-    """Token rows as a codec stores them.
-
-    ``"int8"``: each row is divided by a scale, a 127th of its largest magnitude in float16, and rounded to the nearest
-    integer, so a number is off by half a scale at most. ``"bfloat16"``: rounded to the nearest. ``"float32"``: the rows
-    themselves, uncopied if they are contiguous. A row with a NaN or an infinity gives NaN scores in every codec but
-    float32 and bfloat16, where infinities are kept; a row of zeros is kept.
-
-    Args:
-        rows: ``[tokens, d]``, computed in float32.
-        codec: ``"int8"``, ``"bfloat16"`` or ``"float32"``.
-
-    Returns:
-        Rows ``[tokens, packed_width(d, codec)]``, the columns from ``d`` on 0, and for int8 the scales ``[tokens]``.
-
-    Raises:
-        InvalidRequestError: A number is too large for int8 (8.3 million), or ``codec`` is unknown.
-    """
-    _check_codec(codec)
-    numbers = np.require(rows, dtype=np.float32, requirements="C")
-    if codec == "float32":
-        return numbers, None
-    count, dim = numbers.shape
-    packed = aligned((count, packed_width(dim, codec)), _DTYPES[codec])
-    scales = np.empty(count, dtype=np.float16) if codec == "int8" else None
-    table = kernel_table()
-    if table is not None:
-        call = _PackCall(
-            numbers.ctypes.data,
-            packed.ctypes.data,
-            None if scales is None else scales.ctypes.data,
-            count,
-            dim,
-            packed.shape[1],
-        )
-        run(table.pack_bfloat16 if scales is None else table.pack_int8, call)
-    elif scales is None:
-        packed[:, :dim] = _tensor(numbers).bfloat16().view(torch.uint16).numpy()
-        packed[:, dim:] = 0
-    else:
-        for start in range(0, count, 4096):
-            scales[start : start + 4096] = _quantize(numbers[start : start + 4096], packed[start : start + 4096])
-    if scales is not None and np.isinf(scales).any():
-        largest = np.abs(numbers[np.isinf(scales)]).max()
-        raise InvalidRequestError(
-            f"a token vector has the number {largest:.3g}, and codec='int8' stores numbers up to "
-            f"{127 * _LARGEST_SCALE:.3g}; normalize the vectors, or use codec='bfloat16'"
-        )
-    return packed, scales
-
-
-def unpack_rows(
-    rows: npt.NDArray[Any], scales: npt.NDArray[np.float16] | None, codec: Codec, *, dim: int
-) -> FloatArray:
-    """The float32 numbers ``[tokens, dim]`` that packed rows stand for."""
-    if codec == "int8":
-        assert scales is not None
-        return rows[:, :dim] * scales.astype(np.float32)[:, None]
-    if codec == "bfloat16":
-        return (rows[:, :dim].astype(np.uint32) << 16).view(np.float32)
-    return rows[:, :dim]
 
 
 def score(
@@ -204,7 +141,7 @@ def score(
         InvalidRequestError: The queries have another width, an index is out of range, or ``threads`` is less than 1.
     """
     dim = queries.flat.shape[1]
-    if packed_width(dim, tokens.codec) != tokens.rows.shape[1]:
+    if tokens.codec.width(dim) != tokens.rows.shape[1]:
         raise InvalidRequestError(
             f"queries are {dim} wide, and the rows of the documents {tokens.rows.shape[1]}; "
             "both must come from one model, cut to one width"
@@ -214,9 +151,9 @@ def score(
         threads = torch.get_num_threads()
     if threads < 1:
         raise InvalidRequestError(f"threads={threads} must be 1 or more")
-    table = kernel_table()
+    kernel = compiled(tokens.codec.kernel)
     rows = tokens.rows
-    if table is None or dim == 0 or rows.strides[1] != rows.itemsize or rows.strides[0] <= 0:
+    if kernel is None or dim == 0 or rows.strides[1] != rows.itemsize or rows.strides[0] <= 0:
         return _torch_score(queries, DeviceTokens.of(tokens, "cpu"), chosen)
     count = len(tokens) if chosen is None else len(chosen)
     out = np.empty((len(queries), count), dtype=np.float32)
@@ -238,7 +175,7 @@ def score(
         rows.strides[0],
         threads,
     )
-    run(getattr(table, f"maxsim_{tokens.codec}"), call)
+    run(kernel, call)
     return out
 
 
@@ -249,7 +186,7 @@ def score(
 class DeviceTokens:
     """As :class:`Tokens`, with rows and scales on a torch device: scored there by torch's operators."""
 
-    codec: Codec
+    codec: RowCodec
     rows: torch.Tensor
     scales: torch.Tensor | None
     offsets: IndexArray
@@ -257,10 +194,8 @@ class DeviceTokens:
     @classmethod
     def of(cls, tokens: Tokens, device: torch.device | str) -> DeviceTokens:
         """Tokens copied to a device; on a CPU they share memory."""
-        rows = _tensor(tokens.rows)
-        if tokens.codec == "bfloat16":
-            rows = rows.view(torch.bfloat16)
-        scales = None if tokens.scales is None else _tensor(tokens.scales).to(device)
+        rows = tokens.codec.to_torch(tokens.rows)
+        scales = None if tokens.scales is None else tensor(tokens.scales).to(device)
         return cls(codec=tokens.codec, rows=rows.to(device), scales=scales, offsets=tokens.offsets)
 
     def __len__(self) -> int:
@@ -274,7 +209,7 @@ def score_on_device(queries: Ragged, tokens: DeviceTokens, *, documents: npt.Arr
         InvalidRequestError: The queries have another width, or an index is out of range.
     """
     dim = queries.flat.shape[1]
-    if packed_width(dim, tokens.codec) != tokens.rows.shape[1]:
+    if tokens.codec.width(dim) != tokens.rows.shape[1]:
         raise InvalidRequestError(f"queries are {dim} wide, and the rows of the documents {tokens.rows.shape[1]}")
     return _torch_score(queries, tokens, None if documents is None else _indices(documents, len(tokens)))
 
@@ -286,7 +221,9 @@ def _torch_score(queries: Ragged, tokens: DeviceTokens, chosen: IndexArray | Non
         starts, lengths = starts[chosen], lengths[chosen]
     ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))  # [n + 1] of all rows in order
     device = tokens.rows.device
-    query_rows, query_scales = _query_rows(queries.flat, tokens, device)
+    query_rows, query_scales = tokens.codec.queries(np.require(queries.flat, dtype=np.float32), tokens.rows.shape[1])
+    query_rows = query_rows.to(device)
+    query_scales = None if query_scales is None else query_scales.to(device)
     query_of = torch.repeat_interleave(torch.from_numpy(np.diff(queries.offsets))).to(device)  # [query tokens]
     scores = torch.zeros(len(queries), len(lengths), device=device)
     tall = min(max(len(query_rows), 1), _QUERY_TOKENS)
@@ -332,44 +269,6 @@ def runs(ends: IndexArray, rows: int, documents: int) -> Iterator[tuple[int, int
         start = stop
 
 
-def _query_rows(
-    flat: npt.NDArray[Any], tokens: DeviceTokens, device: torch.device
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Query tokens rounded as the kernels do: ``[query tokens, width]``, and for int8 their scales."""
-    numbers = _tensor(np.require(flat, dtype=np.float32))
-    width = tokens.rows.shape[1]
-    rows = torch.zeros(len(numbers), width)
-    if tokens.codec != "int8":
-        rows[:, : numbers.shape[1]] = numbers.bfloat16() if tokens.codec == "bfloat16" else numbers
-        return rows.to(device), None
-    largest = numbers.abs().amax(dim=1) if numbers.shape[1] > 0 else torch.zeros(len(numbers))
-    scales = torch.where(largest.isfinite(), largest / 127, torch.nan)  # [query tokens]
-    divisors = torch.where(scales > 0, scales, torch.inf)
-    rows[:, : numbers.shape[1]] = (numbers / divisors[:, None]).round().nan_to_num(0)
-    exact = torch.float32 if 127 * 127 * width < _EXACT else torch.float64
-    return rows.to(device, exact), scales.to(device)
-
-
-def _quantize(numbers: FloatArray, packed: npt.NDArray[np.int8]) -> npt.NDArray[np.float16]:
-    """int8 rows into ``packed``; the same bits as packing.h."""
-    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        largest = np.abs(numbers).max(axis=1, initial=0)
-        scales = (largest / np.float32(127)).astype(np.float16)
-        bits = scales.view(np.uint16)
-        bits += largest > scales.astype(np.float32) * np.float32(127.4)
-        scales[~np.isfinite(largest)] = np.nan
-        usable = scales > 0
-        divisors = np.where(usable, scales, 1).astype(np.float32)[:, None]
-        packed[:, : numbers.shape[1]] = np.where(usable[:, None], np.rint(numbers / divisors), 0)
-    packed[:, numbers.shape[1] :] = 0
-    return np.asarray(scales)
-
-
-def _check_codec(codec: str) -> None:
-    if codec not in CODECS:
-        raise InvalidRequestError(f"codec={codec!r} is unknown; choose {', '.join(map(repr, CODECS))}")
-
-
 def _indices(documents: npt.ArrayLike, count: int) -> IndexArray:
     """Document indices as int64 ``[m]``.
 
@@ -384,17 +283,3 @@ def _indices(documents: npt.ArrayLike, count: int) -> IndexArray:
         outside = chosen[(chosen < 0) | (chosen >= count)][0]
         raise InvalidRequestError(f"documents has the index {outside}, and there are {count} documents, from 0")
     return chosen
-
-
-class _Alias:
-    """The memory of an array, called writable: torch warns of memory that is not, though nothing here writes to it."""
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self._array = array  # keeps the memory
-        interface = array.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
-
-
-def _tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """A tensor over the same memory, read-only or not; copied if its columns are not contiguous."""
-    return torch.from_numpy(np.asarray(_Alias(np.ascontiguousarray(array))))

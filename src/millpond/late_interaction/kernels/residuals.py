@@ -32,8 +32,8 @@ class _EncodeCall(ctypes.Structure):
     )
 
 
-class ResidualCodec(Protocol):
-    """The part of :class:`millpond.late_interaction.codecs.residual.Codec` that scoring needs."""
+class Quantizer(Protocol):
+    """The part of :class:`millpond.late_interaction.codecs.residual.ResidualCodec` that scoring needs."""
 
     @property
     def std(self) -> npt.NDArray[np.float32]:
@@ -63,7 +63,7 @@ def score(
     residuals: npt.NDArray[np.uint8],
     offsets: npt.NDArray[np.int64],
     documents: npt.NDArray[np.int64],
-    codec: ResidualCodec,
+    codec: Quantizer,
     similarities: npt.NDArray[np.float32],
     *,
     threads: int | None = None,
@@ -153,7 +153,7 @@ def encode(
     rows: npt.NDArray[np.float32],
     codes: npt.NDArray[np.uint16],
     values: npt.NDArray[np.float32],
-    codec: ResidualCodec,
+    codec: Quantizer,
     *,
     threads: int | None = None,
 ) -> tuple[npt.NDArray[np.float16], npt.NDArray[np.uint8]]:

@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 
 from millpond.cached_property import cached_property
+from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.index.metadata_filter import MetadataTable
-from millpond.late_interaction.kernels.exact import Codec, DeviceTokens, Tokens, packed_width
+from millpond.late_interaction.kernels.exact import DeviceTokens, Tokens
 
 # Bytes of the rows of a full block: what a compaction copies at a time. A search takes 50 microseconds a block.
 FULL_BLOCK = 1 << 28
 _FIRST_ROWS = 1 << 12
-_DTYPES: dict[Codec, torch.dtype] = {"int8": torch.int8, "bfloat16": torch.bfloat16, "float32": torch.float32}
 
 IndexArray = npt.NDArray[np.int64]
 _serials = count()
@@ -90,15 +90,15 @@ class Block:
         self.texts: list[str] = []
         self.metadata: list[Mapping[str, Any]] = []
         # torch aligns them to cache lines. Memory that was never written to takes no room.
-        self.rows = torch.empty(capacity, packed_width(width, codec), dtype=_DTYPES[codec], device=device)
-        self.scales = torch.empty(capacity, dtype=torch.float16, device=device) if codec == "int8" else None
+        self.rows = torch.empty(capacity, codec.width(width), dtype=codec.torch_dtype, device=device)
+        self.scales = torch.empty(capacity, dtype=torch.float16, device=device) if codec.scaled else None
         self.offsets = np.zeros(64, dtype=np.int64)  # [documents + 1], then unused
         self._table: tuple[int, MetadataTable] = (0, MetadataTable([]))
 
     @classmethod
     def of(cls, width: int, rows: int, least: int, codec: Codec, device: torch.device) -> Block:
         """An empty block for ``rows`` rows or as many as a full block has, but for at least ``least``."""
-        full = FULL_BLOCK // (packed_width(width, codec) * _DTYPES[codec].itemsize)
+        full = FULL_BLOCK // (codec.width(width) * codec.dtype.itemsize)
         return cls(codec, width, max(least, min(max(rows, _FIRST_ROWS), full)), device)
 
     def takes(self, batch: Batch) -> bool:
@@ -112,7 +112,7 @@ class Block:
         """
         first, stop = view.rows, view.rows + len(batch.rows)
         if stop > first:
-            self.rows[first:stop] = _tensor(batch.rows, self.codec)
+            self.rows[first:stop] = self.codec.to_torch(batch.rows)
             if self.scales is not None and batch.scales is not None:
                 self.scales[first:stop] = torch.from_numpy(batch.scales)
         codes = view.codes
@@ -275,8 +275,3 @@ def _array(rows: torch.Tensor) -> npt.NDArray[Any]:
     """Rows of a CPU as packed rows of numpy, which has no bfloat16."""
     array: npt.NDArray[Any] = (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
     return array
-
-
-def _tensor(rows: npt.NDArray[Any], codec: Codec) -> torch.Tensor:
-    tensor = torch.from_numpy(np.require(rows, requirements=["C", "W"]))
-    return tensor.view(torch.bfloat16) if codec == "bfloat16" else tensor

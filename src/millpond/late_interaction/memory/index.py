@@ -8,22 +8,23 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
+from millpond.late_interaction.codecs.rows import MEMORY_CODECS, MemoryCodec, codec_of
 from millpond.late_interaction.index.arguments import TokenEngine, check_count
 from millpond.late_interaction.index.base import CLOSED, LateInteractionIndex
 from millpond.late_interaction.index.documents import SEARCH_TURNS, Documents, Hit, IndexStats, Search
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.compiled import thread_count
-from millpond.late_interaction.kernels.exact import CODECS, Codec, score, score_on_device
+from millpond.late_interaction.kernels.exact import score, score_on_device
 from millpond.late_interaction.kernels.scan import Codes, candidates_of, table
 from millpond.late_interaction.memory.blocks import IndexArray, View
-from millpond.late_interaction.memory.files import StoredIndex, write_index
+from millpond.late_interaction.memory.files import read_index, write_index
 from millpond.late_interaction.memory.store import Snapshot, TokenStore
 from millpond.metadata import Scalar
 from millpond.vectors.ragged import Ragged
@@ -58,7 +59,7 @@ class MemoryIndex(LateInteractionIndex):
     def __init__(
         self,
         engine: TokenEngine | None,
-        codec: Codec = "int8",
+        codec: MemoryCodec = "int8",
         *,
         dimensions: int | None = None,
         pool_factor: int | None = None,
@@ -66,10 +67,8 @@ class MemoryIndex(LateInteractionIndex):
         threads: int | None = None,
     ) -> None:
         super().__init__(engine, dimensions=dimensions, pool_factor=pool_factor)
-        if codec not in CODECS:
-            raise InvalidRequestError(f"codec={codec!r} is unknown; choose {', '.join(map(repr, CODECS))}")
         check_count("threads", threads, optional=True)
-        self._open_store: TokenStore | None = TokenStore(codec, _device(device), threads)
+        self._open_store: TokenStore | None = TokenStore(codec_of(codec, MEMORY_CODECS), _device(device), threads)
 
     def stats(self) -> IndexStats:
         """The size of the index; ``details`` has its blocks of memory, deleted documents and centroids."""
@@ -80,7 +79,7 @@ class MemoryIndex(LateInteractionIndex):
             documents=snapshot.documents,
             tokens=snapshot.tokens,
             dimensions=0 if self._encoding.settings is None else self._encoding.settings.width,
-            codec=store.codec,
+            codec=store.codec.name,
             bytes=sum(view.bytes for view in views) + (0 if centroids is None else centroids.rows.nbytes),
             details={
                 "blocks": len(views),
@@ -112,9 +111,9 @@ class MemoryIndex(LateInteractionIndex):
             OSError: The files cannot be written.
         """
         store = self._store
-        encoding = self._encoding
-        options = {"width": encoding.dimensions, "pool_factor": encoding.pool_factor}
-        write_index(Path(path), store.snapshot, store.codec, encoding.settings, **options)
+        made = self._encoding.settings
+        options = {"dimensions": self._encoding.dimensions, "pool_factor": self._encoding.pool_factor}
+        write_index(Path(path), store.snapshot, store.codec, made, **options)
 
     @classmethod
     def open(
@@ -143,14 +142,14 @@ class MemoryIndex(LateInteractionIndex):
             InvalidRequestError: It has other dimensions or another pool factor.
             IndexCorruptedError: A file of it is damaged; the message names the file.
         """
-        with StoredIndex(Path(path)) as stored:
-            options = {"dimensions": dimensions, "pool_factor": pool_factor}
-            if stored.settings is None:  # of no rows: the options that were not named are its own
-                options = {"dimensions": dimensions or stored.width, "pool_factor": pool_factor or stored.pool_factor}
-            index = cls(engine, stored.codec, **options, device=device, threads=threads)
-            if stored.settings is not None:
-                index._encoding.restore(stored.settings, owner=f"index {str(path)!r}")
-            index._store.load(stored.batches(), stored.tokens, stored.centroids, stored.trained_tokens)
+        stored = read_index(Path(path))
+        options = {"dimensions": dimensions, "pool_factor": pool_factor}
+        if stored.settings is None:  # of no rows: the options that were not named are its own
+            options = {"dimensions": dimensions or stored.dimensions, "pool_factor": pool_factor or stored.pool_factor}
+        index = cls(engine, cast("MemoryCodec", stored.codec.name), **options, device=device, threads=threads)
+        if stored.settings is not None:
+            index._encoding.restore(stored.settings, owner=f"index {str(path)!r}")
+        index._store.load(stored.batches, stored.tokens, stored.centroids, stored.trained_tokens)
         return index
 
     def close(self) -> None:

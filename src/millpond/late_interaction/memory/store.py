@@ -12,8 +12,8 @@ import numpy.typing as npt
 import torch
 
 from millpond.late_interaction.codecs import kmeans
+from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.kernels.centroids import Centroids, nearest
-from millpond.late_interaction.kernels.exact import Codec, pack_rows, unpack_rows
 from millpond.late_interaction.memory.blocks import FULL_BLOCK, Batch, Block, View
 from millpond.metadata import Scalar
 from millpond.vectors.ragged import Ragged
@@ -57,7 +57,14 @@ class Snapshot:
 
     def ids(self) -> list[str]:
         """Their ids, in order."""
-        return [view.block.ids[number] for view in self.views for number in view.live_numbers().tolist()]
+        return [id for id, _, _ in self.contents()]
+
+    def contents(self) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
+        """Id, text and metadata of each, in order."""
+        for view in self.views:
+            block = view.block
+            for number in view.live_numbers().tolist():
+                yield block.ids[number], block.texts[number], block.metadata[number]
 
     def batches(self) -> Iterator[Batch]:
         """The documents in order, about 65,536 rows at a time."""
@@ -116,7 +123,7 @@ class TokenStore:
         embeddings: Ragged,
     ) -> int:
         """Add documents of distinct ids, in place of those that have one of them; returns how many ids were new."""
-        rows, scales = pack_rows(embeddings.flat, self.codec)
+        rows, scales = self.codec.pack(embeddings.flat)
         with self._writing:
             before = self.snapshot
             batch = Batch(
@@ -158,7 +165,7 @@ class TokenStore:
     def train(self) -> None:
         """Train centroids and encode all rows, if the documents have become that many.
 
-        Readers go on meanwhile, and so do writers but for its end. Of calls at the same time one trains.
+        Readers never block; writers block only while centroids are swapped. Concurrent calls train once.
         """
         if not self._training.acquire(blocking=False):
             return
@@ -339,7 +346,7 @@ def _batches(view: View) -> Iterator[Batch]:
 def _unpacked(view: View, rows: slice | npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
     tokens = view.host_tokens
     scales = None if tokens.scales is None else tokens.scales[rows]
-    return unpack_rows(tokens.rows[rows], scales, tokens.codec, dim=view.block.width)
+    return view.block.codec.unpack(tokens.rows[rows], scales, view.block.width)
 
 
 def _sample(views: Sequence[View], count: int) -> npt.NDArray[np.float32]:

@@ -14,6 +14,7 @@ from typing import Any, Self
 import numpy as np
 
 from millpond.errors import IndexLockedError, InvalidRequestError, SourceNotFoundError
+from millpond.late_interaction.codecs.rows import PLAID_CODECS, PlaidCodec, codec_of
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
@@ -23,7 +24,7 @@ from millpond.late_interaction.plaid.snapshot import Snapshot, open_snapshot
 from millpond.late_interaction.plaid.storage.check import check_folder
 from millpond.late_interaction.plaid.storage.folder import IndexFolder, Transaction
 from millpond.late_interaction.plaid.storage.lock import LOCK, WriteLock
-from millpond.late_interaction.plaid.storage.manifest import PAYLOADS, Manifest, Payload
+from millpond.late_interaction.plaid.storage.manifest import Manifest
 from millpond.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 
@@ -32,7 +33,7 @@ logger = logging.getLogger(__name__)
 # Token rows, and bytes of texts and metadata, that an add commits together. They are in memory until then.
 _COMMIT_TOKENS = 1 << 20
 _COMMIT_BYTES = 1 << 28
-_DEFAULT_PAYLOAD: Payload = "4"
+_DEFAULT_CODEC: PlaidCodec = "4"
 
 
 class PlaidIndex(LateInteractionIndex):
@@ -43,10 +44,10 @@ class PlaidIndex(LateInteractionIndex):
     its end: of one that is interrupted, whole documents are stored.
 
     Rows are kept in int8 until an ``add`` ends with 131,072 of them or more in the index. Centroids are trained then,
-    and the payload says how rows are stored from there on:
+    and the codec says how rows are stored from there on:
 
     ========== ============================== ======================================================
-    payload    bytes a token of 128 columns    scores of the documents that the scan of codes keeps
+    codec      bytes a token of 128 columns    scores of the documents that the scan of codes keeps
     ========== ============================== ======================================================
     ``"int8"`` 132                             of the rows
     ``"4"``    68                              of centroids and residuals of 4 bits
@@ -59,7 +60,7 @@ class PlaidIndex(LateInteractionIndex):
     Args:
         path: The folder. It is created if it does not exist or is empty.
         engine: As :class:`LateInteractionIndex`.
-        payload: How rows are stored; ``None`` is that of the index, and ``"4"`` for a new one.
+        codec: How rows are stored; ``None`` is that of the index, and ``"4"`` for a new one.
         dimensions: As :class:`LateInteractionIndex`.
         pool_factor: As :class:`LateInteractionIndex`.
 
@@ -74,14 +75,14 @@ class PlaidIndex(LateInteractionIndex):
         self,
         path: str | os.PathLike[str],
         engine: TokenEngine | None,
-        payload: Payload | None = None,
+        codec: PlaidCodec | None = None,
         *,
         dimensions: int | None = None,
         pool_factor: int | None = None,
     ) -> None:
         super().__init__(engine, dimensions=dimensions, pool_factor=pool_factor)
-        if payload is not None and payload not in PAYLOADS:
-            raise InvalidRequestError(f"payload={payload!r} must be one of {', '.join(map(repr, PAYLOADS))}")
+        if codec is not None:
+            codec_of(codec, PLAID_CODECS)
         self._path = Path(path)
         self._folder = IndexFolder(self._path)
         self._lock = WriteLock(self._path / LOCK)
@@ -96,10 +97,10 @@ class PlaidIndex(LateInteractionIndex):
                 ) from None
             with self._lock.held():
                 self._folder.create(
-                    Manifest(payload=payload or _DEFAULT_PAYLOAD, width=dimensions, pool_factor=pool_factor)
+                    Manifest(payload=codec or _DEFAULT_CODEC, width=dimensions, pool_factor=pool_factor)
                 )
         self._snapshot = open_snapshot(self._folder)
-        self._take_options(payload)
+        self._take_options(codec)
         self._restore_settings(self._snapshot)
         self._sweep()
 
@@ -120,7 +121,7 @@ class PlaidIndex(LateInteractionIndex):
         return self._path
 
     @property
-    def payload(self) -> Payload:
+    def codec(self) -> str:
         """How rows are stored."""
         return self._refresh().manifest.payload
 
@@ -129,7 +130,7 @@ class PlaidIndex(LateInteractionIndex):
     def compact(self) -> None:
         """Make one segment of all, without deleted documents.
 
-        Trains centroids if there are enough rows for the first ones, or, with payload ``"int8"``, eight times as many
+        Trains centroids if there are enough rows for the first ones, or, with codec ``"int8"``, eight times as many
         as at the last training. Others may read meanwhile; writers wait.
 
         Raises:
@@ -152,7 +153,7 @@ class PlaidIndex(LateInteractionIndex):
         return check_folder(self._path)
 
     def stats(self) -> IndexStats:
-        """The size of the index; ``details`` has ``segments``, ``deleted_documents``, ``centroids`` and ``payload``."""
+        """The size of the index; ``details`` has ``segments``, ``deleted_documents`` and ``centroids``."""
         snapshot = self._refresh()
         manifest = snapshot.manifest
         arrays = [
@@ -335,13 +336,15 @@ class PlaidIndex(LateInteractionIndex):
         if self._encoding.settings is None:
             self._refresh()
 
-    def _take_options(self, payload: Payload | None) -> None:
+    def _take_options(self, codec: PlaidCodec | None) -> None:
         """Options that were not named are those that the index was created with."""
         manifest = self._snapshot.manifest
-        if payload not in (None, manifest.payload):
+        if manifest.saved:
+            raise InvalidRequestError(f"{self._path} was saved by MemoryIndex; open it with MemoryIndex.open")
+        if codec not in (None, manifest.payload):
             raise InvalidRequestError(
-                f"payload={payload!r} is not that of index {self._path}, which has {manifest.payload!r}; leave it out, "
-                "or build another one"
+                f"codec={codec!r} is not the codec of index {self._path}, which has {manifest.payload!r}; leave it "
+                "out, or build another one"
             )
         if manifest.settings is None:  # else these have the options
             encoding = self._encoding

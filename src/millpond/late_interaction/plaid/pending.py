@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
 import numpy as np
 import numpy.typing as npt
 
+from millpond.late_interaction.codecs.rows import INT8
 from millpond.late_interaction.index.documents import Documents
 from millpond.late_interaction.index.settings import IndexSettings
-from millpond.late_interaction.kernels.exact import pack_rows
-from millpond.late_interaction.plaid.storage.columns import ByteStrings, Columns, Ids, id_hashes
+from millpond.late_interaction.plaid.storage.columns import ByteStrings, Columns, Ids, id_hashes, metadata_bytes
 
 
 class PendingDocuments:
@@ -45,13 +42,13 @@ class PendingDocuments:
         """Keep documents, and how texts became their rows (``None`` if they have none)."""
         self.settings = self.settings or settings
         texts = [text.encode() for text in documents.texts]
-        metadata = [_json(value) for value in documents.metadata]
+        metadata = [metadata_bytes(value) for value in documents.metadata]
         self.ids += [id.encode() for id in documents.ids]
         self._texts += texts
         self._metadata += metadata
         self._lengths.append(documents.embeddings.lengths)
         if len(documents.embeddings.flat):
-            rows, scales = pack_rows(documents.embeddings.flat, "int8")
+            rows, scales = INT8.pack(documents.embeddings.flat)
             assert scales is not None
             self._rows.append((rows, scales))
         self.tokens += len(documents.embeddings.flat)
@@ -72,7 +69,3 @@ class PendingDocuments:
             texts=ByteStrings.of(self._texts),
             metadata=ByteStrings.of(self._metadata),
         )
-
-
-def _json(value: Any) -> bytes:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode() if value else b""

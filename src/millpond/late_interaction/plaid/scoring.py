@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.codecs.residual import Codec
+from millpond.late_interaction.codecs.residual import ResidualCodec
+from millpond.late_interaction.codecs.rows import INT8
 from millpond.late_interaction.index.documents import SEARCH_TURNS, Search
 from millpond.late_interaction.kernels import exact, residuals, scan
 from millpond.late_interaction.kernels.centroids import similarities
@@ -72,7 +73,7 @@ def search(snapshot: Snapshot, queries: Ragged, options: Search, *, threads: int
 class _Searched:
     """A segment in one search."""
 
-    def __init__(self, segment: Segment, allowed: npt.NDArray[np.bool_] | None, codec: Codec | None) -> None:
+    def __init__(self, segment: Segment, allowed: npt.NDArray[np.bool_] | None, codec: ResidualCodec | None) -> None:
         self.segment = segment
         self.coded = segment.entry.coded
         self.columns = segment.file.tokens(0 if codec is None else len(codec.centroids))
@@ -87,7 +88,7 @@ class _Searched:
         self._tokens = (
             None
             if columns.rows is None
-            else exact.Tokens(codec="int8", rows=columns.rows, scales=columns.scales, offsets=columns.offsets)
+            else exact.Tokens(codec=INT8, rows=columns.rows, scales=columns.scales, offsets=columns.offsets)
         )
 
     @property
@@ -106,7 +107,7 @@ class _Searched:
         self,
         query: FloatArray,
         documents: npt.NDArray[np.int64],
-        codec: Codec | None,
+        codec: ResidualCodec | None,
         similarity: FloatArray | None,
         threads: int | None,
     ) -> FloatArray:
@@ -116,7 +117,7 @@ class _Searched:
             matrix = Ragged.from_matrices([query], width=query.shape[1])
             scores: FloatArray = exact.score(matrix, self._tokens, documents=documents, threads=threads)[0]
             return scores
-        assert columns.codes is not None and columns.residuals is not None
+        assert columns.codes is not None and columns.residuals is not None and columns.scales is not None
         assert codec is not None and similarity is not None
         return residuals.score(
             query,
@@ -152,7 +153,7 @@ def _best(
     scanned: list[_Searched],
     query: FloatArray,
     known: Mapping[int, FloatArray],
-    codec: Codec | None,
+    codec: ResidualCodec | None,
     keep: int,
     k: int,
     threads: int | None,

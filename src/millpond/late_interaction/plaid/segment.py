@@ -34,11 +34,12 @@ class SegmentFile:
 
     def __init__(self, folder: Path, entry: SegmentEntry) -> None:
         self.path = folder / entry.file.name
-        arrays = ArrayFile(self.path, entry.file.bytes).arrays
+        self._file = ArrayFile(self.path, entry.file.bytes)
+        arrays = self._file.arrays
         try:
             self.columns = Columns(
                 offsets=arrays["offsets"],
-                scales=arrays["scales"],
+                scales=arrays.get("scales"),
                 rows=arrays.get("rows"),
                 codes=arrays["codes"] if entry.coded else None,
                 residuals=arrays.get("residuals"),
@@ -61,6 +62,14 @@ class SegmentFile:
             or (columns.rows is None) == (columns.residuals is None)
         ):
             raise self._damaged("its arrays do not have the lengths in the manifest")
+
+    def check(self, sha256: str) -> None:
+        """Read all of it.
+
+        Raises:
+            IndexCorruptedError: Its checksum is another one.
+        """
+        self._file.check(sha256)
 
     def tokens(self, centroids: int) -> Columns:
         """The columns, once it is certain that offsets and codes point inside the arrays: kernels do not check that.
@@ -110,7 +119,8 @@ class SegmentFile:
     def _checked_tokens(self) -> tuple[bool, int]:
         """Whether the offsets are in order, and the largest code."""
         offsets, codes = self.columns.offsets, self.columns.codes
-        ordered = offsets[0] == 0 and offsets[-1] == len(self.columns.scales) and bool((np.diff(offsets) >= 0).all())
+        tokens = len(next(iter(self.columns.token_arrays.values())))
+        ordered = offsets[0] == 0 and offsets[-1] == tokens and bool((np.diff(offsets) >= 0).all())
         return bool(ordered), 0 if codes is None or not len(codes) else int(codes.max())
 
     def _damaged(self, reason: str) -> IndexCorruptedError:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,11 +10,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.codecs.residual import Codec
-from millpond.late_interaction.kernels.exact import packed_width, unpack_rows
+from millpond.late_interaction.codecs.residual import ResidualCodec
+from millpond.late_interaction.codecs.rows import INT8, Codec
 from millpond.late_interaction.plaid.storage.array_file import ArrayFileWriter, ArraySpec
 from millpond.late_interaction.plaid.storage.columns import ByteStrings, Columns, Ids
-from millpond.late_interaction.plaid.storage.manifest import Payload
 
 # Rows encoded or copied at a time.
 _BLOCK = 1 << 16
@@ -52,8 +51,7 @@ def write_segment(
     sources: Sequence[Source],
     *,
     dim: int,
-    payload: Payload,
-    codec: Codec | None,
+    codec: ResidualCodec | None,
     encode: bool,
     threads: int | None = None,
 ) -> tuple[int, int]:
@@ -63,7 +61,6 @@ def write_segment(
         path: The file; it must not exist.
         sources: The documents, one after the other, all of one width.
         dim: Columns of a row.
-        payload: How rows are stored if there is a codec.
         codec: The codec of the segment; ``None`` keeps int8 rows without codes.
         encode: Encode the rows of sources that have codes anew, from their int8 rows.
         threads: Most threads; ``None`` is as many as torch uses.
@@ -80,18 +77,8 @@ def write_segment(
         np.concatenate([_copied(source.columns.ids.hash_of_each, source.live) for source in sources]),
     )
     documents, tokens = len(offsets) - 1, int(offsets[-1])
-    specs = {
-        "offsets": ArraySpec(dtype="int64", shape=(documents + 1,)),
-        **_token_specs(tokens, dim, payload, codec),
-        "ids": ids.spec,
-        "id_offsets": ArraySpec(dtype="int64", shape=(documents + 1,)),
-        "id_hashes": ArraySpec(dtype="uint64", shape=(documents,)),
-        "id_order": ArraySpec(dtype="uint32", shape=(documents,)),
-        "texts": texts.spec,
-        "text_offsets": ArraySpec(dtype="int64", shape=(documents + 1,)),
-        "metadata": metadata.spec,
-        "metadata_offsets": ArraySpec(dtype="int64", shape=(documents + 1,)),
-    }
+    sizes = {name: int(plan.offsets[-1]) for name, plan in (("ids", ids), ("texts", texts), ("metadata", metadata))}
+    specs = segment_specs(documents, tokens, sizes, dim=dim, rows=INT8, codec=codec)
     with ArrayFileWriter(path, specs) as file:
         file.write("offsets", offsets)
         file.write("id_hashes", hashes.hashes)
@@ -102,10 +89,10 @@ def write_segment(
         start = 0
         for source in sources:
             for block in _token_blocks(source):
-                stored = _encoded(block, dim, payload, codec, encode, threads)
+                stored = _encoded(block, dim, codec, encode, threads)
                 for name, values in stored.items():
                     file.write(name, values, start)
-                start += len(stored["scales"])
+                start += len(next(iter(stored.values())))
     return documents, tokens
 
 
@@ -119,11 +106,6 @@ class ByteStringsPlan:
             [_copied_offsets(some.offsets, source.live) for some, source in zip(strings, sources, strict=True)]
         )
 
-    @property
-    def spec(self) -> ArraySpec:
-        """The array."""
-        return ArraySpec(dtype="uint8", shape=(int(self.offsets[-1]),))
-
     def write(self, file: ArrayFileWriter, name: str) -> None:
         """Write the array."""
         start = 0
@@ -134,30 +116,49 @@ class ByteStringsPlan:
                 start += len(block)
 
 
-def _token_specs(tokens: int, dim: int, payload: Payload, codec: Codec | None) -> dict[str, ArraySpec]:
-    specs = {"scales": ArraySpec(dtype="float16", shape=(tokens,))}
+def segment_specs(
+    documents: int, tokens: int, sizes: Mapping[str, int], *, dim: int, rows: Codec, codec: ResidualCodec | None
+) -> dict[str, ArraySpec]:
+    """The arrays of a segment's file, in order.
+
+    Args:
+        documents: How many there are.
+        tokens: Their token rows.
+        sizes: Bytes of all ``ids``, ``texts`` and ``metadata``.
+        dim: Columns of a row.
+        rows: How rows are packed.
+        codec: What codes, and residuals in place of the rows, refer to; ``None`` without codes.
+    """
+    specs = {"offsets": ArraySpec(dtype="int64", shape=(documents + 1,))}
+    if rows.scaled:
+        specs["scales"] = ArraySpec(dtype="float16", shape=(tokens,))
     if codec is not None:
         specs["codes"] = ArraySpec(dtype="uint16", shape=(tokens,))
-    if codec is not None and payload != "int8":
+    if codec is not None and codec.bits:
         specs["residuals"] = ArraySpec(dtype="uint8", shape=(tokens, codec.width))
     else:
-        specs["rows"] = ArraySpec(dtype="int8", shape=(tokens, packed_width(dim, "int8")))
+        specs["rows"] = ArraySpec(dtype=rows.dtype.name, shape=(tokens, rows.width(dim)))
+    for one, many in (("id", "ids"), ("text", "texts"), ("metadata", "metadata")):
+        specs[many] = ArraySpec(dtype="uint8", shape=(sizes[many],))
+        specs[f"{one}_offsets"] = ArraySpec(dtype="int64", shape=(documents + 1,))
+        if one == "id":
+            specs["id_hashes"] = ArraySpec(dtype="uint64", shape=(documents,))
+            specs["id_order"] = ArraySpec(dtype="uint32", shape=(documents,))
     return specs
 
 
 def _encoded(
     block: dict[str, npt.NDArray[Any]],
     dim: int,
-    payload: Payload,
-    codec: Codec | None,
+    codec: ResidualCodec | None,
     encode: bool,
     threads: int | None,
 ) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a block of tokens as the segment stores them."""
     if codec is None or ("codes" in block and not encode):
         return block
-    encoded = codec.encode(unpack_rows(block["rows"], block["scales"], "int8", dim=dim), threads=threads)
-    if payload == "int8":
+    encoded = codec.encode(INT8.unpack(block["rows"], block["scales"], dim), threads=threads)
+    if not codec.bits:
         return {"codes": encoded.codes, "rows": block["rows"], "scales": block["scales"]}
     return {"codes": encoded.codes, "residuals": encoded.residuals, "scales": encoded.scales}
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import IndexCorruptedError, SourceNotFoundError
-from millpond.late_interaction.codecs.residual import Codec
+from millpond.late_interaction.codecs.residual import ResidualCodec
+from millpond.late_interaction.codecs.rows import CODECS
 from millpond.late_interaction.index.settings import IndexSettings
 from millpond.late_interaction.kernels.centroids import Groups
 from millpond.late_interaction.plaid.segment import Segment
@@ -21,7 +21,6 @@ from millpond.late_interaction.plaid.storage.columns import id_hashes
 from millpond.late_interaction.plaid.storage.folder import IndexFolder
 from millpond.late_interaction.plaid.storage.manifest import FileEntry, Manifest
 
-_BITS = {"int8": 0, "4": 4, "2": 2}
 _GROUPS = ("centers", "members", "offsets")
 
 
@@ -40,7 +39,7 @@ class Snapshot:
     current: bytes
     manifest: Manifest
     segments: tuple[Segment, ...]
-    codec: Codec | None
+    codec: ResidualCodec | None
     settings: IndexSettings | None
 
     def find(self, ids: Sequence[str]) -> list[npt.NDArray[np.int64]]:
@@ -81,27 +80,23 @@ def open_snapshot(folder: IndexFolder, known: Snapshot | None = None) -> Snapsho
                 raise IndexCorruptedError(f"{error.filename} is missing; restore it, or build the index anew") from None
 
 
-def write_codec(path: Path, codec: Codec) -> None:
+def write_codec(path: Path, codec: ResidualCodec, *, mode: int = 0o666) -> None:
     """Write the file of a codec. The caller syncs it."""
     arrays = {name: array for name, array in codec.arrays().items() if name != "bits"}  # the payload says that
     groups = codec.centroids.groups
     if groups is not None:  # computing them takes as long as encoding thousands of rows
         arrays |= {f"group_{name}": getattr(groups, name) for name in _GROUPS}
     specs = {name: ArraySpec(dtype=array.dtype.name, shape=array.shape) for name, array in arrays.items()}
-    with ArrayFileWriter(path, specs) as file:
+    with ArrayFileWriter(path, specs, mode=mode) as file:
         for name, array in arrays.items():
             file.write(name, array)
 
 
-def write_projection(path: Path, matrix: npt.NDArray[np.float32]) -> None:
+def write_projection(path: Path, matrix: npt.NDArray[np.float32], *, mode: int = 0o666) -> None:
     """Write the file of a projection. The caller syncs it."""
-    with ArrayFileWriter(path, {"matrix": ArraySpec(dtype="float32", shape=matrix.shape)}) as file:
+    specs = {"matrix": ArraySpec(dtype="float32", shape=matrix.shape)}
+    with ArrayFileWriter(path, specs, mode=mode) as file:
         file.write("matrix", matrix)
-
-
-def codec_bits(payload: str) -> int:
-    """Bits of the residuals of a payload."""
-    return _BITS[payload]
 
 
 def _open(folder: IndexFolder, current: bytes, known: Snapshot | None) -> Snapshot:
@@ -137,13 +132,13 @@ def _read_settings(folder: Path, manifest: Manifest) -> IndexSettings | None:
         raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
 
 
-def _read_codec(folder: Path, entry: FileEntry, manifest: Manifest) -> Codec:
+def _read_codec(folder: Path, entry: FileEntry, manifest: Manifest) -> ResidualCodec:
     path = folder / entry.name
     arrays = _read_arrays(path, entry)
-    arrays["bits"] = np.array(_BITS[manifest.payload])
+    arrays["bits"] = np.array(CODECS[manifest.payload].bits)
     width = (manifest.settings or {}).get("width")
     try:
-        codec = Codec.from_arrays(arrays)
+        codec = ResidualCodec.from_arrays(arrays)
         if codec.dim != width:
             raise ValueError(f"its rows have {codec.dim} columns instead of {width}")
     except (KeyError, ValueError) as error:
@@ -156,9 +151,6 @@ def _read_codec(folder: Path, entry: FileEntry, manifest: Manifest) -> Codec:
 
 def _read_arrays(path: Path, entry: FileEntry) -> dict[str, npt.NDArray[Any]]:
     """The arrays of a file that is small, and that everything depends on: its checksum is compared."""
-    mapped = ArrayFile(path, entry.bytes).arrays
-    if hashlib.sha256(path.read_bytes()).hexdigest() != entry.sha256:
-        raise IndexCorruptedError(
-            f"{path} is damaged: its checksum is not the one in the manifest; restore it, or build the index anew"
-        )
-    return {name: np.array(array) for name, array in mapped.items()}
+    file = ArrayFile(path, entry.bytes)
+    file.check(entry.sha256)
+    return {name: np.array(array) for name, array in file.arrays.items()}

@@ -9,13 +9,13 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.late_interaction.codecs import kmeans
-from millpond.late_interaction.codecs.residual import Codec
+from millpond.late_interaction.codecs.residual import ResidualCodec
+from millpond.late_interaction.codecs.rows import CODECS, INT8
 from millpond.late_interaction.index.settings import IndexSettings
-from millpond.late_interaction.kernels.exact import unpack_rows
 from millpond.late_interaction.plaid.pending import PendingDocuments
 from millpond.late_interaction.plaid.segment import Segment, bitmap
 from millpond.late_interaction.plaid.segment_writer import Source, write_segment
-from millpond.late_interaction.plaid.snapshot import Snapshot, codec_bits, write_codec, write_projection
+from millpond.late_interaction.plaid.snapshot import Snapshot, write_codec, write_projection
 from millpond.late_interaction.plaid.storage.folder import Transaction
 from millpond.late_interaction.plaid.storage.manifest import Manifest, SegmentEntry
 
@@ -65,9 +65,9 @@ def train(
     """Train centroids on the int8 rows of all segments, and make one segment of them with the new codes."""
     manifest = snapshot.manifest
     tokens = manifest.tokens
-    codec = Codec.train(
+    codec = ResidualCodec.train(
         _sample(snapshot, kmeans.sample_count(tokens)),
-        bits=codec_bits(manifest.payload),
+        bits=CODECS[manifest.payload].bits,
         k=kmeans.centroid_count(tokens),
         seed=_SEED,
         progress=progress,
@@ -92,14 +92,12 @@ def _write(
     transaction: Transaction,
     manifest: Manifest,
     sources: Sequence[Source],
-    codec: Codec | None,
+    codec: ResidualCodec | None,
     *,
     encode: bool = False,
 ) -> SegmentEntry:
     path = transaction.new_path("segment")
-    documents, tokens = write_segment(
-        path, sources, dim=_dim(manifest), payload=manifest.payload, codec=codec, encode=encode
-    )
+    documents, tokens = write_segment(path, sources, dim=_dim(manifest), codec=codec, encode=encode)
     return SegmentEntry(file=transaction.entry(path), documents=documents, tokens=tokens, coded=codec is not None)
 
 
@@ -128,7 +126,7 @@ def _sample(snapshot: Snapshot, count: int) -> npt.NDArray[np.float32]:
     start = 0
     for segment in snapshot.segments:
         columns = segment.file.columns
-        assert columns.rows is not None
+        assert columns.rows is not None and columns.scales is not None
         source = Source(columns=columns, live=segment.live)
         stop = start + segment.entry.live_tokens
         some = positions[np.searchsorted(positions, start) : np.searchsorted(positions, stop)] - start
@@ -138,7 +136,7 @@ def _sample(snapshot: Snapshot, count: int) -> npt.NDArray[np.float32]:
         original = columns.offsets[:-1] if segment.live is None else columns.offsets[:-1][segment.live]
         tokens = original[document] + some - copied[document]
         if len(tokens):  # a segment that was written before the first rows has no width
-            rows.append(unpack_rows(columns.rows[tokens], columns.scales[tokens], "int8", dim=_dim(snapshot.manifest)))
+            rows.append(INT8.unpack(columns.rows[tokens], columns.scales[tokens], _dim(snapshot.manifest)))
         start = stop
     sample = np.concatenate(rows)
     random.shuffle(sample)

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
+from millpond.late_interaction.codecs.rows import FLOAT32
 from millpond.late_interaction.kernels.exact import Tokens, runs, score
 from millpond.vectors.ragged import Ragged
 
@@ -95,7 +96,7 @@ def _tokens(documents: Ragged, start: int, stop: int) -> Tokens:
     rows = documents.flat[offsets[0] : offsets[-1]]
     if not _readable(rows):
         rows = np.require(rows, dtype=np.float32, requirements="C")
-    return Tokens(codec="float32", rows=rows, scales=None, offsets=offsets - offsets[0])
+    return Tokens(codec=FLOAT32, rows=rows, scales=None, offsets=offsets - offsets[0])
 
 
 def _readable(rows: npt.NDArray[np.generic]) -> bool:

@@ -6,6 +6,7 @@ arrays, each from a multiple of 64 bytes. All numbers are little-endian. One fil
 
 from __future__ import annotations
 
+import hashlib
 import json
 import mmap
 import os
@@ -59,9 +60,10 @@ class ArrayFileWriter:
     Args:
         path: The file; it must not exist.
         arrays: The arrays in the order in which they are laid out.
+        mode: Who may read it, before the umask.
     """
 
-    def __init__(self, path: Path, arrays: Mapping[str, ArraySpec]) -> None:
+    def __init__(self, path: Path, arrays: Mapping[str, ArraySpec], *, mode: int = 0o666) -> None:
         if sys.byteorder != "little":
             raise OSError(f"{path} cannot be written: array files are little-endian, and this processor is not")
         described: dict[str, Any] = {}
@@ -74,7 +76,7 @@ class ArrayFileWriter:
         self._specs = dict(arrays)
         data = -(-(_START.size + len(header)) // _ALIGNMENT) * _ALIGNMENT
         self._offsets = {name: data + int(array["offset"]) for name, array in described.items()}
-        self._file = path.open("xb")
+        self._file = os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb")
         self._file.write(_START.pack(_MAGIC, len(header), zlib.crc32(header)))
         self._file.write(header)
         self._end = data + offset
@@ -131,7 +133,7 @@ class ArrayFile:
                 raise IndexCorruptedError(f"{path} has {actual} bytes instead of {size}; restore it, or build it anew")
             if size < _START.size:
                 raise IndexCorruptedError(f"{path} has no header; restore it, or build the index anew")
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+            mapped = self._mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
         self.arrays: dict[str, npt.NDArray[Any]] = {}
         try:
             self._map(mapped, size)
@@ -139,6 +141,18 @@ class ArrayFile:
             raise IndexCorruptedError(
                 f"{path} has a damaged header ({error}); restore it, or build the index anew"
             ) from error
+
+    def check(self, sha256: str) -> None:
+        """Read all of it.
+
+        Raises:
+            IndexCorruptedError: Its checksum is another one.
+        """
+        if hashlib.sha256(self._mapped).hexdigest() != sha256:
+            raise IndexCorruptedError(
+                f"{self.path} is damaged: its checksum is not the one in the manifest; restore it, or build the index "
+                "anew"
+            )
 
     def _map(self, mapped: mmap.mmap, size: int) -> None:
         magic, length, checksum = _START.unpack_from(mapped)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -93,8 +94,8 @@ class Columns:
 
     Attributes:
         offsets: int64 ``[documents + 1]`` into the token rows.
-        scales: float16 ``[tokens]``: of ``rows`` or of ``residuals``.
-        rows: int8 ``[tokens, columns]``; ``None`` where residuals stand for them.
+        scales: float16 ``[tokens]``: of ``rows`` or of ``residuals``; ``None`` if rows of another type have none.
+        rows: ``[tokens, columns]``, int8 in a PlaidIndex; ``None`` where residuals stand for them.
         codes: uint16 ``[tokens]``, the centroid of each row; ``None`` before the centroids were trained.
         residuals: uint8 ``[tokens, width]`` of :class:`millpond.late_interaction.codecs.residual.Encoded`.
         ids: The ids.
@@ -103,8 +104,8 @@ class Columns:
     """
 
     offsets: npt.NDArray[np.int64]
-    scales: npt.NDArray[np.float16]
-    rows: npt.NDArray[np.int8] | None
+    scales: npt.NDArray[np.float16] | None
+    rows: npt.NDArray[Any] | None
     codes: npt.NDArray[np.uint16] | None
     residuals: npt.NDArray[np.uint8] | None
     ids: Ids
@@ -119,6 +120,11 @@ class Columns:
         """The arrays that have a row for each token, by name."""
         arrays = {"codes": self.codes, "scales": self.scales, "rows": self.rows, "residuals": self.residuals}
         return {name: array for name, array in arrays.items() if array is not None}
+
+
+def metadata_bytes(metadata: object) -> bytes:
+    """Metadata as it is stored: JSON, or no bytes if it is empty."""
+    return json.dumps(metadata, ensure_ascii=False, separators=(",", ":")).encode() if metadata else b""
 
 
 def id_hashes(ids: Sequence[bytes]) -> npt.NDArray[np.uint64]:

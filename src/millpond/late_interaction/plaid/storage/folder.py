@@ -23,9 +23,7 @@ from millpond.late_interaction.plaid.storage.manifest import (
 )
 
 _TEMPORARY = ".tmp"
-_OWN_FILES = re.compile(
-    rf"((segment|deleted|codec|projection)-\d{{8,}}\.bin|manifest-\d{{8,}}\.json|{CURRENT})(\.tmp)?"
-)
+OWN_FILES = re.compile(rf"((segment|deleted|codec|projection)-\d{{8,}}\.bin|manifest-\d{{8,}}\.json|{CURRENT})(\.tmp)?")
 # What a process that died while it created an index leaves behind.
 _UNBORN = re.compile(rf"{LOCK}|manifest-0{{8}}\.json(\.tmp)?|{CURRENT}\.tmp")
 
@@ -54,7 +52,7 @@ class IndexFolder:
         if not self.path.is_dir():
             raise InvalidRequestError(f"{self.path} is a file; an index is a folder, pass another path")
         names = [name for name in os.listdir(self.path) if not _UNBORN.fullmatch(name)]
-        if any(_OWN_FILES.fullmatch(name) for name in names):
+        if any(OWN_FILES.fullmatch(name) for name in names):
             raise IndexCorruptedError(
                 f"{self.path / CURRENT} is missing beside the files of an index; restore it, or build the index anew"
             )
@@ -101,7 +99,7 @@ class IndexFolder:
     def orphans(self, manifest: Manifest) -> list[str]:
         """Files of an index that the manifest does not name: what a process left that died, or what one writes now."""
         used = manifest.names() | {CURRENT}
-        return sorted(name for name in os.listdir(self.path) if _OWN_FILES.fullmatch(name) and name not in used)
+        return sorted(name for name in os.listdir(self.path) if OWN_FILES.fullmatch(name) and name not in used)
 
     def remove(self, names: list[str]) -> None:
         """Remove files. Who has them mapped can read on."""
@@ -124,10 +122,12 @@ class Transaction:
     Args:
         folder: The folder.
         manifest: The manifest now.
+        mode: Who may read the files, before the umask.
     """
 
-    def __init__(self, folder: IndexFolder, manifest: Manifest) -> None:
+    def __init__(self, folder: IndexFolder, manifest: Manifest, *, mode: int = 0o666) -> None:
         self._folder = folder
+        self._mode = mode
         self._manifest = manifest
         self._next_number = manifest.next_number
         self._written: list[str] = []
@@ -153,7 +153,7 @@ class Transaction:
     def write(self, kind: str, content: bytes) -> FileEntry:
         """Write and sync a small file."""
         path = self.new_path(kind)
-        _write(path, content)
+        _write(path, content, self._mode)
         return FileEntry(name=path.name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
     def commit(self, manifest: Manifest) -> tuple[bytes, Manifest]:
@@ -174,11 +174,11 @@ class Transaction:
         content = manifest.to_bytes()
         folder = self._folder.path
         self._written += [manifest.name, manifest.name + _TEMPORARY, CURRENT + _TEMPORARY]
-        _write(folder / (manifest.name + _TEMPORARY), content)
+        _write(folder / (manifest.name + _TEMPORARY), content, self._mode)
         os.replace(folder / (manifest.name + _TEMPORARY), folder / manifest.name)
         self._folder.sync()
         self._current = current_bytes(manifest.name, content)
-        _write(folder / (CURRENT + _TEMPORARY), self._current)
+        _write(folder / (CURRENT + _TEMPORARY), self._current, self._mode)
         os.replace(folder / (CURRENT + _TEMPORARY), folder / CURRENT)
         self._folder.sync()
         return self._current
@@ -203,8 +203,8 @@ class Transaction:
             return True  # cannot tell: what is not needed is swept later
 
 
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
+def _write(path: Path, content: bytes, mode: int) -> None:
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode), "wb") as file:
         file.write(content)
         file.flush()
         _sync(file.fileno())

@@ -7,12 +7,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from millpond.errors import IndexCorruptedError
-
-Payload = Literal["int8", "4", "2"]
-PAYLOADS: tuple[Payload, ...] = ("int8", "4", "2")
+from millpond.late_interaction.codecs.rows import CODECS
 
 CURRENT = "CURRENT"
 # Of the files of this version; a later one may read an older one's, never the reverse.
@@ -74,7 +72,7 @@ class Manifest:
     Attributes:
         generation: 0 for a new index, one more with every change.
         next_number: Number of the next file that is written.
-        payload: How rows are stored in coded segments.
+        payload: The codec: how rows are stored, in a Plaid index in coded segments.
         width: The option that the index was created with; ``settings`` have the width of the rows.
         pool_factor: The option that the index was created with.
         settings: :class:`millpond.late_interaction.index.settings.IndexSettings` as JSON; ``None`` as long as no row
@@ -83,11 +81,12 @@ class Manifest:
         codec: The file of the trained codec; ``None`` before training.
         trained_tokens: Token rows of the index when the codec was trained.
         segments: The segments, oldest first.
+        saved: Whether ``MemoryIndex.save`` wrote it; then there is one segment.
     """
 
     generation: int = 0
     next_number: int = 1
-    payload: Payload
+    payload: str
     width: int | None = None
     pool_factor: int | None = None
     settings: Mapping[str, Any] | None = field(default=None, hash=False)
@@ -95,6 +94,7 @@ class Manifest:
     codec: FileEntry | None = None
     trained_tokens: int = 0
     segments: tuple[SegmentEntry, ...] = ()
+    saved: bool = False
 
     @property
     def name(self) -> str:
@@ -126,7 +126,10 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """As JSON, for :meth:`from_bytes`."""
-        return json.dumps({"format": _FORMAT, **asdict(self)}, indent=1).encode() + b"\n"
+        fields = asdict(self)
+        if not self.saved:  # a key that earlier versions do not read
+            del fields["saved"]
+        return json.dumps({"format": _FORMAT, **fields}, indent=1).encode() + b"\n"
 
     @classmethod
     def from_bytes(cls, path: Path, data: bytes) -> Self:
@@ -143,8 +146,8 @@ class Manifest:
                     f"{path} has format {version!r}, and this version of millpond reads {_FORMAT}; use a newer "
                     "version, or build the index anew"
                 )
-            if fields["payload"] not in PAYLOADS:
-                raise ValueError(f"unknown payload {fields['payload']!r}")
+            if fields["payload"] not in CODECS:
+                raise ValueError(f"unknown codec {fields['payload']!r}")
             codec, projection = fields.pop("codec"), fields.pop("projection")
             segments = tuple(_segment(segment) for segment in fields.pop("segments"))
             return cls(
@@ -155,7 +158,7 @@ class Manifest:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IndexCorruptedError(
-                f"{path} is no manifest ({error}); restore it, or build the index anew"
+                f"{path} is not a manifest ({error}); restore it, or build the index anew"
             ) from error
 
 
