@@ -185,3 +185,4 @@ def pretend_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
         return masking.softcap is None and masking.bias is None and varlen.limits_keys(segments, masking)
 
     monkeypatch.setattr(varlen, "fits", fits)
+    monkeypatch.setattr(varlen, "unavailable", lambda: None)

@@ -15,9 +15,12 @@ from millpond.native.library import ISAS, KernelTable, isa
 ROOT = Path(__file__).parents[1]
 NATIVE = ROOT / "src/millpond/native"
 EMULATION = ROOT / "tests/native/amx_emulation.h"
-emulates = pytest.mark.skipif(
-    shutil.which("g++") is None or isa() not in ISAS[2:], reason="needs g++ and a processor with AVX512-BF16"
-)
+emulates = [
+    pytest.mark.skipif(
+        shutil.which("g++") is None or isa() not in ISAS[2:], reason="needs g++ and a processor with AVX512-BF16"
+    ),
+    pytest.mark.slow,
+]
 
 
 def tile_flags():

@@ -1,4 +1,4 @@
-"""The model that computed stored vectors, compared with that of an engine: vectors of two models do not compare."""
+"""The model that computed stored vectors, compared with an engine's: vectors of two models do not compare."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class ModelIdentity:
         if self.model != name:
             way_out = f"Use {self.model}"
         elif differing:
-            reason += ", nor those of one model with two settings"
+            reason += ", nor do vectors of one model with two settings"
             way_out = f"Open the engine with {options}" if options else f"Use the checkpoint with the {kind}'s settings"
         else:
             unnamed = "" if self.settings else f", or settings, which the {kind} of an older version does not name"

@@ -64,7 +64,7 @@ class _Array(ABC):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmbeddingOutput(_Array):
-    """The result of ``embed``; ``len``, iteration, indexing and ``np.asarray`` are those of its ``embeddings``.
+    """The result of ``embed``; ``len``, iteration, indexing and ``np.asarray`` go to its ``embeddings``.
 
     Attributes:
         embeddings: ``[n, d]`` (``[n, ceil(d / 8)]`` for the binary dtypes), in the order of the texts.
@@ -99,7 +99,7 @@ class EmbeddingOutput(_Array):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class TokenEmbeddingOutput(_Array):
-    """The result of ``token_embed``; ``len``, iteration and indexing are those of its ``embeddings``.
+    """The result of ``token_embed``; ``len``, iteration and indexing go to its ``embeddings``.
 
     ``np.asarray`` is a ValueError if the texts have different numbers of tokens.
 
@@ -149,7 +149,7 @@ class LabelScore(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ClassificationOutput(_Array):
-    """The result of ``classify``; ``len``, iteration, indexing and ``np.asarray`` are those of its ``probs``.
+    """The result of ``classify``; ``len``, iteration, indexing and ``np.asarray`` go to its ``probs``.
 
     Attributes:
         probs: ``[n, labels]`` float32, in the order of the texts.
@@ -189,7 +189,7 @@ class ClassificationOutput(_Array):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ScoreOutput(_Array):
-    """The result of ``score``; ``len``, iteration, indexing and ``np.asarray`` are those of its ``scores``.
+    """The result of ``score``; ``len``, iteration, indexing and ``np.asarray`` go to its ``scores``.
 
     Attributes:
         scores: ``[n]`` float32, one for each pair, in the order of the pairs.
@@ -291,7 +291,7 @@ class RerankOutput(_Listed[RerankResult]):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RewardOutput(_Array):
-    """The result of ``reward``; ``len``, iteration and indexing are those of its ``rewards``.
+    """The result of ``reward``; ``len``, iteration and indexing go to its ``rewards``.
 
     ``np.asarray`` is a ValueError if the texts have different numbers of rows.
 

@@ -112,7 +112,7 @@ class PoolingParams:
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...], *, optional: bool = True) -> None:
-    """Refuse a value that is none of ``choices``.
+    """Refuse a value that is not in ``choices``.
 
     Raises:
         InvalidRequestError: The value is unknown.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.pairwise import pairwise
 
 from millpond.attention import dense, flex, interface, kernels, matmul_attention, native, sdpa, segments, varlen
 from millpond.attention.kernels import attend, select
@@ -62,8 +63,7 @@ MASKINGS = {
 }
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
+@pairwise(masking=MASKINGS, kv_heads=[4, 2, 1])
 def test_sdpa_equals_naive(masking, kv_heads):
     q, k, v = states(kv_heads=kv_heads)
     out = sdpa.attend(q, k, v, Segments.of(LENGTHS), masking)
@@ -80,10 +80,9 @@ def test_the_explicit_path_equals_naive_in_blocks(masking, monkeypatch):
 
 
 # A cost of 0 joins no runs, 70 a few, and 1000 all that have a longer neighbour.
-@pytest.mark.parametrize(("blocks", "start"), [("one", 0), ("many", 70), ("one", 1000)])
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
-def test_products_equal_naive(masking, kv_heads, blocks, start, monkeypatch):
+@pairwise(masking=MASKINGS, joined={"none": ("one", 0), "few": ("many", 70), "all": ("one", 1000)}, kv_heads=[4, 2])
+def test_products_equal_naive(masking, kv_heads, joined, monkeypatch):
+    blocks, start = joined
     monkeypatch.setattr(segments, "_START_COST", start)
     if blocks == "many":  # several blocks of rows, and of texts
         monkeypatch.setattr(matmul_attention, "_BLOCK", 256)
@@ -170,9 +169,7 @@ KEYS = [3, 1, 13, 5, 30, 1]
 KEY_LENGTHS = [7, 1, 13, 13, 30, 4]
 
 
-@pytest.mark.parametrize("short", [False, True], ids=["fused", "explicit"])
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize("masking", MASKINGS.values(), ids=MASKINGS.keys())
+@pairwise(masking=MASKINGS, kv_heads=[4, 2], short={"fused": False, "explicit": True})
 def test_fewer_keys_than_queries(masking, kv_heads, short, monkeypatch):
     if short:
         monkeypatch.setattr(dense, "is_plain", lambda masking: False)
@@ -336,15 +333,6 @@ def test_the_first_kernel_of_the_table_that_fits_serves_the_call(monkeypatch):
     monkeypatch.setattr(kernels, "KERNELS", table)
     assert select(*call) is table[1]
     assert attend(*call) == "first"
-
-
-def test_the_table_of_kernels():
-    assert [kernel.NAME for kernel in kernels.KERNELS] == ["native", "matmul", "varlen", "flex", "sdpa"]
-    assert kernels.KERNELS[-1].fits(*states(), Segments.of(LENGTHS), MASKINGS["softcap window"])
-    assert sdpa.unavailable() is None and matmul_attention.unavailable() is None
-    assert (native.unavailable() is None) == (library() is not None)
-    for kernel in (varlen, flex):
-        assert (kernel.unavailable() == "no CUDA device") == (not torch.cuda.is_available())
 
 
 def test_no_kernel_uses_another():

@@ -5,6 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tests.dispatched import Dispatched
 from tests.recording import Recording
 from tests.tiny import TEXTS, write_checkpoint
@@ -63,11 +65,28 @@ def listed(counts, indices):
     return [set(row[:count].tolist()) for count, row in zip(counts[0, 0].tolist(), indices[0, 0], strict=True)]
 
 
-@pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_blocks_are_those_of_the_mask_written_out(name, causal, window):
-    segments = packed(name)
+@st.composite
+def layouts(draw):
+    """Lengths around the blocks' size, and for some texts fewer keys."""
+    near = st.integers(1, 40) | st.sampled_from([BLOCK - 1, BLOCK, BLOCK + 1, 2 * BLOCK - 1, 5 * BLOCK + 3])
+    lengths = draw(st.lists(near, min_size=1, max_size=9))
+    keys = draw(st.none() | st.tuples(*(st.integers(1, length) for length in lengths)))
+    return Segments.of(lengths, keys=keys)
+
+
+@settings(derandomize=True, max_examples=15, deadline=None)
+@given(segments=layouts(), causal=st.booleans(), window=st.sampled_from(WINDOWS))
+def test_blocks_and_attention_are_those_of_the_mask_written_out(segments, causal, window):
+    check_blocks(segments, causal, window)
+    with pytest.MonkeyPatch.context() as patch:  # else torch traces each call anew, which takes seconds
+        patch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
+        masking = Masking(scale=0.3, causal=causal, window=window, softcap=2.0)
+        q, k, v = states(segments)
+        out = flex.attend(q, k, v, segments, masking, flex=flex_attention)
+        torch.testing.assert_close(out, sdpa.attend(q, k, v, segments, masking), atol=2e-6, rtol=1e-5)
+
+
+def check_blocks(segments, causal, window):
     made = KeyBlocks.of(segments, causal=causal, window=window)
     truth = allowed(segments, causal, window)
     key = torch.arange(segments.total)
@@ -95,19 +114,6 @@ def test_torchs_own_blocks_are_the_same():
     theirs = create_block_mask(lambda b, h, q, k: truth[q, k], None, None, segments.total, segments.total, device="cpu")
     assert listed(made.partial_count, made.partial) == listed(theirs.kv_num_blocks, theirs.kv_indices)
     assert listed(made.full_count, made.full) == listed(theirs.full_kv_num_blocks, theirs.full_kv_indices)
-
-
-@pytest.mark.parametrize("window", [None, 5, 130])
-@pytest.mark.parametrize("causal", [False, True], ids=["bidirectional", "causal"])
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_attention_equals_the_reference(name, causal, window, monkeypatch):
-    # Else torch traces each call anew, which takes seconds.
-    monkeypatch.setattr("torch.nn.attention.flex_attention._FLEX_ATTENTION_DISABLE_COMPILE_DEBUG", True)
-    segments = packed(name)
-    masking = Masking(scale=0.3, causal=causal, window=window, softcap=2.0)
-    q, k, v = states(segments)
-    out = flex.attend(q, k, v, segments, masking, flex=flex_attention)
-    torch.testing.assert_close(out, sdpa.attend(q, k, v, segments, masking), atol=2e-6, rtol=1e-5)
 
 
 LONG = 1 << 15
@@ -197,6 +203,7 @@ CAPPED = Masking(scale=0.25, causal=True, softcap=2.0)
 ORDER = ["many", "one text", "several blocks", "one block", "queries", "one token more", "edges of blocks"]
 
 
+@pytest.mark.contract  # traces
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("flex_on_cpu", "traced_only")
 def test_lengths_windows_and_keys_need_few_compilations():
@@ -213,6 +220,7 @@ def test_lengths_windows_and_keys_need_few_compilations():
     assert not flex._refused
 
 
+@pytest.mark.contract  # traces
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("flex_on_cpu", "traced_only")
 def test_many_models_do_not_share_a_limit_of_compilations(monkeypatch):
@@ -242,6 +250,7 @@ def test_nothing_runs_uncompiled(caplog):
         assert part in message
 
 
+@pytest.mark.contract  # traces
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("flex_on_cpu", "traced_only")
 def test_a_limit_of_compilations_is_no_way_to_run_uncompiled(monkeypatch):
@@ -302,6 +311,7 @@ def test_narrow_heads_and_refused_kinds_do_not_fit(monkeypatch):
     assert not fits(16)[0] and fits(16, softcap=3.0)[0] and fits(32)[0]
 
 
+@pytest.mark.contract  # traces
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.usefixtures("flex_on_cpu", "traced_only")
 def test_gemma_2_is_captured_and_makes_its_blocks_once_for_each_window(monkeypatch, tmp_path):

@@ -68,8 +68,7 @@ PADDED = [
 ]
 
 
-@pytest.mark.parametrize("kv_heads", [4, 2])
-@pytest.mark.parametrize(("layout", "masking"), PADDED)
+@pytest.mark.parametrize(("layout", "masking", "kv_heads"), [(*row, 4 >> i % 2) for i, row in enumerate(PADDED)])
 def test_batches_equal_the_reference(layout, masking, kv_heads, monkeypatch):
     segments, masking = segments_of(layout), MASKINGS[masking]
     q, k, v = states(segments, kv_heads)
@@ -90,8 +89,9 @@ def test_what_cannot_be_padded():
     assert sdpa.can_pad(segments_of("queries and documents"), Masking(scale=1.0, causal=False, window=8))
 
 
-@pytest.mark.parametrize("dim", [1, 8, 20, 26, 33, 264])
-@pytest.mark.parametrize("name", ["full", "causal"])
+@pytest.mark.parametrize(
+    ("dim", "name"), [(1, "full"), (8, "causal"), (20, "full"), (26, "causal"), (33, "full"), (264, "causal")]
+)
 def test_any_width_of_heads_reaches_torch_as_a_multiple_of_8(name, dim, monkeypatch):
     segments = segments_of("unsorted")
     q, k, v = states(segments, dim=dim)
@@ -174,6 +174,7 @@ def launches(attend, segments, masking, **options):
     return dispatched.number
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("name", ["full", "causal", "bias"])
 def test_a_mixed_batch_takes_tens_of_kernel_starts(name):
     """90 lengths: as many calls run by run, with a layer's copies and masks beside them."""

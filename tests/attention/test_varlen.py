@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from tests.pairwise import pairwise
 
 from millpond.attention import sdpa, varlen
 from millpond.attention.segments import Segments
@@ -40,10 +41,7 @@ def releases(*more):
 RELEASES = {"2.11": (), "2.12": ("enable_gqa", "seqused_k")}
 
 
-@pytest.mark.parametrize("release", RELEASES)
-@pytest.mark.parametrize("kv_heads", [4, 2, 1])
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("window", [None, 4])
+@pairwise(kv_heads=[4, 2, 1], release=list(RELEASES), causal=[False, True], window=[None, 4])
 def test_every_release_computes_the_same(release, kv_heads, causal, window, given, monkeypatch):
     monkeypatch.setattr(varlen, "parameters", releases(*RELEASES[release]))
     q, k, v = cut_out()

@@ -175,7 +175,7 @@ def test_the_stores_of_langchain_open_the_collection(
     embeddings = MillpondEmbeddings(engine=engine)
     store: Any
     if database == "qdrant":
-        store = QdrantVectorStore(sink._client, "docs", embedding=embeddings, vector_name="d384")
+        store = QdrantVectorStore(sink.client, "docs", embedding=embeddings, vector_name="d384")
     else:
         store = Milvus(
             embeddings,

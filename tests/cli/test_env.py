@@ -13,8 +13,7 @@ from tests.tiny import write_checkpoint
 import millpond
 from millpond.attention import kernels, matmul_attention, self_check
 from millpond.attention.self_check import KernelCheck
-from millpond.cli.output.kernel_checks import as_objects, of_machine, of_model, table
-from millpond.config import EngineConfig
+from millpond.cli.output.kernel_checks import as_objects, table
 from millpond.native import library
 
 BFLOAT16 = ("--engine", "dtype=bfloat16", "--engine", "device=cpu")
@@ -22,10 +21,9 @@ HEADER = ["kernel", "result", "similarity", "ms", "call"]
 
 
 @pytest.fixture(autouse=True)
-def whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_withdrawn", {})
-    monkeypatch.setattr(self_check, "_told", set())
-    monkeypatch.setattr(self_check, "_probed", set())
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kernels, "_disabled", {})
+    monkeypatch.setattr(self_check, "cache_folder", lambda: tmp_path / "cache")
 
 
 def damage(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,7 +46,7 @@ def test_every_kernel_of_the_machine_has_a_line(run: Run):
     assert not any("WRONG" in line for line in lines)
     for line in lines:
         if line[1] == "right":
-            assert float(line[2]) > 0.98 and float(line[3]) >= 0
+            assert float(line[2]) > 0.997 and float(line[3]) >= 0
     if not torch.cuda.is_available():
         (varlen,) = [line for line in lines if line[0] == "varlen"]
         assert varlen[1:3] == ["not", "run"] and varlen[-3:] == ["no", "CUDA", "device"]
@@ -88,7 +86,7 @@ def test_a_device_that_breaks_is_a_line_and_no_traceback(run: Run, monkeypatch: 
     assert "advice" not in result.out
 
 
-def test_a_models_kernels_are_compared_on_its_weights(run: Run, tmp_path: Path):
+def test_the_kernels_that_a_model_may_use(run: Run, tmp_path: Path):
     folder = write_checkpoint(tmp_path / "model")
     result = run("env", "--check", folder, *BFLOAT16, "--json")
     assert result.code == 0, result.err
@@ -108,28 +106,9 @@ def test_a_models_table_ignores_the_variable_that_leaves_the_check_out(
     assert run("env", "--check", folder, *BFLOAT16).code == 1
 
 
-def test_a_native_forward_is_in_a_models_table(tmp_path: Path):
-    sizes = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
-    folder = write_checkpoint(tmp_path / "model", config=sizes)
-    found = of_model(EngineConfig(model=str(folder), device="cpu", dtype="float32"))
-    native = [check for check in found if check.kernel.startswith("encoder")]
-    assert len(native) == (library.kernel_table() is not None)
-    assert {kernel.NAME for kernel in kernels.KERNELS} <= {check.kernel for check in found}
-
-
-def test_json_without_a_check_has_the_environment_only(run: Run):
-    printed = json.loads(run("env", "--json").out)
-    assert list(printed) == ["environment"] and "python" in printed["environment"]
-
-
 def test_a_model_without_check_is_refused(run: Run):
     result = run("env", "some/model")
     assert result.code == 2 and "--check" in result.err
-
-
-def test_a_model_that_is_none_is_an_error_as_in_every_command(run: Run, tmp_path: Path):
-    result = run("env", "--check", tmp_path)
-    assert result.code == 1 and result.err.startswith("millpond: ")
 
 
 def test_the_lines_of_a_table():
@@ -143,12 +122,6 @@ def test_the_lines_of_a_table():
     assert lines[1].split()[2:] == ["0.250000", "1.0", "float16"]
     assert lines[2].endswith("CUDA: no CUDA device")
     assert [entry["wrong"] for entry in as_objects(checks)] == [True, False, True]
-
-
-def test_the_machines_kernels_do_not_touch_the_table(monkeypatch: pytest.MonkeyPatch):
-    damage(monkeypatch)
-    assert any(check.wrong for check in of_machine())
-    assert not kernels._withdrawn
 
 
 def test_variables_are_named_and_their_values_are_never_printed(run: Run, monkeypatch: pytest.MonkeyPatch):

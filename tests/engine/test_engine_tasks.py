@@ -530,7 +530,7 @@ def test_steps_and_columns_of_a_request(engines: Any, folders: Any) -> None:
     np.testing.assert_allclose(both.flat[:, 1:], first.flat, atol=1e-5)
     for wrong, message in [
         ({"returned_token_ids": [2]}, "holds 2; the columns of .* run from 0 to 1"),
-        ({"step_tag_id": 10**6}, "step_tag_id=1000000 is no token"),
+        ({"step_tag_id": 10**6}, "step_tag_id=1000000 is not a token"),
         ({"step_tag_id": -1}, "step_tag_id=-1 must be a token id"),
         ({"returned_token_ids": []}, "must hold token ids"),
     ]:
@@ -628,8 +628,8 @@ READ: dict[tuple[str, str], set[str]] = {
 }
 ABSENT = {
     **{(name, task, "adapter"): "it has none" for name, task in READ},
-    ("m3", "sparse_embed", "prompt_name"): "is no prompt of",
-    ("classifier", "classify", "prompt_name"): "is no prompt of",
+    ("m3", "sparse_embed", "prompt_name"): "is not a prompt of",
+    ("classifier", "classify", "prompt_name"): "is not a prompt of",
     ("reranker", "score", "instruction"): "has no place in this cross-encoder",
 }
 
@@ -654,11 +654,11 @@ def test_a_task_reads_its_options_and_refuses_the_others(engines: Any, name: str
 
 def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
     jina, embedder = engines("jina"), engines("embedder")
-    with pytest.raises(InvalidRequestError, match=r"adapter='poems' is none of .*; it has retrieval.query, "):
+    with pytest.raises(InvalidRequestError, match=r"adapter='poems' is unknown to .*; it has retrieval.query, "):
         jina.embed(["a"], adapter="poems")
-    with pytest.raises(InvalidRequestError, match="adapter='poems' is none of .*; it has none"):
+    with pytest.raises(InvalidRequestError, match="adapter='poems' is unknown to .*; it has none"):
         embedder.token_embed(["a"], adapter="poems")
-    with pytest.raises(InvalidRequestError, match="prompt_name='poems' is no prompt of .*; it has document, query"):
+    with pytest.raises(InvalidRequestError, match="prompt_name='poems' is not a prompt of .*; it has document, query"):
         embedder.embed(["a"], prompt_name="poems")
     with pytest.raises(InvalidRequestError, match="task='poems' is unknown; choose one of embed"):
         embedder.encode(["a"], task="poems")

@@ -21,7 +21,7 @@ from millpond.attention import kernels, self_check, varlen
 from millpond.attention.self_check import KernelCheck
 from millpond.config import EngineConfig
 from millpond.engine import loading
-from millpond.engine.execute.self_check import check_runner
+from millpond.engine.execute.self_check import check_graphs
 from millpond.engine.loading import load
 from tests import recording
 
@@ -45,10 +45,9 @@ FAMILIES = {
 
 
 @pytest.fixture(autouse=True)
-def whole_table(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernels, "_withdrawn", {})
-    monkeypatch.setattr(self_check, "_told", set())
-    monkeypatch.setattr(self_check, "_probed", set())
+def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kernels, "_disabled", {})
+    monkeypatch.setattr(self_check, "cache_folder", lambda: tmp_path / "cache")
     if not CUDA:
         recording.pretend_varlen(monkeypatch)
         monkeypatch.setattr(loading, "_backend", lambda device: Recording())
@@ -71,17 +70,13 @@ def config(folder: Path, dtype: str) -> EngineConfig:
 
 
 def checked(folder: Path, dtype: str = "bfloat16") -> list[KernelCheck]:
-    """What is compared when a model is loaded; on the recording backend, when it is asked for."""
+    """What is compared when a model is loaded; on the recording backend, graphs when it is asked for."""
     loaded = load(config(folder, dtype), check=True)
-    if CUDA:
-        return list(loaded.checks)
-    return check_runner(loaded.runner, dtype=torch.float32, vocabulary=100, longest=64)
+    return [*loaded.checks, *([] if CUDA else check_graphs(loaded.runner, vocabulary=100, longest=64))]
 
 
 def embedded(folder: Path) -> Any:
     with Engine(folder, device=DEVICE, dtype="bfloat16" if CUDA else "float32") as engine:
-        if not CUDA:
-            check_runner(engine._replicas.runner, dtype=torch.float32, vocabulary=100, longest=64)
         return engine.embed(TEXTS).embeddings
 
 
@@ -92,7 +87,7 @@ def test_what_a_model_uses_agrees_with_float32(family, dtype, plain):
         pytest.skip("float16 is too narrow for it; millpond gives it bfloat16")
     found = checked(plain(family), dtype)
     assert not any(check.wrong for check in found), found
-    assert kernels._withdrawn == {}
+    assert kernels._disabled == {}
     kernel, captured = FAMILIES[family]
     if CUDA and kernel is not None and dtype != "float32":
         assert kernel in {check.kernel for check in found}
@@ -106,7 +101,9 @@ def test_what_a_model_uses_agrees_with_float32(family, dtype, plain):
     ids=["scale", "causality"],
 )
 def test_a_wrong_kernel_is_taken_out(changed, plain, monkeypatch, caplog):
-    expected = embedded(plain("bert"))
+    with monkeypatch.context() as patch:
+        patch.setattr(self_check, "cache_folder", lambda: plain("bert") / "right")
+        expected = embedded(plain("bert"))
     right = varlen.attend
 
     def attend(query: Any, key: Any, value: Any, segments: Any, masking: Any) -> Any:
@@ -114,7 +111,7 @@ def test_a_wrong_kernel_is_taken_out(changed, plain, monkeypatch, caplog):
 
     monkeypatch.setattr(varlen, "attend", attend)
     found = embedded(plain("bert"))
-    assert set(kernels._withdrawn) == {"varlen"}
+    assert set(kernels._disabled) == {"varlen"}
     assert (found * expected).sum(1).min() > 0.999
     assert len([record for record in caplog.records if "varlen" in record.getMessage()]) == 1
 
@@ -125,7 +122,7 @@ def test_a_kernel_that_raises_is_taken_out(plain, monkeypatch):
 
     monkeypatch.setattr(varlen, "attend", missing)
     assert np.isfinite(embedded(plain("modernbert"))).all()
-    assert "no kernel image" in kernels._withdrawn["varlen"]
+    assert "no kernel image" in kernels._disabled["varlen"]
 
 
 @needs_cuda

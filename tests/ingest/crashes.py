@@ -1,14 +1,14 @@
 """A collection in memory and a journal that crash when a test says so, and a splitter that needs no tokenizer."""
 
 import contextlib
+from functools import partial
 from unittest import mock
 
-from tests.ingest.memory_sink import MemoryClient, MemorySink
+from tests.ingest.memory_sink import MemoryClient, MemoryConnection, MemoryDriver
 
-import millpond.ingest.pipeline.ingest as pipeline
-from millpond.ingest import Record, ingest
-from millpond.ingest.chunking import Chunking
-from millpond.ingest.pipeline import writer
+from millpond.ingest import CollectionSink, Record, ingest
+from millpond.ingest.chunking import Chunker, Chunking
+from millpond.ingest.pipeline import planner, writer
 from millpond.ingest.pipeline.journal import CollectionEntries
 
 
@@ -57,25 +57,43 @@ class Countdown:
         raise self.error() if isinstance(self.error, type) else self.error
 
 
-class CrashingSink(MemorySink):
+class CrashingDriver(MemoryDriver):
+    """Asks the sink, whose methods fail on demand."""
+
+    def upsert(self, batch):
+        self.sink._upsert(batch)
+
+    def delete(self, which, manifest):
+        self.sink._delete(which, manifest)
+
+    def fetch(self, row_ids, widths, manifest):
+        return self.sink._fetch(row_ids, widths, manifest)
+
+
+class CrashingSink(CollectionSink):
     """A MemorySink whose requests fail on demand; ``client`` keeps the rows, as a database does, for the next one."""
 
     def __init__(self, client, *, dimensions=None):
-        super().__init__(client, "docs", dimensions=dimensions)
+        super().__init__(CrashingDriver(MemoryConnection(client, "docs")), dimensions=dimensions)
+        self._driver.sink = self
         self.upserts = self.deletes = self.reads = Countdown()
         self.written = []  # record ids, of every row that arrived
         self.sizes = []  # rows of each request
 
     def _upsert(self, batch):
         self.sizes.append(len(batch))
-        self.upserts(super()._upsert, batch)
+        self.upserts(partial(MemoryDriver.upsert, self._driver), batch)
         self.written += [record.id for record in batch.records]
 
-    def _delete(self, which, payload):
-        self.deletes(super()._delete, which, payload)
+    def _delete(self, which, manifest):
+        self.deletes(partial(MemoryDriver.delete, self._driver), which, manifest)
 
-    def _fetch(self, row_ids, widths, payload):
-        return self.reads(super()._fetch, row_ids, widths, payload)
+    def _fetch(self, row_ids, widths, manifest):
+        return self.reads(partial(MemoryDriver.fetch, self._driver), row_ids, widths, manifest)
+
+    @property
+    def _rows(self):
+        return self._driver.rows
 
     @property
     def stored(self):
@@ -87,7 +105,7 @@ def run(records, engine, sink, *, chunker=None, **options):
     """One run, with nothing on the screen."""
     if chunker is None:
         return ingest(records, engine=engine, sink=sink, show_progress=False, **options)
-    with mock.patch.object(pipeline.Chunker, "for_engine", return_value=chunker):
+    with mock.patch.object(Chunker, "for_engine", return_value=chunker):
         return ingest(records, engine=engine, sink=sink, show_progress=False, chunking=Chunking(), **options)
 
 
@@ -95,7 +113,7 @@ def run(records, engine, sink, *, chunker=None, **options):
 def small(batch=3, write=512, page=None):
     """Small batches and writes, so that a few records fill the whole pipeline."""
     with (
-        mock.patch.object(pipeline, "BATCH_RECORDS", batch),
+        mock.patch.object(planner, "BATCH_RECORDS", batch),
         mock.patch.object(writer, "_WRITE_RECORDS", write),
     ):
         yield

@@ -3,7 +3,7 @@
 import re
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest import CollectionSink, Hit, StoredRow, content_hash
+from millpond.ingest import CollectionDriver, CollectionSink, Connection, Fault, Hit, StoredRow, content_hash
 from millpond.metadata import check_filter
 
 
@@ -13,46 +13,54 @@ class MemoryClient(dict):
     close = dict.clear
 
 
-class MemorySink(CollectionSink):
-    database, max_rows, max_bytes, float_bytes = "Memory", 500, 1 << 20, 4
+class MemoryConnection(Connection):
+    database, max_rows, max_bytes = "Memory", 500, 1 << 20
     name_pattern, name_rule = re.compile(r"\w{1,99}"), "letters, digits and underscores"
 
-    def __init__(self, location, collection, *, dimensions=None, fields="plain"):
+    def __init__(self, location, collection):
         passed = isinstance(location, MemoryClient)
-        super().__init__(location, collection, dimensions=dimensions, fields=fields, owned=not passed)
-        self._client = location if passed else MemoryClient()
+        super().__init__(location, collection, client=location if passed else None)
+        self.client = location if passed else MemoryClient()
 
-    def _exists(self):
-        return self._collection in self._client
+    def exists(self):
+        return self.collection in self.client
 
-    def _create(self, manifest):
-        if self._collection in self._client:
+    def read_manifest(self):
+        return self.client[self.collection][0]
+
+    def fault(self, error, request):
+        return Fault(words=f"refused {request}: {error!r}") if isinstance(error, LookupError) else None
+
+
+class MemoryDriver(CollectionDriver):
+    def __init__(self, connection):
+        self.connection = connection
+
+    def create(self, manifest):
+        if self.connection.exists():
             raise LookupError("the collection exists already")
-        self._client[self._collection] = (manifest.to_dict(), {})
+        self.connection.client[self.connection.collection] = (manifest.to_dict(), {})
 
-    def _read_manifest(self):
-        return self._client[self._collection][0]
-
-    def _upsert(self, batch):
+    def upsert(self, batch):
         for index, (point, record) in enumerate(zip(batch.ids, batch.records, strict=True)):
-            self._rows[point] = (record, {width: vectors[index] for width, vectors in batch.vectors.items()})
+            self.rows[point] = (record, {width: vectors[index] for width, vectors in batch.vectors.items()})
 
-    def _query(self, plan, native, fields):
-        rows = [row for row in self._rows.values() if _matches(row[0], native)]
+    def query(self, plan, condition, manifest):
+        rows = [row for row in self.rows.values() if _matches(row[0], condition)]
         for width, limit in ((plan.coarse, plan.candidates), (plan.full, plan.k)):
             if width is not None:
                 rows = sorted(rows, key=lambda row: row[1][width] @ plan.vectors[width], reverse=True)[:limit]
         scores = [float(vectors[plan.full] @ plan.vectors[plan.full]) for _, vectors in rows]
         return [Hit(id=r.id, score=s, text=r.text, metadata=r.metadata) for s, (r, _) in zip(scores, rows, strict=True)]
 
-    def _delete(self, which, fields):
+    def delete(self, which, manifest):
         for point in (
-            which if isinstance(which, list) else [p for p, row in self._rows.items() if _matches(row[0], which)]
+            which if isinstance(which, list) else [p for p, row in self.rows.items() if _matches(row[0], which)]
         ):
-            self._rows.pop(point, None)
+            self.rows.pop(point, None)
 
-    def _fetch(self, row_ids, widths, fields):
-        found = {row_id: self._rows[row_id] for row_id in row_ids if row_id in self._rows}
+    def fetch(self, row_ids, widths, manifest):
+        found = {row_id: self.rows[row_id] for row_id in row_ids if row_id in self.rows}
         return {
             row_id: StoredRow(
                 record_id=record.id,
@@ -62,23 +70,25 @@ class MemorySink(CollectionSink):
             for row_id, (record, vectors) in found.items()
         }
 
-    def _scan(self, fields):
-        yield [(row_id, record.id) for row_id, (record, _) in self._rows.items()]
+    def scan(self, manifest):
+        yield [(row_id, record.id) for row_id, (record, _) in self.rows.items()]
 
-    def _count(self):
-        return len(self._rows)
+    def count(self):
+        return len(self.rows)
 
-    def _to_native(self, filter, fields):
+    def condition(self, filter, manifest):
         if not isinstance(filter, dict | None):
             raise InvalidRequestError(f"filter is of type {type(filter).__name__}; pass a dict of metadata")
         return check_filter(filter or {})
 
-    def _describe_error(self, error, request):
-        return f"refused {request}: {error!r}" if isinstance(error, LookupError) else None
-
     @property
-    def _rows(self):
-        return self._client[self._collection][1]
+    def rows(self):
+        return self.connection.client[self.connection.collection][1]
+
+
+class MemorySink(CollectionSink):
+    def __init__(self, location, collection, *, dimensions=None, fields="plain"):
+        super().__init__(MemoryDriver(MemoryConnection(location, collection)), dimensions=dimensions, fields=fields)
 
 
 def _matches(record, conditions):

@@ -5,20 +5,21 @@ python -m tests.native.guarded_encoder ISA pages|malloc [LIBRARY] [--beyond]
 
 import ctypes
 import sys
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import torch
 from tests.approximate_search import guarded
-from tests.native.reference import MODELS, VOCABULARY
-from tests.native.steps import PRECISIONS, copied, identity, integers, linear, numbers
+from tests.native.steps import MODELS, PRECISIONS, copied, identity, integers, linear, numbers
 
 from millpond.models.native import encoder as encoders
 from millpond.models.native import plan as plans
 from millpond.models.native import structs
 from millpond.models.native.encoder import NativeEncoder, bounds_of
 from millpond.models.native.kernels import kernels_of
+from millpond.models.native.self_check import VOCABULARY
 from millpond.native import library
 
 READINGS = (structs.ALL_ROWS, structs.FIRST_ROW, structs.LAST_ROW, structs.MEAN_ROW)
@@ -58,7 +59,7 @@ def with_distances(dtype, window=None):
         builder.attention(
             heads=2, kv_heads=1, dim=32, scale=0.2, softcap=20.0, distances=distances, window=window, last=True
         )
-        builder.out(linear(integers((32, 64)), integers(32)))
+        builder.o_proj(linear(integers((32, 64)), integers(32)))
         builder.norm(copied(), 32)
 
     return add
@@ -67,7 +68,11 @@ def with_distances(dtype, window=None):
 def run(isa, guards, *, beyond):
     texts = 0
     dtype = PRECISIONS[isa]
-    for model in (*(make(dtype) for make in MODELS.values()), with_distances(dtype), with_distances(dtype, window=40)):
+    for model in (
+        *(partial(make, dtype=dtype, positions=1300) for make in MODELS.values()),
+        with_distances(dtype),
+        with_distances(dtype, window=40),
+    ):
         builder = plans.PlanBuilder(kernels_of(dtype, isa), dtype)
         model(builder)
         encoder = NativeEncoder(builder.build())

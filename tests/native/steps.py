@@ -5,9 +5,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
-from millpond.models.native import structs
+from millpond.models.native import self_check, structs
 from millpond.models.native.encoder import NativeEncoder, bounds_of
 from millpond.models.native.kernels import kernels_of
 from millpond.models.native.plan import PlanBuilder
@@ -15,10 +14,7 @@ from millpond.native import library
 
 # The precision of each instruction set's own kernels.
 PRECISIONS = {
-    "avx2": torch.float32,
-    "avx512": torch.float32,
-    "avx512bf16": torch.bfloat16,
-    "amx": torch.bfloat16,
+    name: torch.bfloat16 if kernels_of(torch.bfloat16, name) is not None else torch.float32 for name in library.ISAS
 }
 # What a rounding to the precision of the states changes at most, relatively.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}
@@ -29,9 +25,14 @@ def has(isa):
     return library.isa(isa) == isa
 
 
-every_isa = pytest.mark.parametrize(
-    "isa", [pytest.param(isa, marks=pytest.mark.skipif(not has(isa), reason=f"no {isa}")) for isa in PRECISIONS]
-)
+def marks_of(isa):
+    """Those of a test of an instruction set: it is slow if this processor has a better one of the same precision."""
+    missing = pytest.mark.skipif(not has(isa), reason=f"no {isa}")
+    best = [other for other in PRECISIONS if has(other) and PRECISIONS[other] == PRECISIONS[isa]][-1:]
+    return [missing] if isa in best else [missing, pytest.mark.slow]
+
+
+every_isa = pytest.mark.parametrize("isa", [pytest.param(isa, marks=marks_of(isa)) for isa in PRECISIONS])
 
 
 def linear(weight, bias=None):
@@ -105,71 +106,4 @@ def assert_near(result, expected, bound):
     assert off.max() <= 0, (result.flatten()[worst], expected.flatten()[worst], torch.as_tensor(bound).max())
 
 
-def normalized(rows, kind, weight=None, bias=None, epsilon=0.0):
-    """A norm over the last dimension, in float64."""
-    rows = rows.double()
-    if kind == structs.COPY:
-        return rows
-    center = rows.mean(-1, keepdim=True) if kind == structs.LAYER_NORM else 0.0
-    off = rows - center
-    result = off / (off.square().mean(-1, keepdim=True) + epsilon).sqrt()
-    if weight is not None:
-        result = result * weight.double()
-    return result if bias is None else result + bias.double()
-
-
-def activated(numbers, name):
-    """An activation by the name of config.json, in float64."""
-    numbers = numbers.double()
-    match name:
-        case None:
-            return numbers
-        case "gelu":
-            return nn.functional.gelu(numbers)
-        case "gelu_new":
-            return nn.functional.gelu(numbers, approximate="tanh")
-        case "silu":
-            return nn.functional.silu(numbers)
-        case "relu":
-            return nn.functional.relu(numbers)
-    raise ValueError(name)
-
-
-def rotated(heads, cosines, sines):
-    """Rotary positions of ``heads [tokens, heads, dim]``, in float64."""
-    low, high = heads.double().chunk(2, dim=-1)
-    cosines, sines = cosines.double()[:, None], sines.double()[:, None]
-    return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1)
-
-
-def attended(
-    queries,  # [tokens, heads, dim]
-    keys,  # [tokens, kv_heads, dim]
-    values,  # [tokens, kv_heads, dim]
-    *,
-    scale,
-    causal=False,
-    window=None,
-    count=None,
-    softcap=None,
-    distances=None,  # [heads, 2 reach - 1]
-):
-    """Attention within one text in float64, and of the magnitudes of the values; 0 for rows without a key."""
-    length, heads, _ = queries.shape
-    group = heads // keys.shape[1]
-    keys, values = (part.double().repeat_interleave(group, dim=1) for part in (keys, values))
-    scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) * scale
-    if softcap:
-        scores = (scores / softcap).tanh() * softcap
-    apart = torch.arange(length) - torch.arange(length)[:, None]  # key - query
-    if distances is not None:
-        scores = scores + distances.double()[:, apart + (distances.shape[1] + 1) // 2 - 1]
-    seen = torch.ones(length, length, dtype=torch.bool)
-    if window is not None:
-        seen &= apart.abs() < window
-    if causal:
-        seen &= apart <= 0
-    if count is not None:
-        seen &= torch.arange(length) < count
-    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
-    return tuple(torch.einsum("hqk,khd->qhd", weights, part) for part in (values, values.abs()))
+MODELS = {"post-norm": self_check.post_norm, "pre-norm": self_check.pre_norm}

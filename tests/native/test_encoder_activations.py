@@ -6,7 +6,6 @@ import torch
 from tests.native.steps import (
     PRECISIONS,
     ROUNDING,
-    activated,
     assert_near,
     copied,
     encoded,
@@ -17,6 +16,8 @@ from tests.native.steps import (
     linear,
     numbers,
 )
+
+from millpond.models.native.self_check import activated
 
 NAMES = ("gelu", "gelu_new", "silu", "relu", None)
 every_activation = pytest.mark.parametrize("name", NAMES, ids=str)
@@ -55,7 +56,7 @@ def test_an_activation_is_that_of_torch(isa, name, gated):
     encoder = encoder_of(
         isa,
         given(rows),
-        lambda b: b.feed(*up, identity(COLUMNS), name, gate=gate),
+        lambda b: b.mlp(*up, identity(COLUMNS), name, gate=gate),
         lambda b: b.norm(copied(), COLUMNS),
     )
     factors = rows.double().roll(-1, 1) if gated else torch.ones(1)
@@ -78,7 +79,7 @@ def test_infinities_nan_and_huge_numbers_give_what_torch_gives(isa, name):
         isa,
         given(rows),
         # Equal columns, whose average is each: a number that is none times 0 would be NaN in the other columns.
-        lambda b: b.feed(linear(first), linear(torch.full((COLUMNS, COLUMNS), 1.0 / COLUMNS)), name),
+        lambda b: b.mlp(linear(first), linear(torch.full((COLUMNS, COLUMNS), 1.0 / COLUMNS)), name),
         lambda b: b.norm(copied(), COLUMNS),
     )
     arguments = special.to(dtype).float()
@@ -94,7 +95,7 @@ def test_the_weight_of_a_row_does_not_depend_on_its_neighbours_being_none(isa):
     """A row of NaN leaves the rows beside it as they are."""
     dtype = PRECISIONS[isa]
     rows = numbers((41, COLUMNS), dtype)
-    steps = (lambda b: b.feed(identity(COLUMNS), identity(COLUMNS), "gelu"), lambda b: b.norm(copied(), COLUMNS))
+    steps = (lambda b: b.mlp(identity(COLUMNS), identity(COLUMNS), "gelu"), lambda b: b.norm(copied(), COLUMNS))
     before = encoded(encoder_of(isa, given(rows), *steps), 41)
     broken = rows.clone()
     broken[::3] = torch.nan

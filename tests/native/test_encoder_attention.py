@@ -7,7 +7,6 @@ from tests.native.steps import (
     PRECISIONS,
     ROUNDING,
     assert_near,
-    attended,
     copied,
     encoder_of,
     every_isa,
@@ -16,8 +15,10 @@ from tests.native.steps import (
     numbers,
     tokens,
 )
+from tests.pairwise import pairwise
 
 from millpond.models.native.encoder import bounds_of
+from millpond.models.native.self_check import attended
 
 # Around a vector, a block of rows, a unit of keys, and the rows that threads divide a text by (512).
 LENGTHS = (1, 2, 5, 7, 12, 13, 15, 16, 17, 31, 32, 33, 48, 63, 65, 130)
@@ -46,7 +47,7 @@ class Texts:
             given(self.rows),
             lambda b: b.heads(identity(self.rows.shape[1])),
             lambda b: b.attention(heads=heads, kv_heads=kv_heads, dim=dim, last=True, **masks),
-            lambda b: b.out(identity(columns)),
+            lambda b: b.o_proj(identity(columns)),
             lambda b: b.norm(copied(), columns),
         )
         keys = None if counts is None else np.array(counts, dtype=np.int32)
@@ -78,21 +79,18 @@ MASKS = {
     "all": {},
     "causal": {"causal": True},
     "window-1": {"window": 1},
-    "window-2": {"window": 2},
     "window-7": {"window": 7},
     "window-64": {"window": 64},
-    "causal-window-1": {"causal": True, "window": 1},
     "causal-window-7": {"causal": True, "window": 7},
     "causal-window-64": {"causal": True, "window": 64},
 }
 every_mask = pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
-every_heads = pytest.mark.parametrize(("heads", "kv_heads", "dim"), HEADS.values(), ids=HEADS)
 
 
 @every_isa
-@every_heads
-@every_mask
-def test_attention_of_every_length(isa, heads, kv_heads, dim, masks):
+@pairwise(shape=HEADS, masks=MASKS)
+def test_attention_of_every_length(isa, shape, masks):
+    heads, kv_heads, dim = shape
     Texts(isa, heads, kv_heads, dim, LENGTHS).check(scale=dim**-0.5, **masks)
 
 
@@ -111,9 +109,7 @@ def test_limited_keys(isa, masks):
 
 
 @every_isa
-@pytest.mark.parametrize("softcap", [None, 5.0, 50.0])
-@pytest.mark.parametrize("with_distances", [False, True], ids=["", "distances"])
-@every_mask
+@pairwise(softcap=[None, 5.0, 50.0], with_distances=[False, True], masks=MASKS)
 def test_a_softcap_and_distances_while_scores_are_read(isa, softcap, with_distances, masks):
     heads, reach = 4, 130
     distances = numbers((heads, 2 * reach - 1), torch.float32, 5, 2.0) if with_distances else None
@@ -152,17 +148,14 @@ def test_scores_that_are_none_spoil_their_own_text_alone(isa):
 
 
 @every_isa
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("masks", [{}, {"causal": True}, {"window": 64}], ids=["all", "causal", "window-64"])
+@pytest.mark.parametrize(("threads", "masks"), [(1, {}), (2, {"causal": True}), (3, {"window": 64})], ids=str)
 def test_long_texts(isa, threads, masks):
     Texts(isa, 2, 1, 32, [511, 1, 512, 513]).check(scale=0.2, threads=threads, **masks)
 
 
 @pytest.mark.slow
 @every_isa
-@every_mask
-@pytest.mark.parametrize("length", [1023, 1025, 2048])
-@pytest.mark.parametrize("threads", [1, 2])
+@pairwise(masks=MASKS, length=[1023, 1025, 2048], threads=[1, 2])
 def test_very_long_texts(isa, length, threads, masks):
     Texts(isa, 2, 1, 64, [length]).check(scale=0.125, threads=threads, **masks)
 

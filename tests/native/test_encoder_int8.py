@@ -1,12 +1,9 @@
 """Products in eight bits: against the integer formulas, at the extremes of a row's range, and in any batch."""
 
-import ctypes
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
-from tests.tiles import emulated_table, emulates
+from tests.pairwise import pairwise
 from torch import nn
 
 from millpond.models.native import structs
@@ -59,7 +56,7 @@ def with_rows(kernels, dtype, rows):
 
 def product(rows, layer, lengths=None, *, threads=1):
     builder = with_rows(kernels(), torch.float32, rows)
-    builder.widen(layer)
+    builder.up_proj(layer)
     builder.norm(structs.NormWeights(kind=structs.COPY), layer.out_features)
     return run(builder, lengths or [len(rows)], threads)[:, : layer.out_features]
 
@@ -93,10 +90,9 @@ def weights_of(layer):
     return layer.weight.detach().numpy(), None if layer.bias is None else layer.bias.detach().numpy()
 
 
-@pytest.mark.parametrize("bias", [True, False], ids=["bias", "no-bias"])
-@pytest.mark.parametrize("count", [1, 11, 12, 13, 64, 65, 150])
-@pytest.mark.parametrize(("inner", "out"), [(32, 32), (96, 160), (384, 64), (416, 96), (768, 32), (1184, 64)])
-def test_a_product_is_the_integer_formula(inner, out, count, bias):
+@pairwise(count=[1, 11, 12, 13, 64, 65, 150], bias=[True, False])
+def test_a_product_is_the_integer_formula(count, bias):
+    inner, out = [(32, 32), (96, 160), (384, 64), (416, 96), (768, 32), (1184, 64)][(count + bias) % 6]
     rows, layer = rows_like(count, inner, seed=count), linear(inner, out, bias=bias, seed=inner)
     found, expected = product(rows, layer), expected_product(rows, *weights_of(layer))
     assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max()
@@ -132,8 +128,7 @@ def test_extreme_rows():
     assert not np.isnan(found[5]).any()  # a range beyond float32: its numbers are at most infinite
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf], ids=["nan", "inf", "minus-inf"])
-@pytest.mark.parametrize("column", [0, 383, 384, 447])
+@pytest.mark.parametrize(("bad", "column"), [(np.nan, 0), (np.inf, 383), (-np.inf, 384), (np.nan, 447)])
 def test_a_row_that_is_not_finite_is_nan_and_no_other(bad, column):
     rows, layer = rows_like(30, 448), linear(448, 64)
     clean = product(rows, layer)
@@ -153,14 +148,13 @@ def feed(kernels, dtype, rows, inner, lengths, *, activation="relu", gated=False
     hidden = rows.shape[1]
     up, down, gate = linear(hidden, inner, seed=1), linear(inner, hidden, seed=2), linear(hidden, inner, seed=3)
     builder = with_rows(kernels, dtype, rows)
-    builder.feed(up, down, activation, gate=gate if gated else None, add=add)
+    builder.mlp(up, down, activation, gate=gate if gated else None, add=add)
     builder.norm(structs.NormWeights(kind=structs.COPY), hidden)
     return run(builder, lengths, threads), (up, down, gate)
 
 
 @pytest.mark.parametrize("add", [False, True], ids=["fresh", "added"])
-@pytest.mark.parametrize("count", [3, 64, 65, 140])
-@pytest.mark.parametrize("inner", [32, 96, 384, 416, 1536])
+@pytest.mark.parametrize(("inner", "count"), [(32, 140), (96, 3), (384, 65), (416, 64), (1536, 3)])
 def test_a_feed_is_quantized_by_chunks_of_inner_columns(inner, count, add):
     rows = rows_like(count, 96, seed=inner)
     found, (up, down, _) = feed(kernels(int8="feeds"), torch.float32, rows, inner, [count], add=add)
@@ -182,9 +176,7 @@ def test_a_feed_is_close_to_float32(activation, gated):
         assert 1e-4 < error.max() < 0.05
 
 
-@pytest.mark.parametrize("int8", ["feeds", "all"])
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pairwise(dtype=DTYPES, gated=[False, True], int8=["feeds", "all"])
 def test_a_row_has_the_same_bits_in_any_batch(dtype, gated, int8):
     rows = rows_like(200, 416)
     options = {"activation": "gelu", "gated": gated}
@@ -197,14 +189,12 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype, gated, int8):
         assert np.array_equal(together[first:last], alone)
 
 
-@pytest.mark.parametrize("int8", ["feeds", "all"])
-@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pairwise(dtype=DTYPES, gated=[False, True], int8=["feeds", "all"])
 def test_a_text_longer_than_a_block_has_the_same_bits(dtype, gated, int8):
     """Such a text runs in slices, each with codes of its own rows only."""
     up, down, gate = linear(416, 1184, seed=1), linear(1184, 416, seed=2), linear(416, 1184, seed=3)
     builder = with_rows(kernels(dtype, int8), dtype, rows_like(520, 416))
-    builder.feed(up, down, "gelu", gate=gate if gated else None, add=True)
+    builder.mlp(up, down, "gelu", gate=gate if gated else None, add=True)
     builder.norm(structs.NormWeights(kind=structs.COPY), 416)
     encoder = NativeEncoder(builder.build())
     ids = np.arange(520, dtype=np.int32)
@@ -220,7 +210,7 @@ def test_only_the_feeds_are_in_eight_bits_unless_all_are_asked_for():
     found = []
     for int8 in ("none", "feeds", "all"):
         builder = with_rows(kernels(int8=int8), torch.float32, rows)
-        builder.widen(layer)
+        builder.up_proj(layer)
         builder.norm(structs.NormWeights(kind=structs.COPY), 64)
         found.append(run(builder, [20])[:, :64])
     assert np.array_equal(found[0], found[1])
@@ -231,24 +221,3 @@ def test_no_kernels_where_the_processor_has_no_integer_products():
     assert kernels_of(torch.float32, "avx2", int8="feeds") is None
     assert kernels_of(torch.float32, "avx2") is not None
     assert not kernel_table("avx2").pack_weight_int8
-
-
-@pytest.fixture(scope="module")
-def table(tmp_path_factory):
-    return emulated_table(tmp_path_factory.mktemp("tiles"))
-
-
-@emulates
-@pytest.mark.parametrize("count", [1, 16, 17, 33, 100])
-@pytest.mark.parametrize("inner", [96, 416, 1184])
-def test_tiles_give_the_same_bits(inner, count, table):
-    vectors = kernels(torch.bfloat16, "feeds", "avx512bf16")
-    tiles = replace(vectors, encode=table.encode_bfloat16, workspace=table.encoder_workspace_bfloat16)
-    assert ctypes.cast(tiles.encode, ctypes.c_void_p).value != ctypes.cast(vectors.encode, ctypes.c_void_p).value
-    rows = rows_like(count, 416)
-    for gated in (False, True):
-        found, expected = (
-            feed(some, torch.bfloat16, rows, inner, [count], activation="gelu", gated=gated)[0]
-            for some in (tiles, vectors)
-        )
-        assert np.array_equal(found, expected)

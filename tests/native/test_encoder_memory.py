@@ -24,6 +24,7 @@ def run(isa, *arguments, **environment):
     )
 
 
+@pytest.mark.contract
 @every_isa
 def test_nothing_is_touched_beyond_the_end_of_any_array(isa):
     """Ids, bounds, types, tables, weights, workspace and result end where a page begins that may not be touched."""

@@ -5,7 +5,6 @@ import torch
 from tests.native.steps import (
     PRECISIONS,
     ROUNDING,
-    activated,
     assert_near,
     copied,
     encoded,
@@ -15,23 +14,21 @@ from tests.native.steps import (
     identity,
     integers,
     linear,
-    normalized,
     numbers,
-    rotated,
     tokens,
 )
+from tests.pairwise import pairwise
 
 from millpond.models.native import structs
 from millpond.models.native.encoder import bounds_of
+from millpond.models.native.self_check import activated, normalized, rotated
 
 # Around the rows of a product's block (6 and 12), a tile (16), a barrier of the layout (32) and a whole feed (64).
 ROWS = (1, 2, 5, 6, 7, 12, 13, 16, 31, 33, 63, 64, 65, 97, 200)
 
 
 @every_isa
-@pytest.mark.parametrize("with_types", [False, True], ids=["", "types"])
-@pytest.mark.parametrize("with_positions", [False, True], ids=["", "positions"])
-@pytest.mark.parametrize("scale", [1.0, 19.6])
+@pairwise(with_types=[False, True], with_positions=[False, True], scale=[1.0, 19.6])
 def test_embeddings_are_the_sum_of_their_tables(isa, with_types, with_positions, scale):
     dtype, columns, lengths, offset = PRECISIONS[isa], 96, [1, 7, 40, 2], 3
     words, positions, types = (numbers((rows, columns), dtype, seed) for seed, rows in enumerate((50, 43, 3)))
@@ -39,7 +36,7 @@ def test_embeddings_are_the_sum_of_their_tables(isa, with_types, with_positions,
         isa,
         lambda b: b.embed(words, positions if with_positions else None, types if with_types else None, scale),
         lambda b: b.norm(copied(), columns),
-        lambda b: b.widen(identity(columns)),
+        lambda b: b.up_proj(identity(columns)),
         lambda b: b.norm(copied(), columns),
     )
     draw = torch.Generator().manual_seed(0)
@@ -63,9 +60,11 @@ def test_embeddings_are_the_sum_of_their_tables(isa, with_types, with_positions,
 
 
 @every_isa
-@pytest.mark.parametrize("kind", [structs.LAYER_NORM, structs.RMS_NORM], ids=["layer", "rms"])
-@pytest.mark.parametrize("columns", [32, 96, 384, 1056])
-@pytest.mark.parametrize("affine", ["none", "weight", "weight-bias"])
+@pairwise(
+    columns=[32, 96, 384, 1056],
+    affine=["none", "weight", "weight-bias"],
+    kind={"layer": structs.LAYER_NORM, "rms": structs.RMS_NORM},
+)
 def test_a_norm_is_that_of_its_formula(isa, kind, columns, affine):
     dtype, count, epsilon = PRECISIONS[isa], 23, 1e-3
     rows = numbers((count, columns), dtype) * 2.0 ** torch.arange(-5, 18)[:count, None] + 1.5
@@ -76,7 +75,7 @@ def test_a_norm_is_that_of_its_formula(isa, kind, columns, affine):
         isa,
         given(rows),
         lambda b: b.norm(b.norm_weights(kind, weight, bias, epsilon), columns),
-        lambda b: b.widen(identity(columns)),
+        lambda b: b.up_proj(identity(columns)),
         lambda b: b.norm(copied(), columns),
     )
     expected = normalized(rows, kind, weight, bias, epsilon)
@@ -107,7 +106,7 @@ def test_the_residual_of_a_norm_and_what_it_keeps(isa):
         isa,
         given(rows),
         lambda b: b.norm(doubled(b), columns),
-        lambda b: b.widen(shift),
+        lambda b: b.up_proj(shift),
         lambda b: b.norm(doubled(b), columns, residual=True),
     )
     expected = normalized(rounded + rounded.roll(1, 1), structs.LAYER_NORM, weight, None, 1e-3)
@@ -120,7 +119,7 @@ def test_the_residual_of_a_norm_and_what_it_keeps(isa):
             given(rows),
             lambda b, keep=keep: b.norm(doubled(b), columns, keep=keep),
             lambda b: b.heads(shift),
-            lambda b: b.out(identity(columns), add=True),
+            lambda b: b.o_proj(identity(columns), add=True),
             lambda b: b.norm(copied(), columns),
         )
         expected = rounded.roll(1, 1) + (first if keep else rows.double())
@@ -131,7 +130,7 @@ def test_the_residual_of_a_norm_and_what_it_keeps(isa):
         isa,
         given(rows),
         lambda b: b.heads(shift),
-        lambda b: b.out(identity(columns), branch=True),
+        lambda b: b.o_proj(identity(columns), branch=True),
         lambda b: b.norm(doubled(b), columns, branch=True),
         lambda b: b.norm(copied(), columns),
     )
@@ -151,14 +150,14 @@ def test_products_of_whole_numbers_are_exact(isa, with_bias, into, out):
     back = wide @ second.weight.T + (second.bias if with_bias else 0)
     assert max(wide.abs().max(), back.abs().max() + 1) <= 256, "has to be exact in bfloat16"
 
-    encoder = encoder_of(isa, given(rows), lambda b: b.widen(first), lambda b: b.norm(copied(), out))
+    encoder = encoder_of(isa, given(rows), lambda b: b.up_proj(first), lambda b: b.norm(copied(), out))
     for count in ROWS:
         assert torch.equal(encoded(encoder, count)[:, :out], wide[:count].double()), count
     copy = copied()
     ways = {
-        "sums": ((lambda b: b.out(second),), back),
-        "added": ((lambda b: b.out(second, add=True),), rows + back),
-        "branch": ((lambda b: b.out(second, branch=True), lambda b: b.norm(copy, into, branch=True)), rows + back),
+        "sums": ((lambda b: b.o_proj(second),), back),
+        "added": ((lambda b: b.o_proj(second, add=True),), rows + back),
+        "branch": ((lambda b: b.o_proj(second, branch=True), lambda b: b.norm(copy, into, branch=True)), rows + back),
     }
     for name, (steps, expected) in ways.items():
         encoder = encoder_of(isa, given(rows), lambda b: b.heads(first), *steps, lambda b: b.norm(copied(), into))
@@ -176,7 +175,7 @@ def test_heads_are_the_linear_layers_side_by_side(isa, parts):
         isa,
         given(rows),
         lambda b: b.heads(*layers),
-        lambda b: b.out(identity(wide)),
+        lambda b: b.o_proj(identity(wide)),
         lambda b: b.norm(copied(), wide),
     )
     expected = torch.cat([rows @ layer.weight.T + layer.bias for layer in layers], dim=1)
@@ -188,7 +187,7 @@ def test_heads_are_the_linear_layers_side_by_side(isa, parts):
 def test_a_long_sum_is_as_exact_as_its_precision(isa, into):
     dtype, count = PRECISIONS[isa], 29
     rows, weight = numbers((count, into), dtype), numbers((32, into), dtype, 1)
-    encoder = encoder_of(isa, given(rows), lambda b: b.widen(linear(weight)), lambda b: b.norm(copied(), 32))
+    encoder = encoder_of(isa, given(rows), lambda b: b.up_proj(linear(weight)), lambda b: b.norm(copied(), 32))
     expected, magnitude = (a.double() @ b.double().T for a, b in ((rows, weight), (rows.abs(), weight.abs())))
     result = encoded(encoder, count)[:, :32]
     assert_near(result, expected, 1.1 * ROUNDING[dtype] * expected.abs() + 1e-6 * magnitude)
@@ -217,7 +216,7 @@ def test_a_feed_of_whole_numbers_is_exact(isa, gated, inner):
         encoder = encoder_of(
             isa,
             given(rows),
-            lambda b, target=target: b.feed(up, down, "relu", gate=gate if gated else None, **target),
+            lambda b, target=target: b.mlp(up, down, "relu", gate=gate if gated else None, **target),
             *steps,
             lambda b: b.norm(copied(), columns),
         )
@@ -238,7 +237,7 @@ def test_a_feed_of_any_numbers(isa, name, gated):
     encoder = encoder_of(
         isa,
         given(rows),
-        lambda b: b.feed(up, down, name, gate=gate if gated else None),
+        lambda b: b.mlp(up, down, name, gate=gate if gated else None),
         lambda b: b.norm(copied(), columns),
     )
     expected = hidden @ down.weight.double().T + down.bias.double()
@@ -260,7 +259,7 @@ def test_a_linear_layer_without_a_bias_beside_one_with_a_bias(isa):
         encoder = encoder_of(
             isa,
             given(rows),
-            lambda b, one=one, other=other: b.feed(other, down, "relu", gate=one),
+            lambda b, one=one, other=other: b.mlp(other, down, "relu", gate=one),
             lambda b: b.norm(copied(), columns),
         )
         assert torch.equal(encoded(encoder, 20), expected.double())
@@ -268,7 +267,7 @@ def test_a_linear_layer_without_a_bias_beside_one_with_a_bias(isa):
             isa,
             given(rows),
             lambda b, one=one, other=other: b.heads(one, other),
-            lambda b: b.out(identity(2 * inner)),
+            lambda b: b.o_proj(identity(2 * inner)),
             lambda b: b.norm(copied(), 2 * inner),
         )
         expected = [rows @ layer.weight.T + (0 if layer.bias is None else layer.bias) for layer in (one, other)]
@@ -276,10 +275,11 @@ def test_a_linear_layer_without_a_bias_beside_one_with_a_bias(isa):
 
 
 @every_isa
-@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(2, 2, 32), (3, 1, 64), (2, 1, 96), (1, 1, 128), (4, 2, 256)])
-@pytest.mark.parametrize("norms", [False, True], ids=["", "norms"])
-@pytest.mark.parametrize("turns", [False, True], ids=["", "rotary"])
-def test_query_and_key_heads_are_normalized_and_rotated(isa, heads, kv_heads, dim, norms, turns):
+@pairwise(
+    shape=[(2, 2, 32), (3, 1, 64), (2, 1, 96), (1, 1, 128), (4, 2, 256)], norms=[False, True], turns=[False, True]
+)
+def test_query_and_key_heads_are_normalized_and_rotated(isa, shape, norms, turns):
+    heads, kv_heads, dim = shape
     dtype, lengths, offset = PRECISIONS[isa], [1, 30, 3], 5
     columns, count = (heads + 2 * kv_heads) * dim, sum(lengths)
     rows = numbers((count, columns), dtype)
@@ -290,7 +290,7 @@ def test_query_and_key_heads_are_normalized_and_rotated(isa, heads, kv_heads, di
         isa,
         given(rows),
         lambda b: b.heads(identity(columns)),
-        lambda b: b.turn(
+        lambda b: b.rotary(
             heads=heads,
             kv_heads=kv_heads,
             dim=dim,
@@ -299,7 +299,7 @@ def test_query_and_key_heads_are_normalized_and_rotated(isa, heads, kv_heads, di
             cosines=cosines,
             sines=sines,
         ),
-        lambda b: b.out(identity(columns)),
+        lambda b: b.o_proj(identity(columns)),
         lambda b: b.norm(copied(), columns),
     )
     parts = list(rows.double().unflatten(1, (-1, dim)).split([heads, kv_heads, kv_heads], dim=1))

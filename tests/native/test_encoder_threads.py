@@ -1,9 +1,7 @@
 """The threads of a native forward: they change no result, however many they are and whoever calls."""
 
-import os
 import shutil
 import subprocess
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +18,6 @@ from millpond.native.library import isa
 NATIVE = Path(__file__).parents[2] / "src/millpond/native"
 pytestmark = pytest.mark.skipif(isa() is None, reason="no compiled kernels: no C++ compiler, or no AVX2")
 
-LENGTHS = {
-    "one-short": [3],
-    "one-long": [700],
-    "two": [40, 9],
-    "many": [(7 * i) % 60 + 1 for i in range(70)],
-    "a-long-one-last": [5] * 30 + [400],
-    "with-single-tokens": [1] * 50,
-}
-cases = pytest.mark.parametrize("lengths", [pytest.param(lengths, id=name) for name, lengths in LENGTHS.items()])
-
 
 @pytest.fixture(scope="module")
 def encoder():
@@ -43,9 +31,9 @@ def encoder():
     for last in (False, True):
         builder.heads(*(nn.Linear(width, width) for _ in range(3)))
         builder.attention(heads=2, kv_heads=2, dim=32, scale=0.2, last=last)
-        builder.out(nn.Linear(width, width))
+        builder.o_proj(nn.Linear(width, width))
         builder.norm(norm, width, residual=True)
-        builder.feed(nn.Linear(width, inner), nn.Linear(inner, width), "gelu")
+        builder.mlp(nn.Linear(width, inner), nn.Linear(inner, width), "gelu")
         builder.norm(norm, width, residual=True)
     return NativeEncoder(builder.build())
 
@@ -55,50 +43,10 @@ def encode(encoder, lengths, rows, threads):
     return encoder.encode(ids, bounds_of(lengths), rows=rows, threads=threads)
 
 
-@cases
-@pytest.mark.parametrize("rows", ["all", "first", "last", "mean"])
-def test_the_number_of_threads_changes_no_bit(encoder, lengths, rows):
-    expected = encode(encoder, lengths, rows, 1)
-    for threads in (2, 3, 8, 2, 1):
-        assert torch.equal(encode(encoder, lengths, rows, threads), expected)
-
-
-def test_calls_at_the_same_time_share_no_state(encoder):
-    expected = {name: encode(encoder, lengths, "mean", 1) for name, lengths in LENGTHS.items()}
-
-    def call(i):
-        name = sorted(LENGTHS)[i % len(LENGTHS)]
-        return torch.equal(encode(encoder, LENGTHS[name], "mean", 1 + i % 4), expected[name])
-
-    with ThreadPoolExecutor(8) as pool:
-        assert all(pool.map(call, range(200)))
-
-
 def test_more_threads_than_a_process_keeps_are_fewer(encoder):
     expected = encode(encoder, [30] * 300, "mean", 1)
     assert torch.equal(encode(encoder, [30] * 300, "mean", 300), expected)
     assert torch.equal(encode(encoder, [30], "mean", 300), encode(encoder, [30], "mean", 1))
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_starts_its_own_threads(encoder):
-    expected = encode(encoder, [50, 20], "mean", 4)
-    reader, writer = os.pipe()
-    if (child := os.fork()) == 0:
-        try:
-            before = len(os.listdir("/proc/self/task"))  # the fork itself may have started some
-            same = all(torch.equal(encode(encoder, [50, 20], "mean", 4), expected) for _ in range(20))
-            # A thread for each of a call's members but the calling one.
-            started = len(os.listdir("/proc/self/task")) - before
-            os.write(writer, f"{same} {started}".encode())
-        finally:
-            os._exit(0)
-    os.close(writer)
-    with os.fdopen(reader) as told:
-        assert told.read() == "True 3"
-    assert os.waitpid(child, 0)[1] == 0
-    assert torch.equal(encode(encoder, [50, 20], "mean", 4), expected)
 
 
 CUTS = """
@@ -141,6 +89,7 @@ def cuts(tmp_path_factory):
     return cut
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("threads", "block", "lengths", "expected"),
     [

@@ -105,16 +105,16 @@ def encoder_of(
     for layer in range(layers):
         builder.heads(*(weights.linear(n * dim, hidden, bias) for n in (heads, kv_heads, kv_heads)))
         if rotary:
-            builder.turn(heads=heads, kv_heads=kv_heads, dim=dim, cosines=angles.cos(), sines=angles.sin())
+            builder.rotary(heads=heads, kv_heads=kv_heads, dim=dim, cosines=angles.cos(), sines=angles.sin())
         if distances:
             attention["distances"] = weights.numbers(heads, 2 * positions - 1)
         builder.attention(
             heads=heads, kv_heads=kv_heads, dim=dim, scale=dim**-0.5, last=layer == layers - 1, **attention
         )
-        builder.out(weights.linear(hidden, heads * dim, bias), add=prenorm)
+        builder.o_proj(weights.linear(hidden, heads * dim, bias), add=prenorm)
         builder.norm(norm(), hidden, residual=not prenorm)
         up, down = weights.linear(inner, hidden, bias), weights.linear(hidden, inner, bias)
-        builder.feed(up, down, activation, gate=weights.linear(inner, hidden, bias) if gated else None, add=prenorm)
+        builder.mlp(up, down, activation, gate=weights.linear(inner, hidden, bias) if gated else None, add=prenorm)
         builder.norm(norm(), hidden, residual=not prenorm)
     return NativeEncoder(builder.build())
 
@@ -201,7 +201,7 @@ def test_products_in_eight_bits_equal_those_of_pairs(table):
         builder = PlanBuilder(kernels, torch.bfloat16)
         builder.embed(states)
         builder.norm(structs.NormWeights(kind=structs.COPY), columns)
-        builder.feed(up, down, "gelu")
+        builder.mlp(up, down, "gelu")
         builder.norm(structs.NormWeights(kind=structs.COPY), columns)
         encoder = NativeEncoder(builder.build())
         for encoder.block in (32, 512):

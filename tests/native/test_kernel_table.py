@@ -69,6 +69,7 @@ def test_every_instruction_set_has_the_kernels_of_the_lower_ones(highest):
     assert lacking <= beyond.get(min(highest, isa(), key=ISAS.index), set())
 
 
+@pytest.mark.contract
 @built
 @pytest.mark.parametrize("highest", ISAS)
 def test_a_lower_instruction_set_can_be_forced(highest):
@@ -81,6 +82,7 @@ def test_a_lower_instruction_set_can_be_forced(highest):
         assert told(code, MILLPOND_ISA=highest) == f"{expected} {encoder} {None if encoder else reason}"
 
 
+@pytest.mark.contract
 @built
 def test_an_unknown_instruction_set_is_named_and_ignored():
     code = "import logging; logging.basicConfig(stream=sys.stdout, format='%(message)s'); print(place.isa())"
@@ -89,6 +91,7 @@ def test_an_unknown_instruction_set_is_named_and_ignored():
     assert used == isa()
 
 
+@pytest.mark.contract
 def test_switched_off_there_is_no_table():
     assert told("print(place.kernel_table(), place.isa())", MILLPOND_NATIVE="0") == "None None"
 
@@ -131,6 +134,7 @@ def test_an_instruction_set_that_the_compiler_does_not_know_is_left_out(hook, so
     assert table.pack_int8
 
 
+@pytest.mark.contract
 @needs_gcc
 def test_a_mistake_in_the_source_of_an_instruction_set_is_an_error(hook, sources, tmp_path):
     source = sources / "x86_amx/kernels.cpp"

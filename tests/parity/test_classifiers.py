@@ -14,8 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.pairwise import pairwise
 from tests.parity.head_oracles import classifier
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
+from tests.tiny.families import some
 
 from millpond.engine.engine import Engine
 from millpond.inputs import TokenIds
@@ -109,7 +111,7 @@ def roll(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- Equal to transformers ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("family", SEQUENCE)
+@pytest.mark.parametrize("family", some(SEQUENCE))
 def test_a_text_s_classes(family, written, engine_of, record_property):
     folder = written(family, "SequenceClassification")
     expected, engine = expected_of(folder), engine_of(folder)
@@ -126,7 +128,7 @@ def test_a_text_s_classes(family, written, engine_of, record_property):
     assert engine.tasks == {"classify", "token_classify"}
 
 
-@pytest.mark.parametrize("family", SEQUENCE)
+@pytest.mark.parametrize("family", some(SEQUENCE))
 def test_notices_another_row(family, written, engine_of):
     """The same head with another pooling of the same states."""
     folder = written(family, "SequenceClassification")
@@ -134,7 +136,7 @@ def test_notices_another_row(family, written, engine_of):
     assert difference(logits(engine_of(folder, pooling=other), "classify"), expected_of(folder)) > VISIBLE
 
 
-@pytest.mark.parametrize("family", TOKEN)
+@pytest.mark.parametrize("family", some(TOKEN))
 def test_each_token_s_classes(family, written, engine_of, record_property):
     folder = written(family, "TokenClassification")
     expected, engine = expected_of(folder), engine_of(folder)
@@ -148,7 +150,7 @@ def test_each_token_s_classes(family, written, engine_of, record_property):
     assert engine.tasks == {"token_classify"}
 
 
-@pytest.mark.parametrize("family", TOKEN)
+@pytest.mark.parametrize("family", some(TOKEN))
 def test_notices_the_neighbour_s_classes(family, written, engine_of, monkeypatch):
     folder = written(family, "TokenClassification")
     roll(monkeypatch)
@@ -193,9 +195,11 @@ def test_heads_that_the_config_changes(family, fields, other, written, engine_of
         assert difference(actual, expected_of(folder, **other)) > VISIBLE
 
 
-@pytest.mark.parametrize("kind", ["SequenceClassification", "TokenClassification"])
-@pytest.mark.parametrize("labels", [1, 2])
-@pytest.mark.parametrize("family", ["bert", "modernbert", "roberta", "qwen3"])
+@pairwise(
+    family=["bert", "modernbert", "roberta", "qwen3"],
+    labels=[1, 2],
+    kind=["SequenceClassification", "TokenClassification"],
+)
 def test_other_numbers_of_labels(family, labels, kind, written, engine_of):
     folder = written(family, kind, labels=labels)
     engine = engine_of(folder)

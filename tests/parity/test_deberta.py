@@ -38,25 +38,9 @@ def expected_of(folder, texts):
         return [reference(ids).numpy() for ids in _ids(folder, texts)]
 
 
-@pytest.mark.parametrize("block", [None, 400], ids=["whole", "blocks"])
 @pytest.mark.parametrize("form", FORMS)
-def test_every_form_equals_transformers(form, block, tmp_path, monkeypatch):
-    """Also in small blocks of texts and rows, whose windows of distances differ."""
-    folder = write_checkpoint(tmp_path / "model", "deberta-v2", config=FORMS[form])
-    if block is not None:
-        monkeypatch.setattr(deberta, "_SCORE_BLOCK", block)
-    with Engine(folder, dtype="float32", device="cpu") as engine:
-        worst = difference(states(engine, TEXTS), expected_of(folder, TEXTS))
-    assert worst <= TOLERANCE
-
-
-@pytest.mark.parametrize("block", [None, 400], ids=["whole", "blocks"])
-@pytest.mark.parametrize("form", FORMS)
-def test_every_form_equals_transformers_as_on_cuda(form, block, tmp_path, monkeypatch):
-    """There texts of similar lengths are filled up to one batch."""
-    monkeypatch.setattr(deberta, "_pads", lambda device: True)
-    if block is not None:
-        monkeypatch.setattr(deberta, "_SCORE_BLOCK", block)
+def test_every_form_equals_transformers_in_blocks_and_as_on_cuda(form, tmp_path, monkeypatch):
+    """Small blocks have other windows of distances; on CUDA texts of similar lengths are filled up to one batch."""
     batches = []
     right = deberta.PackedDeberta._batches
 
@@ -66,10 +50,14 @@ def test_every_form_equals_transformers_as_on_cuda(form, block, tmp_path, monkey
 
     monkeypatch.setattr(deberta.PackedDeberta, "_batches", noted)
     folder = write_checkpoint(tmp_path / "model", "deberta-v2", config=FORMS[form])
+    expected, block = expected_of(folder, TEXTS), deberta._SCORE_BLOCK
     with Engine(folder, dtype="float32", device="cpu") as engine:
-        worst = difference(states(engine, TEXTS), expected_of(folder, TEXTS))
-    assert worst <= TOLERANCE
-    assert any(len(made.row.rows) > len(made.row.places) for made in batches)  # texts were filled up
+        for pads, size in ((False, block), (False, 400), (True, block), (True, 400)):
+            monkeypatch.setattr(deberta, "_pads", lambda device, pads=pads: pads)
+            monkeypatch.setattr(deberta, "_SCORE_BLOCK", size)
+            worst = difference(states(engine, TEXTS), expected)
+            assert worst <= TOLERANCE
+    assert any(made.row and len(made.row.rows) > len(made.row.places) for made in batches)  # texts were filled up
 
 
 def test_a_mixed_batch_takes_few_kernel_starts(monkeypatch):

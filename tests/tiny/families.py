@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import pytest
 from tests.tiny.layouts import Normalize, Pooling
 
 MAX_TOKENS = 64
@@ -114,4 +115,11 @@ FAMILIES: Mapping[str, Family] = {
     name: Family(config=_CONFIGS[name], prefix=prefix, tokenizer=tokenizer, **fields)
     for name, (prefix, tokenizer, fields) in _ROWS.items()
 }
+# The families of the fast tests: one of each kind of forward. The others run at night.
+FAST = ("bert", "roberta", "modernbert", "nomic", "gte", "jina", "deberta-v2", "qwen3", "gemma3")
 JINA_TASKS = tuple(FAMILIES["jina"].config["lora_adaptations"])
+
+
+def some(families: Iterable[str] = FAMILIES) -> list[Any]:
+    """Families as parameters of a test, which is slow for all but :data:`FAST`."""
+    return [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in families]

@@ -16,12 +16,12 @@ from lancedb.index import BTree, HnswSq, IvfPq, LabelList
 
 from millpond.errors import InvalidRequestError, SinkError, SinkUnavailableError
 from millpond.ingest.sinks.batch import FloatArray, WriteBatch
+from millpond.ingest.sinks.client import Connection, Fault
 from millpond.ingest.sinks.location import is_address
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.sinks.payload import FieldLayout
 from millpond.ingest.sinks.protocol import vector_name
-from millpond.ingest.sinks.search import SearchPlan
-from millpond.ingest.sinks.table import TableSink
+from millpond.ingest.sinks.search import Hit, SearchPlan
+from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
 from millpond_lancedb.filters import labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
@@ -47,13 +47,6 @@ class LanceDBSink(TableSink[str]):
         InvalidRequestError: A location, name or option that is not valid.
     """
 
-    database = "LanceDB"
-    name_pattern = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
-    name_rule = "letters, digits, '_', '-' and '.', a letter, digit or '_' first, at most 128"
-    max_rows, max_bytes, float_bytes = 4096, 64 << 20, 4
-    datatypes: ClassVar[Mapping[str, Any]] = {"float32": pa.float32(), "float16": pa.float16()}
-    indexes = ("IVF_PQ", "IVF_HNSW_SQ")
-
     def __init__(
         self,
         uri: str | os.PathLike[str] | lancedb.DBConnection,
@@ -64,111 +57,152 @@ class LanceDBSink(TableSink[str]):
         datatype: str = "float32",
         index: str | None = None,
     ) -> None:
-        path = None if isinstance(uri, lancedb.DBConnection) else uri
-        owned = not isinstance(uri, lancedb.DBConnection)
-        super().__init__(path, table, dimensions=dimensions, fields=fields, owned=owned)
-        self._set_options(datatype=datatype, index=index)
-        if owned and (not self._where or "://" in self._where or is_address(self._where)):
+        driver = LanceDBDriver(LanceDBConnection(uri, table), fields=fields, datatype=datatype, index=index)
+        super().__init__(driver, dimensions=dimensions)
+        driver.connection.open()
+
+
+class LanceDBConnection(Connection):
+    """A table of a folder, or of a connection that was passed in."""
+
+    database = "LanceDB"
+    name_pattern = re.compile(r"\w[\w.-]{0,127}", re.ASCII)
+    name_rule = "letters, digits, '_', '-' and '.', a letter, digit or '_' first, at most 128"
+    max_rows, max_bytes = 4096, 64 << 20
+
+    def __init__(self, uri: str | os.PathLike[str] | lancedb.DBConnection, table: str) -> None:
+        passed = uri if isinstance(uri, lancedb.DBConnection) else None
+        super().__init__(None if isinstance(uri, lancedb.DBConnection) else uri, table, client=passed)
+
+    def open(self) -> None:
+        """Open the folder."""
+        if not self.owned:
+            return
+        if not self.where or "://" in self.where or is_address(self.where):
             raise InvalidRequestError(
                 "the uri is no folder; write './NAME' for one, or pass lancedb.connect(...) for any other place"
             )
-        with self._request("the connection"):
-            self._client = lancedb.connect(self._where) if owned else uri
+        self.client = self.request("the connection", lambda: lancedb.connect(self.where))
 
-    def _release(self) -> None:
-        self._client = None  # a folder is not held open
+    def table(self) -> Any:
+        """The newest version of the table, by whomever it was written."""
+        return self.client.open_table(self.collection)
 
-    def _table(self) -> Any:
-        return self._client.open_table(self._collection)  # the newest version, by whomever it was written
-
-    def _exists(self) -> bool:
+    def exists(self) -> bool:
+        """Whether there is such a table."""
         try:
-            return self._table() is not None
+            return self.table() is not None
         except ValueError as error:
             if "was not found" in str(error):
                 return False
             raise
 
-    def _create(self, manifest: CollectionManifest) -> None:
+    def read_manifest(self) -> object:
+        """The manifest in the schema's metadata."""
+        comment = (self.table().schema.metadata or {}).get(MANIFEST_KEY.encode())
+        return manifest_of(None if comment is None else str(comment, "utf-8", "replace"))
+
+    def fault(self, error: Exception, request: str) -> Fault:
+        """What an error of Lance means, without a line of its source."""
+        kind = SinkUnavailableError if _PASSING.search(str(error)) else SinkError
+        return Fault(words=f"refused {request}: " + re.split(r", /|\n", str(error))[0], kind=kind)
+
+    def release(self) -> None:
+        """A folder is not held open."""
+        self.client = None
+
+
+class LanceDBDriver(TableDriver[str]):
+    """The requests of a sink."""
+
+    datatypes: ClassVar[Mapping[str, Any]] = {"float32": pa.float32(), "float16": pa.float16()}
+    indexes = ("IVF_PQ", "IVF_HNSW_SQ")
+
+    def __init__(self, connection: LanceDBConnection, *, fields: str, datatype: str, index: str | None) -> None:
+        self.connection: LanceDBConnection = connection
+        super().__init__(fields=fields, datatype=datatype, index=index)
+
+    def create(self, manifest: CollectionManifest) -> None:
+        """Create the table."""
         kinds = dict.fromkeys(("pk", "id", "text", "content_hash"), pa.string())
         kinds |= {"metadata": pa.json_(), "labels": pa.list_(pa.string())}
-        kinds |= {vector_name(d): pa.list_(self.datatypes[self._datatype], d) for d in manifest.dimensions}
+        kinds |= {vector_name(d): pa.list_(self.datatypes[self.datatype], d) for d in manifest.dimensions}
         schema = pa.schema(kinds.items(), metadata={MANIFEST_KEY: json.dumps(manifest.to_dict())})
-        self._client.create_table(self._collection, schema=schema)
+        self.connection.client.create_table(self.connection.collection, schema=schema)
 
-    def _read_comment(self) -> str | None:
-        comment = (self._table().schema.metadata or {}).get(MANIFEST_KEY.encode())
-        return None if comment is None else str(comment, "utf-8", "replace")
-
-    def _stored_datatype(self, manifest: CollectionManifest) -> str:
-        stored = self._table().schema.field(vector_name(manifest.dimensions[0])).type.value_type
+    def stored_datatype(self, manifest: CollectionManifest) -> str:
+        """The datatype of its vectors."""
+        stored = self.connection.table().schema.field(vector_name(manifest.dimensions[0])).type.value_type
         return next(name for name, kind in self.datatypes.items() if kind == stored)
 
-    def _encode(self, batch: WriteBatch) -> pa.Table:
-        columns = super()._encode(batch)
+    def pack(self, rows: FloatArray) -> pa.Array:
+        """A column of lists of one size."""
+        return pa.FixedSizeListArray.from_arrays(pa.array(rows.astype(self.datatype).ravel()), rows.shape[1])
+
+    def upsert(self, batch: WriteBatch) -> None:
+        """Write a version of the table."""
+        columns = self.columns(batch)
         columns["metadata"] = pa.ExtensionArray.from_storage(pa.json_(), pa.array(columns["metadata"], pa.string()))
         found = [labels(record.metadata) for record in batch.records]
-        return pa.table({**columns, "labels": pa.array(found, pa.list_(pa.string()))})
+        rows = pa.table({**columns, "labels": pa.array(found, pa.list_(pa.string()))})
+        merge = self.connection.table().merge_insert("pk")
+        merge.when_matched_update_all().when_not_matched_insert_all().execute(rows)
 
-    def _pack(self, rows: FloatArray) -> pa.Array:
-        return pa.FixedSizeListArray.from_arrays(pa.array(rows.astype(self._datatype).ravel()), rows.shape[1])
+    def flush(self) -> None:
+        """Count a write, and merge the fragments of many."""
+        super().flush()
+        if self.writes % _WRITES == 0:
+            self.connection.request("a merge of its files", self.tidy)
 
-    def _upsert(self, rows: pa.Table) -> None:
-        self._table().merge_insert("pk").when_matched_update_all().when_not_matched_insert_all().execute(rows)
+    def tidy(self) -> None:
+        """Merge fragments, and index the ids: else every write reads every id."""
+        self.connection.table().optimize(cleanup_older_than=_KEPT)
+        self._index_columns({"pk": BTree()})
 
-    def _flush(self) -> None:
-        super()._flush()
-        if self._writes % _WRITES == 0:
-            self._tidy()
-
-    def _tidy(self) -> None:
-        with self._request("a merge of its files"):
-            self._table().optimize(cleanup_older_than=_KEPT)
-            self._index_columns({"pk": BTree()})  # else every write reads every id
-
-    def _build_index(self, width: int, index: str) -> None:
+    def build_index(self, width: int, index: str) -> None:
+        """Index the vectors of a width, and the labels."""
         kind = IvfPq if index == "IVF_PQ" else HnswSq
         self._index_columns({vector_name(width): kind(distance_type="cosine"), "labels": LabelList()})
 
-    def _index_columns(self, kinds: Mapping[str, Any]) -> None:
-        table = self._table()
-        indexed = {name for each in table.list_indices() for name in each.columns}
-        for column in kinds.keys() - indexed:
-            table.create_index(column, config=kinds[column])
-
-    def _query(self, plan: SearchPlan, native: str | None, fields: FieldLayout) -> list[Sequence[Any]]:
+    def query(self, plan: SearchPlan, condition: str | None, manifest: CollectionManifest) -> list[Hit]:
+        """The hits of a search."""
         width, limit = (plan.full, plan.k) if plan.coarse is None else (plan.coarse, plan.candidates)
-        search = self._table().search(plan.vectors[width], vector_column_name=vector_name(width))
+        search = self.connection.table().search(plan.vectors[width], vector_column_name=vector_name(width))
         search = search.distance_type("cosine").limit(limit).refine_factor(10)
-        search = search.where(native, prefilter=True) if native else search
+        search = search.where(condition, prefilter=True) if condition else search
         found = search.select(["pk", "id", "text", "metadata", vector_name(plan.full), "_distance"]).to_arrow()
         flat = found.column(vector_name(plan.full)).combine_chunks().flatten().to_numpy(zero_copy_only=False)
         vectors = flat.astype(np.float32).reshape(-1, plan.full)  # [candidates, width]
         scores = vectors @ plan.vectors[plan.full] / np.linalg.norm(vectors, axis=1)
         best = np.argsort(-scores, kind="stable")[: plan.k]
         columns = [found.column(n).take(best).to_pylist() for n in range(4)]
-        return list(zip(*columns, scores[best], strict=True))
+        return self.hits(zip(*columns, scores[best], strict=True), manifest)
 
-    def _delete(self, which: Sequence[str] | str, fields: FieldLayout) -> None:
-        self._table().delete(which if isinstance(which, str) else f"pk IN ({quoted(which)})")
+    def delete(self, which: Sequence[str] | str, manifest: CollectionManifest) -> None:
+        """Delete rows."""
+        self.connection.table().delete(which if isinstance(which, str) else f"pk IN ({quoted(which)})")
 
-    def _count(self) -> int:
-        return int(self._table().count_rows())
+    def count(self) -> int:
+        """How many rows there are."""
+        return int(self.connection.table().count_rows())
 
-    def _select(self, row_ids: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
+    def select(self, row_ids: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
+        """``pk``, ``id``, ``content_hash`` and the vectors of these rows."""
         names = ["pk", "id", "content_hash", *map(vector_name, widths)]
-        search = self._table().search().where(f"pk IN ({quoted(row_ids)})").select(names).limit(len(row_ids))
+        search = self.connection.table().search().where(f"pk IN ({quoted(row_ids)})").select(names).limit(len(row_ids))
         return [[row[name] for name in names] for row in search.to_arrow().to_pylist()]
 
-    def _scan(self, fields: FieldLayout) -> Iterator[list[tuple[str, str]]]:
-        for batch in self._table().search().select(["pk", "id"]).to_batches(self.max_rows):
+    def scan(self, manifest: CollectionManifest) -> Iterator[list[tuple[str, str]]]:
+        """Pages of row ids and record ids."""
+        for batch in self.connection.table().search().select(["pk", "id"]).to_batches(self.connection.max_rows):
             yield list(zip(batch["pk"].to_pylist(), batch["id"].to_pylist(), strict=True))
 
-    def _to_native(self, filter: Mapping[str, object] | str | None, fields: FieldLayout) -> str:
+    def condition(self, filter: Mapping[str, object] | str | None, manifest: CollectionManifest) -> str:
+        """A condition in SQL."""
         return to_condition(filter)
 
-    def _describe_error(self, error: Exception, request: str) -> str | None:
-        return f"refused {request}: " + re.split(r", /|\n", str(error))[0]  # without a line of Lance's source
-
-    def _classify(self, error: Exception) -> type[SinkError]:
-        return SinkUnavailableError if _PASSING.search(str(error)) else SinkError
+    def _index_columns(self, kinds: Mapping[str, Any]) -> None:
+        table = self.connection.table()
+        indexed = {name for each in table.list_indices() for name in each.columns}
+        for column in kinds.keys() - indexed:
+            table.create_index(column, config=kinds[column])

@@ -8,14 +8,13 @@ from pathlib import Path
 from pymilvus import MilvusClient
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.sinks.location import is_address, is_url, url_of
-from millpond_milvus.deadline import within
+from millpond.ingest.sinks.location import is_address, is_url
 from millpond_milvus.lite import LiteFile, open_file, own_connection
 
 URL_SCHEMES = ("http://", "https://", "tcp://", "unix:")  # of a server
 
 
-def connect(uri: str, timeout: float) -> tuple[MilvusClient, LiteFile | None]:
+def connect(uri: str) -> tuple[MilvusClient, LiteFile | None]:
     """A client of a server, or of Milvus Lite over a file, and this file.
 
     Raises:
@@ -28,16 +27,15 @@ def connect(uri: str, timeout: float) -> tuple[MilvusClient, LiteFile | None]:
             raise InvalidRequestError("the URL holds credentials; leave them out and set MILVUS_TOKEN")
         token = os.environ.get("MILVUS_TOKEN", "")
         try:
-            return within(timeout, lambda: MilvusClient(uri, token=token, timeout=timeout, **own_connection())), None
+            return MilvusClient(uri, token=token, **own_connection()), None
         except ValueError as error:
             raise InvalidRequestError(
                 f"uri={uri!r} is no URL of a Milvus ({error}); write http://host:19530"
             ) from error
     if is_address(uri) and "://" not in uri:
-        shown = "the uri" if "@" in uri else f"uri={uri!r}"  # it might hold a password
         raise InvalidRequestError(
-            f"{shown} looks like the address of a server; write {url_of(uri, port=19530)!r}, or './NAME.db' for a file "
-            "of Milvus Lite"
+            "the uri looks like the address of a server; write http://host:19530, or './NAME.db' for a file of Milvus "
+            "Lite"
         )
     if "://" in uri or "\0" in uri or uri.startswith("~") or not uri.endswith(".db"):
         raise InvalidRequestError(
@@ -47,4 +45,4 @@ def connect(uri: str, timeout: float) -> tuple[MilvusClient, LiteFile | None]:
         raise InvalidRequestError(
             f"uri={uri!r}: there is no folder {str(Path(uri).absolute().parent)!r}; create it first"
         )
-    return open_file(uri, timeout)
+    return open_file(uri)

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -21,24 +21,25 @@ from millpond.errors import (
     InvalidRequestError,
     MissingExtraError,
     SinkError,
-    UnsupportedTaskError,
 )
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch
-from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest.sinks.database import check_options
+from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
 from millpond.ingest.sinks.payload import check_fields
 from millpond.ingest.sinks.protocol import check_widths
 from millpond.spec import ModelSpec
-from millpond_milvus.collection import MilvusCollection
+from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.layout import RowLayout
 from millpond_milvus.options import VectorOptions
-from millpond_milvus.schema import SCHEMAS
+from millpond_milvus.url import MilvusOptions
 
 MANIFEST = "manifest.json"
 _SCHEMA = 1
 # Small files are put together: so many of them, or so many bytes.
 _MERGED_FILES = 64
 _MERGED_BYTES = 128 << 20
+_OPTIONS = ("dimensions", "fields", "hybrid", "datatype", "partition_key")
 _EXTRA = "writing Parquet for Milvus needs its bulk writer: pip install 'pymilvus[bulk-writer]'"
 
 
@@ -53,11 +54,8 @@ class ParquetExport:
     Args:
         folder: Where the folder of the collection is made.
         collection: Its name: letters, digits and underscores.
-        dimensions: The widths to store; by default the width that ``embed`` returns.
-        fields: The layout of the stored fields, as :class:`MilvusSink` has it.
-        hybrid: As :class:`MilvusSink`.
-        datatype: As :class:`MilvusSink`.
-        partition_key: As :class:`MilvusSink`.
+        options: ``dimensions``, ``fields``, ``hybrid``, ``datatype`` and ``partition_key``, as :class:`MilvusSink` has
+            them.
 
     Raises:
         InvalidRequestError: A name, folder or option that is not valid.
@@ -68,23 +66,13 @@ class ParquetExport:
         self,
         folder: str | os.PathLike[str],
         collection: str,
-        *,
-        dimensions: Sequence[int] | None = None,
-        fields: str = "plain",
-        hybrid: bool | Literal["bm25"] = False,
-        datatype: str = "float32",
-        partition_key: str | None = None,
+        **options: Unpack[MilvusOptions],
     ) -> None:
-        if not isinstance(collection, str) or not MilvusCollection.name_pattern.fullmatch(collection):
-            raise InvalidRequestError(
-                f"collection={collection!r} is no name for Milvus; use {MilvusCollection.name_rule}"
-            )
-        if not isinstance(hybrid, bool) and hybrid != "bm25":
-            raise InvalidRequestError(f"hybrid={hybrid!r} is unknown; choose one of False, True, 'bm25'")
-        options = VectorOptions(datatype=datatype, partition_key=partition_key, lexical=hybrid == "bm25")
-        self._fields = check_fields(fields)
-        self._layout = RowLayout(schema=SCHEMAS[self._fields], options=options, hybrid=hybrid is True)
-        self._dimensions = check_widths(dimensions)
+        check_options("ParquetExport", options, _OPTIONS)
+        MilvusConnection.check_name("collection", collection)
+        self._fields = check_fields(options.get("fields", "plain"))
+        self._layout = RowLayout.of(self._fields, options)
+        self._dimensions = check_widths(options.get("dimensions"))
         self._collection = collection
         self._folder = Path(os.path.expanduser(folder)) / collection
         self._writer, self._arrow, self._parquet = _libraries()
@@ -126,12 +114,7 @@ class ParquetExport:
             InvalidRequestError: It has other widths, another field layout or other options.
             SinkError: The folder cannot be written.
         """
-        chosen = (spec if sparse is None else sparse) if self.hybrid else None
-        if chosen is not None and "sparse_embed" not in chosen.tasks:
-            raise UnsupportedTaskError(
-                f"hybrid=True needs sparse vectors, and {chosen.name} makes none; pass the engine of a sparse model as "
-                "sparse_engine, or leave hybrid out"
-            )
+        chosen = sparse_spec(spec, sparse) if self.hybrid else None
         own = CollectionManifest.of(
             spec, dimensions=self._dimensions, fields=self._fields, sparse=chosen, chunked=chunked
         )

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import re
-import socket
-import ssl
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass
-from urllib.parse import urlsplit
+from dataclasses import replace
 
 import grpc
 from pymilvus import MilvusException
@@ -21,14 +18,10 @@ from pymilvus.exceptions import (
     PartitionKeyException,
     PrimaryKeyException,
 )
-from pymilvus.grpc_gen import common_pb2, milvus_pb2, milvus_pb2_grpc
+from pymilvus.grpc_gen import common_pb2
 
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
-from millpond_milvus.deadline import DeadlineError
-
-# Seconds of a look at the server after a connection failed, to say why.
-_PROBE_SECONDS = 2
-_PORT = 19530
+from millpond.ingest.sinks.client import Fault
 
 # Codes of a server's answer (pkg/util/merr of Milvus 2.6). A request with one of these may succeed later: not ready,
 # unavailable, memory, queue full, rate limit, time tick, resources; loading, recovering; nodes and channels that move.
@@ -58,57 +51,36 @@ _BUSY_RPC = frozenset(
         grpc.StatusCode.ABORTED,
     ]
 )
+_LARGE_RPC = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 _LARGER = re.compile(r"larger than max|exceeds? (the )?max(imum)? (message|size)|too large", re.IGNORECASE)
 _NO_GRPC = re.compile(r"http1\.x server|Failed parsing HTTP/2|Expected SETTINGS frame")
 _HTTP_STATUS = re.compile(r"\(HTTP status (\d+)\)")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Fault:
-    """What went wrong.
-
-    Attributes:
-        words: The end of "Milvus at location ...".
-        kind: What it becomes.
-    """
-
-    words: str
-    kind: type[SinkError]
-
-
-def find_fault(error: Exception, request: str, *, uri: str, timeout: float, lite: bool = False) -> Fault | None:
+def fault_of(error: Exception, request: str, *, uri: str, lite: bool = False) -> Fault | None:
     """What an error of the client means; ``None`` for an error that no client raises on purpose.
-
-    After a request that failed without saying why, this looks at the server for a few seconds.
 
     Args:
         error: The error.
         request: What was asked, as "an upsert of 3 rows".
         uri: Where the server is, as the user wrote it.
-        timeout: Seconds that the request might take.
         lite: Whether it is Milvus Lite, whose codes are others.
     """
-    late = isinstance(error, DeadlineError)
     call = rpc_error(error)
-    if call is None and (late or _is_silent(error)):  # the client kept the reason to itself
-        call = _refusal(uri)
-        if call is None:
-            reason = _silence(uri) if request in ("the connection", "the version") else ""
-            return Fault(words=f"did not answer {request} within {timeout:g} s{reason}", kind=SinkUnavailableError)
     if call is not None:
-        return _transport_fault(call, request, uri=uri, timeout=timeout)
+        fault = _transport_fault(call, request, uri=uri)
+        return replace(fault, retry_after=_retry_after(call))
     if isinstance(error, MilvusException):
+        if str(error.message).startswith("Fail connecting to server"):  # it keeps the reason to itself
+            return Fault(words=f"did not answer {request}: {error.message}", kind=SinkUnavailableError)
         return _answer_fault(error, request, lite=lite)
     if isinstance(error, ValueError) and "closed channel" in str(error):
-        return Fault(words=f"did not get {request}: its client is closed; open another one", kind=SinkError)
+        return Fault(words=f"did not get {request}: its client is closed; open another one")
     return None
 
 
-def retry_after(error: Exception) -> float | None:
+def _retry_after(call: grpc.Call) -> float | None:
     """Seconds that a proxy before the server asks to wait."""
-    call = rpc_error(error)
-    if call is None:
-        return None
     trailers = {str(key): value for key, value in (call.trailing_metadata() or ())}
     for key, unit in (("grpc-retry-pushback-ms", 1000.0), ("retry-after", 1.0)):
         with suppress(KeyError, ValueError):
@@ -124,28 +96,6 @@ def rpc_error(error: BaseException) -> grpc.Call | None:
     )
 
 
-def _is_silent(error: Exception) -> bool:
-    """Whether pymilvus 2 could not connect, of which it does not say why."""
-    return isinstance(error, MilvusException) and str(error.message).startswith("Fail connecting to server")
-
-
-def _refusal(uri: str) -> grpc.Call | None:
-    """Why a server cannot be reached, from an attempt of our own; ``None`` if it answers, or says nothing."""
-    host, port = _address(uri)
-    if host is None:
-        return None
-    address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    secure = uri.lower().startswith("https")
-    channel = grpc.secure_channel(address, grpc.ssl_channel_credentials()) if secure else grpc.insecure_channel(address)
-    with channel:
-        try:
-            milvus_pb2_grpc.MilvusServiceStub(channel).Connect(milvus_pb2.ConnectRequest(), timeout=_PROBE_SECONDS)
-        except grpc.RpcError as error:
-            if isinstance(error, grpc.Call) and error.code() is grpc.StatusCode.UNAVAILABLE:
-                return error
-    return None
-
-
 def _chain(error: BaseException) -> Iterator[BaseException]:
     seen: set[int] = set()
     pending = [error]
@@ -158,70 +108,43 @@ def _chain(error: BaseException) -> Iterator[BaseException]:
         pending += [other for other in (each.__cause__, each.__context__) if other is not None]
 
 
-def _transport_fault(call: grpc.Call, request: str, *, uri: str, timeout: float) -> Fault:
+def _transport_fault(call: grpc.Call, request: str, *, uri: str) -> Fault:
+    """What gRPC says of a call."""
     code, details = call.code(), call.details() or ""
-    busy = SinkUnavailableError
-    if code is grpc.StatusCode.DEADLINE_EXCEEDED:
-        reason = _silence(uri) if request in ("the connection", "the version") else ""
-        return Fault(words=f"did not answer {request} within {timeout:g} s{reason}", kind=busy)
     if code in (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED):
-        return Fault(words=f"refused {request}: {_access(details)}", kind=SinkError)
-    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
-        if _LARGER.search(details):
-            return Fault(words=f"refused {request}: it is too large ({details})", kind=SinkTooLargeError)
-        return Fault(words=f"is too busy for {request}: {details}", kind=busy)
-    if code is grpc.StatusCode.UNIMPLEMENTED and request == "the connection":
-        return Fault(
-            words=f"refused {request}: what answers there is no Milvus, or one before 2.3 ({details}); check the port, "
-            f"which is usually {_PORT}",
-            kind=SinkError,
-        )
-    if code is grpc.StatusCode.UNAVAILABLE:
-        return _unavailable(details, request, uri=uri)
-    if code in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN) and _LARGER.search(details):
+        return Fault(words=f"refused {request}: {_access(details)}")
+    if _LARGER.search(details) and code in _LARGE_RPC:
         return Fault(words=f"refused {request}: it is too large ({details})", kind=SinkTooLargeError)
-    kind = busy if code in _BUSY_RPC else SinkError
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return Fault(words=f"is too busy for {request}: {details}", kind=SinkUnavailableError)
+    if code is grpc.StatusCode.UNIMPLEMENTED and request == "the connection":
+        words = (
+            f"what answers there is no Milvus, or one before 2.3 ({details}); check the port, which is usually 19530"
+        )
+        return Fault(words=f"refused {request}: {words}")
+    if code is grpc.StatusCode.UNAVAILABLE:
+        return _unavailable(details, request, secure=uri.lower().startswith("https"))
+    kind = SinkUnavailableError if code in _BUSY_RPC else SinkError
     return Fault(words=f"did not answer {request}: {details or code.name}", kind=kind)
 
 
-def _unavailable(details: str, request: str, *, uri: str) -> Fault:
+def _unavailable(details: str, request: str, *, secure: bool) -> Fault:
     """The server cannot be reached, or is no Milvus; gRPC says which in its details."""
-    host, port = _address(uri)
-    where = f"{host}:{port}"
-    if "Connection refused" in details:
-        words = f"refused {request}: nothing listens on {where}; start Milvus there, or correct host and port"
-        return Fault(words=words, kind=SinkUnavailableError)
-    if re.search(r"errors resolving|DNS|[Nn]ame (resolution|or service)|Domain name|hostname lookup", details):
-        words = f"did not answer {request}: the name {host!r} is not known here (DNS); check the host ({details})"
-        return Fault(words=words, kind=SinkUnavailableError)
+    refused = f"did not answer {request}: "
     if "CERTIFICATE_VERIFY_FAILED" in details or "Peer name" in details or "peer certificate" in details:
-        words = (
-            f"did not answer {request}: its certificate is not trusted here ({_end(details)}); pass a MilvusClient "
-            "with server_pem_path, or set GRPC_DEFAULT_SSL_ROOTS_FILE_PATH to its issuer's certificate"
+        return Fault(
+            words=f"{refused}its certificate is not trusted here ({_end(details)}); pass a MilvusClient with "
+            "server_pem_path, or set GRPC_DEFAULT_SSL_ROOTS_FILE_PATH to its issuer's certificate"
         )
-        return Fault(words=words, kind=SinkError)
-    if uri.lower().startswith("https") and re.search(r"WRONG_VERSION_NUMBER|WRONG_SSL_VERSION|HTTP_REQUEST", details):
-        words = f"did not answer {request}: it does not speak TLS; write http:// instead of https://"
-        return Fault(words=words, kind=SinkError)
-    secure = host is not None and not uri.lower().startswith("https") and _speaks_tls(host, port)
-    if secure:
-        words = f"did not answer {request}: it speaks TLS; write https:// instead of http://"
-        return Fault(words=words, kind=SinkError)
+    if secure and re.search(r"WRONG_VERSION_NUMBER|WRONG_SSL_VERSION|HTTP_REQUEST", details):
+        return Fault(words=f"{refused}it does not speak TLS; write http:// instead of https://")
     if _NO_GRPC.search(details):
-        status = match[1] if (match := _HTTP_STATUS.search(details)) else None
-        passing = status is not None and (status == "429" or status.startswith("5"))
+        status = match[1] if (match := _HTTP_STATUS.search(details)) else ""
         shown = f"HTTP/1.1 with status {status}" if status else "no gRPC"
-        words = (
-            f"did not answer {request}: what listens on {where} speaks {shown}, and is no Milvus; check the port, "
-            f"which is usually {_PORT}"
-        )
-        return Fault(words=words, kind=SinkUnavailableError if passing else SinkError)
-    if re.search(r"Socket closed|Connection reset|Broken pipe|EOF|GOAWAY|recvmsg", details):
-        words = (
-            f"did not answer {request}: it closed the connection; the server stopped, or a proxy before it ({details})"
-        )
-        return Fault(words=words, kind=SinkUnavailableError)
-    return Fault(words=f"did not answer {request}: {details}", kind=SinkUnavailableError)
+        kind = SinkUnavailableError if status == "429" or status.startswith("5") else SinkError
+        words = f"what listens there speaks {shown}, and is no Milvus; check the port, which is usually 19530"
+        return Fault(words=refused + words, kind=kind)
+    return Fault(words=f"{refused}{details}; check host and port, and http:// or https://", kind=SinkUnavailableError)
 
 
 def _answer_fault(error: MilvusException, request: str, *, lite: bool) -> Fault:
@@ -233,10 +156,10 @@ def _answer_fault(error: MilvusException, request: str, *, lite: bool) -> Fault:
     if lite:
         return Fault(words=refused, kind=SinkRejectedError if code == _LITE_INVALID else SinkError)
     if code in _NO_DATABASE:
-        words = f"{refused}; the path of the URL names the database (http://host:{_PORT}/name), and without one it is "
-        return Fault(words=words + "'default'", kind=SinkError)
+        words = f"{refused}; the path of the URL names the database (http://host:19530/name), and without one it is "
+        return Fault(words=words + "'default'")
     if code in _NO_ACCESS:
-        return Fault(words=f"refused {request}: {_access(message)}", kind=SinkError)
+        return Fault(words=f"refused {request}: {_access(message)}")
     if code == _TOO_LARGE or (code in _INVALID and _LARGER.search(str(message))):
         return Fault(words=refused, kind=SinkTooLargeError)
     rate_limited = error.compatible_code == common_pb2.RateLimit
@@ -246,7 +169,7 @@ def _answer_fault(error: MilvusException, request: str, *, lite: bool) -> Fault:
         return Fault(words=f"is too busy for {request}: {message}", kind=SinkUnavailableError)
     if code in _INVALID:
         return Fault(words=refused, kind=SinkRejectedError)
-    return Fault(words=refused, kind=SinkError)
+    return Fault(words=refused)
 
 
 def _access(details: str) -> str:
@@ -259,46 +182,3 @@ def _access(details: str) -> str:
 def _end(details: str) -> str:
     """The last part of gRPC's details, which says it."""
     return details.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(": OK") or details
-
-
-def _address(uri: str) -> tuple[str | None, int]:
-    """Host and port of a URL; ``None`` of anything else."""
-    try:
-        parts = urlsplit(uri)
-        port = parts.port
-    except ValueError:
-        return None, _PORT
-    if parts.scheme.lower() not in ("http", "https", "tcp") or not parts.hostname:
-        return None, _PORT
-    return parts.hostname, port or (443 if parts.scheme.lower() == "https" else _PORT)
-
-
-def _speaks_tls(host: str, port: int) -> bool:
-    """Whether a server answers a TLS handshake."""
-    context = ssl.create_default_context()
-    context.check_hostname = False  # nothing is sent, and nobody trusted
-    context.verify_mode = ssl.CERT_NONE
-    context.set_alpn_protocols(["h2"])
-    try:
-        with socket.create_connection((host, port), timeout=_PROBE_SECONDS) as plain:
-            context.wrap_socket(plain, server_hostname=host).close()
-    except OSError:
-        return False
-    return True
-
-
-def _silence(uri: str) -> str:
-    """Why a connection was not answered, as the end of a sentence."""
-    host, port = _address(uri)
-    if host is None:
-        return ""
-    try:
-        socket.create_connection((host, port), timeout=_PROBE_SECONDS).close()
-    except TimeoutError:
-        return f": nothing answers on {host}:{port}, which a firewall may drop; check host and port"
-    except OSError as error:
-        return f": {host}:{port} cannot be reached ({error.strerror or error})"
-    return (
-        f": {host}:{port} takes connections and says nothing; it is no Milvus (its port is usually {_PORT}), or one "
-        "that hangs"
-    )

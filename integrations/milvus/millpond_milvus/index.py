@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from heapq import nsmallest
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,9 +16,8 @@ from pymilvus.client.embedding_list import EmbeddingList
 from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest.record import point_id
 from millpond.ingest.sinks.batch import slices
-from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch
-from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, IndexQuery, IndexRow
-from millpond.ingest.sinks.location import is_url
+from millpond.ingest.sinks.index_manifest import IndexManifest, check_prefetch
+from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, IndexDriver, IndexQuery, IndexRow
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.documents import Hit, IndexStats
@@ -27,10 +25,8 @@ from millpond.late_interaction.index.metadata_filter import MetadataTable
 from millpond.late_interaction.kernels.exact import Tokens, score
 from millpond.metadata import Scalar
 from millpond.vectors.ragged import Ragged
-from millpond_milvus.client import URL_SCHEMES
-from millpond_milvus.collection import MilvusCollection
+from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import one_of, to_expression
-from millpond_milvus.lite import lite_lock
 from millpond_milvus.rows import PATH, ROWS, VECTOR, pack, packed_tokens, struct_tokens, to_structs
 from millpond_milvus.schema import MAX_JSON, MAX_VARCHAR, SCHEMAS
 
@@ -49,7 +45,7 @@ _MAX_REQUEST = 63 << 20
 _MAX_FETCHED = 32 << 20
 
 
-class MilvusIndex(MilvusCollection, CollectionIndex):
+class MilvusIndex(CollectionIndex):
     """A late-interaction index in one collection of Milvus.
 
     Milvus Lite has no token vectors. A document there is one row with a single vector, by which candidates are found,
@@ -82,10 +78,6 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         SinkError: The server does not answer, or another process has the file open.
     """
 
-    codecs: ClassVar[tuple[str, ...]] = ("int8", "float32")
-    prefetches: ClassVar[tuple[Prefetch | None, ...]] = ("muvera", "dense")
-    least_candidates = 200  # Milvus Lite hands their rows to this process
-
     def __init__(
         self,
         uri: str | os.PathLike[str] | MilvusClient,
@@ -97,86 +89,64 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         pool_factor: int | None = None,
         timeout: float = 60,
     ) -> None:
-        client = uri if isinstance(uri, MilvusClient) else None
-        CollectionIndex.__init__(
-            self,
-            None if isinstance(uri, MilvusClient) else uri,
-            collection,
-            engine,
-            codec="int8",
-            prefetch=prefetch,
-            dimensions=dimensions,
-            pool_factor=pool_factor,
-            owned=client is None,
-        )
-        self._connect(client, timeout)
-        try:
-            if not self._lite:
-                self._codec, self._prefetch = "float32", "tokens"
-            self._opened()
-        except BaseException:
-            self.close()
-            raise
+        connection = MilvusConnection(uri, collection, kind="index", timeout=timeout)
+        check_prefetch(prefetch, MilvusIndexDriver.prefetches[:2])
+        connection.open()
+        codec, wanted = ("int8", prefetch) if connection.embedded else ("float32", "tokens")
+        driver = MilvusIndexDriver(connection)
+        super().__init__(driver, engine, codec=codec, prefetch=wanted, dimensions=dimensions, pool_factor=pool_factor)
 
-    def stats(self) -> IndexStats:
-        """The size of the index; ``bytes`` is computed from the number of rows."""
-        self._check_open()
-        manifest = self._manifest
-        if manifest is None:
-            return IndexStats(documents=0, tokens=0, dimensions=0, codec=self._codec, bytes=0)
-        with self._request("a listing of the documents"):
-            tokens = [int(row["tokens"]) for row in self._rows_where("", ["tokens"])]
+
+class MilvusIndexDriver(IndexDriver):
+    """A row for each document: its token rows, and in Milvus Lite a vector by which it becomes a candidate.
+
+    Args:
+        connection: The collection.
+    """
+
+    codecs = ("int8", "float32")
+    prefetches = ("muvera", "dense", "tokens")
+    least_candidates = 200  # Milvus Lite hands their rows to this process
+
+    def __init__(self, connection: MilvusConnection) -> None:
+        self.connection: MilvusConnection = connection
+        self._name = connection.collection
+
+    def stats(self, manifest: IndexManifest) -> IndexStats:
+        """The size of the index."""
+        tokens = [int(row["tokens"]) for row in self._rows_where("", ["tokens"])]
         width = manifest.settings.width
         row_bytes = (width + 2) * 4 / 3 if manifest.codec == "int8" else width * 4
+        lite = self.connection.embedded
         return IndexStats(
             documents=len(tokens),
             tokens=sum(tokens),
             dimensions=width if tokens else 0,
             codec=manifest.codec,
             bytes=int(sum(tokens) * row_bytes) + len(tokens) * manifest.prefetch_width * 4,
-            details={"prefetch": manifest.prefetch, "prefetch_width": manifest.prefetch_width, "lite": self._lite},
+            details={"prefetch": manifest.prefetch, "prefetch_width": manifest.prefetch_width, "lite": lite},
         )
 
-    def check(self) -> list[str]:
-        """What is wrong with the stored data: rows that cannot be read, and ids that do not fit."""
-        self._check_open()
-        manifest = self._manifest
-        if manifest is None:
-            return []
+    def check(self, manifest: IndexManifest) -> list[str]:
+        """Rows that cannot be read, and ids that do not fit."""
         problems = []
-        with self._request("a check"):
-            for row in self._rows_where("", ["pk", "id", "tokens"]):
-                if point_id(row["id"]) != row["pk"]:
-                    problems.append(
-                        f"collection {self._collection!r}: the row {row['pk']!r} was not written by an index (its id "
-                        f"is {row['id']!r}); delete it in Milvus"
-                    )
-            for row in self._fetched("", manifest, fields=["id", "tokens"]):
-                try:
-                    self._tokens([row], manifest)
-                except SinkError as error:
-                    problems.append(str(error))
+        for row in self._rows_where("", ["pk", "id", "tokens"]):
+            if point_id(row["id"]) != row["pk"]:
+                problems.append(
+                    f"collection {self._name!r}: the row {row['pk']!r} was not written by an index (its id is "
+                    f"{row['id']!r}); delete it in Milvus"
+                )
+        for row in self._fetched("", manifest, fields=["id", "tokens"]):
+            try:
+                self._tokens([row], manifest)
+            except SinkError as error:
+                problems.append(str(error))
         return problems
 
-    # ------------------------------------------------------------------------------------------------- requests
-
-    def _opened(self) -> IndexManifest | None:
-        if self._manifest is not None:
-            return super()._opened()
-        with self._opening():
-            return super()._opened()
-
-    def _created(self, manifest: IndexManifest) -> None:
-        with self._opening():
-            super()._created(manifest)
-
-    def _opening(self) -> AbstractContextManager[object]:
-        """Held while Milvus Lite creates or prepares a collection, which it takes from one thread only."""
-        return nullcontext() if is_url(self._where, URL_SCHEMES) else lite_lock
-
-    def _create(self, manifest: IndexManifest) -> None:
-        schema = self._client.create_schema(auto_id=False, enable_dynamic_field=False)
-        longest = _MAX_LITE if self._lite else MAX_VARCHAR
+    def create(self, manifest: IndexManifest) -> None:
+        """Create the collection."""
+        schema = self.connection.client.create_schema(auto_id=False, enable_dynamic_field=False)
+        longest = _MAX_LITE if self.connection.embedded else MAX_VARCHAR
         schema.add_field(_PLAIN.primary, DataType.VARCHAR, is_primary=True, max_length=36)
         for name in _PLAIN.strings:
             schema.add_field(name, DataType.VARCHAR, max_length=longest)
@@ -187,7 +157,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             schema.add_field(ROWS, DataType.VARCHAR, max_length=longest)
             schema.add_field(str(manifest.prefetch), DataType.FLOAT_VECTOR, dim=manifest.prefetch_width)
         else:
-            struct = self._client.create_struct_field_schema()
+            struct = self.connection.client.create_struct_field_schema()
             struct.add_field(VECTOR, DataType.FLOAT_VECTOR, dim=manifest.settings.width)
             schema.add_field(
                 ROWS,
@@ -196,31 +166,41 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
                 struct_schema=struct,
                 max_capacity=_MAX_CAPACITY,
             )
-        self._call(
+        self.connection.call(
             "create_collection",
-            self._collection,
+            self._name,
             schema=schema,
             properties={MANIFEST_KEY: json.dumps(manifest.to_dict())},
             consistency_level="Session",  # a search sees what this client wrote
         )
 
-    def _prepare(self, manifest: IndexManifest) -> None:
-        field = PATH if manifest.codec == "float32" else str(manifest.prefetch)
-        with self._request("indexing the collection"):
-            if field not in self._call("list_indexes", self._collection):
-                index = self._client.prepare_index_params()
-                if manifest.codec == "float32":
-                    params = {"M": 16, "efConstruction": 200}
-                    index.add_index(field, index_name=field, index_type="HNSW", metric_type=_METRIC, params=params)
-                else:  # exact: its collections are small
-                    index.add_index(field, index_name=field, index_type="FLAT", metric_type="IP")
-                self._call("create_index", self._collection, index, sync=False)
-        self._load_collection()
+    def prepare(self, manifest: IndexManifest) -> None:
+        """Index the vectors, and load the collection."""
+        self.connection.request("indexing the collection", lambda: self._index(manifest))
+        self.connection.load()
 
-    def _existing(self, points: Sequence[str]) -> int:
+    def _index(self, manifest: IndexManifest) -> None:
+        field = PATH if manifest.codec == "float32" else str(manifest.prefetch)
+        if field in self.connection.call("list_indexes", self._name):
+            return
+        index = self.connection.client.prepare_index_params()
+        if manifest.codec == "float32":
+            params = {"M": 16, "efConstruction": 200}
+            index.add_index(field, index_name=field, index_type="HNSW", metric_type=_METRIC, params=params)
+        else:  # exact: its collections are small
+            index.add_index(field, index_name=field, index_type="FLAT", metric_type="IP")
+        self.connection.call("create_index", self._name, index, sync=False)
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return self.connection.count()
+
+    def existing(self, points: Sequence[str]) -> int:
+        """How many rows have one of these ids."""
         return len(self._query_rows(one_of(_PLAIN.primary, points), [_PLAIN.primary]))
 
-    def _write(self, rows: Sequence[IndexRow], manifest: IndexManifest) -> None:
+    def write(self, rows: Sequence[IndexRow], manifest: IndexManifest) -> None:
+        """Store rows."""
         entities: list[dict[str, Any]] = []
         for row in rows:
             entity = {_PLAIN.primary: row.point, **row.fields}
@@ -231,34 +211,33 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             entities.append(entity)
         # A server's upsert replaces a row, and its insert may duplicate it; Lite's insert replaces a row, and its
         # upsert merges the old metadata into the new.
-        with self._changes():
-            self._call("insert" if self._lite else "upsert", self._collection, entities)
+        with self.connection.changing():
+            self.connection.call("insert" if self.connection.embedded else "upsert", self._name, entities)
 
-    def _remove(self, points: Sequence[str]) -> None:
+    def remove(self, points: Sequence[str]) -> None:
+        """Delete rows by id."""
         if points:
-            with self._changes():
-                self._call("delete", self._collection, filter=one_of(_PLAIN.primary, points))
+            with self.connection.changing():
+                self.connection.call("delete", self._name, filter=one_of(_PLAIN.primary, points))
 
-    def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
-        if self._manifest is None:
-            return 0
-        with self._request("a delete by filter"):
-            points = self._matching(conditions, None)
-            for start in range(0, len(points), self.max_rows):
-                self._remove(points[start : start + self.max_rows])
+    def delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+        """Delete rows by metadata."""
+        points = self._matching(conditions, None)
+        for start in range(0, len(points), self.connection.max_rows):
+            self.remove(points[start : start + self.connection.max_rows])
         return len(points)
 
-    def _listed(self) -> list[tuple[int, str]]:
+    def listed(self) -> list[tuple[int, str]]:
+        """``added`` and ``id`` of every row."""
         return [(int(row["added"]), str(row["id"])) for row in self._rows_where("", ["added", "id"])]
 
-    def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
-        if self._manifest is None:
-            return None
-        with self._request("a look for a document"):
-            rows = self._query_rows(one_of(_PLAIN.primary, [point_id(id)]), ["text", "metadata"])
+    def stored(self, point: str) -> tuple[str, Mapping[str, Any]] | None:
+        """Text and metadata of a row."""
+        rows = self._query_rows(one_of(_PLAIN.primary, [point]), ["text", "metadata"])
         return (str(rows[0]["text"]), dict(rows[0]["metadata"] or {})) if rows else None
 
-    def _query(self, queries: Sequence[IndexQuery], manifest: IndexManifest) -> list[list[Found]]:
+    def query(self, queries: Sequence[IndexQuery], manifest: IndexManifest) -> list[list[Found]]:
+        """The best documents of each query."""
         first = queries[0]  # all of a call have the same filter, ids and number of candidates
         expression = to_expression(first.conditions, _PLAIN)
         points = first.points
@@ -280,9 +259,9 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         self, queries: Sequence[IndexQuery], expression: str, candidates: int, manifest: IndexManifest
     ) -> list[list[str]]:
         """For each query the primary keys of the documents whose single vector is nearest."""
-        results = self._call(
+        results = self.connection.call(
             "search",
-            self._collection,
+            self._name,
             data=[query.prefetch.tolist() for query in queries],
             anns_field=str(manifest.prefetch),
             limit=candidates,
@@ -297,9 +276,9 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
             raise InvalidRequestError(
                 f"k={queries[0].k} is more than Milvus hands out ({_MAX_RESULTS}); pass exact=True"
             )
-        results = self._call(
+        results = self.connection.call(
             "search",
-            self._collection,
+            self._name,
             data=[EmbeddingList(query.matrix) for query in queries],
             anns_field=PATH,
             limit=min(candidates, _MAX_RESULTS),
@@ -355,7 +334,7 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
         keys = self._rows_where(expression, [_PLAIN.primary, "tokens"])
         row_bytes = manifest.settings.width * (1.5 if manifest.codec == "int8" else 4)
         sizes = [int(row["tokens"] * row_bytes) + 1000 for row in keys]
-        for part in slices(sizes, max_rows=self.max_rows, max_bytes=_MAX_FETCHED):
+        for part in slices(sizes, max_rows=self.connection.max_rows, max_bytes=_MAX_FETCHED):
             points = [str(row[_PLAIN.primary]) for row in keys[part]]
             yield self._query_rows(one_of(_PLAIN.primary, points), [_PLAIN.primary, *fields])
 
@@ -371,24 +350,27 @@ class MilvusIndex(MilvusCollection, CollectionIndex):
     def _rows_where(self, expression: str, fields: list[str]) -> list[dict[str, Any]]:
         """These fields of every document that an expression finds; of all documents if it is empty."""
         everything = expression or "tokens >= 0"
-        if self._lite:
+        if self.connection.embedded:
             return self._query_rows(everything, fields)
-        return [row for page in self._pages_of(everything, fields, size=self.max_rows) for row in page]
+        return [
+            row for page in self.connection.pages(everything, fields, size=self.connection.max_rows) for row in page
+        ]
 
     def _query_rows(self, expression: str, fields: list[str]) -> list[dict[str, Any]]:
-        return list(self._call("query", self._collection, filter=expression, output_fields=fields))
+        return list(self.connection.call("query", self._name, filter=expression, output_fields=fields))
 
     def _tokens(self, rows: Sequence[Mapping[str, Any]], manifest: IndexManifest) -> Tokens:
         """The token rows of documents, ready to be scored."""
         width = manifest.settings.width
-        with self._reading(", ".join(repr(row["id"]) for row in rows[:3]) + ", ..." * (len(rows) > 3)):
+        with self.reading(", ".join(repr(row["id"]) for row in rows[:3]) + ", ..." * (len(rows) > 3)):
             if manifest.codec == "float32":
                 return struct_tokens([row[ROWS] or [] for row in rows], width=width)
             return packed_tokens([row[ROWS] for row in rows], [int(row["tokens"]) for row in rows], width=width)
 
-    def _check_document(self, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32], size: int) -> None:
+    def check_document(self, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32], size: int) -> None:
+        """Raise InvalidRequestError for a document that no row can hold."""
         id, tokens = fields["id"], len(matrix)
-        if not self._lite:
+        if not self.connection.embedded:
             metadata = json.dumps(fields["metadata"], ensure_ascii=False)
             for name, stored, most in (
                 ("an id", id, MAX_VARCHAR),

@@ -8,11 +8,14 @@ from typing import Any
 
 from pymilvus import DataType, Function, FunctionType, MilvusClient
 
+from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record
 from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.payload import FieldLayout
 from millpond.ingest.sinks.protocol import vector_name
 from millpond_milvus.options import PARTITION, SPARSE, VectorOptions
-from millpond_milvus.schema import MAX_VARCHAR, PayloadSchema
+from millpond_milvus.schema import MAX_VARCHAR, SCHEMAS, PayloadSchema
+from millpond_milvus.url import MilvusOptions
 
 # A token that no model has: a record without any has this one, since Milvus takes no empty sparse vector.
 _NO_TOKEN = 2**32 - 2
@@ -31,6 +34,26 @@ class RowLayout:
     schema: PayloadSchema
     options: VectorOptions
     hybrid: bool
+
+    @classmethod
+    def of(cls, fields: FieldLayout, options: MilvusOptions) -> RowLayout:
+        """The rows of a sink with these options.
+
+        Raises:
+            InvalidRequestError: One that is not valid.
+        """
+        hybrid = options.get("hybrid", False)
+        if not isinstance(hybrid, bool) and hybrid != "bm25":
+            raise InvalidRequestError(f"hybrid={hybrid!r} is unknown; choose one of False, True, 'bm25'")
+        vectors = VectorOptions(
+            datatype=options.get("datatype", "float32"),
+            index_type=options.get("index_type"),
+            index_quantization=options.get("index_quantization"),
+            partition_key=options.get("partition_key"),
+            partitions=options.get("partitions"),
+            lexical=hybrid == "bm25",
+        )
+        return cls(schema=SCHEMAS[fields], options=vectors, hybrid=hybrid is True)
 
     @property
     def sparse(self) -> bool:

@@ -18,7 +18,6 @@ from pymilvus import MilvusClient
 from pymilvus.exceptions import ConnectionConfigException
 
 from millpond.errors import InvalidRequestError, MissingExtraError, SinkError
-from millpond_milvus.deadline import within
 
 logger = logging.getLogger(__name__)
 
@@ -91,7 +90,7 @@ class LiteFile:
 _files: dict[str, LiteFile] = {}
 
 
-def open_file(path: str, timeout: float) -> tuple[MilvusClient, LiteFile]:
+def open_file(path: str) -> tuple[MilvusClient, LiteFile]:
     """A client of a file, which Milvus Lite serves once per process; a file whose write failed is opened anew.
 
     Raises:
@@ -121,8 +120,7 @@ def open_file(path: str, timeout: float) -> tuple[MilvusClient, LiteFile]:
         served = real in getattr(servers, "_servers", {})
         with _cause_of_failure() as causes:
             try:
-                options = {"timeout": timeout, "grpc_options": no_pings, **own_connection()}
-                client = within(timeout, lambda: MilvusClient(real, **options))
+                client = MilvusClient(real, grpc_options=no_pings, **own_connection())
             except ConnectionConfigException as error:
                 raise _reason(path, causes[-1] if causes else error) from error
         if not served:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.sinks.database import database
-from millpond.ingest.sinks.location import check_exists, is_address, url_of
+from millpond.ingest.sinks.location import check_exists, is_address
 
 if TYPE_CHECKING:
     from millpond_milvus.export import ParquetExport
@@ -15,7 +15,24 @@ if TYPE_CHECKING:
 
 
 class MilvusOptions(TypedDict, total=False):
-    """The options of :class:`MilvusSink`, which describes them."""
+    """The options of :class:`MilvusSink`.
+
+    Attributes:
+        dimensions: The widths to store and search; by default the width that ``embed`` returns (full, for nearly every
+            model). A search without them uses every width that the collection has.
+        fields: ``plain`` (fields ``pk``, ``id``, ``text``, ``metadata``, ``content_hash``), ``langchain`` (``pk``,
+            ``text``, the metadata's keys, ``record_id``, ``content_hash``) or ``llama_index`` (the fields of
+            LlamaIndex's store).
+        timeout: Seconds that any call of the client may take, with all that it sends and repeats.
+        hybrid: ``True`` stores the sparse vectors of an engine in the field ``sparse``; ``"bm25"`` lets Milvus make
+            them of the text, for which a search needs no sparse engine.
+        datatype: How a server stores vectors: ``float32``, ``float16``, ``bfloat16`` (needs ml_dtypes) or ``int8``.
+        index_type: A server's index: ``AUTOINDEX``, ``FLAT``, ``HNSW`` or ``IVF``.
+        index_quantization: Of a server's index: ``scalar`` (HNSW_SQ, IVF_SQ8), ``product`` (HNSW_PQ, IVF_PQ) or
+            ``binary`` (IVF_RABITQ).
+        partition_key: A metadata key with str values, by which rows are put together; a filter on it reads only theirs.
+        partitions: How many partitions there are for its values, 16 by default.
+    """
 
     dimensions: Sequence[int] | None
     fields: str
@@ -51,7 +68,7 @@ def sink_from_url(
             if is_address(location):
                 raise InvalidRequestError(
                     "'milvus+file:' takes a file, and this looks like the address of a server; write "
-                    f"milvus+{url_of(location, port=19530)}#{collection} for it, or milvus+file:./NAME.db#{collection} "
+                    f"milvus+http://host:19530#{collection} for it, or milvus+file:./NAME.db#{collection} "
                     "for a file of Milvus Lite"
                 )
             if must_exist:
@@ -70,18 +87,16 @@ def sink_from_url(
 def _export(folder: str, collection: str, options: MilvusOptions) -> ParquetExport:
     from millpond_milvus.export import ParquetExport
 
-    for name in ("index_type", "index_quantization", "partitions"):
-        if (value := options.get(name)) is not None:
+    wanted = options.copy()
+    for name, value in (
+        ("index_type", wanted.pop("index_type", None)),
+        ("index_quantization", wanted.pop("index_quantization", None)),
+        ("partitions", wanted.pop("partitions", None)),
+    ):
+        if value is not None:
             raise InvalidRequestError(
                 f"{name}={value!r}: Parquet files hold rows and no index; leave it out, and pass it to the MilvusSink "
                 "that makes the collection"
             )
-    return ParquetExport(
-        folder,
-        collection,
-        dimensions=options.get("dimensions"),
-        fields=options.get("fields", "plain"),
-        hybrid=options.get("hybrid", False),
-        datatype=options.get("datatype", "float32"),
-        partition_key=options.get("partition_key"),
-    )
+    wanted.pop("timeout", None)  # of a server
+    return ParquetExport(folder, collection, **wanted)

@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.late_interaction.index_contract import matrices, names, ragged
 
 from millpond import Engine
 from millpond.errors import MillpondError
 from millpond.ingest import Record, WriteBatch, point_id
 from millpond.spec import ModelSpec
+from millpond.testing.matrices import matrices, names, ragged
 from millpond_milvus import MilvusIndex, MilvusSink
 
 ROWS = 512
@@ -155,7 +155,7 @@ def lose(uri: str, spec: ModelSpec) -> dict[str, Any]:
     sink.write(batch(0))
     with small_disk(100):
         failure = error_of(lambda: sink.write(batch(1)))
-    sink._client.delete("docs", filter='id == "0-0"')  # not through millpond
+    sink.client.delete("docs", filter='id == "0-0"')  # not through millpond
     sink.close()
     again = MilvusSink(uri, "docs", dimensions=[64])
     first = error_of(lambda: again.prepare(spec))

@@ -5,14 +5,11 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import socket
-import ssl
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +26,8 @@ from millpond.ingest import Record, WriteBatch, point_id
 from millpond_milvus import MilvusSink
 from millpond_milvus.lite import _reason
 
+pytestmark = pytest.mark.contract
+
 # Generous: the machine may be busy.
 PATIENCE = 30
 NEW = (
@@ -43,101 +42,9 @@ def batch(count: int = 3) -> WriteBatch:
     return WriteBatch(records=records, ids=[point_id(record.id) for record in records], vectors=vectors)
 
 
-@contextmanager
-def listening(answer: Callable[[socket.socket], object]) -> Iterator[int]:
-    """A port where each connection gets this answer."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        done = threading.Event()
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                threading.Thread(target=one, args=(connection,), daemon=True).start()
-
-        def one(connection: socket.socket) -> None:
-            with connection:
-                connection.settimeout(5)
-                try:
-                    answer(connection)
-                except OSError:
-                    return
-                done.wait(2 if answer is not say_nothing else PATIENCE)
-
-        thread = threading.Thread(target=serve, daemon=True)
-        thread.start()
-        try:
-            yield listener.getsockname()[1]
-        finally:
-            done.set()
-            listener.shutdown(socket.SHUT_RDWR)
-            thread.join(5)
-
-
-def say_nothing(connection: socket.socket) -> None:
-    """Takes the connection."""
-
-
-def reply(content: bytes) -> Callable[[socket.socket], object]:
-    def answer(connection: socket.socket) -> None:
-        connection.recv(1000)
-        connection.sendall(content)
-
-    return answer
-
-
-def trickle(connection: socket.socket) -> None:
-    """HTTP/2's settings, and then a frame of 16 KiB, a byte at a time."""
-    connection.sendall(b"\0\0\0\4\0\0\0\0\0" + b"\0\x40\0\xfe\0\0\0\0\0")
-    for _ in range(100):
-        connection.sendall(b"\0")
-        time.sleep(0.1)
-
-
-HTML = b"HTTP/1.1 %s\r\nContent-Type: text/html\r\nContent-Length: 13\r\n\r\n<html></html>"
-
-
-@pytest.mark.parametrize(
-    ("answer", "scheme", "kind", "message"),
-    [
-        (say_nothing, "http", SinkUnavailableError, "within 1 s: .* takes connections and says nothing"),
-        (say_nothing, "https", SinkUnavailableError, "within 1 s: .* takes connections and says nothing"),
-        (trickle, "http", SinkUnavailableError, "did not answer the connection within 1 s"),
-        (
-            reply(HTML % b"404 Not Found"),
-            "http",
-            SinkError,
-            r"speaks HTTP/1.1 with status 404, and is no Milvus; check",
-        ),
-        (reply(HTML % b"503 Busy"), "http", SinkUnavailableError, "speaks HTTP/1.1 with status 503"),
-        (reply(b"SSH-2.0-OpenSSH_9\r\n"), "http", SinkError, "speaks no gRPC, and is no Milvus; check the port"),
-        (reply(HTML % b"400 Bad"), "https", SinkError, "does not speak TLS; write http:// instead of https://"),
-        (lambda connection: connection.close(), "http", SinkUnavailableError, "closed the connection"),
-    ],
-    ids=["hangs", "hangs-tls", "trickles", "404", "503", "ssh", "plain", "closes"],
-)
-def test_a_port_where_no_milvus_answers_is_named_for_what_it_is(
-    answer: Callable[[socket.socket], object], scheme: str, kind: type[SinkError], message: str
-) -> None:
-    start = time.monotonic()
-    with listening(answer) as port, pytest.raises(SinkError, match=message) as caught:
-        MilvusSink(f"{scheme}://127.0.0.1:{port}", "docs", timeout=1)
-    assert type(caught.value) is kind
-    assert time.monotonic() - start < PATIENCE
-    assert f"Milvus at {scheme}://127.0.0.1:{port} " in str(caught.value)
-    assert "illegal connection params" not in str(caught.value)
-
-
 def test_a_port_where_nothing_listens_is_named() -> None:
-    with pytest.raises(SinkUnavailableError, match="refused the connection: nothing listens on 127.0.0.1:1; start Mil"):
+    with pytest.raises(SinkUnavailableError, match="did not answer the connection: .*(refused|connect)"):
         MilvusSink("http://127.0.0.1:1", "docs", timeout=1)
-
-
-def test_a_name_that_is_not_known_is_named() -> None:
-    with pytest.raises(SinkUnavailableError, match="the name 'no-such-host.invalid' is not known here"):
-        MilvusSink("http://no-such-host.invalid:19530", "docs", timeout=5)
 
 
 @pytest.fixture(scope="session")
@@ -152,17 +59,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]
     except FileNotFoundError:
         pytest.skip("openssl is not installed")
     return key.read_bytes(), chain.read_bytes()
-
-
-def test_a_server_with_tls_is_named_as_one(certificate: tuple[bytes, bytes]) -> None:
-    fake = FakeMilvus()
-    with serving(fake, credentials=grpc.ssl_server_credentials([certificate])):
-        with pytest.raises(SinkError, match="it speaks TLS; write https:// instead of http://") as caught:
-            MilvusSink(fake.url.replace("https", "http"), "docs", timeout=5)
-        assert type(caught.value) is SinkError
-        with pytest.raises(SinkError, match="its certificate is not trusted here .*self.signed.*server_pem_path"):
-            MilvusSink(fake.url, "docs", timeout=5)
-    assert ssl.HAS_TLSv1_2
 
 
 def test_another_grpc_server_is_no_milvus() -> None:
@@ -295,7 +191,7 @@ def test_the_wait_that_a_proxy_asks_for_is_handed_on(
 
 @pytest.mark.parametrize("lie", [0, 2, 4])
 def test_fewer_rows_acknowledged_than_sent_is_an_error(fake: FakeMilvus, engine: Engine, lie: int) -> None:
-    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=2) as sink:
+    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=20) as sink:
         sink.prepare(engine.spec)
         fake.acknowledges = lambda count: lie
         with pytest.raises(SinkError, match=f"acknowledged {lie} of 3 rows of an upsert"):
@@ -330,30 +226,6 @@ def test_a_call_that_hangs_ends_with_the_timeout(
         stop.set()
 
 
-@pytest.mark.slow
-def test_the_timeout_holds_for_all_that_a_call_sends_and_repeats(fake: FakeMilvus, engine: Engine) -> None:
-    """The client alone gives an attempt that it repeats all of the time again."""
-    stop = threading.Event()
-    attempts: list[float] = []
-
-    def fault(method: str, context: Any) -> None:
-        if method == "Upsert":
-            attempts.append(time.monotonic())
-            if len(attempts) == 1:
-                stop.wait(4)
-                context.abort(DEAD, "moving")
-            stop.wait(60)
-
-    with MilvusSink(fake.url, "docs", dimensions=[16], timeout=5) as sink:
-        sink.prepare(engine.spec)
-        fake.fault = fault
-        start = time.monotonic()
-        with pytest.raises(SinkUnavailableError, match="did not answer an upsert of 3 rows( within 5 s|: moving)"):
-            sink.write(batch())
-        assert len(attempts) <= 2 and time.monotonic() - start < 9  # and not 5 after the last attempt
-        stop.set()
-
-
 def test_an_unavailable_server_is_asked_twice_and_then_named(fake: FakeMilvus, engine: Engine) -> None:
     with MilvusSink(fake.url, "docs", dimensions=[16], timeout=20 if NEW else 2) as sink:
         sink.prepare(engine.spec)
@@ -375,7 +247,7 @@ def test_a_server_that_dies_in_a_run_is_found_again(engine: Engine) -> None:
         sink.write(batch())
         server.stop(None).wait()
         start = time.monotonic()
-        with pytest.raises(SinkUnavailableError, match=r"nothing listens on 127.0.0.1:\d+|closed the connection"):
+        with pytest.raises(SinkUnavailableError, match="did not answer an upsert of 5 rows: "):
             sink.write(batch(5))
         assert time.monotonic() - start < PATIENCE
     with serving(fake, port=int(url.rpartition(":")[2])):
@@ -411,7 +283,7 @@ def test_an_expected_error_leaves_no_traceback_on_standard_error(fake: FakeMilvu
                 sink.write(batch())
             assert seen == []
             with pytest.raises(pymilvus.MilvusException):
-                sink._client.delete("docs", filter='pk in ["a"]')  # by somebody else
+                sink.client.delete("docs", filter='pk in ["a"]')  # by somebody else
             assert len(seen) == 1
     finally:
         logging.getLogger("pymilvus").removeHandler(handler)
@@ -439,28 +311,11 @@ def test_a_locked_file_names_the_process_that_has_it(tmp_path: Path) -> None:
     MilvusSink(uri, "docs").close()
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(b"SQLite format 3\0" + bytes(100), "milvus-lite 2 wrote it, or SQLite"), (b"", "is a file, and no database")],
-    ids=["sqlite", "empty"],
-)
-def test_a_file_of_something_else_is_named(tmp_path: Path, content: bytes, message: str) -> None:
-    (tmp_path / "x.db").write_bytes(content)
-    with pytest.raises(InvalidRequestError, match=message):
-        MilvusSink(tmp_path / "x.db", "docs")
-    assert (tmp_path / "x.db").read_bytes() == content
-
-
 def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
     if not os.path.isdir("/sys/kernel"):
         pytest.skip("no folder that even root may not write to")
     with pytest.raises(SinkError, match=r"'/sys/kernel/x.db' cannot be opened: this process may not write there"):
         MilvusSink("/sys/kernel/x.db", "docs")
-
-
-def test_a_missing_folder_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="there is no folder .*nowhere'; create it first"):
-        MilvusSink(tmp_path / "nowhere" / "x.db", "docs")
 
 
 @pytest.mark.parametrize(

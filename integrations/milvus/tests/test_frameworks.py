@@ -12,6 +12,8 @@ from millpond import Engine
 from millpond.ingest import Record, WriteBatch, ingest, point_id
 from millpond_milvus import MilvusSink
 
+pytestmark = pytest.mark.contract
+
 QUESTION = "what moves blood around the body?"
 
 
@@ -66,7 +68,7 @@ def test_llama_index_reads_its_nodes(engine: Engine, records: list[Record], tmp_
     with MilvusSink(tmp_path / "x.db", "docs", dimensions=[384], fields="llama_index") as sink:
         ingest(odd, engine=engine, sink=sink, show_progress=False)
         query = engine.embed([QUESTION], role="query", normalize=True).embeddings
-        (found,) = sink._client.search("docs", query, anns_field="d384", limit=20, output_fields=["*"])
+        (found,) = sink.client.search("docs", query, anns_field="d384", limit=20, output_fields=["*"])
         by_id = {record.id: record for record in odd}
         wanted = scores(engine, odd, 384)
         assert len(found) == 13
@@ -78,7 +80,7 @@ def test_llama_index_reads_its_nodes(engine: Engine, records: list[Record], tmp_
             assert (row["id"], entity["doc_id"]) == (point_id(record.id), record.id)
             assert row["distance"] == pytest.approx(wanted[record.id], abs=1e-5)
             assert json.loads(entity["_node_content"])["text"] == ""  # the text is only in the text field
-        assert sink._client.query("docs", filter='doc_id in ["doc-4"]', output_fields=["n"])[0]["n"] == 4
+        assert sink.client.query("docs", filter='doc_id in ["doc-4"]', output_fields=["n"])[0]["n"] == 4
 
 
 def test_rows_that_langchain_added_are_found_too(engine: Engine, records: list[Record], tmp_path: Path) -> None:
@@ -86,7 +88,7 @@ def test_rows_that_langchain_added_are_found_too(engine: Engine, records: list[R
         ingest(records, engine=engine, sink=sink, show_progress=False)
         row = engine.embed(["a stray document"], role="document", normalize=True).embeddings[0]
         stray = {"pk": "its-own-id", "text": "a stray document", "d384": row, "lang": "en"}
-        sink._client.insert("docs", [stray])
+        sink.client.insert("docs", [stray])
         hit = sink.search(engine, "a stray document", k=1)[0]
         assert (hit.id, hit.text, hit.metadata) == ("its-own-id", "a stray document", {"lang": "en"})
         assert np.isclose(hit.score, 1, atol=1e-5)
@@ -138,7 +140,7 @@ def test_the_id_of_a_node_that_llama_index_wrote_is_its_own(
         row = engine.embed(["a stray node"], role="document", normalize=True).embeddings[0]
         content = json.dumps({"id_": "n-1", "text": "a stray node", "metadata": {"lang": "sv"}})
         node = {"doc_id": "a document", "text": "a stray node", "d384": row, "_node_content": content}
-        sink._client.insert("docs", [{"id": "n-1", **node}, {"id": "n-2", **node}])
+        sink.client.insert("docs", [{"id": "n-1", **node}, {"id": "n-2", **node}])
         hits = sink.search(engine, "a stray node", k=2)
         assert [hit.score for hit in hits] == pytest.approx([1, 1], abs=1e-5)
         assert {(hit.id, hit.text, hit.metadata["lang"]) for hit in hits} == {
@@ -164,12 +166,12 @@ def test_chunks_of_a_record_are_documents_of_their_own(engine: Engine, tmp_path:
         sink.write(WriteBatch(records=pieces, ids=ids, vectors={384: vectors}))
         if form == "llama_index":
             to_node = pytest.importorskip("llama_index.core.vector_stores.utils").metadata_dict_to_node
-            for row in sink._client.query("docs", filter="", limit=9, output_fields=["*"]):
+            for row in sink.client.query("docs", filter="", limit=9, output_fields=["*"]):
                 node = to_node({key: row[key] for key in ("_node_content", "_node_type")}, text=row["text"])
                 piece = pieces[ids.index(row["id"])]
                 assert (node.node_id, node.get_content(), node.metadata) == (row["id"], piece.text, piece.metadata)
                 assert node.ref_doc_id == row["doc_id"] == "long" and row["chunk_end"] == piece.metadata["chunk_end"]
-            assert len(sink._client.query("docs", filter='doc_id in ["long"]', output_fields=["id"])) == 3
+            assert len(sink.client.query("docs", filter='doc_id in ["long"]', output_fields=["id"])) == 3
         else:
             store_of = pytest.importorskip("langchain_milvus").Milvus
             embeddings = pytest.importorskip("langchain_core.embeddings").Embeddings

@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pymilvus import MilvusClient
-from tests.late_interaction.index_contract import IndexContract, matrices, names, ragged
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Record, SinkError, content_hash, ingest, point_id
 from millpond.late_interaction import LateInteractionIndex
 from millpond.late_interaction.codecs.rows import INT8
 from millpond.late_interaction.encoding.muvera import Muvera
+from millpond.testing import IndexContract
+from millpond.testing.matrices import matrices, names, ragged
 from millpond_milvus import MilvusIndex, MilvusSink
 from millpond_milvus.rows import pack, packed_tokens
+
+pytestmark = pytest.mark.contract
 
 
 class TestLite(IndexContract):
@@ -42,7 +44,7 @@ def test_a_document_is_a_row_of_the_plain_fields(uri: str) -> None:
     with MilvusIndex(uri, "docs", None) as index:
         (matrix,) = matrices(1)
         index.add_embeddings(["a/1"], ragged([matrix]), texts=["one"], metadata=[{"n": 1}])
-        (row,) = index._client.query("docs", filter="tokens >= 0", output_fields=["*", "muvera"])
+        (row,) = index.client.query("docs", filter="tokens >= 0", output_fields=["*", "muvera"])
         added, rows, encoding = row.pop("added"), row.pop("rows"), row.pop("muvera")
         assert row == {
             "pk": point_id("a/1"),
@@ -56,10 +58,10 @@ def test_a_document_is_a_row_of_the_plain_fields(uri: str) -> None:
         tokens = packed_tokens([rows], [6], width=32)
         assert len(rows) == 4 * -(-6 * 34 // 3)  # base64 of int8 and float16 scales
         assert np.abs(INT8.unpack(tokens.rows, tokens.scales, 32) - matrix).max() < 0.005
-        described = index._client.describe_collection("docs")
+        described = index.client.describe_collection("docs")
         manifest = json.loads(described["properties"]["millpond"])
         assert (manifest["kind"], manifest["codec"], manifest["width"]) == ("late_interaction", "int8", 32)
-        indexed = index._client.describe_index("docs", "muvera")
+        indexed = index.client.describe_index("docs", "muvera")
         assert (indexed["index_type"], indexed["metric_type"]) == ("FLAT", "IP")
 
 
@@ -91,7 +93,7 @@ def test_other_options_than_the_collections_are_refused(uri: str) -> None:
 def test_a_collection_of_something_else_is_refused(uri: str, engine: Engine) -> None:
     with MilvusSink(uri, "sink") as sink:
         ingest([Record("a", "text")], engine=engine, sink=sink, show_progress=False)
-        sink._client.create_collection("foreign", dimension=4)
+        sink.client.create_collection("foreign", dimension=4)
     for name, message in (("sink", "as a sink writes them"), ("foreign", "was not made by millpond")):
         with pytest.raises(FingerprintMismatchError, match=f"'{name}' .*{message}"):
             MilvusIndex(uri, name, None)
@@ -102,15 +104,6 @@ def test_a_collection_of_something_else_is_refused(uri: str, engine: Engine) -> 
             MilvusSink(uri, "docs") as sink,
         ):
             sink.search(engine, "text")
-
-
-def test_a_client_that_is_passed_in_stays_open(uri: str) -> None:
-    client = MilvusClient(uri)
-    with MilvusIndex(client, "docs", None) as index:
-        index.add_embeddings(names(3), ragged(matrices(3)))
-    with MilvusIndex(client, "docs", None) as index:
-        assert index.ids() == names(3)
-    client.close()
 
 
 # --------------------------------------------------------------------------------------------------- searching
@@ -148,27 +141,20 @@ def test_many_rows_are_fetched_in_parts(uri: str, monkeypatch: pytest.MonkeyPatc
     with MilvusIndex(uri, "docs", None) as index:
         index.add_embeddings(names(50), ragged(values))
         fetched: list[int] = []
-        query = index._client.query
+        query = index.client.query
 
         def queried(*arguments: Any, **options: Any) -> Any:
             rows = query(*arguments, **options)
             fetched.extend([len(rows)] * ("rows" in options["output_fields"]))
             return rows
 
-        monkeypatch.setattr(index._client, "query", queried)
+        monkeypatch.setattr(index.client, "query", queried)
         hits = index.search_embeddings(ragged(values[:2]), k=50, exact=True)
         assert [len(each) for each in hits] == [50, 50] and len(fetched) > 2 and sum(fetched) == 50
         assert [each[0].id for each in hits] == ["doc-0", "doc-1"]
 
 
 # ------------------------------------------------------------------------------------------------------- problems
-
-
-def test_milvus_lite_stores_long_texts(uri: str) -> None:
-    with MilvusIndex(uri, "docs", None) as index:
-        index.add_embeddings(["a"], ragged(matrices(1)), texts=["ü" * 100_000], metadata=[{"n": "x" * 100_000}])
-        (hit,) = index.search_embeddings(ragged(matrices(1)))[0]
-        assert hit.text == "ü" * 100_000 and hit.metadata == {"n": "x" * 100_000}
 
 
 def test_a_document_that_no_request_can_carry_is_refused(uri: str) -> None:
@@ -184,18 +170,11 @@ def test_check_names_damaged_rows(uri: str) -> None:
     with MilvusIndex(uri, "docs", None) as index:
         index.add_embeddings(names(3), ragged(matrices(3, tokens=[2, 0, 4])))
         assert index.check() == []
-        (row,) = index._client.query("docs", filter='id == "doc-2"', output_fields=["*", "muvera"])
-        index._client.insert("docs", [{**row, "rows": "AAAA"}])
-        index._client.insert("docs", [{**row, "pk": "other", "id": "doc-9"}])
+        (row,) = index.client.query("docs", filter='id == "doc-2"', output_fields=["*", "muvera"])
+        index.client.insert("docs", [{**row, "rows": "AAAA"}])
+        index.client.insert("docs", [{**row, "pk": "other", "id": "doc-9"}])
         foreign, damaged = index.check()
         assert "the row 'other' was not written by an index (its id is 'doc-9')" in foreign
         assert "document 'doc-2': ValueError: 3 bytes are no 4 rows of 32 columns" in damaged
         with pytest.raises(SinkError, match="holds rows that cannot be read .*check.. names them"):
             index.search_embeddings(ragged(matrices(1)))
-
-
-def test_a_server_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(SinkError, match="Milvus at http://127.0.0.1:1 refused the connection"):
-        MilvusIndex("http://127.0.0.1:1", "docs", None, timeout=1)
-    with pytest.raises(InvalidRequestError, match="collection='a-b' is no name for Milvus"):
-        MilvusIndex("x.db", "a-b", None)

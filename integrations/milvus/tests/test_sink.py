@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
-import socket
 import subprocess
 import sys
 import threading
-import time
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +16,8 @@ from millpond.ingest import IngestReport, Record, SinkError, WriteBatch, ingest,
 from millpond_milvus import MilvusSink, sink_from_url
 from millpond_milvus.filters import to_expression
 from millpond_milvus.schema import SCHEMAS
+
+pytestmark = pytest.mark.contract
 
 
 def fill(engine: Engine, sink: MilvusSink, records: list[Record]) -> IngestReport:
@@ -33,13 +32,13 @@ def uri(tmp_path: Path) -> str:
 def test_fields_are_named_by_width_and_the_collection_marked(engine: Engine, records: list[Record], uri: str) -> None:
     with MilvusSink(uri, "docs", dimensions=[384, 128]) as sink:
         fill(engine, sink, records)
-        described = sink._client.describe_collection("docs")
+        described = sink.client.describe_collection("docs")
         fields = {field["name"]: field for field in described["fields"]}
         assert sorted(fields) == ["content_hash", "d128", "d384", "id", "metadata", "pk", "text"]
         assert fields["pk"]["is_primary"] and fields["d128"]["params"]["dim"] == 128
         assert fields["metadata"]["type"] == DataType.JSON
         assert engine.spec.fingerprint in described["properties"]["millpond"]
-        index = sink._client.describe_index("docs", "d128")
+        index = sink.client.describe_index("docs", "d128")
         assert (index["index_type"], index["metric_type"]) == ("FLAT", "COSINE")
 
 
@@ -92,13 +91,13 @@ def test_requests_are_bounded(engine: Engine, uri: str, monkeypatch: pytest.Monk
     sent: list[int] = []
     with MilvusSink(uri, "docs", dimensions=[16]) as sink:
         sink.prepare(engine.spec)
-        insert = sink._client.insert
+        insert = sink.client.insert
 
         def counted(collection: str, rows: list[dict[str, object]], **options: object) -> object:
             sent.append(len(rows))
             return insert(collection, rows, **options)
 
-        monkeypatch.setattr(sink._client, "insert", counted)
+        monkeypatch.setattr(sink.client, "insert", counted)
         many = [Record(f"r{n}", "x") for n in range(2100)]
         vectors = {16: np.ones((2100, 16), np.float32)}
         sink.write(WriteBatch(records=many, ids=[point_id(record.id) for record in many], vectors=vectors))
@@ -150,34 +149,7 @@ def test_expressions_quote_what_they_hold() -> None:
     assert to_expression({"d384": "x"}, plain, vectors={"d384"}).startswith('(metadata["d384"] == "x"')
 
 
-@pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
-def test_negative_numbers_match(engine: Engine, uri: str, form: str) -> None:
-    numbers = [-5, -0.5, -1e20, -1e-7, -(2**63), -(2**53) - 1, 5]
-    alone = [Record(f"{number}", "x", {"k": number}) for number in numbers]
-    with MilvusSink(uri, "docs", fields=form) as sink:
-        fill(engine, sink, [*alone, *(Record(f"in {number}", "y", {"k": [number, "x"]}) for number in numbers)])
-        for number in numbers:
-            hits = sink.search(engine, "x", filter={"k": number})
-            assert {hit.id for hit in hits} == {f"{number}", f"in {number}"}
-        hits = sink.search(engine, "x", filter={"k": [-5, 5, "nothing"]})
-        assert {hit.id for hit in hits} == {"-5", "5", "in -5", "in 5"}
-
-
 # ----------------------------------------------------------------------------------------------- foreign and absent
-
-
-def test_the_manifest_is_stored_as_this_json(engine: Engine, uri: str) -> None:
-    earlier = (
-        f'{{"schema": 1, "fingerprint": "{engine.spec.fingerprint}", "model": "model", '
-        '"dimensions": [64, 384], "payload": "langchain"}'
-    )
-    written = f'{earlier[:-1]}, "settings": {json.dumps(dict(engine.spec.settings))}}}'
-    with MilvusSink(uri, "docs", dimensions=[384, 64], fields="langchain") as sink:
-        sink.prepare(engine.spec)
-        assert sink._client.describe_collection("docs")["properties"]["millpond"] == written
-        assert len(MilvusSink(sink._client, "docs").search(engine, "anything")) == 0
-        sink._client.alter_collection_properties("docs", properties={"millpond": earlier})
-        assert len(MilvusSink(sink._client, "docs").search(engine, "anything")) == 0
 
 
 def test_a_foreign_row_that_cannot_be_read_is_not_blamed_on_the_database(engine: Engine, uri: str) -> None:
@@ -185,8 +157,8 @@ def test_a_foreign_row_that_cannot_be_read_is_not_blamed_on_the_database(engine:
         sink.prepare(engine.spec)
         row = engine.embed(["x"], role="document", normalize=True).embeddings[0]
         foreign = {"id": "p", "doc_id": "d", "text": "x", "d384": row, "_node_content": "{broken"}
-        sink._client.insert("docs", [foreign])
-        with pytest.raises(SinkError, match="'docs' holds the row 'p', which is no payload of the form") as caught:
+        sink.client.insert("docs", [foreign])
+        with pytest.raises(SinkError, match="'docs' holds the row 'p', whose fields do not have the layout") as caught:
             sink.search(engine, "x", k=1)
         assert "Milvus at" not in str(caught.value) and isinstance(caught.value.__cause__, ValueError)
 
@@ -208,9 +180,9 @@ def test_a_foreign_collection_is_left_alone_whatever_its_widths(
 def test_a_collection_left_half_made_is_finished(engine: Engine, uri: str, records: list[Record]) -> None:
     with MilvusSink(uri, "docs", dimensions=[64, 384]) as sink:
         sink.prepare(engine.spec)
-        sink._client.release_collection("docs")
-        sink._client.drop_index("docs", "d64")
-        again = MilvusSink(sink._client, "docs", dimensions=[64, 384])
+        sink.client.release_collection("docs")
+        sink.client.drop_index("docs", "d64")
+        again = MilvusSink(sink.client, "docs", dimensions=[64, 384])
         fill(engine, again, records)
         assert len(again.search(engine, "anything")) == 10
 
@@ -224,8 +196,8 @@ def test_a_collection_that_was_released_is_loaded_again(engine: Engine, uri: str
             lambda other: other.count(),
             lambda other: other.delete(["nobody"]),
         ):
-            sink._client.release_collection("docs")
-            use(MilvusSink(sink._client, "docs", dimensions=[64]))
+            sink.client.release_collection("docs")
+            use(MilvusSink(sink.client, "docs", dimensions=[64]))
             assert len(sink.search(engine, "anything")) == 10
 
 
@@ -233,9 +205,9 @@ def test_a_collection_that_was_released_is_loaded_again(engine: Engine, uri: str
 def test_an_unreadable_manifest_is_an_error(engine: Engine, uri: str, stored: str) -> None:
     with MilvusSink(uri, "docs") as sink:
         sink.prepare(engine.spec)
-        sink._client.alter_collection_properties("docs", properties={"millpond": stored})
+        sink.client.alter_collection_properties("docs", properties={"millpond": stored})
         with pytest.raises(FingerprintMismatchError, match="cannot read"):
-            MilvusSink(sink._client, "docs").prepare(engine.spec)
+            MilvusSink(sink.client, "docs").prepare(engine.spec)
 
 
 @pytest.mark.parametrize("url", ["http://127.0.0.1:abc", "http://host:99999", "https://[::1"])
@@ -244,49 +216,21 @@ def test_invalid_urls_are_refused(url: str) -> None:
         MilvusSink(url, "docs", timeout=1)
 
 
-@pytest.mark.parametrize(
-    ("place", "url"),
-    [
-        ("localhost:19530", "http://localhost:19530"),
-        ("localhost", "http://localhost:19530"),
-        ("[::1]:19530", "http://[::1]:19530"),
-        ("milvus.example.com", "http://milvus.example.com:19530"),
-        ("http:/localhost", "http://localhost:19530"),
-        ("HTTPS:localhost:19530", "https://localhost:19530"),
-        ("user:hunter2@host:19530", "http://host:19530"),
-        ("localhost:19530.db", "http://host:19530"),
-    ],
-)
-def test_an_address_is_not_taken_for_a_file(
-    place: str, url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.parametrize("place", ["localhost", "milvus:19530", "user:hunter2@host:19530"])
+def test_an_address_is_not_taken_for_a_file(place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InvalidRequestError, match=r"looks like the address of a server; .* './NAME.db'") as caught:
-        MilvusSink(place, "docs")
-    assert f"write {url!r}" in str(caught.value) and "hunter2" not in str(caught.value)
-    with pytest.raises(
-        InvalidRequestError, match=r"'milvus.file:' takes a file, .* milvus.file:./NAME.db#docs"
-    ) as caught:
-        open_sink(f"milvus+file:{place}#docs")
-    assert f"write milvus+{url}#docs" in str(caught.value) and "hunter2" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_url_may_be_in_capitals() -> None:
-    with pytest.raises(SinkError, match="Milvus at HTTP://127.0.0.1:1 refused the connection"):
-        MilvusSink("HTTP://127.0.0.1:1", "docs", timeout=1)
+    for opened in (lambda: MilvusSink(place, "docs"), lambda: open_sink(f"milvus+file:{place}#docs")):
+        with pytest.raises(
+            InvalidRequestError, match="looks like the address of a server.*http://host:19530"
+        ) as caught:
+            opened()
+        assert "hunter2" not in str(caught.value) and list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize("place", ["~nobody-of-that-name/x.db", "a\0b.db", "x.sqlite"])
 def test_invalid_places_are_refused(place: str) -> None:
     with pytest.raises(InvalidRequestError, match="is no place for Milvus"):
         MilvusSink(place, "docs")
-
-
-def test_a_home_folder_is_where_it_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with sink_from_url("file", "~/x.db", "docs"):
-        assert (tmp_path / "x.db").exists()
 
 
 @pytest.mark.parametrize("name", ["", "1docs", "my-docs", "ä", "x" * 256, "../docs"])
@@ -347,57 +291,10 @@ def test_a_sink_that_is_closed_leaves_the_others_of_its_file_open(
         assert sink.count() == 12
 
 
-def test_a_port_without_a_server_is_an_error() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(SinkError, match=rf"Milvus at http://127.0.0.1:{port} refused the connection"):
-        MilvusSink(f"http://127.0.0.1:{port}", "docs", timeout=1)
-
-
-def test_a_server_that_hangs_is_an_error_after_the_timeout() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as silent:
-        taken: list[socket.socket] = []
-        threading.Thread(target=lambda: taken.append(silent.accept()[0]), daemon=True).start()
-        start = time.monotonic()
-        with pytest.raises(
-            SinkError, match=r"did not answer the connection within 1 s: .* takes connections and says nothing"
-        ):
-            MilvusSink(f"http://127.0.0.1:{silent.getsockname()[1]}", "docs", timeout=1)
-        assert time.monotonic() - start < 30
-        for connection in taken:
-            connection.close()
-
-
-def test_an_error_of_the_transport_is_a_sink_error_too(engine: Engine, uri: str) -> None:
-    with MilvusSink(uri, "docs") as sink:
-        sink.prepare(engine.spec)
-        # Lite does not implement this call, and the client raises grpc's own error.
-        with (
-            pytest.raises(SinkError, match="did not answer a new field: Method not implemented"),
-            sink._request("a new field"),
-        ):
-            sink._client.add_collection_field("docs", "more", DataType.INT64, nullable=True)
-
-
 # ------------------------------------------------------------------------------------------------------------- URLs
-
-
-def test_the_entry_point_opens_a_file(engine: Engine, records: list[Record], uri: str) -> None:
-    sink = open_sink(f"milvus+file:{uri}#docs", dimensions=[64, 384])
-    assert isinstance(sink, MilvusSink) and sink.collection == "docs" and sink.dimensions == (64, 384)
-    with sink:
-        assert repr(sink) == f"MilvusSink({uri!r}, 'docs', dimensions=(64, 384), 'plain')"
-        fill(engine, sink, records)
-        assert sink.search(engine, "what moves blood around the body?", k=1)[0].id == "doc-4"
 
 
 @pytest.mark.parametrize(("scheme", "location"), [("file", ""), ("http", "host"), ("path", "x.db"), ("memory", "")])
 def test_urls_of_other_schemes_are_refused(scheme: str, location: str) -> None:
     with pytest.raises(InvalidRequestError, match="does not name a Milvus"):
         sink_from_url(scheme, location, "docs")
-
-
-def test_a_url_of_a_server_becomes_its_address() -> None:
-    with pytest.raises(SinkError, match="Milvus at http://127.0.0.1:1 refused the connection"):
-        sink_from_url("http", "//127.0.0.1:1", "docs")

@@ -13,9 +13,12 @@ from pymilvus.grpc_gen import common_pb2, schema_pb2
 
 from millpond import Engine, InvalidRequestError, MissingExtraError
 from millpond.errors import FingerprintMismatchError
-from millpond.ingest import Record, WriteBatch, content_hash, ingest, open_sink, point_id
+from millpond.ingest import Record, WriteBatch, content_hash, open_sink, point_id
 from millpond_milvus import MilvusSink
+from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.options import VectorOptions
+
+pytestmark = pytest.mark.contract
 
 
 @pytest.fixture
@@ -241,9 +244,9 @@ def test_a_metadata_key_is_the_partition_key(fake: FakeMilvus, engine: Engine, f
         with pytest.raises(InvalidRequestError, match="under the partition key 'tenant' a int; make it a str"):
             sink.check(Record("a", "text", {"tenant": 7}))
         sink.check(Record("a", "text"))  # and without one it is empty
-        expression = sink._to_native({"tenant": ["acme", "b"]}, sink._payload)
+        expression = sink._driver.condition({"tenant": ["acme", "b"]}, sink.open())
         assert expression.startswith('partition in ["acme", "b"] and ')
-        assert "partition" not in sink._to_native({"n": 1}, sink._payload)
+        assert "partition" not in sink._driver.condition({"n": 1}, sink.open())
 
 
 # -------------------------------------------------------------------------------------------------------------- hybrid
@@ -315,23 +318,15 @@ def test_a_scan_has_every_row_and_no_text(fake: FakeMilvus, engine: Engine, form
         assert asked and not asked & {"text", "metadata", "$meta", "_node_content", "d16"}
 
 
-def test_a_scan_of_more_rows_than_a_query_hands_out_goes_on(fake: FakeMilvus, engine: Engine) -> None:
-    with MilvusSink(fake.url, "docs", dimensions=[16]) as sink:
-        sink.prepare(engine.spec)
-        for n in range(40_000):
-            fake.rows[f"{n:06}"] = {"pk": f"{n:06}", "id": f"r{n}", "text": "", "metadata": {}, "content_hash": ""}
-        seen = [record_id for _, record_id in sink.scan()]
-        assert len(seen) == len(set(seen)) == 40_000
-        assert len([request for request in fake.queries if request.expr]) >= 3
-
-
-def test_rows_are_fetched_in_requests_that_a_server_takes(fake: FakeMilvus, engine: Engine) -> None:
+def test_rows_are_fetched_in_requests_that_a_server_takes(
+    fake: FakeMilvus, engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with MilvusSink(fake.url, "docs", dimensions=[16, 384]) as sink:
         sink.prepare(engine.spec)
         written = batch(900, 16, 384)
         sink.write(written)
         fake.queries.clear()
-        sink.max_bytes = 400 * 384 * 4  # type: ignore[misc]
+        monkeypatch.setattr(MilvusConnection, "max_bytes", 400 * 384 * 4)
         rows = sink.fetch(written.ids, widths=[16, 384])
         assert len(rows) == 900 and len(fake.queries) == 3
         assert np.array_equal(rows[written.ids[899]].vectors[384], written.vectors[384][899])
@@ -349,9 +344,3 @@ def test_only_upserts_are_sent_and_in_bounded_requests(fake: FakeMilvus, engine:
         sink.delete(["r1", "nobody"])
         sink.delete_rows([point_id("r2")])
         assert sink.count() == 2098
-
-
-def test_a_run_through_the_pipeline_arrives(fake: FakeMilvus, engine: Engine, records: list[Record]) -> None:
-    with MilvusSink(fake.url, "docs", dimensions=[16, 384], datatype="float16") as sink:
-        report = ingest(records, engine=engine, sink=sink, show_progress=False)
-        assert (report.written, sink.count()) == (12, 12)

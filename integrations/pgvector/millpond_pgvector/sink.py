@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import math
 import re
+import socket
 import struct
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 from uuid import UUID
 
@@ -18,19 +19,21 @@ from psycopg.pq import Conninfo, TransactionStatus
 from psycopg.rows import tuple_row
 from psycopg.sql import SQL, Composable, Composed, Identifier
 
-from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError
+from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest.record import Record
-from millpond.ingest.sinks.batch import FloatArray
-from millpond.ingest.sinks.deadline import hang_up_after
+from millpond.ingest.sinks.batch import FloatArray, WriteBatch
+from millpond.ingest.sinks.client import Connection, Fault, check_timeout
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.sinks.payload import FieldLayout
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
-from millpond.ingest.sinks.search import SearchPlan
-from millpond.ingest.sinks.sqlstate import kind_of_state
-from millpond.ingest.sinks.table import TableSink
+from millpond.ingest.sinks.search import Hit, SearchPlan
+from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
 from millpond.metadata import check_filter
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
+# Connection, resources, operator, conflict with another transaction, lock, system, and a server that only reads.
+_PASSING = re.compile("08|53|57|40|55P03|58|25006")
+# What a server says when it refuses a connection; such errors have no SQLSTATE.
+_LASTING = re.compile("authentication failed|does not exist|pg_hba|no password|permission denied|not supported")
 _OPERATORS = {"vector": "vector_cosine_ops", "halfvec": "halfvec_cosine_ops", "bit": "bit_hamming_ops"}
 
 
@@ -53,13 +56,6 @@ class PgVectorSink(TableSink[Composable]):
         SinkError: The server does not answer, or refuses.
     """
 
-    database = "PostgreSQL"
-    name_pattern = re.compile(r"(?:[A-Za-z_]\w{0,62}\.)?[A-Za-z_]\w{0,47}", re.ASCII)
-    name_rule = "at most 48 letters, digits and underscores, no digit first, and SCHEMA. before them if need be"
-    max_rows, max_bytes, float_bytes = 5000, 64 << 20, 4
-    datatypes: ClassVar[Mapping[str, str]] = {"float32": "vector", "float16": "halfvec", "bit": "bit"}
-    indexes = ("hnsw",)
-
     def __init__(
         self,
         dsn: str | psycopg.Connection[Any],
@@ -71,173 +67,245 @@ class PgVectorSink(TableSink[Composable]):
         index: str | None = None,
         timeout: float = 60,
     ) -> None:
-        path, owned = (None, False) if isinstance(dsn, psycopg.Connection) else (dsn, True)
-        super().__init__(path, table, dimensions=dimensions, fields=fields, owned=owned)
-        self._set_options(datatype=datatype, index=index)
-        if owned:
-            _check_dsn(self._where)
-        if not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX:
-            raise InvalidRequestError(f"timeout={timeout!r} is no time; pass seconds above 0")
-        self._timeout, self._table, self._types = timeout, Identifier(*table.split(".")), dict[int, str]()
-        self._lock, self._late = threading.RLock(), threading.Event()
-        with self._request("the connection"):
-            self._client = self._connect() if owned else dsn
+        connection = PgVectorConnection(dsn, table, timeout=timeout)
+        super().__init__(
+            PgVectorDriver(connection, fields=fields, datatype=datatype, index=index), dimensions=dimensions
+        )
+        connection.open()
 
-    def check(self, record: Record) -> None:
-        """Raise InvalidRequestError for a record that PostgreSQL cannot store: too large, or with a NUL character."""
-        super().check(record)
-        if "\0" in record.text or _NUL.search(json.dumps(dict(record.metadata))):
-            raise InvalidRequestError("it holds a NUL character, which PostgreSQL does not store; leave that out")
 
-    def _connect(self) -> psycopg.Connection[Any]:
-        options: dict[str, Any] = {"autocommit": True, "connect_timeout": math.ceil(self._timeout)}
-        return psycopg.connect(self._where, prepare_threshold=None, **options)  # poolers keep no prepared statements
+class PgVectorConnection(Connection):
+    """A table of a server; requests are transactions."""
+
+    database = "PostgreSQL"
+    name_pattern = re.compile(r"(?:[A-Za-z_]\w{0,62}\.)?[A-Za-z_]\w{0,47}", re.ASCII)
+    name_rule = "at most 48 letters, digits and underscores, no digit first, and SCHEMA. before them if need be"
+    max_rows, max_bytes = 5000, 64 << 20
+
+    def __init__(self, dsn: str | psycopg.Connection[Any], table: str, *, timeout: float) -> None:
+        passed = dsn if isinstance(dsn, psycopg.Connection) else None
+        super().__init__(
+            None if isinstance(dsn, psycopg.Connection) else dsn, table, client=passed, timeout=check_timeout(timeout)
+        )
+        if self.owned:
+            _check_dsn(self.where)
+        self._table = Identifier(*table.split("."))
+        self._lock = threading.RLock()
+        self._late = False  # the last request took too long, and what it waited for was shut down
+
+    def open(self) -> None:
+        """Connect."""
+        if self.owned:
+            self.client = self.request("the connection", self._connect)
+
+    def exists(self) -> bool:
+        """Whether there is such a table."""
+        return self.rows("SELECT to_regclass({name})") != [(None,)]
+
+    def read_manifest(self) -> object:
+        """The manifest in the table's comment."""
+        ((comment,),) = self.rows("SELECT obj_description(to_regclass({name}), 'pg_class')")
+        mark, _, manifest = (comment or "").partition(" ")
+        return manifest_of(manifest if mark == MANIFEST_KEY else None)
+
+    def fault(self, error: Exception, request: str) -> Fault | None:
+        """What an error of psycopg means."""
+        if not isinstance(error, psycopg.Error):
+            return None
+        words, state = " ".join(str(error).split()), error.sqlstate
+        if isinstance(error, psycopg.OperationalError) or state:
+            kind = kind_of_state(state, str(error))
+        else:
+            kind = SinkRejectedError if isinstance(error, psycopg.DataError) else SinkError
+        return Fault(words=f"refused {request}: {words}", kind=kind)
+
+    def hang_up(self) -> None:
+        """Shut the connection down, whose owner then meets its end; the descriptor stays his."""
+        self._late = True
+        with suppress(Exception):  # closed meanwhile, or never made
+            line = socket.socket(fileno=self.client.fileno())
+            try:
+                line.shutdown(socket.SHUT_RDWR)
+            finally:
+                line.detach()
+
+    def release(self) -> None:
+        """Close the connection."""
+        if self.client is not None:
+            self.client.close()
 
     @contextmanager
-    def _transaction(self, seconds: float | None) -> Iterator[psycopg.Cursor[Any]]:
-        """A cursor in a transaction that is over after so many seconds, whatever the server does."""
+    def transaction(self, *, limited: bool = True) -> Iterator[psycopg.Cursor[Any]]:
+        """A cursor in a transaction, which the server ends as well when its time is over."""
         with self._lock:
-            self._late = threading.Event()
-            if self._owned and self._client.closed:
-                self._client = self._connect()
-            if self._client.info.transaction_status == TransactionStatus.INTRANS:
+            if self.owned and (self._late or self.client.closed):
+                self.client.close()
+                self.client = self._connect()
+            self._late = False
+            if self.client.info.transaction_status == TransactionStatus.INTRANS:
                 raise InvalidRequestError("the connection is in a transaction; end it, or pass one with autocommit")
-            try:
-                with hang_up_after(seconds, self._client.fileno) as self._late, self._client.transaction():
-                    cursor = self._client.cursor(row_factory=tuple_row)
-                    cursor.execute(
-                        self._sql("SET LOCAL statement_timeout = {limit}", limit=math.ceil(1000 * (seconds or 0)))
-                    )
-                    yield cursor
-            finally:
-                if self._owned and self._late.is_set():
-                    self._client.close()  # shut down, which it may not have met yet
+            with self.client.transaction():
+                cursor = self.client.cursor(row_factory=tuple_row)
+                limit = math.ceil(1000 * (self.timeout or 0)) if limited else 0
+                cursor.execute(self.sql("SET LOCAL statement_timeout = {limit}", limit=limit))
+                yield cursor
 
-    def _sql(self, query: str, **parts: Any) -> Composed:
+    def sql(self, query: str, **parts: Any) -> Composed:
         """A statement; a part that is no SQL becomes a literal."""
         return SQL(query).format(table=self._table, name=self._table.as_string(), **parts)
 
-    def _rows(self, query: str, **parts: Any) -> list[Any]:
+    def rows(self, query: str, **parts: Any) -> list[Any]:
         """The rows of one statement in a transaction of its own."""
-        with self._transaction(self._timeout) as cursor:
-            cursor.execute(self._sql(query, **parts))
+        with self.transaction() as cursor:
+            cursor.execute(self.sql(query, **parts))
             return cursor.fetchall() if cursor.description else []
 
-    def _exists(self) -> bool:
-        return self._rows("SELECT to_regclass({name})") != [(None,)]
+    def _connect(self) -> psycopg.Connection[Any]:
+        options: dict[str, Any] = {"autocommit": True, "connect_timeout": math.ceil(self.timeout or 0)}
+        return psycopg.connect(self.where, prepare_threshold=None, **options)  # poolers keep no prepared statements
 
-    def _read_comment(self) -> str | None:
-        ((comment,),) = self._rows("SELECT obj_description(to_regclass({name}), 'pg_class')")
-        mark, _, manifest = (comment or "").partition(" ")
-        return manifest if mark == MANIFEST_KEY else None
 
-    def _create(self, manifest: CollectionManifest) -> None:
-        types = dict.fromkeys(manifest.dimensions, self.datatypes[self._datatype])
-        if self._datatype == "bit":
+class PgVectorDriver(TableDriver[Composable]):
+    """The requests of a sink."""
+
+    datatypes: ClassVar[Mapping[str, str]] = {"float32": "vector", "float16": "halfvec", "bit": "bit"}
+    indexes = ("hnsw",)
+
+    def __init__(self, connection: PgVectorConnection, *, fields: str, datatype: str, index: str | None) -> None:
+        self.connection: PgVectorConnection = connection
+        super().__init__(fields=fields, datatype=datatype, index=index)
+        self._types: dict[int, str] = {}
+
+    def check(self, record: Record, widths: Sequence[int]) -> None:
+        """Raise InvalidRequestError for a record that PostgreSQL cannot store: too large, or with a NUL character."""
+        super().check(record, widths)
+        if "\0" in record.text or _NUL.search(json.dumps(dict(record.metadata))):
+            raise InvalidRequestError("it holds a NUL character, which PostgreSQL does not store; leave that out")
+
+    def create(self, manifest: CollectionManifest) -> None:
+        """Create the table."""
+        types = dict.fromkeys(manifest.dimensions, self.datatypes[self.datatype])
+        if self.datatype == "bit":
             types[max(types)] = "vector"
             if len(types) == 1:
                 raise InvalidRequestError("datatype='bit' keeps the largest width in float32; pass two dimensions")
         columns = [SQL("{} {}({})").format(Identifier(vector_name(d)), SQL(kind), d) for d, kind in types.items()]
         comment = f"{MANIFEST_KEY} {json.dumps(manifest.to_dict())}"
-        with self._transaction(self._timeout) as cursor:
+        with self.connection.transaction() as cursor:
             cursor.execute("SELECT pg_advisory_xact_lock(hashtext('millpond'))")  # of two that create, one waits
             cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
             fields = (
                 "pk uuid PRIMARY KEY, id text NOT NULL, text text NOT NULL, metadata jsonb NOT NULL, content_hash text"
             )
-            cursor.execute(self._sql(f"CREATE TABLE {{table}} ({fields}, {{columns}})", columns=_listed(columns)))
-            cursor.execute(self._sql("COMMENT ON TABLE {table} IS {comment}", comment=comment))
+            cursor.execute(
+                self.connection.sql(f"CREATE TABLE {{table}} ({fields}, {{columns}})", columns=_listed(columns))
+            )
+            cursor.execute(self.connection.sql("COMMENT ON TABLE {table} IS {comment}", comment=comment))
 
-    def _load(self) -> None:
-        query = (
+    def load(self) -> None:
+        """Learn the types of the vectors."""
+        self.connection.request("a look at its columns", self._read_types)
+
+    def _read_types(self) -> None:
+        found = self._rows(
             "SELECT attname, typname FROM pg_attribute JOIN pg_type ON pg_type.oid = atttypid "
             "WHERE attrelid = to_regclass({name}) AND attname ~ '^d[1-9][0-9]*$'"
         )
-        with self._request("a look at its columns"):
-            self._types = {int(column[1:]): kind for column, kind in self._rows(query)}
+        self._types = {int(column[1:]): kind for column, kind in found}
 
-    def _stored_datatype(self, manifest: CollectionManifest) -> str:
-        self._load()
+    def stored_datatype(self, manifest: CollectionManifest) -> str:
+        """The datatype of its vectors."""
+        self._read_types()
         stored = self._types[manifest.dimensions[0]]
         return next(name for name, kind in self.datatypes.items() if kind == stored)
 
-    def _pack(self, rows: FloatArray) -> list[bytes]:
+    def pack(self, rows: FloatArray) -> list[bytes]:
         """As PostgreSQL receives vectors ``[n, width]`` in binary."""
         width, kind = rows.shape[1], self._types[rows.shape[1]]
         head = struct.pack(">i", width) if kind == "bit" else struct.pack(">HH", width, 0)
         sent = np.packbits(rows > 0, axis=1) if kind == "bit" else rows.astype(">f4" if kind == "vector" else ">f2")
         return [head + row.tobytes() for row in sent]
 
-    def _upsert(self, columns: dict[str, list[Any]]) -> None:
+    def upsert(self, batch: WriteBatch) -> None:
+        """Copy the rows to a table of this transaction, and take them from there."""
+        columns = self.columns(batch)
         jsonb = (b"\1" + text.encode() for text in columns["metadata"])  # in binary, with its version
         sent = {**columns, "pk": map(UUID, columns["pk"]), "metadata": jsonb}
         names = _listed(map(Identifier, columns))
         changed = _listed(SQL("EXCLUDED.{}").format(Identifier(name)) for name in columns)
-        with self._transaction(self._timeout) as cursor:
-            cursor.execute(self._sql("CREATE TEMP TABLE {own} (LIKE {table}) ON COMMIT DROP", own=_OWN))
+        with self.connection.transaction() as cursor:
+            cursor.execute(self.connection.sql("CREATE TEMP TABLE {own} (LIKE {table}) ON COMMIT DROP", own=_OWN))
             with cursor.copy(
-                self._sql("COPY {own} ({names}) FROM STDIN (FORMAT BINARY)", own=_OWN, names=names)
+                self.connection.sql("COPY {own} ({names}) FROM STDIN (FORMAT BINARY)", own=_OWN, names=names)
             ) as copy:
                 for row in zip(*sent.values(), strict=True):
                     copy.write_row(row)
             # In one order, so that no two writers wait for each other.
             query = "INSERT INTO {table} ({names}) SELECT {names} FROM {own} ORDER BY pk "
             query += "ON CONFLICT (pk) DO UPDATE SET ({names}) = ROW({changed})"
-            cursor.execute(self._sql(query, own=_OWN, names=names, changed=changed))
+            cursor.execute(self.connection.sql(query, own=_OWN, names=names, changed=changed))
 
-    def _query(self, plan: SearchPlan, native: Composable | None, fields: FieldLayout) -> list[Any]:
+    def query(self, plan: SearchPlan, condition: Composable | None, manifest: CollectionManifest) -> list[Hit]:
+        """The hits of a search."""
         width, limit = (plan.full, plan.k) if plan.coarse is None else (plan.coarse, plan.candidates)
         scale = 2 / plan.full if self._types[plan.full] == "bit" else 1
         near, full = (self._distance(each, plan.vectors[each]) for each in (width, plan.full))
         inner = "SELECT * FROM {table} WHERE {condition} ORDER BY {near} LIMIT {limit}"
         query = "SELECT pk, id, text, metadata::text, 1 - {scale} * ({full}) FROM (" + inner + ") AS nearest "
         query += "ORDER BY {full} LIMIT {k}"
-        condition = native or SQL("true")
-        with self._transaction(self._timeout) as cursor:
+        with self.connection.transaction() as cursor:
             cursor.execute("SET LOCAL hnsw.iterative_scan = strict_order")  # until as many rows as asked for are found
-            cursor.execute(self._sql("SET LOCAL hnsw.ef_search = {breadth}", breadth=min(max(limit, 40), 1000)))
+            cursor.execute(
+                self.connection.sql("SET LOCAL hnsw.ef_search = {breadth}", breadth=min(max(limit, 40), 1000))
+            )
             parts = {"near": near, "limit": limit, "full": full, "k": plan.k, "scale": scale}
-            return cursor.execute(self._sql(query, condition=condition, **parts)).fetchall()
+            cursor.execute(self.connection.sql(query, condition=condition or SQL("true"), **parts))
+            return self.hits(cursor.fetchall(), manifest)
 
-    def _distance(self, width: int, vector: FloatArray) -> Composed:
-        bits = self._types[width] == "bit"
-        text = "".join(np.where(vector > 0, "1", "0")) if bits else json.dumps(vector.tolist())
-        expression = SQL("{} <~> {}::{}({})" if bits else "{} <=> {}::{}({})")
-        return expression.format(Identifier(vector_name(width)), text, SQL(self._types[width]), width)
-
-    def _build_index(self, width: int, index: str) -> None:
-        kinds = [(vector_name(width), index, _OPERATORS[self._types[width]]), ("metadata", "gin", "jsonb_path_ops")]
-        with self._transaction(None) as cursor:
-            for column, *words in kinds:
-                name = Identifier(f"{self._collection.rpartition('.')[2]}_{column}_{words[0]}")
-                query = "CREATE INDEX IF NOT EXISTS {index} ON {table} USING {method} ({column} {operators})"
-                method, operators = map(SQL, words)
-                parts = {"method": method, "operators": operators, "column": Identifier(column)}
-                cursor.execute(self._sql(query, index=name, **parts))
-
-    def _delete(self, which: Sequence[str] | Composable, fields: FieldLayout) -> None:
+    def delete(self, which: Sequence[str] | Composable, manifest: CollectionManifest) -> None:
+        """Delete rows."""
         one_of = SQL("pk = ANY({}::uuid[])")
         condition = which if isinstance(which, Composable) else one_of.format(list(which))
         self._rows("DELETE FROM {table} WHERE {condition}", condition=condition)
 
-    def _count(self) -> int:
+    def build_index(self, width: int, index: str) -> None:
+        """Index the vectors of a width, and the metadata."""
+        kinds = [(vector_name(width), index, _OPERATORS[self._types[width]]), ("metadata", "gin", "jsonb_path_ops")]
+        with self.connection.transaction(limited=False) as cursor:
+            for column, *words in kinds:
+                name = Identifier(f"{self.connection.collection.rpartition('.')[2]}_{column}_{words[0]}")
+                query = "CREATE INDEX IF NOT EXISTS {index} ON {table} USING {method} ({column} {operators})"
+                method, operators = map(SQL, words)
+                parts = {"method": method, "operators": operators, "column": Identifier(column)}
+                cursor.execute(self.connection.sql(query, index=name, **parts))
+
+    def count(self) -> int:
+        """How many rows there are."""
         return int(self._rows("SELECT count(*) FROM {table}")[0][0])
 
-    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], fields: FieldLayout) -> dict[str, StoredRow]:
-        return super()._fetch(row_ids, [width for width in widths if self._types[width] != "bit"], fields)
+    def fetch(
+        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
+    ) -> dict[str, StoredRow]:
+        """Those of these rows that exist; signs are no vectors."""
+        return super().fetch(row_ids, [width for width in widths if self._types[width] != "bit"], manifest)
 
-    def _select(self, row_ids: Sequence[str], widths: Sequence[int]) -> list[Any]:
+    def select(self, row_ids: Sequence[str], widths: Sequence[int]) -> list[Any]:
+        """``pk``, ``id``, ``content_hash`` and the vectors of these rows."""
         columns = [SQL(", {}::real[]").format(Identifier(vector_name(width))) for width in widths]
         query = "SELECT pk, id, content_hash{columns} FROM {table} WHERE pk = ANY({ids}::uuid[])"
         return self._rows(query, columns=SQL("").join(columns), ids=list(row_ids))
 
-    def _scan(self, fields: FieldLayout) -> Iterator[list[tuple[str, str]]]:
+    def scan(self, manifest: CollectionManifest) -> Iterator[list[tuple[str, str]]]:
+        """Pages of row ids and record ids."""
         query = "SELECT pk::text, id FROM {table} WHERE pk > {last}::uuid ORDER BY pk LIMIT {limit}"
         page = [(str(UUID(int=0)), "")]
-        while page := self._rows(query, last=page[-1][0], limit=self.max_rows):
+        while page := self._rows(query, last=page[-1][0], limit=self.connection.max_rows):
             yield page
 
-    def _to_native(self, filter: Mapping[str, object] | Composable | None, fields: FieldLayout) -> Composable | None:
+    def condition(
+        self, filter: Mapping[str, object] | Composable | None, manifest: CollectionManifest
+    ) -> Composable | None:
+        """A condition in SQL."""
         if filter is None or isinstance(filter, Composable):
             return filter
         if not isinstance(filter, Mapping):
@@ -249,15 +317,14 @@ class PgVectorSink(TableSink[Composable]):
             clauses.append(SQL(" OR ").join(SQL("metadata @> {}").format(each) for each in wanted))
         return SQL("({})").format(SQL(") AND (").join(clauses)) if clauses else None
 
-    def _describe_error(self, error: Exception, request: str) -> str | None:
-        if self._late.is_set():
-            return f"did not answer {request} within {self._timeout:g} s"
-        return f"refused {request}: {' '.join(str(error).split())}" if isinstance(error, psycopg.Error) else None
+    def _distance(self, width: int, vector: FloatArray) -> Composed:
+        bits = self._types[width] == "bit"
+        text = "".join(np.where(vector > 0, "1", "0")) if bits else json.dumps(vector.tolist())
+        expression = SQL("{} <~> {}::{}({})" if bits else "{} <=> {}::{}({})")
+        return expression.format(Identifier(vector_name(width)), text, SQL(self._types[width]), width)
 
-    def _classify(self, error: Exception) -> type[SinkError]:
-        if isinstance(error, psycopg.OperationalError) or getattr(error, "sqlstate", None):
-            return kind_of_state(getattr(error, "sqlstate", None), str(error))
-        return SinkRejectedError if isinstance(error, psycopg.DataError) else SinkError
+    def _rows(self, query: str, **parts: Any) -> list[Any]:
+        return self.connection.rows(query, **parts)
 
 
 _OWN = Identifier("millpond$rows")  # the name of no sink's table, which has no $
@@ -278,3 +345,19 @@ def _check_dsn(dsn: str) -> None:
         raise InvalidRequestError(f"the dsn is no connection string of PostgreSQL; {advice}")
     if secret:
         raise InvalidRequestError(f"the dsn holds a password; {advice}")
+
+
+def kind_of_state(state: str | None, message: str) -> type[SinkError]:
+    """Wait, send less, leave a row out, or nothing.
+
+    Args:
+        state: Five letters and digits; ``None`` if the connection was lost, or never made.
+        message: What the client says.
+    """
+    if state is None:
+        return SinkError if _LASTING.search(message) else SinkUnavailableError
+    if _PASSING.match(state):
+        return SinkUnavailableError
+    if state.startswith("54"):  # a limit of the program
+        return SinkTooLargeError
+    return SinkRejectedError if state.startswith(("22", "23")) else SinkError  # data, constraints

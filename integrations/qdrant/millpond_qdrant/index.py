@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 from qdrant_client import QdrantClient, models
-from qdrant_client.local.qdrant_local import QdrantLocal
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import point_id
-from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch
-from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, IndexQuery, IndexRow
+from millpond.ingest.sinks.index_manifest import IndexManifest
+from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, IndexDriver, IndexQuery, IndexRow
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.documents import Hit, IndexStats
 from millpond.metadata import Scalar
-from millpond_qdrant.collection import QdrantCollection
+from millpond_qdrant.connection import QdrantConnection
 from millpond_qdrant.filters import to_filter
 
 Codec = Literal["float32", "float16"]
@@ -36,7 +35,7 @@ _PAGE = 1000  # points of a scroll
 _BYTES = {"float32": 4, "float16": 2}
 
 
-class QdrantIndex(QdrantCollection, CollectionIndex):
+class QdrantIndex(CollectionIndex):
     """A late-interaction index in one collection of Qdrant (1.16 or newer), scored by Qdrant itself.
 
     A document is one point: its token rows are a multivector compared by MaxSim, without a graph (HNSW), which would be
@@ -68,12 +67,6 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         SinkError: The database does not answer, refuses, or its folder is in use by another process.
     """
 
-    float_bytes = 22  # of JSON: most have 17 digits and a sign
-    codecs: ClassVar[tuple[str, ...]] = ("float32", "float16")
-    prefetches: ClassVar[tuple[Prefetch | None, ...]] = ("muvera", "dense", None)
-    # Of 99,000 passages the 1,000 best by MUVERA hold .974 of the exact ten, the 200 best .850.
-    least_candidates = 1000
-
     def __init__(
         self,
         location: str | os.PathLike[str] | QdrantClient,
@@ -86,34 +79,31 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         pool_factor: int | None = None,
         timeout: float = 60,
     ) -> None:
-        client = location if isinstance(location, QdrantClient) else None
-        CollectionIndex.__init__(
-            self,
-            None if isinstance(location, QdrantClient) else location,
-            collection,
-            engine,
-            codec=codec,
-            prefetch=prefetch,
-            dimensions=dimensions,
-            pool_factor=pool_factor,
-            owned=client is None,
-        )
-        self._connect(client, timeout)
-        try:
-            self._opened()
-        except BaseException:
-            self.close()
-            raise
+        driver = QdrantIndexDriver(QdrantConnection(location, collection, kind="index", timeout=timeout))
+        super().__init__(driver, engine, codec=codec, prefetch=prefetch, dimensions=dimensions, pool_factor=pool_factor)
 
-    def stats(self) -> IndexStats:
-        """The size of the index; ``bytes`` is computed from the number of rows, of a server's vectors."""
-        self._check_open()
-        manifest = self._manifest
-        if manifest is None:
-            return IndexStats(documents=0, tokens=0, dimensions=0, codec=self._codec, bytes=0)
-        with self._request("a count"):
-            documents = self._count()
-            counts = self._client.facet(self._collection, TOKENS, limit=_MAX_FLOATS, exact=True).hits
+
+class QdrantIndexDriver(IndexDriver):
+    """A point for each document, with its token rows as a multivector.
+
+    Args:
+        connection: The collection.
+    """
+
+    float_bytes = 22  # of JSON: most have 17 digits and a sign
+    codecs = ("float32", "float16")
+    prefetches = ("muvera", "dense", None)
+    # Of 99,000 passages the 1,000 best by MUVERA hold .974 of the exact ten, the 200 best .850.
+    least_candidates = 1000
+
+    def __init__(self, connection: QdrantConnection) -> None:
+        self.connection: QdrantConnection = connection
+        self._name = connection.collection
+
+    def stats(self, manifest: IndexManifest) -> IndexStats:
+        """The size of the index, of a server's vectors."""
+        documents = self.count()
+        counts = self.connection.client.facet(self._name, TOKENS, limit=_MAX_FLOATS, exact=True).hits
         tokens = sum(int(hit.value) * hit.count for hit in counts)
         width = manifest.settings.width
         rows = tokens * width * _BYTES[manifest.codec]
@@ -126,100 +116,97 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
             details={"prefetch": manifest.prefetch, "prefetch_width": manifest.prefetch_width},
         )
 
-    def check(self) -> list[str]:
-        """What is wrong with the stored data: vectors that the collection or a point lacks, ids that do not fit."""
-        self._check_open()
-        manifest = self._manifest
-        if manifest is None:
-            return []
-        with self._request("a check"):
-            problems = self._check_vectors(manifest)
-            for name in _vectors(manifest) if not problems else ():
-                lacking = models.Filter(
-                    must=[models.FieldCondition(key=TOKENS, range=models.Range(gt=0))],
-                    must_not=[models.HasVectorCondition(has_vector=name)],
+    def check(self, manifest: IndexManifest) -> list[str]:
+        """Vectors that the collection or a point lacks, ids that do not fit."""
+        problems = self._check_vectors(manifest)
+        for name in _vectors(manifest) if not problems else ():
+            lacking = models.Filter(
+                must=[models.FieldCondition(key=TOKENS, range=models.Range(gt=0))],
+                must_not=[models.HasVectorCondition(has_vector=name)],
+            )
+            if count := self.connection.count(lacking):
+                problems.append(
+                    f"collection {self._name!r}: {count} points lack the vector {name!r}, and no search finds them; "
+                    "add them again"
                 )
-                if count := self._client.count(self._collection, count_filter=lacking, exact=True).count:
-                    problems.append(
-                        f"collection {self._collection!r}: {count} points lack the vector {name!r}, and no search "
-                        "finds them; add them again"
-                    )
-            for point in self._points(["id", TOKENS]):
-                id = (point.payload or {}).get("id")
-                if not isinstance(id, str) or point_id(id) != str(point.id):
-                    problems.append(
-                        f"collection {self._collection!r}: the point {point.id} was not written by an index (its "
-                        f"payload's id is {id!r}); delete it in Qdrant"
-                    )
+        for point in self._points(["id", TOKENS]):
+            id = (point.payload or {}).get("id")
+            if not isinstance(id, str) or point_id(id) != str(point.id):
+                problems.append(
+                    f"collection {self._name!r}: the point {point.id} was not written by an index (its payload's id is "
+                    f"{id!r}); delete it in Qdrant"
+                )
         return problems
 
-    # ------------------------------------------------------------------------------------------------- requests
-
-    def _create(self, manifest: IndexManifest) -> None:
-        self._client.create_collection(
-            self._collection,
+    def create(self, manifest: IndexManifest) -> None:
+        """Create the collection."""
+        self.connection.client.create_collection(
+            self._name,
             vectors_config=_vectors(manifest),
             metadata={MANIFEST_KEY: manifest.to_dict()},
             on_disk_payload=True,
         )
 
-    def _prepare(self, manifest: IndexManifest) -> None:
-        self._open_log()
-        if isinstance(getattr(self._client, "_client", None), QdrantLocal):
-            return
-        # A server needs it to add up the tokens for stats(); a creation that was interrupted may lack it.
-        with self._request("a look at the payload's indexes"):
-            if TOKENS not in self._client.get_collection(self._collection).payload_schema:
-                index = models.IntegerIndexParams(type=models.IntegerIndexType.INTEGER, lookup=True, range=True)
-                self._client.create_payload_index(self._collection, TOKENS, index)
+    def prepare(self, manifest: IndexManifest) -> None:
+        """Index the number of tokens, which a server needs to add them up; an interrupted creation may lack it."""
+        self.connection.open_log()
+        info = self.connection.info
+        if not self.connection.local and info is not None and TOKENS not in info.payload_schema:
+            index = models.IntegerIndexParams(type=models.IntegerIndexType.INTEGER, lookup=True, range=True)
+            client = self.connection.client
+            self.connection.request("an index", lambda: client.create_payload_index(self._name, TOKENS, index))
 
-    def _existing(self, points: Sequence[str]) -> int:
-        return len(self._client.retrieve(self._collection, list(points), with_payload=False, with_vectors=False))
+    def flush(self) -> None:
+        """Make acknowledged changes durable."""
+        self.connection.flush()
 
-    def _write(self, rows: Sequence[IndexRow], manifest: IndexManifest) -> None:
-        self._check_folder()
-        points = [
-            models.PointStruct(id=row.point, vector=_vector(row, manifest), payload=dict(row.fields)) for row in rows
-        ]
-        self._finished(self._client.upsert(self._collection, points, wait=True))
+    def existing(self, points: Sequence[str]) -> int:
+        """How many points have one of these ids."""
+        return len(self.connection.client.retrieve(self._name, list(points), with_payload=False, with_vectors=False))
 
-    def _remove(self, points: Sequence[str]) -> None:
-        self._check_folder()
-        self._finished(self._client.delete(self._collection, models.PointIdsList(points=list(points)), wait=True))
+    def write(self, rows: Sequence[IndexRow], manifest: IndexManifest) -> None:
+        """Store points."""
+        self.connection.upsert(
+            [models.PointStruct(id=row.point, vector=_vector(row, manifest), payload=dict(row.fields)) for row in rows]
+        )
 
-    def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def remove(self, points: Sequence[str]) -> None:
+        """Delete points by id."""
+        self.connection.delete(list(points))
+
+    def delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+        """Delete points by metadata."""
         native = to_filter(conditions, "plain")
-        if self._manifest is None or native is None:
+        if native is None:
             return 0
-        with self._request("a delete by filter"):
-            count = self._client.count(self._collection, count_filter=native, exact=True).count
-            self._finished(self._client.delete(self._collection, models.FilterSelector(filter=native), wait=True))
-        self._flush()
+        count = self.connection.count(native)
+        self.connection.delete(native)
         return count
 
-    def _count(self) -> int:
-        return self._client.count(self._collection, exact=True).count
+    def count(self) -> int:
+        """How many points there are."""
+        return self.connection.count()
 
-    def _listed(self) -> list[tuple[int, str]]:
+    def listed(self) -> list[tuple[int, str]]:
+        """``added`` and ``id`` of every point."""
         payloads = [point.payload or {} for point in self._points(["id", "added"])]
         return [(int(payload["added"]), str(payload["id"])) for payload in payloads]
 
-    def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
-        if self._manifest is None:
-            return None
-        with self._request("a look for a document"):
-            points = self._client.retrieve(self._collection, [point_id(id)], with_payload=["text", "metadata"])
+    def stored(self, point: str) -> tuple[str, Mapping[str, Any]] | None:
+        """Text and metadata of a point."""
+        points = self.connection.client.retrieve(self._name, [point], with_payload=["text", "metadata"])
         payload = points[0].payload if points else None
         return None if payload is None else (str(payload["text"]), dict(payload["metadata"]))
 
-    def _query(self, queries: Sequence[IndexQuery], manifest: IndexManifest) -> list[list[Found]]:
+    def query(self, queries: Sequence[IndexQuery], manifest: IndexManifest) -> list[list[Found]]:
+        """The best documents of each query."""
         # One more than wanted shows whether the last hits are of equal score.
         limits = [query.k + 1 for query in queries]
         answers: list[list[Found]] = [[] for _ in queries]
         open_queries = list(range(len(queries)))
         while open_queries:
             requests = [_request_of(queries[index], manifest, limits[index]) for index in open_queries]
-            responses = self._client.query_batch_points(self._collection, requests)
+            responses = self.connection.client.query_batch_points(self._name, requests)
             cut = []
             for index, response in zip(open_queries, responses, strict=True):
                 answers[index] = [_found(point) for point in response.points]
@@ -235,15 +222,15 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
         points: list[models.Record] = []
         offset = None
         while True:
-            page, offset = self._client.scroll(
-                self._collection, limit=_PAGE, offset=offset, with_payload=payload, with_vectors=False
+            page, offset = self.connection.client.scroll(
+                self._name, limit=_PAGE, offset=offset, with_payload=payload, with_vectors=False
             )
             points += page
             if offset is None:
                 return points
 
     def _check_vectors(self, manifest: IndexManifest) -> list[str]:
-        stored = self._client.get_collection(self._collection).config.params.vectors
+        stored = self.connection.client.get_collection(self._name).config.params.vectors
         named = stored if isinstance(stored, dict) else {}
         problems = []
         for name, wanted in _vectors(manifest).items():
@@ -254,12 +241,13 @@ class QdrantIndex(QdrantCollection, CollectionIndex):
             wanted_multi = wanted.multivector_config and wanted.multivector_config.comparator
             if actual is None or (actual.size, actual.distance, multi) != (wanted.size, wanted.distance, wanted_multi):
                 problems.append(
-                    f"collection {self._collection!r}: its vector {name!r} is not one of {wanted.size} columns, "
+                    f"collection {self._name!r}: its vector {name!r} is not one of {wanted.size} columns, "
                     "compared by dot product, as its manifest says; build another collection"
                 )
         return problems
 
-    def _check_document(self, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32], size: int) -> None:
+    def check_document(self, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32], size: int) -> None:
+        """Raise InvalidRequestError for a document that no point can hold."""
         id = fields["id"]
         if matrix.size > _MAX_FLOATS:
             tokens, width = matrix.shape

@@ -7,14 +7,38 @@ from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.sinks.database import database
-from millpond.ingest.sinks.location import check_exists, is_address, url_of
+from millpond.ingest.sinks.location import check_exists, is_address
 
 if TYPE_CHECKING:
     from millpond_qdrant.sink import QdrantSink
 
 
 class QdrantOptions(TypedDict, total=False):
-    """The options of :class:`QdrantSink`, which describes them."""
+    """The options of :class:`QdrantSink`.
+
+    Attributes:
+        dimensions: The widths to store and search; by default the width that ``embed`` returns (full, for nearly every
+            model). A search without them uses every width that the collection has.
+        fields: ``plain`` (``id``, ``text``, ``metadata``), ``langchain`` (``page_content``, ``metadata``, and ``id``)
+            or ``llama_index`` (the fields of LlamaIndex's store). Each also has a ``content_hash``.
+        timeout: Seconds a server has for a whole request, from connecting to the last byte of its answer.
+        hybrid: Store sparse vectors too, named ``sparse``, and search by both.
+        datatype: ``float32``, ``float16`` or ``uint8`` of the stored vectors (a server's). ``None`` is the
+            collection's, and float32 in a new one. uint8 is for ``plain`` payloads: vectors are scaled to 0..255 and
+            compared by Euclidean distance, of which scores are turned into cosine.
+        index_quantization: ``scalar`` (a byte for each number), ``product`` (a byte for four) or ``binary`` (a bit for
+            each): a copy in memory by which a server searches. ``None`` is the collection's, and none in a new one.
+        rescore: Whether the hits of a quantized search are scored by the vectors themselves.
+        oversampling: How many times ``k`` hits are scored then: by default 2 of scalar, 4 of product and 8 of binary
+            quantization.
+        on_disk: Whether a new collection's vectors are read from the disk.
+        hnsw: ``m`` and ``ef_construct`` of a new collection's graph, ``ef`` of searches.
+        indexes: Metadata keys to index on a server, with the type: ``keyword``, ``integer``, ``float``, ``bool``,
+            ``datetime``, ``uuid``, ``text`` or ``geo``.
+        prefer_grpc: Whether to talk gRPC to a server: less than a quarter of the bytes.
+        grpc_port: The server's port for gRPC.
+        batch: Most points of one request.
+    """
 
     dimensions: Sequence[int] | None
     fields: str
@@ -54,11 +78,9 @@ def sink_from_url(
             address = ":memory:"
         case "path" if location:
             if is_address(location):
-                folder = "./NAME" if "@" in location else f"./{location}"  # what is before an @ might be a password
                 raise InvalidRequestError(
                     "'qdrant+path:' takes a folder, and this looks like the address of a server; write "
-                    f"qdrant+{url_of(location, port=6333)}#{collection} for it, or qdrant+path:{folder}#{collection} "
-                    "for a folder of this name"
+                    f"qdrant+http://host:6333#{collection} for it, or qdrant+path:./NAME#{collection} for a folder"
                 )
             if must_exist:
                 check_exists(location, database="Qdrant", marker="meta.json")

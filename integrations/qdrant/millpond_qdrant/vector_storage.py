@@ -14,6 +14,7 @@ from qdrant_client import models
 from millpond.errors import InvalidRequestError
 from millpond.ingest.sinks.batch import FloatArray
 from millpond.ingest.sinks.payload import FieldLayout
+from millpond_qdrant.url import QdrantOptions
 
 Datatype = Literal["float32", "float16", "uint8"]
 Quantization = Literal["scalar", "product", "binary"]
@@ -53,23 +54,14 @@ class VectorStorage:
     hnsw: Mapping[str, int] | None = None
 
     @classmethod
-    def of(
-        cls,
-        *,
-        fields: FieldLayout,
-        datatype: str | None,
-        index_quantization: str | None,
-        rescore: bool,
-        oversampling: float | None,
-        on_disk: bool | None,
-        hnsw: Mapping[str, int] | None,
-    ) -> VectorStorage:
-        """Check the arguments of a sink.
+    def of(cls, fields: FieldLayout, options: QdrantOptions) -> VectorStorage:
+        """Check the options of a sink.
 
         Raises:
             InvalidRequestError: A value that is not one of the known.
         """
-        kind = _one_of("datatype", datatype, DATATYPES)
+        oversampling, rescore, hnsw = options.get("oversampling"), options.get("rescore", True), options.get("hnsw")
+        kind = _one_of("datatype", options.get("datatype"), DATATYPES)
         if kind == "uint8" and fields != "plain":
             raise InvalidRequestError(
                 f"datatype='uint8' with fields={fields!r}: a framework searches with vectors that are not in 0 to "
@@ -90,10 +82,10 @@ class VectorStorage:
                 )
         return cls(
             datatype=kind,
-            index_quantization=_one_of("index_quantization", index_quantization, QUANTIZATIONS),
+            index_quantization=_one_of("index_quantization", options.get("index_quantization"), QUANTIZATIONS),
             rescore=rescore,
             oversampling=oversampling,
-            on_disk=on_disk,
+            on_disk=options.get("on_disk"),
             hnsw=None if hnsw is None else dict(hnsw),
         )
 

@@ -16,8 +16,6 @@ from email.utils import formatdate
 from pathlib import Path
 from typing import Any
 
-import httpcore
-import httpx
 import numpy as np
 import pytest
 from qdrant_client import models
@@ -27,7 +25,8 @@ from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, Sin
 from millpond.ingest import Record, WriteBatch, point_id
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantIndex, QdrantSink
-from millpond_qdrant.deadline import DeadlineTransport
+
+pytestmark = pytest.mark.contract
 
 Fault = Callable[["Server", socket.socket], None]
 
@@ -349,8 +348,8 @@ def test_the_whole_answer_has_one_deadline(engine: Engine, server: Server, fault
     server.fault = fault
     error = failure(engine, f"http://{server.address}", timeout=0.5)
     assert type(error) is SinkUnavailableError
-    assert "did not answer an upsert of 3 points: ReadTimeout('timed out, not done after 0.5 s')" in str(error)
-    assert "pass a larger timeout" in str(error) and server.writes == 1
+    assert "did not answer an upsert of 3 points within 0.5 s; pass a larger timeout" in str(error)
+    assert server.writes == 1
 
 
 @pytest.mark.parametrize("fault", [hangs, reads_slowly], ids=["not-read", "read-slowly"])
@@ -359,7 +358,7 @@ def test_so_has_the_writing_of_a_request(engine: Engine, server: Server, fault: 
     rows = batch(rows=8, text="x" * (3 << 19))
     error = failure(engine, f"http://{server.address}", timeout=0.5, rows=rows)
     assert type(error) is SinkUnavailableError
-    assert "WriteTimeout('timed out, not done after 0.5 s')" in str(error)
+    assert "within 0.5 s" in str(error)
 
 
 def connecting(url: str, timeout: float = 0.5) -> SinkError:
@@ -386,49 +385,14 @@ def test_so_has_connecting() -> None:
         error = connecting(f"http://127.0.0.1:{address[1]}")
         for one in waiting:
             one.close()
-    assert type(error) is SinkUnavailableError and "ConnectTimeout('timed out, not done after" in str(error)
-
-
-def test_an_address_that_is_not_reachable_leaves_time_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    transport = DeadlineTransport(4.0)
-    backend = transport._pool._network_backend
-    tried: list[tuple[str, float]] = []
-
-    class Unreachable:
-        def connect_tcp(self, host: str, port: int, *, timeout: float, **_: Any) -> None:
-            tried.append((host, timeout))
-            raise httpcore.ConnectTimeout("timed out")
-
-    def resolve(*_: Any, **__: Any) -> list[Any]:
-        return [(0, 0, 0, "", (f"192.0.2.{number}", 1)) for number in (1, 2)]
-
-    monkeypatch.setattr(backend, "_inner", Unreachable())
-    monkeypatch.setattr(socket, "getaddrinfo", resolve)
-    with httpx.Client(transport=transport, timeout=4) as client, pytest.raises(httpx.ConnectTimeout, match="after 4 s"):
-        client.get("http://two.example:1")
-    assert [host for host, _ in tried] == ["192.0.2.1", "192.0.2.2"]
-    assert tried[0][1] <= 2.0 < tried[1][1] <= 4.0  # half of the time, then what is left
+    assert type(error) is SinkUnavailableError and "within 0.5 s" in str(error)
 
 
 @pytest.mark.parametrize("fault", [hangs, trickles(b"\x16\x03\x03\x40\x00", b"\x02" * 200)], ids=["silent", "trickled"])
 def test_so_has_tls(server: Server, fault: Fault) -> None:
     server._serve = lambda connection: fault(server, connection)  # type: ignore[method-assign]
     error = connecting(f"https://{server.address}")
-    assert type(error) is SinkUnavailableError and "ConnectTimeout('timed out, not done after 0.5 s')" in str(error)
-
-
-def test_a_port_without_a_server_may_have_one_later() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    error = connecting(url)
-    assert type(error) is SinkUnavailableError and "Connection refused" in str(error)
-
-
-def test_https_to_a_port_that_has_none_is_final(server: Server) -> None:
-    server._serve = lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n") or connection.close()  # type: ignore[method-assign, func-returns-value]
-    error = connecting(f"https://{server.address}", timeout=5)
-    assert type(error) is SinkError and "SSL" in str(error)
+    assert type(error) is SinkUnavailableError and "within 0.5 s" in str(error)
 
 
 def test_a_certificate_that_nobody_vouches_for_is_final(server: Server, tmp_path: Path) -> None:
@@ -467,44 +431,7 @@ def test_a_key_that_no_header_takes_is_refused_and_not_shown(monkeypatch: pytest
     assert "ter2" not in str(caught.value)
 
 
-def test_a_proxy_that_cannot_be_used_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("http_proxy", "ftp://proxy.example:1")
-    with pytest.raises(InvalidRequestError, match="the proxy that the environment names .* cannot be used .*NO_PROXY"):
-        QdrantSink("http://qdrant.example:6333", "docs")
-
-
 def test_an_index_has_the_same_deadline_and_classes(engine: Engine, server: Server) -> None:
     server.fault = hangs
     with pytest.raises(SinkUnavailableError, match="did not answer a look for the collection: .*Connect"):
         QdrantIndex("http://127.0.0.1:1", "docs", None, timeout=1)
-
-
-def test_connections_are_kept_and_the_deadline_is_each_requests(server: Server) -> None:
-    accepted: list[socket.socket] = []
-    serve = server._serve
-
-    def count(connection: socket.socket) -> None:
-        accepted.append(connection)
-        serve(connection)
-
-    server._serve = count  # type: ignore[method-assign]
-    with httpx.Client(transport=DeadlineTransport(2.0), base_url=f"http://{server.address}") as client:
-        for _ in range(4):
-            assert client.get("/collections/docs/exists").json()["result"] == {"exists": True}
-            time.sleep(0.7)  # together longer than one deadline
-    assert len(accepted) == 1
-
-
-@pytest.mark.parametrize(("bypass", "wanted"), [("", True), ("127.0.0.1", False)], ids=["proxied", "bypassed"])
-def test_the_environments_proxy_is_used(
-    server: Server, monkeypatch: pytest.MonkeyPatch, bypass: str, wanted: bool
-) -> None:
-    monkeypatch.setenv("http_proxy", server.address)
-    monkeypatch.setenv("no_proxy", bypass)
-    url = "http://qdrant.example:6333" if wanted else "http://127.0.0.1:1"
-    with QdrantSink(url, "docs", timeout=5) as sink:
-        if wanted:
-            assert sink._found()
-        else:
-            with pytest.raises(SinkUnavailableError, match="Connection refused"):
-                sink._found()

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.late_interaction.index_contract import ragged
 
 from millpond import Engine
 from millpond.errors import SinkError
 from millpond.ingest import Record, WriteBatch, point_id
+from millpond.testing.matrices import ragged
 from millpond_qdrant import QdrantIndex, QdrantSink
+
+pytestmark = pytest.mark.contract
 
 WIDTH = 64
 
@@ -138,7 +140,7 @@ from millpond_qdrant import QdrantSink
 
 sink = QdrantSink(sys.argv[1], "docs", dimensions=[64])
 sink._manifest = sink._stored_manifest()
-sink._prepare(sink._manifest)
+sink._driver.prepare(sink._manifest)
 sink.write(batch(0))
 open(os.environ["SYNC_FAILS"], "w").close()
 for start in (20, 40):

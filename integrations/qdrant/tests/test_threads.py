@@ -20,7 +20,7 @@ from millpond.ingest import Record, SinkError, ingest
 from millpond_qdrant import QdrantSink
 
 # qdrant-client leaves the lock file that it failed to lock to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 
 def at_once(*tasks: Callable[[], object]) -> None:
@@ -88,7 +88,7 @@ def test_runs_from_threads_share_a_client(engine: Engine, tmp_path: Path, kind: 
 def test_the_last_sink_to_be_closed_closes_the_folder(engine: Engine, records: list[Record], tmp_path: Path) -> None:
     place = tmp_path / "db"
     one, two = QdrantSink(place, "docs", dimensions=[64]), QdrantSink(str(place) + "/../db/", "other", dimensions=[64])
-    assert one._client is two._client
+    assert one.client is two.client
     ingest(records, engine=engine, sink=one, show_progress=False)
     one.close()
     one.close()
@@ -117,7 +117,7 @@ def test_a_folder_that_was_deleted_is_another_one(engine: Engine, records: list[
         ingest(records, engine=engine, sink=old, show_progress=False)
         shutil.rmtree(tmp_path / "db")
         with QdrantSink(tmp_path / "db", "docs", dimensions=[64]) as new:
-            assert new.count() == 0 and new._client is not old._client
+            assert new.count() == 0 and new.client is not old.client
 
 
 def test_a_folder_in_use_is_an_error_that_says_so(tmp_path: Path) -> None:
@@ -186,4 +186,4 @@ def test_what_another_process_wrote_while_the_folder_was_read_is_there(
         assert others and sink.count() == 13
         ingest(records, engine=engine, sink=QdrantSink(place, "new", dimensions=[4]), show_progress=False)
     with QdrantSink(place, "more") as sink:  # creating a collection has not dropped it
-        assert sink.count() == 0 and sink._client.collection_exists("more")
+        assert sink.count() == 0 and sink.client.collection_exists("more")

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
-from contextvars import ContextVar
 from functools import cache
 
 import torch
@@ -19,11 +17,10 @@ logger = logging.getLogger(__name__)
 # Fastest first. The last one fits every call.
 KERNELS: tuple[Kernel, ...] = (native, matmul_attention, varlen, flex, sdpa)
 
-# Serves every call of a context in place of the table: the self-check, which compares what the kernels compute.
-STAND_IN: ContextVar[Callable[..., torch.Tensor] | None] = ContextVar("stand-in", default=None)
-
-_withdrawn: dict[str, str] = {}  # name and reason of each kernel that serves nothing in this process
-_withdrawing = threading.Lock()
+# Name and reason of what serves nothing in this process: kernels of the table, and precisions of the native encoder.
+# Code that is wrong on a processor is wrong for every engine.
+_disabled: dict[str, str] = {}
+_disabling = threading.Lock()
 
 
 def select(
@@ -35,33 +32,30 @@ def select(
 ) -> Kernel:
     """The kernel for this call. The only place that decides: no kernel calls another one."""
     for kernel in KERNELS:
-        if _withdrawn and kernel.NAME in _withdrawn:
+        if _disabled and kernel.NAME in _disabled and kernel is not KERNELS[-1]:
             continue
         if kernel.fits(query, key, value, segments, masking):
             return kernel
     raise AssertionError("the last kernel fits every call")
 
 
-def withdraw(kernel: Kernel, reason: str) -> bool:
-    """Take a kernel out of the table for the rest of this process; any thread may do that while others compute.
+def disable(name: str, reason: str) -> bool:
+    """Let a kernel serve nothing for the rest of this process; any thread may do that while others compute.
 
     Args:
-        kernel: A row of the table. The last one stays: no other serves every call.
+        name: Its name. The last kernel of the table serves on: no other fits every call.
         reason: Why, for people.
 
     Returns:
-        Whether this call took it out.
+        Whether this call disabled it.
     """
-    with _withdrawing:
-        if kernel is KERNELS[-1] or kernel.NAME in _withdrawn:
-            return False
-        _withdrawn[kernel.NAME] = reason
-        return True
+    with _disabling:
+        return _disabled.setdefault(name, reason) is reason
 
 
-def withdrawn(kernel: Kernel) -> str | None:
-    """Why a kernel was taken out of the table; ``None`` if it was not."""
-    return _withdrawn.get(kernel.NAME)
+def disabled(name: str) -> str | None:
+    """Why a kernel was disabled; ``None`` if it was not."""
+    return _disabled.get(name)
 
 
 def attend(
@@ -76,9 +70,6 @@ def attend(
     A kernel that finds out only now that it cannot run such calls is followed by the next one, with one warning. With
     debug logging, the first call of each kind logs the kernel that served it.
     """
-    stand_in = STAND_IN.get()
-    if stand_in is not None:
-        return stand_in(query, key, value, segments, masking)
     try:
         return _attend(select(query, key, value, segments, masking), query, key, value, segments, masking)
     except KernelError as error:

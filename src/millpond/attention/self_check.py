@@ -1,29 +1,28 @@
-"""The self-check of the attention kernels: what each gives, beside float32 SDPA on the CPU, call by call.
+"""The self-check: what each kernel gives for random numbers, beside a reference in float32 on the CPU.
 
-A forward pass under :meth:`CallChecks.watching` is served as ever, and each of its calls is compared: the kernel that
-the table chooses computes it on its device, SDPA computes it in float32 on the CPU. So a forward through real weights
-needs no second copy of them, and a difference is that of one kernel. A kernel that raises or differs is taken out of
-the table, and the next one serves, and is compared.
-
-Real states hide mistakes: an average of sixty-four values hardly changes with one of them, and a window of 128 does
-nothing to a text of 64 tokens. So the first call of each kind is repeated with random numbers in its place, with a
-narrow window and a low softcap if it has one.
+A :class:`Row` names a kernel on a device in a precision, and its cases: inputs, and the result that they must have.
+:func:`check` runs rows. A kernel that raises or differs is disabled for the process; the next one of the table serves.
+What was right is remembered in the user's cache folder, for this build of the kernels, this processor (and GPU) and
+this torch, so that a row is run once and not with every model that is loaded.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import platform
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import product
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from millpond.attention import kernels, sdpa
@@ -35,21 +34,26 @@ logger = logging.getLogger(__name__)
 
 # Tokens of the texts that are compared: one, two, less than a kernel's block, and a whole one.
 LENGTHS = (1, 2, 17, 64)
-# A kernel's result is right from this similarity on: the numbers of a row are off by less than a twentieth of its
-# length. Rounding to bfloat16 is off by a two-hundredth.
-LEAST = 0.999
-# The same for each head of a call of random numbers: the largest errors of thousands of rows, which in bfloat16 with a
-# random bias are 0.0007.
-LEAST_BY_HEAD = 0.997
+# An attention kernel is right from this similarity of every head on: the largest errors of thousands of rows are 0.0007
+# in bfloat16 with a random bias, and a window that is wider by one is off by more than 0.01.
+LEAST = 0.997
 _SWITCH = "MILLPOND_SELF_CHECK"
-# A random call has these where the real one has a window or a softcap, so that both matter.
-_NARROW, _LOW_CAP = 9, 2.0
-# The size of random queries: scores of this deviation, at which a wrong scale or mask shows.
-_SPREAD = 2.0
-
-_told: set[str] = set()
-_telling = threading.Lock()
-_probed: set[tuple[Any, ...]] = set()  # kinds of calls that were compared with random numbers in this process
+_NO_OTHER = "No other kernel can serve these calls."
+# Query heads, key heads and width of BERT, MiniLM and Qwen3, and what models ask of a kernel. Windows and caps are low,
+# so that both matter.
+_HEADS = ((12, 12, 64), (12, 12, 32), (16, 8, 128))
+_MASKINGS: tuple[dict[str, Any], ...] = (
+    {},
+    {"causal": True},
+    {"window": 9},
+    {"causal": True, "window": 9, "softcap": 2.0},
+    {"bias": True},
+)
+_SEGMENTS: tuple[dict[str, Any], ...] = (
+    {},
+    {"keys": tuple(max(1, length // 3) for length in LENGTHS)},
+    {"prefixes": (-1, -1, -1, 2)},
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,17 +95,120 @@ class KernelCheck:
         return f"agrees (similarity {self.similarity:.6f})"
 
 
-class BudgetSpentError(Exception):
-    """The self-check has taken as long as it may: the rest of the forward pass is left out."""
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """What a kernel computes, and what it must give.
+
+    Attributes:
+        call: In words.
+        found: Gives the kernel's result, ``[rows, n]``.
+        expected: Gives the reference's in float32 or float64, ``[rows, n]``.
+    """
+
+    call: str
+    found: Callable[[], torch.Tensor]
+    expected: Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A kernel on a device in a precision.
+
+    Attributes:
+        kernel: Its name in ``millpond env``.
+        name: Its name in :func:`millpond.attention.kernels.disable`, which all its rows share.
+        precision: For people.
+        device: Where it runs.
+        cases: Gives what is compared.
+        least: The similarity that each case needs.
+        otherwise: What follows if it is wrong, for people.
+    """
+
+    kernel: str
+    name: str
+    precision: str
+    device: torch.device
+    cases: Callable[[], Iterable[Case]]
+    least: float = LEAST
+    otherwise: str = "It is not used in this process any more; the next kernel of the table serves."
+
+    @property
+    def key(self) -> str:
+        """Its name in the note of what was right."""
+        return f"{self.kernel} {self.precision} on {device_name(self.device)}"
 
 
 class DeviceBrokenError(Exception):
-    """The device does not compute, or every kernel raises, the last one included: none of them is to blame."""
+    """The device computes nothing any more: no kernel is to blame."""
 
 
 def is_on() -> bool:
     """Whether kernels are compared when a model is loaded: unless ``MILLPOND_SELF_CHECK=0`` is set."""
     return os.environ.get(_SWITCH, "").strip() != "0"
+
+
+def check(rows: Sequence[Row], *, remembered: bool = True) -> list[KernelCheck]:
+    """Run rows, and disable what is wrong, with one warning each.
+
+    Args:
+        rows: What to compare. A row that was disabled in this process is left out.
+        remembered: Leave out what was right before, too, and remember what is right now.
+
+    Returns:
+        A result for each row that ran: that of the case with the least similarity.
+    """
+    known = _read_note() if remembered else frozenset()
+    found: dict[str, KernelCheck] = {}
+    for row in rows:
+        if row.key in known or row.key in found or kernels.disabled(row.name) is not None:
+            continue
+        result = run(row)
+        if result is None:
+            continue
+        found[row.key] = result
+        if result.wrong and kernels.disable(row.name, result.finding):
+            warn(f"the kernel {row.kernel!r}", result, consequence=row.otherwise)
+    right = {key for key, result in found.items() if result.similarity is not None and not result.wrong}
+    if remembered and right:
+        _write_note(known | right)
+    return list(found.values())
+
+
+def run(row: Row) -> KernelCheck | None:
+    """The result of a row: that of the case with the least similarity, and the time of all; ``None`` without a case.
+
+    Raises:
+        DeviceBrokenError: A case raised, and the device does not compute anything any more.
+    """
+    results = [_result(row, case) for case in row.cases()]
+    if not results:
+        return None
+    worst = min(results, key=lambda one: -1.0 if one.raised else 2.0 if one.similarity is None else one.similarity)
+    call = f"{worst.call} on {device_name(row.device)}, the least of {len(results)}"
+    return replace(worst, call=call, seconds=sum(one.seconds for one in results))
+
+
+def _result(row: Row, case: Case) -> KernelCheck:
+    start = perf_counter()
+    words: dict[str, Any] = {
+        "kernel": row.kernel,
+        "call": ", ".join(part for part in (row.precision, case.call) if part),
+    }
+    try:
+        found = case.found().detach().cpu()  # waits for it, and raises what went wrong on the device
+        seconds = perf_counter() - start
+        near = similarity(found, case.expected())
+    except (MemoryError, torch.OutOfMemoryError) as error:  # says nothing about the kernel
+        return KernelCheck(**words, obstacle=f"no memory: {error}")
+    except KernelError as error:  # no mistake: the table goes on
+        return KernelCheck(**words, obstacle=str(error))
+    except Exception as error:
+        logger.debug("%s raised in the self-check", row.kernel, exc_info=error)
+        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        if not _computes(row.device):
+            raise DeviceBrokenError(reason) from error
+        return KernelCheck(**words, obstacle=reason, raised=True, seconds=perf_counter() - start)
+    return KernelCheck(**words, similarity=near, least=row.least, seconds=seconds)
 
 
 def similarity(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -119,32 +226,12 @@ def similarity(found: torch.Tensor, expected: torch.Tensor) -> float:
     return least if least == least else 0.0  # NaN also for an infinity
 
 
-def token_ids(count: int, vocabulary: int, *, start: int = 0) -> npt.NDArray[np.int32]:
-    """``[count]`` ids from all over the vocabulary, others for another ``start``.
-
-    numpy's random numbers are a library of their own, which takes time to load.
-    """
-    places = np.arange(start, start + count, dtype=np.uint64)
-    ids: npt.NDArray[np.int32] = ((places * 2654435761 + 12345) % vocabulary).astype(np.int32)
-    return ids
-
-
-def warn_once(subject: str, check: KernelCheck, *, device: str, consequence: str) -> None:
-    """One warning in a process for each subject; the same again is logged as information."""
-    with _telling:
-        level = logging.INFO if subject in _told else logging.WARNING
-        _told.add(subject)
-    logger.log(
-        level,
-        "%s %s: %s on %s, torch %s. %s Please report it with the output of `millpond env --check`; %s=0 leaves the "
+def warn(subject: str, found: KernelCheck, *, consequence: str) -> None:
+    """Log what is wrong."""
+    logger.warning(
+        "%s %s: %s, torch %s. %s Please report it with the output of `millpond env --check`; %s=0 leaves the "
         "comparison out.",
-        subject,
-        check.finding,
-        check.call,
-        device,
-        torch.__version__,
-        consequence,
-        _SWITCH,
+        *(subject, found.finding, found.call, torch.__version__, consequence, _SWITCH),
     )
 
 
@@ -153,6 +240,46 @@ def device_name(device: torch.device) -> str:
     if device.type == "cuda":
         return f"{device} ({torch.cuda.get_device_name(device)})"
     return f"{device} ({library.isa() or platform.machine()})" if device.type == "cpu" else str(device)
+
+
+# --- The rows of the attention kernels ------------------------------------------------------------------------------
+
+
+def attention_rows(device: torch.device, dtype: torch.dtype) -> list[Row]:
+    """The kernels of the table that this machine has, but for the reference itself."""
+    rows = []
+    for kernel in kernels.KERNELS:
+        itself = kernel is kernels.KERNELS[-1] and device.type == "cpu" and dtype is torch.float32
+        if kernel.unavailable() is None and not itself:
+            row = Row(
+                kernel=kernel.NAME,
+                name=kernel.NAME,
+                precision=str(dtype).removeprefix("torch."),
+                device=device,
+                cases=partial(_attention_cases, kernel, device, dtype),
+            )
+            rows.append(row if kernel is not kernels.KERNELS[-1] else replace(row, otherwise=_NO_OTHER))
+    return rows
+
+
+def _attention_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
+    """Every typical call that a kernel fits; each head of a token is compared by itself."""
+    for heads, fields, segments in product(_HEADS, _MASKINGS, _SEGMENTS):
+        shares = "prefixes" in segments  # as rerankers do, on a CPU
+        if shares and (device.type != "cpu" or not fields.get("causal")):
+            continue
+        call = _call(heads, fields, segments, device, dtype)
+        if not kernel.fits(*call):
+            continue
+        yield Case(
+            call=_words(*call),
+            found=lambda call=call: _by_head(kernel.attend(*call)),  # type: ignore[misc]
+            expected=lambda call=call: _by_head(reference(*call)),  # type: ignore[misc]
+        )
+
+
+def _by_head(states: torch.Tensor) -> torch.Tensor:
+    return states.flatten(0, 1)
 
 
 def reference(
@@ -169,190 +296,31 @@ def reference(
     return sdpa.attend(q, k, v, here, replace(masking, bias=bias))
 
 
-class CallChecks:
-    """Compares the calls of forward passes; used by one thread.
+def _call(
+    heads: tuple[int, int, int],
+    fields: dict[str, Any],
+    segments: dict[str, Any],
+    device: torch.device,
+    dtype: torch.dtype,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Segments, Masking]:
+    query_heads, kv_heads, dim = heads
+    random = torch.Generator().manual_seed(0)
 
-    Attributes:
-        results: Every comparison, in order.
-    """
+    def drawn(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=random).to(device=device, dtype=dtype)
 
-    def __init__(self, *, seconds: float | None = None) -> None:
-        """``seconds``: so long after the first call, which loads libraries, no other is compared; ``None``: all are."""
-        self.results: list[KernelCheck] = []
-        self._seconds = seconds
-        self._end: float | None = None
-
-    @contextmanager
-    def watching(self) -> Iterator[None]:
-        """Compare every call of this context; the first one after the budget raises :class:`BudgetSpentError`."""
-        token = kernels.STAND_IN.set(self._attend)
-        try:
-            yield
-        finally:
-            kernels.STAND_IN.reset(token)
-
-    def probe(self, masking: Masking, *, heads: tuple[int, int, int], like: torch.Tensor, **options: Any) -> None:
-        """Compare what serves a call of random numbers.
-
-        Args:
-            masking: Its masking.
-            heads: Query heads, key heads and width of the call.
-            like: Gives device and precision.
-            options: ``keys`` and ``prefixes`` of :meth:`Segments.of`.
-        """
-        query_heads, kv_heads, dim = heads
-        total = sum(LENGTHS)
-        random = torch.Generator().manual_seed(0)
-        # Queries, keys and values side by side, as most models compute them.
-        drawn = torch.randn((total, query_heads + 2 * kv_heads, dim), generator=random)
-        drawn[:, :query_heads] *= _SPREAD / (abs(masking.scale) * dim**0.5 or 1.0)
-        q, k, v = drawn.to(device=like.device, dtype=like.dtype).split((query_heads, kv_heads, kv_heads), dim=1)
-        self._served(q, k, v, Segments.of(LENGTHS, like.device, **options), masking, by_head=True)
-
-    def _attend(
-        self, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking
-    ) -> torch.Tensor:
-        if self._end is not None and perf_counter() > self._end:
-            raise BudgetSpentError
-        if _is_reference(kernels.select(query, key, value, segments, masking), query):
-            out = kernels.KERNELS[-1].attend(query, key, value, segments, masking)
-        else:
-            out = self._served(query, key, value, segments, masking)
-        self._probe_kind(query, key, segments, masking)
-        if self._end is None and self._seconds is not None:
-            self._end = perf_counter() + self._seconds
-        return out
-
-    def _probe_kind(self, query: torch.Tensor, key: torch.Tensor, segments: Segments, masking: Masking) -> None:
-        """Compare random calls of a kind that this process has not compared yet."""
-        kind = (
-            *(str(query.device), query.dtype, query.shape[1:], key.shape[1:], masking.causal, masking.scale),
-            *(part is None for part in (masking.window, masking.softcap, masking.bias, segments.keys)),
-            *((kernel.NAME, kernel.attend) for kernel in kernels.KERNELS),  # a new kernel is compared anew
-        )
-        if kind in _probed:
-            return
-        bias = masking.bias
-        if bias is not None:
-            random = torch.Generator().manual_seed(1)
-            bias = torch.randn((query.shape[1], max(LENGTHS), max(LENGTHS)), generator=random).to(bias)
-        narrow = replace(
-            masking,
-            window=None if masking.window is None else min(masking.window, _NARROW),
-            softcap=None if masking.softcap is None else min(masking.softcap, _LOW_CAP),
-            bias=bias,
-        )
-        variants: list[dict[str, Any]] = [{}]
-        if segments.keys is not None:
-            variants.append({"keys": [max(1, length // 3) for length in LENGTHS]})
-        if masking.causal and bias is None and query.device.type == "cpu":  # where rerankers share prefixes
-            variants.append({"prefixes": (-1, -1, -1, 2)})
-        for options in variants:
-            self.probe(narrow, heads=(query.shape[1], key.shape[1], key.shape[2]), like=query, **options)
-        _probed.add(kind)
-
-    def _served(
-        self,
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        segments: Segments,
-        masking: Masking,
-        *,
-        by_head: bool = False,
-    ) -> torch.Tensor:
-        """The result of the first kernel whose result is right; the wrong ones before it are taken out."""
-        call = (query, key, value, segments, masking)
-        expected: torch.Tensor | None = None
-        for _ in range(len(kernels.KERNELS) + 1):  # each turn takes one out, but for kinds that no longer fit
-            kernel = kernels.select(*call)
-            if _is_reference(kernel, query):
-                return kernel.attend(*call)
-            expected = reference(*call) if expected is None else expected
-            if not expected.isfinite().all():  # of weights that overflow in this precision: there is no right result
-                return kernel.attend(*call)
-            check, out = compare(kernel, *call, expected=expected, by_head=by_head)
-            self.results.append(check)
-            if out is not None and not check.wrong:
-                return out
-            if not check.wrong and kernels.select(*call) is not kernel:
-                logger.warning("%s", check.obstacle)  # it no longer fits such calls
-                continue
-            last = kernel is kernels.KERNELS[-1]
-            if last and check.raised:
-                raise DeviceBrokenError(check.obstacle)
-            subject = f"the attention kernel {kernel.NAME!r}"
-            if last:
-                nothing = "No other kernel can serve these calls."
-                warn_once(subject, check, device=device_name(query.device), consequence=nothing)
-                return expected.to(query)
-            if kernels.withdraw(kernel, check.finding):
-                rest = "It is not used in this process any more; the next kernel of the table serves."
-                warn_once(subject, check, device=device_name(query.device), consequence=rest)
-        return reference(*call).to(query)
+    # Queries, keys and values side by side, as most models compute them.
+    states = drawn(sum(LENGTHS), query_heads + 2 * kv_heads, dim)
+    query, key, value = states.split((query_heads, kv_heads, kv_heads), dim=1)
+    bias = drawn(query_heads, max(LENGTHS), max(LENGTHS)) if fields.get("bias") else None
+    masking = Masking(scale=2 * dim**-0.5, **{"causal": False, **fields, "bias": bias})
+    return query, key, value, Segments.of(LENGTHS, device, **segments), masking
 
 
-def compare(
-    kernel: Kernel,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    segments: Segments,
-    masking: Masking,
-    *,
-    expected: torch.Tensor,  # float32 [tokens, heads, dim], on the CPU
-    by_head: bool = False,
-) -> tuple[KernelCheck, torch.Tensor | None]:
-    """What a kernel gives for a call that fits, beside what it must give, and the comparison.
-
-    Args:
-        kernel: The kernel.
-        query: As of :meth:`Kernel.attend`.
-        key: As of :meth:`Kernel.attend`.
-        value: As of :meth:`Kernel.attend`.
-        segments: As of :meth:`Kernel.attend`.
-        masking: As of :meth:`Kernel.attend`.
-        expected: See :func:`reference`.
-        by_head: Compare each head of a token, not all heads of it at once.
-
-    Raises:
-        DeviceBrokenError: The kernel raised, and the device does not compute anything any more.
-        MemoryError: There is no memory for the call, which says nothing about the kernel.
-        torch.OutOfMemoryError: As above, on the device.
-    """
-    words = describe(query, key, segments, masking)
-    start = perf_counter()
-    try:
-        out = kernel.attend(query, key, value, segments, masking)
-        found = out.detach().cpu()  # waits for it, and raises what went wrong on the device
-    except (MemoryError, torch.OutOfMemoryError):
-        raise
-    except KernelError as error:  # no mistake: the table goes on
-        return KernelCheck(kernel=kernel.NAME, call=words, obstacle=str(error)), None
-    except Exception as error:
-        logger.debug("%s raised in the self-check", kernel.NAME, exc_info=error)
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-        if not _computes(query.device):
-            raise DeviceBrokenError(reason) from error
-        return KernelCheck(
-            kernel=kernel.NAME, call=words, obstacle=reason, raised=True, seconds=perf_counter() - start
-        ), None
-    seconds = perf_counter() - start
-    rows = 2 if by_head else 1
-    near = 0.0
-    if found.shape == expected.shape:
-        near = similarity(found.flatten(0, rows - 1), expected.flatten(0, rows - 1))
-    least = LEAST_BY_HEAD if by_head else LEAST
-    return KernelCheck(kernel=kernel.NAME, call=words, similarity=near, least=least, seconds=seconds), out
-
-
-def describe(query: torch.Tensor, key: torch.Tensor, segments: Segments, masking: Masking) -> str:
-    """A call in a few words."""
+def _words(query: torch.Tensor, key: torch.Tensor, _: torch.Tensor, segments: Segments, masking: Masking) -> str:
     heads, dim = query.shape[1:]
-    parts = [f"{str(query.dtype).removeprefix('torch.')}", f"{heads} heads of {dim}"]
-    if key.shape[1] != heads:
-        parts.append(f"{key.shape[1]} for keys")
-    return ", ".join([*parts, *kernels.options(segments, masking)])
+    grouped = [] if key.shape[1] == heads else [f"{key.shape[1]} for keys"]
+    return ", ".join([f"{heads} heads of {dim}", *grouped, *kernels.options(segments, masking)])
 
 
 def _computes(device: torch.device) -> bool:
@@ -363,6 +331,72 @@ def _computes(device: torch.device) -> bool:
         return False
 
 
-def _is_reference(kernel: Kernel, query: torch.Tensor) -> bool:
-    """Whether the call would be compared with itself."""
-    return kernel is kernels.KERNELS[-1] and query.device.type == "cpu" and query.dtype is torch.float32
+# --- The note of what was right -------------------------------------------------------------------------------------
+
+
+def cache_folder() -> Path:
+    """Where millpond keeps what it can make again: ``millpond`` in ``XDG_CACHE_HOME``, else in ``~/.cache``."""
+    home = os.environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "millpond"
+
+
+def _identity() -> dict[str, str]:
+    """What a result holds for; anything else is another note."""
+    return {
+        "kernels": f"{library.source_hash():016x} {_code_hash()}",
+        "processor": _processor(),
+        "instructions": f"{library.isa()} {library.absent()} {library.unavailable()}",
+        "torch": f"{torch.__version__} {torch.version.cuda}",
+    }
+
+
+def _code_hash() -> str:
+    """Of the kernels in Python, and of what the native encoder is told."""
+    here = Path(__file__).parent
+    sources = sorted([*here.glob("*.py"), *(here.parent / "models" / "native").glob("*.py")])
+    return hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+
+
+def _processor() -> str:
+    """Its model, as far as the system tells."""
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8", errors="replace") as file:
+        named = {line.partition(":")[0].strip(): line.partition(":")[2].strip() for line in file}
+        return " ".join(named.get(field, "") for field in ("model name", "stepping", "microcode"))
+    return platform.processor() or platform.machine()
+
+
+def _note(identity: dict[str, str]) -> Path:
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / "self-check" / f"{digest}.json"
+
+
+def _read_note() -> frozenset[str]:
+    """The keys of the rows that were right; none if the note is missing, damaged, or of something else."""
+    try:
+        identity = _identity()
+        content = json.loads(_note(identity).read_text(encoding="utf-8"))
+        if content["of"] == identity and all(isinstance(key, str) for key in content["right"]):
+            return frozenset(content["right"])
+    except (OSError, RuntimeError, ValueError, KeyError, TypeError) as error:  # RuntimeError: no home folder
+        logger.debug("the self-check remembers nothing: %s", error)
+    return frozenset()
+
+
+def _write_note(right: frozenset[str] | set[str]) -> None:
+    """Replace the note; a folder that cannot be written to leaves it as it is."""
+    draft: str | None = None
+    try:
+        identity = _identity()
+        path = _note(identity)
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            json.dump({"of": identity, "right": sorted(right)}, file, indent=1)
+        os.replace(draft, path)
+        draft = None
+    except (OSError, RuntimeError) as error:
+        logger.debug("the self-check could not remember its results: %s", error)
+    finally:
+        if draft is not None:
+            with suppress(OSError):
+                os.unlink(draft)

@@ -215,7 +215,7 @@ class AsyncEngine:
         Raises:
             InvalidRequestError: ``timeout`` is negative or no number; nothing was closed.
         """
-        # In a thread of its own: those of the loop may all wait for calls that this is to drop.
+        # In a thread of its own: the threads of the loop may all wait for calls that this is to drop.
         closed: Future[None] = Future()
         closed.set_running_or_notify_cancel()
 

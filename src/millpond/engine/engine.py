@@ -213,8 +213,8 @@ class Engine(TaskMethods):
             inputs: Texts; (query, document) pairs for ``score``; or :class:`~millpond.TokenIds`.
             params: The options of the call.
             template: A score's Jinja source in place of the checkpoint's own, for a cross-encoder.
-            method: How a score is computed, as :meth:`score`.
-            ranking: Whether a score's ``method="auto"`` is that of :meth:`rerank`.
+            method: ``"auto"``, ``"cosine"`` or ``"maxsim"``: how a score is computed.
+            ranking: Whether ``method="auto"`` means what it means to :meth:`rerank`.
 
         Returns:
             A future of the task's output. Cancelling it drops what is still queued. Its ``timings``, a

@@ -99,7 +99,7 @@ class _Loads:
 class _Batches:
     """The batches that are being computed. Forks wait for them, and they for forks.
 
-    A thread that computes holds locks of the process now and then, above all that of oneDNN's cache of kernels, and a
+    A thread that computes holds locks of the process now and then, above all the lock of oneDNN's cache of kernels. A
     child that finds one held waits for ever when it computes itself.
     """
 

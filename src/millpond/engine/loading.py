@@ -21,7 +21,7 @@ from millpond.config import EngineConfig
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
 from millpond.engine.execute.runner import Runner
-from millpond.engine.execute.self_check import check_runner
+from millpond.engine.execute.self_check import check_graphs, check_kernels
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
@@ -101,8 +101,8 @@ def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
 
     Args:
         config: The engine's options.
-        check: Whether to compare the kernels that the model is going to use with float32; ``None``: unless
-            ``MILLPOND_SELF_CHECK=0`` is set.
+        check: Whether to compare the kernels that the model may use with float32, those that were right before too.
+            ``None``: those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
     """
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
@@ -121,28 +121,16 @@ def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
 
             check_compiler(device)
     model = _model(description, config, devices[0], encoder)
-    checks: list[KernelCheck] | None = [] if (is_on() if check is None else check) else None
+    checked = is_on() if check is None else check
+    checks = check_kernels(devices, dtype, quantization, remembered=not check) if checked else []
     runners = tuple(
-        _runner(description, pooling, device, dtype, quantization, compiled=config.compile, checks=checks)
-        for device in devices
+        _runner(description, pooling, device, dtype, quantization, compiled=config.compile) for device in devices
     )
-    if checks is not None:
-        for runner in runners:
-            checks += _check(runner, description, dtype)
-    return Replicas(model=model, runners=runners, dtype=str(dtype).removeprefix("torch."), checks=tuple(checks or ()))
-
-
-def _check(runner: Runner, description: _Description, dtype: torch.dtype) -> list[KernelCheck]:
-    """Compare a model's kernels, where they are the device's: a GPU's, or a CPU's without streams."""
-    if runner.device.type != ("cpu" if runner.backend is None else "cuda"):
-        return []
-    return check_runner(
-        runner,
-        dtype=dtype,
-        vocabulary=int(description.checkpoint.config.get("vocab_size") or 1),
-        longest=description.spec.max_length,
-        limited_keys=description.layout.late_interaction is not None,
-    )
+    for runner in runners if checked else ():
+        if runner.device.type == "cuda":
+            vocabulary = int(description.checkpoint.config.get("vocab_size") or 1)
+            checks += check_graphs(runner, vocabulary=vocabulary, longest=description.spec.max_length)
+    return Replicas(model=model, runners=runners, dtype=str(dtype).removeprefix("torch."), checks=tuple(checks))
 
 
 def _model(
@@ -172,7 +160,6 @@ def _runner(
     quantization: Quantization | None,
     *,
     compiled: bool,
-    checks: list[KernelCheck] | None,
 ) -> Runner:
     """A replica on one device; its weights are read here."""
     architecture, layout, head = description.architecture, description.layout, description.detected.classifier
@@ -196,7 +183,6 @@ def _runner(
         dtype=dtype,
         quantization=quantization,
         native=not compiled,
-        checks=checks,
     )
     offset = architecture.position_offset(config)
     if compiled:
@@ -237,7 +223,7 @@ def _encoder(description: _Description, config: EngineConfig) -> InputEncoder:
         pairs = _pair_reader(description, None)  # classes of two texts, such as entailment
     elif config.score_template is not None:
         raise InvalidRequestError(
-            f"score_template means nothing to {description.spec.name}, which is no cross-encoder; leave it out"
+            f"score_template means nothing to {description.spec.name}, which is not a cross-encoder; leave it out"
         )
     colbert = None
     if detected.score_type == "late-interaction" and late is not None:

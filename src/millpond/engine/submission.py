@@ -77,7 +77,7 @@ class Submission:
     async def in_thread(self, work: Callable[[], Future[Any]], *, large: bool = False) -> Future[Any]:
         """Call ``work`` in a thread of the engine instead of the event loop's pool, and return what it returns.
 
-        ``large``: in that of large texts.
+        ``large``: in the thread of large texts.
 
         Raises:
             EngineClosedError: In a forked process, which does not have the thread.

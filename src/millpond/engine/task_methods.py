@@ -40,7 +40,7 @@ class TaskMethods(ABC):
         ranking: bool = False,
         finish: Callable[[Any], Any] | None = None,
     ) -> Any:
-        """The output of a call, after ``finish``; ``ranking``: ``method="auto"`` is that of :meth:`rerank`."""
+        """The output of a call, after ``finish``; ``ranking``: ``method="auto"`` as in :meth:`rerank`."""
 
     def embed(
         self,

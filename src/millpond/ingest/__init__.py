@@ -20,7 +20,10 @@ if TYPE_CHECKING:
     from millpond.ingest.pipeline.source_items import StopRequest
     from millpond.ingest.record import Record, content_hash, point_id
     from millpond.ingest.sinks.batch import WriteBatch
+    from millpond.ingest.sinks.client import Connection, Fault
     from millpond.ingest.sinks.collection import CollectionSink
+    from millpond.ingest.sinks.database import Database, database
+    from millpond.ingest.sinks.driver import CollectionDriver
     from millpond.ingest.sinks.manifest import CollectionManifest
     from millpond.ingest.sinks.payload import FieldLayout
     from millpond.ingest.sinks.protocol import Sink, StoredRow
@@ -38,6 +41,11 @@ _MODULES = {
     "Chunking": "chunking",
     "CollectionManifest": "sinks.manifest",
     "CollectionSink": "sinks.collection",
+    "CollectionDriver": "sinks.driver",
+    "Connection": "sinks.client",
+    "Database": "sinks.database",
+    "Fault": "sinks.client",
+    "database": "sinks.database",
     "Hit": "sinks.search",
     "IngestReport": "telemetry.report",
     "JournalError": ".errors",
@@ -68,8 +76,12 @@ __all__ = [
     "Advice",
     "Chunker",
     "Chunking",
+    "CollectionDriver",
     "CollectionManifest",
     "CollectionSink",
+    "Connection",
+    "Database",
+    "Fault",
     "FieldLayout",
     "Hit",
     "IngestReport",
@@ -91,6 +103,7 @@ __all__ = [
     "WriteBatch",
     "advise",
     "content_hash",
+    "database",
     "ingest",
     "open_sink",
     "point_id",

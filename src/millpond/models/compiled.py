@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import count
-from pathlib import Path
 from types import FunctionType
 from typing import Any
 from weakref import WeakValueDictionary
@@ -22,6 +21,7 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
+from millpond.attention.self_check import cache_folder
 from millpond.checkpoints.architecture import Architecture
 from millpond.errors import ModelLoadError
 from millpond.models.int8 import Int8Linear
@@ -224,8 +224,7 @@ def _use_folder() -> str:
     chosen = os.environ.get(_FOLDER)
     if chosen and chosen != default_cache_dir():  # torch writes its default into the variable, too
         return chosen
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    folder = (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "millpond" / "compile"
+    folder = cache_folder() / "compile"
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.chmod(0o700)  # fails unless this user owns it

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from millpond.attention import interface
-from millpond.attention.self_check import KernelCheck, device_name, warn_once
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.quiet import quiet_transformers
@@ -24,16 +23,15 @@ from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.encoder_file import read_encoder
 from millpond.models.linear import plain_linears, reorder
-from millpond.models.native.families import may_have_plan, native_forward
+from millpond.models.native.families import native_forward
 from millpond.models.native.kernels import Int8
-from millpond.models.native.self_check import check, excused, expected_of
 from millpond.models.quantize import quantize
 from millpond.tasks import Quantization
 
 logger = logging.getLogger(__name__)
 
 # The weights that a native forward has in eight bits.
-_NATIVE_INT8: dict[Quantization | None, Int8] = {None: "none", "int8": "feeds", "int8-all": "all"}
+NATIVE_INT8: dict[Quantization | None, Int8] = {None: "none", "int8": "feeds", "int8-all": "all"}
 
 # Tensors of a checkpoint that are no part of its backbone: heads of other tasks, and buffers of older versions.
 _NOT_BACKBONE = re.compile(
@@ -53,7 +51,6 @@ def load_backbone(
     quantization: Quantization | None = None,
     packed: bool = True,
     native: bool = False,
-    checks: list[KernelCheck] | None = None,
 ) -> nn.Module:
     """The backbone in evaluation mode, on its device.
 
@@ -65,8 +62,6 @@ def load_backbone(
         quantization: Keeps them in eight bits.
         packed: ``False`` keeps transformers' own class where millpond has a packed forward: the tests compare them.
         native: Replace a packed forward on a CPU by one call of the compiled kernels, if they compute all of it.
-        checks: A native forward is compared with the packed one, the comparison is added here, and the packed forward
-            serves if the native one is wrong. ``None``: it is not compared.
 
     Raises:
         ModelLoadError: The files cannot be read, or the config describes no valid model.
@@ -90,8 +85,7 @@ def load_backbone(
             backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
     backbone = backbone.eval().to(device)
     if natively:
-        reread = partial(load_backbone, checkpoint, architecture, device=device, dtype=dtype)
-        return _native_forward(backbone, architecture, quantization, checkpoint.config, checks, reread)
+        return _native_forward(backbone, architecture, quantization)
     if packed:
         backbone = packed_forward(backbone, architecture)
     return backbone if quantization is None else quantize(backbone, quantization, device)
@@ -106,43 +100,16 @@ def packed_forward(backbone: nn.Module, architecture: Architecture) -> nn.Module
     return module.eval()
 
 
-def _native_forward(
-    backbone: nn.Module,
-    architecture: Architecture,
-    quantization: Quantization | None,
-    config: Mapping[str, Any],
-    checks: list[KernelCheck] | None,
-    reread: Callable[[], nn.Module],
-) -> nn.Module:
-    """The native forward of ``backbone``, else its packed one; ``reread`` gives that if the native one is wrong."""
+def _native_forward(backbone: nn.Module, architecture: Architecture, quantization: Quantization | None) -> nn.Module:
+    """The native forward of ``backbone``, else its packed one."""
     with plain_linears():
         backbone = packed_forward(backbone, architecture)
-    int8 = _NATIVE_INT8[quantization]
-    compared = checks is not None and may_have_plan(backbone, int8)
-    expected = expected_of(backbone, architecture, config) if compared else None
-    forward = native_forward(backbone, int8)
-    warn = True
-    if forward is not None and checks is not None and expected is not None:
-        found = check(forward, expected)
-        if found.wrong:
-            del forward, backbone  # a decoder that was packed has lost its layers
-            with plain_linears():
-                backbone = reread()
-            found = excused(found, expected, backbone, int8)
-            forward, warn = (None, False) if found.wrong else (native_forward(backbone, int8), True)
-        checks.append(found)
-        if found.wrong:
-            warn_once(
-                f"the native forward {found.kernel!r}",
-                found,
-                device=device_name(torch.device("cpu")),
-                consequence=f"{type(backbone).__name__} runs in torch's operators instead, which are slower.",
-            )
+    forward = native_forward(backbone, NATIVE_INT8[quantization])
     if forward is not None:
         return forward
     if quantization is None:
         return reorder(backbone)
-    return quantize(backbone, quantization, torch.device("cpu"), warn=warn)
+    return quantize(backbone, quantization, torch.device("cpu"))
 
 
 def is_head_tensor(name: str, architecture: Architecture) -> bool:

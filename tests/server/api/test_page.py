@@ -191,20 +191,6 @@ def test_cosines_are_those_of_the_engine(visit: Any, site: str, models: dict[str
     assert seen.texts("#similarity blockquote") == [TEXTS[i], TEXTS[j]]  # the closest two
 
 
-def test_a_cell_tells_both_texts_by_mouse_and_by_keys(visit: Any, site: str) -> None:
-    seen = visit(site)
-    seen.write("similarity", TEXTS)
-    seen.run("similarity")
-    seen.page.locator("td[data-i='0'][data-j='2']").hover()
-    assert seen.texts("#similarity blockquote") == [TEXTS[0], TEXTS[2]]
-    seen.page.locator("td[data-i='2'][data-j='0']").focus()
-    seen.page.keyboard.press("ArrowRight")
-    assert seen.texts("#similarity blockquote") == [TEXTS[2], TEXTS[1]]
-    seen.page.keyboard.press("ArrowUp")
-    assert seen.texts("#similarity blockquote") == [TEXTS[1]]
-    assert seen.page.locator("#similarity [role=gridcell][tabindex='0']").count() == 1
-
-
 @pytest.mark.parametrize("name", ["embedder", "cross-encoder", "colbert"])
 def test_documents_are_ranked_as_the_engine_ranks_them(
     visit: Any, site: str, models: dict[str, Engine], name: str
@@ -223,18 +209,6 @@ def test_documents_are_ranked_as_the_engine_ranks_them(
     seen.run("rerank")
     expect(seen.page.locator("#rerank .bar-text")).to_have_text([expected[0].document])
     expect(seen.page.locator("#rerank .answer")).to_contain_text("2 more scored lower")
-
-
-def test_a_bar_is_as_long_as_its_number(visit: Any, site: str) -> None:
-    seen = visit(site)
-    seen.page.locator("#tab-rerank").click()
-    seen.page.locator("#rerank-model").select_option("embedder")
-    seen.run("rerank")
-    values = np.array(seen.values("#rerank .ranking"))
-    low, high = min(0.0, values.min()), max(1.0, values.max())
-    measure = "nodes => nodes.map((node) => parseFloat(node.style.getPropertyValue('--width')) / 100)"
-    lengths = seen.page.locator("#rerank .fill").evaluate_all(measure)
-    np.testing.assert_allclose(lengths, np.abs(values) / (high - low), atol=1e-6)
 
 
 def test_classes_have_the_shares_of_the_engine(visit: Any, site: str, models: dict[str, Engine]) -> None:
@@ -268,16 +242,6 @@ def test_tokens_have_the_labels_of_the_engine(
     assert seen.texts("#tokens mark .tag bdi") == runs
     gather = "node => { node.querySelectorAll('.tag').forEach((tag) => tag.remove()); return node.textContent }"
     assert seen.page.locator("#tokens .labelled").evaluate(gather) == text.rstrip()
-
-
-def test_an_answer_has_its_time_and_its_tokens(visit: Any, site: str, models: dict[str, Engine]) -> None:
-    seen = visit(site)
-    seen.write("similarity", TEXTS)
-    seen.run("similarity")
-    tokens = models["embedder"].embed(TEXTS).usage.prompt_tokens
-    expect(seen.page.locator("#similarity .tokens")).to_have_text(f"{tokens} tokens")
-    assert float(seen.texts("#similarity .took")[0].removesuffix(" ms")) > 0
-    expect(seen.page.locator("#similarity .receipt")).to_contain_text("ms of it in the model")
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
@@ -330,15 +294,6 @@ def test_a_key_is_asked_for_and_stays_in_the_tab(visit: Any, embedder: Path) -> 
         expect(page.locator(".model-card")).to_have_count(0)
 
 
-def test_what_no_model_does_is_said(visit: Any, embedder: Path) -> None:
-    models = ServedModels.load([ModelConfig(model=str(embedder), names=("embedder",))])
-    with running(models) as address:
-        page = visit(address, path="/#/classify").page
-        expect(page.locator("#classify .answer")).to_contain_text("No model of this server does this.")
-        expect(page.locator("#classify .primary")).to_be_disabled()
-        expect(page.locator("#tab-tokens")).to_be_hidden()
-
-
 def test_hostile_texts_are_only_texts(visit: Any, site: str) -> None:
     seen = visit(site)
     for tool in ("similarity", "rerank", "classify"):
@@ -351,20 +306,6 @@ def test_hostile_texts_are_only_texts(visit: Any, site: str) -> None:
         assert set(HOSTILE) <= set(shown)
         assert seen.page.locator(f"#{tool} .answer :is(img, script)").count() == 0
     assert seen.page.title() == "millpond"
-
-
-def test_markup_cannot_be_made_of_texts_at_all(visit: Any, site: str) -> None:
-    seen = visit(site)
-    page = seen.page
-    refused = "try { document.body.insertAdjacentHTML('beforeend', '<b>x</b>') } catch (error) { error.name }"
-    assert page.evaluate(refused) == "TypeError"
-    script = "const s = document.createElement('style'); s.textContent = '*{color:red}'; document.head.append(s)"
-    page.evaluate(script)
-    expect(page.locator("h1")).not_to_have_css("color", "rgb(255, 0, 0)")
-    page.wait_for_function("violations.length >= 2")
-    assert {name.partition("-")[0] for name in page.evaluate("violations.splice(0)")} == {"require", "style"}
-    assert len(seen.errors) == 2
-    seen.errors.clear()
 
 
 @pytest.mark.parametrize("tool", ["similarity", "rerank", "classify", "tokens"])
@@ -390,19 +331,6 @@ def test_an_over_long_text_is_named_and_can_be_cut(visit: Any, site: str, tool: 
     expect(failure).to_have_count(0)
 
 
-def test_what_is_missing_is_said_before_anything_is_sent(visit: Any, site: str) -> None:
-    seen = visit(site)
-    seen.write("similarity", ["alone"])
-    seen.page.locator("#similarity .primary").click()
-    expect(seen.page.locator("#similarity .field-error")).to_have_text("Write at least two texts to compare.")
-    seen.write("rerank", TEXTS)
-    seen.page.get_by_label("Query").fill(" ")
-    seen.page.locator("#rerank .primary").click()
-    expect(seen.page.locator("#rerank .field-error")).to_have_text("Write a query first.")
-    expect(seen.page.get_by_label("Query")).to_be_focused()
-    assert seen.count("v1/embeddings") == seen.count("rerank") == 0
-
-
 def test_a_server_that_is_gone_is_said_and_found_again(visit: Any, embedder: Path) -> None:
     models = ServedModels.load([ModelConfig(model=str(embedder))])
     with running(models) as address:
@@ -417,19 +345,6 @@ def test_a_server_that_is_gone_is_said_and_found_again(visit: Any, embedder: Pat
         seen.page.route("**/stats", lambda route: route.continue_(url=f"{other}/stats"))
         seen.page.clock.run_for(60_000)
         expect(seen.page.locator("#pulse-dot")).to_have_attribute("data-state", "on")
-
-
-def test_a_busy_server_says_when_to_come_back(visit: Any, site: str) -> None:
-    seen = visit(site)
-    error = {
-        "error": {"message": "16384 texts are waiting", "type": "TooManyRequestsError", "param": None, "code": 429}
-    }
-    seen.page.route("**/rerank", lambda route: route.fulfill(status=429, headers={"Retry-After": "3"}, json=error))
-    seen.page.locator("#tab-rerank").click()
-    seen.page.locator("#rerank .primary").click()
-    failure = seen.page.locator("#rerank .failure")
-    expect(failure).to_contain_text("The server is busy")
-    expect(failure).to_contain_text("16384 texts are waiting Try again in 3 seconds.")
 
 
 def test_a_request_can_be_stopped(visit: Any, site: str) -> None:
@@ -469,45 +384,6 @@ def test_numbers_are_live_and_rest_while_nobody_looks(visit: Any, embedder: Path
             page.clock.run_for(1)
 
 
-def test_texts_are_written_with_the_keys_alone(visit: Any, site: str) -> None:
-    seen = visit(site)
-    page = seen.page
-    seen.write("similarity", ["one"])
-    fields = page.locator("#similarity .rows textarea")
-    fields.first.press("Enter")
-    expect(fields).to_have_count(2)
-    expect(fields.nth(1)).to_be_focused()
-    page.keyboard.type("two")
-    page.keyboard.press("Shift+Enter")
-    page.keyboard.type("lines")
-    expect(fields.nth(1)).to_have_value("two\nlines")
-    page.keyboard.press("Enter")
-    page.keyboard.press("Backspace")
-    expect(fields).to_have_count(2)
-    page.keyboard.press("Enter")
-    paste = """(field) => {
-      const data = new DataTransfer();
-      data.setData('text/plain', 'three\\r\\n\\nfour\\n');
-      field.dispatchEvent(new ClipboardEvent('paste', {clipboardData: data, bubbles: true, cancelable: true}));
-    }"""
-    fields.nth(2).evaluate(paste)
-    assert fields.evaluate_all("nodes => nodes.map((node) => node.value)") == ["one", "two\nlines", "three", "four"]
-    page.keyboard.press("Control+Enter")
-    expect(page.locator("#similarity .matrix tbody tr")).to_have_count(4)
-
-
-def test_tabs_are_walked_with_arrows_and_named_by_the_address(visit: Any, site: str) -> None:
-    page = visit(site, path="/#/rerank").page
-    expect(page.locator("#rerank")).to_be_visible()
-    expect(page.locator("#rerank-model option")).not_to_have_count(0)
-    assert page.evaluate("scrollY") == 0  # the browser found no element of the address's name to go to
-    page.locator("#tab-rerank").press("ArrowRight")
-    expect(page.locator("#tab-classify")).to_be_focused()
-    expect(page.locator("#classify")).to_be_visible()
-    expect(page.locator("#rerank")).to_be_hidden()
-    assert page.url.endswith("/#/classify")
-
-
 def test_every_control_has_a_name(visit: Any, site: str) -> None:
     seen = visit(site)
     for tool in ("similarity", "rerank", "classify", "tokens", "explain"):
@@ -518,56 +394,7 @@ def test_every_control_has_a_name(visit: Any, site: str) -> None:
         assert bare == []
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_numbers_can_be_read_on_every_colour(visit: Any, site: str, scheme: str) -> None:
-    seen = visit(site, color_scheme=scheme)
-    seen.run("similarity")
-    contrasts = seen.page.locator("td[data-i='0'][data-j='1']").evaluate(CONTRASTS)
-    assert len(contrasts) == 42
-    assert min(contrasts) >= 4.5
-
-
 # Of a cell's ink on its ground, for every depth of both colours, as WCAG counts it.
-CONTRASTS = """(cell) => {
-  const context = document.createElement('canvas').getContext('2d', {willReadFrequently: true});
-  const luminance = (colour) => {
-    context.fillStyle = colour;
-    context.fillRect(0, 0, 1, 1);
-    const [r, g, b] = [...context.getImageData(0, 0, 1, 1).data].slice(0, 3).map((part) => part / 255)
-      .map((part) => (part <= 0.04045 ? part / 12.92 : ((part + 0.055) / 1.055) ** 2.4));
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const found = [];
-  for (const below of [false, true]) for (let i = 0; i <= 20; i++) {
-    cell.classList.toggle('below', below);
-    cell.style.setProperty('--depth', i / 20);
-    const {color, backgroundColor} = getComputedStyle(cell);
-    const [a, b] = [luminance(color), luminance(backgroundColor)];
-    found.push((Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05));
-  }
-  return found;
-}"""
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_narrow_screen_is_never_left_sideways(visit: Any, site: str, scheme: str) -> None:
-    options = {"viewport": {"width": 380, "height": 740}, "color_scheme": scheme, "reduced_motion": "reduce"}
-    seen = visit(site, **options)
-    width = "document.documentElement.scrollWidth"
-    assert seen.page.evaluate(width) <= 380
-    for tool in ("similarity", "rerank", "classify", "explain"):
-        if tool == "explain":
-            seen.page.locator("#tab-explain").click()
-            seen.page.locator("#explain-question").fill(HOSTILE[3])
-            seen.page.locator("#explain-text").fill("".join(HOSTILE))
-        else:
-            seen.write(tool, list(HOSTILE) * 2)
-        seen.page.locator(f"#{tool} .actions .check input").check()
-        seen.run(tool)
-        seen.page.locator(f"#{tool} summary").click()
-        assert seen.page.evaluate(width) <= 380
-        over = "nodes => nodes.filter((node) => node.scrollWidth > node.clientWidth).map((node) => node.className)"
-        assert seen.page.locator(".ask:visible, .answer:visible, .model-card:visible").evaluate_all(over) == []
 
 
 # Emoji of one, two and seven code points, a flag, a combining accent, right-to-left words, a tab and a line break.
@@ -615,26 +442,6 @@ def test_tokens_are_matched_as_the_engine_matches_them(
         expect(seen.page.locator("#explain .match-detail")).to_contain_text(match.text or "stands for no text")
 
 
-def test_a_part_of_the_document_tells_its_tokens(visit: Any, site: str, models: dict[str, Engine]) -> None:
-    seen = visit(site)
-    ask(seen, "embedder", "how deep is the wheel?", MIXED)
-    matches = explained(models["embedder"], "how deep is the wheel?", MIXED)
-    marks = seen.page.locator("#explain .heat-text mark")
-    heats: dict[str, float] = {}
-    for i in range(marks.count()):
-        marks.nth(i).hover()
-        part = marks.nth(i).text_content() or ""
-        found = seen.page.locator("#explain .match-tokens button").evaluate_all(
-            "nodes => nodes.flatMap((node, i) => (node.classList.contains('chosen') ? [i] : []))"
-        )
-        assert found and all(part in matches[token].text for token in found)
-        assert chosen(seen) == part
-        heats[part] = sum(matches[token].score for token in found)
-    depths = marks.evaluate_all("nodes => nodes.map((node) => Number(node.style.getPropertyValue('--depth')))")
-    expected = [0.12 + 0.88 * heat / max(heats.values()) for heat in heats.values()]
-    np.testing.assert_allclose(depths, expected, atol=1e-3)
-
-
 def test_no_sign_is_torn_apart(visit: Any, site: str) -> None:
     page = visit(site).page
     script = """async ([text, spans]) => {
@@ -653,38 +460,6 @@ def test_no_sign_is_torn_apart(visit: Any, site: str) -> None:
     ]
     assert page.evaluate(script, ["ab", []]) == [["ab", []]]
     assert page.evaluate(script, ["abcd", [[0, 3], [1, 4]]]) == [["a", [0]], ["bc", [0, 1]], ["d", [1]]]
-
-
-def test_tokens_and_parts_are_walked_with_the_keys(visit: Any, site: str) -> None:
-    seen = visit(site)
-    page = seen.page
-    ask(seen, "embedder", "how deep is it?", "How deep is the pond? It is deep.")
-    for part, first, last in (("match-tokens button", 0, "End"), ("heat-text mark", 0, "End")):
-        nodes = page.locator(f"#explain .{part}")
-        assert page.locator(f"#explain .{part}[tabindex='0']").count() == 1
-        nodes.nth(first).focus()
-        page.keyboard.press("ArrowRight")
-        expect(nodes.nth(1)).to_be_focused()
-        assert "chosen" in (nodes.nth(1).get_attribute("class") or "")
-        page.keyboard.press("ArrowUp")
-        expect(nodes.nth(0)).to_be_focused()
-        page.keyboard.press(last)
-        expect(nodes.last).to_be_focused()
-        page.keyboard.press("ArrowRight")
-        expect(nodes.last).to_be_focused()
-        assert page.locator(f"#explain .{part}[tabindex='0']").count() == 1
-    page.keyboard.press("Shift+Tab")
-    expect(page.locator("#explain .match-tokens button").last).to_be_focused()
-
-
-def test_hostile_questions_and_documents_are_only_texts(visit: Any, site: str) -> None:
-    seen = visit(site)
-    text = "".join(HOSTILE)
-    ask(seen, "embedder", HOSTILE[0], text, cut=True)
-    assert seen.page.locator("#explain .heat-text").evaluate("node => node.textContent") == text
-    assert seen.page.locator("#explain .answer :is(img, script)").count() == 0
-    expect(seen.page.locator("#explain .cut")).to_contain_text("cut off")
-    assert seen.page.title() == "millpond"
 
 
 def test_what_cannot_be_explained_is_said_at_its_field(visit: Any, site: str) -> None:
@@ -747,19 +522,3 @@ def test_documents_of_an_index_are_found_and_explained(visit: Any, colbert: Path
         page.locator("#explain-source").select_option("")
         ask(seen, "colbert", "how deep?", "The pond.")
         expect(page.locator("#explain .hits")).to_have_count(0)
-
-
-def test_nothing_explains_without_token_vectors(visit: Any, classifier: Path) -> None:
-    with running(ServedModels.load([ModelConfig(model=str(classifier), names=("classifier",))])) as address:
-        page = visit(address, path="/#/explain").page
-        expect(page.locator(".model-card")).to_have_count(1)
-        expect(page.locator("#tab-explain")).to_be_hidden()
-        expect(page.locator("#classify")).to_be_visible()
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_a_coloured_part_can_be_read(visit: Any, site: str, scheme: str) -> None:
-    seen = visit(site, color_scheme=scheme)
-    ask(seen, "embedder", "how deep is it?", "How deep is the pond?")
-    contrasts = seen.page.locator("#explain .heat-text mark").first.evaluate(CONTRASTS)
-    assert min(contrasts[21:]) >= 4.5

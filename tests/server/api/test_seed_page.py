@@ -178,17 +178,3 @@ def test_matryoshka(serving: Any, tmp_path: Path) -> None:
     np.testing.assert_allclose([item["embedding"]], expected, atol=1e-6)
     cut = np.array(whole["data"][0]["embedding"][:32])
     np.testing.assert_allclose(item["embedding"], cut / np.linalg.norm(cut), atol=1e-6)
-
-
-def test_dimensions_of_a_model_that_was_not_trained_for_them(serving: Any) -> None:
-    command = EMBEDDINGS.replace('"input"', '"dimensions": 32, "input"')
-    with serving("vllm serve intfloat/e5-small", embedder) as address:
-        error = curl(command, address)["error"]
-    assert (error["code"], error["type"], error["param"]) == (400, "BadRequestError", "dimensions")
-    assert error["message"].startswith("Model 'intfloat/e5-small' does not support Matryoshka embeddings")
-
-
-def test_another_name_than_the_page_s_is_not_found(serving: Any) -> None:
-    """The commands name the model, and the server checks the name."""
-    with serving("vllm serve answerdotai/answerai-colbert-small-v1", write_stanford) as address:
-        assert curl(EMBEDDINGS, address)["error"]["code"] == 404

@@ -10,9 +10,7 @@ import numpy as np
 import openai
 import pytest
 import tiktoken
-from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_openai import OpenAIEmbeddings
-from llama_index.core import Document, VectorStoreIndex
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from tests.server.conftest import running
 from tests.tiny import SENTENCES
@@ -20,6 +18,8 @@ from tests.tiny import SENTENCES
 from millpond.engine.engine import Engine
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
+
+pytestmark = pytest.mark.contract
 
 TEXTS = ["", "a", *SENTENCES[:4]]
 LONG = " ".join(SENTENCES)
@@ -61,32 +61,6 @@ def test_langchain(address: str, engine: Engine, chunk_size: int) -> None:
     expected = engine.embed(TEXTS).embeddings
     np.testing.assert_allclose(embeddings.embed_documents(TEXTS), expected, atol=1e-6)
     np.testing.assert_allclose(embeddings.embed_query(TEXTS[2]), expected[2], atol=1e-6)
-
-
-async def test_langchain_with_asyncio(address: str, engine: Engine) -> None:
-    embeddings = langchain(address)
-    expected = engine.embed(TEXTS).embeddings
-    np.testing.assert_allclose(await embeddings.aembed_documents(TEXTS), expected, atol=1e-6)
-    np.testing.assert_allclose(await embeddings.aembed_query(TEXTS[2]), expected[2], atol=1e-6)
-    await embeddings.async_client._client.close()
-
-
-def test_langchain_with_options(address: str, engine: Engine) -> None:
-    cut = langchain(address, dimensions=16, model_kwargs={"extra_body": {"truncate_prompt_tokens": -1}})
-    expected = engine.embed([LONG], dimensions=16).embeddings
-    assert expected.shape == (1, 16)
-    np.testing.assert_allclose(cut.embed_documents([LONG]), expected, atol=1e-6)
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 64 tokens"):
-        langchain(address).embed_documents(["a", LONG])
-
-
-def test_langchain_finds_what_the_engine_finds(address: str, engine: Engine) -> None:
-    store = InMemoryVectorStore.from_texts(list(SENTENCES), langchain(address))
-    actual = store.similarity_search_with_score(SENTENCES[3], k=4)
-    scores = engine.embed(list(SENTENCES)).embeddings @ engine.embed([SENTENCES[3]]).embeddings[0]
-    best = np.argsort(-scores, kind="stable")[:4]
-    assert [document.page_content for document, _ in actual] == [SENTENCES[i] for i in best]
-    assert [score for _, score in actual] == pytest.approx(scores[best].tolist(), abs=1e-5)
 
 
 @pytest.fixture
@@ -140,33 +114,3 @@ def test_llama_index(address: str, engine: Engine, size: int) -> None:
     np.testing.assert_allclose(model.get_text_embedding_batch(TEXTS[1:]), expected, atol=1e-6)
     np.testing.assert_allclose(model.get_text_embedding(TEXTS[2]), expected[1], atol=1e-6)
     np.testing.assert_allclose(model.get_query_embedding(TEXTS[2]), expected[1], atol=1e-6)
-
-
-async def test_llama_index_with_asyncio(address: str, engine: Engine) -> None:
-    model = llama_index(address)
-    expected = engine.embed(TEXTS[1:]).embeddings
-    np.testing.assert_allclose(await model.aget_text_embedding_batch(TEXTS[1:]), expected, atol=1e-6)
-    np.testing.assert_allclose(await model.aget_query_embedding(TEXTS[2]), expected[1], atol=1e-6)
-    await model._get_aclient().close()
-
-
-def test_llama_index_with_options(address: str, engine: Engine) -> None:
-    kwargs = {"extra_body": {"truncate_prompt_tokens": -1}}
-    model = llama_index(address, dimensions=16, additional_kwargs=kwargs)
-    np.testing.assert_allclose(
-        model.get_text_embedding(LONG), engine.embed([LONG], dimensions=16).embeddings[0], atol=1e-6
-    )
-    with pytest.raises(openai.BadRequestError, match="maximum context length is 64 tokens"):
-        llama_index(address).get_text_embedding(LONG)
-
-
-def test_llama_index_finds_what_the_engine_finds(address: str, engine: Engine) -> None:
-    model = llama_index(address, embed_batch_size=5)
-    index = VectorStoreIndex.from_documents(
-        [Document(text=text) for text in SENTENCES], embed_model=model, transformations=[]
-    )
-    actual = index.as_retriever(similarity_top_k=4).retrieve(SENTENCES[3])
-    scores = engine.embed(list(SENTENCES)).embeddings @ engine.embed([SENTENCES[3]]).embeddings[0]
-    best = np.argsort(-scores, kind="stable")[:4]
-    assert [node.get_content() for node in actual] == [SENTENCES[i] for i in best]
-    assert [node.score for node in actual] == pytest.approx(scores[best].tolist(), abs=1e-5)

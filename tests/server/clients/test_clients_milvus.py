@@ -15,6 +15,8 @@ from millpond.engine.engine import Engine
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
+pytestmark = pytest.mark.contract
+
 pymilvus = pytest.importorskip("pymilvus")
 pytest.importorskip("milvus_lite")
 
@@ -121,13 +123,3 @@ def test_it_reranks_what_it_found(client: Any, models: ServedModels, address: st
     assert [hit["entity"]["text"] for hit in hits] == [each.document for each in expected]
     scores = [each.relevance_score for each in expected]
     assert [hit["distance"] for hit in hits] == pytest.approx(scores, abs=1e-5)
-
-
-def test_it_tells_what_the_server_says(client: Any, address: str) -> None:
-    collect(client, address, model="mill/other")
-    with pytest.raises(pymilvus.MilvusException, match="The model `mill/other` does not exist"):
-        client.insert("pond", [{"id": 0, "text": TEXTS[0]}])
-    client.drop_collection("pond")
-    collect(client, address, key="wrong")
-    with pytest.raises(pymilvus.MilvusException, match="Invalid API key"):
-        client.insert("pond", [{"id": 0, "text": TEXTS[0]}])

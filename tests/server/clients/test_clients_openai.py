@@ -22,6 +22,8 @@ from millpond.engine.execute.runner import Runner
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
+pytestmark = pytest.mark.contract
+
 TEXTS = list(SENTENCES[:4])
 LONG = " ".join(SENTENCES)
 KEY = "sk-of-the-mill"
@@ -86,46 +88,10 @@ def test_the_encodings_that_it_may_name(client: openai.OpenAI, engine: Engine, e
         np.testing.assert_allclose(np.frombuffer(base64.b64decode(each.embedding), dtype="<f4"), row, atol=1e-6)
 
 
-def test_a_text_and_token_ids(client: openai.OpenAI, engine: Engine) -> None:
-    ids, expected = engine.tokenize(TEXTS), engine.embed(TEXTS).embeddings
-    for inputs, rows in ((TEXTS[0], expected[:1]), (ids[1], expected[1:2]), (ids, expected)):
-        answer = client.embeddings.create(model="mill/plain", input=inputs)
-        np.testing.assert_allclose(vectors(answer), rows, atol=1e-6)
-
-
-def test_many_texts(client: openai.OpenAI, engine: Engine) -> None:
-    texts = [f"{i} {SENTENCES[i % len(SENTENCES)]}" for i in range(600)]
-    answer = client.embeddings.create(model="mill/plain", input=texts)
-    np.testing.assert_allclose(vectors(answer), engine.embed(texts).embeddings, atol=1e-6)
-
-
-def test_dimensions(client: openai.OpenAI, models: ServedModels) -> None:
-    answer = client.embeddings.create(model="cut", input=TEXTS, dimensions=8)
-    expected = models.find("cut", tasks=(), api="").engine.embed(TEXTS, dimensions=8).embeddings
-    assert expected.shape == (4, 8)
-    np.testing.assert_allclose(vectors(answer), expected, atol=1e-6)
-
-
 def test_what_openai_does_not_know_goes_into_the_extra_body(client: openai.OpenAI, engine: Engine) -> None:
     answer = client.embeddings.create(model="mill/plain", input=LONG, extra_body={"truncate_prompt_tokens": -1})
     np.testing.assert_allclose(vectors(answer), engine.embed([LONG]).embeddings, atol=1e-6)
     assert answer.usage.prompt_tokens == 64
-
-
-def test_the_models(client: openai.OpenAI) -> None:
-    assert [model.id for model in client.models.list()] == ["mill/plain", "cut", "classes"]
-    one = client.models.retrieve("mill/plain")
-    assert (one.id, one.object, one.owned_by) == ("mill/plain", "model", "millpond")
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("mill/other")
-
-
-async def test_many_at_once(address: str, engine: Engine) -> None:
-    calls = [[f"{i} {j} {SENTENCES[(i + j) % len(SENTENCES)]}" for j in range(1 + i % 5)] for i in range(40)]
-    async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key=KEY, max_retries=0, timeout=PATIENCE) as client:
-        answers = await asyncio.gather(*(client.embeddings.create(model="mill/plain", input=texts) for texts in calls))
-    expected = engine.embed([text for texts in calls for text in texts]).embeddings
-    np.testing.assert_allclose(np.concatenate([vectors(answer) for answer in answers]), expected, atol=1e-6)
 
 
 # --- Errors ---------------------------------------------------------------------------------------------------------
@@ -156,16 +122,6 @@ def test_refusals_are_the_clients_own_exceptions(
     assert (error.status_code, error.param) == (status, param)
     assert message in error.message
     assert error.request_id == error.response.headers["x-request-id"]
-
-
-@pytest.mark.parametrize("key", ["sk-of-another-mill", KEY[:-1], f"{KEY}x"])
-def test_a_wrong_key(address: str, key: str) -> None:
-    with openai.OpenAI(base_url=f"{address}/v1", api_key=key, max_retries=0, timeout=PATIENCE) as client:
-        with pytest.raises(openai.AuthenticationError) as caught:
-            client.embeddings.create(model="mill/plain", input="a")
-        with pytest.raises(openai.AuthenticationError):
-            client.models.list()
-    assert key not in str(caught.value)
 
 
 # --- A server that has too much to do -------------------------------------------------------------------------------
@@ -200,19 +156,6 @@ def until(fact: Callable[[], bool]) -> None:
     while not fact():
         assert time.monotonic() < end
         time.sleep(0.01)
-
-
-def test_a_full_queue_is_a_rate_limit(busy: tuple[str, Engine], gate: threading.Event) -> None:
-    address, engine = busy
-    with openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
-        waiting = engine.submit("embed", ["a", "b"])
-        with pytest.raises(openai.RateLimitError) as caught:
-            client.embeddings.create(model="busy", input="c")
-        assert int(caught.value.response.headers["retry-after"]) >= 1
-        assert caught.value.type == "TooManyRequestsError"
-        gate.set()
-        waiting.result(PATIENCE)
-        assert len(client.embeddings.create(model="busy", input="c").data) == 1
 
 
 def test_the_client_comes_back_when_there_is_room(busy: tuple[str, Engine], gate: threading.Event) -> None:

@@ -18,6 +18,8 @@ from tests.server.conftest import running
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
+pytestmark = pytest.mark.contract
+
 QUERY = "How deep is the mill pond?"
 DOCUMENTS = ["A wheel turns.", "The pond is two metres deep.", "The miller sells flour."]
 LONG = "The wheel of the mill turns in the water of the pond. " * 20
@@ -91,23 +93,6 @@ def test_coheres_client_reranks(models: ServedModels, address: str, http: httpx.
 
 
 # The client itself uses what pydantic is about to drop.
-@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")
-def test_coheres_older_client(models: ServedModels, address: str, http: httpx.Client) -> None:
-    client = cohere.Client(api_key=KEY, base_url=address, httpx_client=http)
-    texts = [f"{i} {DOCUMENTS[i % 3]}" for i in range(200)]  # more than the client sends at once
-    answer = client.embed(texts=texts, model="embedder", input_type="search_document")
-    assert answer.response_type == "embeddings_floats"
-    np.testing.assert_allclose(answer.embeddings, engine_of(models, "embedder").embed(texts).embeddings, atol=1e-6)
-    typed = client.embed(texts=DOCUMENTS, model="embedder", embedding_types=["float"])
-    assert typed.response_type == "embeddings_by_type"
-    assert len(typed.embeddings.float_ or []) == 3
-    ranked = client.rerank(
-        query=QUERY, documents=[{"text": text} for text in DOCUMENTS], model="reranker", return_documents=True, top_n=2
-    )
-    expected = engine_of(models, "reranker").rerank(QUERY, DOCUMENTS, top_n=2)
-    assert [(each.index, each.document.text) for each in ranked.results if each.document is not None] == [
-        (each.index, each.document) for each in expected
-    ]
 
 
 @pytest.mark.usefixtures("hub")
@@ -136,23 +121,3 @@ def test_hugging_faces_client_compares_and_classifies(models: ServedModels, addr
     assert [each.score for each in response] == pytest.approx(sorted(probs.tolist(), reverse=True), abs=1e-6)
     assert {each.label for each in response} == {"level_0", "level_1", "level_2"}
     assert len(client.text_classification(DOCUMENTS[0], top_k=2)) == 2
-
-
-def test_the_curls_of_vllms_page(models: ServedModels, address: str) -> None:
-    headers = {"Authorization": f"Bearer {KEY}"}
-    body: dict[str, Any] = {
-        "model": "reranker",
-        "text_1": "What is machine learning?",
-        "text_2": ["ML is a subset of AI.", "The weather is sunny."],
-    }
-    scored = httpx.post(f"{address}/score", json=body, headers=headers).json()
-    expected = engine_of(models, "reranker").score(body["text_1"], body["text_2"]).scores
-    np.testing.assert_allclose([each["score"] for each in scored["data"]], expected, atol=1e-6)
-    body = {
-        "model": "answerdotai/answerai-colbert-small-v1",
-        "query": "What is machine learning?",
-        "documents": ["Machine learning is a subset of AI.", "Python is a programming language."],
-    }
-    ranked = httpx.post(f"{address}/rerank", json=body, headers=headers).json()
-    found = engine_of(models, body["model"]).rerank(body["query"], body["documents"])
-    assert [each["index"] for each in ranked["results"]] == [each.index for each in found]

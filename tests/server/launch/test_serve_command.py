@@ -7,7 +7,6 @@ thread. Two processes show the rest: what is printed while it runs, and the exit
 from __future__ import annotations
 
 import json
-import logging
 import os
 import re
 import signal
@@ -18,7 +17,6 @@ import subprocess
 import sys
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -30,15 +28,15 @@ import httpx
 import pytest
 import yaml
 from tests.server.launch.conftest import Certify
-from typer.main import get_command
 
 import millpond
-from millpond.cli.app import app, main
-from millpond.cli.arguments.vllm_flags import read
+from millpond.cli.app import main
 from millpond.engine import heap
-from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
+from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.server.launch import run, sockets
 from millpond.server.settings.config import ModelConfig, ServerConfig
+
+pytestmark = pytest.mark.contract
 
 DOCKERFILE = Path(__file__).parents[3] / "Dockerfile"
 SECONDS = 120  # how long anything may take before the test gives up
@@ -185,12 +183,6 @@ def two(tmp_path_factory: pytest.TempPathFactory, embedder: Path, cross_encoder:
         yield process
 
 
-def ask(process: Process, path: str, body: object = None, *, key: str | None = "token-abc123") -> httpx.Response:
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
-    method = "GET" if body is None else "POST"
-    return httpx.request(method, process.address + path, json=body, headers=headers, timeout=SECONDS, trust_env=False)
-
-
 def test_it_prints_its_models_and_its_address(two: Process):
     head, *models, last = two.printed
     assert head == f"serving at http://127.0.0.1:{two.port} (millpond {millpond.__version__})"
@@ -199,26 +191,6 @@ def test_it_prints_its_models_and_its_address(two: Process):
         "  ranks (also judge): classify, reward, score, token_classify",
     ]
     assert last == f"every route: {two.address}/docs"
-
-
-def test_it_answers_for_every_model(two: Process):
-    assert ask(two, "/health", key=None).status_code == 200
-    assert [card["id"] for card in ask(two, "/v1/models").json()["data"]] == ["vectors", "ranks", "judge"]
-    vectors = ask(two, "/v1/embeddings", {"model": "vectors", "input": ["one", "two"]}).json()
-    assert len(vectors["data"]) == 2
-    scores = ask(two, "/score", {"model": "judge", "text_1": "one", "text_2": ["two", "three"]}).json()
-    assert len(scores["data"]) == 2
-
-
-def test_the_key_of_the_environment_guards(two: Process):
-    for key in (None, "token-abc124"):
-        assert ask(two, "/v1/models", key=key).status_code == 401
-
-
-def test_the_options_of_one_model_are_its_own(two: Process):
-    too_long = ask(two, "/v1/embeddings", {"model": "vectors", "input": "mill " * 40})
-    assert too_long.status_code == 400
-    assert "32" in too_long.json()["error"]["message"]
 
 
 def test_the_check_of_the_container(two: Process):
@@ -230,17 +202,6 @@ def test_the_check_of_the_container(two: Process):
             environ = {**os.environ, "MILLPOND_PORT": str(port), "http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
             ended = subprocess.run([sys.executable, *words], env=environ, capture_output=True, timeout=SECONDS)
             assert (ended.returncode == 0) is alive, ended.stderr
-
-
-def test_the_container_has_what_it_copies():
-    copied = re.findall(r"^COPY (?!--from)(.*) \S+$", DOCKERFILE.read_text(encoding="utf-8"), re.MULTILINE)
-    kept = (DOCKERFILE.parent / ".dockerignore").read_text(encoding="utf-8").splitlines()
-    names = " ".join(copied).split()
-    for name in names:
-        assert (DOCKERFILE.parent / name).exists()
-        assert f"!{name}" in kept
-    project = tomllib.loads((DOCKERFILE.parent / "pyproject.toml").read_text(encoding="utf-8"))
-    assert set(project["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]) <= set(names), "what a build needs"
 
 
 def half_a_request(port: int) -> tuple[socket.socket, bytes]:
@@ -297,18 +258,6 @@ def test_a_running_request_is_finished_while_new_ones_are_refused(serve: Serve, 
     assert ended.code == 0, ended.log
     assert "stopping: requests that run have 120 s" in ended.log
     assert "graceful shutdown exceeded" not in ended.log  # a connection accepted at the last moment is told, too
-
-
-def test_a_client_that_fails_ends_the_server_and_not_the_tests(serve: Serve, embedder: Path, reserved: int):
-    def client() -> None:
-        wait_for(reserved)
-        raise LookupError
-
-    with pytest.raises(LookupError):
-        serve(embedder, "--port", reserved, client=client)
-    with pytest.raises(ConnectionError):
-        socket.create_connection(("127.0.0.1", reserved), timeout=SECONDS)
-    send_signal(signal.SIGTERM)  # as a client that fails when the server has ended
 
 
 def test_a_request_that_does_not_end_is_given_up(serve: Serve, embedder: Path, reserved: int):
@@ -368,155 +317,6 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(
     with pytest.raises(ConnectionError):
         socket.create_connection(("127.0.0.1", reserved), timeout=SECONDS)
     assert {thread for thread in threading.enumerate() if thread.name.startswith("millpond")} <= threads
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["m", "--port", "abc"], "--port='abc' must be a whole number"),
-        (["m", "--prot", "1"], "serve has no flag --prot; did you mean --port?"),
-        (["m", "-x"], "serve has no flag -x"),
-        (["m", "--port"], "--port needs a value behind it"),
-        (["m", "--compile=3"], "--compile takes no value"),
-        (["m", "--tensor-parallel-size", "2"], "tensor_parallel_size='2' is not available"),
-        (["m", "--served-model-name"], "--served-model-name needs a name"),
-        (["m", "n", "--served-model-name", "a"], "--served-model-name=a: 1 names for 2 models"),
-        (["m", "m"], "m and m are both called 'm'"),
-        ([], "there is no model to serve"),
-        (["m", "--config", "none.yaml"], "--config='none.yaml' is not there"),
-        (["m", "--runner", "generate"], "--runner='generate'"),
-        (["m", "--dtype", "float8"], "--dtype='float8' is unknown; choose auto, float32"),
-        (["m", "--ssl-certfile", "none.pem"], "--ssl-certfile='none.pem' is not there"),
-        (["m", "--host", "host.invalid"], "--host='host.invalid', port=8000 cannot be listened on"),
-    ],
-)
-def test_wrong_flags_end_with_2_and_one_line(
-    words: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    unlogged: None,
-):
-    monkeypatch.setattr(sys, "argv", ["millpond", "serve", *words])
-    with pytest.raises(SystemExit) as end:
-        main()
-    out, err = capsys.readouterr()
-    assert end.value.code == 2
-    assert out == ""
-    (line,) = err.splitlines()
-    assert line.startswith(f"millpond: {message}")
-
-
-@pytest.fixture
-def unlogged() -> Iterator[None]:
-    """Restores the configuration of the log."""
-    root, ours = logging.getLogger(), logging.getLogger("millpond")
-    before = root.handlers[:], root.level, ours.level
-    yield
-    root.handlers[:] = before[0]
-    root.setLevel(before[1])
-    ours.setLevel(before[2])
-    logging.captureWarnings(False)
-
-
-@pytest.mark.parametrize(
-    ("before", "after", "level"),
-    [
-        ([], [], logging.INFO),
-        (["--log-level", "debug"], [], logging.DEBUG),
-        (["--log-level", "debug"], ["--log-level", "error"], logging.ERROR),
-    ],
-)
-def test_the_programs_own_log_level_counts(
-    before: list[str],
-    after: list[str],
-    level: int,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    unlogged: None,
-):
-    monkeypatch.setattr(sys, "argv", ["millpond", *before, "serve", str(tmp_path), "--port", "0", *after])
-    with pytest.raises(SystemExit) as end:
-        main()
-    assert end.value.code == 1
-    assert logging.getLogger("millpond").level == level
-
-
-@pytest.mark.parametrize("name", ["uvicorn", "fastapi", "yaml"])
-def test_a_missing_package_names_the_extra(name: str, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(sys.modules, name, None)
-    command = get_command(app)
-    with pytest.raises(MissingExtraError, match=rf"needs {name}: pip install 'millpond\[server\]'"):
-        command(["serve", "m"], standalone_mode=False)
-
-
-def test_the_help_spells_every_flag_out_in_80_columns(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    monkeypatch.setenv("COLUMNS", "80")
-    monkeypatch.setattr(sys, "argv", ["millpond", "serve", "--help"])
-    with pytest.raises(SystemExit) as end:
-        main()
-    out = capsys.readouterr().out
-    assert end.value.code == 0
-    command = get_command(app).get_command(None, "serve")
-    flags = {
-        flag
-        for param in command.params
-        if not getattr(param, "hidden", False)
-        for flag in (*param.opts, *param.secondary_opts)
-        if flag.startswith("--")
-    }
-    assert [flag for flag in sorted(flags) if not re.search(rf"{flag}(?![\w-])", out)] == []
-
-
-OPTIONS = {
-    "--port": True,
-    "--compile": False,
-    "--served-model-name": True,
-    "--hf-overrides": True,
-    "--quantization": True,
-}
-
-
-@pytest.mark.parametrize(
-    ("typed", "words", "ignored_args"),
-    [
-        ("m --port=1 --compile", "m --port 1 --compile", {}),
-        ("m --served-model-name a b --port 1", "m --served-model-name a --served-model-name b --port 1", {}),
-        ("m --served_model_name a", "m --served-model-name a", {}),
-        ("-q int8 m", "--quantization int8 m", {}),
-        ("-tp 1 m", "m", {"tensor_parallel_size": "1"}),
-        ("--enforce-eager m", "m", {"enforce_eager": "true"}),
-        ("--no-enable-prefix-caching m", "m", {"enable_prefix_caching": "false"}),
-        (
-            "--gpu-memory-utilization 0.5 --max_num_seqs=3 m",
-            "m",
-            {"gpu_memory_utilization": "0.5", "max_num_seqs": "3"},
-        ),
-        ("m --hf-overrides.a.b 1 --hf-overrides.c=d", 'm --hf-overrides {"a":{"b":1},"c":"d"}', {}),
-        ("m -- --port", "m -- --port", {}),
-    ],
-)
-def test_words_as_vllm_takes_them(typed: str, words: str, ignored_args: dict[str, str]):
-    assert read(typed.split(), OPTIONS) == (
-        [json.dumps(json.loads(word)) if word.startswith("{") else word for word in words.split()],
-        ignored_args,
-    )
-
-
-@pytest.mark.parametrize(
-    ("typed", "message"),
-    [
-        ("--served-model-name a m --served-model-name b n", "would make names of n; put the models first"),
-        ("--hf-overrides {} --hf-overrides.a 1", "as JSON and key by key"),
-        ("--hf-overrides.a 1 --hf-overrides.a.b 1", "contradicts an earlier flag"),
-        ("--port.a 1", "serve has no flag --port.a"),
-    ],
-)
-def test_words_that_contradict(typed: str, message: str):
-    with pytest.raises(InvalidRequestError, match=message):
-        read(typed.split(), OPTIONS)
 
 
 def test_a_port_that_is_taken_is_told_before_anything_is_loaded(embedder: Path):

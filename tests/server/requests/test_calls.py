@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import http.client
 import json
-import logging
 import socket
 import threading
 import time
@@ -117,30 +116,6 @@ def test_the_work_of_a_client_that_leaves_is_dropped(held: Any, api_keys: Any, o
         )
 
 
-def test_the_log_calls_a_client_that_leaves_by_nginx_s_number(held: Any, caplog: pytest.LogCaptureFixture) -> None:
-    pond = held()
-    with caplog.at_level(logging.INFO, logger="millpond.access"), running(pond.models) as address:
-        connection = send(address, b'{"input": "a"}')
-        until(lambda: pond.waiting == 1)
-        connection.close()
-        until(lambda: any("status=499" in record.getMessage() for record in caplog.records))
-        pond.release()
-    assert not [record for record in caplog.records if record.levelno > logging.INFO]
-
-
-def test_one_that_stays_is_answered_beside_one_that_leaves(held: Any) -> None:
-    pond = held()
-    with running(pond.models) as address, ThreadPoolExecutor(1) as threads:
-        stays = threads.submit(httpx.post, address + PATH, json={"input": ["a", "b"]}, timeout=300)
-        until(lambda: pond.waiting == 2)
-        leaves = send(address, b'{"input": ["c", "d", "e"]}')
-        until(lambda: pond.waiting == 5)
-        leaves.close()
-        until(lambda: pond.waiting == 2)
-        pond.release()
-        assert len(stays.result(timeout=300).json()["data"]) == 2
-
-
 def test_a_client_that_leaves_while_its_call_is_checked_leaves_nothing_behind(
     held: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -217,19 +192,6 @@ def test_both_texts_of_an_explanation_are_given_up(held: Any) -> None:
         assert httpx.post(f"{address}/explain", json=body, timeout=300).status_code == 200
 
 
-def test_an_explanation_by_an_engine_that_is_stopped_is_answered(held: Any) -> None:
-    pond = held()
-    body = {"query": "how deep?", "document": "The pond is deep."}
-    with serving(create_app(pond.models)) as server, ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(httpx.post, f"{address_of(server)}/explain", json=body, timeout=300)
-        until(lambda: pond.waiting == 2)
-        query, document = list(next(iter(pond.models)).engine._dispatcher._admission.calls())
-        query.future.cancel()
-        assert not document.future.cancelled()
-        pond.release()
-        assert answer.result(timeout=300).status_code == 503
-
-
 # --- A full queue ---------------------------------------------------------------------------------------------------
 
 
@@ -253,20 +215,6 @@ def test_a_full_queue_is_429_and_health_answers(held: Any) -> None:
         pond.release()
         assert len(first.result(timeout=300).json()["data"]) == 3
         assert len(second.result(timeout=300).json()["data"]) == 1
-
-
-def test_a_full_queue_is_noticed_while_every_thread_is_busy(held: Any) -> None:
-    """A full queue is reported even if all preparing threads are busy."""
-    pond, go = held(max_queue=2), threading.Event()
-    blocking = next(iter(pond.models)).engine.submit("embed", ["a", "b"])
-    app = create_app(pond.models)
-    with serving(app) as server:
-        busy = [app.state.prepare_executor.submit(lambda: go.wait(timeout=300)) for _ in range(THREADS)]
-        assert httpx.post(address_of(server) + PATH, json={"input": "c"}, timeout=300).status_code == 429
-        assert not any(future.done() for future in busy)
-        go.set()
-        pond.release()
-        blocking.result(timeout=300)
 
 
 def test_where_no_text_finds_room_no_body_is_waited_for(held: Any) -> None:
@@ -314,6 +262,7 @@ def test_small_requests_have_a_thread_while_large_ones_fill_theirs() -> None:
     executor.close()
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("path", "small", "large"),
     [

@@ -12,7 +12,6 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import FastAPI
-from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from millpond.engine.execute.runner import Runner
@@ -98,18 +97,6 @@ async def test_an_answer_tells_where_the_time_went(client: httpx.AsyncClient):
     assert sum(parts) <= numbers["x-total-time"] == numbers["x-compute-time"]
 
 
-async def test_a_score_tells_too(client: httpx.AsyncClient):
-    response = await client.post("/score", json={"model": "ranker", "text_1": "a", "text_2": ["bc", "d"]})
-    assert response.status_code == 200
-    assert response.headers["x-compute-characters"] == "5"
-    assert int(response.headers["x-compute-tokens"]) == response.json()["usage"]["prompt_tokens"]
-
-
-async def test_token_ids_have_no_characters(client: httpx.AsyncClient):
-    response = await client.post("/v1/embeddings", json={"model": "tiny", "input": [[5, 6, 7]]})
-    assert (response.headers["x-compute-characters"], response.headers["x-compute-tokens"]) == ("0", "3")
-
-
 @pytest.mark.parametrize(
     ("method", "path", "body"),
     [
@@ -190,21 +177,6 @@ async def test_batches_are_in_the_histograms(client: httpx.AsyncClient, models: 
     assert samples.value("millpond_waiting_texts", model="tiny") == samples.value("millpond_running_calls") == 0
 
 
-async def test_a_cache_is_counted(embedder: Path, tmp_path: Path):
-    config = ModelConfig(model=str(embedder), names=("tiny",), device="cpu", dtype="float32", cache=tmp_path / "v.db")
-    models = ServedModels.load([config])
-    try:
-        async with client_of(create_app(models)) as client:
-            await embed(client, ["a", "b"])
-            await embed(client, ["a", "c"])
-            samples = await scrape(client)
-            answer = (await client.get("/stats")).json()
-        assert (samples.value("millpond_cache_hits_total"), samples.value("millpond_cache_misses_total")) == (1, 3)
-        assert answer["models"][0]["cache"] == {"hits": 1, "misses": 3}
-    finally:
-        models.close()
-
-
 async def test_labels_are_bounded(client: httpx.AsyncClient):
     for i in range(20):
         await client.get(f"/nowhere/{i}")
@@ -216,36 +188,6 @@ async def test_labels_are_bounded(client: httpx.AsyncClient):
     assert samples.labels("millpond_requests_total", "route") == {"other", "/v1/models/{name:path}", "/v1/embeddings"}
     assert samples.value("millpond_requests_total", route="other", status="404") == 20
     assert samples.value("millpond_requests_total", route="/v1/embeddings", status="404") == 20
-
-
-async def test_who_has_no_key_is_counted_by_the_route_that_was_meant(models: ServedModels):
-    app = create_app(models, ServerConfig(api_keys=("secret",)))
-    async with client_of(app) as client:
-        assert (await embed(client)).status_code == 401
-        samples = await scrape(client)
-    assert samples.value("millpond_requests_total", route="/v1/embeddings", model="", status="401") == 1
-
-
-async def test_a_prefix_of_a_proxy_is_no_part_of_a_route(models: ServedModels):
-    app = create_app(models, ServerConfig(root_path="/pond"))
-    async with client_of(app) as client:
-        await client.get("/pond/health")
-        await client.get("/pond/docs")
-        samples = await scrape(client)
-    assert samples.labels("millpond_requests_total", "route") == {"/health", "/docs"}
-
-
-async def test_two_applications_count_apart(models: ServedModels):
-    async with client_of(create_app(models)) as one, client_of(create_app(models)) as other:
-        await embed(one)
-        assert (await scrape(one)).value("millpond_requests_total", route="/v1/embeddings") == 1
-        assert (await scrape(other)).value("millpond_requests_total", route="/v1/embeddings") == 0
-
-
-async def test_who_asks_for_openmetrics_gets_it(client: httpx.AsyncClient):
-    response = await client.get("/metrics", headers={"Accept": "application/openmetrics-text; version=1.0.0"})
-    assert response.headers["content-type"].startswith("application/openmetrics-text")
-    assert "millpond_requests_in_flight" in {family.name for family in parse_openmetrics(response.text)}
 
 
 async def test_names_are_as_prometheus_asks(client: httpx.AsyncClient):
@@ -367,10 +309,6 @@ async def test_the_page_needs_the_key_and_prometheus_does_not(models: ServedMode
     async with client_of(app) as client:
         assert (await client.get(path)).status_code == status
         assert (await client.get(path, headers={"Authorization": "Bearer secret"})).status_code == 200
-
-
-async def test_what_the_scrape_tells_holds_no_folder(client: httpx.AsyncClient, embedder: Path):
-    assert str(embedder.parent) not in (await client.get("/metrics")).text
 
 
 def test_a_closed_application_watches_no_engine(models: ServedModels):

@@ -41,14 +41,14 @@ _PREFIXES = (
 def env(
     model: Annotated[
         str | None,
-        typer.Argument(help="With --check: hub id or local folder of a model to compare.", metavar="[MODEL]"),
+        typer.Argument(help="With --check: hub id or local folder of a model; compare its kernels.", metavar="[MODEL]"),
     ] = None,
     *,
     check: Annotated[
         bool,
         typer.Option(
             "--check",
-            help="Compare what the kernels compute with float32, on random numbers, or with MODEL on its weights, and "
+            help="Compare what the kernels (with MODEL: those that it may use) compute with float32 on random numbers; "
             "print a table. Exit code 1 if one is wrong.",
         ),
     ] = False,

@@ -23,7 +23,7 @@ class Comparison:
 
     A batch's matrices are compared and forgotten: a query is kept until its last document was compared, and a document
     is kept only if its query is still to come. So a thousand documents of one query never are in memory together.
-    The slots of either side are those of its :class:`~millpond.engine.schedule.call.Call`: its distinct texts.
+    The slots of either side are the slots of its :class:`~millpond.engine.schedule.call.Call`: its distinct texts.
     """
 
     def __init__(self, pairs: Sequence[Pair], *, width: int, normalize: bool, mean: bool) -> None:
@@ -54,7 +54,7 @@ class Comparison:
         self._lock = threading.Lock()
 
     def take(self, role: Role, slots: Sequence[int], matrices: Sequence[Matrix]) -> None:
-        """Compare matrices of one side, ``[tokens, width or more]`` by slot, with those of the other that are here.
+        """Compare matrices of one side, ``[tokens, width or more]`` by slot, with the other side's that are here.
 
         Runs in the thread that ran the batch.
         """

@@ -25,53 +25,68 @@ def combine(
             ``assemble``.
         timer: The timer that the parts share.
     """
-    whole: CallFuture[Any] = CallFuture()
-    lock = threading.Lock()
-    missing = len(parts)
+    gathering = _Gathering(parts, assemble, threads, timer)
+    gathering.whole.add_done_callback(gathering.whole_done)
+    for part in parts:
+        part.add_done_callback(gathering.part_done)
+    return gathering.whole
 
-    def part_done(part: Future[Any]) -> None:
-        nonlocal missing
+
+class _Gathering:
+    """The future of a whole, and what its parts' ends do to it."""
+
+    def __init__(
+        self,
+        parts: Sequence[Future[Any]],
+        assemble: Callable[[list[Any]], Any],
+        threads: Executor | None,
+        timer: CallTimer,
+    ) -> None:
+        self.whole: CallFuture[Any] = CallFuture()
+        self._parts = parts
+        self._assemble = assemble
+        self._threads = threads
+        self._timer = timer
+        self._lock = threading.Lock()
+        self._missing = len(parts)
+
+    def part_done(self, part: Future[Any]) -> None:
         if part.cancelled() or part.exception() is not None:
-            return give_up(part)
-        with lock:
-            missing -= 1
-            last = missing == 0
+            return self._give_up(part)
+        with self._lock:
+            self._missing -= 1
+            last = self._missing == 0
         if not last:
             return
-        if threads is None:
-            return finish()
+        if self._threads is None:
+            return self._finish()
         try:
-            threads.submit(finish)
+            self._threads.submit(self._finish)
         except RuntimeError:  # the engine was closed, and waits for nothing else
-            finish()
+            self._finish()
 
-    def finish() -> None:
-        try:
-            result = assemble([part.result() for part in parts])
-        except Exception as error:  # no other code would report it to the caller
-            _settle(whole, error=error)
-        else:
-            whole.timings = timer.read()
-            _settle(whole, result=result)
-
-    def give_up(part: Future[Any]) -> None:
-        if part.cancelled():
-            whole.cancel()
-        else:
-            _settle(whole, error=part.exception())
-        for other in parts:
-            other.cancel()
-
-    def whole_done(_: Future[Any]) -> None:
-        if whole.cancelled():
-            whole.set_running_or_notify_cancel()  # wakes threads that wait for several futures
-            for part in parts:
+    def whole_done(self, _: Future[Any]) -> None:
+        if self.whole.cancelled():
+            self.whole.set_running_or_notify_cancel()  # wakes threads that wait for several futures
+            for part in self._parts:
                 part.cancel()
 
-    whole.add_done_callback(whole_done)
-    for part in parts:
-        part.add_done_callback(part_done)
-    return whole
+    def _finish(self) -> None:
+        try:
+            result = self._assemble([part.result() for part in self._parts])
+        except Exception as error:  # no other code would report it to the caller
+            _settle(self.whole, error=error)
+        else:
+            self.whole.timings = self._timer.read()
+            _settle(self.whole, result=result)
+
+    def _give_up(self, part: Future[Any]) -> None:
+        if part.cancelled():
+            self.whole.cancel()
+        else:
+            _settle(self.whole, error=part.exception())
+        for other in self._parts:
+            other.cancel()
 
 
 def _settle(future: Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:

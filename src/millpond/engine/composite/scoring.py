@@ -17,7 +17,7 @@ from millpond.outputs import EmbeddingOutput, ScoreOutput, Usage
 from millpond.params import PoolingParams
 from millpond.tasks import Role
 
-# Embeds texts, if the queue has room for this many more; the timer is that of the whole score.
+# Embeds texts, if the queue has room for this many more; the timer measures the whole score.
 Embed = Callable[[Sequence[str], Role, int, CallTimer], Future[Any]]
 Slots = npt.NDArray[np.int64]  # [pairs] index of each pair's query among the queries; equal for equal queries
 Scores = npt.NDArray[np.float32]  # [pairs]
@@ -54,7 +54,7 @@ def apart(
 ) -> CallFuture[ScoreOutput]:
     """Score ``pairs`` by two calls, one over the queries and one over the documents.
 
-    Both calls are as long as ``pairs``, so that the index in an error is that of a pair; but one query for all
+    Both calls are as long as ``pairs``, so that an index in an error names a pair; but one query for all
     documents is one text, and counts once. ``threads`` run ``score``; ``None``: the thread that ends the later call.
     """
     queries = [pair.query for pair in pairs]

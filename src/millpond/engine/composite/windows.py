@@ -65,7 +65,7 @@ def in_windows(
         for call in calls:
             call.cancel()
         raise
-    return combine(calls, lambda outputs: _averaged(*outputs, counts_of, plan), threads, timer)
+    return combine(calls, lambda outputs: _averaged(outputs[0], outputs[1], counts_of, plan), threads, timer)
 
 
 def _averaged(

@@ -148,7 +148,7 @@ class Runner:
     def _read_states(
         self, batch: DeviceBatch, hidden: torch.Tensor, readouts: set[Readout], kind: str | None
     ) -> ReadRows:
-        """The rows of each readout, from all hidden states, or from those of one ``kind`` of row for each text."""
+        """The rows of each readout, from all hidden states, or from one ``kind`` of row for each text."""
         if kind is None:
             reading = self.reading(batch, hidden)
         else:

@@ -1,4 +1,4 @@
-"""Threads: the number of CPU threads that a batch runs on, torch's or those of the native encoder."""
+"""Threads: the number of CPU threads that a batch runs on, in torch or in the native encoder."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _FLOPS_PER_THREAD = 4e9
 # no more of them than cores, as in a program that computes on several threads in its main thread only; reading the
 # weights from memory is then what threads share, and even the shortest text gains a third.
 _FLOPS_PER_AWAKE_THREAD = 1e8
-# The same for the native encoder, whose threads take pieces of a step and wait for nobody who has not begun: one text
+# The same for the native encoder, whose threads steal work and never wait for a thread that has not started: one text
 # of 10 tokens, 2e8 operations, takes 1.15 ms on one thread of a Zen 4 and 0.62 on two.
 _FLOPS_PER_NATIVE_THREAD = 1e8
 

@@ -52,7 +52,7 @@ class Worker:
         device: str | None = None,
         lost_devices: LostDevices | None = None,
     ) -> None:
-        """``device``: its name in errors; ``lost_devices``: those of the engine."""
+        """``device``: its name in errors; ``lost_devices``: the engine's."""
         self._scheduler = scheduler
         self._runner = runner
         self._slots = slots or DeviceWorkerSlot()

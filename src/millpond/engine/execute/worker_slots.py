@@ -72,7 +72,7 @@ class CpuWorkerSlots:
         self._cores.release()
 
     def free(self) -> int:
-        """Number of free cores, at most that of the other slots."""
+        """Number of free cores, at most as many as there are other slots."""
         return min(self._cores.free, self.count - 1)
 
     @contextmanager
@@ -113,7 +113,7 @@ class DeviceWorkerSlot:
         """Do nothing."""
 
     def free(self) -> int:
-        """There is no other slot: 0."""
+        """0: a device has one slot."""
         return 0
 
     @contextmanager

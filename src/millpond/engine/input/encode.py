@@ -73,7 +73,7 @@ class InputEncoder:
             ) from None
 
     def _encode_kinds(self, items: Sequence[Item], plan: Plan, index_of: IndexOf) -> list[Tokenized]:
-        """Tokenize items of any kind, those of one kind together."""
+        """Tokenize items of any kind; items of one kind are tokenized together."""
         if set(map(type, items)) == {str}:
             return _mark_kept(self._texts(items, plan, index_of), plan)
         encoded: dict[int, Tokenized] = {}

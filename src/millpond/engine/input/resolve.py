@@ -56,7 +56,7 @@ def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
     """``task``, if the checkpoint serves it.
 
     Raises:
-        InvalidRequestError: There is no such task, or ``params`` names another one.
+        InvalidRequestError: The task is unknown, or ``params`` names another one.
         UnsupportedTaskError: The checkpoint does not serve it.
     """
     spec = loaded.spec
@@ -76,7 +76,7 @@ def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
 
 
 def check_params_task(task: Any, params: PoolingParams) -> None:
-    """Raises InvalidRequestError if ``params`` names another task than that of the call."""
+    """Raises InvalidRequestError if ``params`` names another task than the call."""
     if params.task is not None and params.task != task:
         raise InvalidRequestError(f"params.task={params.task!r} contradicts the task {task!r} of this call")
 
@@ -103,7 +103,7 @@ def check_method(method: ScoreMethod, loaded: LoadedModel, *, ranking: bool = Fa
         ranking: Whether the scores are for ``rerank``.
 
     Raises:
-        InvalidRequestError: There is no such method.
+        InvalidRequestError: The method is unknown.
         UnsupportedTaskError: The checkpoint does not have the vectors that the method compares.
     """
     if method == "auto":
@@ -240,7 +240,7 @@ def _step_tag(task: Task, params: PoolingParams, loaded: LoadedModel) -> int | N
         return loaded.spec.step_tag_id if task == "reward" else None
     if params.step_tag_id >= loaded.vocabulary:
         raise InvalidRequestError(
-            f"step_tag_id={params.step_tag_id} is no token; this model's ids run from 0 to {loaded.vocabulary - 1}"
+            f"step_tag_id={params.step_tag_id} is not a token; this model's ids run from 0 to {loaded.vocabulary - 1}"
         )
     if not loaded.readouts[task].per_token and params.returned_token_ids is None:
         raise InvalidRequestError(
@@ -255,7 +255,7 @@ def _adapter(params: PoolingParams, spec: ModelSpec) -> int:
     if params.adapter is not None:
         if params.adapter not in spec.adapters:
             known = ", ".join(spec.adapters) or "none"
-            raise InvalidRequestError(f"adapter={params.adapter!r} is none of {spec.name}; it has {known}")
+            raise InvalidRequestError(f"adapter={params.adapter!r} is unknown to {spec.name}; it has {known}")
         return spec.adapters.index(params.adapter)
     name = _ROLE_ADAPTERS[params.role]
     return spec.adapters.index(name) if name in spec.adapters else -1
@@ -284,7 +284,9 @@ def _prompt(params: PoolingParams, spec: ModelSpec, task: Task) -> str:
     if params.prompt_name is not None:
         if params.prompt_name not in spec.prompts:
             known = ", ".join(sorted(spec.prompts)) or "none"
-            raise InvalidRequestError(f"prompt_name={params.prompt_name!r} is no prompt of {spec.name}; it has {known}")
+            raise InvalidRequestError(
+                f"prompt_name={params.prompt_name!r} is not a prompt of {spec.name}; it has {known}"
+            )
         return spec.prompts[params.prompt_name]
     if params.role is not None:
         # A role without a prompt gets none: the default prompt may be for the other role.

@@ -120,8 +120,8 @@ def check_unicode(text: str, what: str) -> None:
         text.encode()
     except UnicodeEncodeError as error:
         raise InvalidRequestError(
-            f"{what} holds a lone surrogate (U+{ord(text[error.start]):04X} at {error.start}), which is no character; "
-            'replace it, for example with text.encode("utf-8", "replace").decode()'
+            f"{what} holds a lone surrogate (U+{ord(text[error.start]):04X} at {error.start}), which is not a "
+            'character; replace it, for example with text.encode("utf-8", "replace").decode()'
         ) from error
 
 
@@ -130,7 +130,7 @@ def with_spans(texts: Any, spans: Any) -> list[SpannedText]:
 
     Raises:
         TypeError: ``texts`` is a bare str.
-        InvalidRequestError: The number of span lists is not that of the texts, or a span lies outside its text.
+        InvalidRequestError: There are more or fewer span lists than texts, or a span lies outside its text.
     """
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise TypeError(f"token_embed takes a list of texts, not a {type(texts).__name__}; write token_embed([text])")

@@ -11,11 +11,11 @@ import numpy.typing as npt
 
 from millpond.inputs import Item, size_of
 
-# The next chunk of a call is tokenized while fewer of its texts wait than this, or fewer tokens than those of this
-# many batches: a fast device runs a batch in a few milliseconds, and must not wait for the tokenizer then.
+# The next chunk of a call is tokenized while fewer of its texts wait than this, or fewer tokens than this
+# many batches have: a fast device runs a batch in a few milliseconds, and must not wait for the tokenizer then.
 _LEAST_TEXTS = 512
 _LEAST_BATCHES = 3
-# A chunk has the tokens of this many batches at least; the first one of a call has those of one, to start sooner.
+# A chunk has the tokens of this many batches at least; the first one of a call has the tokens of one, to start sooner.
 _CHUNK_BATCHES = 2
 # It also has this many texts, since more sort better by length, but of long texts not more than have this many tokens.
 CHUNK_TEXTS = 1024
@@ -30,7 +30,7 @@ class TokenizeChunk:
     """Slots of a call to be tokenized together.
 
     Attributes:
-        slots: The slots, that of the longest item last.
+        slots: The slots; the longest item comes last.
         tokens: The estimated tokens of their items.
         per_character: The tokens of a character that the estimate counts on.
     """
@@ -41,7 +41,7 @@ class TokenizeChunk:
 
 
 class Backlog:
-    """Hands out slots of a call in chunks, those of the longest items first; thread-safe.
+    """Hands out slots of a call in chunks, the longest items first; thread-safe.
 
     Longest first, so that the last batches are the cheap ones. Characters stand in for tokens: chunks are nearly
     sorted, and how many tokens a character has is learnt from the chunks before.
@@ -104,7 +104,7 @@ class Backlog:
             self._in_flight -= 1
             self._texts_in_flight -= len(chunk.slots)
             self._per_text = tokens / len(chunk.slots)
-            # Of its own estimate: chunks that were in flight at once all say the same of the one before.
+            # Scale this chunk's own estimate; chunks started together share the previous one.
             self._per_character = chunk.per_character * tokens / chunk.tokens
 
     def _has_enough(self, waiting: int) -> bool:

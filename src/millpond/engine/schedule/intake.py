@@ -89,7 +89,7 @@ class Intake:
             self._threads.submit(self._begin, call, caches)
 
     def prepare(self, calls: Sequence[Call]) -> None:
-        """Tokenize deferred calls, those of one plan together, and queue them."""
+        """Tokenize deferred calls, each plan's together, and queue them."""
         groups: dict[int, list[Call]] = {}
         for call in calls:
             if not call.done:

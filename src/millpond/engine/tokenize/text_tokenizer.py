@@ -211,7 +211,7 @@ class TextTokenizer:
                 (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
         except (TypeError, UnicodeError) as error:
             raise InvalidRequestError(
-                f"the conversation at index {index} holds a lone surrogate, which is no character; replace it"
+                f"the conversation at index {index} holds a lone surrogate, which is not a character; replace it"
             ) from error
         ids: list[int] = encoding.ids
         return ids

@@ -17,7 +17,7 @@ class TokenAlignment:
 
     Attributes:
         offsets: int32 ``[tokens, 2]`` character spans in the caller's text, half open.
-        special: bool ``[tokens]`` tokens that stand for none of the text: special tokens, and those of a prompt.
+        special: bool ``[tokens]`` tokens that do not stand for text: special tokens, and a prompt's.
         words: int32 ``[tokens]`` number of the word that each token belongs to; -1 for none.
     """
 

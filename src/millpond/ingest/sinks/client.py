@@ -1,29 +1,57 @@
-"""CollectionClient: one collection of a database, as sinks and late-interaction indexes reach it."""
+"""Connection: one collection of a database, as sinks and late-interaction indexes reach it."""
 
 from __future__ import annotations
 
 import os
 import re
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
-from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
 from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkUnavailableError
 from millpond.ingest.sinks.location import is_address
 
+Answer = TypeVar("Answer")
 
-class CollectionClient(ABC):
-    """A collection's name, its database's location, closing, and the errors of requests.
+REQUEST_THREAD = "millpond-request"
+"""The name of the threads in which :func:`within` makes calls."""
 
-    A subclass names the database, its limits and its client, and implements ``_exists``, ``_read_manifest`` and
-    ``_describe_error``; it may also override ``_classify``, ``_retry_after`` and ``_release``.
+
+class DeadlineError(Exception):
+    """A call took longer than it may."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """What an error of a client means.
+
+    Attributes:
+        words: The end of "Database at location ...".
+        kind: What it becomes.
+        retry_after: Seconds that the database asks to wait, if it says so.
+    """
+
+    words: str
+    kind: type[SinkError] = SinkError
+    retry_after: float | None = None
+
+
+class Connection(ABC):
+    """A collection's name, its database's location, its client, and the errors of requests.
+
+    A subclass names the database and its limits, sets :attr:`client`, and implements :meth:`exists` and
+    :meth:`read_manifest`. It may also override :meth:`fault`, :meth:`release`, :meth:`hang_up` and :meth:`creating`.
 
     Args:
         location: Where the database is; not read if the caller passed a client.
         collection: Name of the collection.
-        owned: Whether this object opens the client, so that :meth:`close` closes it; ``False`` if the caller passed it.
+        client: The caller's client, which :meth:`close` leaves open; ``None`` if this object opens one.
+        kind: What reaches the collection, as error messages name it.
+        timeout: Seconds that a request may take, whatever the server does; ``None`` for no limit.
 
     Raises:
         InvalidRequestError: A name or location that is not valid.
@@ -31,98 +59,133 @@ class CollectionClient(ABC):
 
     database: ClassVar[str]  # as error messages name it
     row: ClassVar[str] = "row"  # the database's word for a row
-    kind: ClassVar[str] = "sink"  # what this object is
-    name_pattern: ClassVar[re.Pattern[str]]
-    name_rule: ClassVar[str]  # the pattern in words, after "use"
-    max_rows: ClassVar[int]  # of one request
-    max_bytes: ClassVar[int]  # of one request
-    float_bytes: ClassVar[int]  # bytes of one float in a request
+    name_pattern: ClassVar[re.Pattern[str]] = re.compile(r"\S+")
+    name_rule: ClassVar[str] = "a name without spaces"  # the pattern in words, after "use"
+    max_rows: int = 1000  # of one request
+    max_bytes: ClassVar[int] = 16 << 20  # of one request
+    float_bytes: ClassVar[int] = 4  # bytes of one float in a request
 
-    _client: Any  # set by the subclass
+    client: Any
+    """The database's own client."""
 
-    def __init__(self, location: str | os.PathLike[str] | None, collection: str, *, owned: bool = True) -> None:
-        if not isinstance(collection, str) or not self.name_pattern.fullmatch(collection):
-            raise InvalidRequestError(f"collection={collection!r} is no name for {self.database}; use {self.name_rule}")
-        self._collection = collection
-        self._owned = owned
-        self._where = self._check_location(location) if owned else "the client passed in"
-        self._closed = False
+    def __init__(
+        self,
+        location: str | os.PathLike[str] | None,
+        collection: str,
+        *,
+        client: Any = None,
+        kind: str = "sink",
+        timeout: float | None = None,
+    ) -> None:
+        self.check_name("collection", collection)
+        self.collection = collection
+        self.kind = kind
+        self.owned = client is None
+        self.where = self._checked(location) if self.owned else "the client passed in"
+        self.timeout = timeout
+        self.client = client
+        self.closed = False
 
-    @property
-    def collection(self) -> str:
-        """The collection's name."""
-        return self._collection
+    @classmethod
+    def check_name(cls, argument: str, name: object) -> None:
+        """Raise InvalidRequestError for a name that no collection of the database can have."""
+        if not isinstance(name, str) or not cls.name_pattern.fullmatch(name):
+            raise InvalidRequestError(f"{argument}={name!r} is no name for {cls.database}; use {cls.name_rule}")
 
     @property
     def target(self) -> str:
         """The database and the collection, as a journal names them: the same from any folder and in any process."""
-        remote = "://" in self._where or not self._owned or self._where.startswith(":")
-        return f"{self.database} {self._where if remote else os.path.realpath(self._where)} {self._collection}"
+        remote = "://" in self.where or not self.owned or self.where.startswith(":")
+        return f"{self.database} {self.where if remote else os.path.realpath(self.where)} {self.collection}"
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the database runs inside this process."""
+        return False
 
     def close(self) -> None:
         """Close the client, unless it was passed in; from then on requests raise SinkError."""
-        if self._owned and not self._closed:
-            self._closed = True
-            self._release()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
+        if self.owned and not self.closed:
+            self.closed = True
+            self.release()
 
     # ------------------------------------------------------------------------------- implemented by each database
 
     @abstractmethod
-    def _exists(self) -> bool:
+    def exists(self) -> bool:
         """Whether the collection exists."""
 
     @abstractmethod
-    def _read_manifest(self) -> object:
+    def read_manifest(self) -> object:
         """The manifest's JSON as stored, not validated; ``None`` if the collection has none."""
 
-    @abstractmethod
-    def _describe_error(self, error: Exception, request: str) -> str | None:
-        """An error of the client as the end of "Database at location ..."; ``None`` for one that is not expected."""
-
-    def _classify(self, error: Exception) -> type[SinkError]:
-        """What kind of :class:`~millpond.errors.SinkError` an error of the client becomes: by default none to retry."""
-        return SinkError
-
-    def _retry_after(self, error: Exception) -> float | None:
-        """Seconds that the database asks to wait, if an error of the client says so."""
+    def fault(self, error: Exception, request: str) -> Fault | None:
+        """What an error of the client means; ``None`` for one that no client raises on purpose."""
         return None
 
-    def _release(self) -> None:
+    def release(self) -> None:
         """Close the client that this object opened; by default nobody shares it."""
-        self._client.close()
+        self.client.close()
+
+    def hang_up(self) -> None:
+        """End what a request waits for, whose time is over."""
+        return
+
+    def creating(self) -> AbstractContextManager[object]:
+        """Held while a collection is created or made ready."""
+        return nullcontext()
 
     # ----------------------------------------------------------------------------------------------------------
 
-    @contextmanager
-    def _request(self, request: str) -> Iterator[None]:
-        """Turn an error of the client into a SinkError that names the database, its location and the request."""
-        if self._closed:
+    def request(self, words: str, call: Callable[[], Answer], *, limited: bool = True) -> Answer:
+        """The result of a call of the client, whose error becomes a SinkError that names database and request.
+
+        Args:
+            words: The request, as "an upsert of 3 rows".
+            call: Makes it.
+            limited: Whether it has to be done within the timeout.
+
+        Raises:
+            SinkError: The connection is closed, the call fails, or its time is over.
+        """
+        if self.closed:
             raise SinkError(
-                f"{self.database} at {self._where} refused {request}: this {self.kind} is closed; open another one"
+                f"{self.database} at {self.where} refused {words}: this {self.kind} is closed; open another one"
             )
+        seconds = self.timeout if limited else None
         try:
-            yield
+            return call() if seconds is None else within(seconds, call, self.hang_up)
         except MillpondError:
             raise
+        except DeadlineError as error:
+            late = f"did not answer {words} within {seconds:g} s; pass a larger timeout if the server is only slow"
+            raise SinkUnavailableError(f"{self.database} at {self.where} {late}") from error
         except Exception as error:
-            description = self._describe_error(error, request)
-            if description is None:  # a client asserts what its server never answers, or reads keys that are not there
-                description = f"answered {request} with something that its client cannot read ({error!r})"
-            message = f"{self.database} at {self._where} {description}"
-            kind = self._classify(error)
-            if issubclass(kind, SinkUnavailableError):
-                raise kind(message, retry_after=self._retry_after(error)) from error
-            raise kind(message) from error
+            fault = self.fault(error, words)
+            if fault is None:  # a client asserts what its server never answers, or reads keys that are not there
+                fault = Fault(words=f"answered {words} with something that its client cannot read ({error!r})")
+            message = f"{self.database} at {self.where} {fault.words}"
+            if issubclass(fault.kind, SinkUnavailableError):
+                raise fault.kind(message, retry_after=fault.retry_after) from error
+            raise fault.kind(message) from error
 
-    def _check_location(self, location: object) -> str:
+    def found(self) -> bool:
+        """Whether the collection exists, as a request."""
+        return self.request("a look for the collection", self.exists)
+
+    def stored_manifest(self) -> object:
+        """What :meth:`read_manifest` returns, as a request."""
+        return self.request("a look at the collection", self.read_manifest)
+
+    def create(self, create: Callable[[], None]) -> None:
+        """Create the collection, unless another process was faster: whoever calls checks what is there."""
+        try:
+            self.request("creating the collection", create)
+        except SinkError:
+            if not self.found():
+                raise
+
+    def _checked(self, location: object) -> str:
         path = os.fspath(location) if isinstance(location, str | os.PathLike) else None
         if not isinstance(path, str):
             raise InvalidRequestError(
@@ -132,6 +195,40 @@ class CollectionClient(ABC):
         # A path object says itself that it is no address, and drops the "./" that says so in a str.
         return path if isinstance(location, str) or not is_address(path) else os.path.join(os.curdir, path)
 
-    def _found(self) -> bool:
-        with self._request("a look for the collection"):
-            return self._exists()
+
+def check_timeout(timeout: object) -> float:
+    """The seconds of a sink's option ``timeout``; raises InvalidRequestError for anything else."""
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not 0 < timeout <= threading.TIMEOUT_MAX:
+        raise InvalidRequestError(f"timeout={timeout!r} must be a number of seconds above 0")
+    return float(timeout)
+
+
+def within(seconds: float, call: Callable[[], Answer], hang_up: Callable[[], object] = lambda: None) -> Answer:
+    """The result of a call, whatever its server does: also if it sends a byte now and then.
+
+    The call runs in a thread of its own, which is left behind when the time is over.
+
+    Args:
+        seconds: Its time.
+        call: What to do.
+        hang_up: Called when the time is over, to end what the thread waits for.
+
+    Raises:
+        DeadlineError: The time is over.
+    """
+    answer: Future[Answer] = Future()
+
+    def work() -> None:
+        try:
+            answer.set_result(call())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=work, name=REQUEST_THREAD, daemon=True).start()
+    try:
+        return answer.result(seconds)
+    except TimeoutError:
+        if answer.done():  # the call's own error
+            raise
+        hang_up()
+        raise DeadlineError(f"not done after {seconds:g} s") from None

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import os
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, TypeVar
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
-from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkRejectedError, UnsupportedTaskError
+from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkRejectedError
 from millpond.ingest.arguments import check_engine
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch, record_bytes, slices
-from millpond.ingest.sinks.client import CollectionClient
-from millpond.ingest.sinks.manifest import CollectionManifest
-from millpond.ingest.sinks.payload import FieldLayout, check_fields
+from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
+from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
+from millpond.ingest.sinks.payload import check_fields
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
-from millpond.ingest.sinks.search import Hit, SearchPlan, plan_search
+from millpond.ingest.sinks.search import Hit, plan_search
 from millpond.spec import ModelSpec
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
 
-NativeFilter = TypeVar("NativeFilter")
+Answer = TypeVar("Answer")
 
 # Bytes of one sparse entry in a request, at the most: the token id and the weight, in JSON.
 _SPARSE_BYTES = 32
@@ -30,52 +30,57 @@ _SPARSE_BYTES = 32
 _CHUNKS = 64
 
 
-class CollectionSink(CollectionClient, Generic[NativeFilter]):
+class CollectionSink(Generic[NativeFilter]):
     """One collection of a database: ingest writes to it, and it can be searched.
 
-    A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
-    ``_read_manifest``, ``_upsert``, ``_query``, ``_delete``, ``_count``, ``_fetch`` and ``_scan``, with ``_to_native``
-    for filters and ``_describe_error`` and ``_classify`` for the client's errors. It may also override ``_encode``,
-    ``_decode``, ``_has_condition``, ``_prepare``, ``_load``, ``_flush``, ``_row_ids``, ``_release`` and ``check``.
-
     Args:
-        location: Where the database is; not read if the caller passed a client.
-        collection: Name of the collection.
+        driver: The database's requests.
         dimensions: The widths to store and search; ``None`` stores the width that ``embed`` returns, and searches
             every width that the collection has.
-        fields: The layout of the stored fields.
-        owned: Whether this object opens the client, so that :meth:`close` closes it; ``False`` if the caller passed it.
+        fields: The layout of the stored fields: ``plain``, ``langchain`` or ``llama_index``.
         hybrid: Store sparse vectors beside the dense ones, for searches that fuse both.
 
     Raises:
-        InvalidRequestError: A name, location, width or field layout that is not valid.
+        InvalidRequestError: A width or field layout that is not valid, or sparse vectors that the database lacks.
     """
-
-    max_results: ClassVar[int | None] = None  # of one search
-    hybrids: ClassVar[bool] = False  # whether the database's sink stores sparse vectors
 
     def __init__(
         self,
-        location: str | os.PathLike[str] | None,
-        collection: str,
+        driver: CollectionDriver[NativeFilter],
         *,
-        dimensions: Sequence[int] | None,
-        fields: str,
-        owned: bool = True,
+        dimensions: Sequence[int] | None = None,
+        fields: str = "plain",
         hybrid: bool = False,
     ) -> None:
-        super().__init__(location, collection, owned=owned)
+        self._driver = driver
+        self._connection = driver.connection
         if hybrid not in (False, True):
-            raise InvalidRequestError(f"hybrid={hybrid!r} must be True or False for {self.database}")
-        if hybrid and not self.hybrids:
+            raise InvalidRequestError(f"hybrid={hybrid!r} must be True or False for {self._connection.database}")
+        if hybrid and not driver.hybrids:
             raise InvalidRequestError(
-                f"hybrid=True: this sink of {self.database} stores no sparse vectors; leave it out"
+                f"hybrid=True: this sink of {self._connection.database} stores no sparse vectors; leave it out"
             )
         self._hybrid = bool(hybrid)
         self._failed_write: str | None = None  # of an embedded database, whose later writes would be lost
         self._dimensions = check_widths(dimensions)
         self._fields = check_fields(fields)
         self._manifest: CollectionManifest | None = None
+        self._read = 0.0  # when the manifest was, on the clock's seconds
+
+    @property
+    def client(self) -> Any:
+        """The database's own client."""
+        return self._connection.client
+
+    @property
+    def collection(self) -> str:
+        """The collection's name."""
+        return self._connection.collection
+
+    @property
+    def target(self) -> str:
+        """The database and the collection, as a journal names them: the same from any folder and in any process."""
+        return self._connection.target
 
     @property
     def dimensions(self) -> tuple[int, ...] | None:
@@ -93,7 +98,7 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
 
         The log of such a database may end in a torn record, behind which later writes are lost at the next start.
         """
-        return False
+        return self._connection.embedded
 
     @property
     def manifest(self) -> CollectionManifest | None:
@@ -103,10 +108,13 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
     @property
     def fusible(self) -> bool:
         """Whether the opened collection can be searched with ``hybrid=True``."""
-        return self._manifest is not None and self._manifest.sparse is not None
+        return self._manifest is not None and (self._manifest.sparse is not None or self._driver.ranks_texts())
 
     def open(self) -> CollectionManifest:
         """Open a collection that exists, to read it; :meth:`prepare` also creates one.
+
+        Returns:
+            Its manifest.
 
         Raises:
             InvalidRequestError: No such collection.
@@ -129,60 +137,42 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             InvalidRequestError: It has other widths or another field layout, or the model does not have these widths.
             SinkError: The database does not answer, or refuses.
         """
-        sparse = self._sparse_spec(spec, sparse)
+        chosen = sparse_spec(spec, sparse) if self._hybrid else None
         own = CollectionManifest.of(
-            spec, dimensions=self._dimensions, fields=self._fields, sparse=sparse, chunked=chunked
+            spec, dimensions=self._dimensions, fields=self._fields, sparse=chosen, chunked=chunked
         )
-        if not self._found():
-            try:
-                with self._request("creating the collection"):
-                    self._create(own)
-            except SinkError:
-                if not self._found():  # else another process was faster, and its collection is checked next
-                    raise
-        stored = self._stored_manifest()
-        stored.check_write(own, spec, collection=self._collection, sparse=sparse)
-        self._prepare(stored)
-        self._load()
+        with self._connection.creating():
+            if not self._connection.found():
+                self._connection.create(lambda: self._driver.create(own))
+            stored = self._stored_manifest()
+            stored.check_write(own, spec, collection=self.collection, sparse=chosen)
+            self._driver.prepare(stored)
+            self._driver.load()
         self._manifest = stored
 
     def check(self, record: Record) -> None:
-        """Raise InvalidRequestError for a record that no request could carry."""
-        if (size := record_bytes(record)) > self.max_bytes:
-            raise InvalidRequestError(f"{size} bytes of text and metadata; a {self.row} takes at most {self.max_bytes}")
+        """Raise InvalidRequestError for a record that no request could carry, or that the database cannot store."""
+        self._driver.check(record, self._dimensions or () if self._manifest is None else self._manifest.dimensions)
 
     def write(self, batch: WriteBatch) -> None:
         """Upsert the rows, in requests that the database accepts, and wait until it has acknowledged them.
+
+        Args:
+            batch: Rows of the collection's widths, with sparse vectors if the sink is hybrid.
 
         Raises:
             InvalidRequestError: The collection is not prepared, or has other widths.
             SinkError: The database does not answer, or refuses, or runs in this process and failed in an earlier write.
         """
-        if self._manifest is None:
-            raise InvalidRequestError(f"collection {self._collection!r} is not prepared; call prepare(spec) first")
-        if self._failed_write is not None:
-            raise SinkError(
-                f"{self.database} at {self._where} takes no more writes from this {self.kind}, since one failed "
-                f"({self._failed_write}) and what follows might be lost; close it, open it again and verify"
-            )
-        if tuple(sorted(batch.vectors)) != self._manifest.dimensions:
-            raise InvalidRequestError(
-                f"the batch holds the widths {sorted(batch.vectors)}, the collection {list(self._manifest.dimensions)}"
-            )
-        if (batch.sparse is not None) != self._hybrid:
-            wanted = "with sparse vectors" if self._hybrid else "without sparse vectors"
-            raise InvalidRequestError(f"the {self.kind} of collection {self._collection!r} takes batches {wanted}")
-        vector_bytes = self.float_bytes * sum(batch.vectors)
+        self._check_batch(batch)
+        vector_bytes = self._connection.float_bytes * sum(batch.vectors)
         sizes = [vector_bytes + record_bytes(record) for record in batch.records]
         if batch.sparse is not None:
             sizes = [size + _SPARSE_BYTES * len(row) for size, row in zip(sizes, batch.sparse, strict=True)]
-        for rows in slices(sizes, max_rows=self.max_rows, max_bytes=self.max_bytes):
+        for rows in slices(sizes, max_rows=self._connection.max_rows, max_bytes=self._connection.max_bytes):
             part = batch.part(rows)
-            encoded = self._encode(part)
-            with self._changing(), self._request(f"an upsert of {len(part)} {self.row}s"):
-                self._upsert(encoded)
-        with self._changing():
-            self._flush()
+            self._change(f"an upsert of {len(part)} {self._connection.row}s", partial(self._driver.upsert, part))
+        self._settle()
 
     def delete(
         self, ids: Sequence[str] | None = None, *, filter: Mapping[str, object] | NativeFilter | None = None
@@ -203,20 +193,21 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
         if isinstance(ids, str):
             raise InvalidRequestError(f"ids={ids!r} is one str; pass a list of ids")
         manifest = self._opened()
-        if ids is None:
-            native = self._to_native(filter, manifest.fields)
-            if native is None or not self._has_condition(native):
-                raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
-            with self._changing(), self._request("a delete by filter"):
-                self._delete(native, manifest.fields)
-            with self._changing():
-                self._flush()
-        else:
+        if ids is not None:
             chunks = self.chunks_from(dict.fromkeys(ids, 1))
-            self.delete_rows([*chunks, *(row_id for each in ids for row_id in self._row_ids(each))])
+            self.delete_rows([*chunks, *(row_id for each in ids for row_id in self._driver.row_ids(each, manifest))])
+            return
+        native = self._driver.condition(filter, manifest)
+        if native is None or not self._driver.has_condition(native):
+            raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
+        self._change("a delete by filter", lambda: self._driver.delete(native, manifest))
+        self._settle()
 
     def delete_rows(self, row_ids: Sequence[Any]) -> None:
         """Delete rows by their own ids, and wait until the database has acknowledged it.
+
+        Args:
+            row_ids: Ids of rows; those that do not exist are ignored.
 
         Raises:
             InvalidRequestError: No such collection.
@@ -224,12 +215,10 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             SinkError: The database does not answer, or refuses.
         """
         manifest = self._opened()
-        for start in range(0, len(row_ids), self.max_rows):
-            part = row_ids[start : start + self.max_rows]
-            with self._changing(), self._request(f"a delete of {len(part)} {self.row}s"):
-                self._delete(part, manifest.fields)
-        with self._changing():
-            self._flush()
+        for part in self._parts(row_ids):
+            words = f"a delete of {len(part)} {self._connection.row}s"
+            self._change(words, partial(self._driver.delete, part, manifest))
+        self._settle()
 
     def fetch(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
         """Those of these rows that exist, with their vectors of some widths.
@@ -238,16 +227,19 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             row_ids: Ids of rows, as :func:`~millpond.ingest.point_id` makes them.
             widths: Which vectors to read.
 
+        Returns:
+            The rows by their ids.
+
         Raises:
             InvalidRequestError: No such collection.
             SinkError: The database does not answer, or refuses.
         """
         manifest = self._opened()
         rows: dict[str, StoredRow] = {}
-        for start in range(0, len(row_ids), self.max_rows):
-            part = row_ids[start : start + self.max_rows]
-            with self._request(f"a look at {len(part)} {self.row}s"):
-                rows.update(self._fetch(part, tuple(widths), manifest.fields))
+        for part in self._parts(row_ids):
+            words = f"a look at {len(part)} {self._connection.row}s"
+            found = self._connection.request(words, partial(self._driver.fetch, part, tuple(widths), manifest))
+            rows.update(found)
         return rows
 
     def chunks_from(self, first: Mapping[str, int]) -> list[str]:
@@ -258,6 +250,9 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
 
         Args:
             first: For each record's id, the number of the first chunk.
+
+        Returns:
+            Ids of rows that exist.
         """
         if not self._opened().chunked:
             return []
@@ -287,22 +282,16 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             InvalidRequestError: No such collection.
             SinkError: The database does not answer, or refuses.
         """
-        manifest = self._opened()
-        pages = self._scan(manifest.fields)
-        while True:
-            with self._request("a scan"):
-                page = next(pages, None)
-            if page is None:
-                return
+        pages = self._driver.scan(self._opened())
+        while (page := self._connection.request("a scan", lambda: next(pages, None))) is not None:
             yield from page
 
     def count(self) -> int:
         """How many rows the collection holds; 0 before it is created."""
-        if not self._found():
+        if not self._connection.found():
             return 0
-        self._load()
-        with self._request("a count"):
-            return self._count()
+        self._driver.load()
+        return self._connection.request("a count", self._driver.count)
 
     def search(
         self,
@@ -341,18 +330,21 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
                 collection's field layout.
         """
         check_engine(engine)
-        if self.max_results is not None:
-            for name, value in (("k", k), ("candidates", candidates)):
-                if isinstance(value, int) and value > self.max_results:
-                    raise InvalidRequestError(
-                        f"{name}={value} is more than {self.database} hands out ({self.max_results})"
-                    )
+        limit = self._driver.max_results
+        for name, value in (("k", k), ("candidates", candidates)):
+            if limit is not None and isinstance(value, int) and value > limit:
+                raise InvalidRequestError(
+                    f"{name}={value} is more than {self._connection.database} hands out ({limit})"
+                )
         manifest = self._opened()
-        manifest.check_model(engine.spec, collection=self._collection)
-        if hybrid:
-            sparse_engine = self._sparse_engine(manifest, engine if sparse_engine is None else sparse_engine)
-        widths = manifest.widths_to_search(self._dimensions, collection=self._collection)
-        native = self._to_native(filter, manifest.fields)
+        manifest.check_model(engine.spec, collection=self.collection)
+        sparse = None
+        if hybrid and not self._driver.ranks_texts():
+            sparse = engine if sparse_engine is None else sparse_engine
+            check_engine(sparse)
+            manifest.check_sparse(sparse.spec, collection=self.collection)
+        widths = manifest.widths_to_search(self._dimensions, collection=self.collection)
+        condition = self._driver.condition(filter, manifest)
         plan = plan_search(
             engine,
             question,
@@ -360,140 +352,82 @@ class CollectionSink(CollectionClient, Generic[NativeFilter]):
             k=k,
             coarse_to_fine=coarse_to_fine,
             candidates=candidates,
-            sparse_engine=sparse_engine if hybrid else None,
+            sparse_engine=sparse,
             hybrid=hybrid,
         )
-        with self._request("a search"):
-            rows = self._query(plan, native, manifest.fields)
-        return [self._decode(row, manifest.fields) for row in rows]
+        return list(self._connection.request("a search", lambda: self._driver.query(plan, condition, manifest)))
+
+    def close(self) -> None:
+        """Close the client, unless it was passed in; from then on requests raise SinkError."""
+        self._connection.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self._where!r}, {self._collection!r}, dimensions={self._dimensions}, "
+            f"{type(self).__name__}({self._connection.where!r}, {self.collection!r}, dimensions={self._dimensions}, "
             f"{self._fields!r})"
         )
 
-    # ------------------------------------------------------------------------------- implemented by each database
-
-    def _fetch(self, row_ids: Sequence[str], widths: Sequence[int], fields: FieldLayout) -> Mapping[str, StoredRow]:
-        """Those of these rows that exist, at most ``max_rows``, with their vectors of these widths."""
-        raise SinkError(f"this {self.kind} of {self.database} cannot read rows back")
-
-    def _scan(self, fields: FieldLayout) -> Iterator[Sequence[tuple[str, str]]]:
-        """Pages of row ids and record ids, over the whole collection."""
-        raise SinkError(f"this {self.kind} of {self.database} cannot list its rows")
-
-    @abstractmethod
-    def _create(self, manifest: CollectionManifest) -> None:
-        """Create the collection: cosine vectors ``vector_name(width)`` for each width, and the manifest as metadata."""
-
-    @abstractmethod
-    def _upsert(self, rows: Any) -> None:
-        """Store what :meth:`_encode` returned, replacing rows whose id exists, and wait for the acknowledgement."""
-
-    @abstractmethod
-    def _query(self, plan: SearchPlan, native: NativeFilter | None, fields: FieldLayout) -> Sequence[Any]:
-        """Run the stages of a search: ``plan.coarse``, unless it is ``None``, selects rows that ``plan.full`` ranks.
-
-        Returns:
-            The rows for :meth:`_decode`, best first.
-        """
-
-    @abstractmethod
-    def _delete(self, which: Sequence[str] | NativeFilter, fields: FieldLayout) -> None:
-        """Delete the rows with these database ids, or those that a filter matches."""
-
-    @abstractmethod
-    def _count(self) -> int:
-        """How many rows the collection holds, counting every acknowledged write."""
-
-    @abstractmethod
-    def _to_native(
-        self, filter: Mapping[str, object] | NativeFilter | None, fields: FieldLayout
-    ) -> NativeFilter | None:
-        """The database's own filter; ``None`` or an empty one for no condition. InvalidRequestError for other types."""
-
-    def _has_condition(self, native: NativeFilter) -> bool:
-        """Whether a filter has a condition; one without would match every row. By default, whether it is truthy."""
-        return bool(native)
-
-    def _encode(self, batch: WriteBatch) -> Any:
-        """The rows of one request as the client takes them; by default the batch itself."""
-        return batch
-
-    def _decode(self, row: Any, fields: FieldLayout) -> Hit:
-        """A row that :meth:`_query` found as a hit, read inside :meth:`_reading`; by default the row is the hit."""
-        hit: Hit = row
-        return hit
-
-    def _prepare(self, manifest: CollectionManifest) -> None:
-        """Make the collection ready to be written to, once it exists and its manifest is checked."""
-
-    def _load(self) -> None:
-        """Make an existing collection ready to be read."""
-
-    def _flush(self) -> None:
-        """Make acknowledged changes durable, once after the requests of a write or delete."""
-
-    def _row_ids(self, record_id: str) -> Sequence[Any]:
-        """The database ids that a record may have; a database adds that of a row whose :class:`Hit` has its own id."""
-        return [point_id(record_id)]
-
     # ----------------------------------------------------------------------------------------------------------
 
-    def _sparse_spec(self, spec: ModelSpec, sparse: ModelSpec | None) -> ModelSpec | None:
-        """The model of the sparse vectors; ``None`` for a sink that stores none."""
-        if not self._hybrid:
-            return None
-        chosen = spec if sparse is None else sparse
-        if "sparse_embed" not in chosen.tasks:
-            raise UnsupportedTaskError(
-                f"hybrid=True needs sparse vectors, and {chosen.name} serves {', '.join(sorted(chosen.tasks))}; pass "
-                "the engine of a sparse model (SPLADE, or BGE-M3) as sparse_engine, or leave hybrid out"
+    def _check_batch(self, batch: WriteBatch) -> None:
+        if self._manifest is None:
+            raise InvalidRequestError(f"collection {self.collection!r} is not prepared; call prepare(spec) first")
+        if self._failed_write is not None:
+            raise SinkError(
+                f"{self._connection.database} at {self._connection.where} takes no more writes from this sink, since "
+                f"one failed ({self._failed_write}) and what follows might be lost; close it, open it again and verify"
             )
-        return chosen
+        if tuple(sorted(batch.vectors)) != self._manifest.dimensions:
+            raise InvalidRequestError(
+                f"the batch holds the widths {sorted(batch.vectors)}, the collection {list(self._manifest.dimensions)}"
+            )
+        if (batch.sparse is not None) != self._hybrid:
+            wanted = "with sparse vectors" if self._hybrid else "without sparse vectors"
+            raise InvalidRequestError(f"the sink of collection {self.collection!r} takes batches {wanted}")
 
-    def _sparse_engine(self, manifest: CollectionManifest, engine: Engine) -> Engine | None:
-        """The engine of a question's sparse vector, checked; ``None`` if the database makes it of the text."""
-        check_engine(engine)
-        manifest.check_sparse(engine.spec, collection=self._collection)
-        return engine
+    def _parts(self, row_ids: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
+        """As many ids at a time as a request takes."""
+        size = self._connection.max_rows
+        return (row_ids[start : start + size] for start in range(0, len(row_ids), size))
 
-    @contextmanager
-    def _changing(self) -> Iterator[None]:
-        """Note the failure of a change of an embedded database."""
+    def _change(self, words: str, call: Callable[[], None]) -> None:
+        self._noted(lambda: self._connection.request(words, call))
+
+    def _settle(self) -> None:
+        self._noted(self._driver.flush)
+
+    def _noted(self, change: Callable[[], None]) -> None:
+        """Make a change, and note its failure in an embedded database."""
         try:
-            yield
+            change()
         except BaseException as error:
             refused = isinstance(error, SinkRejectedError) or not isinstance(error, SinkError)  # before it was written
             if self.embedded and not (isinstance(error, MillpondError) and refused):
                 self._failed_write = str(error) or repr(error)
             raise
 
-    @contextmanager
-    def _reading(self, row_id: str, fields: FieldLayout) -> Iterator[None]:
-        """Turn an error from reading a stored row into a SinkError that names the row, not the database."""
-        try:
-            yield
-        except (LookupError, TypeError, ValueError) as error:
-            raise SinkError(
-                f"collection {self._collection!r} holds the {self.row} {row_id!r}, whose fields do not have the layout "
-                f"{fields!r} ({type(error).__name__}: {error}); delete it in {self.database}, or write it again"
-            ) from error
-
     def _stored_manifest(self) -> CollectionManifest:
-        with self._request("a look at the collection"):
-            data = self._read_manifest()
-        return CollectionManifest.from_dict(data, collection=self._collection)
+        self._read = time.monotonic()
+        return CollectionManifest.from_dict(self._connection.stored_manifest(), collection=self.collection)
 
     def _opened(self) -> CollectionManifest:
         """The manifest of the collection, which is loaded on first use."""
         if self._manifest is None:
-            if not self._found():
+            if not self._connection.found():
                 raise InvalidRequestError(
-                    f"there is no collection {self._collection!r} at {self._where}; ingest into it first"
+                    f"there is no collection {self.collection!r} at {self._connection.where}; ingest into it first"
                 )
             manifest = self._stored_manifest()
-            self._load()
+            self._driver.load()
             self._manifest = manifest
+        elif time.monotonic() - self._read > self._driver.trusted:
+            self._manifest = self._stored_manifest()  # an alias may name another collection by now
         return self._manifest

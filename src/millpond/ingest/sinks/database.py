@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
@@ -72,6 +72,13 @@ def database(*, options: Iterable[str], **facts: tuple[str, ...]) -> Callable[[C
         A decorator of ``opener(scheme, location, collection, *, must_exist, **options)``.
     """
     return lambda opener: Database(opener=opener, options=frozenset(options), **facts)
+
+
+def check_options(sink: str, options: Mapping[str, object], known: Iterable[str]) -> None:
+    """Raise TypeError for a keyword argument of a sink's class that is no option of it."""
+    names = list(known)
+    if unknown := sorted(options.keys() - names):
+        raise TypeError(f"{sink} has no option {unknown[0]!r}; it takes {', '.join(names)}")
 
 
 @cache

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 import time
-from abc import abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar, NamedTuple
+from functools import partial
+from typing import Any, ClassVar, NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,15 +18,16 @@ import numpy.typing as npt
 from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest.record import content_hash, point_id
 from millpond.ingest.sinks.batch import slices
-from millpond.ingest.sinks.client import CollectionClient
+from millpond.ingest.sinks.client import Connection
 from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch, check_prefetch
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.base import LateInteractionIndex
-from millpond.late_interaction.index.documents import Documents, Hit, Search
+from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
 from millpond.late_interaction.index.settings import IndexSettings
 from millpond.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 
+Answer = TypeVar("Answer")
 FloatArray = npt.NDArray[np.float32]
 
 # Ids in one request: 4 MB of JSON.
@@ -39,7 +40,7 @@ class IndexRow:
 
     Attributes:
         point: Its database id.
-        fields: ``id``, ``text``, ``metadata`` and ``content_hash``, as a sink's plain payload has them; ``tokens``, how
+        fields: ``id``, ``text``, ``metadata`` and ``content_hash``, as the layout ``plain`` has them; ``tokens``, how
             many rows it has; ``added``, a number that is larger for documents added later.
         matrix: float32 ``[tokens, width]``.
         prefetch: float32 ``[prefetch_width]``, by which it becomes a candidate; zeros without tokens.
@@ -79,106 +80,72 @@ class Found(NamedTuple):
     added: int
 
 
-class CollectionIndex(LateInteractionIndex, CollectionClient):
-    """Token matrices in one collection of a database.
+class IndexDriver(ABC):
+    """The requests that an index makes of one collection of a database.
 
-    A subclass names the database, its limits and its client, and implements the requests: ``_exists``, ``_create``,
-    ``_read_manifest``, ``_existing``, ``_write``, ``_remove``, ``_delete_matching``, ``_count``, ``_listed``,
-    ``_query`` and ``_describe_error``. It may also override ``_prepare``, ``_flush``, ``_release`` and
-    ``_check_document``.
-
-    Args:
-        location: Where the database is; not read if the caller passed a client.
-        collection: Name of the collection.
-        engine: As :class:`LateInteractionIndex`.
-        codec: How rows are stored.
-        prefetch: The single vectors by which candidates are found; ``None`` scores every document.
-        dimensions: As :class:`LateInteractionIndex`.
-        pool_factor: As :class:`LateInteractionIndex`.
-        owned: Whether this object opens the client, so that :meth:`close` closes it; ``False`` if the caller passed it.
+    A subclass sets :attr:`connection`, names its limits and implements the abstract methods; :class:`CollectionIndex`
+    makes requests of these calls.
     """
 
-    kind = "index"
     codecs: ClassVar[tuple[str, ...]]
     prefetches: ClassVar[tuple[Prefetch | None, ...]]
     least_candidates: ClassVar[int]  # of a search that names no number
-
-    def __init__(
-        self,
-        location: str | os.PathLike[str] | None,
-        collection: str,
-        engine: TokenEngine | None,
-        *,
-        codec: str,
-        prefetch: str | None,
-        dimensions: int | None,
-        pool_factor: int | None,
-        owned: bool,
-    ) -> None:
-        CollectionClient.__init__(self, location, collection, owned=owned)
-        LateInteractionIndex.__init__(self, engine, dimensions=dimensions, pool_factor=pool_factor)
-        if codec not in self.codecs:
-            raise InvalidRequestError(f"codec={codec!r} is unknown; choose one of {', '.join(self.codecs)}")
-        self._codec = codec
-        self._prefetch = check_prefetch(prefetch, self.prefetches)
-        self._manifest: IndexManifest | None = None
-        self._numbering = threading.Lock()
-        self._last_added = 0
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._where!r}, {self._collection!r}, prefetch={self._prefetch!r})"
-
-    def __len__(self) -> int:
-        self._check_open()
-        if self._manifest is None:
-            return 0
-        with self._request("a count"):
-            return self._count()
-
-    def close(self) -> None:
-        """Close the client, unless it was passed in; from then on every method raises InvalidRequestError."""
-        if not self._closed:
-            super().close()
-            if self._owned:
-                self._release()
-
-    # ------------------------------------------------------------------------------- implemented by each database
+    float_bytes: ClassVar[int] = 4  # bytes of one float in a request
+    connection: Connection
 
     @abstractmethod
-    def _create(self, manifest: IndexManifest) -> None:
+    def create(self, manifest: IndexManifest) -> None:
         """Create the collection, and the manifest as metadata."""
 
     @abstractmethod
-    def _existing(self, points: Sequence[str]) -> int:
+    def existing(self, points: Sequence[str]) -> int:
         """How many rows have one of these database ids."""
 
     @abstractmethod
-    def _write(self, rows: Sequence[IndexRow], manifest: IndexManifest) -> None:
+    def write(self, rows: Sequence[IndexRow], manifest: IndexManifest) -> None:
         """Store rows, replacing those whose id exists, and wait for the acknowledgement."""
 
     @abstractmethod
-    def _remove(self, points: Sequence[str]) -> None:
+    def remove(self, points: Sequence[str]) -> None:
         """Delete the rows with these database ids."""
 
     @abstractmethod
-    def _count(self) -> int:
+    def delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+        """Delete rows by metadata; returns how many there were."""
+
+    @abstractmethod
+    def count(self) -> int:
         """How many rows the collection holds, counting every acknowledged write."""
 
     @abstractmethod
-    def _listed(self) -> list[tuple[int, str]]:
+    def listed(self) -> list[tuple[int, str]]:
         """``added`` and ``id`` of every row."""
 
     @abstractmethod
-    def _query(self, queries: Sequence[IndexQuery], manifest: IndexManifest) -> list[list[Found]]:
+    def stored(self, point: str) -> tuple[str, Mapping[str, Any]] | None:
+        """Text and metadata of the row with this database id."""
+
+    @abstractmethod
+    def query(self, queries: Sequence[IndexQuery], manifest: IndexManifest) -> list[list[Found]]:
         """The best ``k`` documents of each query, in any order; of equal scores at the end, those added first."""
 
-    def _prepare(self, manifest: IndexManifest) -> None:
-        """Make an existing collection, whose manifest is checked, ready to be used."""
+    @abstractmethod
+    def stats(self, manifest: IndexManifest) -> IndexStats:
+        """The size of the collection."""
 
-    def _flush(self) -> None:
+    @abstractmethod
+    def check(self, manifest: IndexManifest) -> list[str]:
+        """What is wrong with the stored rows."""
+
+    def prepare(self, manifest: IndexManifest) -> None:
+        """Make an existing collection, whose manifest is checked, ready to be used, by requests of its own."""
+        return
+
+    def flush(self) -> None:
         """Make acknowledged changes durable, once after the requests of a write or delete."""
+        return
 
-    def _check_document(self, fields: Mapping[str, Any], matrix: FloatArray, size: int) -> None:
+    def check_document(self, fields: Mapping[str, Any], matrix: FloatArray, size: int) -> None:
         """Raise InvalidRequestError for a document that the database cannot store.
 
         Args:
@@ -186,6 +153,93 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
             matrix: float32 ``[tokens, width]``.
             size: Bytes of all of it in a request.
         """
+        return
+
+    @contextmanager
+    def reading(self, ids: str) -> Iterator[None]:
+        """Turn an error from reading stored documents into a SinkError that names them, not the database."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            raise SinkError(
+                f"collection {self.connection.collection!r} holds rows that cannot be read (document {ids}: "
+                f"{type(error).__name__}: {error}); check() names them; delete or add them again"
+            ) from error
+
+
+class CollectionIndex(LateInteractionIndex):
+    """Token matrices in one collection of a database.
+
+    Args:
+        driver: The database's requests.
+        engine: As :class:`LateInteractionIndex`.
+        codec: How rows are stored.
+        prefetch: The single vectors by which candidates are found; ``None`` scores every document.
+        dimensions: As :class:`LateInteractionIndex`.
+        pool_factor: As :class:`LateInteractionIndex`.
+    """
+
+    def __init__(
+        self,
+        driver: IndexDriver,
+        engine: TokenEngine | None,
+        *,
+        codec: str,
+        prefetch: str | None,
+        dimensions: int | None,
+        pool_factor: int | None,
+    ) -> None:
+        super().__init__(engine, dimensions=dimensions, pool_factor=pool_factor)
+        self._driver = driver
+        self._connection = driver.connection
+        self._codec = codec
+        self._prefetch = check_prefetch(prefetch, driver.prefetches)
+        self._manifest: IndexManifest | None = None
+        self._numbering = threading.Lock()
+        self._last_added = 0
+        try:
+            if codec not in driver.codecs:
+                raise InvalidRequestError(f"codec={codec!r} is unknown; choose one of {', '.join(driver.codecs)}")
+            self._opened()
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def client(self) -> Any:
+        """The database's own client."""
+        return self._connection.client
+
+    def __repr__(self) -> str:
+        where, collection = self._connection.where, self._connection.collection
+        return f"{type(self).__name__}({where!r}, {collection!r}, prefetch={self._prefetch!r})"
+
+    def __len__(self) -> int:
+        self._check_open()
+        return 0 if self._manifest is None else self._request("a count", self._driver.count)
+
+    def stats(self) -> IndexStats:
+        """The size of the index; ``bytes`` is computed from the number of rows."""
+        self._check_open()
+        manifest = self._manifest
+        if manifest is None:
+            return IndexStats(documents=0, tokens=0, dimensions=0, codec=self._codec, bytes=0)
+        return self._request("a count", lambda: self._driver.stats(manifest))
+
+    def check(self) -> list[str]:
+        """What is wrong with the stored data: vectors that are missing, rows that cannot be read, ids that do not fit.
+
+        Returns:
+            A sentence for each fault; empty if there is none.
+        """
+        self._check_open()
+        manifest = self._manifest
+        return [] if manifest is None else self._request("a check", lambda: self._driver.check(manifest))
+
+    def close(self) -> None:
+        """Close the client, unless it was passed in; from then on every method raises InvalidRequestError."""
+        super().close()
+        self._connection.close()
 
     # ----------------------------------------------------------------------------------------------------------
 
@@ -208,34 +262,32 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         sizes = []
         for row, matrix in zip(fields, documents.embeddings, strict=True):
             text_bytes = len(json.dumps(row, ensure_ascii=False).encode())
-            size = text_bytes + self.float_bytes * (matrix.size + manifest.prefetch_width)
-            self._check_document(row, matrix, size)
+            size = text_bytes + self._driver.float_bytes * (matrix.size + manifest.prefetch_width)
+            self._driver.check_document(row, matrix, size)
             sizes.append(size)
         points = [point_id(id) for id in documents.ids]
-        with self._request("a look for stored documents"):
-            existing = self._existing(points)
-        for part in slices(sizes, max_rows=self.max_rows, max_bytes=self.max_bytes):
+        existing = self._request("a look for stored documents", lambda: self._driver.existing(points))
+        for part in slices(sizes, max_rows=self._connection.max_rows, max_bytes=self._connection.max_bytes):
             matrices = documents.embeddings[part]
             encodings = manifest.encode_documents(Ragged.from_matrices(matrices, width=manifest.settings.width))
             rows = [
                 IndexRow(point=point, fields=row, matrix=matrix, prefetch=encoding)
                 for point, row, matrix, encoding in zip(points[part], fields[part], matrices, encodings, strict=True)
             ]
-            with self._request(f"an upsert of {len(rows)} {self.row}s"):
-                self._write(rows, manifest)
-        self._flush()
+            words = f"an upsert of {len(rows)} {self._connection.row}s"
+            self._request(words, partial(self._driver.write, rows, manifest))
+        self._driver.flush()
         return len(points) - existing
 
     def _delete(self, ids: Sequence[str]) -> int:
         if self._manifest is None:
             return 0
         deleted = 0
-        for start in range(0, len(ids), self.max_rows):
-            points = [point_id(id) for id in ids[start : start + self.max_rows]]
-            with self._request(f"a delete of {len(points)} {self.row}s"):
-                deleted += self._existing(points)
-                self._remove(points)
-        self._flush()
+        for start in range(0, len(ids), self._connection.max_rows):
+            points = [point_id(id) for id in ids[start : start + self._connection.max_rows]]
+            words = f"a delete of {len(points)} {self._connection.row}s"
+            deleted += self._request(words, partial(self._removed, points))
+        self._driver.flush()
         return deleted
 
     def _search(self, queries: Ragged, search: Search) -> list[list[Hit]]:
@@ -245,7 +297,9 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
         if manifest is None or not asked:
             return results
         encodings = manifest.encode_queries(queries)
-        candidates = search.candidates if search.candidates is not None else max(self.least_candidates, 20 * search.k)
+        candidates = (
+            search.candidates if search.candidates is not None else max(self._driver.least_candidates, 20 * search.k)
+        )
         found: dict[int, list[Found]] = {index: [] for index in asked}
         for points in _parts(search.ids):
             scores_all = search.exact or manifest.prefetch is None or (points is not None and len(points) <= candidates)
@@ -261,11 +315,11 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
                 for index in asked
             ]
             sizes = [
-                self.float_bytes * (plan.matrix.size + plan.prefetch.size) + 80 * len(points or ()) for plan in plans
+                self._driver.float_bytes * (plan.matrix.size + plan.prefetch.size) + 80 * len(points or ())
+                for plan in plans
             ]
-            for part in slices(sizes, max_rows=self.max_rows, max_bytes=self.max_bytes):
-                with self._request("a search"):
-                    answers = self._query(plans[part], manifest)
+            for part in slices(sizes, max_rows=self._connection.max_rows, max_bytes=self._connection.max_bytes):
+                answers = self._request("a search", partial(self._driver.query, plans[part], manifest))
                 for index, answer in zip(asked[part], answers, strict=True):
                     found[index] += answer
         for index, answer in found.items():
@@ -276,15 +330,24 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
     def _ids(self) -> list[str]:
         if self._manifest is None:
             return []
-        with self._request("a listing of the documents"):
-            return [id for _, id in sorted(self._listed())]
+        return [id for _, id in sorted(self._request("a listing of the documents", self._driver.listed))]
 
-    @contextmanager
-    def _request(self, request: str) -> Iterator[None]:
+    def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+        if self._manifest is None:
+            return 0
+        count = self._request("a delete by filter", lambda: self._driver.delete_matching(conditions))
+        self._driver.flush()
+        return count
+
+    def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:
+        if self._manifest is None:
+            return None
+        return self._request("a look for a document", lambda: self._driver.stored(point_id(id)))
+
+    def _request(self, words: str, call: Callable[[], Answer]) -> Answer:
         super()._check_open()
         try:
-            with CollectionClient._request(self, request):
-                yield
+            return self._connection.request(words, call)
         except SinkError:
             super()._check_open()  # closed meanwhile, which the client's error does not say
             raise
@@ -296,49 +359,42 @@ class CollectionIndex(LateInteractionIndex, CollectionClient):
 
     def _opened(self) -> IndexManifest | None:
         """The manifest of the collection, checked when it is read for the first time; ``None`` without a collection."""
-        if self._manifest is None and self._found():
-            with self._request("a look at the collection"):
-                data = self._read_manifest()
-            manifest = IndexManifest.from_dict(data, collection=self._collection)
-            manifest.check_options(codec=self._codec, prefetch=self._prefetch, collection=self._collection)
-            self._encoding.restore(manifest.settings, owner=f"collection {self._collection!r}")
-            self._prepare(manifest)
+        if self._manifest is not None:
+            return self._manifest
+        with self._connection.creating():
+            if not self._request("a look for the collection", self._connection.exists):
+                return None
+            name = self._connection.collection
+            data = self._request("a look at the collection", self._connection.read_manifest)
+            manifest = IndexManifest.from_dict(data, collection=name)
+            manifest.check_options(codec=self._codec, prefetch=self._prefetch, collection=name)
+            self._encoding.restore(manifest.settings, owner=f"collection {name!r}")
+            self._driver.prepare(manifest)
             self._manifest = manifest
-        return self._manifest
+        return manifest
 
     def _begun(self, width: int) -> IndexManifest:
         """The manifest of the collection, which is created for documents of this width unless another object has."""
         settings = self._encoding.settings or self._encoding.settings_without_rows(width)
         opened = self._opened()
         if opened is None:
-            self._created(IndexManifest.of(settings, codec=self._codec, prefetch=self._prefetch))
+            manifest = IndexManifest.of(settings, codec=self._codec, prefetch=self._prefetch)
+            with self._connection.creating():
+                self._connection.create(lambda: self._driver.create(manifest))
             opened = self._opened()
         if opened is None or not _same(opened.settings, settings):
             done = "deleted" if opened is None else "created"
             raise SinkError(
-                f"collection {self._collection!r} was {done} by another process at the same time; add the "
+                f"collection {self._connection.collection!r} was {done} by another process at the same time; add the "
                 "documents again"
             )
         return opened
 
-    def _created(self, manifest: IndexManifest) -> None:
-        try:
-            with self._request("creating the collection"):
-                self._create(manifest)
-        except SinkError:
-            if not self._found():  # else another process was faster, and its collection is checked next
-                raise
-
-    @contextmanager
-    def _reading(self, ids: str) -> Iterator[None]:
-        """Turn an error from reading stored documents into a SinkError that names them, not the database."""
-        try:
-            yield
-        except (LookupError, TypeError, ValueError) as error:
-            raise SinkError(
-                f"collection {self._collection!r} holds rows that cannot be read (document {ids}: "
-                f"{type(error).__name__}: {error}); check() names them; delete or add them again"
-            ) from error
+    def _removed(self, points: Sequence[str]) -> int:
+        """Delete rows; returns how many there were."""
+        existing = self._driver.existing(points)
+        self._driver.remove(points)
+        return existing
 
     def _next_added(self, count: int) -> int:
         """The first of ``count`` numbers, larger than those of any document before: microseconds, if time allows."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond.errors import FingerprintMismatchError, InvalidRequestError
+from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.fingerprint import ModelIdentity, stored_name, stored_settings
 from millpond.ingest.sinks.payload import FieldLayout
 from millpond.spec import ModelSpec
@@ -23,7 +23,7 @@ class CollectionManifest:
         fingerprint: :attr:`~millpond.spec.ModelSpec.fingerprint` of the model.
         model: The model's name, for error messages.
         dimensions: The stored widths, ascending.
-        payload: The layout of the stored fields.
+        fields: The layout of the stored fields.
         settings: The model's settings, as :func:`~millpond.fingerprint.stored_settings` makes them; empty for a
             collection of an earlier version. Only error messages use them.
         sparse: The model of the sparse vectors; ``None`` if the collection has none.
@@ -179,3 +179,18 @@ def _read_identity(data: Mapping[str, Any]) -> ModelIdentity:
         model=str(data["model"]),
         settings=settings if isinstance(settings, Mapping) else {},
     )
+
+
+def sparse_spec(spec: ModelSpec, sparse: ModelSpec | None) -> ModelSpec:
+    """The model of a hybrid sink's sparse vectors: by default that of the dense ones.
+
+    Raises:
+        UnsupportedTaskError: It makes none.
+    """
+    chosen = spec if sparse is None else sparse
+    if "sparse_embed" not in chosen.tasks:
+        raise UnsupportedTaskError(
+            f"hybrid=True needs sparse vectors, and {chosen.name} serves {', '.join(sorted(chosen.tasks))}; pass "
+            "the engine of a sparse model (SPLADE, or BGE-M3) as sparse_engine, or leave hybrid out"
+        )
+    return chosen

@@ -10,7 +10,8 @@ from torch import nn
 from millpond.models.encoder import PackedEncoder, RelativeBias
 from millpond.models.native import structs
 from millpond.models.native.kernels import Kernels
-from millpond.models.native.plan import Plan, PlanBuilder, Unfit
+from millpond.models.native.plan import Plan, PlanBuilder
+from millpond.models.native.weight_packer import NotSupported
 
 _EMBEDDING_PARTS = {"word_embeddings", "position_embeddings", "token_type_embeddings", "LayerNorm", "dropout"}
 
@@ -19,12 +20,12 @@ def plan(encoder: PackedEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
     """The plan of a packed encoder whose linear layers are in torch's own form.
 
     Raises:
-        Unfit: A size or a part has no kernel.
+        NotSupported: A size or a part has no kernel.
     """
     builder = PlanBuilder(kernels, dtype)
     embeddings: Any = encoder.embeddings
     if not {name for name, _ in embeddings.named_children()} <= _EMBEDDING_PARTS:
-        raise Unfit(f"embeddings of {type(embeddings).__name__}")
+        raise NotSupported(f"embeddings of {type(embeddings).__name__}")
     types = getattr(embeddings, "token_type_embeddings", None)
     words, positions = embeddings.word_embeddings.weight, embeddings.position_embeddings.weight
     builder.embed(words, positions, None if types is None else types.weight)
@@ -33,26 +34,24 @@ def plan(encoder: PackedEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
     hidden, heads = layers[0].attention_out.weight.shape[0], layers[0].heads
     dim = hidden // heads
     if encoder.widen is not None:
-        builder.widen(encoder.widen)
+        builder.up_proj(encoder.widen)
         builder.norm(structs.NormWeights(kind=structs.COPY), hidden)
     distances = None if encoder.bias is None else _distances(encoder.bias, len(positions))
     for i, layer in enumerate(layers):
-        builder.begin_layer()
         builder.heads(layer.qkv)
         builder.attention(
             heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, distances=distances, last=i == len(layers) - 1
         )
-        builder.out(layer.attention_out)
+        builder.o_proj(layer.attention_out)
         builder.norm(_norm(builder, layer.attention_norm.norm), hidden, residual=True)
-        builder.feed(layer.up, layer.down, layer.up.activation)
+        builder.mlp(layer.up, layer.down, layer.up.activation)
         builder.norm(_norm(builder, layer.norm.norm), hidden, residual=True)
-    builder.begin_layer()
     return builder.build()
 
 
 def _norm(builder: PlanBuilder, norm: nn.Module) -> structs.NormWeights:
     if type(norm) is not nn.LayerNorm:
-        raise Unfit(f"norm {type(norm).__name__}")
+        raise NotSupported(f"norm {type(norm).__name__}")
     return builder.norm_weights(structs.LAYER_NORM, norm.weight, norm.bias, norm.eps)
 
 

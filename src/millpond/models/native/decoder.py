@@ -21,7 +21,7 @@ def plan(decoder: PackedDecoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
     Each weight is released as soon as it is packed, so that no more than one is in memory twice.
 
     Raises:
-        Unfit: A size or a part has no kernel; ``decoder`` is as before.
+        NotSupported: A size or a part has no kernel; ``decoder`` is as before.
     """
     parts: Any = decoder
     words: torch.Tensor = parts.embeddings.weight
@@ -34,9 +34,7 @@ def plan(decoder: PackedDecoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
         kind = layer.kind
         if kind not in rotations:
             rotations[kind] = Rotation(decoder.rotary, *(() if kind is None else (kind,)))
-        builder.begin_layer()
         _add_layer(builder, layer, rotations[kind], words.shape[1], last=i == last)
-    builder.begin_layer()
     builder.norm(_norm_weights(builder, decoder.norm), words.shape[1])
     decoder.layers = nn.ModuleList()
     return builder.build()
@@ -51,7 +49,7 @@ def _add_layer(builder: PlanBuilder, layer: PackedLayer, rotation: Rotation, col
     if layer.qk_norm is not None:  # a row for each query head, then for each key head; those of a kind are equal
         norm = _norm_weights(builder, layer.qk_norm, 0)
         key_norm = _norm_weights(builder, layer.qk_norm, layer.heads)
-    builder.turn(**sizes, norm=norm, key_norm=key_norm, rotation=rotation)
+    builder.rotary(**sizes, norm=norm, key_norm=key_norm, rotation=rotation)
     builder.attention(
         **sizes,
         scale=masking.scale,
@@ -61,11 +59,11 @@ def _add_layer(builder: PlanBuilder, layer: PackedLayer, rotation: Rotation, col
         last=last,
     )
     sandwich = layer.attention_post is not None
-    builder.out(layer.o_proj, add=not sandwich, branch=sandwich)
+    builder.o_proj(layer.o_proj, add=not sandwich, branch=sandwich)
     if layer.attention_post is not None:
         builder.norm(_norm_weights(builder, layer.attention_post), columns, branch=True)
     builder.norm(_norm_weights(builder, layer.norm), columns)
-    builder.feed(
+    builder.mlp(
         layer.up_proj,
         layer.down_proj,
         getattr(layer.gate_proj, "activation", None),

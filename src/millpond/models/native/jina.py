@@ -9,15 +9,16 @@ from torch import nn
 
 from millpond.models.jina import JinaEncoder
 from millpond.models.native.kernels import Kernels
-from millpond.models.native.plan import LowRank, Plan, PlanBuilder
+from millpond.models.native.plan import Plan, PlanBuilder
 from millpond.models.native.rotation import Rotation
+from millpond.models.native.weight_packer import LowRank
 
 
 def plan(backbone: JinaEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
     """The plan of a backbone whose linear layers are in torch's own form.
 
     Raises:
-        Unfit: A size or a part has no kernel.
+        NotSupported: A size or a part has no kernel.
     """
     words, types = backbone.words, backbone.types
     layers: Any = backbone.layers
@@ -29,17 +30,15 @@ def plan(backbone: JinaEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
     builder.norm(builder.norm_of(backbone.norm), hidden)
     rotation = Rotation(backbone.rotary)
     for i, layer in enumerate(layers):
-        builder.begin_layer()
         heads, dim = layer.heads, hidden // layer.heads
         builder.heads(layer.qkv.base, adapter=_adapter(layer.qkv))
-        builder.turn(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)
+        builder.rotary(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)
         builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, last=i == len(layers) - 1)
-        builder.out(layer.attention_out.base, adapter=_adapter(layer.attention_out))
+        builder.o_proj(layer.attention_out.base, adapter=_adapter(layer.attention_out))
         builder.norm(builder.norm_of(layer.attention_norm.norm), hidden, residual=True)
         up, down = layer.up, layer.down
-        builder.feed(up.base, down.base, up.activation, adapter=_adapter(up), down_adapter=_adapter(down))
+        builder.mlp(up.base, down.base, up.activation, adapter=_adapter(up), down_adapter=_adapter(down))
         builder.norm(builder.norm_of(layer.norm.norm), hidden, residual=True)
-    builder.begin_layer()
     return builder.build()
 
 

@@ -36,6 +36,12 @@ class Kernels:
     tiles: bool = False
 
 
+def encoder_name(dtype: torch.dtype, int8: Int8) -> str:
+    """The name under which :func:`millpond.attention.kernels.disable` knows the native encoder in a precision."""
+    kind = {"none": "", "feeds": ", int8", "all": ", int8-all"}[int8]
+    return f"encoder in {str(dtype).removeprefix('torch.')}{kind}"
+
+
 def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "none") -> Kernels | None:
     """The fastest kernels for a precision on this processor; ``None`` if it has none.
 

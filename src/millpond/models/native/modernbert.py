@@ -17,7 +17,7 @@ def plan(backbone: PackedModernBert, kernels: Kernels, dtype: torch.dtype) -> Pl
     """The plan of a packed backbone whose linear layers are in torch's own form.
 
     Raises:
-        Unfit: A size or a part has no kernel.
+        NotSupported: A size or a part has no kernel.
     """
     builder = PlanBuilder(kernels, dtype)
     embeddings: Any = backbone.embeddings
@@ -29,12 +29,10 @@ def plan(backbone: PackedModernBert, kernels: Kernels, dtype: torch.dtype) -> Pl
     for i, layer in enumerate(layers):
         if layer.kind not in rotations:
             rotations[layer.kind] = Rotation(backbone.rotary, layer.kind)
-        builder.begin_layer()
         # The first layer has no norm before its attention: the states are those of the embeddings already.
         if i or not isinstance(layer.attention_norm, nn.Identity):
             builder.norm(builder.norm_of(layer.attention_norm), words.shape[1])
         _add_layer(builder, layer, rotations[layer.kind], last=i == len(layers) - 1)
-    builder.begin_layer()
     builder.norm(builder.norm_of(backbone.norm), words.shape[1])
     return builder.build()
 
@@ -44,9 +42,9 @@ def _add_layer(builder: PlanBuilder, layer: Any, rotation: Rotation, *, last: bo
     hidden = qkv.weight.shape[1]
     heads, dim = layer.heads, qkv.weight.shape[0] // (3 * layer.heads)
     builder.heads(qkv)
-    builder.turn(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)
+    builder.rotary(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)
     builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, window=layer.window, last=last)
-    builder.out(layer.attention_out, add=True)
+    builder.o_proj(layer.attention_out, add=True)
     builder.norm(builder.norm_of(layer.norm), hidden)
     gate = layer.gate_proj
-    builder.feed(layer.up_proj, layer.down_proj, gate.activation, gate=gate, add=True)
+    builder.mlp(layer.up_proj, layer.down_proj, gate.activation, gate=gate, add=True)

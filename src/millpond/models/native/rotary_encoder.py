@@ -16,7 +16,7 @@ def plan(backbone: PackedRotaryEncoder, kernels: Kernels, dtype: torch.dtype) ->
     """The plan of a packed backbone whose linear layers are in torch's own form.
 
     Raises:
-        Unfit: A size or a part has no kernel.
+        NotSupported: A size or a part has no kernel.
     """
     builder = PlanBuilder(kernels, dtype)
     embeddings: Any = backbone.embeddings
@@ -26,9 +26,7 @@ def plan(backbone: PackedRotaryEncoder, kernels: Kernels, dtype: torch.dtype) ->
     rotation = Rotation(backbone.rotary)
     layers: Any = backbone.layers
     for i, layer in enumerate(layers):
-        builder.begin_layer()
         _add_layer(builder, layer, rotation, last=i == len(layers) - 1)
-    builder.begin_layer()
     return builder.build()
 
 
@@ -37,10 +35,10 @@ def _add_layer(builder: PlanBuilder, layer: Any, rotation: Rotation, *, last: bo
     hidden = qkv.weight.shape[1]
     heads, dim = layer.heads, qkv.weight.shape[0] // (3 * layer.heads)
     builder.heads(qkv)
-    builder.turn(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)
+    builder.rotary(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)
     builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, last=last)
-    builder.out(layer.attention_out)
+    builder.o_proj(layer.attention_out)
     builder.norm(builder.norm_of(layer.attention_norm.norm), hidden, residual=True)
     gate = layer.gate_proj
-    builder.feed(layer.up_proj, layer.down_proj, gate.activation, gate=gate)
+    builder.mlp(layer.up_proj, layer.down_proj, gate.activation, gate=gate)
     builder.norm(builder.norm_of(layer.norm.norm), hidden, residual=True)

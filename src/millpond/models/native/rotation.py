@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from millpond.models.native import structs
-from millpond.models.native.plan import Unfit
+from millpond.models.native.weight_packer import NotSupported
 
 # Positions that a table has at first. A model may have a million, and most texts are short.
 _FIRST = 512
@@ -37,12 +37,12 @@ class Rotation:
             kind: The kind of layer, if the module has a base for each.
 
         Raises:
-            Unfit: The angles depend on the longest text of a batch.
+            NotSupported: The angles depend on the longest text of a batch.
         """
         types: Any = getattr(rotary, "rope_type", "default")
         name = types.get(*kind) if isinstance(types, dict) else types
         if not isinstance(name, str) or "dynamic" in name or name == "longrope":
-            raise Unfit(f"rotary positions of type {name}")
+            raise NotSupported(f"rotary positions of type {name}")
         self._rotary: Any = rotary
         self._kind = kind
         self._steps: list[structs.Step] = []

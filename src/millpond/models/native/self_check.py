@@ -1,330 +1,401 @@
-"""The self-check of a native encoder: some of its layers, beside the same layers in torch's operators in float32.
+"""The rows of the self-check for the native encoder: small random models, beside their formulas in float64.
 
-It runs when a model is loaded, so it may cost neither seconds nor a second copy of the weights:
-
-- The layers are the first of each kind of attention, at least two and at most four; the weights are the model's own.
-  The other layers run through the same kernels, which their weights do not change. A step of the plan that is left out
-  or damaged in a layer of no such kind would not be seen; a kernel that is wrong on a processor is.
-- torch's side is computed before the weights are packed, since packing a decoder takes its layers apart. Layers in
-  bfloat16 are copied to float32 if they are small, and the copies dropped at once; a large one runs as it is.
-- The native side is the plan with the steps of these layers only: structs that point to the packed weights.
+Three models have every kind of step: post-norm layers with positions, types and a bias of distances; pre-norm layers
+with rotary and normalized heads, causality, a window, a softcap and gates; and layers with adapters.
 """
 
 from __future__ import annotations
 
-import copy
-import logging
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from time import perf_counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import torch
-from torch import nn
+import torch.nn.functional as F
 
-from millpond.attention import kernels, sdpa
-from millpond.attention.segments import Segments
-from millpond.attention.self_check import LEAST, LENGTHS, KernelCheck, similarity, token_ids
-from millpond.checkpoints.architecture import Architecture
+from millpond.attention.self_check import LENGTHS, Case, Row
+from millpond.models.native import structs
 from millpond.models.native.encoder import NativeEncoder, Rows, bounds_of
-from millpond.models.native.kernels import Int8
+from millpond.models.native.kernels import Int8, encoder_name, kernels_of
+from millpond.models.native.plan import PlanBuilder
+from millpond.models.native.weight_packer import LowRank
 from millpond.native import library
 
-logger = logging.getLogger(__name__)
+# The similarity from which states are right. That of these models is at least 0.99999 in bfloat16, and 0.9999 in eight
+# bits; in float32 it is more than 0.999999.
+_LEAST = {torch.float32: 0.99999, torch.bfloat16: 0.9999}
+_LEAST_INT8 = 0.999
+VOCABULARY, _POSITIONS, _RANK = 211, 80, 4
+_READ: tuple[Rows, ...] = ("all", "first", "last", "mean")
+_CPU = torch.device("cpu")
 
-# The similarity (see attention/self_check.py) from which the states are right. That of MiniLM is 0.99998 in bfloat16
-# and 0.9992 in eight bits; the least of random models of every family, whose weights are large, is 0.9992 and 0.994.
-# In float32 it is more than 0.999999.
-_LEAST = {torch.float32: LEAST, torch.bfloat16: 0.995}
-_LEAST_INT8 = 0.98
-# How many times as far off as rounded numbers in torch a right forward may be: these are rounded in fewer places.
-_ROUNDINGS = 8
-# How often: only some of the differences of a text become large.
-_DRAWS = 4
-# Layers that are compared, and the weights of them after which there are no more.
-_LAYERS, _MOST_LAYERS, _MOST_WEIGHTS = 2, 4, 1 << 26
-# The weights of a layer up to which it is copied to float32: 128 MiB then.
-_COPIED_WEIGHTS = 1 << 25
-
-Ints = npt.NDArray[np.int32]
+Model = Callable[[Any, torch.dtype], None]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Expected:
-    """What some layers of a backbone give in torch's operators.
+def encoder_rows(dtype: torch.dtype, int8: Int8) -> list[Row]:
+    """A row if this processor has kernels for the precision."""
+    if kernels_of(dtype, int8=int8) is None:
+        return []
+    name = encoder_name(dtype, int8)
+    return [
+        Row(
+            kernel=f"encoder {library.isa()}",
+            name=name,
+            precision=name.removeprefix("encoder in "),
+            device=_CPU,
+            cases=partial(_cases, dtype, int8),
+            least=_LEAST[dtype] if int8 == "none" else _LEAST_INT8,
+            otherwise="Models run in torch's operators instead, which are slower.",
+        )
+    ]
+
+
+def _cases(dtype: torch.dtype, int8: Int8) -> Iterator[Case]:
+    lengths = (*LENGTHS, 17)
+    places = np.arange(sum(lengths), dtype=np.int64)
+    inputs: dict[str, Any] = {
+        "types": (places % 2).astype(np.int32),
+        "keys": np.array([*LENGTHS, 5], dtype=np.int32),  # of the last text, some tokens are no keys
+        "offset": 3,
+    }
+    ids = (places * 2654435761 % VOCABULARY).astype(np.int32)
+    for name, model in (("encoder", post_norm), ("decoder", pre_norm), ("adapters", adapted)):
+        if model is adapted and int8 != "none":
+            continue  # the kernels have no adapters of weights in eight bits
+        if model is adapted:
+            inputs["adapters"] = (np.arange(len(lengths)) % 3 - 1).astype(np.int32)
+        states = formulas(model, dtype, ids, lengths, **inputs)
+        for rows in _READ:
+            yield Case(
+                call=f"{name}, {rows}",
+                found=partial(_native, model, dtype, int8, ids, bounds_of(lengths), rows=rows, **inputs),
+                expected=partial(read, states, lengths, rows),
+            )
+
+
+def _native(model: Model, dtype: torch.dtype, int8: Int8, *texts: Any, **inputs: Any) -> torch.Tensor:
+    kernels = kernels_of(dtype, int8=int8)
+    assert kernels is not None
+    builder = PlanBuilder(kernels, dtype, **({"adapters": 2, "rank": _RANK} if "adapters" in inputs else {}))
+    model(builder, dtype)
+    return NativeEncoder(builder.build()).encode(*texts, **inputs)
+
+
+# --- The formulas -----------------------------------------------------------------------------------------------------
+
+
+def formulas(
+    model: Model,
+    dtype: torch.dtype,
+    ids: Any,  # [tokens]
+    lengths: Sequence[int],
+    *,
+    types: Any = None,  # [tokens]
+    keys: Any = None,  # [texts]
+    adapters: Any = None,  # [texts]
+    offset: int = 0,
+) -> torch.Tensor:  # float64 [tokens, hidden]
+    """The states of a model that tells its steps to a ``PlanBuilder``; arguments as of ``NativeEncoder.encode``."""
+    texts = torch.as_tensor(ids).long().split(list(lengths))
+    kinds = torch.zeros(sum(lengths), dtype=torch.long) if types is None else torch.as_tensor(types).long()
+    states = []
+    for i, (text, kind) in enumerate(zip(texts, kinds.split(list(lengths)), strict=True)):
+        steps = _Formulas(
+            ids=text,
+            types=kind,
+            offset=offset,
+            keys=None if keys is None else int(keys[i]),
+            adapter=-1 if adapters is None else int(adapters[i]),
+        )
+        with torch.inference_mode():
+            model(steps, dtype)
+        states.append(steps.states)
+    return torch.cat(states)
+
+
+def read(states: torch.Tensor, lengths: Sequence[int], rows: Rows, skip: Any = None) -> torch.Tensor:
+    """The rows of all states that ``NativeEncoder.encode`` gives."""
+    if rows == "all":
+        return states
+    firsts = [0] * len(lengths) if skip is None else [int(first) for first in skip]
+    texts = zip(states.split(list(lengths)), firsts, strict=True)
+    return torch.stack([{"first": x[first], "last": x[-1], "mean": x[first:].mean(0)}[rows] for x, first in texts])
+
+
+class _Formulas:
+    """Computes what is told to a ``PlanBuilder`` in float64, for one text.
 
     Attributes:
-        layers: The layers.
-        dtype: The precision of the weights.
-        states: float32 ``[tokens, hidden]``.
-        ids: ``[tokens]``.
-        lengths: ``[texts]``.
-        types: ``[tokens]`` token types; ``None``: the model has none.
-        adapters: ``[texts]`` adapters, -1 for none; ``None``: the model has none.
-        keys: ``[texts]`` number of first tokens that are attended to.
-        offset: Position of a text's first token.
+        states: ``[tokens, hidden]``, as of the last step.
     """
 
-    layers: tuple[int, ...]
-    dtype: torch.dtype
-    states: torch.Tensor
-    ids: Ints
-    lengths: tuple[int, ...]
-    types: Ints | None
-    adapters: Ints | None
-    keys: Ints
-    offset: int
+    def __init__(self, *, ids: torch.Tensor, types: torch.Tensor, offset: int, keys: int | None, adapter: int) -> None:
+        self._ids, self._types, self._keys, self._adapter = ids, types, keys, adapter
+        self._places = slice(offset, offset + len(ids))
+        self.states = self._sums = self._branch = self._parts = torch.empty(0)
+
+    def norm_weights(
+        self, kind: int, weight: torch.Tensor | None, bias: torch.Tensor | None, epsilon: float, offset: float = 0.0
+    ) -> tuple[Any, ...]:
+        return (kind, None if weight is None else weight.double() + offset, bias, epsilon)
+
+    def embed(
+        self,
+        words: torch.Tensor,
+        positions: torch.Tensor | None = None,
+        types: torch.Tensor | None = None,
+        scale: float = 1.0,
+        adapter: LowRank | None = None,
+        type_adapter: LowRank | None = None,
+    ) -> None:
+        self._sums = (words[self._ids].double() + self._low(adapter, self._ids)) * scale
+        if positions is not None:
+            self._sums = self._sums + positions[self._places].double()
+        if types is not None:
+            self._sums = self._sums + types[self._types].double() + self._low(type_adapter, self._types)
+
+    def norm(
+        self, norm: Any, columns: int, *, residual: bool = False, keep: bool = False, branch: bool = False
+    ) -> None:
+        if isinstance(norm, structs.NormWeights):
+            norm = (norm.kind, None, None, norm.epsilon)
+        if branch:
+            self._sums = self._sums + normalized(self._branch, *norm)
+            return
+        self.states = normalized(self._sums + self.states if residual else self._sums, *norm)
+        self._sums = self.states if keep else self._sums
+
+    def heads(self, *layers: Any, adapter: LowRank | None = None) -> None:
+        whole = torch.cat([_product(self.states, layer) for layer in layers], dim=1)
+        self._parts = whole + self._low(adapter, self.states)
+
+    def up_proj(self, layer: Any) -> None:
+        self._sums = _product(self.states, layer)
+
+    def rotary(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        norm: Any = None,
+        key_norm: Any = None,
+        cosines: torch.Tensor | None = None,
+        sines: torch.Tensor | None = None,
+    ) -> None:
+        parts = list(self._parts.unflatten(1, (-1, dim)).split([heads, kv_heads, kv_heads], dim=1))
+        for i, weights in enumerate((norm, key_norm)):
+            parts[i] = parts[i] if weights is None else normalized(parts[i], *weights)
+            if cosines is not None and sines is not None:
+                parts[i] = rotated(parts[i], cosines[self._places], sines[self._places])
+        self._parts = torch.cat(parts, dim=1).flatten(1)
+
+    def attention(self, *, heads: int, kv_heads: int, dim: int, last: bool, **masks: Any) -> None:
+        parts = self._parts.unflatten(1, (-1, dim)).split([heads, kv_heads, kv_heads], dim=1)
+        self._parts = attended(*parts, count=self._keys, **masks)[0].flatten(1)
+
+    def o_proj(self, layer: Any, *, add: bool = False, branch: bool = False, adapter: LowRank | None = None) -> None:
+        self._put(_product(self._parts, layer) + self._low(adapter, self._parts), add, branch)
+
+    def mlp(
+        self,
+        up: Any,
+        down: Any,
+        activation: str | None,
+        *,
+        gate: Any = None,
+        add: bool = False,
+        branch: bool = False,
+        adapter: LowRank | None = None,
+        down_adapter: LowRank | None = None,
+    ) -> None:
+        inner = _product(self.states, up) + self._low(adapter, self.states)
+        factor = activated(inner if gate is None else _product(self.states, gate), activation)
+        inner = factor if gate is None else factor * inner
+        self._put(_product(inner, down) + self._low(down_adapter, inner), add, branch)
+
+    def _put(self, result: torch.Tensor, add: bool, branch: bool) -> None:
+        if branch:
+            self._branch = result
+        else:
+            self._sums = self._sums + result if add else result
+
+    def _low(self, adapter: LowRank | None, rows: torch.Tensor) -> torch.Tensor | float:
+        """What the text's adapter adds to rows of a table (by index), or to a product with ``rows``."""
+        if adapter is None or self._adapter < 0:
+            return 0.0
+        up: torch.Tensor = adapter.up.double().split(_RANK, dim=1)[self._adapter]
+        down: torch.Tensor = adapter.down.double()
+        low = down[self._adapter][rows] if down.dim() == 3 else rows @ down.split(_RANK)[self._adapter].T
+        return low.matmul(up.T)
 
 
-def expected_of(backbone: nn.Module, architecture: Architecture, config: Mapping[str, Any]) -> Expected | None:
-    """What a packed backbone gives whose linear layers are in torch's own form; ``None`` if that cannot be computed.
-
-    The backbone is not changed, and no model fails to load because of this.
-    """
-    try:
-        return _expected_of(backbone, architecture, config)
-    except Exception as error:
-        logger.debug("%s is not compared with its native forward", type(backbone).__name__, exc_info=error)
-        return None
+def _product(rows: torch.Tensor, layer: Any) -> torch.Tensor:
+    result: torch.Tensor = rows @ layer.weight.double().T
+    return result if layer.bias is None else result + layer.bias.double()
 
 
-def excused(found: KernelCheck, expected: Expected, backbone: nn.Module, int8: Int8) -> KernelCheck:
-    """A check without its finding if torch in float32, with its numbers rounded as the kernels do, comes no nearer.
-
-    Some weights make a small difference large: scores of attention in the hundreds do. Then a distance from float32
-    is that of the precision which the caller chose, and says nothing about kernels.
-
-    Args:
-        found: What is wrong.
-        expected: What it was compared with.
-        backbone: The packed backbone again, with linear layers in torch's own form.
-        int8: What the native forward keeps in eight bits.
-    """
-    if found.similarity is None or (expected.dtype is torch.float32 and int8 == "none"):
-        return found
-    try:
-        rounded = _rounded_similarity(backbone, expected, int8)
-    except Exception as error:
-        logger.debug("%s cannot be rounded in torch", type(backbone).__name__, exc_info=error)
-        return found
-    if 1 - found.similarity > _ROUNDINGS * (1 - rounded):
-        return found
-    reason = f"these weights need more precision: rounding alone, in torch, gives a similarity of {rounded:.4f}"
-    return replace(found, similarity=None, obstacle=reason)
+def normalized(
+    rows: torch.Tensor,
+    kind: int,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    epsilon: float = 0.0,
+) -> torch.Tensor:
+    """A norm over the last dimension, in float64."""
+    rows = rows.double()
+    if kind == structs.COPY:
+        return rows
+    off = rows - rows.mean(-1, keepdim=True) if kind == structs.LAYER_NORM else rows
+    result = off / (off.square().mean(-1, keepdim=True) + epsilon).sqrt()
+    result = result if weight is None else result * weight.double()
+    return result if bias is None else result + bias.double()
 
 
-def _rounded_similarity(backbone: nn.Module, expected: Expected, int8: Int8) -> float:
-    """Of the states that torch gives when each module's result, or what enters a product in eight bits, is rounded."""
-    view: Any = _view_of(backbone, expected.layers)
-    random = torch.Generator().manual_seed(0)
-
-    def in_eight_bits(_: nn.Module, args: Any) -> Any:
-        step = args[0].abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
-        return ((args[0] / step).round() * step, *args[1:])
-
-    def in_bfloat16(_: nn.Module, args: Any, out: Any) -> Any:
-        if not isinstance(out, torch.Tensor) or not out.is_floating_point():
-            return out
-        noise = (torch.rand(out.shape, generator=random) - 0.5) / 128  # other numbers in each draw
-        return (out.float() * (1 + noise)).to(out.dtype)
-
-    hooks = []
-    try:
-        if expected.dtype is torch.bfloat16:
-            hooks += [module.register_forward_hook(in_bfloat16) for module in view.modules() if module is not view]
-        for module in view.layers.modules() if int8 != "none" else ():
-            weight = getattr(module, "weight", None)
-            if isinstance(weight, torch.Tensor) and weight.dim() == 2:
-                hooks.append(module.register_forward_pre_hook(in_eight_bits))
-        return min(similarity(_states_of(view, expected), expected.states) for _ in range(_DRAWS))
-    finally:
-        for hook in hooks:
-            hook.remove()
-
-
-def check(encoder: NativeEncoder, expected: Expected) -> KernelCheck:
-    """Compare an encoder with what it must give: all states, and those of one row or the mean of each text."""
-    int8 = encoder.plan.kernels.int8
-    words = [str(expected.dtype).removeprefix("torch."), f"layers {', '.join(map(str, expected.layers))}"]
-    if int8 != "none":
-        words.insert(1, "int8" if int8 == "feeds" else "int8-all")
-    described: dict[str, Any] = {
-        "kernel": f"encoder {library.isa()}",
-        "call": ", ".join(words),
-        "least": _LEAST[expected.dtype] if int8 == "none" else _LEAST_INT8,
+def activated(numbers: torch.Tensor, name: str | None) -> torch.Tensor:
+    """An activation by the name of config.json, in float64."""
+    functions: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
+        None: lambda x: x,
+        "gelu": F.gelu,
+        "gelu_new": partial(F.gelu, approximate="tanh"),
+        "silu": F.silu,
+        "relu": F.relu,
     }
-    if not encoder.plan.layers:
-        return KernelCheck(**described, obstacle="its plan does not say where its layers begin")
-    start = perf_counter()
-    try:
-        some = NativeEncoder(encoder.plan.of_layers(expected.layers))
-        near = _similarity(some, expected)
-    except Exception as error:
-        logger.debug("the native encoder raised in the self-check", exc_info=error)
-        reason = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
-        return KernelCheck(**described, obstacle=reason, raised=True, seconds=perf_counter() - start)
-    return KernelCheck(**described, similarity=near, seconds=perf_counter() - start)
+    return functions[name](numbers.double())
 
 
-_READ: tuple[Rows, ...] = ("first", "last", "mean")
+def rotated(heads: torch.Tensor, cosines: torch.Tensor, sines: torch.Tensor) -> torch.Tensor:
+    """Rotary positions of ``heads [tokens, heads, dim]``, in float64."""
+    low, high = heads.double().chunk(2, dim=-1)
+    cosines, sines = cosines.double()[:, None], sines.double()[:, None]
+    return torch.cat([low * cosines - high * sines, high * cosines + low * sines], dim=-1)
 
 
-def _similarity(encoder: NativeEncoder, expected: Expected) -> float:
-    """Of the states of all texts, and of the rows that one text each has in another reading of the short ones."""
-    few = expected.lengths[:2]
-    near = [similarity(_encoded(encoder, expected, "all", expected.lengths), expected.states)]
-    for rows in _READ:
-        states = expected.states[: sum(few)].split(few)
-        near.append(similarity(_encoded(encoder, expected, rows, few), torch.stack([_read(s, rows) for s in states])))
-    return min(near)
+def attended(
+    queries: torch.Tensor,  # [tokens, heads, dim]
+    keys: torch.Tensor,  # [tokens, kv_heads, dim]
+    values: torch.Tensor,  # [tokens, kv_heads, dim]
+    *,
+    scale: float,
+    causal: bool = False,
+    window: int | None = None,
+    count: int | None = None,
+    softcap: float | None = None,
+    distances: torch.Tensor | None = None,  # [heads, 2 reach - 1]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention within one text in float64, and of the magnitudes of the values; 0 for rows without a key."""
+    length, heads, _ = queries.shape
+    group = heads // keys.shape[1]
+    keys, values = (part.double().repeat_interleave(group, dim=1) for part in (keys, values))
+    scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) * scale
+    if softcap:
+        scores = (scores / softcap).tanh() * softcap
+    apart = torch.arange(length) - torch.arange(length)[:, None]  # key - query
+    if distances is not None:
+        scores = scores + distances.double()[:, apart + (distances.shape[1] + 1) // 2 - 1]
+    seen = torch.ones(length, length, dtype=torch.bool)
+    if window is not None:
+        seen &= apart.abs() < window
+    if causal:
+        seen &= apart <= 0
+    if count is not None:
+        seen &= torch.arange(length) < count
+    weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
+    mixed, size = (torch.einsum("hqk,khd->qhd", weights, part) for part in (values, values.abs()))
+    return mixed, size
 
 
-def _encoded(encoder: NativeEncoder, expected: Expected, rows: Rows, lengths: tuple[int, ...]) -> torch.Tensor:
-    tokens, texts = sum(lengths), len(lengths)
-    return encoder.encode(
-        expected.ids[:tokens],
-        bounds_of(lengths),
-        offset=expected.offset,
-        types=None if expected.types is None else expected.types[:tokens],
-        keys=expected.keys[:texts],
-        adapters=None if expected.adapters is None else expected.adapters[:texts],
-        rows=rows,
-        threads=1,
+# --- The models -------------------------------------------------------------------------------------------------------
+
+
+class _Drawing:
+    """Random numbers that a precision has; each call draws others."""
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        self._dtype, self._random = dtype, np.random.default_rng(0)
+
+    def __call__(self, *shape: int, scale: float = 1.0) -> torch.Tensor:
+        """Normally distributed numbers."""
+        return torch.from_numpy(self._random.standard_normal(shape) * scale).to(self._dtype).float()
+
+    def linear(self, out: int, into: int, *, bias: bool = True) -> Any:
+        """What a plan reads of a linear layer."""
+        return SimpleNamespace(
+            weight=self(out, into, scale=1.5 * into**-0.5), bias=self(out, scale=0.1) if bias else None
+        )
+
+    def low_rank(self, out: int, into: int) -> LowRank:
+        """Two adapters of a weight."""
+        return LowRank(down=self(2 * _RANK, into, scale=into**-0.5), up=self(out, 2 * _RANK, scale=0.4))
+
+
+def post_norm(builder: Any, dtype: torch.dtype, *, layers: int = 2, positions: int = _POSITIONS) -> None:
+    """A BERT of 96 columns: positions, types, layer norms after residuals; the last layer adds a bias of distances."""
+    hidden, heads, dim, inner = 96, 3, 32, 416
+    draw = _Drawing(dtype)
+    builder.embed(*(draw(rows, hidden) for rows in (VOCABULARY, positions, 2)))
+    norm = builder.norm_weights(structs.LAYER_NORM, 1 + draw(hidden, scale=0.1), draw(hidden), 1e-5)
+    builder.norm(norm, hidden)
+    for i in range(layers):
+        last = i == layers - 1
+        distances = draw(heads, 2 * positions - 1, scale=2.0) if last else None
+        builder.heads(*(draw.linear(heads * dim, hidden) for _ in range(3)))
+        builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, distances=distances, last=last)
+        builder.o_proj(draw.linear(hidden, heads * dim))
+        builder.norm(norm, hidden, residual=True)
+        builder.mlp(draw.linear(inner, hidden), draw.linear(hidden, inner), "gelu")
+        builder.norm(norm, hidden, residual=True)
+
+
+def pre_norm(builder: Any, dtype: torch.dtype, *, layers: int = 2, positions: int = _POSITIONS) -> None:
+    """A decoder: scaled words, RMS norms before the parts and after them, rotary heads in groups, gates, a window."""
+    hidden, heads, kv_heads, dim, inner = 64, 4, 2, 32, 448
+    sizes = {"heads": heads, "kv_heads": kv_heads, "dim": dim}
+    draw = _Drawing(dtype)
+    builder.embed(draw(VOCABULARY, hidden), scale=hidden**0.5)
+    angles = torch.arange(positions)[:, None] / 100.0 ** (torch.arange(dim // 2) * 2 / dim)
+    for i in range(layers):
+        rms = [
+            builder.norm_weights(structs.RMS_NORM, draw(columns, scale=0.1), None, 1e-6, offset=1.0)
+            for columns in (hidden, dim, dim, hidden, hidden, hidden)
+        ]
+        builder.norm(rms[0], hidden)
+        shapes = [heads * dim, kv_heads * dim, kv_heads * dim]
+        builder.heads(*(draw.linear(rows, hidden, bias=False) for rows in shapes))
+        builder.rotary(**sizes, norm=rms[1], key_norm=rms[2], cosines=angles.cos(), sines=angles.sin())
+        masks: dict[str, Any] = {"softcap": 2.0} if i % 2 else {"window": 7}
+        builder.attention(**sizes, scale=dim**-0.5, causal=True, last=i == layers - 1, **masks)
+        builder.o_proj(draw.linear(hidden, heads * dim, bias=False), branch=True)
+        builder.norm(rms[3], hidden, branch=True)
+        builder.norm(rms[4], hidden)
+        up, gate = (draw.linear(inner, hidden, bias=False) for _ in range(2))
+        down = draw.linear(hidden, inner, bias=False)
+        if i == 0:
+            builder.mlp(up, down, "silu", gate=gate, branch=True)
+            builder.norm(rms[5], hidden, branch=True)
+        else:
+            builder.mlp(up, down, "gelu_new", gate=gate, add=True)
+    builder.norm(builder.norm_weights(structs.RMS_NORM, None, None, 1e-6), hidden)
+
+
+def adapted(builder: Any, dtype: torch.dtype) -> None:
+    """A layer of jina-embeddings-v3: post-norm, and an adapter of every weight."""
+    hidden, heads, dim, inner = 64, 2, 32, 96
+    draw = _Drawing(dtype)
+    words, types = (
+        (draw(rows, hidden), LowRank(down=draw(2, rows, _RANK), up=draw(hidden, 2 * _RANK, scale=0.4)))
+        for rows in (VOCABULARY, 2)
     )
-
-
-def _read(states: torch.Tensor, rows: Rows) -> torch.Tensor:
-    if rows == "mean":
-        return states.mean(0)
-    return states[0 if rows == "first" else -1]
-
-
-def _expected_of(backbone: nn.Module, architecture: Architecture, config: Mapping[str, Any]) -> Expected | None:
-    layers = getattr(backbone, "layers", None)
-    if not isinstance(layers, nn.ModuleList) or not len(layers):
-        return None
-    chosen = _chosen(layers)
-    offset, capacity = architecture.position_offset(config), architecture.capacity(config)
-    longest = max(1, min(max(LENGTHS), max(LENGTHS) if capacity is None else capacity))
-    lengths = tuple(min(length, longest) for length in (*LENGTHS, 17))
-    keys = np.array([*lengths[:-1], max(1, lengths[-1] // 3)], dtype=np.int32)
-    total = sum(lengths)
-    ids = token_ids(total, int(config["vocab_size"]))
-    types = adapters = None
-    if architecture.token_types:
-        types = (np.arange(total) % min(2, int(config.get("type_vocab_size") or 1))).astype(np.int32)
-    count = getattr(getattr(backbone, "words", None), "copies", 0)  # of adapters
-    if architecture.adapters and count:
-        adapters = (np.arange(len(lengths)) % (count + 1) - 1).astype(np.int32)
-    unknown = Expected(
-        layers=chosen,
-        dtype=next(backbone.parameters()).dtype,
-        states=torch.empty(0),
-        ids=ids,
-        lengths=lengths,
-        types=types,
-        adapters=adapters,
-        keys=keys,
-        offset=offset,
-    )
-    states = _states_of(_view_of(backbone, chosen), unknown)
-    if not states.isfinite().all():
-        raise FloatingPointError("the states of random tokens are not finite")
-    return replace(unknown, states=states)
-
-
-def _states_of(view: nn.Module, expected: Expected) -> torch.Tensor:
-    """What torch gives for the texts of ``expected``."""
-    types, adapters, lengths = expected.types, expected.adapters, expected.lengths
-    options = {
-        "token_type_ids": None if types is None else _row(types),
-        "adapter_ids": None if adapters is None else _row(np.repeat(adapters, lengths)),
-    }
-    positions = np.concatenate([np.arange(length) + expected.offset for length in lengths])
-    token = kernels.STAND_IN.set(sdpa.attend)
-    try:
-        with torch.inference_mode():
-            out = view(
-                input_ids=_row(expected.ids),
-                position_ids=_row(positions),
-                segments=Segments.of(lengths, keys=expected.keys.tolist()),
-                **{name: value for name, value in options.items() if value is not None},
-            )
-    finally:
-        kernels.STAND_IN.reset(token)
-    states: torch.Tensor = out.last_hidden_state[0].float()
-    return states
-
-
-def _row(values: npt.NDArray[Any]) -> torch.Tensor:
-    return torch.from_numpy(values.astype(np.int64))[None]
-
-
-def _chosen(layers: nn.ModuleList) -> tuple[int, ...]:
-    """The first layer of each kind, then others up to two, in order, as long as their weights are few."""
-    kinds: dict[Any, int] = {}
-    for i, layer in enumerate(layers):
-        kinds.setdefault(tuple(getattr(layer, name, None) for name in ("kind", "window", "masking")), i)
-    first = [*kinds.values()][:_MOST_LAYERS]
-    more = [i for i in range(len(layers)) if i not in first][: max(0, _LAYERS - len(first))]
-    chosen: list[int] = []
-    weights = 0
-    for i in (*first, *more):
-        weights += _weights_of(layers[i])
-        if chosen and weights > _MOST_WEIGHTS:
-            break
-        chosen.append(i)
-    return tuple(sorted(chosen))
-
-
-def _view_of(backbone: nn.Module, chosen: tuple[int, ...]) -> nn.Module:
-    """A backbone with these layers only, in float32 unless they are large.
-
-    Weights that are float32 already are not copied, nor are tables.
-    """
-    layers: Any = backbone.layers
-    some = [layers[i] for i in chosen]
-    view = copy.copy(backbone)
-    if max(map(_weights_of, some)) > _COPIED_WEIGHTS:
-        view._modules = {**backbone._modules, "layers": nn.ModuleList(some)}
-        return view
-    view._modules = {name: None if part is None else _widened(part) for name, part in backbone._modules.items()}
-    view._modules["layers"] = nn.ModuleList(map(_copied, some))
-    return view
-
-
-def _weights_of(layer: nn.Module) -> int:
-    return sum(weight.numel() for weight in layer.parameters())
-
-
-def _widened(part: nn.Module) -> nn.Module:
-    if isinstance(part, nn.ModuleList):
-        return part  # the layers, which are replaced
-    tables = any(isinstance(module, nn.Embedding) or hasattr(module, "copies") for module in part.modules())
-    return _Float32Output(part) if tables else _copied(part)
-
-
-def _copied(part: nn.Module) -> nn.Module:
-    numbers = [*part.parameters(), *part.buffers()]
-    if all(tensor.dtype is torch.float32 or not tensor.is_floating_point() for tensor in numbers):
-        return part
-    return copy.deepcopy(part).float()
-
-
-class _Float32Output(nn.Module):
-    """Embeddings, whose tables are too large to be copied, and their result in float32."""
-
-    def __init__(self, part: nn.Module) -> None:
-        super().__init__()
-        self.part = part
-
-    def forward(self, *args: Any, **options: Any) -> torch.Tensor:
-        out: torch.Tensor = self.part(*args, **options)
-        return out.float()
-
-    def __getattr__(self, name: str) -> Any:
-        if name == "part" or name in self.__dict__.get("_modules", {}):
-            return super().__getattr__(name)
-        return getattr(self.part, name)
+    builder.embed(words[0], types=types[0], adapter=words[1], type_adapter=types[1])
+    norm = builder.norm_weights(structs.LAYER_NORM, 1 + draw(hidden, scale=0.1), draw(hidden), 1e-5)
+    builder.norm(norm, hidden)
+    builder.heads(*(draw.linear(hidden, hidden) for _ in range(3)), adapter=draw.low_rank(3 * hidden, hidden))
+    builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, last=True)
+    builder.o_proj(draw.linear(hidden, hidden), adapter=draw.low_rank(hidden, hidden))
+    builder.norm(norm, hidden, residual=True)
+    up, down = draw.linear(inner, hidden), draw.linear(hidden, inner)
+    low, low_down = draw.low_rank(inner, hidden), draw.low_rank(hidden, inner)
+    builder.mlp(up, down, "gelu", adapter=low, down_adapter=low_down)
+    builder.norm(norm, hidden, residual=True)

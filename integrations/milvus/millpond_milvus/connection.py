@@ -1,0 +1,134 @@
+"""MilvusConnection: a collection of Milvus, as sinks and indexes reach it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+from pymilvus import MilvusClient
+
+from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError
+from millpond.ingest.sinks.client import REQUEST_THREAD, Connection, Fault, check_timeout
+from millpond.ingest.sinks.location import is_url
+from millpond.ingest.sinks.manifest import MANIFEST_KEY
+from millpond_milvus.client import URL_SCHEMES, connect
+from millpond_milvus.faults import fault_of
+from millpond_milvus.lite import LiteFile, file_of, lite_lock
+
+
+class MilvusConnection(Connection):
+    """A client, its requests and their errors.
+
+    Args:
+        uri: As :class:`MilvusSink`.
+        collection: Name of the collection.
+        kind: ``sink`` or ``index``.
+        timeout: Seconds that a request may take.
+    """
+
+    database = "Milvus"
+    name_pattern = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+    name_rule = "letters, digits and underscores, no digit first"
+    # The server takes requests of 64 MB; half of that leaves room for what protobuf adds.
+    max_rows, max_bytes = 1000, 32 << 20
+
+    client: MilvusClient
+
+    def __init__(
+        self, uri: str | os.PathLike[str] | MilvusClient, collection: str, *, kind: str = "sink", timeout: float = 60
+    ) -> None:
+        passed = uri if isinstance(uri, MilvusClient) else None
+        path = None if isinstance(uri, MilvusClient) else uri
+        super().__init__(path, collection, client=passed, kind=kind, timeout=check_timeout(timeout))
+        self.file: LiteFile | None = None  # of Milvus Lite
+
+    def open(self) -> None:
+        """Open the location, unless there is a client."""
+        if self.owned:
+            self.client, self.file = self.request("the connection", lambda: connect(self.where))
+        if self.file is None:
+            version = self.request("the version", lambda: self.call("get_server_version"))
+            if str(version).startswith("milvus_lite"):
+                self.file = file_of(self.client)
+
+    @property
+    def embedded(self) -> bool:
+        """Whether the database is Milvus Lite."""
+        return self.file is not None
+
+    def call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call the client, which repeats a call once when the server is unavailable: then it has a new connection."""
+        return getattr(self.client, method)(*args, retry_times=1, **options)
+
+    def changing(self) -> AbstractContextManager[None]:
+        """Around a call that changes the collection: of Milvus Lite none follows one that failed."""
+        if self.file is None:
+            return nullcontext()
+        return self.file.change(self.collection, count=self.count, harmless=self._harmless)
+
+    def creating(self) -> AbstractContextManager[object]:
+        """Held while Milvus Lite creates or prepares a collection, which it takes from one thread only."""
+        return nullcontext() if is_url(self.where, URL_SCHEMES) else lite_lock
+
+    def exists(self) -> bool:
+        """Whether the collection exists."""
+        return bool(self.call("has_collection", self.collection))
+
+    def read_manifest(self) -> object:
+        """The manifest in the collection's properties."""
+        description = self.call("describe_collection", self.collection)
+        text = (description.get("properties") or {}).get(MANIFEST_KEY)
+        try:
+            return None if text is None else json.loads(text)
+        except ValueError:
+            return text
+
+    def count(self) -> int:
+        """How many rows the collection holds, counting every acknowledged write."""
+        rows = self.call("query", self.collection, filter="", output_fields=["count(*)"], consistency_level="Strong")
+        return int(rows[0]["count(*)"])
+
+    def load(self) -> None:
+        """Make an existing collection ready to be read."""
+        self.request("loading the collection", lambda: self.call("load_collection", self.collection))
+        if (file := self.file) is not None:
+            self.request("a count", lambda: file.verify(self.collection, self.count))
+
+    def pages(self, expression: str, fields: list[str], *, size: int) -> Iterator[list[dict[str, Any]]]:
+        """These fields of every row that an expression finds, a page at a time, in the order of the primary keys."""
+        pages = self.call("query_iterator", self.collection, filter=expression, output_fields=fields, batch_size=size)
+        try:
+            while page := pages.next():
+                yield list(page)
+        finally:
+            pages.close()
+
+    def fault(self, error: Exception, request: str) -> Fault | None:
+        """What an error of pymilvus means."""
+        return fault_of(error, request, uri=self.where, lite=self.embedded)
+
+    def _harmless(self, error: Exception) -> bool:
+        """Whether an error of Milvus Lite was raised before it wrote anything: it checks all rows first."""
+        if isinstance(error, SinkError | InvalidRequestError):
+            return True
+        fault = self.fault(error, "a change")
+        return fault is not None and issubclass(fault.kind, SinkRejectedError)
+
+
+def _not_ours(record: logging.LogRecord) -> bool:
+    return record.threadName != REQUEST_THREAD
+
+
+# The client logs every error with its traceback, and then raises it; its iterators that Milvus Lite has no time stamps.
+for name in (
+    "pymilvus.decorators",
+    "pymilvus.client.connection_manager",
+    "pymilvus.client.iterator.query_iterator",
+    "pymilvus.orm.iterator",
+):
+    logging.getLogger(name).addFilter(_not_ours)

@@ -1,0 +1,290 @@
+"""QdrantDriver: the requests that a sink makes of a collection of Qdrant."""
+
+from __future__ import annotations
+
+import logging
+import re
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from qdrant_client import models
+from qdrant_client.http.models import QueryResponse
+
+from millpond.ingest.record import point_id
+from millpond.ingest.sinks.batch import WriteBatch
+from millpond.ingest.sinks.driver import CollectionDriver
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import Hit, SearchPlan
+from millpond_qdrant.connection import QdrantConnection
+from millpond_qdrant.filters import has_condition, to_filter
+from millpond_qdrant.local import stored_points
+from millpond_qdrant.payload_indexes import check_indexes, missing_indexes
+from millpond_qdrant.points import IDENTITY, identity_of, payload_of, record_fields
+from millpond_qdrant.probe import PartialPoints, Probe
+from millpond_qdrant.queries import SPARSE, fused_query_of, queries_of, sparse_vector
+from millpond_qdrant.vector_storage import StoredVectors, VectorStorage
+
+logger = logging.getLogger(__name__)
+
+_NUMBER = re.compile(r"0|[1-9][0-9]{0,19}")
+# Points of one page of a scan.
+_SCANNED = 1000
+# Points beyond which local mode, which compares the question with each of them in Python, is slow.
+_MANY_POINTS = 20_000
+
+
+class QdrantDriver(CollectionDriver[models.Filter]):
+    """A point for each record, with one named vector for each width.
+
+    Args:
+        connection: The collection.
+        storage: In which form it keeps vectors.
+        indexes: Metadata keys to index, with the type.
+        fields: The layout of new points' payloads.
+    """
+
+    hybrids = True
+    trusted = 60.0  # an alias may name another collection by then
+
+    def __init__(
+        self,
+        connection: QdrantConnection,
+        storage: VectorStorage,
+        indexes: Mapping[str, str] | None,
+        fields: FieldLayout,
+    ) -> None:
+        self.connection: QdrantConnection = connection
+        self._name = connection.collection
+        self._storage = storage
+        self._indexes = check_indexes(indexes, fields)
+        self._fields = fields
+        self._partial_points = PartialPoints()
+        self._warned: set[str] = set()
+
+    def create(self, manifest: CollectionManifest) -> None:
+        """Create the collection."""
+        sparse = None
+        if manifest.sparse is not None:
+            index = models.SparseIndexParams(on_disk=self._storage.on_disk)
+            sparse = {SPARSE: models.SparseVectorParams(index=index)}
+        self.connection.client.create_collection(
+            self._name,
+            vectors_config={vector_name(width): self._storage.params(width) for width in manifest.dimensions},
+            sparse_vectors_config=sparse,
+            metadata={MANIFEST_KEY: manifest.to_dict()},
+        )
+
+    def prepare(self, manifest: CollectionManifest) -> None:
+        """Check how vectors are stored, and make the indexes of the payload."""
+        connection = self.connection
+        connection.check_folder()
+        self._storage.check_stored(self._stored_vectors, collection=self._name)
+        connection.open_log()
+        if not connection.local:
+            schema = {} if connection.info is None else connection.info.payload_schema or {}
+            for path, kind in missing_indexes(self._indexes, schema, collection=self._name).items():
+                connection.request(f"an index of {path}", partial(self._index, path, kind))
+            return
+        ignored = self._storage.only_on_servers | ({"indexes": dict(self._indexes)} if self._indexes else {})
+        if ignored:
+            words = ", ".join(f"{name}={value!r}" for name, value in ignored.items())
+            self._warn(
+                "ignored",
+                f"Qdrant's local mode keeps float32 and searches exactly: {words} take effect on a server only "
+                f"({self._server_url})",
+            )
+
+    def load(self) -> None:
+        """Say once that the collection has outgrown local mode."""
+        count = stored_points(self.connection.client, self._name)
+        if count > _MANY_POINTS:
+            self._warn(
+                "many",
+                f"collection {self._name!r} holds {count:,} points, and Qdrant's local mode, meant for up to "
+                f"{_MANY_POINTS:,}, compares a question with each of them in Python; move to a server: docker run -p "
+                f"6333:6333 -v ./qdrant:/qdrant/storage qdrant/qdrant, and ingest again with --to {self._server_url} "
+                "(with the same --cache nothing is computed again)",
+            )
+
+    def upsert(self, batch: WriteBatch) -> None:
+        """Store points."""
+        self.connection.upsert(self._points(batch))
+        self.load()
+
+    def flush(self) -> None:
+        """Make acknowledged changes durable."""
+        self.connection.flush()
+
+    def delete(self, which: Sequence[Any] | models.Filter, manifest: CollectionManifest) -> None:
+        """Delete points."""
+        self.connection.delete(which if isinstance(which, models.Filter) else [_native_id(row_id) for row_id in which])
+
+    def count(self) -> int:
+        """How many points there are."""
+        return self.connection.count()
+
+    def condition(
+        self, filter: Mapping[str, object] | models.Filter | None, manifest: CollectionManifest
+    ) -> models.Filter | None:
+        """A filter of Qdrant's."""
+        return to_filter(filter, manifest.fields)
+
+    def has_condition(self, condition: models.Filter) -> bool:
+        """Whether a filter has a condition."""
+        return has_condition(condition)
+
+    def row_ids(self, record_id: str, manifest: CollectionManifest) -> list[models.ExtendedPointId]:
+        """The ids of the points that a record may have."""
+        return [point_id(record_id), *_own_id(record_id)]
+
+    def query(self, plan: SearchPlan, condition: models.Filter | None, manifest: CollectionManifest) -> list[Hit]:
+        """The hits of a search, in one request."""
+        names = [vector_name(width) for width in sorted(plan.vectors)]
+        probe = self._partial_points.begin(self.connection.client, self._name, names)
+        stored = self._stored_vectors
+        plan = replace(plan, vectors={width: stored.encode(row[np.newaxis])[0] for width, row in plan.vectors.items()})
+
+        def params(stage: Literal["coarse", "full", "only"]) -> models.SearchParams | None:
+            return self._storage.search(stored, stage=stage)
+
+        hybrid = plan.sparse is not None
+        queries = (
+            [fused_query_of(plan, condition, lacked=probe.lacked, params=params)]
+            if hybrid
+            else queries_of(plan, condition, lacked=probe.lacked, params=params)
+        )
+        points = []
+        for query, answer in zip(queries, self._answers(probe, queries), strict=True):
+            width = int((query.using or "d0")[1:])
+            for point in answer.points:
+                points.append(
+                    point if hybrid else point.model_copy(update={"score": stored.cosine(point.score, width)})
+                )
+        best = sorted(points, key=lambda point: point.score, reverse=True)[: plan.k]
+        return [self._hit(point, manifest) for point in best]
+
+    def fetch(
+        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
+    ) -> dict[str, StoredRow]:
+        """Those of these points that exist."""
+        points = self.connection.client.retrieve(
+            self._name,
+            [_native_id(row_id) for row_id in row_ids],
+            with_payload=IDENTITY,
+            with_vectors=[vector_name(width) for width in widths] or False,
+        )
+        return {str(point.id): self._stored_row(point, widths) for point in points}
+
+    def scan(self, manifest: CollectionManifest) -> Iterator[list[tuple[str, str]]]:
+        """Pages of point ids and record ids."""
+        offset: models.ExtendedPointId | None = None
+        while True:
+            points, offset = self.connection.client.scroll(
+                self._name, limit=_SCANNED, offset=offset, with_payload=IDENTITY, with_vectors=False
+            )
+            yield [(str(point.id), identity_of(point.payload or {}, str(point.id))[0]) for point in points]
+            if offset is None:
+                return
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    @property
+    def _stored_vectors(self) -> StoredVectors:
+        info = self.connection.info
+        return StoredVectors() if info is None else StoredVectors.of(info.config)
+
+    def _index(self, path: str, kind: models.PayloadSchemaType) -> None:
+        self.connection.finish(self.connection.client.create_payload_index(self._name, path, kind, wait=True))
+
+    @property
+    def _server_url(self) -> str:
+        return f"qdrant+http://localhost:6333#{self._name}"
+
+    def _warn(self, name: str, message: str) -> None:
+        """Log a warning, once."""
+        if name not in self._warned:
+            self._warned.add(name)
+            logger.warning("%s", message)
+
+    def _points(self, batch: WriteBatch) -> models.Batch | list[models.PointStruct]:
+        stored = self._stored_vectors
+        vectors: dict[str, list[Any]] = {
+            vector_name(width): stored.encode(rows).tolist() for width, rows in batch.vectors.items()
+        }
+        payloads = [
+            payload_of(record, point, self._fields) for record, point in zip(batch.records, batch.ids, strict=True)
+        ]
+        if batch.sparse is None:
+            return models.Batch(ids=list(batch.ids), vectors=vectors, payloads=payloads)
+        return [
+            models.PointStruct(
+                id=point,
+                # A text without a token of weight has no sparse vector.
+                vector={name: rows[row] for name, rows in vectors.items()}
+                | ({SPARSE: sparse_vector(batch.sparse[row])} if batch.sparse[row] else {}),
+                payload=payloads[row],
+            )
+            for row, point in enumerate(batch.ids)
+        ]
+
+    def _answers(self, probe: Probe, queries: Sequence[models.QueryRequest]) -> list[QueryResponse]:
+        """The answers to the requests of a search, in one round trip with those of a probe."""
+        if len(queries) == 1 and not probe.asked:
+            (query,) = queries
+            answer = self.connection.client.query_points(
+                self._name,
+                prefetch=query.prefetch,
+                query=query.query,
+                using=query.using,
+                query_filter=query.filter,
+                search_params=query.params,
+                limit=query.limit or 0,
+                with_payload=True,
+            )
+            return [answer]
+        answers = self.connection.client.query_batch_points(self._name, [*probe.requests, *queries])
+        asked = len(probe.asked)
+        if len(answers) != asked + len(queries):
+            raise ValueError(f"{len(answers)} answers to {asked + len(queries)} searches")
+        self._partial_points.end(probe, answers[:asked])
+        return answers[asked:]
+
+    def _hit(self, row: models.ScoredPoint, manifest: CollectionManifest) -> Hit:
+        with self.reading(str(row.id), manifest):
+            record_id, text, metadata = record_fields(row.payload or {}, str(row.id), manifest.fields)
+        return Hit(id=record_id, score=row.score, text=text, metadata=metadata)
+
+    def _stored_row(self, point: models.Record, widths: Sequence[int]) -> StoredRow:
+        record_id, hashed = identity_of(point.payload or {}, str(point.id))
+        stored = self._stored_vectors
+        vectors = point.vector if isinstance(point.vector, dict) else {}
+        return StoredRow(
+            record_id=record_id,
+            content_hash=hashed,
+            vectors={
+                width: stored.decode(vectors[vector_name(width)], width)
+                for width in widths
+                if vector_name(width) in vectors
+            },
+        )
+
+
+def _native_id(row_id: models.ExtendedPointId) -> models.ExtendedPointId:
+    """The id of a point, which a scan shows as a str."""
+    return int(row_id) if isinstance(row_id, str) and _NUMBER.fullmatch(row_id) else row_id
+
+
+def _own_id(hit_id: str) -> list[models.ExtendedPointId]:
+    """The id of a point that a framework wrote, which its hit shows as a str: a UUID, or an int of 64 bits."""
+    if _NUMBER.fullmatch(hit_id) and int(hit_id) < 1 << 64:
+        return [int(hit_id)]
+    try:
+        return [str(uuid.UUID(hit_id))]
+    except ValueError:
+        return []

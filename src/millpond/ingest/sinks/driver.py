@@ -1,0 +1,113 @@
+"""CollectionDriver: the requests that a sink makes of one collection of a database."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, ClassVar, Generic, TypeVar
+
+from millpond.errors import InvalidRequestError, SinkError
+from millpond.ingest.record import Record, point_id
+from millpond.ingest.sinks.batch import WriteBatch, record_bytes
+from millpond.ingest.sinks.client import Connection
+from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest.sinks.protocol import StoredRow
+from millpond.ingest.sinks.search import Hit, SearchPlan
+
+NativeFilter = TypeVar("NativeFilter")
+
+
+class CollectionDriver(ABC, Generic[NativeFilter]):
+    """What a database adds to :class:`~millpond.ingest.CollectionSink`, which makes requests of these calls.
+
+    A subclass sets :attr:`connection` and implements the abstract methods; the others have a default.
+    """
+
+    hybrids: ClassVar[bool] = False  # whether it stores sparse vectors
+    max_results: ClassVar[int | None] = None  # of one search
+    trusted: ClassVar[float] = float("inf")  # seconds after which the manifest is read again
+    connection: Connection
+
+    @abstractmethod
+    def create(self, manifest: CollectionManifest) -> None:
+        """Create the collection: cosine vectors ``vector_name(width)`` for each width, and the manifest as metadata."""
+
+    @abstractmethod
+    def upsert(self, batch: WriteBatch) -> None:
+        """Store rows, replacing those whose id exists, and wait for the acknowledgement."""
+
+    @abstractmethod
+    def query(self, plan: SearchPlan, condition: NativeFilter | None, manifest: CollectionManifest) -> Sequence[Hit]:
+        """The hits of a search, best first: ``plan.coarse``, unless ``None``, selects what ``plan.full`` ranks."""
+
+    @abstractmethod
+    def delete(self, which: Sequence[Any] | NativeFilter, manifest: CollectionManifest) -> None:
+        """Delete the rows with these database ids, or those that a condition matches."""
+
+    @abstractmethod
+    def count(self) -> int:
+        """How many rows the collection holds, counting every acknowledged write."""
+
+    @abstractmethod
+    def condition(
+        self, filter: Mapping[str, object] | NativeFilter | None, manifest: CollectionManifest
+    ) -> NativeFilter | None:
+        """The database's own form of a filter; ``None`` or an empty one for no condition.
+
+        Raises:
+            InvalidRequestError: A filter of another type.
+        """
+
+    # ------------------------------------------------------------------------------------------- with a default
+
+    def fetch(
+        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
+    ) -> Mapping[str, StoredRow]:
+        """Those of these rows that exist, at most ``max_rows``, with their vectors of these widths."""
+        raise SinkError(f"this sink of {self.connection.database} cannot read rows back")
+
+    def scan(self, manifest: CollectionManifest) -> Iterator[Sequence[tuple[str, str]]]:
+        """Pages of row ids and record ids, over the whole collection."""
+        raise SinkError(f"this sink of {self.connection.database} cannot list its rows")
+
+    def prepare(self, manifest: CollectionManifest) -> None:
+        """Make the collection ready to be written to, by requests of its own, once its manifest is checked."""
+
+    def load(self) -> None:
+        """Make an existing collection ready to be read, by requests of its own."""
+
+    def flush(self) -> None:
+        """Make acknowledged changes durable, once after the requests of a write or delete."""
+
+    def check(self, record: Record, widths: Sequence[int]) -> None:
+        """Raise InvalidRequestError for a record that no request could carry."""
+        limit = self.connection.max_bytes
+        if (size := record_bytes(record)) > limit:
+            raise InvalidRequestError(
+                f"{size} bytes of text and metadata; a {self.connection.row} takes at most {limit}"
+            )
+
+    def has_condition(self, condition: NativeFilter) -> bool:
+        """Whether a condition has one; without, it matches every row."""
+        return bool(condition)
+
+    def row_ids(self, record_id: str, manifest: CollectionManifest) -> Sequence[Any]:
+        """The database ids that a record may have; a database adds that of a row whose :class:`Hit` has its own id."""
+        return [point_id(record_id)]
+
+    def ranks_texts(self) -> bool:
+        """Whether the database makes sparse vectors of the texts itself, for a hybrid search without an engine."""
+        return False
+
+    @contextmanager
+    def reading(self, row_id: str, manifest: CollectionManifest) -> Iterator[None]:
+        """Turn an error from reading a stored row into a SinkError that names the row, not the database."""
+        try:
+            yield
+        except (LookupError, TypeError, ValueError) as error:
+            at = self.connection
+            raise SinkError(
+                f"collection {at.collection!r} holds the {at.row} {row_id!r}, whose fields do not have the layout "
+                f"{manifest.fields!r} ({type(error).__name__}: {error}); delete it in {at.database}, or write it again"
+            ) from error

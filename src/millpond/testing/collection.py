@@ -1,0 +1,301 @@
+"""CollectionSinkContract: what a database's sink does beside storing rows: search, filters, opening again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from millpond.errors import FingerprintMismatchError, InvalidRequestError, SinkError
+from millpond.ingest.record import Record
+from millpond.ingest.sinks.collection import CollectionSink
+from millpond.testing.engine import WordEngine
+from millpond.testing.sink import ODD, SinkContract, fill, records, vectors
+
+QUESTIONS = ["how to mend zip archives", "the price of arteries", "a song about violins"]
+FACETED = [
+    Record("0", "sluice", {"lang": "de", "n": 1, "tags": ["x", "y"], "ok": True, "f": 1.5, "a b": "s", "a.b": "dot"}),
+    Record("1", "weir", {"lang": "en", "n": 1.0, "tags": "x", "ok": False, "f": 2, "a": {"b": "nested"}}),
+    Record("2", "mill race", {"lang": 'say "ä\\n"\n😀', "n": 2, "ok": True, "in": "word", "é": "e"}),
+    Record("3", "penstock", {"n": "1", "lang": "it's"}),
+    Record("4", "headrace", {}),
+]
+CONDITIONS: Sequence[tuple[dict[str, Any], str]] = (
+    ({}, "01234"),
+    ({"lang": "de"}, "0"),
+    ({"lang": ["de", "en", "fr"]}, "01"),
+    ({"lang": 'say "ä\\n"\n😀'}, "2"),
+    ({"lang": "it's"}, "3"),
+    ({"lang": "DE"}, ""),
+    ({"n": 1}, "01"),
+    ({"n": 1.0}, "01"),
+    ({"n": "1"}, "3"),
+    ({"n": [2, "1"]}, "23"),
+    ({"f": 1.5}, "0"),
+    ({"f": 2.0}, "1"),
+    ({"ok": True}, "02"),
+    ({"ok": [True, False]}, "012"),
+    ({"tags": "x"}, "01"),
+    ({"tags": ["y", "z"]}, "0"),
+    ({"ok": True, "n": 2}, "2"),
+    ({"ok": False, "n": 2}, ""),
+    ({"a b": "s"}, "0"),
+    ({"a.b": "dot"}, "0"),
+    ({"in": "word"}, "2"),
+    ({"é": "e"}, "2"),
+    ({"missing": 1}, ""),
+)
+
+
+def best(scores: Mapping[str, float], k: int) -> list[str]:
+    """The ids of the ``k`` largest scores."""
+    return sorted(scores, key=scores.__getitem__, reverse=True)[:k]
+
+
+class CollectionSinkContract(SinkContract):
+    """The tests of a :class:`~millpond.ingest.CollectionSink`.
+
+    A subclass implements :meth:`make`::
+
+        class TestMySink(CollectionSinkContract):
+            lasting = True
+
+            def make(self, folder, **options):
+                return MySink(folder / "db", **{"collection": "docs", **options})
+
+    Attributes:
+        lasting: Whether a sink made again in the same folder finds what one wrote that was closed.
+        layouts: The field layouts that the database has.
+        score_error: Most that a score may differ from the cosine.
+    """
+
+    lasting: ClassVar[bool] = False
+    layouts: ClassVar[Sequence[str]] = ("plain", "langchain", "llama_index")
+    score_error: ClassVar[float] = 1e-5
+
+    def make(self, folder: Path, **options: Any) -> Any:
+        """An empty sink in an empty folder.
+
+        Args:
+            folder: A folder of the test's own.
+            options: ``collection``, by default ``docs``, ``dimensions`` and ``fields``.
+        """
+        raise NotImplementedError
+
+    def again(self, sink: Any, folder: Path, **options: Any) -> Any:
+        """Another sink of the same database, after the first is closed; one in memory shares its client."""
+        if not self.lasting:
+            client = sink.client
+            return type(sink)(client, options.pop("collection", "docs"), **options)
+        sink.close()
+        return self.make(folder, **options)
+
+    @pytest.fixture
+    def place(self, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+        """Makes sinks, which are closed after the test."""
+        made = []
+
+        def make(**options: Any) -> Any:
+            made.append(self.make(tmp_path, **options))
+            return made[-1]
+
+        yield make
+        for sink in made:
+            sink.close()
+
+    def cosines(self, engine: WordEngine, question: str, width: int, rows: Sequence[Record]) -> dict[str, float]:
+        """``{record id: cosine}`` by numpy."""
+        documents = vectors(engine, [record.text for record in rows], width)
+        scores = documents @ vectors(engine, [question], width)[0]
+        return {record.id: float(score) for record, score in zip(rows, scores, strict=True)}
+
+    # ----------------------------------------------------------------------------------------------------- search
+
+    def test_hits_are_the_records_and_scores_the_cosines(self, place: Any, engine: WordEngine) -> None:
+        for layout in self.layouts:
+            sink = place(collection=layout, dimensions=self.widths, fields=layout)
+            fill(sink, engine, records(), self.widths)
+            known = {record.id: record for record in records()}
+            for question in QUESTIONS:
+                expected = self.cosines(engine, question, self.widths[-1], records())
+                hits = sink.search(engine, question, k=10, candidates=48)
+                assert [hit.score for hit in hits] == pytest.approx(
+                    [expected[id] for id in best(expected, 10)], abs=self.score_error
+                )
+                for hit in hits:
+                    assert hit.score == pytest.approx(expected[hit.id], abs=self.score_error)
+                    assert (hit.text, hit.metadata) == (known[hit.id].text, known[hit.id].metadata)
+            sink.close()
+
+    def test_the_smallest_width_finds_candidates_and_the_largest_scores_them(
+        self, place: Any, engine: WordEngine
+    ) -> None:
+        sink = place(dimensions=[16, 64, 384])
+        fill(sink, engine, records(), (16, 64, 384))
+        parted = 0
+        for question in QUESTIONS:
+            coarse, full = (self.cosines(engine, question, width, records()) for width in (16, 384))
+            candidates = best(coarse, 6)
+            hits = sink.search(engine, question, k=4, candidates=6)
+            assert [hit.id for hit in hits] == [id for id in best(full, 48) if id in candidates][:4]
+            assert [hit.score for hit in hits] == pytest.approx([full[hit.id] for hit in hits], abs=self.score_error)
+            straight = sink.search(engine, question, k=4, coarse_to_fine=False)
+            assert [hit.id for hit in straight] == best(full, 4)
+            parted += [hit.id for hit in hits] != [hit.id for hit in straight]
+        assert parted  # sixteen dimensions miss some hits
+
+    def test_a_search_for_more_rows_than_exist_finds_all(self, sink: Any, engine: WordEngine) -> None:
+        fill(sink, engine, records(), self.widths)
+        hits = sink.search(engine, QUESTIONS[0], k=500)
+        assert len({hit.id for hit in hits}) == len(hits) == 48
+        assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
+
+    def test_an_empty_collection_finds_nothing(self, sink: Any, engine: WordEngine) -> None:
+        sink.prepare(engine.spec)
+        assert sink.count() == 0 and sink.search(engine, "anything") == []
+
+    def test_a_missing_collection_is_an_error(self, sink: Any, engine: WordEngine) -> None:
+        assert sink.count() == 0
+        for use in (lambda: sink.search(engine, "anything"), lambda: sink.delete(["a"]), sink.open):
+            with pytest.raises(InvalidRequestError, match="no collection 'docs'.*ingest into it first"):
+                use()
+
+    def test_invalid_searches_and_deletes_are_refused(self, sink: Any, engine: WordEngine) -> None:
+        fill(sink, engine, records(2), self.widths)
+        options: dict[str, Any]
+        for options, message in (
+            ({"k": 0}, "k=0"),
+            ({"k": True}, "k=True"),
+            ({"k": 5, "candidates": 4}, "candidates=4 must be an int from k=5"),
+            ({"filter": {"n": None}}, "filter"),
+            ({"filter": 5}, "filter is of type int"),
+        ):
+            with pytest.raises(InvalidRequestError, match=message):
+                sink.search(engine, "anything", **options)
+        with pytest.raises(InvalidRequestError, match="pass one str"):
+            sink.search(engine, ["a", "b"])
+        for options, message in (
+            ({}, "either ids or filter"),
+            ({"ids": ["a"], "filter": {"n": 1}}, "either ids or filter"),
+            ({"ids": "measuring/sockets"}, "pass a list of ids"),
+            ({"filter": {}}, "would delete every record"),
+            ({"filter": 5}, "filter is of type int"),
+        ):
+            with pytest.raises(InvalidRequestError, match=message):
+                sink.delete(**options)
+        assert sink.count() == 2
+
+    # ---------------------------------------------------------------------------------------------------- filters
+
+    def test_a_filter_on_metadata_means_the_same_everywhere(self, place: Any, engine: WordEngine) -> None:
+        for number, layout in enumerate(self.layouts):
+            sink = place(collection=layout, dimensions=self.widths, fields=layout)
+            fill(sink, engine, FACETED, self.widths)
+            for condition, expected in CONDITIONS:
+                hits = sink.search(engine, "water", filter=condition, coarse_to_fine=number % 2 == 0)
+                assert "".join(sorted(hit.id for hit in hits)) == expected, (layout, condition)
+            sink.close()
+
+    def test_deleting_by_filter_deletes_what_a_search_with_it_finds(self, place: Any, engine: WordEngine) -> None:
+        for layout in self.layouts:
+            sink = place(collection=layout, dimensions=self.widths, fields=layout)
+            fill(sink, engine, records(), self.widths)
+            condition = {"verb": ["measuring", "a theory of"], "even": True}
+            found = {hit.id for hit in sink.search(engine, QUESTIONS[0], k=48, filter=condition)}
+            assert len(found) == 8
+            sink.delete(filter=condition)
+            sink.delete(filter={"verb": "nobody"})
+            kept = {hit.id for hit in sink.search(engine, QUESTIONS[0], k=48)}
+            assert kept == {record.id for record in records()} - found
+            sink.close()
+
+    # ------------------------------------------------------------------------------------------------- what is stored
+
+    def test_unusual_records_come_back_unchanged(self, place: Any, engine: WordEngine) -> None:
+        for layout in self.layouts:
+            sink = place(collection=layout, dimensions=self.widths, fields=layout)
+            fill(sink, engine, ODD, self.widths)
+            hits = {hit.id: hit for hit in sink.search(engine, "anything", k=5)}
+            assert {id: (hit.text, hit.metadata) for id, hit in hits.items()} == {
+                record.id: (record.text, record.metadata) for record in ODD
+            }
+            sink.close()
+
+    def test_a_collection_opened_again_is_the_same(self, tmp_path: Path, engine: WordEngine) -> None:
+        layout = self.layouts[-1]
+        first = self.make(tmp_path, dimensions=self.widths, fields=layout)
+        fill(first, engine, records(20), self.widths)
+        before = first.search(engine, QUESTIONS[0])
+        again = self.again(first, tmp_path)  # widths and field layout come from the manifest
+        after = again.search(engine, QUESTIONS[0])
+        assert [(hit.id, hit.text, hit.metadata) for hit in after] == [
+            (hit.id, hit.text, hit.metadata) for hit in before
+        ]
+        assert [hit.score for hit in after] == pytest.approx([hit.score for hit in before], abs=1e-6)
+        assert again.count() == 20
+        again.delete([records()[0].id])
+        more = self.again(again, tmp_path, dimensions=self.widths, fields=layout)
+        fill(more, engine, records(), self.widths)
+        assert more.count() == 48
+        for sink in (first, again, more):
+            sink.close()
+
+    def test_two_collections_do_not_mix(self, tmp_path: Path, engine: WordEngine) -> None:
+        first = self.make(tmp_path, collection="first", dimensions=[384])
+        fill(first, engine, records(10), (384,))
+        second = self.again(first, tmp_path, collection="second", dimensions=[64])
+        fill(second, engine, [Record("only", "one text")], (64,))
+        assert second.count() == 1 and [hit.id for hit in second.search(engine, "anything")] == ["only"]
+        for sink in (first, second):
+            sink.close()
+
+    def test_other_widths_layouts_and_models_are_refused(self, tmp_path: Path, engine: WordEngine) -> None:
+        sink = self.make(tmp_path, dimensions=self.widths)
+        fill(sink, engine, records(3), self.widths)
+        with pytest.raises(FingerprintMismatchError, match="vectors of two models do not compare"):
+            sink.search(WordEngine("other words"), "anything")
+        sink = self.again(sink, tmp_path)
+        with pytest.raises(InvalidRequestError, match=r"pass dimensions=\[64, 384\]"):
+            sink.prepare(engine.spec)
+        for layout in self.layouts[1:]:
+            sink = self.again(sink, tmp_path, dimensions=self.widths, fields=layout)
+            with pytest.raises(InvalidRequestError, match="pass fields='plain'"):
+                sink.prepare(engine.spec)
+        sink = self.again(sink, tmp_path, dimensions=[32])
+        with pytest.raises(InvalidRequestError, match=r"not \[32\]"):
+            sink.search(engine, "anything")
+        sink = self.again(sink, tmp_path, dimensions=[384])
+        expected = self.cosines(engine, QUESTIONS[0], 384, records(3))
+        (hit,) = sink.search(engine, QUESTIONS[0], k=1)
+        assert hit.score == pytest.approx(max(expected.values()), abs=self.score_error)
+        sink.close()
+
+    # ----------------------------------------------------------------------------------------------- construction, end
+
+    def test_a_closed_sink_says_so(self, sink: Any, engine: WordEngine) -> None:
+        fill(sink, engine, records(3), self.widths)
+        sink.close()
+        with pytest.raises(SinkError, match="refused a search"):
+            sink.search(engine, "anything")
+        with pytest.raises(SinkError, match="refused a delete of 2"):
+            sink.delete(["a", "b"])
+
+    def test_invalid_options_are_refused(self, tmp_path: Path) -> None:
+        for options, message in (
+            ({"dimensions": [0]}, "dimensions="),
+            ({"dimensions": 128}, "dimensions=128"),
+            ({"fields": "haystack"}, "fields='haystack'"),
+            ({"collection": ""}, "collection=''"),
+            ({"collection": "../docs"}, "is no name"),
+            ({"collection": None}, "is no name"),
+        ):
+            with pytest.raises(InvalidRequestError, match=message):
+                self.make(tmp_path, **options)
+
+    def test_it_is_a_sink_of_a_collection(self, sink: Any, engine: WordEngine) -> None:
+        assert isinstance(sink, CollectionSink) and sink.dimensions == self.widths and sink.collection == "docs"
+        assert sink.target.endswith(" docs")
+        with sink as same:
+            assert same is sink
