@@ -35,17 +35,6 @@ def _paths(text: str) -> frozenset[PurePosixPath]:
 # Files that measure time, count cores or threads, or fill memory. A single worker runs them, one after the other.
 SERIAL = _paths(
     """
-        engine/execute/test_cores.py
-        engine/execute/test_worker_slots.py
-        engine/execute/test_threads.py
-        engine/execute/test_worker.py
-        engine/execute/cuda/test_overlapping_worker.py
-        engine/schedule/test_scheduler.py
-        engine/test_callbacks.py
-        engine/test_crowd.py
-        engine/test_devices.py
-        engine/test_memory.py
-        engine/test_stats.py
         server/fuzz/test_fuzz_sockets.py
         server/fuzz/test_fuzz_storm.py
         server/telemetry/test_metrics.py
@@ -53,7 +42,7 @@ SERIAL = _paths(
 )
 # Rings. Fast tests are neither here nor marked: no process, no compiler, no database, one real model.
 # Folders of the second ring, whose tests are marked `contract` and which `make test` does not even import.
-CONTRACT = _paths("chains docs faults house server/fuzz")
+CONTRACT = _paths("chains docs engine/execute/cuda faults house server/fuzz")
 
 
 def _path(nodeid: str) -> PurePosixPath:

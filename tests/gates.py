@@ -96,3 +96,12 @@ async def until_set(event: threading.Event) -> None:
             return
         await asyncio.sleep(0.001)
     raise TimeoutError("the event was not set")
+
+
+def until(condition: Callable[[], object]) -> None:
+    """Waits in a thread until ``condition()`` holds."""
+    for _ in range(SECONDS * 1000):
+        if condition():
+            return
+        threading.Event().wait(0.001)
+    raise TimeoutError("it did not happen")

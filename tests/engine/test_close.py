@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
@@ -13,6 +12,7 @@ from types import NoneType
 from typing import Any
 
 import pytest
+from tests.gates import until
 from tests.tiny import write_checkpoint
 
 from millpond import LLM, AsyncEngine, Engine, EngineClosedError, InvalidRequestError, PoolingParams, VectorCache
@@ -72,8 +72,7 @@ def make(folder: Path) -> Iterator[Callable[..., tuple[Engine, Gate]]]:
 def closing(engine: Engine, **options: Any) -> threading.Thread:
     thread = threading.Thread(target=engine.close, kwargs=options)
     thread.start()
-    while not engine.closed:
-        time.sleep(0.001)
+    until(lambda: engine.closed)
     return thread
 
 
@@ -143,10 +142,9 @@ def test_everyone_who_waits_gets_the_error(
     engine, gate = make()
     waiting = [_waiting(lambda: work(engine)) for _ in range(3)]
     assert gate.held.wait(30)
-    while engine.stats().running_calls < 3:
-        time.sleep(0.001)
+    until(lambda: engine.stats().running_calls >= 3)
     thread = closing(engine, cancel=True)
-    time.sleep(0.05)
+    until(lambda: engine.stats().running_calls == 0)
     gate.open()
     for each in waiting:
         assert isinstance(each.exception(30), EngineClosedError)
@@ -155,7 +153,7 @@ def test_everyone_who_waits_gets_the_error(
 
 def test_calls_that_begin_while_it_is_closed_are_answered_or_refused(folder: Path) -> None:
     """A race: no caller hangs, and none gets an error of the thread pool."""
-    for _ in range(15):
+    for _ in range(4):
         engine = Engine(folder, dtype="float32", device="cpu")
         results: list[object] = []
 
@@ -170,7 +168,7 @@ def test_calls_that_begin_while_it_is_closed_are_answered_or_refused(folder: Pat
         threads = [threading.Thread(target=call) for _ in range(4)]
         for thread in threads:
             thread.start()
-        time.sleep(0.02)
+        until(lambda results=results: len(results) > 4)
         engine.close(cancel=True)
         assert all(ended(thread) for thread in threads)
         assert sum(isinstance(result, EngineClosedError) for result in results) == 4
@@ -198,7 +196,7 @@ def test_rows_that_a_caller_computes_meanwhile_are_in_the_cache(
     waiting = _waiting(lambda: engine.embed(TEXTS[:3]))
     assert gate.held.wait(30)
     thread = closing(engine, cancel=True)
-    time.sleep(0.1)
+    until(lambda: engine.stats().running_calls == 0)
     gate.open()
     assert isinstance(waiting.exception(30), EngineClosedError)
     assert ended(thread)
@@ -232,7 +230,7 @@ def test_a_second_close_ends_the_first(make: Callable[..., tuple[Engine, Gate]])
     future = engine.submit("embed", TEXTS)
     assert gate.held.wait(30)
     draining = [closing(engine) for _ in range(3)]
-    time.sleep(0.05)
+    draining[0].join(0.05)
     assert all(thread.is_alive() for thread in draining)
     cancelling = closing(engine, cancel=True)
     assert isinstance(future.exception(30), EngineClosedError)

@@ -6,8 +6,6 @@ from hypothesis import strategies as st
 
 from millpond.engine.execute.cuda.buckets import Bucket, Buckets
 
-pytestmark = pytest.mark.contract
-
 
 def fit(lengths: list[int], *, longest: int = 512) -> Bucket:
     bucket = Buckets(longest=longest).fit(lengths)

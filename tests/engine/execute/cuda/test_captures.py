@@ -23,8 +23,6 @@ from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
 from millpond.pooling.pooler import Pooler, Reading, Readout
 
-pytestmark = pytest.mark.contract
-
 POOLED = frozenset((Readout(kind="pooled"),))
 PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
 

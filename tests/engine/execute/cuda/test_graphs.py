@@ -30,8 +30,6 @@ from millpond.pooling.pooler import Readout
 from millpond.tasks import Task
 from tests import recording
 
-pytestmark = pytest.mark.contract
-
 # Their attention or mixers work run by run, and the host must know the lengths.
 EAGER = ("mpnet", "deberta-v2", "gemma2", "jamba")
 SHORT = (TEXTS[0], TEXTS[3], TEXTS[1])

@@ -28,8 +28,6 @@ from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import DeviceLostError, EngineClosedError
 from tests import recording
 
-pytestmark = pytest.mark.contract
-
 ILLEGAL = "CUDA error: an illegal memory access was encountered"
 MANY = [f"{text} {i}" for i, text in enumerate(TEXTS * 8)]
 

@@ -19,8 +19,6 @@ from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import DeviceLostError
 from millpond.pooling.pooler import Readout
 
-pytestmark = pytest.mark.contract
-
 PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
 Refusal = Callable[[Sequence[Request]], BaseException | None]
 

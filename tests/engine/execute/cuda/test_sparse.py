@@ -14,8 +14,6 @@ from millpond.engine import loading
 from millpond.engine.execute.cuda import worker as cuda_worker
 from tests import recording
 
-pytestmark = pytest.mark.contract
-
 MANY = [f"{text} {i}" for i, text in enumerate(TEXTS * 3)]
 
 

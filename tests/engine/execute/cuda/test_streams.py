@@ -12,8 +12,6 @@ import torch
 
 from millpond.engine.execute.cuda.streams import Cuda
 
-pytestmark = pytest.mark.contract
-
 
 class Runtime:
     """What torch asks of CUDA: one line for each step, with the stream that was current, in ``log``."""
