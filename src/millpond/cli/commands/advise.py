@@ -63,7 +63,7 @@ class MeasureOptions:
     def arguments(self) -> dict[str, Any]:
         """The arguments."""
         given = dict(vars(self))
-        return {"widths": options.read_widths(given.pop("dimensions")), **given}
+        return {**given, "dimensions": options.read_widths(given["dimensions"])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,11 +114,11 @@ def advise(
         check_page_path(shown.out)
 
     from millpond.ingest.advice.advisor import advise as measure
-    from millpond.ingest.advice.advisor import check_advice_widths
+    from millpond.ingest.advice.advisor import check_dimensions
     from millpond.ingest.advice.judgements import read_judgements
 
     judgements = None if asked.qrels is None else read_judgements(asked.qrels)
-    check_advice_widths(engine_options.describe(model), measured.arguments["widths"])
+    check_dimensions(engine_options.describe(model), measured.arguments["dimensions"])
     with engine_options.load(model, cache=cache) as engine:
         advice = measure(records, queries=queries, engine=engine, judgements=judgements, **measured.arguments)
     further = _further(asked, cache, engine_options)
