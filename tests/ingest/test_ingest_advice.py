@@ -5,7 +5,6 @@ import logging
 import math
 import re
 import shlex
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,11 +15,10 @@ from millpond.errors import InvalidDimensionsError, InvalidRequestError
 from millpond.ingest import Record, Rejected
 from millpond.ingest.advice.advisor import Advice, advise, quality
 from millpond.ingest.advice.beir import beir_folder
-from millpond.ingest.advice.codes import quantize, round_bfloat16, store
 from millpond.ingest.advice.judgements import ndcg, read_judgements
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.page import advice_page
-from millpond.ingest.pages import charts
+from millpond.ingest.advice.quantized import quantize, round_bfloat16, store
 from millpond.ingest.pages.neighbors import nearest
 from millpond.ingest.sinks.database import installed
 
@@ -81,14 +79,6 @@ def test_a_datatype_takes_its_bytes_and_keeps_its_neighbours(rows, queries, name
     assert name in ("float16", "bfloat16") or shared < 1
 
 
-def test_bits_are_sorted_by_the_number_of_equal_signs(queries, rows):
-    different = ((queries[:, None] > 0) != (rows[None] > 0)).sum(axis=2)
-    expected = np.argsort(different, axis=1, kind="stable")[:, :25]
-    np.testing.assert_array_equal(store(rows, "bit").search(queries, 25), expected)
-    candidates = np.sort(expected[:, ::-1], axis=1)
-    np.testing.assert_array_equal(store(rows, "bit").rescore(queries, candidates, 25), expected)
-
-
 @pytest.mark.parametrize("width", [1, 63, 65])
 def test_bits_of_any_width_are_not_mixed_with_padding(width):
     random = np.random.default_rng(width)
@@ -139,14 +129,6 @@ def test_product_codes_are_exact_for_few_rows_and_lossy_for_many(queries):
     np.testing.assert_array_equal(found, quantize(many, "product").search(queries, 50))  # the same seed
 
 
-def test_rescoring_sorts_the_candidates_by_the_stored_vectors(rows, queries):
-    candidates = quantize(rows, "binary").search(queries, 100)
-    found = store(rows, "float32").rescore(queries, candidates, 10)
-    for query, listed, best in zip(queries, candidates, found, strict=True):
-        scores = rows[listed] @ query
-        assert best.tolist() == listed[np.argsort(-scores)[:10]].tolist()
-
-
 # Layouts
 
 
@@ -183,7 +165,7 @@ def test_a_command_names_widths_type_and_copy():
 
 def test_every_layout_is_measured_against_the_full_width(engine):
     native = engine.spec.dimensions
-    advice = advised(engine, k=5, widths=[4, 8])
+    advice = advised(engine, k=5, dimensions=[4, 8])
     assert [one.layout for one in advice.measurements] == list(layouts([4, 8, native]))
     assert advice.full.layout == Layout(width=native) and advice.full.recall == 1.0 and advice.full.keeps
     assert (advice.rows, advice.read, advice.queries, advice.judged) == (40, 40, 16, False)
@@ -204,7 +186,7 @@ def test_every_layout_is_measured_against_the_full_width(engine):
 
 
 def test_the_best_are_those_that_no_other_layout_beats(engine):
-    advice = advised(engine, k=3, widths=[2, 8])
+    advice = advised(engine, k=3, dimensions=[2, 8])
     for one in advice.measurements:
         beaten = [
             other
@@ -224,40 +206,18 @@ def test_the_best_are_those_that_no_other_layout_beats(engine):
     assert advice.lightest.scanned_bytes == min(one.scanned_bytes for one in keeping)
 
 
-def test_the_advice_repeats(engine):
-    first, second = (advised(engine, k=5, sample=25, widths=[8]) for _ in range(2))
-    plain = [[replace(one, seconds=0.0) for one in advice.measurements] for advice in (first, second)]
-    assert plain[0] == plain[1] and first.notes == second.notes
-
-
 def test_a_sample_is_said_and_holds_every_judged_document(engine):
     records = [Record(f"r{i}", text) for i, text in enumerate(TEXTS)]
     asked = [{"id": f"q{i}", "text": text} for i, text in enumerate(QUERIES)]
     judged = {"q0": {"r7": 1, "r39": 2}, "q1": {"r3": 1}, "q9": {"r1": 0}, "q77": {"r2": 1}}
-    advice = advised(engine, records, asked, judgements=judged, sample=5, k=2, widths=[8])
+    advice = advised(engine, records, asked, judgements=judged, sample=5, k=2, dimensions=[8])
     assert (advice.rows, advice.read, advice.queries) == (5, 40, 2)
     assert advice.judged and advice.full.ndcg is not None and 0 < advice.full.ndcg <= 1
     text = " ".join(advice.notes)
     assert "14 of 16 queries have no relevant document" in text and "1 judged queries are not among" in text
     assert "5 of 40 records are searched" in text
-    tiny = advised(engine, records, asked, judgements=judged, sample=1, k=2, widths=[8])
+    tiny = advised(engine, records, asked, judgements=judged, sample=1, k=2, dimensions=[8])
     assert tiny.rows == 3  # the judged ones, though more than the sample
-
-
-def test_the_sample_is_not_the_beginning_of_the_source(engine):
-    seen = []
-
-    class Spy:
-        spec = engine.spec
-
-        def embed(self, texts, role, **options):
-            if role == "document":
-                seen.extend(texts)
-            return engine.embed(texts, role=role, **options)
-
-    advised(Spy(), [f"text {i}" for i in range(400)], sample=40, k=2)
-    numbers = [int(text.split()[1]) for text in seen]
-    assert len(set(numbers)) == 40 and 120 < np.mean(numbers) < 280
 
 
 def test_with_judgements_the_ndcg_decides(engine):
@@ -284,20 +244,10 @@ def farthest(engine):
     return str(int(np.argmin(engine.embed(TEXTS, role="document", normalize=True).embeddings @ query)))
 
 
-def test_documents_that_no_one_has_are_counted_as_missed_and_said(engine):
-    judged = {"q": {"r1": 1, "gone": 1, "lost": 1}}
-    records = [Record(f"r{i}", text) for i, text in enumerate(TEXTS)]
-    advice = advised(engine, records, [Record("q", TEXTS[1])], judgements=judged, k=3, widths=[8])
-    assert any("2 of 3 judged documents are not in the source" in note for note in advice.notes)
-    assert any(note.startswith("1 query:") for note in advice.notes)
-    gain = advice.full.ndcg * (1 + 1 / math.log2(3) + 0.5)  # three relevant documents, of which one can be found
-    assert any(gain == pytest.approx(1 / math.log2(rank + 1)) for rank in range(1, 11))
-
-
 def test_blank_and_broken_items_are_left_out_and_said(engine, caplog):
     source = [*TEXTS, "  ", {"id": 1}, Rejected(where="x:3", reason="not JSON"), 7, {"id": "a", "text": "good"}]
     with caplog.at_level(logging.WARNING):
-        advice = advised(engine, source, [*QUERIES, "", "again"], k=2, widths=[8])
+        advice = advised(engine, source, [*QUERIES, "", "again"], k=2, dimensions=[8])
     assert (advice.rows, advice.queries) == (41, 17)
     assert any("left out 4 of the records" in record.getMessage() for record in caplog.records)
     assert any("left out 1 of the queries" in record.getMessage() for record in caplog.records)
@@ -327,10 +277,10 @@ def test_what_cannot_be_measured_is_refused_with_a_way_out(engine, options, mess
 
 def test_widths_follow_the_rule_of_the_model(engine, engine_of):
     with pytest.raises(InvalidDimensionsError, match="is more than"):
-        advised(engine, widths=[100_000])
+        advised(engine, dimensions=[100_000])
     plain = engine_of("bert")
     with pytest.raises(InvalidDimensionsError, match="is_matryoshka"):
-        advised(plain, widths=[8])
+        advised(plain, dimensions=[8])
     assert {one.layout.width for one in advised(plain).measurements} == {plain.spec.dimensions}
 
 
@@ -399,26 +349,8 @@ def test_a_beir_folder_has_titles_before_texts(tmp_path):
 # The page
 
 
-def test_the_line_of_a_chart_joins_only_what_a_database_stores(engine, monkeypatch):
-    drawn = []
-    monkeypatch.setattr(charts, "trade_off", lambda points, *_, **__: drawn.append(points) or "<svg></svg>")
-    advice = advised(engine, k=3, widths=[8])
-    advice_page(advice, source="x", model="m", commands={}, settings={})
-    for points, attribute in zip(drawn, ("scanned_bytes", "stored_bytes"), strict=True):
-        for point, one in zip(points, advice.measurements, strict=True):
-            beaten = [
-                other
-                for other in advice.measurements
-                if other.layout.databases
-                and getattr(other, attribute) <= point.x
-                and other.recall >= one.recall
-                and (getattr(other, attribute), other.recall) != (point.x, one.recall)
-            ]
-            assert point.best == (bool(one.layout.databases) and not beaten), point.name
-
-
 def test_the_page_draws_every_layout_and_shows_the_commands(engine):
-    advice = advised(engine, k=3, widths=[8])
+    advice = advised(engine, k=3, dimensions=[8])
     commands = {advice.smallest.layout: "millpond <x>", advice.lightest.layout: "millpond <x>"}
     page = advice_page(
         advice, source="<docs>", model="m&m", commands=commands, settings={"device": "cpu", "none": None}

@@ -84,16 +84,6 @@ def test_an_overlap_repeats_whole_words():
         assert 6 <= words(repeated) <= 8 and PROSE[later.metadata["chunk_start"] - 1] == " "
 
 
-def test_an_overlap_without_spaces_repeats_whole_characters():
-    text = "e\u0301👩\u200d👩\u200d👧👍🏽漢" * 40
-    pieces = Chunker(len, max_tokens=40, overlap=12).split(Record("a", text))
-    check(Record("a", text), pieces, len, 40)
-    for former, later in pairwise(pieces):
-        start = later.metadata["chunk_start"]
-        assert 3 <= former.metadata["chunk_end"] - start <= 12
-        assert text[start] in "👩👍漢" and text[start - 1] != "\u200d"
-
-
 def test_markdown_is_cut_at_its_headings():
     text = "# One\n\na b c d\n\n# Two\n\ne f g"
     plain, markdown = (Chunker(words, max_tokens=9).split(Record(name, text)) for name in ("x.txt", "docs/x.MD"))
@@ -126,17 +116,6 @@ def test_any_text_is_covered_by_pieces_that_fit(text, limit, markdown):
     pieces = Chunker(count, max_tokens=limit + 4, overlap=limit // 3).split(record)
     if pieces != [record]:
         check(record, pieces, count, limit + 4)
-
-
-def test_tokens_that_do_not_add_up_still_fit():
-    """The parts of a text may have more tokens together, and a longer text fewer than its beginning."""
-
-    def count(text):
-        return len(text) + (7 if text.endswith("e") else 0)
-
-    record = Record("a", PROSE)
-    pieces = Chunker(count, max_tokens=30).split(record)
-    check(record, pieces, count, 30)
 
 
 def test_a_character_that_is_too_many_tokens_is_named():
@@ -213,22 +192,6 @@ def test_pieces_are_read_whole_by_every_kind_of_tokenizer(tiny, name):
         check(record, pieces, lambda text: tiny.count_tokens([text], role="document")[0], tiny.spec.max_length)
         # They are filled: two neighbours would rarely fit together.
         assert sum(counts) / len(counts) > tiny.spec.max_length / 2
-
-
-def test_tokens_are_counted_as_they_are_embedded(tiny):
-    texts = ["", "a", SENTENCES[0], *TEXTS.values()]
-    for role in (None, "query", "document"):
-        counts = tiny.count_tokens(texts, role=role)
-        truncated = tiny.embed(texts[1:], role=role).truncated
-        assert [count > tiny.spec.max_length for count in counts[1:]] == truncated.tolist()
-    assert tiny.count_tokens(texts) == [len(ids) for ids in tiny.tokenize(texts)]
-    prompts = tiny.count_tokens([f"keep this: {text}" for text in texts])
-    assert tiny.count_tokens(texts, role="document") == prompts
-    assert tiny.count_tokens([]) == []
-    with pytest.raises(TypeError):
-        tiny.count_tokens("text")
-    with pytest.raises(InvalidRequestError):
-        tiny.count_tokens([5])
 
 
 def test_more_tokens_than_the_model_reads_are_refused(tiny):

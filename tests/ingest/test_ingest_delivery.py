@@ -102,12 +102,6 @@ def test_after_the_time_to_give_up_nothing_is_sent_any_more(clock, seconds):
     assert made.send(Database(clock, error)) == "done"  # each request has its own time
 
 
-def test_the_database_says_how_long_to_wait(clock):
-    made, _ = delivery(clock, give_up_after=60, longest_wait=4)
-    made.send(Database(clock, SinkUnavailableError("busy", retry_after=17), SinkUnavailableError("", retry_after=0)))
-    assert clock.waits[0] == 17 and clock.waits[1] < 4
-
-
 def test_a_wait_longer_than_the_time_that_is_left_is_not_begun(clock):
     made, _ = delivery(clock, give_up_after=60)
     for asked in (61, 1e9, float("inf")):
@@ -182,12 +176,6 @@ def test_rows_that_are_refused_are_found_and_the_others_written(clock):
     assert len(database.written) == 60 and len(database.requests) < 50
     bad = {f"r{number}" for number in range(100) if number % 10}  # one that is accepted ends a series of refusals
     assert len(made.write(Picky(bad=bad), batch(100))) == 90
-
-
-def test_one_row_that_is_too_large_alone_is_refused(clock):
-    made, _ = delivery(clock)
-    (refused,) = made.write(Picky(bad={"r2"}, error=SinkTooLargeError), batch(5))
-    assert refused == RejectedRow(2, "r2 is bad")
 
 
 @pytest.mark.parametrize("count", [16, 500])

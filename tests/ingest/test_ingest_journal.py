@@ -2,13 +2,11 @@
 
 import os
 import sqlite3
-from unittest import mock
 
 import pytest
 from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, memory, run, small
 from tests.tiny import write_checkpoint
 
-from millpond.cache import sqlitefile
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, JournalError
 from millpond.ingest import Record, Rejected
@@ -98,17 +96,6 @@ def test_a_second_run_writes_only_what_is_new_or_changed(engine, journal):
     assert run(source, engine, sink, journal=journal, resume=False).written == 22
 
 
-@pytest.mark.parametrize("batch", [1, 2])
-def test_of_one_id_the_last_record_stays_however_often_a_source_is_read(engine, journal, batch):
-    client = memory()
-    texts = ["one", "two", "one", "three", "one"]
-    source = [Record("a", text) for text in texts]
-    for _ in range(3):
-        with small(batch):
-            run(source, engine, CrashingSink(client), journal=journal)
-        assert CrashingSink(client).stored == {("a", 0): "one"}
-
-
 @pytest.mark.parametrize(
     ("method", "calls", "after"),
     [("write", 0, True), ("write", 1, False), ("write", 1, True), ("write", 3, False), ("add", 0, True),
@@ -187,14 +174,6 @@ def test_one_journal_serves_several_collections(engine, journal, tmp_path):
 # ------------------------------------------------------------------------------ the collection is not what it was
 
 
-def test_a_collection_that_was_deleted_is_filled_again(engine, journal, caplog):
-    client = memory()
-    run(some(5), engine, CrashingSink(client), journal=journal)
-    client.clear()
-    assert run(some(5), engine, CrashingSink(client), journal=journal).written == 5
-    assert "the collection lacks 5 of the 5 rows that the journal says it holds" in caplog.text
-
-
 def test_rows_that_were_deleted_behind_the_journals_back_are_written_again(engine, journal):
     client = memory()
     run(some(400), engine, CrashingSink(client), journal=journal)
@@ -205,13 +184,6 @@ def test_rows_that_were_deleted_behind_the_journals_back_are_written_again(engin
 
 
 # ------------------------------------------------------------------------------------------------ a file that fails
-
-
-def test_a_folder_that_does_not_exist_is_refused_before_anything_is_read(engine, tmp_path):
-    client = memory()
-    with pytest.raises(JournalError, match=r"journal=.*there is no folder .*create it first"):
-        run(some(1), engine, CrashingSink(client), journal=tmp_path / "absent" / "journal")
-    assert not client
 
 
 def damaged(path, what):
@@ -264,22 +236,6 @@ def test_a_damaged_page_stops_the_run_before_anything_is_skipped(engine, journal
         run(some(400), engine, CrashingSink(client), journal=journal)
 
 
-def test_a_journal_that_another_process_locks_is_an_error_after_the_wait(engine, journal):
-    client = memory()
-    run(some(2), engine, CrashingSink(client), journal=journal)
-    other = sqlite3.connect(journal, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    try:
-        with (
-            mock.patch.object(sqlitefile.SqliteFile, "busy_timeout", 0.05),
-            pytest.raises(JournalError, match="locked by another process"),
-        ):
-            run(some(3), engine, CrashingSink(client), journal=journal)
-    finally:
-        other.close()
-    assert run(some(3), engine, CrashingSink(client), journal=journal).written == 1
-
-
 @pytest.mark.parametrize("method", ["add", "invalidate"])
 def test_a_journal_that_fails_stops_the_run_and_nothing_is_skipped_wrongly(engine, journal, method):
     client = memory()
@@ -291,28 +247,6 @@ def test_a_journal_that_fails_stops_the_run_and_nothing_is_skipped_wrongly(engin
     with small(2):
         run(changed, engine, CrashingSink(client), journal=journal)
     assert CrashingSink(client).stored == {(record.id, 0): record.text for record in changed}
-
-
-def test_sqlites_own_limit_of_pages_stops_the_run_as_a_full_disk_does(engine, journal):
-    """A real SQLITE_FULL: sqlite is told that the file may not grow."""
-    client = memory()
-    run(some(2), engine, CrashingSink(client), journal=journal)
-    connect = sqlitefile._connect
-
-    def limited(path):
-        connection = connect(path)
-        if path == journal:
-            connection.execute("PRAGMA max_page_count=3")
-        return connection
-
-    many = [Record(f"record {number} " + "x" * 200, f"text {number}") for number in range(400)]
-    with (
-        mock.patch.object(sqlitefile, "_connect", limited),
-        pytest.raises(JournalError, match="the journal .* cannot grow: the disk is full; free some space, or choose"),
-    ):
-        run(many, engine, CrashingSink(client), journal=journal)
-    run(many, engine, CrashingSink(client), journal=journal)
-    assert {key for key, _ in CrashingSink(client).stored} == {"r0", "r1", *(record.id for record in many)}
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
@@ -361,15 +295,6 @@ def test_a_text_that_became_shorter_leaves_no_piece_behind(engine, journal, with
         assert set(CrashingSink(client).stored) == wanted
 
 
-def test_of_one_id_in_one_run_the_last_texts_pieces_stay(engine, tmp_path):
-    (long,), (short,) = chunks(6), chunks(2)
-    for number, options in enumerate(({}, {"journal": tmp_path / "journal"})):
-        client = memory()
-        with small(1):
-            run([long, *some(3, "x")[1:], short], engine, CrashingSink(client), chunking=Words(), **options)
-        assert {key for key in CrashingSink(client).stored if key[0] == "r0"} == {("r0", 0), ("r0", 1)}, number
-
-
 @pytest.mark.parametrize(
     ("point", "after", "counts"),
     [("write", False, (5, 2, 3)), ("write", True, (5, 2, 2)), ("write", True, (5, 8, 2)), ("delete", False, (5, 2, 2)),
@@ -392,14 +317,6 @@ def test_a_crash_between_the_write_and_the_deletion_leaves_no_piece_behind(engin
         pass
     run(chunks(third), engine, CrashingSink(client), journal=journal, chunking=Words())
     assert set(CrashingSink(client).stored) == {("r0", number) for number in range(third)}
-
-
-def test_other_chunks_are_another_text(engine, journal):
-    client = memory()
-    run(chunks(4), engine, CrashingSink(client), journal=journal, chunking=Words(3))
-    assert run(chunks(4), engine, CrashingSink(client), journal=journal, chunking=Words(3)).unchanged == 1
-    run(chunks(4), engine, CrashingSink(client), journal=journal, chunking=Words(6))
-    assert len(CrashingSink(client).stored) == 2
 
 
 # ------------------------------------------------------------------------------------------------------------- stops
@@ -470,12 +387,3 @@ def test_pieces_whose_rows_were_deleted_with_their_record_are_written_again(jour
     run([Record(f"new {number}", "text") for number in range(5)], engine, sink, chunker=Words())
     run([*others, *pieces], engine, sink, chunker=Words(), journal=journal)
     assert [sink.stored.get(("m", number)) for number in range(3)] == ["one", "two", "three"]
-
-
-def test_the_marks_of_pieces_go_with_that_of_their_record_and_those_of_no_other(journal):
-    with Journal(journal) as opened:
-        entries = opened.collection("a")
-        names = ["m", "m\x001", "m\x0012", "m\x01", "m1", "l", "mm\x001"]
-        entries.add(JournalEntry(name, b"1", 1) for name in names)
-        entries.remove(["m", "mm"])
-        assert sorted(entries.find(names)) == ["l", "m\x01", "m1"]

@@ -11,7 +11,6 @@ import pytest
 from tests.tiny import write_checkpoint
 
 from millpond import Engine
-from millpond.engine.heap import Heap
 from millpond.ingest import Record, ingest
 
 GROWTH = 48 << 20  # bytes; without trimming, this run grows by 100 MB and more
@@ -55,19 +54,3 @@ def test_memory_is_level_from_100_000_rows_on(tmp_path: Path) -> None:
     before = max(size for number, size in samples.items() if 50_000 <= number <= 100_000)
     after = max(size for number, size in samples.items() if number >= 250_000)
     assert after - before < GROWTH
-
-
-def test_free_memory_is_given_back_after_calls_of_many_texts_and_not_too_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    now, trims = [100.0], []
-
-    def trim() -> None:
-        trims.append(now[0])
-        now[0] += 0.2  # it takes a while
-
-    monkeypatch.setattr("millpond.engine.heap.monotonic", lambda: now[0])
-    monkeypatch.setattr("millpond.engine.heap.perf_counter", lambda: now[0])
-    heap = Heap(trim)
-    for seconds, texts in ((0, 2048), (4.9, 2048), (0.2, 511), (0, 2048), (6, 2048), (13, 2048), (2, 2048)):
-        now[0] += seconds
-        heap.finished(texts)
-    assert trims == pytest.approx([105.1, 126.3])  # 5 seconds after the beginning, then a hundred times 0.2 seconds

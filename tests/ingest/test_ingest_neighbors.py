@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from millpond.ingest.pages import neighbors
-from millpond.ingest.pages.neighbors import nearest, plotted_widths, recall, recall_by_width, top
+from millpond.ingest.pages.neighbors import nearest, plotted_widths, recall_by_width, top
 from millpond.vectors import matryoshka
 
 
@@ -25,13 +25,6 @@ def test_without_rows_nothing_is_near():
     assert top(np.ones((0, 4), np.float32), 2).shape == (0, 2)
 
 
-def test_recall_counts_what_is_found_in_any_order():
-    expected = np.array([[1, 2, 3, 4], [5, 6, 7, 8]])
-    found = np.array([[4, 3, 9, 10], [8, 7, 6, 5]])
-    assert recall(found, expected) == (2 + 4) / 8
-    assert recall(found[:, :2], expected) == (2 + 2) / 8
-
-
 def test_recall_by_width_is_that_of_a_search_among_the_other_rows():
     random = np.random.default_rng(0)
     rows = random.normal(size=(120, 16)).astype(np.float32)
@@ -47,12 +40,6 @@ def test_recall_by_width_is_that_of_a_search_among_the_other_rows():
 
     shares = [len(a & b) / 5 for a, b in zip(by_hand(8), by_hand(16), strict=True)]
     assert values[8] == pytest.approx(np.mean(shares))
-
-
-def test_two_rows_are_neighbours_of_each_other_and_one_row_has_none():
-    rows = np.eye(2, 4, dtype=np.float32) + 0.1
-    assert recall_by_width(rows, [2, 4]) == {2: 1.0, 4: 1.0}
-    assert recall_by_width(rows[:1], [2, 4]) == {}
 
 
 def test_the_widths_of_a_plot_are_the_declared_ones_the_stored_ones_and_the_full_one():

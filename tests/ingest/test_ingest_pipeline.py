@@ -17,22 +17,16 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from tests.tiny import Layout, write_checkpoint
 
-import millpond.ingest.pipeline.ingest as pipeline
 from millpond.engine.async_engine import AsyncEngine
 from millpond.engine.engine import Engine
 from millpond.errors import (
-    CacheError,
-    EngineClosedError,
     EngineOverloadedError,
     InvalidDimensionsError,
     InvalidRequestError,
     MillpondError,
-    ModelLoadError,
-    UnsupportedTaskError,
 )
-from millpond.ingest import IngestReport, Record, Rejected, ingest, point_id, read
-from millpond.ingest.pipeline import writer
-from millpond.ingest.telemetry import counts
+from millpond.ingest import Record, Rejected, ingest, point_id
+from millpond.ingest.pipeline import planner, writer
 
 
 class DictSink:
@@ -86,7 +80,7 @@ def _no_thread_is_left():
 
 def batches_of(count):
     """Small batches, so that a few texts fill the whole pipeline."""
-    return mock.patch.object(pipeline, "BATCH_RECORDS", count)
+    return mock.patch.object(planner, "BATCH_RECORDS", count)
 
 
 def some(count, prefix="text"):
@@ -113,26 +107,6 @@ def test_rows_are_the_engines_own_at_every_width(engine):
             np.testing.assert_allclose(vectors[width], row, atol=1e-6)
 
 
-def test_a_sink_without_widths_gets_the_full_one(engine):
-    sink = DictSink(None)
-    run(some(1), engine, sink)
-    (_, vectors), *_ = sink.rows.values()
-    assert list(vectors) == [48]
-
-    class Least:
-        rows = 0
-
-        def prepare(self, spec): ...
-        def write(self, batch):
-            assert list(batch.vectors) == [48]
-            self.rows += len(batch)
-
-        def close(self): ...
-
-    least = Least()
-    assert run(some(3), engine, least).written == least.rows == 3
-
-
 def test_documents_get_the_documents_prompt(tmp_path):
     prompts = {"query": "search the pond: ", "document": "the wheel turns: "}
     write_checkpoint(tmp_path / "model", "bert", sentence_transformers=Layout(prompts=prompts))
@@ -143,15 +117,6 @@ def test_documents_get_the_documents_prompt(tmp_path):
         wanted = prompted.embed(["a passage"], role="document", normalize=True).embeddings[0]
         np.testing.assert_allclose(vectors[48], wanted, atol=1e-6)
         assert vectors[48] @ prompted.embed(["a passage"], role="query", normalize=True).embeddings[0] < 0.99
-
-
-def test_an_empty_source_writes_nothing(engine):
-    sink = DictSink()
-    report = run([], engine, sink)
-    assert replace(report, seconds=0) == IngestReport(
-        read=0, cached=0, embedded=0, failed=0, duplicates=0, written=0, seconds=0
-    )
-    assert sink.prepared == 1 and sink.writes == []
 
 
 BLANK = [
@@ -223,31 +188,11 @@ def test_texts_that_were_cut_are_named_once_also_when_they_come_from_the_cache(c
             ]
 
 
-def test_of_two_records_with_one_id_the_last_wins(engine):
-    for size in (10, 1):  # within a batch, and across batches
-        sink = DictSink()
-        with batches_of(size):
-            report = run([Record("a", "old"), Record("b", "other"), Record("a", "new")], engine, sink)
-        assert sink.texts == {"a": "new", "b": "other"}
-        assert report.duplicates == (1 if size == 10 else 0)
-        assert report.written == 3 - report.duplicates
-
-
 def test_batches_end_by_count_and_by_characters(engine):
     sink = DictSink()
-    with batches_of(4), mock.patch.object(pipeline, "BATCH_CHARS", 100):
+    with batches_of(4), mock.patch.object(planner, "BATCH_CHARS", 100):
         run([*some(8), Record("long", "x " * 60), *some(2, "again")], engine, sink)
     assert sink.writes == [4, 4, 1, 2]
-
-
-def test_running_again_embeds_nothing_with_a_cache(checkpoint_of, tmp_path):
-    with Engine(checkpoint_of("bert"), dtype="float32", device="cpu", cache=tmp_path / "vectors.db") as cached:
-        first, second = DictSink(), DictSink()
-        assert run(some(20), cached, first).embedded == 20
-        report = run([*some(20), Record("new", "a new text")], cached, second)
-        assert (report.cached, report.embedded, report.written) == (20, 1, 21)
-        for point, (_, vectors) in first.rows.items():
-            np.testing.assert_array_equal(second.rows[point][1][48], vectors[48])
 
 
 # --------------------------------------------------------------------------------------------- what is left out
@@ -265,20 +210,6 @@ def test_bad_lines_are_counted_logged_by_number_and_passed_over(engine, tmp_path
         f"left out {path}:2",
         f"left out {path}:3",
     ]
-
-
-def test_records_may_come_from_read(engine, tmp_path):
-    path = tmp_path / "x.csv"
-    path.write_text("key,body\na,t\nb\n")
-    report = run(read(path, id_column="key", text_column="body"), engine, DictSink())
-    assert (report.read, report.failed, report.written) == (2, 1, 1)
-
-
-def test_a_record_that_the_sink_refuses_is_not_embedded(engine, caplog):
-    sink = DictSink(refuse={"text 1"})
-    report = run(some(3), engine, sink)
-    assert (report.failed, report.embedded, report.written) == (1, 2, 2)
-    assert "left out record 'r1': refused by the sink" in caplog.text
 
 
 def test_a_vector_that_is_zero_or_nan_is_left_out(engine, caplog):
@@ -313,27 +244,6 @@ def poisoned(place, *words):
     tensors["embeddings.word_embeddings.weight"][rows] = np.nan
     save_file(tensors, place / "model.safetensors", metadata={"format": "pt"})
     return Engine(place, dtype="float32", device="cpu", cache=place / "cache.db")
-
-
-def test_a_text_without_a_vector_does_not_fail_its_batch(tmp_path, caplog):
-    texts = ["The pond is deep."] * 20
-    texts[3] = texts[11] = "the wheel"
-    records = [Record(f"r{i}", f"{text} {i}") for i, text in enumerate(texts)]
-    with poisoned(tmp_path / "model", "wheel") as engine, batches_of(7):
-        for _ in range(2):  # the second run finds the valid records in the cache, and ends too
-            caplog.clear()
-            sink = DictSink()
-            report = run(records, engine, sink)
-            assert (report.read, report.failed, report.written) == (20, 2, 18)
-            assert set(sink.texts) == {f"r{i}" for i in range(20)} - {"r3", "r11"}
-            assert [record.getMessage().partition(": ")[0] for record in caplog.records] == [
-                "left out record 'r3'",
-                "left out record 'r11'",
-            ]
-            assert "not finite" in caplog.text
-        assert report.cached == 18
-        wanted = engine.embed([records[4].text], role="document", normalize=True).embeddings[0]
-        np.testing.assert_allclose(sink.rows[point_id("r4")][1][48], wanted, atol=1e-6)
 
 
 def test_a_failed_forward_is_tried_by_halves(engine, caplog):
@@ -372,13 +282,6 @@ def test_a_truncated_width_is_what_is_written_by_default(tmp_path):
                 wanted = engine.embed(["text 2"], role="document", dimensions=width, normalize=True).embeddings[0]
                 np.testing.assert_allclose(sink.rows[point_id("r2")][1][width], wanted, atol=1e-6)
         assert engine.embed(["text 2"]).embeddings.shape == (1, 16)
-
-
-def test_a_flood_of_failures_does_not_flood_the_log(engine, caplog):
-    bad = [Rejected(where=f"x:{i}", reason="bad") for i in range(10)]
-    with mock.patch.object(counts, "_MAX_WARNINGS", 3), caplog.at_level(logging.WARNING):
-        assert run(bad, engine, DictSink()).failed == 10
-    assert len(caplog.records) == 4 and "more than 3 records" in caplog.text
 
 
 items = st.one_of(
@@ -521,21 +424,6 @@ def test_a_run_that_is_stopped_does_not_wait_for_the_rest_of_a_batch(engine):
     assert sink.writes == [2]
 
 
-@pytest.mark.parametrize("error", [CacheError("damaged"), EngineClosedError("closed"), ModelLoadError("changed")])
-def test_an_error_that_does_not_depend_on_the_texts_stops_the_run(engine, error):
-    calls = []
-
-    def submit(task, texts, params):
-        calls.append(len(texts))
-        done = Future()
-        done.set_exception(error)
-        return done
-
-    with pytest.raises(type(error)) as caught:
-        run(some(8), Around(engine, submit=submit), DictSink())
-    assert caught.value is error and calls == [8]
-
-
 @pytest.mark.parametrize(("error", "after"), [(OSError("gone"), 0), (OSError("gone"), 3), (Stop(), 3)], ids=repr)
 def test_an_error_in_the_sink_comes_out_of_an_endless_run(engine, error, after):
     class Failing(DictSink):
@@ -565,28 +453,6 @@ def test_widths_the_model_does_not_have_are_refused_before_anything_is_read(engi
         with pytest.raises(InvalidDimensionsError, match="dimensions="):
             run(never(), bad, sink)
         assert sink.prepared == 0
-
-
-def test_a_sink_that_refuses_to_begin_is_not_written_to(engine):
-    class Foreign(DictSink):
-        def prepare(self, spec):
-            raise InvalidRequestError("another collection")
-
-    sink = Foreign()
-    with pytest.raises(InvalidRequestError, match="another collection"):
-        run(never(), engine, sink)
-
-
-def test_a_missing_file_is_refused_before_the_collection_is_made(engine, tmp_path):
-    sink = DictSink()
-    with pytest.raises(FileNotFoundError):
-        run(tmp_path / "x.jsonl", engine, sink)
-    assert sink.prepared == 0
-
-
-def test_a_model_that_does_not_embed_is_refused(engine):
-    with pytest.raises(UnsupportedTaskError, match="does not embed"):
-        run(never(), Around(engine, spec=replace(engine.spec, tasks=frozenset({"classify"}))), DictSink())
 
 
 class Unreadable(date):
@@ -665,8 +531,3 @@ def test_a_sink_of_another_type_is_refused(engine, sink, message):
 
 async def asynchronous():
     yield Record("a", "t")
-
-
-def test_there_is_no_progress_bar_without_a_terminal(engine, capfd):
-    ingest(some(3), engine=engine, sink=DictSink(), show_progress=True)
-    assert capfd.readouterr() == ("", "")

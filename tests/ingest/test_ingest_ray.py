@@ -21,12 +21,11 @@ import pytest
 from tests.ingest.shared_sink import SharedSink
 from tests.tiny import write_checkpoint
 
-import millpond.ingest.pipeline.ingest as pipeline
-from millpond.cache.sqlitefile import CacheFileError
 from millpond.engine.engine import Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, ModelLoadError
 from millpond.ingest import Record, ingest, point_id, read
 from millpond.ingest.chunking import Chunking
+from millpond.ingest.pipeline import planner
 from millpond.ingest.pipeline.source_items import StopRequest
 
 ray = pytest.importorskip("ray")
@@ -71,7 +70,7 @@ def cluster():
 
 @pytest.fixture(autouse=True)
 def _small_batches():
-    with mock.patch.object(pipeline, "BATCH_RECORDS", 32):
+    with mock.patch.object(planner, "BATCH_RECORDS", 32):
         yield
 
 
@@ -179,7 +178,7 @@ def test_a_finished_run_starts_no_worker_again(cluster, model, engine, tmp_path)
 @pytest.mark.slow
 def test_a_text_that_kills_its_workers_is_left_out_and_the_others_are_written(cluster, model, tmp_path):
     records = [Record(f"r{i}", f"text {i}") for i in range(6)]
-    with mock.patch.object(pipeline, "BATCH_RECORDS", 3):
+    with mock.patch.object(planner, "BATCH_RECORDS", 3):
         report = ingest_dataset(
             records,
             model=model,
@@ -217,23 +216,6 @@ def test_the_last_text_of_an_id_stays_though_an_earlier_one_takes_longer(cluster
     assert report.failed == 0
     texts = {row[0]: row[2] for row in sink.rows.values()}
     assert texts["a"] == "the second text" and "b" not in texts
-
-
-@pytest.mark.slow
-def test_an_error_of_a_worker_is_its_own_and_no_wall_of_text(cluster, model, tmp_path):
-    (tmp_path / "cache").write_text("no database")
-    with pytest.raises(CacheFileError) as caught:
-        ingest_dataset(
-            [Record("a", "text")],
-            model=model,
-            engine_options=OPTIONS,
-            sink=partial(SharedSink, tmp_path / "rows.db"),
-            cache=tmp_path / "cache",
-            workers=1,
-            show_progress=False,
-        )
-    assert type(caught.value) is CacheFileError and "Traceback" not in str(caught.value)
-    assert "is not a millpond cache" in str(caught.value)
 
 
 @pytest.mark.slow
@@ -476,11 +458,6 @@ def test_an_address_where_nothing_listens_is_refused_at_once(scheme):
             cluster.connected(address),
         ):
             pass
-
-
-def test_ray_is_imported_by_nothing_else():
-    code = "import sys, millpond, millpond.ingest; millpond.ingest.ingest; assert 'ray' not in sys.modules"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 # ---------------------------------------------------------------------------------------------------- the command line

@@ -3,8 +3,6 @@
 import os
 import re
 import shutil
-import subprocess
-import sys
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
 
@@ -12,7 +10,7 @@ import numpy as np
 import pytest
 
 from millpond.errors import InvalidRequestError, MissingExtraError
-from millpond.ingest.pages import charts, report_page
+from millpond.ingest.pages import charts
 from millpond.ingest.pages.charts import bytes_text, seconds_text
 from millpond.ingest.pages.html_page import write_page
 from millpond.ingest.pages.report_page import check_report, write_report
@@ -125,12 +123,6 @@ def charts_of(page):
     return re.findall(r"<svg.*?</svg>", page.source, flags=re.DOTALL)
 
 
-def test_the_colours_of_the_charts_are_those_of_the_theme(whole):
-    for svg in charts_of(whole):
-        assert "var(--" in svg
-        assert set(re.findall(r"#[0-9a-f]{6}\b", svg)) == set()
-
-
 def test_secrets_are_not_shown(tmp_path):
     settings = {
         "to": "pgvector+postgresql://user:hunter2@host/db?api_key=hunter2&ssl=on#docs",
@@ -208,15 +200,6 @@ def test_without_matplotlib_the_error_names_the_extra(monkeypatch, tmp_path):
         check_report(tmp_path / "report.html")
 
 
-@pytest.mark.contract
-def test_importing_the_page_imports_no_matplotlib_and_no_torch():
-    code = (
-        "import sys, millpond.ingest.pages.report_page; print([m for m in ('matplotlib', 'torch') if m in sys.modules])"
-    )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert result.stdout.strip() == "[]"
-
-
 def test_quantities_are_written_for_a_reader():
     texts = [seconds_text(value) for value in (3e-6, 0.012, 1.5, 119, 121, 9000, float("nan"))]
     assert texts == ["3 µs", "12 ms", "1.5 s", "119 s", "2.02 min", "2.5 h", "-"]
@@ -243,10 +226,3 @@ def test_a_browser_shows_it_at_any_width_without_a_request(tmp_path, width, sche
         ink = page.evaluate("getComputedStyle(document.querySelector('svg text')).fill")
         assert (sum(map(int, re.findall(r"\d+", ink)[:3])) > 400) == (scheme == "dark")
         browser.close()
-
-
-def test_the_recall_is_that_of_the_widths_of_the_model(tmp_path, monkeypatch):
-    asked = []
-    monkeypatch.setattr(report_page, "recall_by_width", lambda rows, widths, k: asked.append(widths) or {32: 1.0})
-    written(tmp_path, widths=(8, 32), stored=[20])
-    assert asked == [[8, 20, 32]]

@@ -4,7 +4,6 @@ import gzip
 import hashlib
 import io
 import json
-import logging
 import os
 import re
 import sys
@@ -110,12 +109,6 @@ def test_of_a_key_in_and_beside_metadata_the_inner_one_counts_and_is_named_once(
     assert [record.metadata for record in read(path)] == [{"year": 2024, "page": 2}] * 3
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == f"{path}: the keys 'year' are both in metadata and beside it; the values in metadata are stored"
-
-
-def test_other_names_for_id_and_text(tmp_path):
-    path = write(tmp_path / "x.jsonl", '{"_id": "a", "body": "t"}\n{"_id": "b", "text": "wrong key"}\n')
-    items = list(read(path, id_column="_id", text_column="body"))
-    assert items[0] == Record("a", "t") and "text is missing" in items[1].reason
 
 
 # ------------------------------------------------------------------------------------------- .json, .ndjson, .gz, .zst
@@ -325,11 +318,6 @@ def test_columns_of_metadata_are_chosen_and_checked(tmp_path):
         read(tmp_path, metadata_columns=["a"])
 
 
-def test_csv_cells_may_be_longer_than_the_modules_own_limit(tmp_path):
-    (record,) = read(write(tmp_path / "x.csv", "text\n" + "x" * 200_000 + "\n"))
-    assert len(record.text) == 200_000
-
-
 def test_csv_bad_rows_are_rejected_by_line(tmp_path):
     data = b'id,text\na,t\nb\nc,t,u\nd,caf\xe9\ne,"x"y\nf,"two\nlines"\n' + b"g" * 5000 + b',t\nh,t\ni,"never closed\n'
     items = list(read(write(tmp_path / "x.csv", data)))
@@ -356,11 +344,6 @@ def test_csv_headers_are_checked_before_anything_is_read(tmp_path, header, colum
         read(write(tmp_path / "x.csv", header), **columns)
 
 
-def test_a_csv_that_begins_with_no_header(tmp_path):
-    with pytest.raises(InvalidRequestError, match="does not begin with a CSV header"):
-        read(write(tmp_path / "x.csv", '"id"text\n'))
-
-
 # --------------------------------------------------------------------------------------------------------- folders
 
 
@@ -383,29 +366,6 @@ def test_a_folder_gives_its_texts_in_order(tmp_path):
     assert [item for item in items if isinstance(item, Rejected)] == [
         Rejected(where=str(tmp_path / "broken.txt"), reason="not UTF-8 (byte 3)")
     ]
-
-
-def test_a_folder_without_texts_says_so(tmp_path, caplog):
-    with caplog.at_level(logging.WARNING):
-        assert list(read(tmp_path)) == []
-    assert "holds no .txt or .md file" in caplog.text
-
-
-def test_a_file_that_cannot_be_read_is_left_out(tmp_path):
-    (tmp_path / "a.txt").symlink_to(tmp_path / "gone")
-    write(tmp_path / "b.txt", "t")
-    items = list(read(tmp_path))
-    assert items == [
-        Rejected(where=str(tmp_path / "a.txt"), reason="cannot be read (No such file or directory)"),
-        Record("b.txt", "t"),
-    ]
-
-
-def test_a_path_too_long_for_an_id_is_left_out(tmp_path, monkeypatch):
-    monkeypatch.setattr("millpond.ingest.record.MAX_ID_BYTES", 10)
-    write(tmp_path / "a-longer-name.txt", "t")
-    (item,) = read(tmp_path)
-    assert "at most 10 are stored" in item.reason
 
 
 def test_links_that_leave_a_folder_are_not_followed(tmp_path, caplog):
@@ -533,13 +493,6 @@ def test_other_files_of_a_folder_are_counted_and_named(tmp_path, caplog):
     ]
 
 
-def test_a_folder_with_many_other_files_names_the_first(tmp_path, caplog):
-    for number in range(15):
-        write(tmp_path / f"{number:02}.bin", "")
-    assert list(read(tmp_path)) == []
-    assert "not read, because neither .txt nor .md: 15 (" in caplog.text and "09.bin and 5 more)" in caplog.text
-
-
 def test_a_pipe_or_folder_named_like_a_text_is_left_out(tmp_path):
     os.mkfifo(tmp_path / "a.txt")  # opening a pipe for reading blocks until there is a writer
     (tmp_path / "b.md").mkdir()
@@ -567,11 +520,3 @@ def test_a_folder_that_cannot_be_listed_is_left_out_by_name(tmp_path, monkeypatc
         Rejected(where=str(tmp_path / "b"), reason="cannot be listed (Permission denied)"),
         Rejected(where=str(tmp_path / "c"), reason="cannot be listed (Permission denied)"),
     ]
-
-
-def test_a_home_folder_is_where_it_is_elsewhere(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    write(tmp_path / "x.jsonl", '{"id": "a", "text": "t"}')
-    assert ids(read("~/x.jsonl")) == ["a"]
-    with pytest.raises(SourceNotFoundError, match="no file or folder"):
-        read("~nobody-of-that-name/x.jsonl")

@@ -142,30 +142,6 @@ def test_a_row_that_holds_no_record_fails_alone(name):
     assert second.where == "row 1" and reason in second.reason
 
 
-def test_a_text_that_is_no_utf8_fails_alone(tmp_path):
-    texts = arrow.Array.from_buffers(
-        arrow.string(), 3, [None, arrow.py_buffer(np.array([0, 1, 2, 3], np.int32)), arrow.py_buffer(b"a\xe9b")]
-    )
-    path = write_parquet(tmp_path / "x.parquet", arrow.table({"id": [1, 2, 3], "text": texts}))
-    items = list(read(path))
-    assert [item.text for item in items if isinstance(item, Record)] == ["a", "b"]
-    assert list(rejected(items)) == [f"{path}[1]"] and items[1].record_id == "2"
-
-
-def test_an_id_is_a_str_an_integer_or_a_uuid_and_may_be_missing():
-    uuids = arrow.array([uuid.UUID(int=1).bytes], arrow.uuid())
-    for column, record_id in (
-        (["a"], "a"),
-        ([7], "7"),
-        (arrow.array([7], arrow.uint8()), "7"),
-        (uuids, str(uuid.UUID(int=1))),
-        (arrow.array([None], arrow.string()), content_hash("t")),
-        (arrow.array(["a"]).dictionary_encode(), "a"),
-    ):
-        assert list(read(arrow.table({"id": column, "text": ["t"]}))) == [Record(record_id, "t")]
-    assert list(read(arrow.table({"text": ["t"]}))) == [Record(content_hash("t"), "t")]
-
-
 def test_a_nested_metadata_holds_the_metadata(caplog):
     table = arrow.table({"text": ["t"], "a": [1], "b": [2], "metadata": [{"b": 3, "c": {"d": 4}}]})
     assert next(read(table)).metadata == {"a": 1, "b": 3, "c": {"d": 4}}
@@ -200,23 +176,9 @@ def test_a_nested_metadata_holds_the_metadata(caplog):
 )
 def test_columns_are_checked_before_anything_is_read(tmp_path, columns, options, message):
     table = arrow.table(columns)
-    with pytest.raises(InvalidRequestError, match=message):
-        read(table, **options)
-    for name, write in FILES.items():
+    for source in (table, write_parquet(tmp_path / "x.parquet", table)):
         with pytest.raises(InvalidRequestError, match=message):
-            read(write(tmp_path / name, table), **options)
-
-
-def test_a_column_twice_is_an_error():
-    table = arrow.Table.from_arrays([arrow.array(["t"])] * 3, names=["text", "x", "x"])
-    with pytest.raises(InvalidRequestError, match="names a column twice"):
-        read(table)
-
-
-def test_columns_that_are_not_kept_are_not_read(tmp_path):
-    table = arrow.table({"id": ["a"], "text": ["t"], "image": [b"bytes"], "n": [1]})
-    for name, write in FILES.items():
-        assert list(read(write(tmp_path / name, table), metadata_columns=["n"])) == [Record("a", "t", {"n": 1})]
+            read(source, **options)
 
 
 @pytest.mark.parametrize("name", FILES)
@@ -362,16 +324,6 @@ def test_examples_of_a_generator_fail_alone(datasets):
     assert second.where == "item 1"
 
 
-def test_a_stream_of_parquet_is_read_by_tables(datasets, tmp_path, monkeypatch):
-    write_parquet(tmp_path / "x.parquet", arrow.Table.from_pylist(ROWS))
-    source = datasets.load_dataset("parquet", data_files=str(tmp_path / "x.parquet"), split="train", streaming=True)
-    monkeypatch.setattr("millpond.ingest.sources.tables.read_items", None)  # not one by one
-    assert list(read(source)) == RECORDS
-    assert list(read(source.take(5), metadata_columns=["n"])) == [
-        Record(record.id, record.text, {"n": record.metadata["n"]}) for record in RECORDS[:5]
-    ]
-
-
 def _examples():
     yield from ({"body": "a", "n": 1}, {"body": None, "n": 2}, {"body": "c", "n": "one"})
 
@@ -457,9 +409,3 @@ def test_dicts_of_an_iterable_have_their_columns(tmp_path):
     assert first == Record("1", "t", {"b": 2})
     assert (second.content, second.record_id) == (None, "2")  # a date is no JSON
     assert json.loads(third.content) == rows[2] and third.where == "item 2"
-
-
-@pytest.mark.parametrize("source", [5, None, b"bytes", Record("a", "t"), {"text": "t"}, Record], ids=range(6))
-def test_what_is_no_source_is_a_type_error(source):
-    with pytest.raises(TypeError, match="records is"):
-        read(source)

@@ -116,11 +116,3 @@ def test_a_sink_that_does_not_name_its_collection_is_said(engine, tmp_path, capl
     assert not caplog.records
     run(some(2), engine, Nameless(), journal=tmp_path / "j")
     assert "has no attribute target" in caplog.text
-
-
-def test_pieces_that_a_source_holds_itself_stay_beside_the_first(engine):
-    client = memory()
-    pieces = [Record("m", "one"), Record("m", "two", chunk=1), Record("m", "three", chunk=2)]
-    run([Record("other", "text")], engine, CrashingSink(client), chunking=Words(1))
-    assert run(pieces, engine, CrashingSink(client), chunking=Words(1)).written == 3
-    assert {point_id("m", number) for number in range(3)} <= rows(client).keys()

@@ -9,7 +9,7 @@ import pytest
 from peers.vector_stores import qdrant_edge, uint8
 from storage_recall import cuts
 
-from millpond.ingest.advice.codes import quantize, store
+from millpond.ingest.advice.quantized import quantize, store
 from millpond.ingest.pages.neighbors import nearest, recall
 
 

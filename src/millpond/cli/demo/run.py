@@ -5,15 +5,13 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from millpond import Engine, SinkError
 from millpond.cli.demo import report
 from millpond.cli.demo.questions import QUESTIONS, short_of
-from millpond.cli.demo.report import Answer
 from millpond.cli.demo.stdlib_docs import read_stdlib
 from millpond.ingest import Hit, Record, ingest, open_sink
 
@@ -30,61 +28,46 @@ _METHOD = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class DemoOptions:
-    """What to do: the arguments of the command.
+def run(model: Path, folder: Path, *, short: bool, ask: str | None, k: int, settings: Mapping[str, Any]) -> None:
+    """Run the demo, printing to standard output.
 
-    Attributes:
+    Args:
+        model: Folder of the checkpoint.
         folder: Folder of the databases and of the vectors.
         short: Search 400 passages instead of all.
         ask: Ask this question instead of the ten; databases that an earlier run filled are then used unchanged.
         k: Number of answers to show per question.
-        engine: Options of the engine.
-    """
-
-    folder: Path
-    short: bool
-    ask: str | None
-    k: int
-    engine: Mapping[str, Any]
-
-
-def run(model: Path, options: DemoOptions) -> None:
-    """Run the demo over the checkpoint in the folder ``model``, printing to standard output.
+        settings: Options of the engine.
 
     Raises:
-        MissingExtraError: A database's package is not installed.
         SinkError: Another process has the databases open.
     """
-    report.start(f"millpond demo: asking the standard library of Python {platform.python_version()}")
+    report.heading(f"millpond demo: asking the standard library of Python {platform.python_version()}")
     with report.stage("read the docs") as stage:  # before the model is loaded: torch's many objects slow parsing down
         every = read_stdlib()
-        records = short_of(every) if options.short else every
+        records = short_of(every) if short else every
         stage.note = f"{len(records):,} of {len(every):,} docstrings of modules, classes, functions and methods"
     with ExitStack() as stack:
         with report.stage("load the model") as stage:
-            settings = {"hf_overrides": {"is_matryoshka": True}, "cache": options.folder / "vectors.sqlite"}
-            engine = stack.enter_context(Engine(model, **{**settings, **options.engine}))
+            forced: dict[str, Any] = {"hf_overrides": {"is_matryoshka": True}, "cache": folder / "vectors.sqlite"}
+            engine = stack.enter_context(Engine(model, **{**forced, **settings}))
             stage.note = f"{MODEL}, {FULL} wide, {engine.dtype} on {engine.device}"
         # One folder per corpus and model, so that an upgrade of Python leaves no old passages in the results.
-        folder = options.folder / f"{'short' if options.short else 'full'}-{_digest(engine, records)}"
+        folder /= f"{'short' if short else 'full'}-{_digest(engine, records)}"
         databases = _open(stack, folder)
         filled = folder / "filled"
-        if options.ask is not None and filled.exists():
+        if ask is not None and filled.exists():
             report.row("the databases", "were filled by an earlier run and are used unchanged")
         else:
             filled.unlink(missing_ok=True)
             _fill(engine, records, databases)
             filled.touch()
-        _answer(engine, databases, list(QUESTIONS) if options.ask is None else [options.ask], k=options.k)
+        _answer(engine, databases, list(QUESTIONS) if ask is None else [ask], k=k)
 
 
 def _open(stack: ExitStack, folder: Path) -> dict[str, Any]:
     """The sinks by the names of their databases."""
-    urls = {
-        "Qdrant": f"qdrant+path:{folder / 'qdrant'}#docs",
-        "Milvus Lite": f"milvus+file:{folder / 'milvus.db'}#docs",
-    }
+    urls = {"Qdrant": f"qdrant+path:{folder}/qdrant#docs", "Milvus Lite": f"milvus+file:{folder}/milvus.db#docs"}
     databases: dict[str, Any] = {}
     with report.stage("open the databases") as stage:
         folder.mkdir(parents=True, exist_ok=True)
@@ -93,8 +76,7 @@ def _open(stack: ExitStack, folder: Path) -> dict[str, Any]:
                 databases[name] = open_sink(url, dimensions=[COARSE, FULL])
             except SinkError as error:
                 raise SinkError(
-                    f"{error}. If another demo is running, wait for it, or give this one a folder of its own: "
-                    "--state DIR"
+                    f"{error}. If another demo is running, wait for it, or give this one a folder of its own: --state"
                 ) from error
             stack.callback(databases[name].close)
         stage.note = str(folder)
@@ -107,15 +89,13 @@ def _fill(engine: Engine, records: Sequence[Record], databases: Mapping[str, Any
         output = engine.embed([record.text for record in records], role="document", show_progress=True)
         new = int((~output.cached).sum())
         stage.note = f"{new:,} passages embedded, {len(records) - new:,} from the cache "
-        stage.note += f"({len(records) / stage.seconds:,.0f} a second, {output.usage.prompt_tokens:,} tokens"
-        stage.note += f"; {int(output.truncated.sum())} were cut to {engine.spec.max_length} of them)"
+        stage.note += f"({len(records) / stage.seconds:,.0f} a second, {output.usage.prompt_tokens:,} tokens; "
+        stage.note += f"{int(output.truncated.sum())} were cut to {engine.spec.max_length})"
     for name, database in databases.items():
         with report.stage(f"fill {name}") as stage:
             counts = ingest(records, engine=engine, sink=database)
-            stage.note = (
-                f"{counts.written:,} rows, {COARSE} and {FULL} wide: "
-                f"{counts.embedded:,} embedded, {counts.cached:,} from the cache"
-            )
+            stage.note = f"{counts.written:,} rows, {COARSE} and {FULL} wide: "
+            stage.note += f"{counts.embedded:,} embedded, {counts.cached:,} from the cache"
 
 
 def _answer(engine: Engine, databases: Mapping[str, Any], questions: Sequence[str], *, k: int) -> None:
@@ -126,18 +106,23 @@ def _answer(engine: Engine, databases: Mapping[str, Any], questions: Sequence[st
     found = shared = 0
     for question in questions:
         hits: dict[str, tuple[int, Hit]] = {}  # id: (rank in the search, hit)
-        results: list[set[str]] = []
+        both = None
         for name, database in databases.items():
             timed = report.Stage()
-            ranked = cast(list[Hit], database.search(engine, question, k=CANDIDATES))
+            ranked: list[Hit] = database.search(engine, question, k=CANDIDATES)
             seconds[f"search {name}"] += timed.seconds
-            for rank, hit in enumerate(ranked, start=1):
-                hits.setdefault(hit.id, (rank, hit))
-            results.append({hit.id for hit in ranked})
-        found, shared = found + len(hits), shared + len(set.intersection(*results))
-        timed = report.Stage()
-        report.answers(question, _rerank(engine, question, list(hits.values()), k=k))
+            ids = {hit.id for hit in ranked}
+            both = ids if both is None else both & ids
+            hits = dict(zip([hit.id for hit in ranked], enumerate(ranked, start=1), strict=True)) | hits
+        found, shared = found + len(hits), shared + len(both or ())
+        timed, ranks = report.Stage(), list(hits.values())
+        results = engine.rerank(question, [hit.text for _, hit in ranks], top_n=k, method="maxsim")
         seconds["rerank"] += timed.seconds
+        report.heading(question)
+        for rank, result in enumerate(results, start=1):
+            search_rank, hit = ranks[result.index]
+            report.answer(rank, hit.id, result.relevance_score, search_rank, str(hit.metadata["summary"]))
+    report.heading("times")
     for name, spent in seconds.items():
         report.row(name, f"{len(questions)} questions, {1000 * spent / len(questions):.0f} ms each", spent)
     report.row("agreement", f"{shared / found:.1%} of the passages were found by both databases")
@@ -145,20 +130,6 @@ def _answer(engine: Engine, databases: Mapping[str, Any], questions: Sequence[st
         stats = engine.cache.stats()
         note = f"{stats.hits:,} look-ups answered, {stats.written:,} vectors added"
         report.row("cache", f"{note}; it holds {stats.rows:,} in {stats.bytes / (1 << 20):.1f} MiB")
-
-
-def _rerank(engine: Engine, question: str, hits: Sequence[tuple[int, Hit]], *, k: int) -> list[Answer]:
-    """The best of the hits by MaxSim over token states, best first."""
-    results = engine.rerank(question, [hit.text for _, hit in hits], top_n=k, method="maxsim")
-    return [
-        Answer(
-            name=hits[result.index][1].id,
-            summary=str(hits[result.index][1].metadata["summary"]),
-            score=result.relevance_score,
-            search_rank=hits[result.index][0],
-        )
-        for result in results
-    ]
 
 
 def _digest(engine: Engine, records: Sequence[Record]) -> str:

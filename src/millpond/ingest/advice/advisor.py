@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -14,16 +14,15 @@ import numpy as np
 
 from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
-from millpond.ingest.advice.codes import Codes, Datatype, quantize, store
 from millpond.ingest.advice.judgements import Judgements, ndcg, relevant
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
+from millpond.ingest.advice.quantized import Datatype, QuantizedVectors, quantize, store
 from millpond.ingest.pages.neighbors import FloatArray, Indices, nearest, plotted_widths, recall
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sinks.batch import storable
 from millpond.ingest.sinks.database import installed
 from millpond.ingest.sinks.protocol import check_widths
-from millpond.ingest.sources.read import read
-from millpond.ingest.sources.rows import RowReader
+from millpond.ingest.sources.read import reader_for
 from millpond.vectors import matryoshka
 
 if TYPE_CHECKING:
@@ -113,7 +112,7 @@ def advise(
     queries: Texts,
     engine: Engine,
     judgements: Judgements | None = None,
-    widths: Sequence[int] | None = None,
+    dimensions: Sequence[int] | None = None,
     datatypes: Sequence[Datatype] = DATATYPES,
     database: str | None = None,
     k: int = 10,
@@ -135,8 +134,8 @@ def advise(
         engine: The engine to embed with, in the roles ``document`` and ``query``. Its cache is used.
         judgements: ``{query id: {document id: grade}}``. With them the nDCG@10 decides, only queries that a document
             answers are asked, and the judged documents are in every sample.
-        widths: Widths to measure, besides the full one; by default those that the model was trained for, else powers
-            of two.
+        dimensions: Widths to measure, besides the full one; by default those that the model was trained for, else
+            powers of two.
         datatypes: Types of the stored vectors; float32 is measured in any case.
         database: Only layouts that this database, whose package is installed, can store.
         k: Rows to find.
@@ -152,7 +151,7 @@ def advise(
         UnsupportedTaskError: The model does not embed.
     """
     _check(k, keep, sample, datatypes, database)
-    measured_widths = check_advice_widths(engine.spec, widths)
+    widths = check_dimensions(engine.spec, dimensions)
     random = np.random.default_rng(seed)
     notes: list[str] = []
     asked = _read_queries(queries, judgements, random, notes)
@@ -170,23 +169,14 @@ def advise(
             f"{len(asked)} {'query' if len(asked) == 1 else 'queries'}: differences of a few percent are chance."
         )
 
-    query_rows, asked = _embed(engine, asked, "query", show_progress)
-    document_rows, records = _embed(engine, records, "document", show_progress)
-    if not len(query_rows) or len(document_rows) < k:
-        raise InvalidRequestError("too few vectors are finite and not zero; try dtype='float32'")
-    simulation = _Simulation(document_rows, query_rows, [record.id for record in records], asked, judged, k)
+    simulation = _simulation(engine, asked, records, judged, k, show_progress)
     kinds = [name for name in DATATYPES if name in datatypes or name == "float32"]
-    if simulation.full_ndcg == 0:
-        raise InvalidRequestError(
-            f"nDCG@{NDCG_K} is 0: the full width finds no relevant document of any query, so there is nothing to keep; "
-            "check that the judgements belong to these texts, or leave them out, and the recall decides"
-        )
-    measurements = _marked([*simulation.run(layouts(measured_widths, kinds, database), seed)], keep)
+    measurements = _marked([*simulation.run(layouts(widths, kinds, database), seed)], keep)
     return Advice(
         measurements=tuple(measurements),
-        rows=len(records),
+        rows=simulation.rows,
         read=count,
-        queries=len(asked),
+        queries=simulation.queries,
         k=k,
         candidates=simulation.candidates,
         keep=keep,
@@ -196,7 +186,7 @@ def advise(
     )
 
 
-def check_advice_widths(spec: ModelSpec, widths: Sequence[int] | None) -> list[int]:
+def check_dimensions(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
     """The widths to measure for a model, ascending; the last one is its full width.
 
     Raises:
@@ -207,10 +197,10 @@ def check_advice_widths(spec: ModelSpec, widths: Sequence[int] | None) -> list[i
         raise UnsupportedTaskError(
             f"{spec.name} does not embed (it serves {', '.join(sorted(spec.tasks))}); choose an embedding model"
         )
-    if widths is None:
+    if dimensions is None:
         chosen = plotted_widths(spec.dimensions, spec.matryoshka_dimensions) if spec.matryoshka else []
         return sorted({width for width in chosen if width >= spec.matryoshka_smallest} | {spec.dimensions})
-    return sorted({spec.check_dimensions(width) for width in check_widths(widths) or ()} | {spec.dimensions})
+    return sorted({spec.check_dimensions(width) for width in check_widths(dimensions) or ()} | {spec.dimensions})
 
 
 def _check(k: int, keep: float, sample: int, datatypes: Sequence[str], database: str | None) -> None:
@@ -233,33 +223,19 @@ class _Text(NamedTuple):
     text: str
 
 
-def _texts(source: Texts, what: str) -> Iterable[_Text]:
+def _texts(source: Texts, what: str) -> Iterator[_Text]:
     """The texts of a source; one that is blank or cannot be read is left out, and the log counts them."""
-    if not isinstance(source, str | os.PathLike | Iterable):
-        raise TypeError(f"{what}: {type(source).__name__} is not iterable; pass records, texts, or a path")
-    items: Iterable[object] = read(source) if isinstance(source, str | os.PathLike) else source
-    rows = RowReader(what)
+    if not isinstance(source, str | os.PathLike):
+        if not isinstance(source, Iterable):
+            raise TypeError(f"{what}: {type(source).__name__} is not iterable; pass records, texts, or a path")
+        source = ({"id": str(n), "text": item} if isinstance(item, str) else item for n, item in enumerate(source, 1))
     left_out, first = 0, ""
-    for number, item in enumerate(items, start=1):
-        try:
-            record: object = item
-            if isinstance(item, str):
-                record = _Text(str(number), item)
-            elif isinstance(item, Mapping):
-                record = rows.record(item)
-            if isinstance(record, Record | _Text):
-                if not is_blank(record.text):
-                    yield _Text(record.id, record.text)
-                    continue
-                reason = f"{record.id!r} is blank"
-            elif isinstance(record, Rejected):
-                reason = f"{record.where}: {record.reason}"
-            else:
-                reason = f"item {number} is of type {type(record).__name__}; pass records, dicts or texts"
-        except InvalidRequestError as error:
-            reason = f"item {number}: {error}"
+    for item in reader_for(source):
+        if isinstance(item, Record) and not is_blank(item.text):
+            yield _Text(item.id, item.text)
+            continue
         left_out += 1
-        first = first or reason
+        first = first or (f"{item.id!r} is blank" if isinstance(item, Record) else f"{item.where}: {item.reason}")
     if left_out:
         logger.warning("left out %d of the %s; the first: %s", left_out, what, first)
 
@@ -354,6 +330,23 @@ def _embed(
     return rows[good], [text for text, keep in zip(texts, good, strict=True) if keep]
 
 
+def _simulation(
+    engine: Engine, asked: list[_Text], records: list[_Text], judged: Judgements, k: int, show_progress: bool
+) -> _Simulation:
+    """The texts, embedded."""
+    query_rows, asked = _embed(engine, asked, "query", show_progress)
+    document_rows, records = _embed(engine, records, "document", show_progress)
+    if not len(query_rows) or len(document_rows) < k:
+        raise InvalidRequestError("too few vectors are finite and not zero; try dtype='float32'")
+    simulation = _Simulation(document_rows, query_rows, [record.id for record in records], asked, judged, k)
+    if simulation.full_ndcg == 0:
+        raise InvalidRequestError(
+            f"nDCG@{NDCG_K} is 0: the full width finds no relevant document of any query, so there is nothing to keep; "
+            "check that the judgements belong to these texts, or leave them out, and the recall decides"
+        )
+    return simulation
+
+
 class _Simulation:
     """Searches of the same queries among the same rows in every layout."""
 
@@ -367,6 +360,7 @@ class _Simulation:
         k: int,
     ) -> None:
         self._rows, self._queries, self._ids = rows, queries, ids
+        self.rows, self.queries = len(rows), len(queries)
         self._grades = [judged[query.id] for query in asked] if judged else None
         self._k = k
         self._found = min(max(k, NDCG_K if judged else 0), len(rows))
@@ -395,7 +389,7 @@ class _Simulation:
     def _cut(self, width: int) -> FloatArray:
         return matryoshka.cut(self._rows, width, normalize=True)
 
-    def _measure(self, layout: Layout, searched: Codes, vectors: Codes | None) -> Measurement:
+    def _measure(self, layout: Layout, searched: QuantizedVectors, vectors: QuantizedVectors | None) -> Measurement:
         """A search of what is ``searched``, and of the stored ``vectors`` behind it, if there are any."""
         rescored = vectors if layout.coarse or layout.rescore else None
         start = time.perf_counter()

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import get_args
 
-from millpond.ingest.advice.codes import Datatype, Quantization
+from millpond.ingest.advice.quantized import Datatype, Quantization
 from millpond.ingest.sinks.database import Database, installed
 
 DATATYPES: tuple[Datatype, ...] = get_args(Datatype)

@@ -194,22 +194,7 @@ def trade_off(points: Sequence[Point], colors: Mapping[str, str], least: float, 
         shapes = dict(zip(colors, MARKERS, strict=False))
         labelled: set[tuple[float, float]] = set()
         for point in points:
-            axes.plot(
-                [point.x],
-                [point.y],
-                shapes[point.group],
-                color=_VARIABLES[colors[point.group]],
-                markersize=8 if point.best else 5,
-                alpha=1 if point.best else 0.45,
-                markeredgewidth=1.2 if point.best else 0,
-                markeredgecolor=_VARIABLES["ink"],
-                gid=f"point {point.name}",
-                zorder=3 if point.best else 2,
-            )
-            if point.advised:
-                axes.plot(
-                    [point.x], [point.y], "o", color="none", markeredgecolor=_VARIABLES["ink"], markersize=15, zorder=2
-                )
+            _draw_point(axes, point, shapes[point.group], _VARIABLES[colors[point.group]])
             if point.best and (place := (point.x, point.y)) not in labelled:
                 labelled.add(place)
                 axes.annotate(
@@ -227,6 +212,23 @@ def trade_off(points: Sequence[Point], colors: Mapping[str, str], least: float, 
         axes.xaxis.set_minor_formatter(lambda value, _: "")
         _label(axes, x, y)
         return _svg(figure, title, titles=True)
+
+
+def _draw_point(axes: Axes, point: Point, shape: str, color: str) -> None:
+    axes.plot(
+        [point.x],
+        [point.y],
+        shape,
+        color=color,
+        markersize=8 if point.best else 5,
+        alpha=1 if point.best else 0.45,
+        markeredgewidth=1.2 if point.best else 0,
+        markeredgecolor=_VARIABLES["ink"],
+        gid=f"point {point.name}",
+        zorder=3 if point.best else 2,
+    )
+    if point.advised:
+        axes.plot([point.x], [point.y], "o", color="none", markeredgecolor=_VARIABLES["ink"], markersize=15, zorder=2)
 
 
 def seconds_text(seconds: float) -> str:

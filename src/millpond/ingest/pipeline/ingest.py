@@ -14,20 +14,19 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any
 
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.ingest.arguments import check_engine, check_sink
-from millpond.ingest.chunking import Chunker, Chunking
+from millpond.ingest.chunking import Chunking
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.journal import Journal
-from millpond.ingest.pipeline.planner import PlanOptions, Splitter
-from millpond.ingest.pipeline.run import IngestRun, RunParts
+from millpond.ingest.pipeline.options import RunOptions, RunParts, Splitter
+from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.pipeline.source_items import StopRequest
 from millpond.ingest.pipeline.verify import forget_missing
-from millpond.ingest.sinks.protocol import Checks, Reads, Sink, check_widths
+from millpond.ingest.sinks.protocol import Reads, Sink, check_widths
 from millpond.ingest.sources.read import reader_for
 from millpond.ingest.telemetry.report import IngestReport
 from millpond.ingest.telemetry.trace import RunTrace
@@ -37,47 +36,6 @@ if TYPE_CHECKING:
     from millpond.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
-
-# One engine call: enough texts to pack full batches, few enough that the progress bar moves and memory stays flat.
-BATCH_RECORDS = 2048
-BATCH_CHARS = 2 << 20
-
-
-class IngestOptions(TypedDict, total=False):
-    """The options of :func:`ingest`, for functions that pass them on."""
-
-    journal: str | os.PathLike[str] | None
-    resume: bool
-    show_progress: bool
-    keep_blank: bool
-    dead_letters: str | os.PathLike[str] | DeadLetterFile | None
-    chunking: Chunking | Splitter | None
-    sync: bool
-    verify: bool
-    retry: RetryPolicy | None
-    stop: threading.Event | None
-    trace: RunTrace | None
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RunOptions:
-    """The options of :func:`ingest`, which describes them."""
-
-    journal: str | os.PathLike[str] | None = None
-    resume: bool = True
-    show_progress: bool = True
-    keep_blank: bool = False
-    dead_letters: str | os.PathLike[str] | DeadLetterFile | None = None
-    chunking: Chunking | Splitter | None = None
-    sync: bool = False
-    verify: bool = False
-    retry: RetryPolicy | None = None
-    stop: threading.Event | None = None
-    trace: RunTrace | None = None
-
-    def chunker(self, engine: Engine) -> Splitter | None:
-        """What cuts the texts for an engine; ``None``: nothing."""
-        return Chunker.for_engine(engine, self.chunking) if isinstance(self.chunking, Chunking) else self.chunking
 
 
 def ingest(
@@ -202,19 +160,17 @@ def run_ingest(
             forget_missing(sink, entries)
         run = runner(
             RunParts(
+                options=options,
                 engine=engine,
                 sparse_engine=sparse,
                 sink=sink,
                 widths=widths,
                 entries=entries,
                 dead_letters=dead_letters,
-                plan=_plan(sink, options, chunker),
-                policy=options.retry or RetryPolicy(),
-                sync=options.sync,
-                verify=options.verify,
+                chunker=chunker,
+                fresh=chunker is None or (isinstance(sink, Reads) and sink.count() == 0),
                 stop=StopRequest() if options.stop is None else options.stop,
                 trace=RunTrace(vectors=0) if options.trace is None else options.trace,
-                show_progress=options.show_progress,
             )
         )
         complete = False
@@ -239,18 +195,6 @@ def _open_files(stack: ExitStack, options: RunOptions, source: object) -> tuple[
     if file is not None:
         _check_dead_letters(file, journal, sync=options.sync)
     return journal, file
-
-
-def _plan(sink: Sink, options: RunOptions, chunker: Splitter | None) -> PlanOptions:
-    return PlanOptions(
-        batch_records=BATCH_RECORDS,
-        batch_chars=BATCH_CHARS,
-        keep_blank=options.keep_blank,
-        resume=options.resume,
-        chunker=chunker,
-        check=sink.check if isinstance(sink, Checks) else None,
-        fresh=chunker is None or (isinstance(sink, Reads) and sink.count() == 0),
-    )
 
 
 def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:

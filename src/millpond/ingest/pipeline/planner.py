@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError
@@ -13,24 +11,18 @@ from millpond.ingest.chunking import is_chunk
 from millpond.ingest.pipeline.embedder import PlannedRecord, record_key
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry, digest
 from millpond.ingest.pipeline.ledger import RunLedger
+from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sinks.protocol import Checks
 
+# One engine call: enough texts to pack full batches, few enough that the progress bar moves and memory stays flat.
+BATCH_RECORDS = 2048
+BATCH_CHARS = 2 << 20
 # Records that are looked up in the journal at a time.
 _PAGE_RECORDS = 512
 # Batches that may be on their way between the planner and the journal, and some more.
 _BATCHES_IN_FLIGHT = 16
 _UNKNOWN = JournalEntry("", b"", 0)
-
-
-class Splitter(Protocol):
-    """Cuts long texts, as :class:`~millpond.ingest.Chunker` does."""
-
-    @property
-    def settings(self) -> str:
-        """All that decides where a text is cut: with another value, every record is cut again."""
-
-    def split(self, record: Record) -> Sequence[Record]:
-        """The chunks of a record, at least one."""
 
 
 class RecordBatch(NamedTuple):
@@ -40,29 +32,6 @@ class RecordBatch(NamedTuple):
     blanks: list[PlannedRecord]
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class PlanOptions:
-    """What decides which records are written.
-
-    Attributes:
-        batch_records: Most rows and blank records of a batch.
-        batch_chars: Characters of text from which on a batch is full.
-        keep_blank: Embed blank texts too.
-        resume: Leave out the records that the journal knows.
-        chunker: Cuts long texts; ``None`` leaves them whole.
-        check: Raises InvalidRequestError for a row that the sink cannot store; ``None``: it stores all.
-        fresh: The collection holds no rows but those of the journal.
-    """
-
-    batch_records: int
-    batch_chars: int
-    keep_blank: bool
-    resume: bool
-    chunker: Splitter | None
-    check: Callable[[Record], object] | None
-    fresh: bool
-
-
 class RecordPlanner:
     """Goes through the records of a source, and leaves out those that are written already or cannot be stored.
 
@@ -70,28 +39,21 @@ class RecordPlanner:
     batches of these.
 
     Args:
-        options: What decides which records are written.
+        parts: What the run works with.
         ledger: Where counts, times and records go that are left out.
-        entries: The journal's entries; ``None`` without a journal.
         check_writer: Called for every record; raises if writing has failed.
-        stop: Once it is set, no further record is planned.
     """
 
-    def __init__(
-        self,
-        options: PlanOptions,
-        ledger: RunLedger,
-        entries: CollectionEntries | None,
-        *,
-        check_writer: Callable[[], object],
-        stop: threading.Event,
-    ) -> None:
-        self._options = options
+    def __init__(self, parts: RunParts, ledger: RunLedger, check_writer: Callable[[], object]) -> None:
+        self._keep_blank, self._resume = parts.options.keep_blank, parts.options.resume
+        self._chunker = parts.chunker
+        self._check = parts.sink.check if isinstance(parts.sink, Checks) else None
+        self._fresh = parts.fresh
         self._ledger = ledger
         self._counts = ledger.counts
-        self._entries = entries
+        self._entries = parts.entries
         self._check_writer = check_writer
-        self._stop = stop
+        self._stop = parts.stop
         self._batches = 0
         # Ids that were planned of late, whose entries may still change, and those of the batches before.
         self._in_flight: set[str] = set()
@@ -99,7 +61,6 @@ class RecordPlanner:
 
     def batches(self, items: Iterable[Record | Rejected]) -> Iterator[RecordBatch]:
         """Batches of the records that are not written yet; of records with the same id in a batch, the last."""
-        limit = self._options.batch_records
         records: dict[str, PlannedRecord] = {}
         blanks: dict[str, PlannedRecord] = {}
         rows = chars = 0
@@ -117,7 +78,7 @@ class RecordPlanner:
                     records[key] = planned
                     rows += len(planned.chunks)
                     chars += len(planned.record.text)
-                if rows + len(blanks) >= limit or chars >= self._options.batch_chars:
+                if rows + len(blanks) >= BATCH_RECORDS or chars >= BATCH_CHARS:
                     yield self._next_batch(records, blanks)
                     records, blanks, rows, chars = {}, {}, 0, 0
         if (records or blanks) and not self._stop.is_set():
@@ -150,7 +111,7 @@ class RecordPlanner:
 
     def _page(self, source: Iterator[Record | Rejected]) -> dict[str, Record]:
         """The next records by their keys; empty at the end of the source."""
-        size = min(_PAGE_RECORDS, self._options.batch_records)
+        size = min(_PAGE_RECORDS, BATCH_RECORDS)
         page: dict[str, Record] = {}
         chars = 0
         for item in source:
@@ -163,14 +124,14 @@ class RecordPlanner:
                 continue
             if blank := self._is_blank(item):
                 self._counts.blank(item.id)
-            elif self._options.chunker is None and not self._accepted(item, [item]):
+            elif self._chunker is None and not self._accepted(item, [item]):
                 continue
             key = record_key(item)
             if (former := page.pop(key, None)) is not None and not self._is_blank(former):
                 self._counts.add(duplicates=1, finished=1)
             page[key] = item
             chars += 0 if blank else len(item.text)
-            if len(page) >= size or chars >= self._options.batch_chars:
+            if len(page) >= size or chars >= BATCH_CHARS:
                 break
         return page
 
@@ -192,7 +153,7 @@ class RecordPlanner:
     def _changed_records(self, page: Sequence[Record], entries: CollectionEntries) -> list[PlannedRecord]:
         """The records that are not written as they are, not yet cut into chunks."""
         known = entries.find([record_key(record) for record in page])
-        settings = "" if self._options.chunker is None else self._options.chunker.settings
+        settings = "" if self._chunker is None else self._chunker.settings
         changed, unchanged = [], []
         for record in page:
             key = record_key(record)
@@ -201,7 +162,7 @@ class RecordPlanner:
             # What is written after the entry was read may be an earlier record of the source with this id.
             in_flight = key in self._in_flight or key in self._in_flight_before
             if (
-                self._options.resume
+                self._resume
                 and not in_flight
                 and name == entry.digest
                 and (entry.chunks == 0) == self._is_blank(record)  # else keep_blank was another
@@ -209,7 +170,7 @@ class RecordPlanner:
                 unchanged.append(record)
                 continue
             # A write that began may have left more rows than are known.
-            lasting = not in_flight and (entry.digest or (entry is _UNKNOWN and self._options.fresh))
+            lasting = not in_flight and (entry.digest or (entry is _UNKNOWN and self._fresh))
             stored = entry.chunks if lasting else None
             changed.append(PlannedRecord(record, [], name, stored, in_flight))
             self._in_flight.add(key)
@@ -227,7 +188,7 @@ class RecordPlanner:
                 sample.drop(planned.key)
             return planned._replace(stored_chunks=None)
         chunks = self._split(record)
-        if chunks is None or (self._options.chunker is not None and not self._accepted(record, chunks)):
+        if chunks is None or (self._chunker is not None and not self._accepted(record, chunks)):
             return None
         if sample is not None:
             sample.offer([record])
@@ -244,25 +205,25 @@ class RecordPlanner:
 
     def _split(self, record: Record) -> Sequence[Record] | None:
         """The chunks of a record; ``None`` if it cannot be cut, and is left out."""
-        if self._options.chunker is None:
+        if self._chunker is None:
             return [record]
         try:
             with self._ledger.trace.stage("chunk", 1):
-                return self._options.chunker.split(record)
+                return self._chunker.split(record)
         except InvalidRequestError as error:
             self._leave_out(record, [record], str(error))
             return None
 
     def _is_blank(self, record: Record) -> bool:
-        return not self._options.keep_blank and is_blank(record.text)
+        return not self._keep_blank and is_blank(record.text)
 
     def _accepted(self, record: Record, chunks: Sequence[Record]) -> bool:
         """Whether the sink can store these rows of a record; else the record is left out."""
-        if self._options.check is None:
+        if self._check is None:
             return True
         try:
             for chunk in chunks:
-                self._options.check(chunk)
+                self._check(chunk)
         except InvalidRequestError as error:
             self._leave_out(record, chunks, str(error))
             return False

@@ -3,33 +3,29 @@
 from __future__ import annotations
 
 import logging
-import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from millpond.errors import InvalidRequestError, SinkUnavailableError
-from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, RecordEmbedder
-from millpond.ingest.pipeline.journal import CollectionEntries
 from millpond.ingest.pipeline.ledger import RunLedger
-from millpond.ingest.pipeline.planner import PlanOptions, RecordBatch, RecordPlanner
+from millpond.ingest.pipeline.options import RunParts
+from millpond.ingest.pipeline.planner import RecordBatch, RecordPlanner
 from millpond.ingest.pipeline.seen import SeenRecords
 from millpond.ingest.pipeline.source_items import SourceItems
 from millpond.ingest.pipeline.verify import verify
 from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter, BlankRecords
-from millpond.ingest.sinks.protocol import Reads, Sink
+from millpond.ingest.sinks.protocol import Reads
 from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.telemetry.progress_bar import IngestProgress
 from millpond.ingest.telemetry.report import IngestReport, Verification
-from millpond.ingest.telemetry.trace import RunTrace
 
 if TYPE_CHECKING:
-    from millpond.engine.engine import Engine
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -37,41 +33,6 @@ _CALLS_AHEAD = 2
 _SCANNED_ROWS = 512
 # A run that is stopped waits no longer for the engine.
 _STOP_SECONDS = 0.2
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class RunParts:
-    """What a run works with, beside the source.
-
-    Attributes:
-        engine: The engine of the vectors.
-        sparse_engine: The engine of the sparse vectors, of a hybrid sink.
-        sink: Where to write; prepared.
-        widths: The widths to store, ascending.
-        entries: The journal's entries; ``None`` without a journal.
-        dead_letters: Where records go that are left out; ``None`` keeps them nowhere.
-        plan: What decides which records are written.
-        policy: When to ask the database again.
-        sync: Delete the rows of records that the source no longer has.
-        verify: Look for the rows after the run.
-        stop: Ends the run early.
-        trace: Where times and counts go.
-        show_progress: Draw the bar.
-    """
-
-    engine: Engine
-    sparse_engine: Engine | None
-    sink: Sink
-    widths: list[int]
-    entries: CollectionEntries | None
-    dead_letters: DeadLetterFile | None
-    plan: PlanOptions
-    policy: RetryPolicy
-    sync: bool
-    verify: bool
-    stop: threading.Event
-    trace: RunTrace
-    show_progress: bool
 
 
 class IngestRun:
@@ -88,11 +49,11 @@ class IngestRun:
         self._entries = parts.entries
         self._stop = parts.stop
         self._trace = parts.trace
-        self._ledger = RunLedger(parts.trace, parts.dead_letters, sync=parts.sync, verify=parts.verify)
+        self._ledger = RunLedger(parts.trace, parts.dead_letters, sync=parts.options.sync, verify=parts.options.verify)
         self._counts = self._ledger.counts
         self._calls: deque[tuple[RecordBatch, EmbeddingCall | None]] = deque()
         self._calls_ahead = calls_ahead
-        self._requests = RetryingWriter(parts.policy, parts.stop, self._ledger.retrying)
+        self._requests = RetryingWriter(parts.options.retry or RetryPolicy(), parts.stop, self._ledger.retrying)
         self._writer = BatchWriter(parts.sink, self._requests, self._ledger, parts.entries)
         self._embedder = RecordEmbedder(
             parts.engine,
@@ -101,9 +62,7 @@ class IngestRun:
             trace=parts.trace,
             check=self._writer.check,
         )
-        self._planner = RecordPlanner(
-            parts.plan, self._ledger, parts.entries, check_writer=self._writer.check, stop=parts.stop
-        )
+        self._planner = RecordPlanner(parts, self._ledger, self._writer.check)
 
     def ingest(self, reader: RecordReader) -> IngestReport:
         """Write what the source yields; returns the counts."""
@@ -113,7 +72,7 @@ class IngestRun:
         progress = IngestProgress(
             self._counts.now,
             self._queues,
-            show=self._parts.show_progress,
+            show=self._parts.options.show_progress,
             trace=self._trace,
             total=reader.total,
             position=reader.position,
@@ -199,7 +158,7 @@ class IngestRun:
         if isinstance(self._sink, Reads):
             if self._ledger.seen is not None:
                 self._delete_unseen(self._sink, self._ledger.seen)
-            if self._parts.verify and self._entries is not None:
+            if self._parts.options.verify and self._entries is not None:
                 return verify(self._sink, self._entries, self._planner.sampled(), self._embedder, self._requests)
         return None
 

@@ -14,7 +14,8 @@ from millpond.engine.engine import Engine
 from millpond.engine.loading import read_model
 from millpond.ingest.arguments import check_sink
 from millpond.ingest.pipeline.delivery import RetryPolicy
-from millpond.ingest.pipeline.ingest import IngestOptions, RunOptions, check_model, run_ingest
+from millpond.ingest.pipeline.ingest import check_model, run_ingest
+from millpond.ingest.pipeline.options import IngestOptions, RunOptions
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.ray.cluster import connected, count_workers
 from millpond.ingest.ray.dataset import DatasetReader, engine_config

@@ -8,8 +8,9 @@ from typing import Any
 
 from millpond.errors import SinkUnavailableError
 from millpond.ingest.pipeline.embedder import EmbeddingCall
+from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.pipeline.planner import RecordBatch
-from millpond.ingest.pipeline.run import IngestRun, RunParts
+from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.ray.pool import CALLS_PER_WORKER, WorkerDeathsError, WorkerPool
 from millpond.ingest.ray.worker import WrittenBatch
 

@@ -1,4 +1,4 @@
-"""Codes: vectors as a database stores them, searched exactly, to measure what a format costs in quality."""
+"""QuantizedVectors: vectors as a database stores them, searched exactly, to measure what a format costs in quality."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _CLIPPED = 8
 _RESCORED_FLOATS = 1 << 24
 
 
-class Codes(ABC):
+class QuantizedVectors(ABC):
     """The rows of a collection in a format.
 
     Attributes:
@@ -51,7 +51,7 @@ class Codes(ABC):
         """``[q, k]``: the best of each query's ``candidates [q, c]``."""
 
 
-class Decoded(Codes):
+class DequantizedVectors(QuantizedVectors):
     """Codes that compare as the floats that they stand for.
 
     Args:
@@ -68,11 +68,11 @@ class Decoded(Codes):
         self._encode = encode_queries or (lambda queries: queries)
 
     def search(self, queries: FloatArray, k: int) -> Indices:
-        """See :class:`Codes`."""
+        """See :class:`QuantizedVectors`."""
         return nearest(self._encode(queries), self._rows, k)
 
     def rescore(self, queries: FloatArray, candidates: Indices, k: int) -> Indices:
-        """See :class:`Codes`."""
+        """See :class:`QuantizedVectors`."""
         encoded = self._encode(queries)
         # By index: of equal scores the lower index first, as in a search.
         candidates = np.sort(candidates, axis=1)
@@ -85,7 +85,7 @@ class Decoded(Codes):
         return best
 
 
-class Bits(Codes):
+class SignBits(QuantizedVectors):
     """The signs of the values, compared by the number of equal ones (the Hamming distance)."""
 
     def __init__(self, rows: FloatArray) -> None:
@@ -93,18 +93,18 @@ class Bits(Codes):
         self._bits = _packed(rows)
 
     def search(self, queries: FloatArray, k: int) -> Indices:
-        """See :class:`Codes`."""
+        """See :class:`QuantizedVectors`."""
         packed = _packed(queries)
         return best_of(lambda rows: _equal_bits(packed, self._bits[rows][None]), len(queries), len(self._bits), k)
 
     def rescore(self, queries: FloatArray, candidates: Indices, k: int) -> Indices:
-        """See :class:`Codes`."""
+        """See :class:`QuantizedVectors`."""
         candidates = np.sort(candidates, axis=1)
         scores = _equal_bits(_packed(queries), self._bits[candidates])
         return np.take_along_axis(candidates, top(scores, k), axis=1)
 
 
-def store(rows: FloatArray, datatype: Datatype) -> Codes:
+def store(rows: FloatArray, datatype: Datatype) -> QuantizedVectors:
     """``rows [n, d]`` (normalized) as vectors of a datatype, as millpond writes and compares them.
 
     - ``float32``, ``float16``, ``bfloat16``: by cosine.
@@ -115,7 +115,7 @@ def store(rows: FloatArray, datatype: Datatype) -> Codes:
     return _DATATYPES[datatype](rows)
 
 
-def quantize(rows: FloatArray, quantization: Quantization, *, seed: int = 0) -> Codes:
+def quantize(rows: FloatArray, quantization: Quantization, *, seed: int = 0) -> QuantizedVectors:
     """``rows [n, d]`` (normalized) in the second, smaller copy that a database searches.
 
     - ``scalar``: 7 bits in a byte, linear between the least and the greatest value but for a few outliers (the
@@ -126,7 +126,7 @@ def quantize(rows: FloatArray, quantization: Quantization, *, seed: int = 0) -> 
     """
     if quantization == "product":
         return _product(rows, seed)
-    return _scalar(rows) if quantization == "scalar" else Bits(rows)
+    return _scalar(rows) if quantization == "scalar" else SignBits(rows)
 
 
 def round_bfloat16(rows: FloatArray) -> FloatArray:
@@ -136,26 +136,26 @@ def round_bfloat16(rows: FloatArray) -> FloatArray:
     return rounded
 
 
-def _float(rows: FloatArray) -> Codes:
-    return Decoded(rows, 4 * rows.shape[1])
+def _float(rows: FloatArray) -> QuantizedVectors:
+    return DequantizedVectors(rows, 4 * rows.shape[1])
 
 
-def _half(rows: FloatArray) -> Codes:
-    return Decoded(rows.astype(np.float16).astype(np.float32), 2 * rows.shape[1])
+def _half(rows: FloatArray) -> QuantizedVectors:
+    return DequantizedVectors(rows.astype(np.float16).astype(np.float32), 2 * rows.shape[1])
 
 
-def _bfloat16(rows: FloatArray) -> Codes:
-    return Decoded(round_bfloat16(rows), 2 * rows.shape[1], round_bfloat16)
+def _bfloat16(rows: FloatArray) -> QuantizedVectors:
+    return DequantizedVectors(round_bfloat16(rows), 2 * rows.shape[1], round_bfloat16)
 
 
-def _int8(rows: FloatArray) -> Codes:
+def _int8(rows: FloatArray) -> QuantizedVectors:
     def encode(floats: FloatArray) -> FloatArray:
         return _normalized(eight_bits(floats, "int8").astype(np.float32))
 
-    return Decoded(encode(rows), rows.shape[1], encode)
+    return DequantizedVectors(encode(rows), rows.shape[1], encode)
 
 
-def _uint8(rows: FloatArray) -> Codes:
+def _uint8(rows: FloatArray) -> QuantizedVectors:
     # The codes are 128 higher than what they stand for, so their cosine is another one: a database takes the distance.
     width = rows.shape[1]
     scale = np.float32(127 * max(1.0, math.sqrt(width) / _CLIPPED))
@@ -167,24 +167,24 @@ def _uint8(rows: FloatArray) -> Codes:
     values = decode(rows)
     halves = np.einsum("nd,nd->n", values, values) / np.float32(2)
     ones = np.ones(1, np.float32)
-    return Decoded(
+    return DequantizedVectors(
         np.column_stack([values, -halves]),
         width,
         lambda queries: np.column_stack([decode(queries), np.broadcast_to(ones, len(queries))]),
     )
 
 
-_DATATYPES: Mapping[str, Callable[[FloatArray], Codes]] = {
+_DATATYPES: Mapping[str, Callable[[FloatArray], QuantizedVectors]] = {
     "float32": _float,
     "float16": _half,
     "bfloat16": _bfloat16,
     "int8": _int8,
     "uint8": _uint8,
-    "bit": Bits,
+    "bit": SignBits,
 }
 
 
-def _scalar(rows: FloatArray) -> Codes:
+def _scalar(rows: FloatArray) -> QuantizedVectors:
     low, high = rows.min(), rows.max()
     if len(rows) >= _SCALAR_ROWS:
         cut = max(1, int(len(rows) * (1 - _SCALAR_QUANTILE) / 2))  # of all values, at each end
@@ -196,10 +196,10 @@ def _scalar(rows: FloatArray) -> Codes:
         return np.asarray(codes * step + low, np.float32)
 
     # A float beside the codes of each row holds what a product of codes lacks.
-    return Decoded(encode(rows), rows.shape[1] + 4, encode)
+    return DequantizedVectors(encode(rows), rows.shape[1] + 4, encode)
 
 
-def _product(rows: FloatArray, seed: int) -> Codes:
+def _product(rows: FloatArray, seed: int) -> QuantizedVectors:
     random = np.random.default_rng(seed)
     sample = rows[np.sort(random.permutation(len(rows))[:_TRAINING_ROWS])]
     decoded = np.empty_like(rows)
@@ -208,7 +208,7 @@ def _product(rows: FloatArray, seed: int) -> Codes:
         chunk = slice(start, start + _CHUNK)
         centroids = _centroids(np.ascontiguousarray(sample[:, chunk]), random)
         decoded[:, chunk] = centroids[_owners(np.ascontiguousarray(rows[:, chunk]), centroids)]
-    return Decoded(decoded, len(starts))
+    return DequantizedVectors(decoded, len(starts))
 
 
 def _centroids(points: FloatArray, random: np.random.Generator) -> FloatArray:

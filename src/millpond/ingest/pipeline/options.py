@@ -1,0 +1,99 @@
+"""RunOptions and RunParts: what a run is asked to do, and what it works with."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol, TypedDict
+
+from millpond.ingest.chunking import Chunker, Chunking
+from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
+from millpond.ingest.pipeline.delivery import RetryPolicy
+from millpond.ingest.pipeline.journal import CollectionEntries
+from millpond.ingest.record import Record
+from millpond.ingest.sinks.protocol import Sink
+from millpond.ingest.telemetry.trace import RunTrace
+
+if TYPE_CHECKING:
+    from millpond.engine.engine import Engine
+
+
+class Splitter(Protocol):
+    """Cuts long texts, as :class:`~millpond.ingest.Chunker` does."""
+
+    @property
+    def settings(self) -> str:
+        """All that decides where a text is cut: with another value, every record is cut again."""
+
+    def split(self, record: Record) -> Sequence[Record]:
+        """The chunks of a record, at least one."""
+
+
+class IngestOptions(TypedDict, total=False):
+    """The options of :func:`ingest`, for functions that pass them on."""
+
+    journal: str | os.PathLike[str] | None
+    resume: bool
+    show_progress: bool
+    keep_blank: bool
+    dead_letters: str | os.PathLike[str] | DeadLetterFile | None
+    chunking: Chunking | Splitter | None
+    sync: bool
+    verify: bool
+    retry: RetryPolicy | None
+    stop: threading.Event | None
+    trace: RunTrace | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunOptions:
+    """The options of :func:`ingest`, which describes them."""
+
+    journal: str | os.PathLike[str] | None = None
+    resume: bool = True
+    show_progress: bool = True
+    keep_blank: bool = False
+    dead_letters: str | os.PathLike[str] | DeadLetterFile | None = None
+    chunking: Chunking | Splitter | None = None
+    sync: bool = False
+    verify: bool = False
+    retry: RetryPolicy | None = None
+    stop: threading.Event | None = None
+    trace: RunTrace | None = None
+
+    def chunker(self, engine: Engine) -> Splitter | None:
+        """What cuts the texts for an engine; ``None``: nothing."""
+        return Chunker.for_engine(engine, self.chunking) if isinstance(self.chunking, Chunking) else self.chunking
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class RunParts:
+    """What a run works with, beside the source.
+
+    Attributes:
+        options: What it is asked to do.
+        engine: The engine of the vectors.
+        sparse_engine: The engine of the sparse vectors, of a hybrid sink.
+        sink: Where to write; prepared.
+        widths: The widths to store, ascending.
+        entries: The journal's entries; ``None`` without a journal.
+        dead_letters: Where records go that are left out; ``None`` keeps them nowhere.
+        chunker: Cuts long texts; ``None`` leaves them whole.
+        fresh: The collection holds no rows but those of the journal.
+        stop: Ends the run early.
+        trace: Where times and counts go.
+    """
+
+    options: RunOptions
+    engine: Engine
+    sparse_engine: Engine | None
+    sink: Sink
+    widths: list[int]
+    entries: CollectionEntries | None
+    dead_letters: DeadLetterFile | None
+    chunker: Splitter | None
+    fresh: bool
+    stop: threading.Event
+    trace: RunTrace
