@@ -30,15 +30,6 @@ _LIBRARY = _FOLDER / "libmillpond.so"
 _OPTIONS = "-O3 -std=c++17 -fPIC -fno-exceptions -fno-rtti -fno-math-errno".split()
 # Some compilers name libstdc++ and libm in every library; these kernels need only libc.
 _LINK_OPTIONS = ("-pthread", "-Wl,--as-needed")
-# The first line of a source for one instruction set names its flags. Other sources run on any x86-64 processor.
-_FLAGS = "// Compiler flags: "
-# An instruction of the newest set that a folder's flags name, for a compiler or assembler that is older than the set.
-_PROBES = {
-    "x86_avx2": "vpmaddwd %ymm0, %ymm0, %ymm0",
-    "x86_avx512": "vpdpbusd %zmm0, %zmm0, %zmm0",
-    "x86_avx512bf16": "vdpbf16ps %zmm0, %zmm0, %zmm0",
-    "x86_amx": "tdpbssd %tmm0, %tmm1, %tmm2",
-}
 
 
 class KernelsBuildHook(BuildHookInterface[Any]):
@@ -95,14 +86,14 @@ def compile_objects(compiler: list[str], native: Path, folder: Path) -> tuple[li
 
     A source whose instruction set the compiler does not know is left out: the library has no kernels for it then.
     """
-    source_hash = f"-DMILLPOND_SOURCE_HASH={_source_hash(native)}ull"
+    source_hash = f"-DMILLPOND_SOURCE_HASH={_library(native).source_hash()}ull"
     sources = sorted(native.rglob("*.cpp"))
     objects = [folder / f"{'.'.join(source.relative_to(native).parts)}.o" for source in sources]
 
     def compile_one(source: Path, target: Path) -> str | None:
         flags = compiler_flags(source)
         problem = _problem([*compiler, *_OPTIONS, *flags, source_hash, "-c", "-o", str(target), str(source)])
-        if problem is not None and flags and not _knows(compiler, flags, _PROBES[source.parent.name]):
+        if problem is not None and flags and not _knows(compiler, flags, _instruction_set(source).instruction):
             return None
         return problem
 
@@ -113,9 +104,14 @@ def compile_objects(compiler: list[str], native: Path, folder: Path) -> tuple[li
 
 def compiler_flags(source: Path) -> list[str]:
     """The flags of a source's instruction set; none if it runs on any processor."""
-    with source.open() as lines:
-        first = lines.readline()
-    return first.removeprefix(_FLAGS).split() if first.startswith(_FLAGS) else []
+    row = _instruction_set(source)
+    return [] if row is None else [*row.flags]
+
+
+def _instruction_set(source: Path) -> Any:
+    """The row of isas.h for the folder of a source; ``None`` if it has none."""
+    rows = _library(source.parent.parent).INSTRUCTION_SETS if source.parent.name.startswith("x86_") else ()
+    return next((row for row in rows if source.parent.name == f"x86_{row.name}"), None)
 
 
 def _knows(compiler: list[str], flags: list[str], instruction: str) -> bool:
@@ -135,10 +131,10 @@ def _remove(path: Path) -> None:
         path.unlink(missing_ok=True)
 
 
-def _source_hash(folder: Path) -> int:
-    """The hash that library.py compares when it loads the kernels."""
+def _library(folder: Path) -> Any:
+    """The module library.py, which reads isas.h and computes the hash that it compares when it loads the kernels."""
     spec = spec_from_file_location("library", folder / "library.py")
     assert spec is not None and spec.loader is not None
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
-    return int(module.source_hash())
+    return module

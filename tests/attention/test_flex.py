@@ -74,7 +74,7 @@ def layouts(draw):
     return Segments.of(lengths, keys=keys)
 
 
-@settings(derandomize=True, max_examples=40, deadline=None)
+@settings(derandomize=True, max_examples=15, deadline=None)
 @given(segments=layouts(), causal=st.booleans(), window=st.sampled_from(WINDOWS))
 def test_blocks_and_attention_are_those_of_the_mask_written_out(segments, causal, window):
     check_blocks(segments, causal, window)

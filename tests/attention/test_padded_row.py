@@ -174,6 +174,7 @@ def launches(attend, segments, masking, **options):
     return dispatched.number
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("name", ["full", "causal", "bias"])
 def test_a_mixed_batch_takes_tens_of_kernel_starts(name):
     """90 lengths: as many calls run by run, with a layer's copies and masks beside them."""

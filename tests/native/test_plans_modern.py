@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.native.steps import marks_of
+from tests.native.steps import PRECISIONS, marks_of
 from tests.parity.rotary_oracles import jina as described_jina
 from tests.tiny import write_checkpoint
 from tests.tiny.families import JINA_TASKS
@@ -112,10 +112,7 @@ TARGETS = [
         marks=marks_of(name),
         id=f"{name}-{str(dtype).removeprefix('torch.')}",
     )
-    for name, dtype in (
-        *((name, torch.float32) for name in ("avx2", "avx512")),
-        *((name, torch.bfloat16) for name in ("avx512bf16", "amx")),
-    )
+    for name, dtype in PRECISIONS.items()
 ]
 compiled = pytest.mark.skipif(isa() is None, reason="no compiled kernels")
 
@@ -493,6 +490,7 @@ def test_notices(mistake, folder_of):
     assert apart(native_states(plan_of(module)), expected_states(folder)) > VISIBLE
 
 
+@pytest.mark.contract
 @compiled
 def test_calls_of_several_threads_while_the_tables_grow(folder_of):
     from concurrent.futures import ThreadPoolExecutor

@@ -15,6 +15,8 @@ from tests.tiny import SENTENCES, edit_json, write_checkpoint
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError, ModelLoadError
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 TEXTS = SENTENCES[:4]
 IDENTITY, SIGMOID, SOFTMAX = (
     f"torch.nn.modules.{name}" for name in ("linear.Identity", "activation.Sigmoid", "activation.Softmax")

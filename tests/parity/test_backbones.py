@@ -317,6 +317,7 @@ def test_the_difference_sees_a_single_value():
     assert difference(moved, matrices) == pytest.approx(1e-4, rel=1e-2)
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("family", some())
 def test_every_tensor_of_a_tiny_checkpoint_moves_its_states(family, engine_of, tmp_path):
     """A mistake in a tensor without effect would not be detected."""

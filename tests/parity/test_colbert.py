@@ -22,6 +22,8 @@ from millpond.errors import InputTooLongError
 from millpond.late_interaction.encoding.markers import ColbertEncoder, EncodedText
 from millpond.tasks import ROLES, Role
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 reference = pytest.importorskip("sentence_transformers").MultiVectorEncoder
 
 # Texts without tokens, with punctuation only, of one token, of several, and too long for both roles.

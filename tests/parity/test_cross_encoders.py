@@ -15,6 +15,8 @@ from tests.tiny import SENTENCES, edit_json, write_checkpoint
 from tests.tiny.checkpoints import token_id
 from tests.tiny.heads import write_language_model
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 pytest.importorskip("sentence_transformers")
 
 CHATTY = (

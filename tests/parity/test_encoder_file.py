@@ -21,6 +21,8 @@ from millpond.errors import WeightMismatchError
 from millpond.models import load
 from millpond.models.encoder_file import read_encoder
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 DIRECT = ("bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 LENGTHS = (1, 7, 7, 30)
 

@@ -14,6 +14,8 @@ from tests.tiny import (
     Pooling,
 )
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 DENSE = Dense(out_features=24)
 
 

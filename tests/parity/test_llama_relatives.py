@@ -16,6 +16,8 @@ from millpond.engine.engine import Engine
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models import internlm2, load
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 
 def expected_of(folder):
     reference = oracle(folder)

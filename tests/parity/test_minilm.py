@@ -64,6 +64,7 @@ def test_float32_equals_sentence_transformers(engine, expected, texts):
     assert similarity.max() < 1 - 10 * TOLERANCE
 
 
+@pytest.mark.contract
 def test_token_states_equal_sentence_transformers(engine, reference, texts):
     some = texts[::9] + texts[-1:]
     states = reference.encode(some, output_value="token_embeddings", convert_to_numpy=False)
@@ -73,6 +74,7 @@ def test_token_states_equal_sentence_transformers(engine, reference, texts):
     assert worst <= TOLERANCE
 
 
+@pytest.mark.contract
 # Every fourth text, because processors without bfloat16 instructions take several times as long.
 def test_bfloat16_keeps_the_direction(minilm_folder, expected, texts):
     with Engine(str(minilm_folder), dtype="bfloat16", device="cpu") as engine:

@@ -15,6 +15,8 @@ from tests.tiny import (
 )
 from tests.tiny import TEXTS as SAMPLES
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 TEXTS = list(SAMPLES)
 PROMPTS = {"query": "Find the passage: ", "document": "Passage about water: ", "other": "the miller's "}
 

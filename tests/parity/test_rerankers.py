@@ -44,6 +44,8 @@ from tests.tiny.heads import write_language_model
 from millpond.inputs import Pair
 from millpond.params import PoolingParams
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 # --- Encoders -------------------------------------------------------------------------------------------------------
 
 IDENTITY = {"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}

@@ -26,6 +26,8 @@ from millpond.params import PoolingParams
 from millpond.pooling.classifier import VocabularyRows
 from millpond.pooling.pooler import Pooler
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 CONVERSATIONS = (
     [{"role": "user", "content": "How deep is it?"}, {"role": "assistant", "content": "Two sacks."}],
     [{"role": "system", "content": SENTENCES[0]}, {"role": "user", "content": "a"}],

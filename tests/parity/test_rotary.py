@@ -21,6 +21,8 @@ from millpond.engine.engine import Engine
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models import gte
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 TOLERANCE = 1e-5
 VISIBLE = 1e-3
 

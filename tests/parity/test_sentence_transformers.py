@@ -74,6 +74,7 @@ def test_every_pooling_mode(mode, style, load):
     assert_same_vectors(load(Layout(modules=(Pooling(modes=(mode,)),), style=style)))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("style", ["old", "new"])
 @pytest.mark.parametrize("modes", CONCATENATIONS)
 def test_concatenations(modes, style, load):
@@ -102,6 +103,7 @@ def test_the_prompt_left_out_of_the_pooling(family, load):
     assert_equal(engine.embed(TEXTS).embeddings, reference.encode(TEXTS))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("mode", ["mean", "lasttoken"])
 def test_a_text_that_merges_with_the_prompt_keeps_its_last_token(mode, tmp_path):
     """sentence-transformers pools no tokens there (zeros or -inf); no token of another text may be read."""
@@ -129,6 +131,7 @@ def test_leaving_the_prompt_out_matters(load, tmp_path):
 ACTIVATIONS = ("Tanh", "Identity", "GELU", "Mish")
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_dense_activations(activation, load):
     assert_same_vectors(load(Layout(modules=(Pooling(), Dense(out_features=20, activation=activation)))))
@@ -178,6 +181,7 @@ def test_a_dense_on_token_rows(activation, load):
         assert_equal(actual, expected.numpy())
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("skipped", [1, 2, 3])
 def test_every_module_of_a_chain_matters(skipped, load, tmp_path):
     """Leaving a module out changes the vectors."""
@@ -193,12 +197,14 @@ def test_every_module_of_a_chain_matters(skipped, load, tmp_path):
 # --- Normalization, Matryoshka, output dtypes -----------------------------------------------------------------------
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("modules", [(Pooling(),), (Pooling(), Normalize()), (Pooling(), DENSE)])
 def test_normalize_on_request(modules, load):
     engine, reference = load(Layout(modules=modules))
     assert_equal(engine.embed(TEXTS, normalize=True).embeddings, reference.encode(TEXTS, normalize_embeddings=True))
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     ("modules", "width"), [((Pooling(),), 8), ((Pooling(), Normalize()), 17), ((Pooling(), DENSE, Normalize()), 8)]
 )

@@ -21,6 +21,8 @@ from millpond.engine.engine import Engine
 from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.schedule import intake
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 FAMILIES = ("qwen3", "qwen2-sliding", "gemma2", "mistral-sliding", "gpt2")
 TEMPLATE = (
     "Judge whether the document answers the query, and say yes or no.\n<Query>: {{ messages[0].content }}\n"

@@ -15,6 +15,8 @@ from transformers import AutoTokenizer
 from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 
+pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
+
 DIRECT = ("bert", "distilbert", "electra", "mpnet", "roberta", "xlm-roberta")
 ODD = (
     "",

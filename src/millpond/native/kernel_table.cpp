@@ -42,19 +42,12 @@ int usable(int highest) {
   if (!has(basic.ecx, bit(27))) return kNoIsa;  // OSXSAVE: xgetbv may be executed
   const unsigned saved = saved_states();
   const Registers features(7), more(7, 1);
-  // FMA, AVX, F16C; AVX2, BMI2; xmm and ymm are saved
-  if (highest < kAvx2 || !has(basic.ecx, bit(12) | bit(28) | bit(29)) || !has(features.ebx, bit(5) | bit(8)) ||
-      !has(saved, 0x6))
-    return kNoIsa;
-  // F, DQ, BW, VL; VBMI, VNNI; mask registers and zmm are saved
-  if (highest < kAvx512 || !has(features.ebx, bit(16) | bit(17) | bit(30) | bit(31)) || !has(features.ecx, bit(11)) ||
-      !has(saved, 0xe6))
-    return kAvx2;
-  if (highest < kAvx512Bf16 || !has(more.eax, bit(5))) return kAvx512;
-  // AMX-BF16, TILE, INT8; both tile states are saved
-  if (highest < kAmx || !has(features.edx, bit(22) | bit(24) | bit(25)) || !has(saved, 0x600e6) || !tiles_granted())
-    return kAvx512Bf16;
-  return kAmx;
+  int level = kNoIsa;
+#define ISA(name, flags, instruction, condition) \
+  if (level == k_##name - 1 && highest >= k_##name && (condition)) level = k_##name;
+  MILLPOND_ISAS(ISA)
+#undef ISA
+  return level;
 }
 
 }  // namespace
@@ -69,14 +62,12 @@ extern "C" int millpond_kernel_table(KernelTable* table, int highest) {
     entries(table);
     if (level > used) used = level;
   };
-  add(kAvx2, millpond_add_avx2);
-  add(kAvx512, millpond_add_avx512);
-  add(kAvx512Bf16, millpond_add_avx512bf16);
-  add(kAmx, millpond_add_amx);
-  add(kAvx2, millpond_add_encoder_avx2);
-  add(kAvx512, millpond_add_encoder_avx512);
-  add(kAvx512Bf16, millpond_add_encoder_avx512bf16);
-  add(kAmx, millpond_add_encoder_amx);
+#define ISA(name, ...) add(k_##name, millpond_add_##name);
+  MILLPOND_ISAS(ISA)
+#undef ISA
+#define ISA(name, ...) add(k_##name, millpond_add_encoder_##name);
+  MILLPOND_ISAS(ISA)
+#undef ISA
   return used;
 }
 

@@ -1,7 +1,7 @@
 // The table of kernels of late interaction and of the encoder, and the instruction sets that have an implementation of them.
 //
 // A folder per instruction set holds one translation unit for late interaction (kernels.cpp) and one for the encoder,
-// compiled with the flags that their first lines name. They set the entries of the table that they compute faster than
+// compiled with the flags that its row of isas.h names. They set the entries of the table that they compute faster than
 // the folders before them. The shared code is in the headers of
 // this folder: same source, other flags. Two rules follow from the flags:
 // - Shared code is in an anonymous namespace, and calls no inline function or template of the C++ library. Otherwise
@@ -10,6 +10,8 @@
 #pragma once
 
 #include <cstdint>
+
+#include "isas.h"
 
 // A kernel takes the address of a struct of its arguments, which Python lays out equally (late_interaction/kernels/),
 // and returns 0, or -1 if there is no memory for its workspace. It checks nothing.
@@ -29,16 +31,15 @@ struct KernelTable {
   Kernel pack_weight_int8;  // null: `encode_float32` and `encode_bfloat16` take no int8 weights
 };
 
-// In ascending order: a processor has all before its highest one. library.py names them.
-enum Isa { kNoIsa, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+// As numbers: k_avx2 is 1.
+#define ISA(name, ...) k_##name,
+enum Isa { kNoIsa, MILLPOND_ISAS(ISA) };
+#undef ISA
 
 // Set the entries that an instruction set implements. Weak: the compiler may not know the instruction set.
 #define MILLPOND_FOLDER extern "C" __attribute__((weak, visibility("hidden"))) void
-MILLPOND_FOLDER millpond_add_avx2(KernelTable* table);
-MILLPOND_FOLDER millpond_add_avx512(KernelTable* table);
-MILLPOND_FOLDER millpond_add_avx512bf16(KernelTable* table);
-MILLPOND_FOLDER millpond_add_amx(KernelTable* table);
-MILLPOND_FOLDER millpond_add_encoder_avx2(KernelTable* table);
-MILLPOND_FOLDER millpond_add_encoder_avx512(KernelTable* table);
-MILLPOND_FOLDER millpond_add_encoder_avx512bf16(KernelTable* table);
-MILLPOND_FOLDER millpond_add_encoder_amx(KernelTable* table);
+#define ISA(name, ...)                                    \
+  MILLPOND_FOLDER millpond_add_##name(KernelTable* table); \
+  MILLPOND_FOLDER millpond_add_encoder_##name(KernelTable* table);
+MILLPOND_ISAS(ISA)
+#undef ISA

@@ -18,17 +18,41 @@ import ctypes
 import hashlib
 import logging
 import os
+import re
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 logger = logging.getLogger(__name__)
 
 LIBRARY = Path(__file__).with_name("libmillpond.so")
-# In ascending order, as in kernel_table.h: a processor has all before its highest one.
-ISAS = ("avx2", "avx512", "avx512bf16", "amx")
 _SWITCH, _HIGHEST = "MILLPOND_NATIVE", "MILLPOND_ISA"
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
+
+
+class InstructionSet(NamedTuple):
+    """A row of isas.h.
+
+    Attributes:
+        name: That of its folder behind ``x86_``, and of ``MILLPOND_ISA``.
+        flags: The compiler's.
+        instruction: One that a compiler must know.
+    """
+
+    name: str
+    flags: tuple[str, ...]
+    instruction: str
+
+
+def _read_isas() -> tuple[InstructionSet, ...]:
+    rows = re.findall(r'ISA\((\w+), "([^"]+)", "([^"]+)",', LIBRARY.with_name("isas.h").read_text(encoding="utf-8"))
+    flags: tuple[str, ...] = ()
+    return tuple(InstructionSet(name, flags := (*flags, *own.split()), probe) for name, own, probe in rows)
+
+
+# In ascending order: a processor has all before its highest one.
+INSTRUCTION_SETS = _read_isas()
+ISAS = tuple(row.name for row in INSTRUCTION_SETS)
 
 
 class KernelTable(ctypes.Structure):

@@ -1,4 +1,3 @@
-// Compiler flags: -mavx2 -mfma -mf16c -mbmi2
 // The encoder in float32, for processors with AVX2.
 
 #include "../encoder/forward.h"

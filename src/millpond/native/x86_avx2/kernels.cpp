@@ -1,4 +1,3 @@
-// Compiler flags: -mavx2 -mfma -mf16c -mbmi2
 // Late-interaction kernels for processors with AVX2.
 
 #include "../approximate.h"

@@ -1,4 +1,3 @@
-// Compiler flags: -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 // The encoder in float32, for processors with AVX512. From here on its products may be in eight bits.
 
 #include "../encoder/forward.h"

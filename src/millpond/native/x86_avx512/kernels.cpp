@@ -1,4 +1,3 @@
-// Compiler flags: -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
 // Late-interaction kernels for processors with AVX512-VNNI.
 
 #include "../approximate.h"

@@ -1,4 +1,3 @@
-// Compiler flags: -mavx2 -mfma -mf16c -mbmi2 -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni -mavx512bf16
 // Late-interaction kernels that multiply bfloat16, for processors with AVX512-BF16.
 
 #include "../maxsim.h"
