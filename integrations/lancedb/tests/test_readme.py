@@ -9,6 +9,8 @@ import pytest
 
 from millpond.late_interaction import Ragged, maxsim
 
+pytestmark = pytest.mark.contract
+
 README = Path(__file__).parents[1] / "README.md"
 
 

@@ -7,7 +7,6 @@ import resource
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -76,21 +75,6 @@ def test_the_columns_have_the_datatype(
             fill(engine, other, records)
 
 
-def test_numbers_come_back_as_they_were(engine: Engine, uri: str) -> None:
-    metadata = {"huge": 1e300, "tiny": 1e-300, "int": -(2**63), "most": 2**63 - 1, "f": 1e20, "x": 0.1, "n": [1e25, 3]}
-    long = Record("b", "x", {"long": "ä" * 300, "k" * 300: 1, "nul": "\0", "deep": {"k": [1]}, "none": None, "z": -0.0})
-    with LanceDBSink(uri, "docs") as sink:
-        fill(engine, sink, [Record("a", "x", metadata), long])
-        hits = {hit.id: hit.metadata for hit in sink.search(engine, "x")}
-        assert hits == {"a": metadata, "b": long.metadata}
-        assert type(hits["a"]["f"]) is float and type(hits["a"]["int"]) is int
-        for key, value in metadata.items():
-            assert [hit.id for hit in sink.search(engine, "x", filter={key: value})] == ["a"], key
-        for key in ("long", "k" * 300, "nul", "z"):
-            assert [hit.id for hit in sink.search(engine, "x", filter={key: long.metadata[key]})] == ["b"], key
-        assert sink.search(engine, "x", filter={"long": "ä" * 299}) == []
-
-
 def test_a_condition_of_the_database_is_passed_on(engine: Engine, records: list[Record], uri: str) -> None:
     with LanceDBSink(uri, "docs", dimensions=[64, 384]) as sink:
         fill(engine, sink, records)
@@ -108,28 +92,6 @@ def test_conditions_quote_what_they_hold() -> None:
     assert to_condition({"a": [1, 1.0, True, "1"]}) == (
         """array_has_any(labels, ['["a", 1]', '["a", 1]', '["a", true]', '["a", "1"]'])"""
     )
-
-
-@pytest.mark.parametrize("value", ["'; DROP TABLE docs; --", "{}", "%", "\\", '"', "''"])
-def test_what_looks_like_sql_is_a_value(engine: Engine, uri: str, value: str) -> None:
-    with LanceDBSink(uri, "docs") as sink:
-        fill(engine, sink, [Record(value, value, {value: value}), Record("other", "x", {})])
-        (hit,) = sink.search(engine, value, filter={value: value})
-        assert (hit.id, hit.text, hit.metadata) == (value, value, {value: value})
-        sink.delete(filter={value: value})
-        assert sink.count() == 1
-        assert sink.fetch([f"' OR pk != '{value}"]) == {}
-
-
-def test_the_chunks_of_a_record_are_deleted_together(engine: Engine, uri: str) -> None:
-    with LanceDBSink(uri, "docs", dimensions=[32]) as sink:
-        sink.prepare(engine.spec, chunked=True)
-        records = [Record(name, f"{name} {n}", {"chunk": n}, chunk=n) for name in ("a", "b") for n in range(70)]
-        ids = [point_id(record.id, record.chunk) for record in records]
-        sink.write(WriteBatch(records=records, ids=ids, vectors=rows(140, 32).vectors))
-        assert dict(sink.scan()) == dict(zip(ids, [record.id for record in records], strict=True))
-        sink.delete(["a"])
-        assert sink.count() == 70 and {name for _, name in sink.scan()} == {"b"}
 
 
 def test_a_scan_reads_one_version_while_the_table_changes(
@@ -167,6 +129,7 @@ def test_closing_merges_the_files_of_a_run(engine: Engine, uri: str) -> None:
     )  # nothing was written, so nothing is merged
 
 
+@pytest.mark.contract
 def test_a_long_run_merges_on_its_way_and_drops_old_versions(
     engine: Engine, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +150,7 @@ def test_a_long_run_merges_on_its_way_and_drops_old_versions(
         assert len(again.client.open_table("docs").list_versions()) <= 3
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("index", ["IVF_PQ", "IVF_HNSW_SQ"])
 def test_an_index_is_built_after_a_run_and_used(engine: Engine, uri: str, index: str) -> None:
     with LanceDBSink(uri, "docs", dimensions=[16, 384], index=index) as sink:
@@ -221,36 +185,10 @@ def test_an_index_that_cannot_be_built_is_said_in_the_log(
             again.create_index()
 
 
-def test_what_a_coarse_index_finds_is_compared_again_as_it_is_stored(engine: Engine, uri: str) -> None:
-    with LanceDBSink(uri, "docs", dimensions=[32], index="IVF_PQ") as sink:
-        sink.prepare(engine.spec)
-        batch = rows(1000, 32)
-        sink.write(batch)
-    questions = [f"question {n}" for n in range(10)]
-    vectors = engine.embed(questions, role="query", dimensions=32, normalize=True).embeddings
-    shared = 0
-    with LanceDBSink(uri, "docs") as sink:
-        for question, scores in zip(questions, vectors @ batch.vectors[32].T, strict=True):
-            best = {f"r{n}" for n in np.argsort(-scores)[:10]}
-            shared += len(best & {hit.id for hit in sink.search(engine, question, k=10)})
-    assert shared >= 60  # of 100; 30 by the codes alone
-
-
-def test_an_index_may_be_built_over_a_few_rows_and_grows(engine: Engine, uri: str) -> None:
-    with LanceDBSink(uri, "docs", dimensions=[384], index="IVF_HNSW_SQ") as sink:
-        fill(engine, sink, [Record("first", "a river")])
-    with LanceDBSink(uri, "docs", dimensions=[384], index="IVF_HNSW_SQ") as sink:
-        fill(engine, sink, [Record(f"r{n}", f"text {n}") for n in range(300)])
-        assert sink.search(engine, "text 7", k=1)[0].id == "r7" and sink.search(engine, "a river", k=1)[0].id == "first"
-    with LanceDBSink(uri, "docs") as sink:
-        (index,) = [each for each in sink.client.open_table("docs").list_indices() if each.columns == ["d384"]]
-        assert (index.num_indexed_rows, index.num_unindexed_rows) == (301, 0)
-        assert sink.search(engine, "text 7", k=1)[0].id == "r7" and sink.search(engine, "a river", k=1)[0].id == "first"
-
-
 # -------------------------------------------------------------------------------------------- others and foreign ones
 
 
+@pytest.mark.contract
 def test_what_another_process_wrote_is_seen_at_once(engine: Engine, uri: str) -> None:
     program = (
         "import sys, lancedb\n"
@@ -265,29 +203,6 @@ def test_what_another_process_wrote_is_seen_at_once(engine: Engine, uri: str) ->
         assert sink.count() == 7 and len(sink.search(engine, "x")) == 7
         sink.write(rows(3, 32))
         assert sink.count() == 10
-
-
-def test_threads_may_share_a_table(engine: Engine, uri: str) -> None:
-    errors: list[BaseException] = []
-    with LanceDBSink(uri, "docs", dimensions=[32]) as sink:
-        sink.prepare(engine.spec)
-
-        def run(n: int) -> None:
-            try:
-                own = LanceDBSink(uri, "docs", dimensions=[32])
-                own.prepare(engine.spec)
-                for part in range(5):
-                    own.write(rows(20, 32, 1000 * n + 20 * part))
-                    assert len(own.search(engine, "x", k=5)) == 5
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=(n,)) for n in range(3)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == [] and sink.count() == 300
 
 
 def test_a_foreign_table_is_left_alone(engine: Engine, records: list[Record], uri: str) -> None:
@@ -376,6 +291,7 @@ for n in range(int(sys.argv[2]), 10**9, 50):
 """
 
 
+@pytest.mark.contract
 @pytest.mark.slow
 def test_a_killed_writer_loses_no_row_that_was_acknowledged(engine: Engine, uri: str) -> None:
     with LanceDBSink(uri, "docs", dimensions=[32]) as sink:
@@ -406,21 +322,6 @@ def test_what_is_no_folder_is_refused(place: str, tmp_path: Path, monkeypatch: p
     with pytest.raises(InvalidRequestError, match="the uri is no folder; write './NAME' .*lancedb.connect"):
         LanceDBSink(place, "docs")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_file_is_no_folder(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
-    with pytest.raises(SinkError, match="LanceDB at .*file refused the connection: .*File exists"):
-        LanceDBSink(tmp_path / "file", "docs")
-
-
-def test_a_home_folder_is_where_it_is_elsewhere(
-    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    with LanceDBSink("~/vectors", "docs") as sink:
-        sink.prepare(engine.spec)
-    assert (tmp_path / "vectors" / "docs.lance").is_dir()
 
 
 @pytest.mark.parametrize("name", ["", ".docs", "-docs", "ä", "a/b", "../docs", "x" * 129, "a b"])

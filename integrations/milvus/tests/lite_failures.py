@@ -17,12 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from tests.late_interaction.index_contract import matrices, names, ragged
 
 from millpond import Engine
 from millpond.errors import MillpondError
 from millpond.ingest import Record, WriteBatch, point_id
 from millpond.spec import ModelSpec
+from millpond.testing.matrices import matrices, names, ragged
 from millpond_milvus import MilvusIndex, MilvusSink
 
 ROWS = 512

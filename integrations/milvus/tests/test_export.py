@@ -13,9 +13,11 @@ import pytest
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, MissingExtraError
 from millpond.errors import SinkError
-from millpond.ingest import Record, WriteBatch, ingest, open_sink, point_id
+from millpond.ingest import Record, WriteBatch, open_sink, point_id
 from millpond_milvus import ParquetExport
 from millpond_milvus.export import _MERGED_FILES
+
+pytestmark = pytest.mark.contract
 
 
 def unit(count: int, width: int, *, seed: int = 0) -> Any:
@@ -147,18 +149,6 @@ def test_small_files_are_put_together_and_rows_of_large_ones_replaced(
     rows = table_of(sink, parquet)
     assert len(rows) == _MERGED_FILES + 4
     assert [rows[point_id(f"r{n}")]["text"].split()[0] for n in range(4)] == ["newer"] * 3 + ["text"]
-
-
-def test_a_run_through_the_pipeline_arrives(
-    parquet: Any, engine: Engine, records: list[Record], tmp_path: Path
-) -> None:
-    with ParquetExport(tmp_path, "docs", dimensions=[64, 384]) as sink:
-        report = ingest([*records, Record("long", "x" * 70_000)], engine=engine, sink=sink, show_progress=False)
-        assert (report.written, report.failed) == (12, 1)
-    rows = table_of(sink, parquet)
-    expected = engine.embed([r.text for r in records], role="document", dimensions=64, normalize=True).embeddings
-    for record, vector in zip(records, expected, strict=True):
-        assert np.allclose(rows[point_id(record.id)]["d64"], vector, atol=1e-6)
 
 
 def test_a_folder_of_something_else_is_refused(parquet: Any, engine: Engine, tmp_path: Path) -> None:

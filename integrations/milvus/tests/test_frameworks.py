@@ -12,6 +12,8 @@ from millpond import Engine
 from millpond.ingest import Record, WriteBatch, ingest, point_id
 from millpond_milvus import MilvusSink
 
+pytestmark = pytest.mark.contract
+
 QUESTION = "what moves blood around the body?"
 
 

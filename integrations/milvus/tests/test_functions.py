@@ -12,6 +12,8 @@ from millpond import Engine, InvalidRequestError, UnsupportedTaskError
 from millpond.errors import InvalidDimensionsError
 from millpond_milvus import MillpondEmbeddingFunction, MillpondRerankFunction
 
+pytestmark = pytest.mark.contract
+
 TEXTS = ["Bread rises because of yeast.", "Tides follow the moon.", "ä \U0001f35e"]
 
 

@@ -13,6 +13,8 @@ from millpond import Engine, FingerprintMismatchError, InvalidRequestError, Unsu
 from millpond.ingest import Record, WriteBatch, ingest, point_id
 from millpond_milvus import MilvusSink
 
+pytestmark = pytest.mark.contract
+
 QUESTION = "what moves blood around the body?"
 K = 60
 
@@ -115,19 +117,6 @@ def test_milvus_ranks_the_text_itself_by_bm25(engine: Engine, records: list[Reco
         assert {hit.id: hit.score for hit in hits} == pytest.approx(expected, abs=1e-6)
     with MilvusSink(uri, "docs") as reader:  # that it ranks by BM25 is the collection's, and need not be said
         assert reader.search(engine, "zymurgy", k=1, hybrid=True)[0].id == "rare"
-
-
-@pytest.mark.parametrize("form", ["langchain", "llama_index"])
-def test_hybrid_collections_have_the_frameworks_forms_too(
-    engine: Engine, sparse_engine: Engine, records: list[Record], uri: str, form: str
-) -> None:
-    with MilvusSink(uri, "docs", dimensions=[64], hybrid=True, fields=form) as sink:
-        write(sink, engine, sparse_engine, records)
-        hits = sink.search(engine, QUESTION, k=3, hybrid=True, sparse_engine=sparse_engine)
-        by_id = {record.id: record for record in records}
-        assert all(hit.metadata == by_id[hit.id].metadata for hit in hits)
-        with pytest.raises(InvalidRequestError, match="'sparse'"):
-            sink.search(engine, QUESTION, filter={"sparse": 1})
 
 
 def test_what_a_hybrid_collection_lacks_is_said(

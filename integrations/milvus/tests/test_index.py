@@ -8,16 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
-from pymilvus import MilvusClient
-from tests.late_interaction.index_contract import IndexContract, matrices, names, ragged
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Record, SinkError, content_hash, ingest, point_id
 from millpond.late_interaction import LateInteractionIndex
 from millpond.late_interaction.codecs.rows import INT8
 from millpond.late_interaction.encoding.muvera import Muvera
+from millpond.testing import IndexContract
+from millpond.testing.matrices import matrices, names, ragged
 from millpond_milvus import MilvusIndex, MilvusSink
 from millpond_milvus.rows import pack, packed_tokens
+
+pytestmark = pytest.mark.contract
 
 
 class TestLite(IndexContract):
@@ -104,15 +106,6 @@ def test_a_collection_of_something_else_is_refused(uri: str, engine: Engine) -> 
             sink.search(engine, "text")
 
 
-def test_a_client_that_is_passed_in_stays_open(uri: str) -> None:
-    client = MilvusClient(uri)
-    with MilvusIndex(client, "docs", None) as index:
-        index.add_embeddings(names(3), ragged(matrices(3)))
-    with MilvusIndex(client, "docs", None) as index:
-        assert index.ids() == names(3)
-    client.close()
-
-
 # --------------------------------------------------------------------------------------------------- searching
 
 
@@ -164,13 +157,6 @@ def test_many_rows_are_fetched_in_parts(uri: str, monkeypatch: pytest.MonkeyPatc
 # ------------------------------------------------------------------------------------------------------- problems
 
 
-def test_milvus_lite_stores_long_texts(uri: str) -> None:
-    with MilvusIndex(uri, "docs", None) as index:
-        index.add_embeddings(["a"], ragged(matrices(1)), texts=["ü" * 100_000], metadata=[{"n": "x" * 100_000}])
-        (hit,) = index.search_embeddings(ragged(matrices(1)))[0]
-        assert hit.text == "ü" * 100_000 and hit.metadata == {"n": "x" * 100_000}
-
-
 def test_a_document_that_no_request_can_carry_is_refused(uri: str) -> None:
     with MilvusIndex(uri, "docs", None) as index:
         with pytest.raises(
@@ -192,10 +178,3 @@ def test_check_names_damaged_rows(uri: str) -> None:
         assert "document 'doc-2': ValueError: 3 bytes are no 4 rows of 32 columns" in damaged
         with pytest.raises(SinkError, match="holds rows that cannot be read .*check.. names them"):
             index.search_embeddings(ragged(matrices(1)))
-
-
-def test_a_server_that_is_not_there_is_an_error() -> None:
-    with pytest.raises(SinkError, match="Milvus at http://127.0.0.1:1 did not answer the connection"):
-        MilvusIndex("http://127.0.0.1:1", "docs", None, timeout=1)
-    with pytest.raises(InvalidRequestError, match="collection='a-b' is no name for Milvus"):
-        MilvusIndex("x.db", "a-b", None)

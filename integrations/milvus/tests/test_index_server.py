@@ -18,11 +18,13 @@ import grpc
 import numpy as np
 import pytest
 from pymilvus.grpc_gen import common_pb2, milvus_pb2, milvus_pb2_grpc, schema_pb2
-from tests.late_interaction.index_contract import matrices, maxsim, names, ragged
 
 from millpond import InvalidRequestError
 from millpond.ingest import SinkError, point_id
+from millpond.testing.matrices import matrices, maxsim, names, ragged
 from millpond_milvus import MilvusIndex
+
+pytestmark = pytest.mark.contract
 
 OK = common_pb2.Status()
 STRING, LONG, JSON = schema_pb2.VarChar, schema_pb2.Int64, schema_pb2.JSON

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,8 +15,8 @@ from pymilvus import MilvusClient
 
 import millpond_milvus.sink
 from millpond import Engine, InvalidRequestError
-from millpond.errors import SinkError, SinkRejectedError
-from millpond.ingest import Record, WriteBatch, ingest, point_id
+from millpond.errors import SinkError
+from millpond.ingest import Record, WriteBatch, point_id
 from millpond_milvus import MilvusSink
 from millpond_milvus.lite import LiteFile, file_of
 
@@ -25,7 +24,10 @@ PROGRAM = Path(__file__).with_name("lite_failures.py")
 ROOT = PROGRAM.parents[3]
 SMALL_MEMORY = {"MILVUS_LITE_MEMTABLE_MEMORY_LIMIT_BYTES": str(1 << 20)}
 
-pytestmark = pytest.mark.skipif(sys.platform == "win32", reason="there is no Milvus Lite on Windows")
+pytestmark = [
+    pytest.mark.contract,
+    pytest.mark.skipif(sys.platform == "win32", reason="there is no Milvus Lite on Windows"),
+]
 
 
 @pytest.fixture
@@ -108,24 +110,6 @@ def _stop(uri: str) -> None:
     server_manager_instance.release_server(os.path.realpath(uri))
 
 
-def test_a_row_that_lite_refuses_stops_no_other(engine: Engine, uri: str) -> None:
-    """It looks at all rows before it writes one."""
-    with MilvusSink(uri, "docs", dimensions=[64], fields="langchain") as sink:
-        sink.prepare(engine.spec)
-        client = sink.client
-        insert = client.insert
-
-        def without_text(collection: str, entities: list[dict[str, Any]], **options: Any) -> Any:
-            return insert(collection, [{**row, "text": 7} for row in entities], **options)
-
-        client.insert = without_text  # type: ignore[method-assign]
-        with pytest.raises(SinkRejectedError):
-            sink.write(rows(3))
-        client.insert = insert  # type: ignore[method-assign]
-        sink.write(rows(3))
-        assert sink.count() == 3
-
-
 def test_a_client_that_was_passed_in_shares_the_file_of_its_path(engine: Engine, uri: str) -> None:
     with MilvusSink(uri, "docs", dimensions=[64]) as sink:
         sink.prepare(engine.spec)
@@ -173,12 +157,3 @@ def test_what_only_a_server_has_is_refused_before_anything_is_written(
         MilvusSink(uri, "docs", **options)  # type: ignore[arg-type]
     with MilvusSink(uri, "docs") as sink:
         assert sink.count() == 0
-
-
-def test_a_blank_text_that_was_written_is_deleted_before_a_sink_is_prepared(engine: Engine, uri: str) -> None:
-    with MilvusSink(uri, "docs", dimensions=[64]) as sink:
-        ingest([Record("a", "one"), Record("b", "two")], engine=engine, sink=sink, show_progress=False)
-    with MilvusSink(uri, "docs") as sink:
-        assert sink.embedded  # known before prepare: a delete is a change too
-        sink.delete(["a"])
-        assert sink.count() == 1

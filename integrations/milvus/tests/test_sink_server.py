@@ -13,10 +13,12 @@ from pymilvus.grpc_gen import common_pb2, schema_pb2
 
 from millpond import Engine, InvalidRequestError, MissingExtraError
 from millpond.errors import FingerprintMismatchError
-from millpond.ingest import Record, WriteBatch, content_hash, ingest, open_sink, point_id
+from millpond.ingest import Record, WriteBatch, content_hash, open_sink, point_id
 from millpond_milvus import MilvusSink
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.options import VectorOptions
+
+pytestmark = pytest.mark.contract
 
 
 @pytest.fixture
@@ -316,16 +318,6 @@ def test_a_scan_has_every_row_and_no_text(fake: FakeMilvus, engine: Engine, form
         assert asked and not asked & {"text", "metadata", "$meta", "_node_content", "d16"}
 
 
-def test_a_scan_of_more_rows_than_a_query_hands_out_goes_on(fake: FakeMilvus, engine: Engine) -> None:
-    with MilvusSink(fake.url, "docs", dimensions=[16]) as sink:
-        sink.prepare(engine.spec)
-        for n in range(40_000):
-            fake.rows[f"{n:06}"] = {"pk": f"{n:06}", "id": f"r{n}", "text": "", "metadata": {}, "content_hash": ""}
-        seen = [record_id for _, record_id in sink.scan()]
-        assert len(seen) == len(set(seen)) == 40_000
-        assert len([request for request in fake.queries if request.expr]) >= 3
-
-
 def test_rows_are_fetched_in_requests_that_a_server_takes(
     fake: FakeMilvus, engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,9 +344,3 @@ def test_only_upserts_are_sent_and_in_bounded_requests(fake: FakeMilvus, engine:
         sink.delete(["r1", "nobody"])
         sink.delete_rows([point_id("r2")])
         assert sink.count() == 2098
-
-
-def test_a_run_through_the_pipeline_arrives(fake: FakeMilvus, engine: Engine, records: list[Record]) -> None:
-    with MilvusSink(fake.url, "docs", dimensions=[16, 384], datatype="float16") as sink:
-        report = ingest(records, engine=engine, sink=sink, show_progress=False)
-        assert (report.written, sink.count()) == (12, 12)

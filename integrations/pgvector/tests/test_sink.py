@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 import socket
 import subprocess
@@ -23,6 +22,8 @@ from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.errors import SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest import IngestReport, Record, SinkError, WriteBatch, content_hash, ingest, open_sink, point_id
 from millpond_pgvector import PgVectorSink, sink_from_url
+
+pytestmark = pytest.mark.contract
 
 
 def fill(engine: Engine, sink: PgVectorSink, records: list[Record]) -> IngestReport:
@@ -129,16 +130,6 @@ def test_widths_that_fill_no_byte_are_packed(engine: Engine, dsn: str, width: in
             assert stored[point] == "".join("1" if number > 0 else "0" for number in vector)
 
 
-def test_numbers_come_back_as_they_were(engine: Engine, dsn: str) -> None:
-    metadata = {"huge": 1e300, "tiny": 1e-300, "int": -(2**63), "most": 2**63 - 1, "f": 1e20, "x": 0.1, "n": [1e25, 3]}
-    with PgVectorSink(dsn, "docs") as sink:
-        fill(engine, sink, [Record("a", "x", metadata)])
-        (hit,) = sink.search(engine, "x")
-        assert hit.metadata == metadata and type(hit.metadata["f"]) is float and type(hit.metadata["int"]) is int
-        for key, value in metadata.items():
-            assert len(sink.search(engine, "x", filter={key: value})) == 1, key
-
-
 @pytest.mark.parametrize(
     "record",
     [
@@ -158,17 +149,6 @@ def test_a_nul_character_fails_its_record_alone(
         assert (report.failed, report.written, sink.count()) == (1, 2, 2)
         assert {hit.id: hit.metadata for hit in sink.search(engine, "x")}["fine"] == fine.metadata
     assert "left out record 'nul': it holds a NUL character, which PostgreSQL does not store" in caplog.text
-
-
-def test_a_table_may_be_in_another_schema(engine: Engine, records: list[Record], dsn: str) -> None:
-    with psycopg.connect(dsn, autocommit=True) as connection:
-        connection.execute('CREATE SCHEMA IF NOT EXISTS "Other"')
-    with PgVectorSink(dsn, "Other.select", dimensions=[64, 384], index="hnsw") as sink:
-        fill(engine, sink, records)
-        assert sink.count() == 12 and sink.search(engine, "what moves blood?", k=1)[0].id == "doc-4"
-        sink.delete(["doc-4"])
-    with PgVectorSink(dsn, "select") as unqualified:
-        assert unqualified.count() == 0
 
 
 @pytest.mark.parametrize(
@@ -204,17 +184,6 @@ def test_only_the_row_that_is_refused_is_left_out(engine: Engine, records: list[
         with pytest.raises(SinkRejectedError):
             sink.write(batch.part(slice(7, 8)))
         assert sink.count() == 11
-
-
-def test_the_chunks_of_a_record_are_deleted_together(engine: Engine, dsn: str) -> None:
-    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
-        sink.prepare(engine.spec, chunked=True)
-        records = [Record(name, f"{name} {n}", {"chunk": n}, chunk=n) for name in ("a", "b") for n in range(70)]
-        ids = [point_id(record.id, record.chunk) for record in records]
-        sink.write(WriteBatch(records=records, ids=ids, vectors=rows(140, 32).vectors))
-        assert dict(sink.scan()) == dict(zip(ids, [record.id for record in records], strict=True))
-        sink.delete(["a"])
-        assert sink.count() == 70 and {name for _, name in sink.scan()} == {"b"}
 
 
 def test_a_scan_pages_through_the_table_while_it_changes(
@@ -292,16 +261,6 @@ def test_a_filter_of_the_database_is_passed_on(engine: Engine, records: list[Rec
         assert sink.count() == 9
 
 
-@pytest.mark.parametrize("value", ["'; DROP TABLE docs; --", "{}", "%s", "%(x)s", "\\", '"', "$$"])
-def test_what_looks_like_sql_is_a_value(engine: Engine, dsn: str, value: str) -> None:
-    with PgVectorSink(dsn, "docs") as sink:
-        fill(engine, sink, [Record(value, value, {value: value}), Record("other", "x", {})])
-        (hit,) = sink.search(engine, value, filter={value: value})
-        assert (hit.id, hit.text, hit.metadata) == (value, value, {value: value})
-        sink.delete(filter={value: value})
-        assert sink.count() == 1
-
-
 # ---------------------------------------------------------------------------------------------------- foreign tables
 
 
@@ -318,15 +277,6 @@ def test_a_foreign_table_is_left_alone(engine: Engine, records: list[Record], ds
             sink.search(engine, "anything")
         sink.close()
         assert connection.execute("SELECT count(*) FROM docs").fetchone() == (0,)
-
-
-def test_the_manifest_is_the_comment_of_the_table(engine: Engine, dsn: str) -> None:
-    with PgVectorSink(dsn, "docs", dimensions=[64, 384]) as sink:
-        sink.prepare(engine.spec)
-        ((comment,),) = sink.client.execute("SELECT obj_description('docs'::regclass, 'pg_class')").fetchall()
-        assert comment.startswith('millpond {"schema": 1, ')
-        manifest = json.loads(comment.removeprefix("millpond "))
-        assert (manifest["fingerprint"], manifest["dimensions"]) == (engine.spec.fingerprint, [64, 384])
 
 
 def test_two_that_create_a_table_at_once_both_get_it(engine: Engine, dsn: str) -> None:
@@ -376,27 +326,6 @@ def test_two_that_create_the_extension_at_once_both_have_it(engine: Engine, post
         for sink in sinks:
             sink.close()
     assert errors == []
-
-
-def test_threads_may_share_a_sink(engine: Engine, dsn: str) -> None:
-    errors: list[BaseException] = []
-    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
-        sink.prepare(engine.spec)
-
-        def run(n: int) -> None:
-            try:
-                for part in range(5):
-                    sink.write(rows(20, 32, 1000 * n + 20 * part))
-                    assert len(sink.search(engine, "x", k=5)) == 5
-            except BaseException as error:
-                errors.append(error)
-
-        threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert errors == [] and sink.count() == 400
 
 
 # ------------------------------------------------------------------------------------------------------ connections
@@ -610,17 +539,6 @@ def test_the_servers_errors_are_told_apart(engine: Engine, dsn: str, state: str,
         assert sink.count() == 3
 
 
-def test_a_row_that_cannot_be_stored_is_refused_and_the_next_ones_are_not(engine: Engine, dsn: str) -> None:
-    with PgVectorSink(dsn, "docs", dimensions=[32]) as sink:
-        sink.prepare(engine.spec)
-        batch = rows(2, 32)
-        bad = WriteBatch(records=[Record("a", "\0"), Record("b", "x")], ids=batch.ids, vectors=batch.vectors)
-        with pytest.raises(SinkRejectedError, match="invalid byte sequence"):
-            sink.write(bad)
-        sink.write(batch)
-        assert sink.count() == 2
-
-
 # -------------------------------------------------------------------------------------------------- strings and URLs
 
 
@@ -642,16 +560,6 @@ def test_a_string_with_a_secret_is_refused_and_not_shown(dsn: str) -> None:
         PgVectorSink(dsn, "docs")
     assert "hunter2" not in str(caught.value) and caught.value.__cause__ is None
     assert "hunter2" not in "".join(map(str, [caught.value.__context__ or ""]))
-
-
-def test_no_secret_of_the_environment_is_shown(monkeypatch: pytest.MonkeyPatch, postgres: PostgresServer) -> None:
-    monkeypatch.setenv("PGPASSWORD", "hunter2")
-    monkeypatch.setenv("PGUSER", "postgres")
-    with PgVectorSink(postgres.address().replace("postgres@", ""), "docs") as sink:
-        assert sink.count() == 0 and "hunter2" not in repr(sink)
-    with pytest.raises(SinkError) as caught:
-        PgVectorSink("postgresql://127.0.0.1:1/x", "docs")
-    assert "hunter2" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

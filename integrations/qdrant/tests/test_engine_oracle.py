@@ -12,6 +12,8 @@ from millpond.ingest import Record, WriteBatch, ingest, point_id
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.filters import to_filter
 
+pytestmark = pytest.mark.contract
+
 
 def test_the_real_engine_answers_the_funnel_with_the_same_hits(engine: Engine, tmp_path: Path) -> None:
     edge = pytest.importorskip("qdrant_edge")

@@ -17,6 +17,8 @@ from millpond import Engine
 from millpond.ingest import Record, ingest, point_id
 from millpond_qdrant import QdrantSink
 
+pytestmark = pytest.mark.contract
+
 edge = pytest.importorskip("qdrant_edge")
 
 WORDS = ["river", "zip", "bread", "socket", "heart", "search", "glacier", "violin", "memory", "tide", "mill", "copper"]

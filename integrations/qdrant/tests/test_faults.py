@@ -26,6 +26,8 @@ from millpond.ingest import Record, WriteBatch, point_id
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantIndex, QdrantSink
 
+pytestmark = pytest.mark.contract
+
 Fault = Callable[["Server", socket.socket], None]
 
 PATIENCE = 20.0  # s: what a fault lasts if nobody gives up
@@ -393,20 +395,6 @@ def test_so_has_tls(server: Server, fault: Fault) -> None:
     assert type(error) is SinkUnavailableError and "within 0.5 s" in str(error)
 
 
-def test_a_port_without_a_server_may_have_one_later() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    error = connecting(url)
-    assert type(error) is SinkUnavailableError and "Connection refused" in str(error)
-
-
-def test_https_to_a_port_that_has_none_is_final(server: Server) -> None:
-    server._serve = lambda connection: connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n") or connection.close()  # type: ignore[method-assign, func-returns-value]
-    error = connecting(f"https://{server.address}", timeout=5)
-    assert type(error) is SinkError and "SSL" in str(error)
-
-
 def test_a_certificate_that_nobody_vouches_for_is_final(server: Server, tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
     command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-subj", "/CN=localhost", "-days", "2"]
@@ -447,18 +435,3 @@ def test_an_index_has_the_same_deadline_and_classes(engine: Engine, server: Serv
     server.fault = hangs
     with pytest.raises(SinkUnavailableError, match="did not answer a look for the collection: .*Connect"):
         QdrantIndex("http://127.0.0.1:1", "docs", None, timeout=1)
-
-
-@pytest.mark.parametrize(("bypass", "wanted"), [("", True), ("127.0.0.1", False)], ids=["proxied", "bypassed"])
-def test_the_environments_proxy_is_used(
-    server: Server, monkeypatch: pytest.MonkeyPatch, bypass: str, wanted: bool
-) -> None:
-    monkeypatch.setenv("http_proxy", server.address)
-    monkeypatch.setenv("no_proxy", bypass)
-    url = "http://qdrant.example:6333" if wanted else "http://127.0.0.1:1"
-    with QdrantSink(url, "docs", timeout=5) as sink:
-        if wanted:
-            assert sink._connection.found()
-        else:
-            with pytest.raises(SinkUnavailableError, match="Connection refused"):
-                sink._connection.found()

@@ -14,12 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.late_interaction.index_contract import ragged
 
 from millpond import Engine
 from millpond.errors import SinkError
 from millpond.ingest import Record, WriteBatch, point_id
+from millpond.testing.matrices import ragged
 from millpond_qdrant import QdrantIndex, QdrantSink
+
+pytestmark = pytest.mark.contract
 
 WIDTH = 64
 

@@ -12,6 +12,8 @@ from millpond import Engine
 from millpond.ingest import Record, ingest, point_id
 from millpond_qdrant import QdrantSink
 
+pytestmark = pytest.mark.contract
+
 QUESTION = "what moves blood around the body?"
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +18,8 @@ from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, Sin
 from millpond.ingest import Record, WriteBatch, point_id
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
+
+pytestmark = pytest.mark.contract
 
 
 class Fake:
@@ -196,42 +197,3 @@ def test_a_message_larger_than_the_servers_limit_is_too_large(engine: Engine, se
     error = failure(engine, server, timeout=60, rows=rows)
     assert type(error) is SinkTooLargeError and "larger than max" in str(error)
     assert server.upserts == []
-
-
-def test_a_write_that_was_only_acknowledged_is_final(engine: Engine, server: Fake) -> None:
-    server.status = proto.UpdateStatus.Acknowledged
-    error = failure(engine, server)
-    assert type(error) is SinkError and "the status 'acknowledged' instead of 'completed'" in str(error)
-
-
-def test_a_port_without_a_server_may_have_one_later(engine: Engine, server: Fake) -> None:
-    with opened(server, timeout=3) as sink:
-        server.server.stop(None).wait()
-        with pytest.raises(
-            SinkUnavailableError, match="did not answer a look for the collection over gRPC: UNAVAILABLE"
-        ):
-            sink.prepare(engine.spec)
-
-
-@pytest.mark.parametrize("answer", [b"HTTP/1.1 400 Bad Request\r\n\r\n", b"garbage" * 20], ids=["http", "garbage"])
-def test_a_port_that_does_not_talk_grpc(engine: Engine, server: Fake, answer: bytes) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-
-        def serve() -> None:
-            while True:
-                try:
-                    connection, _ = listener.accept()
-                except OSError:
-                    return
-                with connection:
-                    connection.sendall(answer)
-
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(serve)
-            with (
-                QdrantSink("http://127.0.0.1:1", "docs", prefer_grpc=True, grpc_port=port, timeout=2) as sink,
-                pytest.raises(SinkError, match="a look for the collection"),
-            ):
-                sink.count()
-            listener.shutdown(socket.SHUT_RDWR)

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
-from tests.late_interaction.index_contract import IndexContract, matrices, names, ragged
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Record, SinkError, content_hash, ingest, point_id
 from millpond.late_interaction import LateInteractionIndex, Ragged
+from millpond.testing import IndexContract
+from millpond.testing.matrices import matrices, names, ragged
 from millpond_qdrant import QdrantIndex, QdrantSink
 
 
@@ -120,20 +121,6 @@ def test_other_options_than_the_collections_are_refused(client: QdrantClient, op
     QdrantIndex(client, "docs", None).add_embeddings(["a"], ragged(matrices(1)))
     (name,) = options
     with pytest.raises(InvalidRequestError, match=f"'docs' was made with {name}=.*; pass {name}="):
-        QdrantIndex(client, "docs", None, **options)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"prefetch": "bm25"}, "prefetch='bm25' is unknown; choose one of muvera, dense, None"),
-        ({"prefetch": "tokens"}, "prefetch='tokens' is unknown"),
-        ({"codec": "int8"}, "codec='int8' is unknown; choose one of float32, float16"),
-    ],
-    ids=["prefetch", "prefetch of another database", "codec"],
-)
-def test_unknown_options_are_refused(client: QdrantClient, options: dict[str, Any], message: str) -> None:
-    with pytest.raises(InvalidRequestError, match=message):
         QdrantIndex(client, "docs", None, **options)
 
 
@@ -291,40 +278,9 @@ def test_check_compares_the_vectors_with_the_manifest(client: QdrantClient) -> N
     assert [problem.split("its vector ")[1].split(" is not")[0] for problem in problems] == ["'tokens'", "'muvera'"]
 
 
-@pytest.mark.parametrize("key", ['a"b', "a\\b"])
-def test_a_key_that_no_path_can_hold_is_refused_in_a_filter(client: QdrantClient, key: str) -> None:
-    index = QdrantIndex(client, "docs", None)
-    index.add_embeddings(["a"], ragged(matrices(1)), metadata=[{key: 1}])
-    with pytest.raises(InvalidRequestError, match="rename the key"):
-        index.search_embeddings(ragged(matrices(1)), filter={key: 1})
-    with pytest.raises(InvalidRequestError, match="rename the key"):
-        index.delete(filter={key: 1})
-
-
-def test_an_error_of_the_database_names_it(client: QdrantClient) -> None:
-    index = QdrantIndex(client, "docs", None)
-    index.add_embeddings(["a"], ragged(matrices(1)))
-    client.delete_collection("docs")
-    with pytest.raises(SinkError, match="Qdrant at the client passed in refused a search: Collection docs not found"):
-        index.search_embeddings(ragged(matrices(1)))
-
-
 def test_first_documents_without_rows_leave_no_projection_to_fit(client: QdrantClient) -> None:
     index = QdrantIndex(client, "docs", None, dimensions=8)
     with pytest.raises(InvalidRequestError, match="dimensions=8 are fitted on the rows of the first documents"):
         index.add_embeddings(["a"], ragged(matrices(1, tokens=[0])))
     index.add_embeddings(["a", "b"], ragged(matrices(2, tokens=[0, 20])))
     assert len(index) == 2 and index.stats().dimensions == 8
-
-
-def test_an_index_in_a_folder_leaves_the_folder_to_others(path: Path) -> None:
-    index = QdrantIndex(path, "docs", None)
-    index.add_embeddings(["a"], ragged(matrices(1)))
-    with QdrantIndex(path, "others", None) as other:
-        other.add_embeddings(["b"], ragged(matrices(1)))
-    assert index.ids() == ["a"]
-    index.close()
-    with pytest.raises(InvalidRequestError, match="prefetch"):
-        QdrantIndex(path, "docs", None, prefetch=None)
-    with QdrantIndex(path, "docs", None) as index:  # the refused one gave the folder up
-        assert index.ids() == ["a"]

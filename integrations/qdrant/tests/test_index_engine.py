@@ -10,10 +10,12 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from qdrant_client import QdrantClient, models
-from tests.late_interaction.index_contract import matrices, maxsim, names, ragged
 
 from millpond.ingest import point_id
+from millpond.testing.matrices import matrices, maxsim, names, ragged
 from millpond_qdrant import QdrantIndex
+
+pytestmark = pytest.mark.contract
 
 edge = pytest.importorskip("qdrant_edge")
 

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import json
 import re
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
 from qdrant_client import QdrantClient, models
-from tests.late_interaction.index_contract import matrices, names, ragged
 
-from millpond import InvalidRequestError
-from millpond.ingest import SinkError, point_id
+from millpond.ingest import point_id
+from millpond.testing.matrices import matrices, names, ragged
 from millpond_qdrant import QdrantIndex
+
+pytestmark = pytest.mark.contract
 
 
 class Fake(ThreadingHTTPServer):
@@ -177,15 +177,6 @@ def test_the_collection_that_is_created(server: Fake) -> None:
     assert payload_index == {"field_name": "tokens", "field_schema": {"type": "integer", "lookup": True, "range": True}}
 
 
-def test_an_index_of_the_payload_is_made_once_and_when_it_is_missing(server: Fake) -> None:
-    QdrantIndex(server.url, "docs", None).add_embeddings(["a"], ragged(matrices(1)))
-    QdrantIndex(server.url, "docs", None)
-    assert len(server.bodies("PUT", "/collections/docs/index?wait=true")) == 1
-    server.payload_schema.clear()
-    assert QdrantIndex(server.url, "docs", None).stats().tokens == 6
-    assert len(server.bodies("PUT", "/collections/docs/index?wait=true")) == 2
-
-
 def test_filters_and_ids_hold_in_both_stages(server: Fake) -> None:
     index = QdrantIndex(server.url, "docs", None)
     values = matrices(6)
@@ -208,50 +199,3 @@ def test_filters_and_ids_hold_in_both_stages(server: Fake) -> None:
     assert "filter" not in alone and "filter" not in alone["prefetch"] and alone["limit"] == 3
     assert default["prefetch"]["limit"] == 1000
     assert "prefetch" not in exact
-
-
-@pytest.mark.slow
-def test_no_request_exceeds_what_the_server_takes(server: Fake) -> None:
-    index = QdrantIndex(server.url, "docs", None)
-    values = matrices(2, tokens=[8192, 8192], width=128)
-    index.add_embeddings(names(2), ragged(values, 128), texts=["ü" * 100_000] * 2)
-    sizes = [size for method, path, _, size in server.requests if (method, path[-10:]) == ("PUT", "?wait=true")]
-    assert len(sizes) == 3 and 16 << 20 < max(sizes) < 32 << 20  # the payload's index, and a request for each document
-
-
-@pytest.mark.parametrize(
-    "call",
-    [
-        lambda index: index.add_embeddings(["b"], ragged(matrices(1))),
-        lambda index: index.search_embeddings(ragged(matrices(1))),
-        lambda index: index.delete(["a"]),
-        lambda index: index.delete(filter={"n": 1}),
-        lambda index: index.stats(),
-        lambda index: index.ids(),
-        lambda index: index.check(),
-        lambda index: "a" in index,
-        len,
-    ],
-    ids=["add", "search", "delete", "delete by filter", "stats", "ids", "check", "contains", "len"],
-)
-def test_a_server_that_fails_is_named(server: Fake, call: Callable[[QdrantIndex], object]) -> None:
-    index = QdrantIndex(server.url, "docs", None)
-    index.add_embeddings(["a"], ragged(matrices(1)))
-    server.failure = (503, "shards are away")
-    with pytest.raises(SinkError, match=rf"Qdrant at {server.url} answered a .* with 503 .*shards are away"):
-        call(index)
-
-
-def test_a_port_without_a_server_is_an_error() -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with pytest.raises(SinkError, match=rf"Qdrant at http://127.0.0.1:{port} did not answer a look for the collection"):
-        QdrantIndex(f"http://127.0.0.1:{port}", "docs", None)
-
-
-def test_a_place_that_is_none_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="looks like the address of a server"):
-        QdrantIndex("localhost:6333", "docs", None)
-    with pytest.raises(InvalidRequestError, match="collection='a/b' is no name for Qdrant"):
-        QdrantIndex(":memory:", "a/b", None)

@@ -18,7 +18,6 @@ from millpond import Engine, InvalidRequestError
 from millpond.ingest import Record, ingest, open_sink
 from millpond_qdrant import QdrantSink, sink_from_url
 from millpond_qdrant.local import silence
-from millpond_qdrant.vector_storage import StoredVectors
 
 
 class Fake(ThreadingHTTPServer):
@@ -198,28 +197,6 @@ def test_a_quantized_collection_and_the_two_stages_of_its_search(
     }
 
 
-def test_the_vectors_of_a_quantized_collection(engine: Engine, server: Fake) -> None:
-    hnsw = {"m": 8, "ef_construct": 64, "ef": 200}
-    with QdrantSink(
-        server.url,
-        "docs",
-        dimensions=[64, 384],
-        index_quantization="binary",
-        on_disk=True,
-        hnsw=hnsw,
-        datatype="float16",
-    ) as sink:
-        sink.prepare(engine.spec)
-    options = {
-        "distance": "Cosine",
-        "datatype": "float16",
-        "on_disk": True,
-        "hnsw_config": {"m": 8, "ef_construct": 64},
-        "quantization_config": {"binary": {"always_ram": True}},
-    }
-    assert created(server) == {"d64": {"size": 64} | options, "d384": {"size": 384} | options}
-
-
 def test_uint8_vectors_are_integers_compared_by_euclidean_distance(
     engine: Engine, server: Fake, records: list[Record]
 ) -> None:
@@ -235,19 +212,6 @@ def test_uint8_vectors_are_integers_compared_by_euclidean_distance(
         query = engine.embed(["what moves blood around the body?"], role="query", normalize=True).embeddings
         assert hits[0].id == "doc-4" and hits[0].score == pytest.approx(float((query @ cosines.T)[0, 0]), abs=6e-3)
         assert [hit.score for hit in hits] == sorted((hit.score for hit in hits), reverse=True)
-
-
-@pytest.mark.parametrize("width", [1, 2, 8, 64, 384, 4096])
-def test_uint8_keeps_the_order_of_cosines(width: int) -> None:
-    stored = StoredVectors(datatype="uint8")
-    rows = np.random.default_rng(0).standard_normal((50, width)).astype(np.float32)
-    rows /= np.linalg.norm(rows, axis=1, keepdims=True)
-    codes = stored.encode(rows)
-    cosines = [stored.cosine(float(np.linalg.norm(code - codes[0])), width) for code in codes]
-    assert np.abs(np.asarray(cosines) - rows @ rows[0]).max() < 0.02
-    assert cosines[0] == 1.0
-    back = np.stack([stored.decode(code.tolist(), width) for code in codes])
-    assert (back * rows).sum(axis=1).min() > 0.99
 
 
 def test_indexes_are_made_once_on_the_path_of_the_form(engine: Engine, server: Fake, records: list[Record]) -> None:
@@ -266,12 +230,6 @@ def test_indexes_are_made_once_on_the_path_of_the_form(engine: Engine, server: F
         pytest.raises(InvalidRequestError, match="an index of the type 'integer' on 'metadata.n', and .* 'keyword'"),
     ):
         sink.prepare(engine.spec)
-
-
-def test_the_paths_of_llama_index_are_flat(engine: Engine, server: Fake) -> None:
-    with QdrantSink(server.url, "docs", fields="llama_index", indexes={"year": "integer"}) as sink:
-        sink.prepare(engine.spec)
-    assert server.bodies("PUT", "/collections/docs/index") == [{"field_name": "year", "field_schema": "integer"}]
 
 
 @pytest.mark.parametrize(
@@ -360,20 +318,6 @@ def test_a_url_takes_the_options(server: Fake) -> None:
 
 
 # ----------------------------------------------------------------------------------------------------- reading back
-
-
-def test_reading_back_asks_for_no_texts(engine: Engine, server: Fake, records: list[Record]) -> None:
-    with QdrantSink(server.url, "docs", dimensions=[64, 384]) as sink:
-        fill(engine, sink, records)
-        server.requests.clear()
-        ids = [row_id for row_id, _ in sink.scan()]
-        sink.fetch(ids)
-        sink.fetch(ids, widths=[64])
-    (scroll,) = server.bodies("POST", "/collections/docs/points/scroll")
-    first, second = server.bodies("POST", "/collections/docs/points")
-    for body in (scroll, first, second):
-        assert not {"text", "metadata", "page_content", "_node_content"} & set(body["with_payload"])
-    assert (scroll["with_vector"], first["with_vector"], second["with_vector"]) == (False, False, ["d64"])
 
 
 # --------------------------------------------------------------------------------------------------- in local mode

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,11 +16,10 @@ from qdrant_client import QdrantClient, models
 
 from millpond import Engine
 from millpond.ingest import Record, ingest, point_id
-from millpond.ingest.sinks.search import SearchPlan
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.local import lacked
-from millpond_qdrant.probe import Probe
-from millpond_qdrant.queries import queries_of
+
+pytestmark = pytest.mark.contract
 
 QUESTION = "what moves blood around the body?"
 WIDTHS = (16, 64, 384)
@@ -141,111 +139,6 @@ def test_nothing_else_is_asked_for_where_every_point_is_whole(engine: Engine, re
     assert sink.count() == 13 and lacked(client, "docs", names) == frozenset()
     with QdrantSink("http://127.0.0.1:1", "docs") as remote:
         assert lacked(remote.client, "docs", names) is None  # a server has to be asked
-
-
-def test_one_width_is_asked_for_alone(engine: Engine, sink: QdrantSink, points: list[Point]) -> None:
-    only = QdrantSink(sink.client, "docs", dimensions=[64])
-    assert {hit.text for hit in only.search(engine, QUESTION, k=72)} == {text for text, have, _ in points if 64 in have}
-
-
-@pytest.mark.parametrize("lack", [frozenset(), frozenset({"d16"}), frozenset({"d384"}), frozenset({"d16", "d384"})])
-def test_a_search_is_never_more_than_one_request_per_width(lack: frozenset[str]) -> None:
-    vectors = {width: np.ones(width, np.float32) for width in (16, 384)}
-    plan = SearchPlan(k=2, candidates=5, coarse=16, full=384, vectors=vectors)
-    queries = queries_of(plan, None, lacked=lack)
-    assert len(queries) == 1 + ("d384" in lack)
-    assert isinstance(queries[0].prefetch, list) and len(queries[0].prefetch) == 1 + ("d16" in lack)
-
-
-def test_the_real_engine_answers_the_same_requests_with_the_same_points(
-    engine: Engine, sink: QdrantSink, points: list[Point], tmp_path: Path
-) -> None:
-    edge = pytest.importorskip("qdrant_edge")
-    config = {f"d{width}": edge.EdgeVectorParams(size=width, distance=edge.Distance.Cosine) for width in WIDTHS}
-    shard = edge.EdgeShard.create(str(tmp_path), edge.EdgeConfig(vectors=config))
-    rows = [
-        edge.Point(
-            id=str(uuid.uuid5(uuid.NAMESPACE_URL, text)),
-            vector={f"d{width}": vector.tolist() for width, vector in vectors.items()},
-            payload={"metadata": metadata},
-        )
-        for text, vectors, metadata in points
-    ]
-    shard.update(edge.UpdateOperation.upsert_points(rows))
-    names = [f"d{width}" for width in WIDTHS]
-    for question in (QUESTION, "ice", "music for strings"):
-        query = engine.embed([question], role="query").embeddings[0]
-        vectors = {width: query[:width] / np.linalg.norm(query[:width]) for width in WIDTHS}
-        for condition in (None, {"n": [0, 1]}):
-            for coarse, k, candidates in ((16, 10, 12), (16, 72, 72), (None, 20, 20)):
-                plan = SearchPlan(k=k, candidates=candidates, coarse=coarse, full=384, vectors=vectors)
-                native = sink._driver.condition(condition, sink.open())
-                answers = [
-                    point
-                    for request in queries_of(plan, native, lacked=names)
-                    for point in shard.query(translated(edge, request))
-                ]
-                best = sorted(answers, key=lambda point: point.score, reverse=True)[:k]
-                hits = sink._driver.query(plan, native, sink.open())
-                assert [str(hit.id) for hit in hits] == [str(point.id) for point in best]
-                assert [hit.score for hit in hits] == pytest.approx([point.score for point in best], abs=1e-5)
-                assert len({point.id for point in answers}) == len(answers)  # no point is in two answers
-    shard.close()
-
-
-@pytest.mark.parametrize("strays", [[], [(384,)], [(16,)], [(64, 384), (16, 64)], [(16, 64, 384), (64,)]])
-@pytest.mark.parametrize("whole", [0, 5])
-def test_the_real_engine_answers_a_probe_as_local_mode_does(
-    engine: Engine, tmp_path: Path, whole: int, strays: list[tuple[int, ...]]
-) -> None:
-    edge = pytest.importorskip("qdrant_edge")
-    config = {f"d{width}": edge.EdgeVectorParams(size=width, distance=edge.Distance.Cosine) for width in WIDTHS}
-    shard = edge.EdgeShard.create(str(tmp_path), edge.EdgeConfig(vectors=config))
-    client = QdrantClient(":memory:")
-    QdrantSink(client, "docs", dimensions=WIDTHS).prepare(engine.spec)
-    for id, widths in enumerate([WIDTHS] * whole + strays):
-        vector = {f"d{width}": [1.0] * width for width in widths}
-        shard.update(edge.UpdateOperation.upsert_points([edge.Point(id=id, vector=vector, payload={})]))
-        client.upsert("docs", [models.PointStruct(id=id, vector=vector, payload={})])
-    probe = Probe(lacked=frozenset(), asked=("d16", "d384"))
-    found = [answer.points for answer in client.query_batch_points("docs", probe.requests)]
-    assert [bool(points) for points in found] == [any(w not in widths for widths in strays) for w in (16, 384)]
-    assert [[p.id for p in points] for points in found] == [
-        [p.id for p in shard.query(translated(edge, request))] for request in probe.requests
-    ]
-    shard.close()
-
-
-def translated(edge: Any, request: models.QueryRequest) -> Any:
-    """A request of qdrant-client as one of the real engine's."""
-
-    def condition(one: Any) -> Any:
-        if isinstance(one, models.Filter):
-            return filter(one)
-        if isinstance(one, models.HasVectorCondition):
-            return edge.HasVectorCondition(one.has_vector)
-        assert one.range is not None
-        return edge.FieldCondition(one.key, range=edge.RangeFloat(gte=one.range.gte, lte=one.range.lte))
-
-    def filter(one: models.Filter | None) -> Any:
-        if one is None:
-            return None
-        clauses = {
-            name: None if (members := getattr(one, name)) is None else [condition(member) for member in members]
-            for name in ("must", "should", "must_not")
-        }
-        return edge.Filter(**clauses)
-
-    def nearest(one: Any) -> Any:
-        return None if one.query is None else edge.Query.Nearest(one.query, using=one.using)
-
-    prefetches = [
-        edge.Prefetch(query=nearest(stage), limit=stage.limit, filter=filter(stage.filter))
-        for stage in request.prefetch or []  # type: ignore[union-attr]
-    ]
-    return edge.QueryRequest(
-        prefetches=prefetches, query=nearest(request), filter=filter(request.filter), limit=request.limit
-    )
 
 
 # ------------------------------------------------------------------------------- what is written by another's hand

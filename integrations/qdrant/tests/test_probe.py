@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
 from collections.abc import Iterator
 
 import pytest
 from qdrant_client import QdrantClient, models
 from qdrant_client.http.models import QueryResponse
 
-from millpond_qdrant.probe import PartialPoints, Probe
+from millpond_qdrant.probe import PartialPoints
 
 NAMES = ["d16", "d64", "d384"]
 
@@ -44,10 +43,6 @@ def test_a_search_asks_about_the_smallest_and_the_largest_vector_at_first(server
             "limit": 1,
             "with_payload": False,
         }
-
-
-def test_one_vector_needs_no_probe(server: QdrantClient) -> None:
-    assert PartialPoints().begin(server, "docs", ["d64"]) == Probe(lacked=frozenset({"d64"}))
 
 
 @pytest.mark.parametrize("small", [False, True])
@@ -97,33 +92,3 @@ def test_a_probe_without_an_answer_is_asked_again(server: QdrantClient) -> None:
     partial = PartialPoints()
     first = partial.begin(server, "docs", NAMES)
     assert first.asked and partial.begin(server, "docs", NAMES).asked == first.asked
-
-
-def test_a_search_that_did_not_ask_changes_nothing(server: QdrantClient) -> None:
-    clock = Clock()
-    partial = PartialPoints(clock=clock)
-    partial.end(partial.begin(server, "docs", NAMES), answers(False, False))
-    clock.now += 0.25
-    partial.end(partial.begin(server, "docs", NAMES), [])
-    clock.now += 0.25
-    assert partial.begin(server, "docs", NAMES).asked
-
-
-def test_a_forked_child_goes_on_from_what_its_parent_knew(server: QdrantClient) -> None:
-    clock = Clock()
-    partial = PartialPoints(clock=clock)
-    partial.end(partial.begin(server, "docs", NAMES), answers(False, False))
-    context = multiprocessing.get_context("fork")
-    found = context.Queue()
-
-    def child() -> None:
-        before = partial.begin(server, "docs", NAMES).lacked
-        clock.now += 1
-        partial.end(partial.begin(server, "docs", NAMES), answers(True, True))
-        found.put((before, partial.begin(server, "docs", NAMES).lacked))
-
-    process = context.Process(target=child)
-    process.start()
-    assert found.get(timeout=60) == ({"d64"}, {*NAMES})
-    process.join(60)
-    assert partial.begin(server, "docs", NAMES).lacked == {"d64"}  # and the parent from its own

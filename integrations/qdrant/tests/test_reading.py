@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from qdrant_client import QdrantClient, models
 from tests.tiny.heads import write_splade
@@ -14,9 +13,10 @@ from tests.tiny.heads import write_splade
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.ingest import Record, ingest, point_id
 from millpond.ingest.chunking import Chunking
-from millpond.ingest.record import content_hash
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.queries import sparse_vector
+
+pytestmark = pytest.mark.contract
 
 FORMS = ["plain", "langchain", "llama_index"]
 
@@ -41,26 +41,6 @@ def fill(engine: Engine, sink: QdrantSink, records: list[Record], **options: Any
 # ------------------------------------------------------------------------------------------------------ reading back
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_are_read_back_with_their_ids_hashes_and_vectors(
-    engine: Engine, client: QdrantClient, records: list[Record], form: str
-) -> None:
-    odd = [*records, Record("7", "an id that is a number"), Record("ü/ñ \U0001f600", "an id of signs", {"id": "mine"})]
-    sink = QdrantSink(client, "docs", dimensions=[64, 384], fields=form)
-    fill(engine, sink, odd)
-    ids = {point_id(record.id): record for record in odd}
-    rows = sink.fetch([*ids, point_id("nobody")], widths=[384])
-    assert {row_id: (row.record_id, row.content_hash) for row_id, row in rows.items()} == {
-        row_id: (record.id, content_hash(record.text)) for row_id, record in ids.items()
-    }
-    vectors = engine.embed([record.text for record in odd], role="document", normalize=True).embeddings
-    for (row_id, row), vector in zip(((row_id, rows[row_id]) for row_id in ids), vectors, strict=True):
-        assert row.vectors.keys() == {384} and row.vectors[384].dtype == np.float32, row_id
-        assert row.vectors[384] == pytest.approx(vector, abs=1e-5)
-    assert sink.fetch([]) == {} and sink.fetch(list(ids))[point_id("7")].vectors == {}
-    assert dict(sink.scan()) == {row_id: record.id for row_id, record in ids.items()}
-
-
 def test_a_scan_goes_on_page_by_page(
     engine: Engine, client: QdrantClient, records: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -77,11 +57,6 @@ def test_a_scan_goes_on_page_by_page(
     assert len({row_id for row_id, _ in rows}) in (10, 11)
     sink.delete([record.id for record in records])
     assert list(sink.scan()) == []
-
-
-def test_a_scan_of_no_collection_is_an_error(client: QdrantClient) -> None:
-    with pytest.raises(InvalidRequestError, match="there is no collection 'docs'"):
-        list(QdrantSink(client, "docs").scan())
 
 
 STRAYS: list[tuple[int | str, dict[str, Any]]] = [
@@ -133,28 +108,6 @@ def test_chunks_are_rows_of_their_parent(engine: Engine, client: QdrantClient, f
     assert hit.id == "long" and text[hit.metadata["chunk_start"] : hit.metadata["chunk_end"]] == hit.text
     sink.delete(["long"])
     assert dict(sink.scan()) == {point_id("short"): "short"}
-
-
-def test_a_chunk_is_a_node_with_its_span(engine: Engine, client: QdrantClient) -> None:
-    store_of = pytest.importorskip("llama_index.vector_stores.qdrant").QdrantVectorStore
-    types = pytest.importorskip("llama_index.core.vector_stores")
-    text = " ".join(f"Sentence {n} tells of rivers, mills and ponds." for n in range(40))
-    sink = QdrantSink(client, "docs", fields="llama_index")
-    odd = Record("odd", "short", {"chunk_start": "x", "chunk_end": True})
-    fill(engine, sink, [Record("long", text), odd], chunking=Chunking(max_tokens=40))
-    store = store_of(client=client, collection_name="docs", dense_vector_name="d384")
-    query = engine.embed(["Sentence 31 tells"], role="query", normalize=True).embeddings[0].tolist()
-    found = store.query(types.VectorStoreQuery(query_embedding=query, similarity_top_k=40)).nodes
-    spans = {}
-    for node in found:
-        if node.ref_doc_id == "odd":
-            assert (node.start_char_idx, node.end_char_idx) == (None, None)
-        else:
-            assert node.ref_doc_id == "long" and text[node.start_char_idx : node.end_char_idx] == node.text
-            spans[node.node_id] = node.metadata["chunk"]
-    assert spans == {point_id("long", chunk): chunk for chunk in range(len(spans))} and len(spans) > 5
-    store.delete("long")
-    assert dict(sink.scan()) == {point_id("odd"): "odd"}
 
 
 # ----------------------------------------------------------------------------------------------------------- aliases
@@ -376,94 +329,3 @@ def test_a_hybrid_sink_and_its_collection_agree(
     fill(engine, QdrantSink(client, "dense"), records)
     with pytest.raises(InvalidRequestError, match="holds no sparse vectors"):
         QdrantSink(client, "dense").search(engine, "tides", hybrid=True, sparse_engine=sparse_engine)
-
-
-def check_added(engine: Engine, sparse_engine: Engine, sink: QdrantSink, records: list[Record]) -> None:
-    """Every document, and one that a framework added, has its place in both rankings."""
-    text = "the price of bread"
-    wanted = fused(*rankings(engine, sparse_engine, [*records, Record(text, text)], text, 384))
-    hits = sink.search(engine, text, k=20, hybrid=True, sparse_engine=sparse_engine)
-    found = {hit.id if hit.text != text else text: hit.score for hit in hits}
-    assert found == pytest.approx(wanted, abs=1e-6)
-
-
-def test_langchains_hybrid_mode_reads_and_writes_the_same_vectors(
-    engine: Engine, sparse_engine: Engine, client: QdrantClient, records: list[Record]
-) -> None:
-    package = pytest.importorskip("langchain_qdrant")
-    embeddings = pytest.importorskip("langchain_core.embeddings").Embeddings
-
-    class Dense(embeddings):  # type: ignore[misc, valid-type]
-        def embed_documents(self, texts: list[str]) -> list[list[float]]:
-            rows: list[list[float]] = engine.embed(texts, role="document", normalize=True).embeddings.tolist()
-            return rows
-
-        def embed_query(self, text: str) -> list[float]:
-            row: list[float] = engine.embed([text], role="query", normalize=True).embeddings[0].tolist()
-            return row
-
-    class Sparse(package.SparseEmbeddings):  # type: ignore[misc, name-defined]
-        def embed_documents(self, texts: list[str]) -> list[Any]:
-            rows = sparse_engine.sparse_embed(texts, role="document").embeddings
-            return [package.SparseVector(indices=list(row), values=list(row.values())) for row in rows]
-
-        def embed_query(self, text: str) -> Any:
-            (row,) = sparse_engine.sparse_embed([text], role="query").embeddings
-            return package.SparseVector(indices=list(row), values=list(row.values()))
-
-    sink = QdrantSink(client, "docs", fields="langchain", hybrid=True, datatype="float16", index_quantization="scalar")
-    fill(engine, sink, records, sparse_engine=sparse_engine)
-    store = package.QdrantVectorStore(
-        client,
-        "docs",
-        embedding=Dense(),
-        sparse_embedding=Sparse(),
-        retrieval_mode=package.RetrievalMode.HYBRID,
-        vector_name="d384",
-        sparse_vector_name="sparse",
-    )
-    question = "what moves blood around the body?"
-    dense, sparse = rankings(engine, sparse_engine, records, question, 384)
-    found = [document.page_content for document in store.similarity_search(question, k=12)]
-    wanted: dict[str, float] = {}
-    for ranking in (dense, sparse):  # Qdrant's own constant, which LangChain leaves alone
-        for rank, id in enumerate(ranking):
-            wanted[id] = wanted.get(id, 0.0) + 1 / (2 + rank)
-    texts = {record.id: record.text for record in records}
-    assert sorted(found) == sorted(texts.values()) and found[0] == texts[max(wanted, key=wanted.__getitem__)]
-    store.add_texts(["the price of bread"])
-    check_added(engine, sparse_engine, sink, records)
-
-
-def test_llama_indexes_hybrid_mode_reads_and_writes_the_same_vectors(
-    engine: Engine, sparse_engine: Engine, client: QdrantClient, records: list[Record]
-) -> None:
-    store_of = pytest.importorskip("llama_index.vector_stores.qdrant").QdrantVectorStore
-    types = pytest.importorskip("llama_index.core.vector_stores")
-    schema = pytest.importorskip("llama_index.core.schema")
-
-    def encode(texts: list[str]) -> tuple[list[list[int]], list[list[float]]]:
-        rows = sparse_engine.sparse_embed(texts, role="document").embeddings
-        return [list(row) for row in rows], [list(row.values()) for row in rows]
-
-    sink = QdrantSink(client, "docs", fields="llama_index", hybrid=True, indexes={"n": "integer"})
-    fill(engine, sink, records, sparse_engine=sparse_engine)
-    store = store_of(
-        client=client,
-        collection_name="docs",
-        dense_vector_name="d384",
-        sparse_vector_name="sparse",
-        enable_hybrid=True,
-        sparse_doc_fn=encode,
-        sparse_query_fn=encode,
-    )
-    question = records[9].text
-    query = engine.embed([question], role="query", normalize=True).embeddings[0].tolist()
-    asked = types.VectorStoreQuery(
-        query_embedding=query, query_str=question, mode="hybrid", similarity_top_k=5, sparse_top_k=12, hybrid_top_k=5
-    )
-    nodes = store.query(asked).nodes
-    assert nodes[0].ref_doc_id == "doc-9" and nodes[0].get_content() == question and len(nodes) == 5
-    row = engine.embed(["the price of bread"], role="document", normalize=True).embeddings[0].tolist()
-    store.add([schema.TextNode(text="the price of bread", embedding=row)])
-    check_added(engine, sparse_engine, sink, records)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -20,6 +19,8 @@ from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.probe import PartialPoints
+
+pytestmark = pytest.mark.contract
 
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -161,42 +162,6 @@ def test_a_request_is_bounded_by_bytes_too(engine: Engine, server: Fake) -> None
     assert len(sizes) == 3 and max(sizes) < 17 << 20
 
 
-def test_deletes_are_waited_for_and_bounded_too(server: Fake) -> None:
-    ids = [f"r{i}" for i in range(300)]
-    with QdrantSink(server.url, "docs") as sink:
-        sink.delete(ids)
-        sink.delete(filter={"lang": "en"})
-    assert {path for path, _ in server.deletes} == {"/collections/docs/points/delete?wait=true"}
-    first, second, third = (body for _, body in server.deletes)
-    assert [len(first["points"]), len(second["points"])] == [256, 44]
-    assert first["points"] + second["points"] == [point_id(record_id) for record_id in ids]
-    assert list(third) == ["filter"] and "metadata.lang" in json.dumps(third)
-
-
-def test_a_record_too_large_for_any_request_is_left_out(engine: Engine, server: Fake) -> None:
-    assert run(engine, server, [Record("large", "x" * (17 << 20)), Record("small", "x")]) == 1
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (error(500, "disk on fire"), "answered an upsert of 3 points with 500 Internal Server Error: .*disk on fire"),
-        (error(429, "slow down", Retry_After="7"), "too busy for an upsert of 3 points; it asks to wait 7 s"),
-        (error(429, "slow down"), "with 429 Too Many Requests"),
-        (error(403, "read only"), "with 403 Forbidden: .*read only"),
-        ((200, {}, b"<html>a proxy</html>"), "answered an upsert of 3 points with something that is not JSON"),
-    ],
-)
-def test_the_error_quotes_the_answer_of_the_server(
-    engine: Engine, server: Fake, records: list[Record], answer: Answer, message: str
-) -> None:
-    server.upsert = lambda: answer
-    with pytest.raises(SinkError, match=message) as caught:
-        run(engine, server, records[:3])
-    assert server.url in str(caught.value) and caught.value.__cause__ is not None
-    assert len(server.upserts) == 1  # no retries: the caller decides
-
-
 def test_a_run_waits_for_a_busy_server_and_splits_what_is_too_large(
     engine: Engine, server: Fake, records: list[Record]
 ) -> None:
@@ -225,28 +190,11 @@ def test_a_run_leaves_out_the_rows_that_the_server_refuses(
     assert letter["id"] == "doc-5" and "wrong dimension" in json.dumps(letter)
 
 
-def test_a_server_that_hangs_is_an_error_after_the_timeout(engine: Engine, server: Fake, records: list[Record]) -> None:
-    server.upsert = lambda: None
-    with pytest.raises(SinkError, match=r"did not answer an upsert of 3 points within 3 s"):
-        run(engine, server, records[:3], timeout=3)  # the requests before it are answered within that
-
-
 def test_a_server_that_fails_halfway_leaves_what_it_has(engine: Engine, server: Fake) -> None:
     answers = iter([ok({"operation_id": 0, "status": "completed"}), error(500, "full")])
     server.upsert = lambda: next(answers)
     with pytest.raises(SinkError, match="an upsert of 44 points with 500"):
         run(engine, server, [Record(f"r{i}", f"text {i}") for i in range(300)])
-
-
-def test_a_port_without_a_server_is_an_error(engine: Engine) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
-    with (
-        QdrantSink(url, "docs", timeout=5) as sink,
-        pytest.raises(SinkError, match="did not answer a look for the coll"),
-    ):
-        sink.prepare(engine.spec)
 
 
 @pytest.mark.parametrize("condition", [None, {"lang": "en"}])
@@ -327,69 +275,6 @@ def sink(whole: Fake, clock: Clock) -> Iterator[QdrantSink]:
         yield sink
 
 
-@pytest.mark.parametrize(("width", "lacking"), [(384, LACK_64), (64, LACK_384)])
-def test_what_lacks_a_vector_is_looked_for_until_there_is_none_and_again_when_due(
-    engine: Engine, whole: Fake, sink: QdrantSink, clock: Clock, width: int, lacking: tuple[int, int, int]
-) -> None:
-    def search() -> tuple[bool, tuple[int, int, int]]:
-        """Whether the point is found, and what was sent."""
-        whole.bodies.clear()
-        hits = sink.search(engine, "tides", k=3)
-        (requests,) = whole.bodies  # never more than one round trip
-        return hits[0].text == f"tides {width}", shape(requests)
-
-    assert [search() for _ in range(3)] == [(False, ASKED), (False, WHOLE), (False, WHOLE)]
-    add_point(engine, whole, 1, width)
-    assert search() == (False, WHOLE)
-    clock.now += 0.5
-    assert [search() for _ in range(3)] == [(True, ASKED), (True, lacking), (True, lacking)]
-    clock.now += 0.5
-    assert [search() for _ in range(2)] == [(True, ASKED), (True, lacking)]
-    whole.points.delete("docs", [1])
-    assert search() == (False, lacking)
-    clock.now += 0.5
-    assert [search() for _ in range(2)] == [(False, ASKED), (False, WHOLE)]
-
-
-def test_a_new_sink_finds_at_once_what_another_does_not_look_for_yet(
-    engine: Engine, whole: Fake, sink: QdrantSink
-) -> None:
-    sink.search(engine, "tides")
-    add_point(engine, whole, 1, 384)
-    assert sink.search(engine, "tides")[0].text == "Tides follow the moon."
-    with QdrantSink(whole.url, "docs") as fresh:
-        assert fresh.search(engine, "tides")[0].text == "tides 384"
-
-
-def test_a_probe_does_not_depend_on_the_filter_or_the_stages_of_its_search(
-    engine: Engine, whole: Fake, sink: QdrantSink
-) -> None:
-    add_point(engine, whole, 1, 384, lang="nl")
-    assert sink.search(engine, "tides", coarse_to_fine=False, filter={"lang": "fr"}) == []
-    assert sink.search(engine, "tides", filter={"lang": "nl"})[0].text == "tides 384"
-    first, second = whole.bodies
-    assert shape(first) == (2, 2, 0) and shape(second) == LACK_64
-    assert [request["filter"] for request in first[:2]] == [
-        {"must_not": [{"has_vector": "d64"}]},
-        {"must_not": [{"has_vector": "d384"}]},
-    ]
-    assert [request["limit"] for request in first[:2]] == [1, 1]
-
-
-@pytest.mark.slow
-def test_the_pace_of_the_probes_is_that_of_the_server(
-    engine: Engine, whole: Fake, sink: QdrantSink, clock: Clock
-) -> None:
-    def take() -> None:
-        clock.now += 0.25
-
-    whole.before_search = take
-    for _ in range(202):  # 50.5 s of searches
-        sink.search(engine, "tides", k=1)
-    assert [n for n, body in enumerate(whole.bodies) if shape(body) == ASKED] == [0, 100, 200]
-    assert {shape(body) for body in whole.bodies} == {ASKED, WHOLE}
-
-
 def test_a_search_that_fails_has_asked_nothing(engine: Engine, whole: Fake, sink: QdrantSink) -> None:
     def fail() -> None:
         raise ConnectionAbortedError
@@ -401,24 +286,3 @@ def test_a_search_that_fails_has_asked_nothing(engine: Engine, whole: Fake, sink
     add_point(engine, whole, 1, 384)
     assert sink.search(engine, "tides")[0].text == "tides 384"
     assert [shape(body) for body in whole.bodies] == [ASKED, ASKED]
-
-
-def test_threads_that_search_before_the_first_answer_look_for_everything(
-    engine: Engine, whole: Fake, sink: QdrantSink, clock: Clock
-) -> None:
-    add_point(engine, whole, 1, 384)
-    whole.before_search = threading.Barrier(6, timeout=60).wait  # type: ignore[assignment]
-    found: list[str] = []
-
-    def search() -> None:
-        for _ in range(4):
-            found.append(sink.search(engine, "tides", k=1)[0].text)
-
-    threads = [threading.Thread(target=search) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == ["tides 384"] * 24
-    shapes = [shape(body) for body in whole.bodies]
-    assert shapes[:6] == [ASKED] * 6 and set(shapes[6:]) <= {ASKED, LACK_64} and shapes[-1] == LACK_64

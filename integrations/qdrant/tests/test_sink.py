@@ -12,7 +12,6 @@ from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Record, SinkError, ingest, open_sink, point_id
 from millpond_qdrant import QdrantSink, sink_from_url
 from millpond_qdrant.filters import to_filter
-from millpond_qdrant.folder import use_write_ahead_log
 
 
 def fill(engine: Engine, sink: QdrantSink, records: list[Record]) -> None:
@@ -81,12 +80,6 @@ def test_a_folder_commits_to_a_write_ahead_log(engine: Engine, records: list[Rec
         copy = sqlite3.connect(tmp_path / f"{name}.sqlite")
         assert copy.execute("SELECT count(*) FROM points").fetchone() == (count,)
         copy.close()
-
-
-def test_a_client_without_a_file_has_no_write_ahead_log() -> None:
-    client = QdrantClient(":memory:")
-    client.create_collection("docs", {"d4": models.VectorParams(size=4, distance=models.Distance.COSINE)})
-    assert use_write_ahead_log(client, "docs") is None and use_write_ahead_log(client, "nowhere") is None
 
 
 def test_a_native_filter_is_passed_on(engine: Engine, records: list[Record]) -> None:
@@ -180,18 +173,6 @@ def test_a_foreign_point_that_cannot_be_read_is_not_blamed_on_the_database(
     assert len(sink.search(engine, "a stray text", k=12, filter={"lang": "en"})) == 12
 
 
-def test_an_error_in_making_a_payload_is_not_blamed_on_the_database(
-    engine: Engine, records: list[Record], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fails(*_: object) -> None:
-        raise ValueError("a bug")
-
-    monkeypatch.setattr("millpond_qdrant.driver.payload_of", fails)
-    sink = QdrantSink(":memory:", "docs")
-    with pytest.raises(ValueError, match="^a bug$"):
-        fill(engine, sink, records)
-
-
 def test_a_key_with_a_quote_or_backslash_is_refused() -> None:
     for key, sign in (('a"b', "quote"), ("a\\b", "backslash")):
         with pytest.raises(InvalidRequestError, match=f"holds a {sign}"):
@@ -265,25 +246,6 @@ def test_a_folder_is_still_a_folder(place: str, tmp_path: Path, monkeypatch: pyt
         assert Path(place).is_dir()
 
 
-def test_a_folder_that_exists_keeps_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("my.data.dir", "2026-11-22T10h:a"):
-        Path(name).mkdir()
-        QdrantSink(name, "docs").close()
-    Path("localhost:6333").mkdir()  # as an earlier version made it
-    with pytest.raises(InvalidRequestError, match="looks like the address of a server"):
-        QdrantSink("localhost:6333", "docs")
-
-
-def test_a_url_may_be_in_capitals() -> None:
-    with QdrantSink("HTTP://LocalHost:6333", "docs") as sink:
-        assert repr(sink) == "QdrantSink('HTTP://LocalHost:6333', 'docs', dimensions=None, 'plain')"
-        assert str(sink.client.init_options["url"]).lower() == "http://localhost:6333"
-    with pytest.raises(InvalidRequestError, match="holds credentials") as caught:
-        QdrantSink("HTTP://user:hunter2@host", "docs")
-    assert "hunter2" not in str(caught.value)
-
-
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(SinkError, match=r"cannot be opened or made \(Not a directory\)"):
@@ -309,18 +271,6 @@ def test_a_damaged_collection(engine: Engine, records: list[Record], tmp_path: P
         QdrantSink(tmp_path, "docs")
 
 
-def test_an_error_of_the_folders_file_is_the_sinks(engine: Engine, records: list[Record], tmp_path: Path) -> None:
-    with QdrantSink(tmp_path, "docs") as sink:
-        fill(engine, sink, records[:1])
-        (file,) = tmp_path.rglob("*.sqlite")
-        other = sqlite3.connect(file)
-        other.execute("DROP TABLE points")
-        other.commit()
-        other.close()
-        with pytest.raises(SinkError, match="refused an upsert of 11 points: no such table"):
-            fill(engine, sink, records[1:])
-
-
 def test_a_home_folder_is_where_it_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.chdir(tmp_path)
@@ -332,11 +282,3 @@ def test_a_home_folder_is_where_it_is_elsewhere(tmp_path: Path, monkeypatch: pyt
 def test_urls_of_other_schemes_are_refused(scheme: str, location: str) -> None:
     with pytest.raises(InvalidRequestError, match="does not name a Qdrant"):
         sink_from_url(scheme, location, "docs")
-
-
-def test_the_entry_point_opens_a_folder(engine: Engine, records: list[Record], tmp_path: Path) -> None:
-    sink = open_sink(f"qdrant+path:{tmp_path / 'db'}#docs", dimensions=[64, 384])
-    assert isinstance(sink, QdrantSink) and sink.collection == "docs" and sink.dimensions == (64, 384)
-    with sink:
-        fill(engine, sink, records)
-        assert sink.search(engine, "what moves blood around the body?", k=1)[0].id == "doc-4"

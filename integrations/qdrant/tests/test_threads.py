@@ -20,7 +20,7 @@ from millpond.ingest import Record, SinkError, ingest
 from millpond_qdrant import QdrantSink
 
 # qdrant-client leaves the lock file that it failed to lock to the garbage collector.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [pytest.mark.contract, pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")]
 
 
 def at_once(*tasks: Callable[[], object]) -> None:

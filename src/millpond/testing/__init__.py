@@ -9,8 +9,9 @@ A module of tests subclasses a contract, and pytest runs it::
             return MySink(folder / "db", **options)
 
 :class:`SinkContract` is about the three methods of a :class:`~millpond.ingest.Sink` and the optional ones,
-:class:`CollectionSinkContract` about a :class:`~millpond.ingest.CollectionSink`, and :class:`AdapterContract` about
-an adapter of a framework. Those of sinks need no model: :class:`WordEngine` stands for one.
+:class:`CollectionSinkContract` about a :class:`~millpond.ingest.CollectionSink`,
+:class:`IndexContract` about a :class:`~millpond.late_interaction.LateInteractionIndex`, :class:`AdapterContract` about
+an adapter of a framework. Those of sinks and indexes need no model: :class:`WordEngine` stands for one.
 """
 
 from importlib import import_module
@@ -22,16 +23,18 @@ if TYPE_CHECKING:
     from millpond.testing.adapter import AdapterContract
     from millpond.testing.collection import CollectionSinkContract
     from millpond.testing.engine import WordEngine
+    from millpond.testing.index import IndexContract
     from millpond.testing.sink import SinkContract
 
 _MODULES = {
     "AdapterContract": "adapter",
     "CollectionSinkContract": "collection",
+    "IndexContract": "index",
     "SinkContract": "sink",
     "WordEngine": "engine",
 }
 
-__all__ = ["AdapterContract", "CollectionSinkContract", "SinkContract", "WordEngine"]
+__all__ = ["AdapterContract", "CollectionSinkContract", "IndexContract", "SinkContract", "WordEngine"]
 
 
 def __getattr__(name: str) -> Any:

@@ -75,7 +75,7 @@ class CollectionSinkContract(SinkContract):
     layouts: ClassVar[Sequence[str]] = ("plain", "langchain", "llama_index")
     score_error: ClassVar[float] = 1e-5
 
-    def make(self, folder: Path, **options: Any) -> CollectionSink[Any]:
+    def make(self, folder: Path, **options: Any) -> Any:
         """An empty sink in an empty folder.
 
         Args:
@@ -84,20 +84,20 @@ class CollectionSinkContract(SinkContract):
         """
         raise NotImplementedError
 
-    def again(self, sink: CollectionSink[Any], folder: Path, **options: Any) -> CollectionSink[Any]:
+    def again(self, sink: Any, folder: Path, **options: Any) -> Any:
         """Another sink of the same database, after the first is closed; one in memory shares its client."""
         if not self.lasting:
             client = sink.client
-            return type(sink)(client, options.pop("collection", "docs"), **options)  # type: ignore[arg-type]
+            return type(sink)(client, options.pop("collection", "docs"), **options)
         sink.close()
         return self.make(folder, **options)
 
     @pytest.fixture
-    def place(self, tmp_path: Path) -> Iterator[Callable[..., CollectionSink[Any]]]:
+    def place(self, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         """Makes sinks, which are closed after the test."""
         made = []
 
-        def make(**options: Any) -> CollectionSink[Any]:
+        def make(**options: Any) -> Any:
             made.append(self.make(tmp_path, **options))
             return made[-1]
 
@@ -164,6 +164,7 @@ class CollectionSinkContract(SinkContract):
 
     def test_invalid_searches_and_deletes_are_refused(self, sink: Any, engine: WordEngine) -> None:
         fill(sink, engine, records(2), self.widths)
+        options: dict[str, Any]
         for options, message in (
             ({"k": 0}, "k=0"),
             ({"k": True}, "k=True"),
