@@ -22,9 +22,9 @@ from millpond.errors import (
 )
 from millpond.ingest import CollectionManifest, Record, WriteBatch, open_sink
 from millpond.ingest.sinks.batch import record_bytes, slices, storable
+from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.location import is_address
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
-from millpond.ingest.sinks.payload import check_fields
 from millpond.ingest.sinks.protocol import check_widths
 from millpond.ingest.sinks.search import plan_search
 from millpond.metadata import check_filter
@@ -291,6 +291,9 @@ def installed(tmp_path, monkeypatch):
         """)
     )
     monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("shelf", None)
+    yield
+    sys.modules.pop("shelf", None)
 
 
 @pytest.mark.parametrize(
@@ -355,7 +358,6 @@ def test_a_database_describes_its_options(installed, tmp_path):
         "from millpond.ingest.sinks.database import database\n"
         "sink = database(options=['dimensions', 'fields', 'boards'])(lambda *place, **options: options)\n"
     )
-    sys.modules.pop("shelf", None)
     assert open_sink("shelf+path:x#docs", boards=2, must_exist=True) == {
         "must_exist": True,
         "dimensions": None,
