@@ -52,13 +52,6 @@ def _gemma(folder: Path) -> None:
     write_checkpoint(folder, "bert", sentence_transformers=layout, config=config, lowercase=True)
 
 
-def _qwen(folder: Path) -> None:
-    """A tokenizer of bytes, to which a newline is a token of its own."""
-    prompts = {"query": "Instruct: Given a question, find its answer\nQuery:", "document": ""}
-    layout = Layout(modules=(Pooling(modes=("lasttoken",)), Normalize()), prompts=prompts)
-    write_checkpoint(folder, "qwen3", sentence_transformers=layout)
-
-
 def _colbert(folder: Path) -> None:
     """The markers have the ids 1 and 2, as in ColBERT's vocabulary: fastembed has them as constants."""
     write_stanford(folder, query_token_id="[UNK]", doc_token_id="[CLS]", query_maxlen=32, doc_maxlen=64)
@@ -68,7 +61,6 @@ WRITERS: Mapping[str, Callable[[Path], object]] = {
     MINILM: _minilm,
     "BAAI/bge-small-en-v1.5": _bge,
     "google/embeddinggemma-300m": _gemma,
-    "Qwen/Qwen3-Embedding-0.6B": _qwen,
     "cross-encoder/ms-marco-MiniLM-L6-v2": write_cross_encoder,
     "cross-encoder/ms-marco-MiniLM-L12-v2": write_cross_encoder,
     "BAAI/bge-reranker-base": lambda folder: write_cross_encoder(folder, activation=None),

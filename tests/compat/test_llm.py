@@ -11,7 +11,7 @@ import torch
 from tests.tiny import SENTENCES, TEXTS, edit_json, write_checkpoint
 from tests.tiny.hub import WIDTH
 
-from millpond import Engine, UnsupportedTaskError
+from millpond import UnsupportedTaskError
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.vllm import LLM, PoolingParams
 
@@ -65,26 +65,6 @@ class TestExamplesOfVllmsPages:
         (output,) = llm.reward([{"prompt_token_ids": [1, 300, 123, 301, 123, 302]}])
         assert output.outputs.data.shape == (2, 2)
 
-    @pytest.mark.parametrize(
-        ("name", "architecture"),
-        [
-            ("lightonai/GTE-ModernColBERT-v1", "ColBERTModernBertModel"),
-            ("answerdotai/answerai-colbert-small-v1", "HF_ColBERT"),
-        ],
-    )
-    def test_late_interaction(self, hub, name, architecture):
-        llm = LLM(model=str(hub(name)), hf_overrides={"architectures": [architecture]})
-        (output,) = llm.encode(HELLO, pooling_task="token_embed")
-        assert output.outputs.data.ndim == 2
-        scores = [one.outputs.score for one in llm.score(CAPITAL, [BRASILIA, CAPITAL])]
-        assert scores[1] != scores[0]
-
-    def test_another_name_of_an_architecture(self, load):
-        llm = load("Alibaba-NLP/gte-multilingual-base", hf_overrides={"architectures": ["GteNewModel"]})
-        plain = load("Alibaba-NLP/gte-multilingual-base")
-        expected = plain.embed(HELLO)[0].outputs.embedding
-        np.testing.assert_allclose(llm.embed(HELLO)[0].outputs.embedding, expected, atol=1e-6)
-
     def test_a_language_model_that_reranks(self, load):
         overrides = {
             "architectures": ["Qwen3ForSequenceClassification"],
@@ -98,13 +78,6 @@ class TestExamplesOfVllmsPages:
         assert scores == pytest.approx(by_name, abs=1e-6)
         assert 0 < scores[0] < 1 and scores[0] != scores[1]
         assert "score" in llm.engine.tasks and "embed" in load("somebody/tuned").engine.tasks
-
-    def test_a_width_that_the_model_was_not_trained_for(self, load):
-        params = PoolingParams(dimensions=16)
-        with pytest.raises(InvalidRequestError, match="is_matryoshka"):
-            load("intfloat/e5-small").embed(HELLO, pooling_params=params)
-        forced = load("intfloat/e5-small", hf_overrides={"is_matryoshka": True})
-        assert forced.embed(HELLO, pooling_params=params)[0].outputs.hidden_size == 16
 
 
 class TestPrompts:
@@ -137,12 +110,6 @@ class TestPrompts:
         assert output.prompt_token_ids == ids
         (without,) = llm.embed(wrap(ids[1:]))
         assert not np.allclose(without.outputs.embedding, output.outputs.embedding, atol=1e-3)
-
-    def test_kinds_may_be_mixed(self, load):
-        llm = load("intfloat/e5-small")
-        (ids,) = llm.engine.tokenize([HELLO])
-        vectors = [one.outputs.embedding for one in llm.embed([HELLO, {"prompt": HELLO}, ids])]
-        np.testing.assert_allclose(vectors[1:], [vectors[0]] * 2, atol=1e-6)
 
     @pytest.mark.parametrize(
         ("prompts", "message"),
@@ -197,20 +164,6 @@ class TestOutputs:
         text = llm.get_tokenizer().decode(output.prompt_token_ids)
         assert "<Query>: q" in text and "<Document>: d" in text
 
-    def test_the_ids_of_a_pair_are_both_texts_for_an_embedder(self, load):
-        llm = load("intfloat/e5-small")
-        ids = llm.get_tokenizer()
-        (output,) = llm.score("the mill", "the pond")
-        assert output.prompt_token_ids == [
-            *ids("the mill")["input_ids"], ids.pad_token_id, *ids("the pond")["input_ids"]
-        ]  # fmt: skip
-
-    def test_request_ids_differ(self, load):
-        llm = load("intfloat/e5-small")
-        outputs = [*llm.embed([HELLO] * 3), *llm.score(HELLO, [HELLO] * 2), *llm.encode(HELLO)]
-        assert len({one.request_id for one in outputs}) == 6
-        assert all(type(one.request_id) is str and one.finished for one in outputs)
-
     def test_outputs_survive_pickling(self, load):
         (output,) = load("intfloat/e5-small").embed(HELLO)
         again = pickle.loads(pickle.dumps(output))
@@ -224,6 +177,20 @@ class TestOutputs:
             f"ClassificationData(num_classes=2, probs=[{classes.outputs.probs[0]:.4g}, {classes.outputs.probs[1]:.4g}])"
         )
         assert classes.outputs.num_classes == 2
+
+    def test_the_ids_of_a_pair_are_both_texts_for_an_embedder(self, load):
+        llm = load("intfloat/e5-small")
+        ids = llm.get_tokenizer()
+        (output,) = llm.score("the mill", "the pond")
+        assert output.prompt_token_ids == [
+            *ids("the mill")["input_ids"], ids.pad_token_id, *ids("the pond")["input_ids"]
+        ]  # fmt: skip
+
+    def test_request_ids_differ(self, load):
+        llm = load("intfloat/e5-small")
+        outputs = [*llm.embed([HELLO] * 3), *llm.score(HELLO, [HELLO] * 2), *llm.encode(HELLO)]
+        assert len({one.request_id for one in outputs}) == 6
+        assert all(type(one.request_id) is str and one.finished for one in outputs)
 
 
 class TestEncode:
@@ -260,9 +227,6 @@ class TestEncode:
         assert llm.encode([HELLO], [PoolingParams(task="encode")])[0].outputs.data.ndim == 2
         assert llm.encode(HELLO, PoolingParams())[0].outputs.data.ndim == 1
 
-    def test_the_model_may_be_loaded_for_a_task(self, load):
-        assert load("intfloat/e5-small", task="token_embed").encode(HELLO)[0].outputs.data.ndim == 2
-
     def test_equals_the_methods(self, load):
         vectors, classes = load("intfloat/e5-small"), load("a/bert-classifier")
         vector, probs = vectors.embed(HELLO)[0].outputs.embedding, classes.classify(HELLO)[0].outputs.probs
@@ -297,11 +261,6 @@ class TestReward:
         assert ((raw < 0) | (raw > 1)).any()
         active = llm.reward(HELLO, pooling_params=PoolingParams(use_activation=True))[0].outputs.data
         torch.testing.assert_close(active, raw.sigmoid())
-
-    def test_the_last_row_is_the_reward_of_the_text(self, load):
-        llm = load("internlm/internlm2-1_8b-reward")
-        rows = llm.reward(HELLO)[0].outputs.data
-        assert rows[-1].item() == pytest.approx(llm.engine.reward([HELLO]).rewards[0][0, 0], rel=1e-4)
 
     def test_a_process_reward_model_keeps_its_steps(self, load):
         llm = load("Qwen/Qwen2.5-Math-PRM-7B")
@@ -439,9 +398,6 @@ class TestLoading:
         with pytest.raises(TypeError):
             LLM(folder, "pooling")
 
-    def test_max_model_len(self, load):
-        assert load("intfloat/e5-small", max_model_len=32).engine.spec.max_length == 32
-
     @pytest.mark.parametrize("method", ["embed", "classify", "reward", "score", "encode"])
     def test_an_unknown_argument_of_a_method_is_refused(self, load, method):
         with pytest.raises(TypeError, match="mistake"):
@@ -490,9 +446,3 @@ class TestLoading:
         np.testing.assert_allclose(llm.embed(HELLO)[0].outputs.embedding, expected, atol=1e-6)
         other = llm.embed(HELLO, pooling_params=PoolingParams(adapter="separation"))[0].outputs.embedding
         assert not np.allclose(other, expected, atol=1e-3)
-
-
-def test_an_engine_and_an_llm_work_in_one_process(load, hub):
-    with Engine(hub("intfloat/e5-small"), dtype="float32", device="cpu") as engine:
-        vector = load("intfloat/e5-small").embed(SENTENCES[0])[0].outputs.embedding
-        np.testing.assert_allclose(vector, engine.embed([SENTENCES[0]]).embeddings[0], atol=1e-6)

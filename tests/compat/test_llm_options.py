@@ -59,10 +59,6 @@ class TestTruncation:
         assert output.prompt_token_ids == [ids[0], *kept, ids[-1]]
         np.testing.assert_allclose(output.outputs.embedding, vector(llm, output.prompt_token_ids), atol=1e-6)
 
-    def test_token_ids_are_cut_without_regard_to_special_tokens(self, load):
-        options = {"truncate_prompt_tokens": 3, "truncation_side": "left"}
-        assert load(BERT).embed([2, 5, 6, 7, 3], tokenization_kwargs=options)[0].prompt_token_ids == [6, 7, 3]
-
     @pytest.mark.parametrize("method", ["embed", "encode"])
     def test_the_limit_may_be_an_argument_or_in_the_params(self, load, method):
         run = getattr(load(BERT), method)
@@ -78,11 +74,6 @@ class TestTruncation:
         assert run(LONG, pooling_params=PoolingParams(truncate="start", truncate_prompt_tokens=10))[
             0
         ].prompt_token_ids == (from_left.prompt_token_ids)
-
-    def test_params_may_refuse_the_truncation_that_the_call_allows(self, load):
-        params = PoolingParams(truncate="error")
-        with pytest.raises(InputTooLongError):
-            load(BERT).embed(LONG, pooling_params=params, tokenization_kwargs={"truncation": True})
 
     def test_late_interaction_encodes_at_its_own_lengths(self, load):
         llm = load("answerdotai/answerai-colbert-small-v1")
@@ -115,6 +106,11 @@ class TestTruncation:
     def test_an_invalid_option_is_refused(self, load, options):
         with pytest.raises(InvalidRequestError, match=next(iter(options))):
             load(BERT).embed(HELLO, tokenization_kwargs=options)
+
+    def test_params_may_refuse_the_truncation_that_the_call_allows(self, load):
+        params = PoolingParams(truncate="error")
+        with pytest.raises(InputTooLongError):
+            load(BERT).embed(LONG, pooling_params=params, tokenization_kwargs={"truncation": True})
 
 
 class TestParams:
@@ -180,14 +176,6 @@ class TestParams:
         torch.testing.assert_close(off.softmax(-1), on)
         assert off.sum() != pytest.approx(1, abs=1e-3)
 
-    def test_an_activation_by_name(self, load):
-        llm = load(CLASSES)
-        off, on = (
-            torch.tensor(llm.classify(HELLO, pooling_params=PoolingParams(activation=name))[0].outputs.probs)
-            for name in ("identity", "sigmoid")
-        )
-        torch.testing.assert_close(off.sigmoid(), on)
-
     @pytest.mark.parametrize(
         ("method", "options", "message"),
         [
@@ -232,12 +220,6 @@ class TestPoolerConfig:
         torch.testing.assert_close(torch.tensor(last.classify(SENTENCES[0])[0].outputs.probs), rows[-1])
 
     @pytest.mark.parametrize("key", ["pooling_type", "tok_pooling_type"])
-    def test_all_rows(self, load, key):
-        llm = load(PROCESS, pooler_config={key: "ALL"})
-        assert llm.engine.spec.pooling == load(PROCESS).engine.spec.pooling
-        assert llm.encode("mill", pooling_task="token_embed")[0].outputs.data.ndim == 2
-
-    @pytest.mark.parametrize("key", ["pooling_type", "tok_pooling_type"])
     def test_steps(self, load, key):
         config = {key: "STEP", "step_tag_id": 123, "returned_token_ids": [45, 78]}
         llm = load(SHEPHERD, pooler_config=json.dumps(config))
@@ -250,13 +232,6 @@ class TestPoolerConfig:
         own = llm.reward([STEPS], pooling_params=PoolingParams(step_tag_id=300, returned_token_ids=[3]))
         torch.testing.assert_close(own[0].outputs.data, whole[[1]][:, [3]])
 
-    def test_steps_of_a_process_reward_model(self, load):
-        token = load(PROCESS).get_tokenizer().convert_tokens_to_ids("<extra_0>")
-        llm = load(PROCESS, pooler_config={"step_tag_id": 5, "returned_token_ids": [1]})
-        ids = [6, 5, token, 7, 5]
-        assert llm.reward([ids])[0].outputs.data.shape == (2, 1)
-        assert load(PROCESS).reward([ids])[0].outputs.data.shape == (1, 2)
-
     @pytest.mark.parametrize("key", ["use_activation", "normalize", "softmax", "activation"])
     def test_activation(self, load, key):
         off, on = ({key: value} for value in (False, True))
@@ -268,15 +243,6 @@ class TestPoolerConfig:
         )
         overruled = load(BERT, pooler_config=off).embed(HELLO, pooling_params=PoolingParams(use_activation=True))
         assert np.linalg.norm(overruled[0].outputs.embedding) == pytest.approx(1, abs=1e-5)
-
-    def test_activation_of_rewards(self, load):
-        name = "internlm/internlm2-1_8b-reward"
-        raw = load(name).reward(HELLO)[0].outputs.data
-        torch.testing.assert_close(
-            load(name, pooler_config={"use_activation": False}).reward(HELLO)[0].outputs.data, raw
-        )
-        on = load(name, pooler_config={"use_activation": True}).reward(HELLO)[0].outputs.data
-        torch.testing.assert_close(on, raw.sigmoid())
 
     def test_activation_of_scores(self, load):
         raw = load(PAIRS, pooler_config={"use_activation": False}).score(HELLO, "mill")[0].outputs.score
@@ -308,17 +274,6 @@ class TestPoolerConfig:
             load(BERT, pooler_config=config).embed([HELLO, LONG])
         assert len(load(BERT, pooler_config=config).embed([HELLO])) == 1
 
-    @pytest.mark.parametrize(
-        "config", [{"logit_mean": 0.25, "logit_sigma": 2.0}, {"logit_bias": 0.25, "logit_scale": 0.5}]
-    )
-    def test_calibration(self, load, config):
-        llm, raw = load(PAIRS, pooler_config=config), load(PAIRS, pooler_config={"use_activation": False})
-        logit = raw.score(HELLO, "mill")[0].outputs.score
-        expected = 1 / (1 + np.exp(-(logit - 0.25) / 2))
-        assert llm.score(HELLO, "mill")[0].outputs.score == pytest.approx(expected, abs=1e-6)
-        (shifted,) = llm.score(HELLO, "mill", pooling_params=PoolingParams(activation=False))
-        assert shifted.outputs.score == pytest.approx((logit - 0.25) / 2, abs=1e-5)
-
     @pytest.mark.parametrize("config", [{"logit_mean": 0.25}, {"logit_sigma": 2.0}])
     def test_calibration_of_classes(self, load, config):
         llm, raw = load(CLASSES, pooler_config=config), load(CLASSES, pooler_config={"use_activation": False})
@@ -337,19 +292,12 @@ class TestPoolerConfig:
         assert load(CLASSES, pooler_config={"task": "encode"}).encode(HELLO)[0].outputs.data.ndim == 2
         assert load(CLASSES, pooler_config={"task": "score"}).encode(HELLO)[0].outputs.data.ndim == 1
 
-    def test_keys_without_meaning_here_are_accepted(self, load):
-        llm = load(BERT, pooler_config={"enable_flash_late_interaction": True, "dimensions": None})
-        assert vector(llm).shape == (48,)
-
     def test_a_dict_its_json_and_an_object_are_read_alike(self):
         config = {"pooling_type": "STEP", "step_tag_id": 3, "returned_token_ids": [4, 5]}
         read = PoolerConfig.of(config)
         assert read == PoolerConfig.of(json.dumps(config)) == PoolerConfig.of(SimpleNamespace(**config))
         assert read.returned_token_ids == (4, 5)
         assert PoolerConfig.of(None) == PoolerConfig()
-
-    def test_the_older_name_of_the_argument(self, load):
-        assert load(BERT, override_pooler_config={"pooling_type": "MEAN"}).engine.spec.pooling == ("mean",)
 
     @pytest.mark.parametrize(
         ("config", "message"),
@@ -381,3 +329,20 @@ class TestPoolerConfig:
     def test_an_invalid_configuration_is_refused(self, config, message):
         with pytest.raises(InvalidRequestError, match=message):
             PoolerConfig.of(config)
+
+    @pytest.mark.parametrize("key", ["pooling_type", "tok_pooling_type"])
+    def test_all_rows(self, load, key):
+        llm = load(PROCESS, pooler_config={key: "ALL"})
+        assert llm.engine.spec.pooling == load(PROCESS).engine.spec.pooling
+        assert llm.encode("mill", pooling_task="token_embed")[0].outputs.data.ndim == 2
+
+    @pytest.mark.parametrize(
+        "config", [{"logit_mean": 0.25, "logit_sigma": 2.0}, {"logit_bias": 0.25, "logit_scale": 0.5}]
+    )
+    def test_calibration(self, load, config):
+        llm, raw = load(PAIRS, pooler_config=config), load(PAIRS, pooler_config={"use_activation": False})
+        logit = raw.score(HELLO, "mill")[0].outputs.score
+        expected = 1 / (1 + np.exp(-(logit - 0.25) / 2))
+        assert llm.score(HELLO, "mill")[0].outputs.score == pytest.approx(expected, abs=1e-6)
+        (shifted,) = llm.score(HELLO, "mill", pooling_params=PoolingParams(activation=False))
+        assert shifted.outputs.score == pytest.approx((logit - 0.25) / 2, abs=1e-5)

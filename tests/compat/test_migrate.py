@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib.util
 import os
 import re
 import subprocess
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 from tests.compat import hub_cache
 from tests.compat.hub_cache import WRITERS, HubCache, write_onnx
-from tests.compat.migration_page import INDEX, PAGES, SERVERS, Pair, assert_pair, cosines, read, read_all, results
+from tests.compat.migration_page import INDEX, PAGES, SERVERS, Pair, assert_pair, cosines, read_all, results
 
 from millpond import Engine
 from millpond.compat.notices import prompt_notice
@@ -254,70 +253,6 @@ def test_the_page_quotes_the_notice_that_protects_an_index(hub: HubCache) -> Non
         )
     quoted = re.findall(r"^```text\n(.*?)\n```$", INDEX.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
     assert [" ".join(text.split()) for text in quoted] == [notice]
-
-
-def test_auto_is_the_prompt_of_the_model_card(hub: HubCache) -> None:
-    from sentence_transformers import SentenceTransformer
-
-    from langchain_millpond import MillpondEmbeddings
-
-    folder = hub.add("BAAI/bge-small-en-v1.5")
-    embeddings = MillpondEmbeddings(model="BAAI/bge-small-en-v1.5", query_prompt="auto", dtype="float32")
-    card = "Represent this sentence for searching relevant passages: "
-    expected = SentenceTransformer(str(folder)).encode("What makes dough rise?", prompt=card)
-    np.testing.assert_allclose(embeddings.embed_query("What makes dough rise?"), expected, atol=1e-5)
-
-
-@pytest.mark.slow  # exports 90 MB
-def test_fastembed_with_the_real_minilm(hub: HubCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    pair = next(pair for pair in PAIRS if pair.heading == "TextEmbedding and its like")
-    old, new = (code.replace("BAAI/bge-small-en-v1.5", hub_cache.MINILM) for code in (pair.old, pair.new))
-    assert (old, new) != (pair.old, pair.new)
-    with other_peoples_warnings():
-        skip_without_packages(pair)
-        prepare(hub, old, monkeypatch)
-        vectors = results(run(old, "before"))
-    assert_pair(vectors, results(run(new, "after")))
-
-
-def test_a_newline_is_no_space_to_a_tokenizer_of_bytes(hub: HubCache) -> None:
-    hub.add("Qwen/Qwen3-Embedding-0.6B")
-    engine = Engine("Qwen/Qwen3-Embedding-0.6B", dtype="float32")
-    with_newline, with_space = engine.embed(
-        ["A first line.\nA second line.", "A first line. A second line."]
-    ).embeddings
-    assert cosines(with_newline, with_space) < 0.999
-
-
-def test_hugging_faces_endpoint_takes_no_address() -> None:
-    with other_peoples_warnings():
-        if importlib.util.find_spec("langchain_huggingface") is None:
-            pytest.skip("langchain-huggingface: pip install --no-deps -r tests/compat/replaced.txt")
-        from langchain_huggingface import HuggingFaceEndpointEmbeddings
-
-        with pytest.raises(ValueError, match="not a URL"):
-            HuggingFaceEndpointEmbeddings(model="http://localhost:8080")
-
-
-@pytest.mark.parametrize(
-    ("titles", "message"),
-    [
-        (["before"], "'before' has no partner"),
-        (["before", "before", "after"], "'before' follows 'before'"),
-        (["before", "in process"], "'in process' follows 'before'"),
-        (["after"], "a block is called 'after'"),
-        ([""], "a block is called ''"),
-    ],
-    ids=["no-partner", "twice", "of-another-kind", "alone", "empty"],
-)
-def test_a_page_whose_blocks_are_no_pairs_is_refused(titles: list[str], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        read("## X\n" + "".join(f'```python title="{title}"\na = 1\n```\n' for title in titles))
-
-
-def test_a_block_without_a_title_is_refused() -> None:
-    with pytest.raises(ValueError, match="a block under 'X' has no title"):
-        read("## X\n```python\na = 1\n```\n")
 
 
 def test_the_index_leads_to_every_library() -> None:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import logging
-import threading
 from typing import Any
 
 import pytest
 
 from millpond.compat import notices
-from millpond.compat.model_card_prompts import model_name
 from millpond.compat.notices import log_prompt_notice, prompt_notice
 from millpond.compat.prompts import PromptOptions, role_prompt
 from millpond.errors import InvalidRequestError
@@ -125,17 +123,6 @@ def test_auto_is_refused_where_nothing_is_known(name: str) -> None:
         role_prompt(spec(name), "document", PromptOptions(text="auto"))
 
 
-def test_the_name_is_the_last_part() -> None:
-    assert [model_name(name) for name in ("a/b", "b", "/x/b/", "x\\b", "", "/m/models--a--b/snapshots/1")] == [
-        "b",
-        "b",
-        "b",
-        "b",
-        "",
-        "b",
-    ]
-
-
 def test_a_prompt_that_langchains_class_never_applied_is_told() -> None:
     told = notice(spec(query="search_query: ", document='say "hi":\n'))
     assert told is not None
@@ -235,21 +222,3 @@ def test_the_notice_is_logged_once_for_each_configuration(
         prompts = {"query": NONE, "document": NONE}
         log_prompt_notice(of, prompts, normalize=None, replaced="HuggingFaceEmbedding")
     assert len(caplog.records) == 2
-
-
-def test_threads_log_a_line_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notices, "_logged", {})
-    ready = threading.Barrier(8)
-
-    def log() -> None:
-        ready.wait()
-        for number in range(50):
-            notices.log_once(f"line {number}")
-
-    threads = [threading.Thread(target=log) for _ in range(8)]
-    with caplog.at_level(logging.WARNING, logger="millpond"):
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    assert sorted(record.message for record in caplog.records) == sorted(f"line {number}" for number in range(50))

@@ -272,13 +272,15 @@ def test_settings_that_do_not_fit_are_a_value_error(content: dict[str, Any], mat
 
 def test_an_engine_is_compared_with_the_stored_model(embedder: Engine, folder: Path) -> None:
     spec = embedder.spec
-    settings_of(model=ModelIdentity.of(spec), native=48).check(spec, width=None, pool_factor=None, owner="index 'x'")
-    settings_of(model=None, native=48).check(spec, width=48, pool_factor=2, owner="index 'x'")
-    settings_of().check(None, width=None, pool_factor=None, owner="index 'x'")
+    settings_of(model=ModelIdentity.of(spec), native=48).check(
+        spec, dimensions=None, pool_factor=None, owner="index 'x'"
+    )
+    settings_of(model=None, native=48).check(spec, dimensions=48, pool_factor=2, owner="index 'x'")
+    settings_of().check(None, dimensions=None, pool_factor=None, owner="index 'x'")
     with pytest.raises(FingerprintMismatchError, match=r"index 'x' was built by a model .* or build another index"):
-        settings_of(native=48).check(spec, width=None, pool_factor=None, owner="index 'x'")
+        settings_of(native=48).check(spec, dimensions=None, pool_factor=None, owner="index 'x'")
     with pytest.raises(FingerprintMismatchError, match="rows of 32 columns, and those of bert have 48"):
-        settings_of(model=None).check(spec, width=None, pool_factor=None, owner="index 'x'")
+        settings_of(model=None).check(spec, dimensions=None, pool_factor=None, owner="index 'x'")
 
 
 def test_the_settings_of_an_index_keep_the_model_that_filled_it(folder: Path, tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ def test_a_plain_matrix_is_refused(which):
         maxsim(**arguments)
 
 
+@pytest.mark.contract
 def test_the_package_exports_lazily():
     assert sorted(millpond.late_interaction.__all__) == dir(millpond.late_interaction)
     with pytest.raises(AttributeError, match="nothing"):

@@ -25,7 +25,8 @@ from millpond import Engine
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, Ragged
 from millpond.late_interaction.codecs import kmeans
-from millpond.late_interaction.memory import blocks, store
+from millpond.late_interaction.codecs.rows import INT8
+from millpond.late_interaction.memory import blocks, scoring, store
 from millpond.late_interaction.memory import index as memory_index_module
 from millpond.late_interaction.memory.store import TokenStore
 
@@ -128,17 +129,17 @@ def topics(count: int, *, seed: int = 0, tokens: int = 8, width: int = 32) -> li
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Codes from 200 documents on, which keep 30 candidates; the list has the candidates of each scan."""
     monkeypatch.setattr(store, "_CODED_DOCUMENTS", 200)
-    monkeypatch.setattr(memory_index_module, "_CANDIDATES", 30)
-    monkeypatch.setattr(memory_index_module, "_CANDIDATES_PER_HIT", 3)
+    monkeypatch.setattr(scoring, "_CANDIDATES", 30)
+    monkeypatch.setattr(scoring, "_CANDIDATES_PER_HIT", 3)
     kept: list[int] = []
-    candidates_of = memory_index_module.candidates_of
+    candidates_of = scoring.candidates_of
 
     def counted(*args: Any, **options: Any) -> Any:
         chosen = candidates_of(*args, **options)
         kept.append(sum(map(len, chosen)))
         return chosen
 
-    monkeypatch.setattr(memory_index_module, "candidates_of", counted)
+    monkeypatch.setattr(scoring, "candidates_of", counted)
     return kept
 
 
@@ -339,7 +340,7 @@ def test_a_search_has_the_documents_of_its_beginning(monkeypatch: pytest.MonkeyP
     index.add_embeddings(list(documents), ragged(list(documents.values())), metadata=[{"n": n} for n in range(40)])
     query = ragged(matrices(1, seed=1))
     before = index.search_embeddings(query, k=40)
-    score = memory_index_module.score
+    score = scoring.score
     changed: list[int] = []
 
     def changing(*args: Any, **options: Any) -> Any:
@@ -350,7 +351,7 @@ def test_a_search_has_the_documents_of_its_beginning(monkeypatch: pytest.MonkeyP
             index.add_embeddings(["doc-35", "new"], ragged(matrices(2, seed=2)), metadata=[{"n": -1}, {"n": -1}])
         return score(*args, **options)
 
-    monkeypatch.setattr(memory_index_module, "score", changing)
+    monkeypatch.setattr(scoring, "score", changing)
     assert index.search_embeddings(query, k=40) == before
     assert changed and len(index) == 11
     assert len(index.search_embeddings(query, k=40)[0]) == 11
@@ -432,7 +433,7 @@ def test_of_two_threads_that_add_the_first_rows_one_decides_their_width(monkeypa
 
 def test_a_number_too_large_for_int8_is_refused() -> None:
     """Rows are of length 1 in an index, so this is about the packing that its store does."""
-    store = TokenStore("int8", memory_index_module._device("cpu"))
+    store = TokenStore(INT8, memory_index_module._device("cpu"))
     with pytest.raises(InvalidRequestError, match="int8"):
         store.upsert(["a"], [""], [{}], ragged([np.full((1, 32), 1e30, dtype=np.float32)]))
     assert store.snapshot.documents == 0
@@ -444,7 +445,7 @@ def test_a_number_too_large_for_int8_is_refused() -> None:
 @pytest.mark.parametrize("k", [1, 3, 7, 12, 13, 100])
 def test_the_best_are_chosen_as_by_a_stable_sort(k: int) -> None:
     random = np.random.default_rng(k)
-    best: Callable[..., Any] = memory_index_module._best
+    best: Callable[..., Any] = scoring._best
     for _ in range(50):
         scores = random.integers(-3, 3, size=12).astype(np.float32)
         np.testing.assert_array_equal(best(scores, k), np.argsort(-scores, kind="stable")[:k])

@@ -83,6 +83,7 @@ def test_an_empty_cell_has_a_nearest_one():
                 ]
 
 
+@pytest.mark.slow
 def test_the_dot_product_of_two_encodings_estimates_maxsim():
     random = np.random.default_rng(3)
     centers = random.standard_normal((12, 64))

@@ -71,8 +71,16 @@ def test_a_segment_with_a_fifth_of_its_documents_deleted_is_due(
     assert due_segments(manifest(sizes, dead=dead)) == due
 
 
-@pytest.mark.parametrize("trained", [False, True], ids=["int8-rows", "codes"])
-@pytest.mark.parametrize("codec", ["int8", "4", "2"])
+@pytest.mark.parametrize(
+    ("codec", "trained"),
+    [
+        ("4", True),
+        *(
+            pytest.param(codec, trained, marks=pytest.mark.slow)
+            for codec, trained in [("int8", False), ("int8", True), ("4", False), ("2", True)]
+        ),
+    ],
+)
 def test_small_adds_are_merged_and_nothing_changes(
     tmp_path: Path, codec: str, trained: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,8 @@ from millpond.late_interaction.plaid import compaction
 class TestPlaidIndex(IndexContract):
     """Rows in int8, as long as there are few of them."""
 
+    rounds = 5
+
     def open(self, path: Path, engine: Engine | None, **options: Any) -> LateInteractionIndex:
         return PlaidIndex(path, engine, **options)
 
@@ -34,6 +36,7 @@ class Trained(IndexContract):
         return PlaidIndex(path, engine, self.codec, **options)
 
 
+@pytest.mark.contract
 class TestCodesAndFourBits(Trained):
     """The default after training."""
 

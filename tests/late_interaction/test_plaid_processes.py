@@ -189,6 +189,7 @@ def test_a_closed_index_lets_its_files_go(tmp_path: Path) -> None:
     assert not mapped()
 
 
+@pytest.mark.contract
 def test_writers_in_several_objects_and_threads_lose_nothing(tmp_path: Path) -> None:
     indexes = [PlaidIndex(tmp_path, None) for _ in range(3)]
 
@@ -209,6 +210,7 @@ def test_writers_in_several_objects_and_threads_lose_nothing(tmp_path: Path) -> 
     assert indexes[0].check() == []
 
 
+@pytest.mark.contract
 def test_a_lock_that_another_process_holds_is_waited_for_and_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -251,6 +253,7 @@ def in_child(work: Any) -> int:
     return os.waitpid(child, 0)[1]
 
 
+@pytest.mark.contract
 def test_a_forked_child_reads_and_writes(tmp_path: Path) -> None:
     index = filled(tmp_path, 200)
     query = ragged(matrices(2, seed=3))
@@ -266,6 +269,7 @@ def test_a_forked_child_reads_and_writes(tmp_path: Path) -> None:
     assert "child" in index and "d0" not in index and len(index) == 200
 
 
+@pytest.mark.contract
 def test_a_child_that_was_forked_while_another_thread_writes_can_write_later(tmp_path: Path) -> None:
     index = filled(tmp_path, 20)
     held, done = threading.Event(), threading.Event()
@@ -295,23 +299,6 @@ def test_a_child_that_was_forked_while_another_thread_writes_can_write_later(tmp
     os.close(reading)
     os.close(writing)
     assert finished == [0] and "d1" not in index
-
-
-def test_searches_in_threads_agree_with_one_alone(tmp_path: Path) -> None:
-    index = filled(tmp_path, 300)
-    queries = [ragged([matrix]) for matrix in matrices(16, seed=3)]
-    alone = [index.search_embeddings(query, k=5) for query in queries]
-    with ThreadPoolExecutor(8) as threads:
-        together = list(threads.map(lambda query: index.search_embeddings(query, k=5), queries * 4))
-    assert together == alone * 4
-
-
-def test_several_queries_have_the_answers_of_each_alone(tmp_path: Path) -> None:
-    index = filled(tmp_path, 300)
-    queries = [*matrices(40, seed=3), np.empty((0, WIDTH), dtype=np.float32), *matrices(2, seed=4)]
-    for options in ({}, {"exact": True}, {"candidates": 20}, {"filter": {"third": 1}}):
-        together = index.search_embeddings(ragged(queries), k=5, **options)  # type: ignore[arg-type]
-        assert together == [index.search_embeddings(ragged([query]), k=5, **options)[0] for query in queries]  # type: ignore[arg-type]
 
 
 def test_a_folder_that_cannot_be_written_can_be_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -345,11 +332,3 @@ def test_killed_writers_lose_nothing_and_disturb_no_reader() -> None:
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("Outcome(kills=25") and done.stderr == ""
-
-
-def test_ragged_queries_of_any_float_are_read(tmp_path: Path) -> None:
-    index = filled(tmp_path, 30)
-    flat = np.concatenate(matrices(3, seed=2)).astype(np.float16)
-    offsets = np.array([0, 2, len(flat)])
-    hits = index.search_embeddings(Ragged(flat=flat, offsets=offsets), k=3)
-    assert [len(some) for some in hits] == [3, 3]

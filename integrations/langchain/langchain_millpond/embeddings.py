@@ -27,8 +27,6 @@ class MillpondEmbeddings(EmbeddingSource, LangChainSource, Embeddings):
         show_progress: Draw a progress bar in ``embed_documents``, if standard error is a terminal, or in a notebook.
     """
 
-    replaced = "HuggingFaceEmbeddings"
-
     show_progress: bool = False
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:

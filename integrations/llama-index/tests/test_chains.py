@@ -17,12 +17,10 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent, RetrievalStartEvent
 from llama_index.core.llms import MockLLM
 from llama_index.core.node_parser import SemanticSplitterNodeParser
-from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.retrievers import QueryFusionRetriever, RecursiveRetriever
 from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import IndexNode, NodeWithScore, TextNode
 from pydantic import Field
-from tests.gates import LoopGate, batches_through
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.postprocessor.millpond_rerank import MillpondRerank
@@ -76,16 +74,6 @@ def found_texts(hits: list[NodeWithScore]) -> list[str]:
     return [hit.text for hit in hits]
 
 
-@pytest.mark.usefixtures("settings")
-def test_the_settings_take_the_embedding(embedding: MillpondEmbedding, texts: list[str]) -> None:
-    Settings.embed_model = embedding
-    assert Settings.embed_model is embedding
-    index = VectorStoreIndex.from_documents([Document(text=text) for text in texts])
-    assert found_texts(index.as_retriever(similarity_top_k=1).retrieve(QUESTION)) == [ANSWER]
-    response = index.as_query_engine(similarity_top_k=1).query(QUESTION)
-    assert ANSWER in str(response)  # the language model here repeats its prompt
-
-
 def test_resolve_embed_model_takes_the_object_and_local_is_hugging_faces(
     minilm: str, embedding: MillpondEmbedding, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:
@@ -124,15 +112,6 @@ async def test_the_semantic_splitter_cuts_between_subjects(embedding: MillpondEm
     assert "baker" in first
     assert "packets" in second
     assert "packets" not in first
-
-
-async def test_an_aggregate_of_queries_is_their_mean(embedding: MillpondEmbedding, engine: Engine) -> None:
-    queries = [QUESTION, "yeast", "tides"]
-    expected = engine.embed(queries, role="query").embeddings.mean(axis=0)
-    np.testing.assert_allclose(embedding.get_agg_embedding_from_queries(queries), expected, atol=1e-6)
-    np.testing.assert_allclose(await embedding.aget_agg_embedding_from_queries(queries), expected, atol=1e-6)
-    first = await embedding.aget_agg_embedding_from_queries(queries, agg_fn=lambda vectors: vectors[0])
-    np.testing.assert_allclose(first, engine.embed(queries[:1], role="query").embeddings[0], atol=1e-6)
 
 
 @pytest.mark.parametrize("style", ["sync", "async"])
@@ -208,20 +187,6 @@ async def test_retrieval_has_its_events(engine: Engine, texts: list[str], record
     assert [pair[0].payload[EventPayload.QUERY_STR] for pair in pairs] == [QUESTION, QUESTION]
 
 
-async def test_retrieval_does_not_block_the_loop(engine: Engine, texts: list[str]) -> None:
-    retriever = MillpondColBERTRetriever(MemoryIndex(engine), 2)
-    retriever.add_nodes(nodes_of(texts))
-
-    async def blocks() -> list[NodeWithScore]:
-        return retriever.retrieve(QUESTION)
-
-    for call, gate in ((retriever.aretrieve(QUESTION), LoopGate()), (blocks(), LoopGate(seconds=0.2))):
-        with batches_through(gate, engine):
-            assert len(await gate.run(call)) == 2
-        assert gate.calls
-        assert gate.blocked is (call.__name__ == "blocks")  # the gate detects a blocked loop
-
-
 def test_nodes_are_inserted_replaced_and_deleted_in_an_index_at_a_path(
     engine: Engine, texts: list[str], tmp_path: Any
 ) -> None:
@@ -263,15 +228,16 @@ def test_a_single_item_is_no_list_in_any_method(engine: Engine, value: Any) -> N
         assert name
 
 
+async def test_an_aggregate_of_queries_is_their_mean(embedding: MillpondEmbedding, engine: Engine) -> None:
+    queries = [QUESTION, "yeast", "tides"]
+    expected = engine.embed(queries, role="query").embeddings.mean(axis=0)
+    np.testing.assert_allclose(embedding.get_agg_embedding_from_queries(queries), expected, atol=1e-6)
+    np.testing.assert_allclose(await embedding.aget_agg_embedding_from_queries(queries), expected, atol=1e-6)
+    first = await embedding.aget_agg_embedding_from_queries(queries, agg_fn=lambda vectors: vectors[0])
+    np.testing.assert_allclose(first, engine.embed(queries[:1], role="query").embeddings[0], atol=1e-6)
+
+
 def test_lists_of_other_kinds_are_lists(embedding: MillpondEmbedding, texts: list[str]) -> None:
     expected = embedding.get_text_embedding_batch(texts)
     for value in (tuple(texts), np.array(texts), (text for text in texts), dict.fromkeys(texts).keys()):
         np.testing.assert_allclose(embedding.get_text_embedding_batch(value), expected, atol=1e-6)  # type: ignore[arg-type]
-
-
-def test_the_rerank_in_a_query_engine_over_late_interaction(engine: Engine, texts: list[str]) -> None:
-    retriever = MillpondColBERTRetriever(MemoryIndex(engine), 6)
-    retriever.add_nodes(nodes_of(texts))
-    reranker = MillpondRerank(engine=engine, top_n=1, method="cosine")
-    asked = RetrieverQueryEngine.from_args(retriever, llm=MockLLM(), node_postprocessors=[reranker])
-    assert found_texts(asked.query(QUESTION).source_nodes) == [ANSWER]

@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from typing import Any
 
 import pytest
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.ingestion.pipeline import get_transformation_hash
 from llama_index.core.schema import TextNode
 from pydantic import ValidationError
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from millpond import Engine
-from millpond.config import EngineConfig
 
 # One value for each option that changes vectors.
 CHANGES = {
@@ -37,15 +33,6 @@ CHANGES = {
 }
 
 
-def test_class() -> None:
-    assert issubclass(MillpondEmbedding, BaseEmbedding)
-    assert MillpondEmbedding.class_name() == "MillpondEmbedding"
-    plain = MillpondEmbedding(model_name="a")
-    assert plain.embed_batch_size == 2048
-    # The concurrent calls of one embedding fill only a part of an engine's queue.
-    assert plain.embed_batch_size * (plain.num_workers or 1) < EngineConfig(model="a").max_queue / 4
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -59,16 +46,6 @@ def test_class() -> None:
 def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         MillpondEmbedding(**options)
-
-
-def test_the_import_costs_no_torch() -> None:
-    program = (
-        "import sys; from llama_index.embeddings.millpond import MillpondEmbedding as M; M(model_name='a'); "
-        "print(*sys.modules)"
-    )
-    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "llama_index.embeddings.millpond.base" in modules
-    assert "torch" not in modules
 
 
 def test_a_dict_without_its_engine_is_refused(engine: Engine, minilm: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
@@ -14,7 +16,7 @@ from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.postprocessor.millpond_rerank import MillpondRerank
 from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding
 from millpond import Engine
-from millpond.testing.adapter import AdapterContract
+from millpond.testing import AdapterContract
 
 QUESTION = "What makes dough rise?"
 TEXTS = ["Tides follow the moon.", "Bread rises because of yeast.", "The heart pumps blood."]
@@ -134,3 +136,15 @@ def by_text(found: list[NodeWithScore]) -> list[list[float]]:
     scores = {hit.node.get_content(): float(hit.score or 0) for hit in found}
     assert list(scores.values()) == sorted(scores.values(), reverse=True)
     return [[scores[text]] for text in TEXTS]
+
+
+@pytest.mark.contract
+def test_the_import_costs_no_torch() -> None:
+    program = (
+        "import sys; from llama_index.embeddings.millpond import MillpondEmbedding as A; "
+        "from llama_index.postprocessor.millpond_rerank import MillpondRerank as B; "
+        "from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding as C; "
+        "A('a'), B('a'), C('a'); print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False"]

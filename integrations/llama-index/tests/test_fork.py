@@ -48,6 +48,7 @@ assert embedding.get_text_embedding_batch(texts)
 """
 
 
+@pytest.mark.contract
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.timeout(200)
 def test_children_of_a_parent_that_has_embedded_answer(minilm: str) -> None:

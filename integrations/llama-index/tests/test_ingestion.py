@@ -143,75 +143,6 @@ def test_a_changed_document_is_replaced_and_only_it_is_embedded(
     assert store.points() == {**before, _document_id(2): ["Salt lowers the freezing point of water."]}
 
 
-def test_a_document_that_is_gone_leaves_the_store(counting: Counting, store: Store, texts: list[str]) -> None:
-    pipeline = IngestionPipeline(
-        transformations=[splitter(), counting.embedding],
-        docstore=SimpleDocumentStore(),
-        vector_store=store.store,
-        docstore_strategy=DocstoreStrategy.UPSERTS_AND_DELETE,
-    )
-    store.run(pipeline, documents_of(texts[:4]))
-    assert len(store.points()) == 4
-    store.run(pipeline, [*documents_of(texts[:3]), Document(text="new", doc_id=_document_id(99))])
-    assert counting.texts() == 5
-    contents = sorted(text for own in store.points().values() for text in own)
-    assert contents == sorted([*texts[:3], "new"])
-
-
-def test_duplicates_are_embedded_once_with_a_docstore(counting: Counting, store: Store, texts: list[str]) -> None:
-    pipeline = IngestionPipeline(
-        transformations=[counting.embedding],
-        docstore=SimpleDocumentStore(),
-        vector_store=store.store,
-        docstore_strategy=DocstoreStrategy.DUPLICATES_ONLY,
-    )
-    store.run(pipeline, documents_of([*texts[:3], *texts[:3]]))
-    assert counting.texts() == 3
-    assert store.run(pipeline, documents_of(texts[:3])) == []
-    assert counting.texts() == 0
-
-
-def test_a_store_that_fails_leaves_no_document_marked_as_done(counting: Counting, texts: list[str]) -> None:
-    class Failing(QdrantVectorStore):
-        def add(self, nodes: Any, **options: Any) -> list[str]:
-            raise ConnectionError("no route to host")
-
-    docstore = SimpleDocumentStore()
-
-    def run(vector_store: QdrantVectorStore) -> Sequence[BaseNode]:
-        return IngestionPipeline(
-            transformations=[counting.embedding], docstore=docstore, vector_store=vector_store
-        ).run(documents=documents_of(texts))
-
-    with pytest.raises(ConnectionError):
-        run(Failing("docs", client=QdrantClient(":memory:")))
-    assert docstore.get_all_document_hashes() == {}
-    assert len(run(QdrantVectorStore("docs", client=QdrantClient(":memory:")))) == len(texts)
-
-
-def test_a_pipeline_that_was_persisted_goes_on(counting: Counting, tmp_path: Path, texts: list[str]) -> None:
-    def pipeline() -> IngestionPipeline:
-        return IngestionPipeline(
-            transformations=[counting.embedding],
-            docstore=SimpleDocumentStore(),
-            docstore_strategy=DocstoreStrategy.DUPLICATES_ONLY,
-        )
-
-    first = pipeline()
-    first.run(documents=documents_of(texts))
-    first.persist(str(tmp_path))
-    assert counting.texts() == len(texts)
-    second = pipeline()
-    second.load(str(tmp_path))
-    assert second.run(documents=documents_of(texts)) == []
-    third = pipeline()
-    third.load(str(tmp_path))
-    third.docstore = None
-    found = third.run(documents=documents_of(texts))  # from the cache
-    assert counting.texts() == 0
-    np.testing.assert_allclose([node.embedding for node in found], counting.engine.embed(texts).embeddings, atol=1e-6)
-
-
 def test_one_more_document_embeds_one_with_the_models_cache(minilm: str, tmp_path: Path, texts: list[str]) -> None:
     # LlamaIndex's own cache has one entry for the whole list of nodes, and so embeds all of it again.
     pipelines_cache = IngestionCache()
@@ -226,22 +157,6 @@ def test_one_more_document_embeds_one_with_the_models_cache(minilm: str, tmp_pat
         embedded.append((after.texts_done - before.texts_done, after.batch_texts - before.batch_texts))
         assert len(nodes) == count
     assert embedded == [(4, 4), (5, 1), (0, 0)]
-
-
-def test_duplicates_are_computed_once(counting: Counting) -> None:
-    before = counting.engine.stats().batch_texts
-    vectors = counting.embedding.get_text_embedding_batch(["a unique text about tides"] * 5 + ["another about yeast"])
-    assert counting.engine.stats().batch_texts - before == 2
-    assert vectors[:5] == [vectors[0]] * 5
-
-
-def test_a_split_document_has_the_vectors_of_its_nodes(counting: Counting, texts: list[str]) -> None:
-    documents = [Document(text=" ".join(texts), metadata={"title": "facts", "page": 3})]
-    documents[0].excluded_embed_metadata_keys = ["page"]
-    nodes = IngestionPipeline(transformations=[splitter(), counting.embedding]).run(documents=documents)
-    assert len(nodes) > 6
-    read = [f"title: facts\n\n{node.get_content()}" for node in nodes]
-    np.testing.assert_allclose([node.embedding for node in nodes], counting.engine.embed(read).embeddings, atol=1e-6)
 
 
 def test_an_empty_run_loads_no_model() -> None:
@@ -293,6 +208,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.contract
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("method", ["run", "arun"])

@@ -11,7 +11,7 @@ import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
 from llama_index.core.callbacks.schema import CBEventType
-from llama_index.core.ingestion import IngestionCache, IngestionPipeline
+from llama_index.core.ingestion import IngestionPipeline
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.embedding import EmbeddingEndEvent, EmbeddingStartEvent
 from llama_index.core.schema import TextNode
@@ -73,6 +73,7 @@ def test_callbacks(engine: Engine, texts: list[str]) -> None:
     assert len(debug.get_event_pairs(CBEventType.EMBEDDING)) == 3
 
 
+@pytest.mark.contract
 @pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
 def test_a_pipeline_into_qdrant(prompted: str, engine: Engine, texts: list[str]) -> None:
     embedding = MillpondEmbedding(model_name=prompted, dtype="float32")
@@ -89,29 +90,7 @@ def test_a_pipeline_into_qdrant(prompted: str, engine: Engine, texts: list[str])
     np.testing.assert_allclose([hit.score for hit in hits], scores[order], atol=1e-5)
 
 
-async def test_an_async_pipeline(engine: Engine, texts: list[str]) -> None:
-    pipeline = IngestionPipeline(transformations=[MillpondEmbedding(engine=engine, embed_batch_size=5)])
-    nodes = await pipeline.arun(nodes=nodes_of(texts))
-    np.testing.assert_allclose([node.embedding for node in nodes], engine.embed(texts).embeddings, atol=1e-6)
-
-
-def test_a_pipelines_cache_serves_the_same_options_only(minilm: str, texts: list[str], recorder: Recorder) -> None:
-    cache = IngestionCache()
-
-    def run(**options: Any) -> tuple[int, int]:
-        """Width of the vectors, and batches computed."""
-        before = len(recorder.events)
-        embedding = MillpondEmbedding(
-            model_name=minilm, dtype="float32", hf_overrides={"is_matryoshka": True}, **options
-        )
-        nodes = IngestionPipeline(transformations=[embedding], cache=cache).run(nodes=nodes_of(texts))
-        return len(nodes[0].embedding or []), (len(recorder.events) - before) // 2
-
-    assert run() == (384, 1)
-    assert run() == (384, 0)
-    assert run(dimensions=64) == (64, 1)
-
-
+@pytest.mark.contract
 @pytest.mark.slow
 def test_a_pipeline_in_several_processes(minilm: str, engine: Engine, texts: list[str]) -> None:
     embedding = MillpondEmbedding(model_name=minilm, dtype="float32")

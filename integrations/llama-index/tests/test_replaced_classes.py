@@ -131,12 +131,6 @@ def test_the_notices_advice_gives_the_old_vectors(
         np.testing.assert_allclose(new, old, atol=1e-5)
 
 
-def test_without_prompts_nothing_is_told(minilm: str, notices: Callable[[], list[str]]) -> None:
-    MillpondEmbedding(minilm, dtype="float32").get_query_embedding("tides")
-    MillpondEmbedding(minilm, dtype="float32", query_prompt="ask: ").get_text_embedding("tides")
-    assert notices() == []
-
-
 def test_the_retriever_tells_its_model(engine: Engine) -> None:
     retriever = MillpondColBERTRetriever(MemoryIndex(engine))
     assert retriever.model == retriever.model_name == engine.spec.name

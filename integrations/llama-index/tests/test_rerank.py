@@ -5,31 +5,23 @@ from __future__ import annotations
 import asyncio
 import copy
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import llama_index.core.instrumentation as instrument
 import numpy as np
 import pytest
-from llama_index.core import VectorStoreIndex
 from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
-from llama_index.core.llms import MockLLM
-from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
-from llama_index.vector_stores.qdrant import QdrantVectorStore
 from pydantic import Field, ValidationError
-from qdrant_client import QdrantClient
 from tests.gates import LoopGate, batches_through
-from tests.tiny.heads import write_stanford
 
-from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.postprocessor.millpond_rerank import MillpondRerank
 from millpond import Engine
 from millpond.engine.composite import comparison
-from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError, UnsupportedTaskError
+from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 
 QUESTION = "What makes dough rise?"
 TEMPLATE = (
@@ -87,32 +79,6 @@ def recorder() -> Iterator[Recorder]:
     dispatcher.event_handlers = before
 
 
-@pytest.mark.parametrize("kind", ["cross-encoder", "late-interaction"])
-def test_a_reranker_scores_as_the_engine_does(
-    cross_encoder: str, tmp_path: Path, process: Process, hits: list[NodeWithScore], kind: str
-) -> None:
-    folder = cross_encoder if kind == "cross-encoder" else str(write_stanford(tmp_path / "colbert"))
-    found = process(MillpondRerank(model=folder, dtype="float32", top_n=None), hits)
-    with Engine(folder, dtype="float32") as engine:
-        assert engine.spec.score_type == kind
-        expected = engine.rerank(QUESTION, read(hits))
-    assert [hit.node.metadata["n"] for hit in found] == [result.index for result in expected]
-    np.testing.assert_allclose([hit.score for hit in found], [result.relevance_score for result in expected], atol=1e-4)
-    assert [result.index for result in expected] != list(range(len(hits)))
-
-
-def test_an_embedding_checkpoint_scores_by_its_token_states(
-    engine: Engine, process: Process, hits: list[NodeWithScore]
-) -> None:
-    expected = engine.rerank(QUESTION, read(hits), method="maxsim")
-    found = process(MillpondRerank(engine=engine, top_n=None), hits)
-    assert [hit.node.metadata["n"] for hit in found] == [result.index for result in expected]
-    np.testing.assert_allclose([hit.score for hit in found], [result.relevance_score for result in expected], atol=1e-4)
-    assert found[0].text.startswith("Bread rises")
-    assert {type(hit.score) for hit in found} == {float}
-    assert found[0].get_score() > 1.1  # so it is not a cosine
-
-
 @pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
 def test_a_method_is_the_engines_method_of_rerank(
     engine: Engine, process: Process, hits: list[NodeWithScore], method: Any
@@ -125,13 +91,6 @@ def test_a_method_is_the_engines_method_of_rerank(
     assert (found[0].get_score() > 1.1) is (method != "cosine")  # the two measures differ
     assert f"method='{method}'" in repr(reranker)
     assert MillpondRerank.from_dict(reranker.to_dict(), engine=engine).method == method
-
-
-def test_a_method_that_the_checkpoint_does_not_have_is_refused(
-    cross_encoder: str, process: Process, hits: list[NodeWithScore]
-) -> None:
-    with pytest.raises(UnsupportedTaskError, match=r"method='cosine' compares vectors.*choose method='auto'"):
-        process(MillpondRerank(model=cross_encoder, dtype="float32", method="cosine"), hits)
 
 
 def test_a_node_is_read_as_an_embedding_model_reads_it(engine: Engine, process: Process) -> None:
@@ -230,11 +189,6 @@ def test_an_instruction_fills_the_templates_slot(
     assert scores(instruction="tides") != pytest.approx(scores(), abs=1e-3)
 
 
-def test_an_instruction_to_an_embedder_is_refused(engine: Engine, process: Process, hits: list[NodeWithScore]) -> None:
-    with pytest.raises(InvalidRequestError, match="instruction='be kind'"):
-        process(MillpondRerank(engine=engine, instruction="be kind"), hits)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -281,39 +235,3 @@ async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
         assert {"run", "start"} & set(gate.calls)
         assert ("maxsim" in gate.calls) is (model == "minilm")
         assert gate.blocked is (call.__name__ == "blocks")  # the gate detects a blocked loop
-
-
-@pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
-@pytest.mark.parametrize("style", ["sync", "async"])
-async def test_a_query_engine_in_two_stages(engine: Engine, passages: list[TextNode], style: str) -> None:
-    question, answer = "how much space is left on the disk?", "shutil.disk_usage"
-    embedding = MillpondEmbedding(engine=engine)
-    nodes = [node.model_copy() for node in passages]
-    if style == "sync":
-        store = QdrantVectorStore(client=QdrantClient(":memory:"), collection_name="docs")
-        store.add(embedding(nodes))
-        index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
-    else:  # in-process Qdrant cannot share its vectors between a sync and an async client
-        index = VectorStoreIndex(nodes, embed_model=embedding)
-    retriever = index.as_retriever(similarity_top_k=10)
-    candidates = retriever.retrieve(question)
-    reranker = MillpondRerank(engine=engine, top_n=3, keep_retrieval_score=True)
-    # The language model here repeats its prompt.
-    asked = RetrieverQueryEngine.from_args(retriever, llm=MockLLM(), node_postprocessors=[reranker])
-    response = asked.query(question) if style == "sync" else await asked.aquery(question)
-    expected = engine.rerank(question, [hit.text for hit in candidates], top_n=3, method="maxsim")
-    found = response.source_nodes
-    assert found[0].node.metadata["name"] == answer
-    assert [hit.text for hit in found] == [result.document for result in expected]
-    np.testing.assert_allclose([hit.score for hit in found], [result.relevance_score for result in expected], atol=1e-4)
-    first_stage = {hit.node.id_: hit.score for hit in candidates}
-    assert [hit.node.metadata["retrieval_score"] for hit in found] == pytest.approx(
-        [first_stage[hit.node.id_] for hit in found]
-    )
-    assert [hit.node.id_ for hit in found] != [
-        hit.node.id_ for hit in candidates[:3]
-    ]  # the second stage changed the order
-    prompt = str(response)
-    places = [prompt.index(hit.text[:60]) for hit in found]
-    assert places == sorted(places)  # the best node comes first in the prompt
-    assert "retrieval_score" not in prompt

@@ -173,3 +173,13 @@ def test_sources_that_are_none_are_refused_when_the_retriever_is_made(
 ) -> None:
     with pytest.raises(TypeError, match=message):
         MillpondColBERTRetriever(index, sources=sources)
+
+
+def test_spans_are_positions_in_the_text_of_the_node(engine: Engine) -> None:
+    retriever = MillpondColBERTRetriever(MemoryIndex(engine), include_spans=True)
+    retriever.add_nodes([TextNode(text="Bread rises because of yeast.", metadata={"title": "On the rising of dough"})])
+    (hit,) = retriever.retrieve(QUESTION)
+    spans = hit.node.metadata["spans"]
+    inside = [span for span in spans if span["start"] is not None]
+    assert 0 < len(inside) < len(spans)  # the title is read before the text
+    assert {hit.node.get_content()[span["start"] : span["end"]] for span in inside} == {span["text"] for span in inside}

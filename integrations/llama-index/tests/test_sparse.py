@@ -23,7 +23,7 @@ from tests.tiny.heads import write_m3, write_splade
 from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding
 from millpond import Engine
-from millpond.errors import EngineOverloadedError, InputTooLongError, InvalidRequestError, UnsupportedTaskError
+from millpond.errors import EngineOverloadedError, InputTooLongError, InvalidRequestError
 
 QUESTION = "What makes dough rise?"
 pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
@@ -82,13 +82,6 @@ def inner(left: dict[int, float], right: dict[int, float]) -> float:
     return sum(weight * right.get(index, 0.0) for index, weight in left.items())
 
 
-def test_several_queries_have_a_mean(sparse: MillpondSparseEmbedding) -> None:
-    first, second = sparse.get_query_embedding("tides"), sparse.get_query_embedding("the moon")
-    expected = {index: (first.get(index, 0.0) + second.get(index, 0.0)) / 2 for index in first.keys() | second.keys()}
-    assert close(sparse.get_agg_embedding_from_queries(["tides", "the moon"]), expected)
-    assert close(asyncio.run(sparse.aget_agg_embedding_from_queries(["tides", "the moon"])), expected)
-
-
 @pytest.mark.parametrize("name", ["doc_fn", "query_fn"])
 def test_the_stores_functions_give_indices_and_weights(
     sparse: MillpondSparseEmbedding, texts: list[str], name: str
@@ -143,11 +136,6 @@ def test_options_reach_the_engine(splade: str) -> None:
     short = MillpondSparseEmbedding(splade, dtype="float32", max_length=4, truncate="error")
     with pytest.raises(InputTooLongError, match="max_length=4"):
         short.doc_fn(["a text of far more than four tokens"])
-
-
-def test_a_model_without_sparse_weights_is_refused(minilm: str) -> None:
-    with pytest.raises(UnsupportedTaskError, match="sparse_embed"):
-        MillpondSparseEmbedding(minilm, dtype="float32").doc_fn(["tides"])
 
 
 def test_one_checkpoint_and_one_engine_make_dense_and_sparse_vectors(m3: str) -> None:
@@ -215,6 +203,7 @@ def nodes_of(texts: list[str]) -> list[TextNode]:
     return [TextNode(id_=f"00000000-0000-0000-0000-{i:012}", text=text) for i, text in enumerate(texts)]
 
 
+@pytest.mark.contract
 def test_hybrid_search_in_qdrant(
     sparse: MillpondSparseEmbedding, sparse_engine: Engine, engine: Engine, texts: list[str]
 ) -> None:
@@ -255,33 +244,7 @@ def test_hybrid_search_in_qdrant(
     assert differing
 
 
-@pytest.mark.parametrize("style", ["sync", "async"])
-async def test_one_checkpoint_serves_both_sides_of_a_hybrid_search(m3: str, texts: list[str], style: str) -> None:
-    embedding = MillpondEmbedding(m3, dtype="float32")
-    functions = {"sparse_doc_fn": embedding.sparse.doc_fn, "sparse_query_fn": embedding.sparse.query_fn}
-    question = texts[11]
-    query = VectorStoreQuery(
-        query_str=question,
-        query_embedding=embedding.get_query_embedding(question),
-        similarity_top_k=12,
-        sparse_top_k=12,
-        hybrid_top_k=12,
-        mode=VectorStoreQueryMode.HYBRID,
-    )
-    nodes = list(embedding(nodes_of(["hello", *texts])))  # of "hello" there is no sparse entry
-    if style == "sync":
-        store = QdrantVectorStore("docs", client=QdrantClient(":memory:"), enable_hybrid=True, **functions)
-        store.add(nodes)
-        found = store.query(query)
-    else:
-        store = QdrantVectorStore("docs", aclient=AsyncQdrantClient(":memory:"), enable_hybrid=True, **functions)
-        await store.async_add(nodes)
-        found = await store.aquery(query)
-    assert found.nodes is not None
-    assert found.nodes[0].get_content() == question
-    assert len(found.nodes) == 12
-
-
+@pytest.mark.contract
 async def test_hybrid_search_in_qdrants_async_methods(
     sparse: MillpondSparseEmbedding, engine: Engine, texts: list[str], recorder: Recorder
 ) -> None:

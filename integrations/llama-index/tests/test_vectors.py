@@ -53,17 +53,6 @@ async def test_a_long_text_is_read_to_its_end_in_windows(engine: Engine, texts: 
     assert np.abs(np.array(cut) - expected).max() > 1e-3
 
 
-def test_quantization_and_compile_reach_the_engine(minilm: str, engine: Engine, texts: list[str]) -> None:
-    quantized = MillpondEmbedding(minilm, dtype="float32", quantization="int8")
-    assert quantized._engine().config.quantization == "int8"
-    vectors, exact = np.array(quantized.get_text_embedding_batch(texts)), engine.embed(texts).embeddings
-    assert np.abs(vectors - exact).max() > 1e-4
-    assert (vectors * exact).sum(axis=1).min() > 0.95
-    assert MillpondEmbedding(minilm, compile=True)._configuration()["compile"] is True
-    with pytest.raises(InvalidRequestError, match="quantization='int3' is unknown; choose"):
-        MillpondEmbedding(minilm, quantization="int3").get_text_embedding("tides")
-
-
 def test_texts_are_embedded_as_they_are(minilm: str, tmp_path: Path) -> None:
     text = " two\nlines,  two spaces\t"
     MillpondEmbedding(model_name=minilm, dtype="float32", cache=str(tmp_path / "c.db")).get_text_embedding(text)
@@ -71,13 +60,6 @@ def test_texts_are_embedded_as_they_are(minilm: str, tmp_path: Path) -> None:
     with Engine(minilm, dtype="float32", cache=tmp_path / "c.db") as engine:
         seen = engine.embed([text, text.replace("\n", " "), text.strip()], role="document").cached
     assert seen.tolist() == [True, False, False]
-
-
-def test_the_numbers_are_builtin_floats(engine: Engine) -> None:
-    embedding = MillpondEmbedding(engine=engine)
-    for vector in (embedding.get_query_embedding("a"), *embedding.get_text_embedding_batch(["a", "b"])):
-        assert isinstance(vector, list)
-        assert {type(number) for number in vector} == {float}
 
 
 def test_bad_texts_are_named(engine: Engine) -> None:

@@ -34,7 +34,6 @@ _TABLES = ("rows", "uses")
 _SELECT_ROWS = "SELECT key, id, meta, checksum, value FROM rows WHERE id"
 _ROWS_PER_CHECK = 1024
 _MAX_PENDING_USES = 1 << 15  # uses held in memory before they are written
-_KEYS_PER_LISTING = 1024
 
 
 class Blobs(NamedTuple):
@@ -145,45 +144,6 @@ class BlobStore:
         with self._uses_lock:
             self.evicted += evicted
 
-    def holds(self, length: int) -> bool:
-        """Whether a value of ``length`` bytes fits into the limit by itself."""
-        return self._max_bytes is None or SMALLEST_LIMIT // 2 + _footprint(length) <= self._max_bytes
-
-    def delete(self, keys: Sequence[bytes]) -> int:
-        """Remove the rows of ``keys`` (distinct) in one transaction, committed on return; returns how many there were.
-
-        The bytes of the rows are free for others; the file does not shrink.
-        """
-        with self._file.transaction() as connection:
-            ids = [i for (i,) in _select(connection, "id", keys)]
-            _delete(connection, ids)
-        return len(ids)
-
-    def keys(self, *, prefix: bytes) -> Iterator[list[bytes]]:
-        """The keys that begin with ``prefix``, in the order of their bytes, some at a time.
-
-        Nothing is held open in between: other keys may be written and deleted meanwhile, and a key that is there all
-        the time appears once. Values are not read.
-        """
-        condition, last = "key >= ?", prefix
-        end = _successor(prefix)
-        bounds = () if end is None else (end,)
-        while True:
-            with self._file.connection() as connection:
-                part = [
-                    key
-                    for (key,) in connection.execute(
-                        f"SELECT key FROM rows WHERE {condition}{'' if end is None else ' AND key < ?'} "
-                        f"ORDER BY key LIMIT {_KEYS_PER_LISTING}",
-                        (last, *bounds),
-                    )
-                ]
-            if part:
-                yield part
-            if len(part) < _KEYS_PER_LISTING:
-                return
-            condition, last = "key > ?", part[-1]
-
     def count(self) -> int:
         """Number of rows in the file; reads about 10 bytes of each."""
         with self._file.connection() as connection:
@@ -226,11 +186,11 @@ class BlobStore:
             )
         return int(free * size)
 
-    def lengths(self, *, key_bytes: int) -> dict[int, int]:
-        """Number of rows for each length of a value, of the keys of ``key_bytes``; reads a page of every row."""
-        query = "SELECT length(value), count(*) FROM rows WHERE length(key) = ? GROUP BY 1 ORDER BY 1"
+    def lengths(self) -> dict[int, int]:
+        """Number of rows for each length of a value; reads a page of every row."""
+        query = "SELECT length(value), count(*) FROM rows GROUP BY 1 ORDER BY 1"
         with self._file.connection() as connection:
-            return dict(connection.execute(query, (key_bytes,)).fetchall())
+            return dict(connection.execute(query).fetchall())
 
     def clear(self) -> None:
         """Remove every row and give the space back to the disk."""
@@ -312,12 +272,6 @@ def _select(connection: sqlite3.Connection, columns: str, keys: Sequence[bytes])
         part += part[-1:] * ((1 << (len(part) - 1).bit_length()) - len(part))  # powers of two: few prepared statements
         rows += connection.execute(f"SELECT {columns} FROM rows WHERE key IN ({', '.join('?' * len(part))})", part)
     return rows
-
-
-def _successor(prefix: bytes) -> bytes | None:
-    """The smallest bytes above all that begin with ``prefix``; None if there are none."""
-    rest = prefix.rstrip(b"\xff")
-    return rest[:-1] + bytes([rest[-1] + 1]) if rest else None
 
 
 def _set_tick(connection: sqlite3.Connection, ids: Iterable[int], tick: int) -> None:

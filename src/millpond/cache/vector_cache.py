@@ -47,7 +47,7 @@ class CacheStats:
     """Contents of a cache's file, and counters of one object since it was made.
 
     Attributes:
-        rows: Vectors in the file; entries of another kind, which a byte store put there, are counted too.
+        rows: Vectors in the file.
         bytes: Bytes of the file in use, the index included; ``max_bytes`` bounds them. Free pages, which the next
             vectors fill, and the write-ahead log (16 MiB and one ``put``, while open) are not counted.
         hits: Keys that ``get`` found; a repeated key counts again.
@@ -368,7 +368,7 @@ class VectorCache:
         Raises:
             CacheError: The file is closed or cannot be read.
         """
-        lengths = self._file.lengths(key_bytes=KEY_BYTES)
+        lengths = self._file.lengths()
         return {length // 4: count for length, count in lengths.items() if isinstance(length, int)}
 
     def free_bytes(self) -> int:

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
 
-from millpond.compat.notices import ReplacedClass, log_prompt_notice, log_rerank_method
-from millpond.compat.prompts import PromptOptions, role_prompt
+from millpond.compat.notices import log_prompt_notice, log_rerank_method
+from millpond.compat.prompts import PromptOptions, ReplacedClass, role_prompt
 from millpond.compat.replaced_options import Kind, hide_secrets, translate_options
 from millpond.engine.shared import get_engine, get_engine_async
 from millpond.tasks import Role
@@ -69,7 +69,7 @@ class EngineSource(BaseModel):
     """
 
     kind: ClassVar[Kind] = "loading"  # the options of replaced classes that it reads
-    replaced: ClassVar[ReplacedClass | None] = None  # the class whose vectors a notice compares
+    replaced: ClassVar[ReplacedClass] = "HuggingFaceEmbeddings"  # the framework's own class for vectors
     named: ClassVar[str] = "model"  # the field that holds the hub id or folder
     loading: ClassVar[tuple[str, ...]] = (
         *("revision", "device", "dtype", "max_length", "hf_overrides"),

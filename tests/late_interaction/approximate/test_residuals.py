@@ -7,15 +7,19 @@ from tests.approximate_search import QUERY_TOKENS, WIDTHS, clustered, guarded, l
 from millpond.late_interaction.codecs.residual import ResidualCodec
 from millpond.late_interaction.kernels import compiled, residuals
 from millpond.late_interaction.kernels.centroids import similarities
-from millpond.late_interaction.kernels.residuals import pack, score, unpack
+from millpond.late_interaction.kernels.residuals import Stored, pack, score, unpack
 
 BITS = (2, 4)
 
 
+def as_stored(codes, scales, packed, offsets):
+    return Stored(codes=codes, scales=scales, residuals=packed, offsets=offsets)
+
+
 def scored(codec, encoded, offsets, query, documents=None, threads=None):
     documents = np.arange(len(offsets) - 1) if documents is None else documents
-    arrays = (encoded.codes, encoded.scales, encoded.residuals, offsets, documents)
-    return score(query, *arrays, codec, similarities(query, codec.centroids), threads=threads)
+    rows = as_stored(encoded.codes, encoded.scales, encoded.residuals, offsets)
+    return score(query, rows, documents, codec, similarities(query, codec.centroids), threads=threads)
 
 
 def bound(codec, encoded, query):
@@ -119,10 +123,28 @@ def test_nothing_behind_the_arrays_is_read(kernels, dim, bits, tmp_path):
     plain = scored(codec, encoded, offsets, query)
     arrays = [guarded(a) for a in (encoded.codes, encoded.scales, encoded.residuals, offsets, np.arange(4))]
     products = guarded(similarities(query, codec.centroids))
-    assert np.array_equal(score(guarded(query), *arrays, codec, products), plain)
+    assert np.array_equal(
+        score(
+            guarded(query),
+            as_stored(*arrays[:4]),
+            arrays[4],
+            codec,
+            products,
+        ),
+        plain,
+    )
     encoded.residuals.tofile(tmp_path / "residuals")
     arrays[2] = np.memmap(tmp_path / "residuals", dtype=np.uint8, mode="r", shape=encoded.residuals.shape)
-    assert np.array_equal(score(query, *arrays, codec, products), plain)
+    assert np.array_equal(
+        score(
+            query,
+            as_stored(*arrays[:4]),
+            arrays[4],
+            codec,
+            products,
+        ),
+        plain,
+    )
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -17,6 +17,8 @@ from langchain_qdrant import QdrantVectorStore, RetrievalMode
 from langchain_millpond import MillpondEmbeddings, MillpondSparseEmbeddings
 from millpond import Engine
 
+pytestmark = pytest.mark.contract
+
 QUESTION = "What makes dough rise?"
 Scores = npt.NDArray[np.float64]
 

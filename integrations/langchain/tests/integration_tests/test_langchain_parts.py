@@ -106,24 +106,6 @@ async def test_an_ensemble_fuses_dense_and_late_interaction(
 # Transformers of documents, which are in packages that are not required
 
 
-@pytest.mark.filterwarnings("ignore:`langchain-community` is being sunset")
-@pytest.mark.filterwarnings("ignore:.*pydantic.*")
-def test_redundant_and_unrelated_documents_are_filtered(embeddings: MillpondEmbeddings, texts: list[str]) -> None:
-    transformers = pytest.importorskip("langchain_community.document_transformers")
-    from langchain_classic.retrievers.document_compressors import DocumentCompressorPipeline, EmbeddingsFilter
-
-    documents = [Document(page_content=text) for text in [*texts, texts[2], texts[2] + "!"]]
-    redundant = transformers.EmbeddingsRedundantFilter(embeddings=embeddings, similarity_threshold=0.97)
-    found = [document.page_content.rstrip("!.") for document in redundant.transform_documents(documents)]
-    assert sorted(found) == sorted(text.rstrip(".") for text in texts)  # one of the three copies
-    related = EmbeddingsFilter(embeddings=embeddings, k=2)
-    pipeline = DocumentCompressorPipeline(transformers=[redundant, related])
-    rows, query = np.array(embeddings.embed_documents(texts)), np.array(embeddings.embed_query(QUESTION))
-    best = [texts[number].rstrip(".") for number in np.argsort(-(rows @ query))[:2]]
-    found = [document.page_content.rstrip("!.") for document in pipeline.compress_documents(documents, QUESTION)]
-    assert found == best
-
-
 def test_the_semantic_chunker_splits_between_subjects(embeddings: MillpondEmbeddings) -> None:
     chunker = pytest.importorskip("langchain_experimental.text_splitter").SemanticChunker
     text = (

@@ -14,6 +14,8 @@ from langchain_milvus import Milvus
 from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
 
+pytestmark = pytest.mark.contract
+
 QUESTION = "What makes dough rise?"
 
 

@@ -12,6 +12,8 @@ from langchain_qdrant import QdrantVectorStore
 from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
 
+pytestmark = pytest.mark.contract
+
 QUESTION = "What makes dough rise?"
 
 

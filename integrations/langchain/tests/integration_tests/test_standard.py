@@ -13,6 +13,8 @@ from langchain_tests.integration_tests import EmbeddingsIntegrationTests
 from langchain_millpond import MillpondEmbeddings
 from millpond import AsyncEngine, Engine
 
+pytestmark = pytest.mark.contract
+
 
 class _Embeddings(EmbeddingsIntegrationTests):
     """The suite over ``options``."""

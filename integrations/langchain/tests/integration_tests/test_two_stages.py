@@ -17,6 +17,8 @@ from langchain_qdrant import QdrantVectorStore
 from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, MillpondReranker
 from millpond import Engine
 
+pytestmark = pytest.mark.contract
+
 QUESTION = "how much space is left on the disk?"
 ANSWER = "shutil.disk_usage"
 CANDIDATES = 10

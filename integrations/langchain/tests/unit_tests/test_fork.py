@@ -48,6 +48,7 @@ assert embeddings.embed_documents(texts)
 """
 
 
+@pytest.mark.contract
 @pytest.mark.slow
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 @pytest.mark.timeout(200)

@@ -13,13 +13,12 @@ import pytest
 from langchain_core.documents import Document
 from pydantic import ValidationError
 from tests.gates import LoopGate, batches_held, batches_through, until_set
-from tests.tiny import Layout, write_checkpoint
 from tests.tiny.heads import write_stanford
 
 from langchain_millpond import MillpondCrossEncoder, MillpondReranker
 from millpond import Engine
 from millpond.engine.composite import comparison
-from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError, UnsupportedTaskError
+from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 
 QUESTION = "What makes dough rise?"
 TEMPLATE = (
@@ -108,15 +107,6 @@ def test_a_method_is_the_engines_method_of_rerank(
     assert (max(scores) > 1.1) is (method != "cosine")  # the two measures differ
     assert f"method='{method}'" in repr(reranker)
     assert reranker.model_dump()["method"] == method
-
-
-def test_a_method_that_the_checkpoint_does_not_have_is_refused(
-    cross_encoder: str, compress: Compress, documents: list[Document]
-) -> None:
-    with pytest.raises(UnsupportedTaskError, match=r"method='cosine' compares vectors.*choose method='auto'"):
-        compress(MillpondReranker(model=cross_encoder, dtype="float32", method="cosine"), documents)
-    with pytest.raises(UnsupportedTaskError, match="method='maxsim'"):
-        MillpondCrossEncoder(model=cross_encoder, dtype="float32", method="maxsim").score([("a", "b")])
 
 
 def test_a_late_interaction_checkpoint_scores_as_it_was_trained_to(
@@ -209,14 +199,6 @@ def test_an_instruction_without_a_slot_is_refused(
         compress(MillpondReranker(**options), documents)
     with pytest.raises(InvalidRequestError, match="instruction='be kind'"):
         MillpondCrossEncoder(**options).score([("a", "b")])
-
-
-def test_a_checkpoint_that_scores_nothing_is_refused(tmp_path: Path, compress: Compress) -> None:
-    folder = write_checkpoint(tmp_path / "two", "bert", sentence_transformers=Layout())
-    # A classifier with several classes has no single score for a pair.
-    reranker = MillpondReranker(model=folder, dtype="float32", convert="classify", hf_overrides={"num_labels": 3})
-    with pytest.raises((UnsupportedTaskError, ModelLoadError)):
-        compress(reranker, [Document(page_content="a")])
 
 
 @pytest.mark.parametrize(

@@ -65,6 +65,7 @@ def test_the_numbers_are_builtin_floats(engine: Engine) -> None:
         assert {type(number) for number in vector} == {float}
 
 
+@pytest.mark.slow
 def test_a_hundred_thousand_texts_in_one_call(minilm: str) -> None:
     # Few distinct texts at a small width, since only the size of the call matters.
     embeddings = MillpondEmbeddings(model=minilm, dtype="float32", dimensions=8, hf_overrides={"is_matryoshka": True})

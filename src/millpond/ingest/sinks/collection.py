@@ -110,6 +110,16 @@ class CollectionSink(Generic[NativeFilter]):
         """Whether the opened collection can be searched with ``hybrid=True``."""
         return self._manifest is not None and (self._manifest.sparse is not None or self._driver.ranks_texts())
 
+    @property
+    def max_results(self) -> int | None:
+        """Most rows that the database hands out in one search; ``None`` without such a limit."""
+        return self._driver.max_results
+
+    @property
+    def database(self) -> str:
+        """Name of the database, for messages."""
+        return self._connection.database
+
     def open(self) -> CollectionManifest:
         """Open a collection that exists, to read it; :meth:`prepare` also creates one.
 

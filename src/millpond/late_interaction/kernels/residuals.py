@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -56,12 +57,26 @@ class Quantizer(Protocol):
         ...
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Stored:
+    """Documents as centroid codes and residuals.
+
+    Attributes:
+        codes: uint16 ``[n]`` of all tokens, each less than the number of centroids.
+        scales: float16 ``[n]``.
+        residuals: uint8 ``[n, width]``.
+        offsets: int64 ``[documents + 1]``.
+    """
+
+    codes: npt.NDArray[np.uint16]
+    scales: npt.NDArray[np.float16]
+    residuals: npt.NDArray[np.uint8]
+    offsets: npt.NDArray[np.int64]
+
+
 def score(
     query: npt.NDArray[np.floating[Any]],
-    codes: npt.NDArray[np.uint16],
-    scales: npt.NDArray[np.float16],
-    residuals: npt.NDArray[np.uint8],
-    offsets: npt.NDArray[np.int64],
+    stored: Stored,
     documents: npt.NDArray[np.int64],
     codec: Quantizer,
     similarities: npt.NDArray[np.float32],
@@ -77,10 +92,7 @@ def score(
 
     Args:
         query: ``[tokens, d]``.
-        codes: uint16 ``[n]`` of all tokens, each less than the number of centroids.
-        scales: float16 ``[n]``.
-        residuals: uint8 ``[n, width]``.
-        offsets: int64 ``[documents + 1]``.
+        stored: All documents.
         documents: int64 ``[c]``: the documents to score.
         codec: The codec that encoded them.
         similarities: Of the query, by :func:`millpond.late_interaction.kernels.centroids.similarities`.
@@ -89,44 +101,48 @@ def score(
     Returns:
         float32 ``[c]``; ``-inf`` for a document without tokens, and 0 if the query has none.
     """
-    out = np.zeros(len(documents), dtype=np.float32)
-    tokens = len(query)
-    if tokens == 0 or len(documents) == 0:
-        return out
+    if len(query) == 0 or len(documents) == 0:
+        return np.zeros(len(documents), dtype=np.float32)
     levels, query_scales = int8_rows(np.asarray(query, dtype=np.float32) * codec.std)
     query_scales *= np.float32(codec.level_scale)
     kernel = compiled("score_residuals")
-    if kernel is not None:
-        columns = similarities.shape[1]
-        query_scales = np.concatenate((query_scales, np.zeros(columns - tokens, dtype=np.float32)))
-        unsigned = np.zeros(16, dtype=np.uint8)
-        unsigned[: len(codec.levels)] = codec.levels.view(np.uint8) ^ np.uint8(128)
-        codes, scales = contiguous(codes, np.uint16), contiguous(scales, np.float16)
-        residuals, offsets = contiguous(residuals, np.uint8), contiguous(offsets, np.int64)
-        documents, similarities = contiguous(documents, np.int64), contiguous(similarities, np.float32)
-        call = _ScoreCall(
-            codes=address(codes),
-            scales=address(scales),
-            residuals=address(residuals),
-            offsets=address(offsets),
-            documents=address(documents),
-            levels=address(unsigned),
-            query=address(levels),
-            query_scales=address(query_scales),
-            similarities=address(similarities),
-            out=address(out),
-            count=len(documents),
-            width=residuals.shape[1],
-            bits=codec.bits,
-            dim=levels.shape[1],
-            tokens=tokens,
-            columns=columns,
-            threads=thread_count(threads),
-        )
-        run(kernel, call)
-        return out
+    if kernel is None:
+        return _score_by_torch(levels, query_scales, stored, documents, codec, similarities)
+    out = np.zeros(len(documents), dtype=np.float32)
+    columns = similarities.shape[1]
+    query_scales = np.concatenate((query_scales, np.zeros(columns - len(query), dtype=np.float32)))
+    unsigned = np.zeros(16, dtype=np.uint8)
+    unsigned[: len(codec.levels)] = codec.levels.view(np.uint8) ^ np.uint8(128)
+    codes, scales = contiguous(stored.codes, np.uint16), contiguous(stored.scales, np.float16)
+    residuals, offsets = contiguous(stored.residuals, np.uint8), contiguous(stored.offsets, np.int64)
+    documents, similarities = contiguous(documents, np.int64), contiguous(similarities, np.float32)
+    pointers = (codes, scales, residuals, offsets, documents, unsigned, levels, query_scales, similarities, out)
+    call = _ScoreCall(
+        *map(address, pointers),
+        count=len(documents),
+        width=residuals.shape[1],
+        bits=codec.bits,
+        dim=levels.shape[1],
+        tokens=len(query),
+        columns=columns,
+        threads=thread_count(threads),
+    )
+    run(kernel, call)
+    return out
+
+
+def _score_by_torch(
+    levels: npt.NDArray[np.int8],
+    query_scales: npt.NDArray[np.float32],
+    stored: Stored,
+    documents: npt.NDArray[np.int64],
+    codec: Quantizer,
+    similarities: npt.NDArray[np.float32],
+) -> npt.NDArray[np.float32]:
+    """As :func:`score`, for a query ``[tokens, d]`` of int8 levels with their scales."""
+    out = np.zeros(len(documents), dtype=np.float32)
     matrix = torch.from_numpy(levels.astype(np.float32))  # [query tokens, d]
-    starts, ends = np.asarray(offsets)[documents], np.asarray(offsets)[documents + 1]
+    starts, ends = np.asarray(stored.offsets)[documents], np.asarray(stored.offsets)[documents + 1]
     out[starts == ends] = -np.inf
     filled = np.flatnonzero(ends > starts)
     counts = np.cumsum((ends - starts)[filled])
@@ -138,12 +154,12 @@ def score(
         bounds = np.concatenate(([0], counts[done : stop - 1] - before))
         total = int(counts[stop - 1]) - before
         rows = np.arange(total) + np.repeat(starts[some] - bounds, ends[some] - starts[some])
-        numbers = unpack(residuals[rows], codec.bits, levels.shape[1])
+        numbers = unpack(stored.residuals[rows], codec.bits, levels.shape[1])
         # Sums of products of int8 are exact in float32 below 2^24, as in the compiled kernel.
         products = (torch.from_numpy(codec.levels[numbers].astype(np.float32)) @ matrix.T).numpy()
         products *= query_scales
-        products *= scales[rows].astype(np.float32)[:, None]
-        products += similarities[codes[rows], :tokens]
+        products *= stored.scales[rows].astype(np.float32)[:, None]
+        products += similarities[stored.codes[rows], : len(levels)]
         out[some] = np.maximum.reduceat(products, bounds, axis=0).sum(axis=1)
         done = stop
     return out

@@ -6,33 +6,21 @@ import copy
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, cast
 
-import numpy as np
-import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction.codecs.rows import MEMORY_CODECS, MemoryCodec, codec_of
 from millpond.late_interaction.index.arguments import TokenEngine, check_count
 from millpond.late_interaction.index.base import CLOSED, LateInteractionIndex
-from millpond.late_interaction.index.documents import SEARCH_TURNS, Documents, Hit, IndexStats, Search
-from millpond.late_interaction.kernels.centroids import similarities
-from millpond.late_interaction.kernels.compiled import thread_count
-from millpond.late_interaction.kernels.exact import score, score_on_device
-from millpond.late_interaction.kernels.scan import Codes, candidates_of, table
-from millpond.late_interaction.memory.blocks import IndexArray, View
+from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
+from millpond.late_interaction.memory import scoring
 from millpond.late_interaction.memory.files import read_index, write_index
-from millpond.late_interaction.memory.store import Snapshot, TokenStore
+from millpond.late_interaction.memory.store import TokenStore
 from millpond.metadata import Scalar
 from millpond.vectors.ragged import Ragged
-
-# Documents that the codes keep for exact scoring: so many, or so many for each hit.
-_CANDIDATES, _CANDIDATES_PER_HIT = 1_024, 20
-# Scores computed before the best are taken: 64 MiB of float32.
-_SCORES = 1 << 24
 
 
 class MemoryIndex(LateInteractionIndex):
@@ -188,144 +176,11 @@ class MemoryIndex(LateInteractionIndex):
         return self._store.snapshot.ids()
 
     def _search(self, queries: Ragged, search: Search) -> list[list[Hit]]:
-        snapshot, numbers = (self._store.snapshot, None) if search.ids is None else self._store.lookup(search.ids)
-        selections = [_Selection.of(view, search, numbers) for view in snapshot.views]
-        selections = [selection for selection in selections if len(selection)]
-        if not selections:
-            return [[] for _ in queries]
-        keep = search.candidates or max(_CANDIDATES, _CANDIDATES_PER_HIT * search.k)
-        if snapshot.centroids is None or search.exact or sum(map(len, selections)) <= keep:
-            return self._search_all(queries, selections, search.k)
-        results = []
-        for query in queries:
-            with SEARCH_TURNS.turn(thread_count(self._store.threads)) as threads:
-                results.append(
-                    self._search_candidates(query, snapshot, selections, keep, search.k, threads) if len(query) else []
-                )
-        return results
-
-    def _search_candidates(
-        self,
-        query: npt.NDArray[np.float32],
-        snapshot: Snapshot,
-        selections: Sequence[_Selection],
-        keep: int,
-        k: int,
-        threads: int,
-    ) -> list[Hit]:
-        """The best of the ``keep`` documents whose codes match a query best."""
-        assert snapshot.centroids is not None
-        found = candidates_of(
-            table(similarities(query, snapshot.centroids, threads=threads), query),
-            [selection.codes() for selection in selections],
-            keep,
-            threads=threads,
+        store = self._store
+        snapshot, numbers = (store.snapshot, None) if search.ids is None else store.lookup(search.ids)
+        return scoring.search(
+            snapshot, numbers, queries, search, by_torch=not store.uses_kernels, threads=store.threads
         )
-        kept = [
-            _Selection(view=selection.view, documents=documents)
-            for selection, documents in zip(selections, found, strict=True)
-            if len(documents)
-        ]
-        queries = Ragged(flat=query, offsets=np.array([0, len(query)]))
-        return self._best_of(queries, kept, k, threads)[0]
-
-    def _search_all(self, queries: Ragged, selections: Sequence[_Selection], k: int) -> list[list[Hit]]:
-        """The best of the selected documents, all of them compared."""
-        step = max(1, _SCORES // sum(map(len, selections)))  # queries at a time
-        results = []
-        for first in range(0, len(queries), step):
-            some = Ragged.from_matrices(queries[first : first + step], width=queries.flat.shape[1])
-            with SEARCH_TURNS.turn(thread_count(self._store.threads)) as threads:
-                results += self._best_of(some, selections, k, threads)
-        return results
-
-    def _best_of(self, queries: Ragged, selections: Sequence[_Selection], k: int, threads: int) -> list[list[Hit]]:
-        """The best of the selected documents for a few queries."""
-        starts = np.cumsum([0, *(len(selection) for selection in selections)])
-        scores = np.concatenate([self._scores(queries, selection, threads) for selection in selections], axis=1)
-        results = []
-        for row, length in zip(scores, queries.lengths, strict=True):
-            best: Sequence[Any] | IndexArray = _best(row, k) if length else ()
-            owners = np.searchsorted(starts, best, side="right") - 1
-            results.append(
-                [
-                    selections[owner].hit(position - starts[owner], float(row[position]))
-                    for owner, position in zip(owners, best, strict=True)
-                ]
-            )
-        return results
-
-    def _scores(self, queries: Ragged, selection: _Selection, threads: int) -> npt.NDArray[np.float32]:
-        """MaxSim ``[q, selected documents]``."""
-        if self._store.uses_kernels:
-            tokens = selection.view.host_tokens
-            return score(queries, tokens, documents=selection.documents, threads=threads)
-        return score_on_device(queries, selection.view.device_tokens, documents=selection.documents)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Selection:
-    """Documents of a view that a search may find: each has rows.
-
-    Attributes:
-        view: The view.
-        documents: int64, their numbers in ascending order; ``None`` is all.
-    """
-
-    view: View
-    documents: IndexArray | None
-
-    @classmethod
-    def of(cls, view: View, search: Search, numbers: Mapping[int, Sequence[int]] | None) -> Self:
-        """The documents that match; ``numbers`` are those of the search's ids, by block."""
-        if numbers is None and not search.conditions and view.all_searchable:
-            return cls(view=view, documents=None)
-        mask = view.searchable
-        if search.conditions:
-            mask = mask & view.block.table(view.documents).mask(search.conditions)
-        if numbers is not None:
-            named = np.zeros(view.documents, dtype=np.bool_)
-            named[numbers.get(view.block.serial, [])] = True
-            mask = mask & named
-        return cls(view=view, documents=np.flatnonzero(mask))
-
-    def __len__(self) -> int:
-        return self.view.documents if self.documents is None else len(self.documents)
-
-    def codes(self) -> Codes:
-        """The codes to scan."""
-        allowed = None
-        if self.documents is not None:
-            mask = np.zeros(self.view.documents, dtype=np.bool_)
-            mask[self.documents] = True
-            allowed = np.packbits(mask, bitorder="little")
-        assert self.view.codes is not None
-        return Codes(codes=self.view.codes[: self.view.rows], offsets=self.view.offsets, allowed=allowed)
-
-    def hit(self, position: int, score: float) -> Hit:
-        """The document at a position among those selected, as a hit."""
-        block = self.view.block
-        number = position if self.documents is None else self.documents[position]
-        return Hit(
-            id=block.ids[number],
-            score=score,
-            exact=True,
-            text=block.texts[number],
-            metadata=copy.deepcopy(block.metadata[number]),
-        )
-
-
-def _best(scores: npt.NDArray[np.float32], k: int) -> IndexArray:
-    """The indices of the ``k`` largest scores, best first; of equal ones the first."""
-    if k < len(scores):
-        least = np.partition(scores, len(scores) - k)[len(scores) - k]
-        above = np.flatnonzero(scores > least)
-        chosen = np.concatenate((above, np.flatnonzero(scores == least)[: k - len(above)]))
-    else:
-        chosen = np.arange(len(scores))
-    # Equal scores are in ascending order, and a stable sort leaves them there.
-    best: IndexArray = chosen[np.argsort(-scores[chosen], kind="stable")]
-    return best
 
 
 def _device(name: str) -> torch.device:

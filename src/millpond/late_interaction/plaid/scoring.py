@@ -119,17 +119,10 @@ class _Searched:
             return scores
         assert columns.codes is not None and columns.residuals is not None and columns.scales is not None
         assert codec is not None and similarity is not None
-        return residuals.score(
-            query,
-            columns.codes,
-            columns.scales,
-            columns.residuals,
-            columns.offsets,
-            documents,
-            codec,
-            similarity,
-            threads=threads,
+        stored = residuals.Stored(
+            codes=columns.codes, scales=columns.scales, residuals=columns.residuals, offsets=columns.offsets
         )
+        return residuals.score(query, stored, documents, codec, similarity, threads=threads)
 
 
 def _allowed(snapshot: Snapshot, options: Search) -> list[npt.NDArray[np.bool_] | None]:

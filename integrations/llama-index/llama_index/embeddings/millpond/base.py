@@ -51,7 +51,6 @@ class MillpondEmbedding(TextLists, LlamaIndexSource, EmbeddingSource, BaseEmbedd
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     named = "model_name"
-    replaced = "HuggingFaceEmbedding"
 
     model_name: PathStr = Field(default="", validation_alias=AliasChoices("model_name", "model"))
     engine_identity: str | None = None

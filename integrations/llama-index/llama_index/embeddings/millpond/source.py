@@ -27,6 +27,8 @@ def _tell_worker(process: int) -> None:
 class LlamaIndexSource(EngineSource):
     """Positional arguments, and what ``model_dump()`` of LlamaIndex adds."""
 
+    replaced = "HuggingFaceEmbedding"
+
     @classmethod
     def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
         return super()._translated({name: options[name] for name in options if name != "class_name"}, own)
