@@ -34,6 +34,7 @@ from millpond.ingest.ray import DatasetReader, embed_dataset, ingest_dataset  # 
 from millpond.ingest.sources.columns import Columns  # noqa: E402
 
 pytestmark = [
+    pytest.mark.contract,
     pytest.mark.enable_socket,  # Ray looks for this machine's address
     pytest.mark.filterwarnings("ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"),
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # Ray's own

@@ -357,6 +357,7 @@ def test_documents_of_langchain_are_records():
         read(items[0])
 
 
+@pytest.mark.contract
 def test_nodes_and_documents_of_llama_index_are_records():
     schema = pytest.importorskip("llama_index.core.schema")
     node = schema.TextNode(id_="n", text="a node", metadata={"file": "x.md"})

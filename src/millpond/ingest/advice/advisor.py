@@ -144,6 +144,9 @@ def advise(
         seed: Seed of the choices.
         show_progress: Draw a progress bar, if standard error is a terminal or this is a notebook.
 
+    Returns:
+        The measurements of every layout, and the advised ones.
+
     Raises:
         InvalidDimensionsError: The model's vectors cannot have a width.
         InvalidRequestError: An argument is not valid, there is no text or no query, ``k`` is more than the rows, or

@@ -20,7 +20,13 @@ def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]
     TREC    ``query iteration document grade``, separated by white space
     ======= ==================================================================
 
-    Of a pair that is judged twice, the later line counts.
+    If a pair is judged twice, the later line counts.
+
+    Args:
+        path: The file.
+
+    Returns:
+        For each query the grades of its documents.
 
     Raises:
         SourceNotFoundError: There is no such file.
