@@ -11,6 +11,9 @@
 #   KERNELS_WHEEL  make packages: the wheel with kernels, if it was built in the image of manylinux_2_28 (release.yml)
 #   BENCHMARKS  scripts that make bench runs: make bench BENCHMARKS=benchmarks/compare.py ARGS="--only rerank"
 
+# Compiled files are kept wherever the environment forbids it: otherwise every process compiles all sources again.
+unexport PYTHONDONTWRITEBYTECODE
+
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_ARGS ?=

@@ -85,7 +85,7 @@ def test_a_pipe_gets_columns_and_a_terminal_the_heat_map(
 
 def test_the_page_replaces_an_older_one(run: Run, colbert: Path, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "map.html"
-    path.write_text("older " * 100_000)
+    path.write_text("<!doctype html>" + "older " * 100_000)
     done = run("explain", QUERY, "--index", folder, "--id", "flour", "--model", colbert, "--html", path)
     assert done.code == 0 and done.out.count("\n") == 12
     page = path.read_text(encoding="utf-8")
@@ -125,8 +125,8 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
         (["a", "{here}", "-m", "{model}"], "cannot be read"),
         (["a", "{here}/latin.txt", "-m", "{model}"], "latin.txt' is not UTF-8 (byte 3)"),
         (["a", "--text", "a", "-m", "{classifier}"], "has no token vectors"),
-        (["a", "--text", "a", "-m", "{model}", "--html", "{here}/no/such/a.html"], "cannot be written"),
-        (["a", "--text", "a", "-m", "{model}", "--html", "{here}"], "cannot be written"),
+        (["a", "--text", "a", "-m", "{model}", "--html", "{here}/no/such/a.html"], "there is no folder"),
+        (["a", "--text", "a", "-m", "{model}", "--html", "{here}"], "is a folder; name a file in it"),
     ],
     ids=range(16),
 )
@@ -146,10 +146,10 @@ def classifier(checkpoint_of: Callable[..., Path]) -> Path:
 
 def test_a_refused_request_leaves_files_as_they_are(run: Run, classifier: Path, tmp_path: Path) -> None:
     older = tmp_path / "older.html"
-    older.write_text("older")
+    older.write_text("<!doctype html>older")
     for path in (older, tmp_path / "new.html"):
         refused(run("explain", "a", "--text", "a", "-m", classifier, "--html", path))
-    assert older.read_text() == "older"
+    assert older.read_text() == "<!doctype html>older"
     assert not (tmp_path / "new.html").exists()
 
 

@@ -178,6 +178,20 @@ class TestOutputs:
         )
         assert classes.outputs.num_classes == 2
 
+    def test_the_ids_of_a_pair_are_both_texts_for_an_embedder(self, load):
+        llm = load("intfloat/e5-small")
+        ids = llm.get_tokenizer()
+        (output,) = llm.score("the mill", "the pond")
+        assert output.prompt_token_ids == [
+            *ids("the mill")["input_ids"], ids.pad_token_id, *ids("the pond")["input_ids"]
+        ]  # fmt: skip
+
+    def test_request_ids_differ(self, load):
+        llm = load("intfloat/e5-small")
+        outputs = [*llm.embed([HELLO] * 3), *llm.score(HELLO, [HELLO] * 2), *llm.encode(HELLO)]
+        assert len({one.request_id for one in outputs}) == 6
+        assert all(type(one.request_id) is str and one.finished for one in outputs)
+
 
 class TestEncode:
     @pytest.mark.parametrize(
@@ -283,6 +297,10 @@ class TestReward:
             assert output.outputs.data.shape == (2, 2)
         (text,) = llm.encode(HELLO, PoolingParams(returned_token_ids=[45, 78]), pooling_task="token_classify")
         assert text.outputs.data.shape == (len(text.prompt_token_ids), 2)
+
+    def test_a_language_model_needs_columns(self, load):
+        with pytest.raises(UnsupportedTaskError, match="returned_token_ids"):
+            load("peiyi9979/math-shepherd-mistral-7b-prm").reward(HELLO)
 
 
 class TestScore:

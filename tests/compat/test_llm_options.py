@@ -107,6 +107,11 @@ class TestTruncation:
         with pytest.raises(InvalidRequestError, match=next(iter(options))):
             load(BERT).embed(HELLO, tokenization_kwargs=options)
 
+    def test_params_may_refuse_the_truncation_that_the_call_allows(self, load):
+        params = PoolingParams(truncate="error")
+        with pytest.raises(InputTooLongError):
+            load(BERT).embed(LONG, pooling_params=params, tokenization_kwargs={"truncation": True})
+
 
 class TestParams:
     def test_millponds_own_params_are_taken_too(self, load):
@@ -324,3 +329,20 @@ class TestPoolerConfig:
     def test_an_invalid_configuration_is_refused(self, config, message):
         with pytest.raises(InvalidRequestError, match=message):
             PoolerConfig.of(config)
+
+    @pytest.mark.parametrize("key", ["pooling_type", "tok_pooling_type"])
+    def test_all_rows(self, load, key):
+        llm = load(PROCESS, pooler_config={key: "ALL"})
+        assert llm.engine.spec.pooling == load(PROCESS).engine.spec.pooling
+        assert llm.encode("mill", pooling_task="token_embed")[0].outputs.data.ndim == 2
+
+    @pytest.mark.parametrize(
+        "config", [{"logit_mean": 0.25, "logit_sigma": 2.0}, {"logit_bias": 0.25, "logit_scale": 0.5}]
+    )
+    def test_calibration(self, load, config):
+        llm, raw = load(PAIRS, pooler_config=config), load(PAIRS, pooler_config={"use_activation": False})
+        logit = raw.score(HELLO, "mill")[0].outputs.score
+        expected = 1 / (1 + np.exp(-(logit - 0.25) / 2))
+        assert llm.score(HELLO, "mill")[0].outputs.score == pytest.approx(expected, abs=1e-6)
+        (shifted,) = llm.score(HELLO, "mill", pooling_params=PoolingParams(activation=False))
+        assert shifted.outputs.score == pytest.approx((logit - 0.25) / 2, abs=1e-5)

@@ -10,6 +10,8 @@ import termios
 
 import pytest
 
+pytestmark = pytest.mark.contract
+
 # A kernel is known by IPython's application. What tqdm makes of it is tqdm's own code.
 _PROGRAM = """
 import sys, types, warnings

@@ -62,6 +62,7 @@ def test_a_fault_names_where_it_began_and_what_was_there(tmp_path):
     assert (short.where, short.content, short.lines) == (f"{path}:6", "4,d", 1)
 
 
+@pytest.mark.contract
 def test_a_quote_that_is_never_closed_is_noticed_before_the_end_of_a_long_file(tmp_path):
     """After 33 million characters: the rows behind it are read, and the memory is bounded by as many."""
     row = "x" * 1_000_000

@@ -12,6 +12,7 @@ from millpond.ingest import Record, ingest
 QdrantSink = pytest.importorskip("millpond_qdrant").QdrantSink
 MilvusSink = pytest.importorskip("millpond_milvus").MilvusSink
 pytest.importorskip("milvus_lite")
+pytestmark = pytest.mark.contract
 
 FORMS = ["plain", "langchain", "llama_index"]
 STORE = ["_node_content", "_node_type", "document_id", "doc_id", "ref_doc_id", "content_hash"]  # LlamaIndex's own

@@ -134,6 +134,7 @@ def test_secrets_are_not_shown(tmp_path):
     assert "user:***@host/db?api_key=***&amp;ssl=on#docs" in page.source and "&quot;width&quot;: 3" in page.source
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("rows", [0, 12])
 def test_a_run_of_few_rows_has_a_page_too(tmp_path, rows):
     trace = RunTrace()
@@ -190,7 +191,7 @@ def test_only_a_page_is_replaced(tmp_path, content):
     if content.startswith(b"<!"):
         check_report(path)
         return
-    with pytest.raises(InvalidRequestError, match=r"is no HTML page, so it is not replaced; .*docs\.html"):
+    with pytest.raises(InvalidRequestError, match=r"is not an HTML page, so it is not replaced; .*docs\.html"):
         check_report(path)
 
 

@@ -170,7 +170,7 @@ def test_a_nested_metadata_holds_the_metadata(caplog):
         ),
         ({"text": ["t"], "x": [b"b"], "n": [1]}, {}, "'x' holds bytes, .* metadata_columns=\\['n'\\]"),
         ({"text": ["t"], "x": [[{"a": b"b"}]]}, {}, "'x' holds bytes"),
-        ({"text": ["t"]}, {"types": {"text": "int"}}, "types=text=int are those of a CSV's columns"),
+        ({"text": ["t"]}, {"types": {"text": "int"}}, "types=text=int are for the columns of a CSV"),
     ],
     ids=range(9),
 )
@@ -357,6 +357,7 @@ def test_documents_of_langchain_are_records():
         read(items[0])
 
 
+@pytest.mark.contract
 def test_nodes_and_documents_of_llama_index_are_records():
     schema = pytest.importorskip("llama_index.core.schema")
     node = schema.TextNode(id_="n", text="a node", metadata={"file": "x.md"})

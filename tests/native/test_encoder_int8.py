@@ -178,24 +178,24 @@ def test_a_feed_is_close_to_float32(activation, gated):
 
 @pairwise(dtype=DTYPES, gated=[False, True], int8=["feeds", "all"])
 def test_a_row_has_the_same_bits_in_any_batch(dtype, gated, int8):
-    rows = rows_like(200, 416)
+    rows = rows_like(200, 96)
     options = {"activation": "gelu", "gated": gated}
-    together, _ = feed(kernels(dtype, int8), dtype, rows, 1184, [200], **options)
+    together, _ = feed(kernels(dtype, int8), dtype, rows, 448, [200], **options)
     for threads, lengths in ((1, [1, 63, 64, 65, 7]), (2, [200]), (3, [30, 170])):
-        apart, _ = feed(kernels(dtype, int8), dtype, rows, 1184, lengths, threads=threads, **options)
+        apart, _ = feed(kernels(dtype, int8), dtype, rows, 448, lengths, threads=threads, **options)
         assert np.array_equal(together, apart)
     for first, last in ((0, 1), (70, 83), (100, 164)):
-        alone, _ = feed(kernels(dtype, int8), dtype, rows[first:last], 1184, [last - first], threads=2, **options)
+        alone, _ = feed(kernels(dtype, int8), dtype, rows[first:last], 448, [last - first], threads=2, **options)
         assert np.array_equal(together[first:last], alone)
 
 
 @pairwise(dtype=DTYPES, gated=[False, True], int8=["feeds", "all"])
 def test_a_text_longer_than_a_block_has_the_same_bits(dtype, gated, int8):
     """Such a text runs in slices, each with codes of its own rows only."""
-    up, down, gate = linear(416, 1184, seed=1), linear(1184, 416, seed=2), linear(416, 1184, seed=3)
-    builder = with_rows(kernels(dtype, int8), dtype, rows_like(520, 416))
+    up, down, gate = linear(96, 448, seed=1), linear(448, 96, seed=2), linear(96, 448, seed=3)
+    builder = with_rows(kernels(dtype, int8), dtype, rows_like(520, 96))
     builder.mlp(up, down, "gelu", gate=gate if gated else None, add=True)
-    builder.norm(structs.NormWeights(kind=structs.COPY), 416)
+    builder.norm(structs.NormWeights(kind=structs.COPY), 96)
     encoder = NativeEncoder(builder.build())
     ids = np.arange(520, dtype=np.int32)
     encoder.block = 1024

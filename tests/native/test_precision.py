@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from millpond.checkpoints.architecture import Architecture
-from millpond.cli.commands.env import env
 from millpond.models import placement
 from millpond.native import library, precision
 
@@ -71,21 +70,19 @@ def automatic(stored=None):
         ),
     ],
 )
-def test_the_faster_precision_is_taken_and_env_says_why(processor, capsys, isa, speeds, expected, line):
+def test_the_faster_precision_is_taken_and_env_says_why(processor, isa, speeds, expected, line):
     processor(isa, **speeds)
     assert automatic() is expected
     assert placement.resolve_dtype("bfloat16", CPU, Architecture, None) is torch.bfloat16
-    env()
-    assert f"encoder kernels   {line}" in capsys.readouterr().out
+    assert precision.served_by().startswith(line)
 
 
 @pytest.mark.parametrize("has", [pytest.param(True, id="with"), pytest.param(False, id="without")])
-def test_without_kernels_torch_is_asked(processor, monkeypatch, capsys, has):
+def test_without_kernels_torch_is_asked(processor, monkeypatch, has):
     processor(None)
     monkeypatch.setattr(placement, "has_native_bfloat16", lambda: has)
     assert automatic() is (torch.bfloat16 if has else torch.float32)
-    env()
-    assert "encoder kernels   none (not built)" in capsys.readouterr().out
+    assert precision.served_by() == "none (not built)"
 
 
 @built

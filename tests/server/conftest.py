@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -203,3 +204,15 @@ def indexes(colbert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[st
             with PlaidIndex(folder / name, engine) as index:
                 index.add(["wheel", "pond", "query"], [*TEXTS, QUERY], [{"year": 1790}, {"year": 1812}, None])
     return tuple(f"{name}={folder / name}" for name in INDEXES)
+
+
+@pytest.fixture
+def unlogged() -> Iterator[None]:
+    """Restores the configuration of the log."""
+    root, ours = logging.getLogger(), logging.getLogger("millpond")
+    before = root.handlers[:], root.level, ours.level
+    yield
+    root.handlers[:] = before[0]
+    root.setLevel(before[1])
+    ours.setLevel(before[2])
+    logging.captureWarnings(False)

@@ -226,3 +226,18 @@ def test_a_single_item_is_no_list_in_any_method(engine: Engine, value: Any) -> N
         ):
             call()
         assert name
+
+
+async def test_an_aggregate_of_queries_is_their_mean(embedding: MillpondEmbedding, engine: Engine) -> None:
+    queries = [QUESTION, "yeast", "tides"]
+    expected = engine.embed(queries, role="query").embeddings.mean(axis=0)
+    np.testing.assert_allclose(embedding.get_agg_embedding_from_queries(queries), expected, atol=1e-6)
+    np.testing.assert_allclose(await embedding.aget_agg_embedding_from_queries(queries), expected, atol=1e-6)
+    first = await embedding.aget_agg_embedding_from_queries(queries, agg_fn=lambda vectors: vectors[0])
+    np.testing.assert_allclose(first, engine.embed(queries[:1], role="query").embeddings[0], atol=1e-6)
+
+
+def test_lists_of_other_kinds_are_lists(embedding: MillpondEmbedding, texts: list[str]) -> None:
+    expected = embedding.get_text_embedding_batch(texts)
+    for value in (tuple(texts), np.array(texts), (text for text in texts), dict.fromkeys(texts).keys()):
+        np.testing.assert_allclose(embedding.get_text_embedding_batch(value), expected, atol=1e-6)  # type: ignore[arg-type]

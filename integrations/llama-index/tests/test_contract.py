@@ -16,7 +16,7 @@ from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.postprocessor.millpond_rerank import MillpondRerank
 from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding
 from millpond import Engine
-from millpond.testing.adapter import AdapterContract
+from millpond.testing import AdapterContract
 
 QUESTION = "What makes dough rise?"
 TEXTS = ["Tides follow the moon.", "Bread rises because of yeast.", "The heart pumps blood."]

@@ -73,6 +73,12 @@ class Chunking:
     def overlap_tokens(self, max_tokens: int) -> int:
         """The overlap as a number of tokens.
 
+        Args:
+            max_tokens: Most tokens of a piece.
+
+        Returns:
+            Tokens that a piece repeats.
+
         Raises:
             InvalidRequestError: It is more than half of ``max_tokens``.
         """
@@ -121,6 +127,13 @@ class Chunker:
     def for_engine(cls, engine: Engine, chunking: Chunking) -> Chunker:
         """A chunker whose pieces an engine reads whole, as documents.
 
+        Args:
+            engine: The engine.
+            chunking: How long the pieces are, and how much they repeat.
+
+        Returns:
+            The chunker.
+
         Raises:
             InvalidRequestError: The engine does not read as many tokens, or none of a text.
             TypeError: The engine cannot count.
@@ -155,6 +168,12 @@ class Chunker:
         A piece has its parent's id and metadata, its number in ``chunk``, and in its metadata ``chunk``,
         ``chunk_start`` and ``chunk_end``: ``text[chunk_start:chunk_end]`` of the parent is the piece. A record is
         returned as it is if its text fits or is blank, or if it is a piece itself.
+
+        Args:
+            record: The record.
+
+        Returns:
+            The pieces, at least one.
 
         Raises:
             InvalidRequestError: One character alone has more tokens than a piece may have.

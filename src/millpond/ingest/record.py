@@ -74,6 +74,16 @@ def point_id(record_id: str, chunk: int = 0) -> str:
 
     The name hashed in :data:`NAMESPACE` is the record's id; for a chunk other than 0, NUL and the chunk's number follow
     (an id holds no NUL, so no two chunks share a name).
+
+    Args:
+        record_id: The record's id.
+        chunk: The number of the chunk, from 0.
+
+    Returns:
+        The UUID, as ``xxxxxxxx-xxxx-5xxx-xxxx-xxxxxxxxxxxx``.
+
+    Raises:
+        InvalidRequestError: No str that UTF-8 can encode, or a number below 0.
     """
     check_str("record_id", record_id)
     if type(chunk) is not int or chunk:
@@ -86,7 +96,17 @@ def point_id(record_id: str, chunk: int = 0) -> str:
 
 
 def content_hash(text: str) -> str:
-    """SHA-256 of the text's UTF-8, in hex: stored with every record, and the id of a record without one."""
+    """SHA-256 of the text's UTF-8: stored with every record, and the id of a record without one.
+
+    Args:
+        text: The text.
+
+    Returns:
+        64 hexadecimal digits.
+
+    Raises:
+        InvalidRequestError: No str that UTF-8 can encode.
+    """
     check_str("text", text)
     return hashlib.sha256(text.encode()).hexdigest()
 

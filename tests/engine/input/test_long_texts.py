@@ -142,7 +142,13 @@ VARIANTS = {
 }
 
 
-@pytest.fixture(scope="module", params=VARIANTS)
+FAST = ("bert", "roberta", "xlm-roberta", "gemma", "mistral", "nfkc, stripped", "nfc", "tokens with spaces")
+
+
+@pytest.fixture(
+    scope="module",
+    params=[each if each in FAST else pytest.param(each, marks=pytest.mark.contract) for each in VARIANTS],
+)
 def encoder(request, tmp_path_factory):
     tokenizer = VARIANTS[request.param](tmp_path_factory.mktemp("tokenizer"))
     return InputEncoder(texts=tokenizer, pairs=PairTokenizer(tokenizer))
@@ -252,7 +258,7 @@ def test_offsets_are_those_of_the_whole_text(encoder, text):
     assert np.array_equal(found.alignment.offsets, whole.alignment.offsets)
 
 
-@pytest.mark.parametrize("prompt", ["query: ", "Find it: "])
+@pytest.mark.parametrize("prompt", ["Find it: "])
 @pytest.mark.parametrize("truncate", ["end", "start"])
 def test_a_prompt_stays_in_front(encoder, prompt, truncate):
     how = {"prompt": prompt, "limit": LIMIT, "truncate": truncate}

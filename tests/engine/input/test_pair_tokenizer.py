@@ -89,6 +89,7 @@ def test_cuts_are_longest_first_token_by_token(tokenizers: Any, kind: str, side:
             assert mine.types.tolist() == reference["token_type_ids"]
 
 
+@pytest.mark.contract
 def test_a_bert_pair_is_what_a_cross_encoder_feeds(tmp_path: Path) -> None:
     from sentence_transformers.cross_encoder import CrossEncoder
 

@@ -100,12 +100,14 @@ def test_a_deployment_takes_its_options_over():
     app = ray_serve.deployment(
         MODELS,
         ServerConfig(drain_timeout=7),
-        replicas=2,
-        num_cpus=3,
-        num_gpus=0.5,
-        max_ongoing_requests=9,
-        health_check_period=4,
-        health_check_timeout=5,
+        replicas=Replicas(
+            replicas=2,
+            num_cpus=3,
+            num_gpus=0.5,
+            max_ongoing_requests=9,
+            health_check_period=4,
+            health_check_timeout=5,
+        ),
     )
     ray_options = options(app)
     assert (ray_options.num_replicas, ray_options.max_ongoing_requests, ray_options.graceful_shutdown_timeout_s) == (
@@ -126,7 +128,7 @@ def test_autoscaling_is_taken_over():
     scaling = Autoscaling(
         min_replicas=2, max_replicas=5, target_ongoing_requests=11, upscale_delay=3, downscale_delay=4
     )
-    ray_options = options(ray_serve.deployment(MODELS, autoscaling=scaling)).autoscaling_config
+    ray_options = options(ray_serve.deployment(MODELS, replicas=Replicas(autoscaling=scaling))).autoscaling_config
     assert (ray_options.min_replicas, ray_options.max_replicas, ray_options.target_ongoing_requests) == (2, 5, 11)
     assert (ray_options.upscale_delay_s, ray_options.downscale_delay_s) == (3, 4)
 

@@ -7,7 +7,6 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -61,18 +60,6 @@ def test_wrong_flags_end_with_2_and_one_line(
     assert out == ""
     (line,) = err.splitlines()
     assert line.startswith(f"millpond: {message}")
-
-
-@pytest.fixture
-def unlogged() -> Iterator[None]:
-    """Restores the configuration of the log."""
-    root, ours = logging.getLogger(), logging.getLogger("millpond")
-    before = root.handlers[:], root.level, ours.level
-    yield
-    root.handlers[:] = before[0]
-    root.setLevel(before[1])
-    ours.setLevel(before[2])
-    logging.captureWarnings(False)
 
 
 @pytest.mark.parametrize(

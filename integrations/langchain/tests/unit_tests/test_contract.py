@@ -11,7 +11,7 @@ from pydantic import ValidationError
 
 from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, MillpondReranker, MillpondSparseEmbeddings
 from millpond import Engine, PoolingParams
-from millpond.testing.adapter import AdapterContract
+from millpond.testing import AdapterContract
 
 QUESTION = "What makes dough rise?"
 TEXTS = ["Tides follow the moon.", "Bread rises because of yeast.", "The heart pumps blood."]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -13,6 +13,7 @@ import typer
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EmbedderOptions, grouped
 from millpond.cli.arguments.input_texts import read_texts
+from millpond.cli.output.columns import aligned
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 
@@ -196,25 +197,15 @@ def _print_table(advice: Advice, commands: Mapping[Layout, str], *, every: bool)
     print(f"{advice.rows:,}{sample} records, {advice.queries:,} queries; {len(advice.measurements)} layouts measured")
     shown = [one for one in advice.measurements if every or one.best or one == advice.full]
     rows = [
-        ["*" if one.best else "", "=" if one.keeps else "", *cells(one, advice.full, judged=advice.judged)]
+        [f"{'*' if one.best else ' '} {'=' if one.keeps else ' '}", *cells(one, advice.full, judged=advice.judged)]
         for one in shown
     ]
     print()
-    _print_columns([["", "", *header(advice)], *rows])
+    table = [["", *header(advice)], *rows]
+    print(*aligned(table, right=range(2, len(table[0]) - 1)), sep="\n")
     print("\n* no other layout that a database stores is as small, in memory and stored, and as good")
     print(f"= keeps {100 * advice.keep:.4g} % of the full width's {metric_name(advice)}")
     for note in advice.notes:
         print(f"! {note}")
     for title, one in recommendations(advice):
         print(f"\n{title}: {describe(one, advice)}\n  {commands[one.layout]}")
-
-
-def _print_columns(rows: Sequence[Sequence[str]]) -> None:
-    """Columns of equal width: two marks, words, numbers to the right, words."""
-    spans = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        cells = [
-            cell.rjust(span) if 2 < index < len(row) - 1 else cell.ljust(span)
-            for index, (cell, span) in enumerate(zip(row, spans, strict=True))
-        ]
-        print(" ".join(cells[:2]), "  ".join(cells[2:]).rstrip())

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal, TextIO
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -17,6 +16,7 @@ from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, grouped
 from millpond.cli.arguments.opened_index import reopened_index, stored_index, token_engine
 from millpond.errors import InvalidRequestError
+from millpond.ingest.pages.html_page import check_page_path, write_page
 
 if TYPE_CHECKING:
     from millpond.late_interaction.scoring.explanation import TokenMatch
@@ -79,18 +79,24 @@ def explain(
     if is_blank(query):
         raise typer.BadParameter("it is blank; write what to look for in the text", param_hint="QUERY")
     source.check(file, model)
-    with ExitStack() as stack:
-        page = None if html is None else stack.enter_context(_opened_page(html))
-        if source.index is not None and source.id is not None:
-            found, matches = _of_index(query, source.index, source.id, model, engine_options)
-        else:
-            found = source.text if source.text is not None else _read(str(file))
-            if is_blank(found):
-                raise InvalidRequestError("the text is blank; there is nothing in it to match")
-            matches = _of_text(query, found, str(model), engine_options)
-        if page is not None:
-            title = source.id or (Path(file).name if file and file != "-" else "Matches")
-            _write_page(page, matches, found, query, title=title)
+    if html is not None:
+        check_page_path(html)
+    if source.index is not None and source.id is not None:
+        found, matches = _of_index(query, source.index, source.id, model, engine_options)
+    else:
+        found = source.text if source.text is not None else _read(str(file))
+        if is_blank(found):
+            raise InvalidRequestError("the text is blank; there is nothing in it to match")
+        matches = _of_text(query, found, str(model), engine_options)
+    if html is not None:
+        from millpond.late_interaction.scoring import explanation
+
+        title = source.id or (Path(file).name if file and file != "-" else "Matches")
+        try:
+            write_page(html, explanation.html(matches, found, query=query, title=title))
+        except OSError as error:
+            reason = f"{str(html)!r} cannot be written ({error.strerror})"
+            raise typer.BadParameter(reason, param_hint="--html") from None
     _print(matches, found, query, output)
 
 
@@ -131,36 +137,6 @@ def _read(file: str) -> str:
     except UnicodeDecodeError as error:
         name = "standard input" if file == "-" else repr(file)
         raise InvalidRequestError(f"{name} is not UTF-8 (byte {error.start}); convert it first") from None
-
-
-@contextmanager
-def _opened_page(path: Path) -> Iterator[TextIO]:
-    """The file of the page, unchanged so far; a new one is deleted if there is no page to write."""
-    existed = path.exists()
-    try:
-        file = path.open("a", encoding="utf-8", newline="\n")
-    except OSError as error:
-        raise typer.BadParameter(f"{str(path)!r} cannot be written ({error.strerror})", param_hint="--html") from None
-    with file:
-        try:
-            yield file
-        except BaseException:
-            if not existed:
-                path.unlink(missing_ok=True)
-            raise
-
-
-def _write_page(file: TextIO, matches: Sequence[TokenMatch], text: str, query: str, *, title: str) -> None:
-    from millpond.late_interaction.scoring import explanation
-
-    page = explanation.html(matches, text, query=query, title=title)
-    try:
-        if Path(file.name).is_file():  # and no device
-            file.truncate(0)
-        file.write(page)
-        file.flush()
-    except OSError as error:
-        raise typer.BadParameter(f"{file.name!r} cannot be written ({error.strerror})", param_hint="--html") from None
 
 
 def _print(matches: Sequence[TokenMatch], text: str, query: str, output: str | None) -> None:

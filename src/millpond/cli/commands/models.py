@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.output.columns import aligned
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
     from millpond.spec import ModelSpec
 
 
@@ -24,11 +23,11 @@ def models(
 ) -> None:
     """List the supported architectures, or describe one checkpoint without loading its weights."""
     if model is not None:
-        _print_table(_facts(options.describe(model)))
+        print(*aligned(_facts(options.describe(model))), sep="\n")
         return
     from millpond.checkpoints.architectures import ARCHITECTURES
 
-    _print_table(
+    lines = aligned(
         [
             ("model_type", "class", "pooling*", "positions", "kind", "example"),
             *(
@@ -44,6 +43,7 @@ def models(
             ),
         ]
     )
+    print(*lines, sep="\n")
     print("* default, if the checkpoint names none")
 
 
@@ -75,10 +75,3 @@ def _facts(spec: ModelSpec) -> list[tuple[str, str]]:
         ("fingerprint", spec.fingerprint),
     ]
     return [fact for fact in facts if fact[1]]
-
-
-def _print_table(rows: Iterable[Sequence[str]]) -> None:
-    rows = list(rows)
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())

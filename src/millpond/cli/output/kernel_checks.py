@@ -10,6 +10,7 @@ import torch
 
 from millpond.attention.kernels import KERNELS
 from millpond.attention.self_check import DeviceBrokenError, KernelCheck, Row, attention_rows, run
+from millpond.cli.output.columns import aligned
 from millpond.models.native.self_check import encoder_rows
 from millpond.native import library
 
@@ -52,9 +53,7 @@ def table(checks: list[KernelCheck]) -> Iterator[str]:
                 check.call if check.obstacle is None else f"{check.call}: {check.obstacle}",
             )
         )
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        yield "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+    return aligned(rows)
 
 
 def as_objects(checks: list[KernelCheck]) -> list[dict[str, Any]]:

@@ -20,7 +20,13 @@ def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]
     TREC    ``query iteration document grade``, separated by white space
     ======= ==================================================================
 
-    Of a pair that is judged twice, the later line counts.
+    If a pair is judged twice, the later line counts.
+
+    Args:
+        path: The file.
+
+    Returns:
+        For each query the grades of its documents.
 
     Raises:
         SourceNotFoundError: There is no such file.
@@ -60,8 +66,8 @@ def _fields(fields: Sequence[str], where: str) -> tuple[str, str, float]:
         if math.isfinite(value):
             return query, document, value
     raise InvalidRequestError(
-        f"{where}: {' '.join(fields)[:80]!r} is no judgement; write query id, document id and a number as the grade, "
-        "separated by tabs (BEIR), or query id, 0, document id and grade (TREC)"
+        f"{where}: {' '.join(fields)[:80]!r} is not a judgement; write query id, document id and a number as the "
+        "grade, separated by tabs (BEIR), or query id, 0, document id and grade (TREC)"
     )
 
 

@@ -13,8 +13,8 @@ from millpond.ingest.arguments import check_engine
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch, record_bytes, slices
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
+from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
-from millpond.ingest.sinks.payload import check_fields
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
 from millpond.ingest.sinks.search import Hit, plan_search
 from millpond.spec import ModelSpec
@@ -109,6 +109,16 @@ class CollectionSink(Generic[NativeFilter]):
     def fusible(self) -> bool:
         """Whether the opened collection can be searched with ``hybrid=True``."""
         return self._manifest is not None and (self._manifest.sparse is not None or self._driver.ranks_texts())
+
+    @property
+    def max_results(self) -> int | None:
+        """Most rows that the database hands out in one search; ``None`` without such a limit."""
+        return self._driver.max_results
+
+    @property
+    def database(self) -> str:
+        """Name of the database, for messages."""
+        return self._connection.database
 
     def open(self) -> CollectionManifest:
         """Open a collection that exists, to read it; :meth:`prepare` also creates one.

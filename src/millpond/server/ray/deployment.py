@@ -5,9 +5,10 @@ From Python::
     from ray import serve
     from millpond.server.settings.config import ModelConfig
     from millpond.server.ray.deployment import deployment
-    from millpond.server.ray.replicas import Autoscaling
+    from millpond.server.ray.replicas import Autoscaling, Replicas
 
-    app = deployment([ModelConfig(model="BAAI/bge-base-en-v1.5")], autoscaling=Autoscaling(max_replicas=4), num_gpus=1)
+    replicas = Replicas(autoscaling=Autoscaling(max_replicas=4), num_gpus=1)
+    app = deployment([ModelConfig(model="BAAI/bge-base-en-v1.5")], replicas=replicas)
     serve.run(app)
 
 From a shell, with the settings of ``millpond serve`` and those of the replicas::
@@ -80,13 +81,7 @@ def deployment(
     config: ServerConfig | None = None,
     *,
     name: str = "millpond",
-    replicas: int = 1,
-    autoscaling: Autoscaling | None = None,
-    num_cpus: float = 1,
-    num_gpus: float = 0,
-    max_ongoing_requests: int = 256,
-    health_check_period: float = 10,
-    health_check_timeout: float = 30,
+    replicas: Replicas | None = None,
 ) -> serve.Application:
     """A Serve application that answers like ``millpond serve``.
 
@@ -95,31 +90,32 @@ def deployment(
         config: The server's configuration; the address is set in Ray Serve's ``http_options``. When a replica is
             removed, running requests have ``drain_timeout`` seconds.
         name: Name of the deployment.
-        replicas: Number of replicas; see :class:`millpond.server.ray.replicas.Replicas` for this and the rest.
-        autoscaling: How the number of replicas follows the load.
-        num_cpus: CPU cores of each replica.
-        num_gpus: GPUs of each replica.
-        max_ongoing_requests: Most requests in a replica at once.
-        health_check_period: Seconds between two health checks of a replica.
-        health_check_timeout: Seconds after which a health check without an answer has failed.
+        replicas: Their number and their resources; by default one.
+
+    Returns:
+        What ``serve.run`` takes.
 
     Raises:
         InvalidRequestError: No models, or an invalid setting.
     """
-    return _application(
-        tuple(models),
-        config or ServerConfig(),
-        Replicas(
-            replicas=replicas,
-            autoscaling=autoscaling,
-            num_cpus=num_cpus,
-            num_gpus=num_gpus,
-            max_ongoing_requests=max_ongoing_requests,
-            health_check_period=health_check_period,
-            health_check_timeout=health_check_timeout,
-        ),
-        name,
+    if not models:
+        raise InvalidRequestError("a deployment needs a model; name at least one")
+    config, replicas = config or ServerConfig(), replicas or Replicas()
+    defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
+    _refuse_proxy_settings([key for key in _PROXY if getattr(config, key) != defaults[key]])
+    scaling = replicas.autoscaling
+    deploy = serve.deployment(
+        name=name,
+        num_replicas=replicas.replicas if scaling is None else None,
+        autoscaling_config=None if scaling is None else _autoscaling(scaling),
+        ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
+        max_ongoing_requests=replicas.max_ongoing_requests,
+        health_check_period_s=replicas.health_check_period,
+        health_check_timeout_s=replicas.health_check_timeout,
+        graceful_shutdown_timeout_s=config.drain_timeout,
+        max_constructor_retry_count=_ATTEMPTS,
     )
+    return deploy(serve.ingress()(Replica)).bind(tuple(models), config)
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
@@ -142,29 +138,7 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
     _refuse_proxy_settings([key for key in _PROXY if key in options])
     proxies = {sources.environment_name(key) for key in _PROXY}  # set in images made for a single server
     settings = sources.read(models, options, {key: value for key, value in os.environ.items() if key not in proxies})
-    return _application(settings.models, settings.server, replica_settings.read(replica_options), name)
-
-
-def _application(
-    models: tuple[ModelConfig, ...], config: ServerConfig, replicas: Replicas, name: str
-) -> serve.Application:
-    if not models:
-        raise InvalidRequestError("a deployment needs a model; name at least one")
-    defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
-    _refuse_proxy_settings([key for key in _PROXY if getattr(config, key) != defaults[key]])
-    scaling = replicas.autoscaling
-    deploy = serve.deployment(
-        name=name,
-        num_replicas=replicas.replicas if scaling is None else None,
-        autoscaling_config=None if scaling is None else _autoscaling(scaling),
-        ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
-        max_ongoing_requests=replicas.max_ongoing_requests,
-        health_check_period_s=replicas.health_check_period,
-        health_check_timeout_s=replicas.health_check_timeout,
-        graceful_shutdown_timeout_s=config.drain_timeout,
-        max_constructor_retry_count=_ATTEMPTS,
-    )
-    return deploy(serve.ingress()(Replica)).bind(models, config)
+    return deployment(settings.models, settings.server, name=name, replicas=replica_settings.read(replica_options))
 
 
 def _split(value: Any) -> Any:
