@@ -3,6 +3,7 @@
 import json
 import sys
 import textwrap
+import threading
 from itertools import pairwise
 from pathlib import Path
 
@@ -10,14 +11,20 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.ingest.memory_sink import MemorySink
+from tests.ingest.memory_sink import MemoryConnection, MemorySink
 
-from millpond.errors import FingerprintMismatchError, InvalidDimensionsError, InvalidRequestError
+from millpond.errors import (
+    FingerprintMismatchError,
+    InvalidDimensionsError,
+    InvalidRequestError,
+    SinkError,
+    SinkUnavailableError,
+)
 from millpond.ingest import CollectionManifest, Record, WriteBatch, open_sink
 from millpond.ingest.sinks.batch import record_bytes, slices, storable
+from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.location import is_address
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
-from millpond.ingest.sinks.payload import check_fields
 from millpond.ingest.sinks.protocol import check_widths
 from millpond.ingest.sinks.search import plan_search
 from millpond.metadata import check_filter
@@ -284,6 +291,9 @@ def installed(tmp_path, monkeypatch):
         """)
     )
     monkeypatch.syspath_prepend(tmp_path)
+    sys.modules.pop("shelf", None)
+    yield
+    sys.modules.pop("shelf", None)
 
 
 @pytest.mark.parametrize(
@@ -348,7 +358,6 @@ def test_a_database_describes_its_options(installed, tmp_path):
         "from millpond.ingest.sinks.database import database\n"
         "sink = database(options=['dimensions', 'fields', 'boards'])(lambda *place, **options: options)\n"
     )
-    sys.modules.pop("shelf", None)
     assert open_sink("shelf+path:x#docs", boards=2, must_exist=True) == {
         "must_exist": True,
         "dimensions": None,
@@ -357,3 +366,54 @@ def test_a_database_describes_its_options(installed, tmp_path):
     }
     with pytest.raises(InvalidRequestError, match="colour='red' is no option .* takes boards, dimensions, fields"):
         open_sink("shelf+path:x#docs", colour="red")
+
+
+# ------------------------------------------------------------------------------------------------------- deadlines
+
+
+class Waiting(MemoryConnection):
+    """A database that answers when a test says so."""
+
+    def __init__(self):
+        super().__init__(":memory:", "docs")
+        self.timeout, self.answer, self.hung_up = 0.05, threading.Event(), threading.Event()
+
+    def hang_up(self):
+        self.hung_up.set()
+
+
+def test_a_request_that_hangs_is_given_up():
+    connection = Waiting()
+    with pytest.raises(SinkUnavailableError, match="did not answer a search within 0.05 s; pass a larger timeout"):
+        connection.request("a search", connection.answer.wait)
+    assert connection.hung_up.is_set()
+    connection.answer.set()
+
+
+def test_a_request_in_time_has_its_result_or_its_own_error():
+    connection = Waiting()
+    connection.timeout = 60
+    assert connection.request("a search", lambda: 5) == 5
+    assert threading.current_thread() is connection.request("an index", threading.current_thread, limited=False)
+
+    def fails():
+        raise TimeoutError("of the client")
+
+    with pytest.raises(SinkError, match=r"cannot read \(TimeoutError\('of the client'\)"):
+        connection.request("a search", fails)
+    assert not connection.hung_up.is_set()
+
+
+def test_a_collection_created_meanwhile_by_another_process_is_used_and_one_that_is_not_there_is_an_error(monkeypatch):
+    sink = MemorySink(":memory:", "docs", dimensions=[64])
+    sink.prepare(spec())
+    late = MemorySink(sink.client, "docs", dimensions=[64])
+    answers = iter([False, True])  # missing at the first look, present at the second
+    monkeypatch.setattr(late._connection, "exists", lambda: next(answers, True))
+    monkeypatch.setattr(late._driver, "create", lambda manifest: {}["exists already"])
+    late.prepare(spec())
+    assert late.count() == 0
+    never = MemorySink(sink.client, "others", dimensions=[64])
+    monkeypatch.setattr(never._driver, "create", lambda manifest: {}["no room"])
+    with pytest.raises(SinkError, match="refused creating the collection: KeyError"):
+        never.prepare(spec())

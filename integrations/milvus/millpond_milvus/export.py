@@ -25,8 +25,8 @@ from millpond.errors import (
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch
 from millpond.ingest.sinks.database import check_options
+from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
-from millpond.ingest.sinks.payload import check_fields
 from millpond.ingest.sinks.protocol import check_widths
 from millpond.spec import ModelSpec
 from millpond_milvus.connection import MilvusConnection

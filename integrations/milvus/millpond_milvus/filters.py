@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
 from millpond.metadata import Scalar, check_filter
-from millpond_milvus.schema import PayloadSchema
+from millpond_milvus.schema import FieldSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A key with such a name could be parsed as an operator, a function or a literal; two are fields of Lite's own.
@@ -20,7 +20,7 @@ _WORDS = frozenset(
 
 
 def to_expression(
-    filter: Mapping[str, object] | str | None, schema: PayloadSchema, *, vectors: Collection[str] = ()
+    filter: Mapping[str, object] | str | None, schema: FieldSchema, *, vectors: Collection[str] = ()
 ) -> str:
     """Every key must have its value, or one of a list of values.
 
@@ -59,7 +59,7 @@ def one_of(field: str, values: Sequence[str]) -> str:
     return f"{field} in [{', '.join(map(_literal, values))}]"
 
 
-def _matches(key: str, value: Scalar, schema: PayloadSchema) -> str:
+def _matches(key: str, value: Scalar, schema: FieldSchema) -> str:
     path = f"{schema.json or '$meta'}[{_quoted(key)}]"
     equal = f"{path} == {_literal(value)}"
     if schema.json is not None:

@@ -11,10 +11,10 @@ from pymilvus import DataType, Function, FunctionType, MilvusClient
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record
 from millpond.ingest.sinks.batch import WriteBatch
-from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.fields import FieldLayout
 from millpond.ingest.sinks.protocol import vector_name
 from millpond_milvus.options import PARTITION, SPARSE, VectorOptions
-from millpond_milvus.schema import MAX_VARCHAR, SCHEMAS, PayloadSchema
+from millpond_milvus.schema import MAX_VARCHAR, SCHEMAS, FieldSchema
 from millpond_milvus.url import MilvusOptions
 
 # A token that no model has: a record without any has this one, since Milvus takes no empty sparse vector.
@@ -31,7 +31,7 @@ class RowLayout:
         hybrid: Whether rows have sparse vectors of an engine.
     """
 
-    schema: PayloadSchema
+    schema: FieldSchema
     options: VectorOptions
     hybrid: bool
 

@@ -1,4 +1,4 @@
-"""PayloadSchema: the fields of a field layout in Milvus, and a record as a row of them."""
+"""FieldSchema: the fields of a field layout in Milvus, and a record as a row of them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, content_hash
-from millpond.ingest.sinks.payload import (
+from millpond.ingest.sinks.fields import (
     LLAMA_INDEX_KEYS,
     FieldLayout,
     is_own_row,
@@ -23,7 +23,7 @@ _HIDDEN = frozenset(["_seq", "_partition"])  # columns of Milvus Lite's own, whi
 
 
 @dataclass(frozen=True, kw_only=True)
-class PayloadSchema:
+class FieldSchema:
     """The fields of a collection, without the vector fields.
 
     Attributes:
@@ -125,16 +125,16 @@ class PayloadSchema:
         return str(entity.get("record_id", point)), text, metadata
 
 
-SCHEMAS: Mapping[FieldLayout, PayloadSchema] = {
-    "plain": PayloadSchema(form="plain", primary="pk", strings=("id", "text", "content_hash"), json="metadata"),
-    "langchain": PayloadSchema(
+SCHEMAS: Mapping[FieldLayout, FieldSchema] = {
+    "plain": FieldSchema(form="plain", primary="pk", strings=("id", "text", "content_hash"), json="metadata"),
+    "langchain": FieldSchema(
         form="langchain",
         primary="pk",
         strings=("text",),
         json=None,
         dynamic=frozenset(["record_id", "content_hash"]),
     ),
-    "llama_index": PayloadSchema(
+    "llama_index": FieldSchema(
         form="llama_index", primary="id", strings=("doc_id", "text"), json=None, dynamic=LLAMA_INDEX_KEYS
     ),
 }

@@ -10,7 +10,7 @@ from pymilvus import MilvusClient
 from millpond.errors import InvalidRequestError
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.database import check_options
-from millpond.ingest.sinks.payload import check_fields
+from millpond.ingest.sinks.fields import check_fields
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.driver import MilvusDriver
 from millpond_milvus.layout import RowLayout

@@ -17,8 +17,8 @@ from qdrant_client.http.models import QueryResponse
 from millpond.ingest.record import point_id
 from millpond.ingest.sinks.batch import WriteBatch
 from millpond.ingest.sinks.driver import CollectionDriver
+from millpond.ingest.sinks.fields import FieldLayout
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
-from millpond.ingest.sinks.payload import FieldLayout
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond_qdrant.connection import QdrantConnection
@@ -199,7 +199,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         info = self.connection.info
         return StoredVectors() if info is None else StoredVectors.of(info.config)
 
-    def _index(self, path: str, kind: models.PayloadSchemaType) -> None:
+    def _index(self, path: str, kind: models.FieldSchemaType) -> None:
         self.connection.finish(self.connection.client.create_payload_index(self._name, path, kind, wait=True))
 
     @property

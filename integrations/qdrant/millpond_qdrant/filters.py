@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.sinks.payload import LLAMA_INDEX_KEYS, FieldLayout
+from millpond.ingest.sinks.fields import LLAMA_INDEX_KEYS, FieldLayout
 from millpond.metadata import Scalar, check_filter
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")

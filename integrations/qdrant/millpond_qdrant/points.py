@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millpond.ingest.record import Record, content_hash
-from millpond.ingest.sinks.payload import FieldLayout, is_own_row, llama_index_fields, read_llama_index
+from millpond.ingest.sinks.fields import FieldLayout, is_own_row, llama_index_fields, read_llama_index
 
 # The key that holds the text, from the form that no other could be taken for.
 _TEXT_KEYS: Mapping[FieldLayout, str] = {"llama_index": "_node_content", "langchain": "page_content", "plain": "text"}

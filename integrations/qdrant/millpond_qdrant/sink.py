@@ -10,8 +10,8 @@ from qdrant_client import QdrantClient, models
 from millpond.errors import InvalidRequestError
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.database import check_options
+from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
-from millpond.ingest.sinks.payload import check_fields
 from millpond_qdrant.alias import aliased, point_alias
 from millpond_qdrant.connection import QdrantConnection
 from millpond_qdrant.driver import QdrantDriver

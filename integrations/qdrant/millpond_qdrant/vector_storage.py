@@ -13,7 +13,7 @@ from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.sinks.batch import FloatArray
-from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.fields import FieldLayout
 from millpond_qdrant.url import QdrantOptions
 
 Datatype = Literal["float32", "float16", "uint8"]

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from millpond.ingest.sinks.collection import CollectionSink
     from millpond.ingest.sinks.database import Database, database
     from millpond.ingest.sinks.driver import CollectionDriver
+    from millpond.ingest.sinks.fields import FieldLayout
     from millpond.ingest.sinks.manifest import CollectionManifest
-    from millpond.ingest.sinks.payload import FieldLayout
     from millpond.ingest.sinks.protocol import Sink, StoredRow
     from millpond.ingest.sinks.search import Hit
     from millpond.ingest.sinks.url import open_sink
@@ -49,7 +49,7 @@ _MODULES = {
     "Hit": "sinks.search",
     "IngestReport": "telemetry.report",
     "JournalError": ".errors",
-    "FieldLayout": "sinks.payload",
+    "FieldLayout": "sinks.fields",
     "Record": "record",
     "RecordReader": "sources.read",
     "Rejected": "sources.read",

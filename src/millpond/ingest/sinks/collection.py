@@ -13,8 +13,8 @@ from millpond.ingest.arguments import check_engine
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch, record_bytes, slices
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
+from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
-from millpond.ingest.sinks.payload import check_fields
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
 from millpond.ingest.sinks.search import Hit, plan_search
 from millpond.spec import ModelSpec

@@ -8,7 +8,7 @@ from typing import Any
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.fingerprint import ModelIdentity, stored_name, stored_settings
-from millpond.ingest.sinks.payload import FieldLayout
+from millpond.ingest.sinks.fields import FieldLayout
 from millpond.spec import ModelSpec
 
 MANIFEST_KEY = "millpond"
