@@ -199,7 +199,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         info = self.connection.info
         return StoredVectors() if info is None else StoredVectors.of(info.config)
 
-    def _index(self, path: str, kind: models.FieldSchemaType) -> None:
+    def _index(self, path: str, kind: models.PayloadSchemaType) -> None:
         self.connection.finish(self.connection.client.create_payload_index(self._name, path, kind, wait=True))
 
     @property

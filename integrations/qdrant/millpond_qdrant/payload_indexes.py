@@ -11,7 +11,7 @@ from millpond.ingest.sinks.fields import FieldLayout
 from millpond_qdrant.filters import payload_path
 
 
-def check_indexes(indexes: Mapping[str, str] | None, form: FieldLayout) -> dict[str, models.FieldSchemaType]:
+def check_indexes(indexes: Mapping[str, str] | None, form: FieldLayout) -> dict[str, models.PayloadSchemaType]:
     """The payload's paths of metadata keys, and the types of their indexes.
 
     Raises:
@@ -19,7 +19,7 @@ def check_indexes(indexes: Mapping[str, str] | None, form: FieldLayout) -> dict[
     """
     if indexes is not None and not isinstance(indexes, Mapping):
         raise InvalidRequestError(f"indexes={indexes!r} must be a dict of metadata keys, like {{'year': 'integer'}}")
-    known = {schema.value: schema for schema in models.FieldSchemaType}
+    known = {schema.value: schema for schema in models.PayloadSchemaType}
     wanted = {}
     for key, kind in (indexes or {}).items():
         if not isinstance(key, str) or kind not in known:
@@ -31,11 +31,11 @@ def check_indexes(indexes: Mapping[str, str] | None, form: FieldLayout) -> dict[
 
 
 def missing_indexes(
-    wanted: Mapping[str, models.FieldSchemaType],
+    wanted: Mapping[str, models.PayloadSchemaType],
     stored: Mapping[str, models.PayloadIndexInfo],
     *,
     collection: str,
-) -> dict[str, models.FieldSchemaType]:
+) -> dict[str, models.PayloadSchemaType]:
     """Those that a collection lacks.
 
     Raises:
