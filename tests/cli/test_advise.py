@@ -73,7 +73,7 @@ def test_all_layouts_are_printed_on_request_and_drawn_on_a_page(run: Run, beir: 
             ["--dimensions", "8"], 'hf_overrides={"is_matryoshka": True}', id="a width of no Matryoshka model"
         ),
         pytest.param(["--dimensions", "a"], "is not a list of widths", id="widths that are none"),
-        pytest.param(["--keep", "2", *FORCED], "--keep=2.0 is no share", id="keep"),
+        pytest.param(["--keep", "2", *FORCED], "--keep=2.0 is not a share", id="keep"),
         pytest.param(["--k", "31", *FORCED], "--k=31 is more than the source's 30 records", id="k above rows"),
         pytest.param(["--qrels", "none.tsv"], "no file of judgements at 'none.tsv'", id="no judgements"),
         pytest.param(["--queries", "none.jsonl"], "none.jsonl", id="no queries"),

@@ -131,7 +131,7 @@ def test_a_report_is_drawn_and_replaces_no_source(run: Run, model: Path, tmp_pat
     source, page = tmp_path / "docs.jsonl", tmp_path / "run.html"
     source.write_text('{"text": "mill"}\n')
     words = ["ingest", source, "-m", model, "--to", "qdrant+memory:#docs", "--report"]
-    assert "is no HTML page, so it is not replaced" in run(*words, source, code=2).err
+    assert "is not an HTML page, so it is not replaced" in run(*words, source, code=2).err
     assert source.read_text() == '{"text": "mill"}\n'
     pytest.importorskip("matplotlib")
     run(*words, page, code=0)

@@ -64,7 +64,7 @@ def test_a_file_of_something_else_is_neither_replaced_nor_appended_to(tmp_path, 
     path = tmp_path / "data.jsonl"
     path.write_text(content)
     source = path if replaces else [Record("a", "bad")]
-    with pytest.raises(InvalidRequestError, match=r"dead_letters=.*line \d of this file is no dead letter"):
+    with pytest.raises(InvalidRequestError, match=r"dead_letters=.*line \d of this file is not a dead letter"):
         run(source, engine, Refusing(memory()), dead_letters=path)
     assert path.read_text() == content
 

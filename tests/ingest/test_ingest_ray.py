@@ -387,7 +387,7 @@ def test_a_dataset_is_embedded_as_the_engine_does(cluster, model, engine, tmp_pa
     ("change", "error", "message"),
     [
         ({"model": "no/such-model"}, ModelLoadError, "no/such-model"),
-        ({"engine_options": {"dtyp": "float16"}}, InvalidRequestError, "'dtyp', which is no argument of Engine"),
+        ({"engine_options": {"dtyp": "float16"}}, InvalidRequestError, "'dtyp', which is not an argument of Engine"),
         ({"engine_options": {"cache": "x"}}, InvalidRequestError, "pass its path as cache="),
         ({"sink": "qdrant:nothing"}, InvalidRequestError, "is no URL of a collection"),
         ({"dimensions": [16]}, TypeError, "unexpected keyword argument 'dimensions'"),

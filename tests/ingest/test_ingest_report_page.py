@@ -191,7 +191,7 @@ def test_only_a_page_is_replaced(tmp_path, content):
     if content.startswith(b"<!"):
         check_report(path)
         return
-    with pytest.raises(InvalidRequestError, match=r"is no HTML page, so it is not replaced; .*docs\.html"):
+    with pytest.raises(InvalidRequestError, match=r"is not an HTML page, so it is not replaced; .*docs\.html"):
         check_report(path)
 
 

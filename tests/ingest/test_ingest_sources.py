@@ -279,7 +279,7 @@ def test_a_cell_of_another_type_fails_its_row_alone(tmp_path, column, cell, acce
 def test_types_are_checked_before_anything_is_read(tmp_path, types, message):
     with pytest.raises(InvalidRequestError, match=message):
         read(write(tmp_path / "x.csv", TYPED), types=types)
-    with pytest.raises(InvalidRequestError, match="are those of a CSV's columns"):
+    with pytest.raises(InvalidRequestError, match="are for the columns of a CSV"):
         read(write(tmp_path / "x.jsonl", ""), types=types)
 
 
@@ -498,7 +498,7 @@ def test_a_pipe_or_folder_named_like_a_text_is_left_out(tmp_path):
     (tmp_path / "b.md").mkdir()
     write(tmp_path / "c.txt", "t")
     assert list(read(tmp_path)) == [
-        Rejected(where=str(tmp_path / "a.txt"), reason="is no regular file"),
+        Rejected(where=str(tmp_path / "a.txt"), reason="is not a regular file"),
         Record("c.txt", "t"),
     ]
 

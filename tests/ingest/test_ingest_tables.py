@@ -170,7 +170,7 @@ def test_a_nested_metadata_holds_the_metadata(caplog):
         ),
         ({"text": ["t"], "x": [b"b"], "n": [1]}, {}, "'x' holds bytes, .* metadata_columns=\\['n'\\]"),
         ({"text": ["t"], "x": [[{"a": b"b"}]]}, {}, "'x' holds bytes"),
-        ({"text": ["t"]}, {"types": {"text": "int"}}, "types=text=int are those of a CSV's columns"),
+        ({"text": ["t"]}, {"types": {"text": "int"}}, "types=text=int are for the columns of a CSV"),
     ],
     ids=range(9),
 )

@@ -95,18 +95,6 @@ def build_spec(
     trained, declared, smallest = _matryoshka(checkpoint, options)
     max_length = _max_length(architecture, config, layout, options, tokenizer_limit, name)
     without_markers = layout.late_interaction is not None and detected.score_type != "late-interaction"
-    # Settings that change vectors but not the files: part of the fingerprint.
-    prompts = sorted(layout.prompts.items())
-    settings: tuple[object, ...] = (
-        layout.pooling.modes,
-        layout.pooling.include_prompt,
-        max_length,
-        prompts,
-        layout.default_prompt_name,
-        *(() if options.quantization is None else (options.quantization,)),
-        # A ColBERT converted to an embedder reads its texts without markers.
-        *(("plain",) if without_markers else ()),
-    )
     return ModelSpec(
         name=name,
         architecture=checkpoint.architecture or architecture.model_class,
@@ -129,21 +117,48 @@ def build_spec(
         max_length=max_length,
         has_modules=checkpoint.layout.normalize is not None,
         tasks=detected.tasks,
-        settings={
-            "revision": checkpoint.source.revision,
-            "max_length": max_length,
-            "pooling": "+".join(layout.pooling.modes),
-            "include_prompt": layout.pooling.include_prompt,
-            "quantization": options.quantization,
-            "convert": "embed" if without_markers else "auto",
-            "default_prompt_name": layout.default_prompt_name,
-            "prompts": dict(layout.prompts),
-            "hf_overrides": {
-                name: value for name, value in (options.hf_overrides or {}).items() if name not in NOT_ARITHMETIC
-            },
-        },
-        digest=partial(checkpoint.digest, *settings),
+        settings=_settings(checkpoint, layout, layout.pooling, options, max_length, without_markers),
+        digest=partial(checkpoint.digest, *_fingerprint(layout, layout.pooling, options, max_length, without_markers)),
     )
+
+
+def _fingerprint(
+    layout: PipelineLayout, pooling: Pooling, options: SpecOptions, max_length: int, without_markers: bool
+) -> tuple[object, ...]:
+    """Settings that change vectors but not the files."""
+    return (
+        pooling.modes,
+        pooling.include_prompt,
+        max_length,
+        sorted(layout.prompts.items()),
+        layout.default_prompt_name,
+        *(() if options.quantization is None else (options.quantization,)),
+        # A ColBERT converted to an embedder reads its texts without markers.
+        *(("plain",) if without_markers else ()),
+    )
+
+
+def _settings(
+    checkpoint: Checkpoint,
+    layout: PipelineLayout,
+    pooling: Pooling,
+    options: SpecOptions,
+    max_length: int,
+    without_markers: bool,
+) -> dict[str, object]:
+    """The same by their names, for people and for indexes."""
+    overrides = options.hf_overrides or {}
+    return {
+        "revision": checkpoint.source.revision,
+        "max_length": max_length,
+        "pooling": "+".join(pooling.modes),
+        "include_prompt": pooling.include_prompt,
+        "quantization": options.quantization,
+        "convert": "embed" if without_markers else "auto",
+        "default_prompt_name": layout.default_prompt_name,
+        "prompts": dict(layout.prompts),
+        "hf_overrides": {name: value for name, value in overrides.items() if name not in NOT_ARITHMETIC},
+    }
 
 
 def _step_tag(detected: DetectedTasks, token_id: Callable[[str], int | None]) -> int | None:

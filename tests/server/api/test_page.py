@@ -19,7 +19,7 @@ from tests.server.conftest import running
 from tests.tiny import write_checkpoint
 
 from millpond import Engine
-from millpond.late_interaction import MemoryIndex, PlaidIndex, TokenMatch
+from millpond.late_interaction import MemoryIndex, TokenMatch
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 
@@ -360,30 +360,6 @@ def test_a_request_can_be_stopped(visit: Any, site: str) -> None:
     expect(seen.page.locator("#similarity .primary")).to_have_text("Compare")
 
 
-def test_numbers_are_live_and_rest_while_nobody_looks(visit: Any, embedder: Path) -> None:
-    with running(ServedModels.load([ModelConfig(model=str(embedder), names=("embedder",))])) as address:
-        seen = visit(address, clock=True)
-        page = seen.page
-        card = page.locator("[data-model=embedder]")
-        expect(card.locator(".tokens-rate")).to_have_text("0")
-        before = card.locator("polyline").get_attribute("points")
-        seen.run("similarity")
-        page.clock.run_for(2000)
-        expect(card.locator(".tokens-rate")).not_to_have_text("0")
-        expect(card.locator("polyline")).not_to_have_attribute("points", before or "")
-        page.evaluate(
-            "Object.defineProperty(document, 'hidden', {configurable: true, value: true});"
-            "document.dispatchEvent(new Event('visibilitychange'))"
-        )
-        asked = seen.count("stats")
-        page.clock.run_for(60_000)
-        page.evaluate("fetch('health').then((response) => response.status)")  # what was sent before is told before
-        assert seen.count("stats") == asked
-        with page.expect_response("**/stats"):
-            page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
-            page.clock.run_for(1)
-
-
 def test_every_control_has_a_name(visit: Any, site: str) -> None:
     seen = visit(site)
     for tool in ("similarity", "rerank", "classify", "tokens", "explain"):
@@ -460,65 +436,3 @@ def test_no_sign_is_torn_apart(visit: Any, site: str) -> None:
     ]
     assert page.evaluate(script, ["ab", []]) == [["ab", []]]
     assert page.evaluate(script, ["abcd", [[0, 3], [1, 4]]]) == [["a", [0]], ["bc", [0, 1]], ["d", [1]]]
-
-
-def test_what_cannot_be_explained_is_said_at_its_field(visit: Any, site: str) -> None:
-    seen = visit(site, path="/#/explain")
-    page = seen.page
-    question, text = page.locator("#explain-question"), page.locator("#explain-text")
-    expect(page.locator("#explain .primary")).to_be_enabled()
-    for area, words in ((question, "Write a question first."), (text, "Write a document first.")):
-        before = area.input_value()
-        area.fill(" \n")
-        page.locator("#explain .primary").click()
-        expect(page.locator("#explain .field-error")).to_have_text(words)
-        expect(area).to_be_focused()
-        expect(area).to_have_attribute("aria-invalid", "true")
-        area.fill(before)
-        expect(page.locator("#explain .field-error")).to_have_text("")
-    assert seen.count("explain") == 0
-    page.locator("#explain-model").select_option("embedder")
-    for area in (question, text):
-        before = area.input_value()
-        area.fill("the wheel turns and " * 40)
-        page.locator("#explain .primary").click()
-        expect(page.locator("#explain .failure")).to_contain_text("is too long")
-        expect(page.locator("#explain .failure")).to_contain_text("tick “Cut texts that are too long”")
-        expect(area).to_have_attribute("aria-invalid", "true")
-        assert page.locator("#explain textarea[aria-invalid=true]").count() == 1
-        area.fill(before)
-
-
-def test_documents_of_an_index_are_found_and_explained(visit: Any, colbert: Path, tmp_path: Path) -> None:
-    models = ServedModels.load([ModelConfig(model=str(colbert), dtype="float32", names=("colbert",))])
-    engine = models.find("colbert", tasks=(), api="").engine
-    texts = {"wave / 🌊": f"{HOSTILE[0]} 🌊 deep", "mixed": MIXED, "plain": "The pond is still."}
-    with PlaidIndex(tmp_path / "docs.index", engine) as index:
-        index.add(list(texts), list(texts.values()))
-        hits = index.search(["how deep?"])[0]
-        matches = {id: index.explain("how deep?", id) for id in texts}
-    config = ServerConfig(indexes=(f"docs.v1={tmp_path / 'docs.index'}",))
-    with running(models, config) as address:
-        seen = visit(address, path="/#/explain")
-        page = seen.page
-        page.locator("#explain-source").select_option("docs.v1")
-        expect(page.locator("#explain-text")).to_be_hidden()
-        expect(page.locator("#explain-model")).to_be_hidden()
-        page.locator("#explain-question").fill("how deep?")
-        page.locator("#explain .primary").click()
-        buttons = page.locator("#explain .hits button")
-        expect(buttons).to_have_count(3)
-        assert seen.texts("#explain .hits .id") == [hit.id for hit in hits]
-        np.testing.assert_allclose(seen.values("#explain .hits"), [hit.score for hit in hits], atol=1e-5)
-        for i, hit in enumerate(hits):
-            buttons.nth(i).click()
-            expect(page.locator("#explain .hits [aria-pressed=true] .id")).to_have_text(hit.id)
-            expect(buttons.nth(i)).to_be_focused()
-            assert page.locator("#explain .heat-text").evaluate("node => node.textContent") == texts[hit.id]
-            np.testing.assert_allclose(
-                seen.values("#explain .match-tokens"), [match.score for match in matches[hit.id]], atol=1e-5
-            )
-        assert page.locator("#explain .answer :is(img, script)").count() == 0
-        page.locator("#explain-source").select_option("")
-        ask(seen, "colbert", "how deep?", "The pond.")
-        expect(page.locator("#explain .hits")).to_have_count(0)

@@ -149,10 +149,6 @@ def test_the_command_line_chooses_among_the_models_of_the_file(write: Callable[[
     assert [model.model for model in read([], {"config": path}, {"MILLPOND_MODEL": "big, x"}).models] == ["c/d", "x"]
 
 
-def test_the_file_may_be_named_by_a_variable(write: Callable[[Any], str]):
-    assert read([], {}, {"MILLPOND_CONFIG": write({"model": ["a", "b"], "port": 1})}).server.port == 1
-
-
 @pytest.mark.parametrize(
     ("models", "names", "expected"),
     [
@@ -164,14 +160,6 @@ def test_the_file_may_be_named_by_a_variable(write: Callable[[Any], str]):
 def test_names_are_all_of_one_model_or_one_for_each(models: list[str], names: list[str] | None, expected: Any):
     flags = {} if names is None else {"served_model_name": names}
     assert [model.served_names for model in read(models, flags, {}).models] == expected
-
-
-def test_names_of_the_file_are_one_for_each_too(write: Callable[[Any], str]):
-    entries = [{"model": "m", "served_model_name": ["own", "two"]}, "n"]
-    path = write({"served_model_name": ["a", "b"], "models": entries})
-    assert [model.served_names for model in read([], {"config": path}, {}).models] == [("own", "two"), ("b",)]
-    path = write({"models": {"key": {"model": "m", "served_model_name": "more"}}})
-    assert read([], {"config": path}, {}).models[0].served_names == ("key", "more")
 
 
 @pytest.mark.parametrize(
@@ -187,11 +175,6 @@ def test_whole_numbers_have_units(text: str, number: int):
 def test_switches_in_the_environment(text: str, answer: bool):
     assert read(["m"], {}, {"MILLPOND_COMPILE": text}).models[0].compile is answer
     assert read(["m"], {}, {"MILLPOND_DISABLE_LOG_REQUESTS": text}).server.log_requests is not answer
-
-
-@pytest.mark.parametrize("origins", [["*"], ['["*"]'], '["*"]', "*"])
-def test_lists_may_be_json_as_in_vllm(origins: Any):
-    assert read(["m"], {"allowed_origins": origins}, {}).server.cors_origins == ("*",)
 
 
 def test_older_words_of_vllm(write: Callable[[Any], str]):

@@ -208,11 +208,11 @@ def check_dimensions(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[
 
 def _check(k: int, keep: float, sample: int, datatypes: Sequence[str], database: str | None) -> None:
     if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise InvalidRequestError(f"k={k!r} is no number of rows; pass an int from 1")
+        raise InvalidRequestError(f"k={k!r} is not a number of rows; pass an int from 1")
     if isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < 1:
-        raise InvalidRequestError(f"sample={sample!r} is no number of records; pass an int from 1")
+        raise InvalidRequestError(f"sample={sample!r} is not a number of records; pass an int from 1")
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
-        raise InvalidRequestError(f"keep={keep!r} is no share; pass a number above 0, up to 1, such as 0.99")
+        raise InvalidRequestError(f"keep={keep!r} is not a share; pass a number above 0, up to 1, such as 0.99")
     unknown = [name for name in datatypes if name not in DATATYPES]
     if unknown or not datatypes:
         raise InvalidRequestError(f"datatypes={list(datatypes)!r}; choose among {', '.join(DATATYPES)}")

@@ -66,8 +66,8 @@ def _fields(fields: Sequence[str], where: str) -> tuple[str, str, float]:
         if math.isfinite(value):
             return query, document, value
     raise InvalidRequestError(
-        f"{where}: {' '.join(fields)[:80]!r} is no judgement; write query id, document id and a number as the grade, "
-        "separated by tabs (BEIR), or query id, 0, document id and grade (TREC)"
+        f"{where}: {' '.join(fields)[:80]!r} is not a judgement; write query id, document id and a number as the "
+        "grade, separated by tabs (BEIR), or query id, 0, document id and grade (TREC)"
     )
 
 

@@ -29,7 +29,7 @@ def check_page_path(path: str | os.PathLike[str]) -> None:
         raise InvalidRequestError(f"{page}: its folder cannot be written to; name a file elsewhere")
     if page.is_file() and not _is_page(page):
         raise InvalidRequestError(
-            f"{page} exists and is no HTML page, so it is not replaced; name another file, such as "
+            f"{page} exists and is not an HTML page, so it is not replaced; name another file, such as "
             f"{page.with_suffix('.html')}"
         )
 

@@ -52,8 +52,8 @@ class DeadLetterFile:
         self.replaces = isinstance(source, str | os.PathLike) and _same_file(source, self.path)
         if self.path.is_file() and (line := _foreign_line(self.path)) is not None:
             raise InvalidRequestError(
-                f"dead_letters={str(path)!r}: line {line} of this file is no dead letter, so nothing is written to it; "
-                "name another file"
+                f"dead_letters={str(path)!r}: line {line} of this file is not a dead letter, so nothing is written to "
+                "it; name another file"
             )
         self._written = self.path.with_name(f"{self.path.name}.next") if self.replaces else self.path
         self._file: FileIO | None = None
@@ -120,7 +120,7 @@ def _name(line: bytes) -> bytes:
 
 
 def _foreign_line(path: Path) -> int | None:
-    """The number of the first line that is no dead letter, in a file that a run may neither replace nor append to."""
+    """The first line that is not a dead letter, in a file that a run may then neither replace nor append to."""
     with path.open("rb") as lines:
         for number, line in enumerate(lines, 1):
             if line.startswith(_START) or _START.startswith(line.strip()):  # a blank one too, or a torn one

@@ -71,7 +71,7 @@ class Journal:
         try:
             self.path = Path(path).expanduser().absolute()
         except RuntimeError as error:  # ~somebody
-            raise JournalError(f"journal={os.fspath(path)!r} is no path here ({error}); write it out") from error
+            raise JournalError(f"journal={os.fspath(path)!r} is not a path here ({error}); write it out") from error
         with self._errors():
             self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
 

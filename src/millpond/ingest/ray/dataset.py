@@ -128,7 +128,8 @@ def engine_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> 
     known = EngineConfig.__dataclass_fields__.keys() - {"model"}
     if unknown := sorted(options.keys() - known):
         raise InvalidRequestError(
-            f"engine_options holds {unknown[0]!r}, which is no argument of Engine; it takes {', '.join(sorted(known))}"
+            f"engine_options holds {unknown[0]!r}, which is not an argument of Engine; it takes "
+            f"{', '.join(sorted(known))}"
         )
     name = os.fspath(model) if isinstance(model, os.PathLike) else model
     if isinstance(name, str) and os.path.isdir(os.path.expanduser(name)):

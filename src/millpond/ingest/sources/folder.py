@@ -129,7 +129,7 @@ def _unlisted(errors: list[OSError]) -> Iterator[Rejected]:
 def _text_file(path: Path, folder: Path) -> Record | Rejected:
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading from a pipe would block
-            return Rejected(where=shown(path), reason="is no regular file")
+            return Rejected(where=shown(path), reason="is not a regular file")
         return Record(path.relative_to(folder).as_posix(), path.read_bytes().removeprefix(BOM).decode())
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 (byte {error.start})"

@@ -189,4 +189,4 @@ def _path(source: str | os.PathLike[str], columns: Columns, types: Mapping[str, 
 
 def _refuse_types(types: Mapping[str, str], source: str) -> None:
     named = ",".join(f"{column}={name}" for column, name in types.items())
-    raise InvalidRequestError(f"types={named} are those of a CSV's columns, and {source} is none")
+    raise InvalidRequestError(f"types={named} are for the columns of a CSV, and {source} is not one")
