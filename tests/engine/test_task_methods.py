@@ -11,7 +11,7 @@ import pytest
 from tests.tiny import TEXTS, write_checkpoint
 
 from millpond import AsyncEngine, Engine, Timings
-from millpond.engine.embed_options import EmbedOptions
+from millpond.engine.input.embed_options import EmbedOptions
 from millpond.engine.task_methods import TaskMethods
 
 METHODS = sorted(name for name in vars(TaskMethods) if not name.startswith("_"))

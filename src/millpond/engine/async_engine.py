@@ -24,9 +24,9 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar, Unpack, cast
 
 import numpy.typing as npt
 
-from millpond.engine.embed_options import EmbedOptions, shows_options_of
 from millpond.engine.engine import Engine, submission_of
 from millpond.engine.execute.interrupts import is_interrupt
+from millpond.engine.input.embed_options import EmbedOptions, shows_options_of
 from millpond.engine.schedule.call import CallOptions
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import TaskMethods

@@ -16,10 +16,10 @@ import numpy.typing as npt
 from millpond.cache.vector_cache import VectorCache
 from millpond.config import EngineConfig
 from millpond.engine.dispatcher import Dispatcher
-from millpond.engine.embed_options import EmbedOptions, embed_params, shows_options_of
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.fork import loading, outside_inherited_pool
 from millpond.engine.input import resolve, validate
+from millpond.engine.input.embed_options import EmbedOptions, embed_params, shows_options_of
 from millpond.engine.input.oversize import split_by_size
 from millpond.engine.input.token_spans import token_spans
 from millpond.engine.loading import load
@@ -258,10 +258,8 @@ class Engine(TaskMethods):
     def count_tokens(self, texts: Sequence[str], *, role: Role | None = None) -> list[int]:
         """How many tokens each text has for :meth:`embed`, uncut: with the role's prompt and special tokens.
 
-        A text that has more than ``spec.max_length`` is cut.
-
         Args:
-            texts: A list of texts.
+            texts: A list of texts; one with more tokens than ``spec.max_length`` would be cut.
             role: ``"query"`` or ``"document"`` counts the checkpoint's prompt for that role, if it has one.
 
         Returns:
@@ -284,8 +282,6 @@ class Engine(TaskMethods):
         self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end"
     ) -> list[TokenSpans]:
         """Where in its text each row of :meth:`token_embed` comes from, for the same text, role and truncation.
-
-        Nothing is computed but the tokens.
 
         Args:
             texts: A list of texts.
@@ -366,7 +362,7 @@ class Engine(TaskMethods):
         """Counters of finished and waiting work; cheap enough to be read every second.
 
         Returns:
-            The counters at this moment. A batch is counted before its callers get their results.
+            The counters now; a batch is counted before its callers get their results.
 
         Raises:
             EngineClosedError: In a forked process.
@@ -392,10 +388,9 @@ class Engine(TaskMethods):
     def close(self, timeout: float | None = None, cancel: bool = False) -> None:
         """Finish what is queued, then stop; later calls raise :class:`~millpond.errors.EngineClosedError`.
 
-        A call that is dropped raises :class:`~millpond.errors.EngineClosedError` in everyone who waits for it: a
-        blocked thread, a coroutine, its future. What was computed for it is in the cache, if the engine has one. The
-        batch that runs is always finished, since nothing can stop it. Any thread may close an engine, and close it
-        again: ``close(cancel=True)`` ends a ``close()`` that another thread waits in.
+        A call that is dropped raises :class:`~millpond.errors.EngineClosedError` in everyone who waits for it. What was
+        computed for it is in the cache, if the engine has one. The batch that runs is always finished. Any thread may
+        close an engine again: ``close(cancel=True)`` ends a ``close()`` that another thread waits in.
 
         A ``with`` block ends with ``close()``, but with ``close(cancel=True)`` if it is left by KeyboardInterrupt,
         SystemExit or a cancellation. In a future's callback, ``close()`` returns at once and closes the engine in a new

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,6 @@ from typing import Any, cast, get_args
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
-from millpond.checkpoints.matryoshka_families import matryoshka_family
 from millpond.checkpoints.modules import Dense, Pooling
 from millpond.errors import ModelLoadError
 from millpond.models.task_detection import DetectedTasks, with_pooling
@@ -95,18 +95,6 @@ def build_spec(
     trained, declared, smallest = _matryoshka(checkpoint, options)
     max_length = _max_length(architecture, config, layout, options, tokenizer_limit, name)
     without_markers = layout.late_interaction is not None and detected.score_type != "late-interaction"
-    # Settings that change vectors but not the files: part of the fingerprint.
-    prompts = sorted(layout.prompts.items())
-    settings: tuple[object, ...] = (
-        layout.pooling.modes,
-        layout.pooling.include_prompt,
-        max_length,
-        prompts,
-        layout.default_prompt_name,
-        *(() if options.quantization is None else (options.quantization,)),
-        # A ColBERT converted to an embedder reads its texts without markers.
-        *(("plain",) if without_markers else ()),
-    )
     return ModelSpec(
         name=name,
         architecture=checkpoint.architecture or architecture.model_class,
@@ -129,21 +117,48 @@ def build_spec(
         max_length=max_length,
         has_modules=checkpoint.layout.normalize is not None,
         tasks=detected.tasks,
-        settings={
-            "revision": checkpoint.source.revision,
-            "max_length": max_length,
-            "pooling": "+".join(layout.pooling.modes),
-            "include_prompt": layout.pooling.include_prompt,
-            "quantization": options.quantization,
-            "convert": "embed" if without_markers else "auto",
-            "default_prompt_name": layout.default_prompt_name,
-            "prompts": dict(layout.prompts),
-            "hf_overrides": {
-                name: value for name, value in (options.hf_overrides or {}).items() if name not in NOT_ARITHMETIC
-            },
-        },
-        digest=partial(checkpoint.digest, *settings),
+        settings=_settings(checkpoint, layout, layout.pooling, options, max_length, without_markers),
+        digest=partial(checkpoint.digest, *_fingerprint(layout, layout.pooling, options, max_length, without_markers)),
     )
+
+
+def _fingerprint(
+    layout: PipelineLayout, pooling: Pooling, options: SpecOptions, max_length: int, without_markers: bool
+) -> tuple[object, ...]:
+    """Settings that change vectors but not the files."""
+    return (
+        pooling.modes,
+        pooling.include_prompt,
+        max_length,
+        sorted(layout.prompts.items()),
+        layout.default_prompt_name,
+        *(() if options.quantization is None else (options.quantization,)),
+        # A ColBERT converted to an embedder reads its texts without markers.
+        *(("plain",) if without_markers else ()),
+    )
+
+
+def _settings(
+    checkpoint: Checkpoint,
+    layout: PipelineLayout,
+    pooling: Pooling,
+    options: SpecOptions,
+    max_length: int,
+    without_markers: bool,
+) -> dict[str, object]:
+    """The same by their names, for people and for indexes."""
+    overrides = options.hf_overrides or {}
+    return {
+        "revision": checkpoint.source.revision,
+        "max_length": max_length,
+        "pooling": "+".join(pooling.modes),
+        "include_prompt": pooling.include_prompt,
+        "quantization": options.quantization,
+        "convert": "embed" if without_markers else "auto",
+        "default_prompt_name": layout.default_prompt_name,
+        "prompts": dict(layout.prompts),
+        "hf_overrides": {name: value for name, value in overrides.items() if name not in NOT_ARITHMETIC},
+    }
 
 
 def _step_tag(detected: DetectedTasks, token_id: Callable[[str], int | None]) -> int | None:
@@ -239,3 +254,36 @@ def _max_length(
         limits.append(capacity)
     known = [int(limit) for limit in limits if limit]
     return min(known) if known else 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatryoshkaFamily:
+    """Checkpoints whose name matches ``pattern`` may be cut to ``dimensions``, or to anything from ``smallest``."""
+
+    pattern: str
+    dimensions: tuple[int, ...] | None = None
+    smallest: int = 1
+
+
+# Checkpoints that were trained for shorter vectors but do not say so in config.json; widths of their model cards.
+MATRYOSHKA_FAMILIES = (
+    MatryoshkaFamily(pattern=r"qwen3-embedding-.*", smallest=32),
+    MatryoshkaFamily(pattern=r"nomic-embed-text-v1\.5", smallest=64),
+    MatryoshkaFamily(pattern=r"nomic-embed-text-v2-moe", smallest=256),
+    MatryoshkaFamily(pattern=r"modernbert-embed-(base|large)", smallest=256),
+    MatryoshkaFamily(pattern=r"mxbai-embed-large-v1", smallest=64),
+    MatryoshkaFamily(pattern=r"snowflake-arctic-embed-(m-v1\.5|m-v2\.0|l-v2\.0)", smallest=256),
+    MatryoshkaFamily(pattern=r"embeddinggemma-300m", dimensions=(128, 256, 512, 768)),
+    MatryoshkaFamily(pattern=r"gte-multilingual-base", smallest=128),
+    MatryoshkaFamily(pattern=r"jina-colbert-v2", dimensions=(64, 96, 128)),
+)
+
+
+def matryoshka_family(*names: str) -> MatryoshkaFamily | None:
+    """The family of a checkpoint that has one of ``names``."""
+    for name in names:
+        last = name.rstrip("/").rsplit("/", 1)[-1].lower()
+        for family in MATRYOSHKA_FAMILIES:
+            if re.fullmatch(family.pattern, last):
+                return family
+    return None

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
-from contextlib import nullcontext
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 from millpond.attention import interface
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.checkpoints.quiet import quiet_transformers
+from millpond.checkpoints.resolve import quiet_transformers
 from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.encoder_file import read_encoder
@@ -122,28 +122,41 @@ def _load_by_transformers(
     checkpoint: Checkpoint, architecture: Architecture, *, device: torch.device, dtype: torch.dtype
 ) -> nn.Module:
     """The backbone in transformers' own class, completed by the family's own code."""
-    from huggingface_hub.errors import StrictDataclassError
-
     interface.register()
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
     rename = getattr(hooks, "tensors", None)
-    try:
+    with _loading_errors(name, model_class), quiet_transformers():
         config = model_class.config_class.from_dict(_config_fields(checkpoint.config))
-        with quiet_transformers():
-            backbone, report = model_class.from_pretrained(
-                None if rename else folder,
-                config=config,
-                **({"state_dict": rename(read_tensors(folder), checkpoint.config)} if rename else {}),
-                dtype=dtype,
-                attn_implementation=interface.NAME,
-                trust_remote_code=False,
-                local_files_only=True,
-                output_loading_info=True,
-                ignore_mismatched_sizes=True,  # the report names them
-                **({"add_pooling_layer": False} if architecture.pooler else {}),
-            )
+        backbone, report = model_class.from_pretrained(
+            None if rename else folder,
+            config=config,
+            **({"state_dict": rename(read_tensors(folder), checkpoint.config)} if rename else {}),
+            dtype=dtype,
+            attn_implementation=interface.NAME,
+            trust_remote_code=False,
+            local_files_only=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # the report names them
+            **({"add_pooling_layer": False} if architecture.pooler else {}),
+        )
+    _check_report(report, architecture, name)
+    backbone.requires_grad_(False)
+    finish = getattr(hooks, "finish", None)
+    if finish is not None:
+        backbone = finish(backbone.to(device), checkpoint)
+    loaded: nn.Module = backbone
+    return loaded
+
+
+@contextmanager
+def _loading_errors(name: str, model_class: type[Any]) -> Iterator[None]:
+    """What transformers raises as millpond's errors."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    try:
+        yield
     except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         if "size mismatch" in str(error) or "ignore_mismatched_sizes" in str(error):
             raise WeightMismatchError(f"{name}: a tensor has another shape than config.json says: {error}") from error
@@ -156,13 +169,6 @@ def _load_by_transformers(
         if isinstance(error, AssertionError | AttributeError | ZeroDivisionError):  # from the class, not from a reader
             raise ModelLoadError(f"{name} could not be loaded: {type(error).__name__}: {error}") from error
         raise ModelLoadError(f"{name}: a weight file is damaged: {error}; fetch it again") from error
-    _check_report(report, architecture, name)
-    backbone.requires_grad_(False)
-    finish = getattr(hooks, "finish", None)
-    if finish is not None:
-        backbone = finish(backbone.to(device), checkpoint)
-    loaded: nn.Module = backbone
-    return loaded
 
 
 def _backbone_class(architecture: Architecture) -> type[Any]:

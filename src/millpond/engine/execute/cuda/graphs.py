@@ -241,11 +241,7 @@ class Graphs:
             else:
                 self._note_failure(shape, error)
         else:
-            self._short.pop(shape, None)
-            captured = self._captured[shape] = _CapturedGraph(graph=graph, buffer=buffer, rows=rows, states=states)
-            while len(self._captured) > 1 and (len(self._captured) > self._most or self._bytes() > self._most_bytes):
-                self._captured.popitem(last=False)
-            return captured
+            return self._keep(shape, _CapturedGraph(graph=graph, buffer=buffer, rows=rows, states=states))
         finally:
             self._seen.pop(shape, None)
             self._captures += 1
@@ -256,6 +252,14 @@ class Graphs:
         else:
             self.clear()
         return None
+
+    def _keep(self, shape: GraphShape, captured: _CapturedGraph) -> _CapturedGraph:
+        """Keep a graph, and as many of the others as there is room for, the last used ones."""
+        self._short.pop(shape, None)
+        self._captured[shape] = captured
+        while len(self._captured) > 1 and (len(self._captured) > self._most or self._bytes() > self._most_bytes):
+            self._captured.popitem(last=False)
+        return captured
 
     def _note_failure(self, shape: GraphShape, error: Exception) -> None:
         """A shape cannot be captured; other shapes are, until several of them failed."""
