@@ -7,6 +7,8 @@ import numpy as np
 
 WIDTHS = (1, 2, 3, 7, 16, 50, 96, 128, 131)
 QUERY_TOKENS = (0, 1, 15, 16, 17, 32, 33, 48, 64, 65, 100)
+# Each width and each length once or twice; all pairs find no more, since kernels tile them by themselves.
+TOKENS_AND_WIDTHS = [(tokens, WIDTHS[place % len(WIDTHS)]) for place, tokens in enumerate(QUERY_TOKENS)]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 

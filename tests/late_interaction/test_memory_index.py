@@ -46,6 +46,7 @@ class TestMemoryIndex(IndexContract):
         return MemoryIndex.open(path, engine, **options)
 
 
+@pytest.mark.contract
 class TestMemoryIndexByTorch(TestMemoryIndex):
     """In float32, compared by torch as on a GPU; and in blocks of a few rows, as only large indexes have them."""
 

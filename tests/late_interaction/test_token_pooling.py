@@ -44,8 +44,7 @@ def kernel(request, monkeypatch):
         pytest.skip("the kernels are not built")
 
 
-@pytest.mark.parametrize("factor", [1.5, 2, 3, 7, 100])
-@pytest.mark.parametrize("protected", [0, 1, 3])
+@pytest.mark.parametrize(("factor", "protected"), [(1.5, 0), (2, 1), (3, 3), (7, 1), (100, 0)])
 def test_documents_of_every_length_are_pooled_as_sentence_transformers_pools_them(factor, protected):
     from sentence_transformers.multi_vector_encoder.modules.token_pooling import HierarchicalTokenPooling
 

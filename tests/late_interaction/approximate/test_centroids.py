@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from tests.approximate_search import QUERY_TOKENS, WIDTHS, clustered, guarded, unit
+from tests.approximate_search import TOKENS_AND_WIDTHS, WIDTHS, clustered, guarded, unit
 
 from millpond.late_interaction.kernels.centroids import LANES, Centroids, nearest, similarities
 
@@ -20,8 +20,7 @@ def shortfall(rows, centroids, codes):
     return products.max(axis=1) - products[np.arange(len(rows)), codes]
 
 
-@pytest.mark.parametrize("dim", WIDTHS)
-@pytest.mark.parametrize("count", [1, 2, 15, 16, 17, 33, 300])
+@pytest.mark.parametrize(("dim", "count"), list(zip(WIDTHS, (16, 2, 15, 1, 17, 33, 300, 16, 300), strict=True)))
 def test_the_nearest_centroid_is_found_for_every_width_and_number(kernels, dim, count):
     centroids, rows = centroids_of(count, dim), clustered(77, dim, seed=2)
     codes = nearest(rows, centroids)
@@ -95,8 +94,7 @@ def test_nothing_behind_the_arrays_is_read(kernels, dim):
     assert np.array_equal(similarities(query, centroids), similarities(np.array(query), plain))
 
 
-@pytest.mark.parametrize("dim", WIDTHS)
-@pytest.mark.parametrize("tokens", QUERY_TOKENS)
+@pytest.mark.parametrize(("tokens", "dim"), TOKENS_AND_WIDTHS)
 def test_similarities_are_the_products_with_the_rounded_query(kernels, tokens, dim):
     centroids, query = centroids_of(45, dim), clustered(tokens, dim, seed=3) * np.float32(1.7)
     found = similarities(query, centroids)
