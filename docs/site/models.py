@@ -11,8 +11,8 @@ from pathlib import Path
 
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import _SUFFIXES, ARCHITECTURES
-from millpond.checkpoints.matryoshka_families import MATRYOSHKA_FAMILIES
 from millpond.checkpoints.rerankers import FAMILIES
+from millpond.models.build_spec import MATRYOSHKA_FAMILIES
 from millpond.pooling.methods import METHODS
 
 PAGE = Path(__file__).parents[1] / "models.md"

@@ -18,6 +18,8 @@ from millpond import Engine, PoolingParams
 from millpond.cache.vector_cache import VectorCache
 from millpond.engine.schedule.committer import Committer
 
+pytestmark = pytest.mark.contract
+
 # Embeds texts for ever, several calls ahead. Each computed batch is a line of the log: its number of rows, written
 # before anything else happens to them.
 _EMBED = """
@@ -86,7 +88,6 @@ def test_a_killed_engine_loses_at_most_a_batch_for_each_thread_and_what_may_wait
     assert bound <= 64 + 4096 * 8
 
 
-@pytest.mark.contract
 def test_an_engine_that_ends_loses_nothing(model: Path, tmp_path: Path) -> None:
     """The control of the kills: the same process, left alone, commits every row it computes."""
     path, log = tmp_path / "cache.db", tmp_path / "computed"

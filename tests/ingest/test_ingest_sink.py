@@ -22,8 +22,8 @@ from millpond.errors import (
 )
 from millpond.ingest import CollectionManifest, Record, WriteBatch, open_sink
 from millpond.ingest.sinks.batch import record_bytes, slices, storable
+from millpond.ingest.sinks.client import is_address
 from millpond.ingest.sinks.fields import check_fields
-from millpond.ingest.sinks.location import is_address
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond.ingest.sinks.protocol import check_widths
 from millpond.ingest.sinks.search import plan_search

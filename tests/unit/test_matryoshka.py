@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from millpond.checkpoints.matryoshka_families import matryoshka_family
 from millpond.errors import InvalidDimensionsError
+from millpond.models.build_spec import matryoshka_family
 from millpond.vectors import matryoshka
 
 

@@ -16,8 +16,7 @@ from lancedb.index import BTree, HnswSq, IvfPq, LabelList
 
 from millpond.errors import InvalidRequestError, SinkError, SinkUnavailableError
 from millpond.ingest.sinks.batch import FloatArray, WriteBatch
-from millpond.ingest.sinks.client import Connection, Fault
-from millpond.ingest.sinks.location import is_address
+from millpond.ingest.sinks.client import Connection, Fault, is_address
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan

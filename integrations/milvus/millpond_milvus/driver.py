@@ -19,9 +19,8 @@ from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.metadata import check_filter
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import one_of, to_expression
-from millpond_milvus.layout import RowLayout, token_weights
+from millpond_milvus.layout import SCHEMAS, RowLayout, token_weights
 from millpond_milvus.options import OPTIONS_KEY, PARTITION, SPARSE, VectorOptions
-from millpond_milvus.schema import SCHEMAS
 
 logger = logging.getLogger(__name__)
 

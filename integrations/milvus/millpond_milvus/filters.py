@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
 from millpond.metadata import Scalar, check_filter
-from millpond_milvus.schema import FieldSchema
+from millpond_milvus.layout import FieldSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # A key with such a name could be parsed as an operator, a function or a literal; two are fields of Lite's own.

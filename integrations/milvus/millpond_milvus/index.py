@@ -27,8 +27,8 @@ from millpond.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import one_of, to_expression
+from millpond_milvus.layout import MAX_JSON, MAX_VARCHAR, SCHEMAS
 from millpond_milvus.rows import PATH, ROWS, VECTOR, pack, packed_tokens, struct_tokens, to_structs
-from millpond_milvus.schema import MAX_JSON, MAX_VARCHAR, SCHEMAS
 
 _PLAIN = SCHEMAS["plain"]
 _FIELDS = [*_PLAIN.strings, "metadata", "tokens", "added"]

@@ -15,7 +15,7 @@ from millpond import Engine, FingerprintMismatchError, InvalidRequestError, Miss
 from millpond.ingest import IngestReport, Record, SinkError, WriteBatch, ingest, open_sink, point_id
 from millpond_milvus import MilvusSink, sink_from_url
 from millpond_milvus.filters import to_expression
-from millpond_milvus.schema import SCHEMAS
+from millpond_milvus.layout import SCHEMAS
 
 pytestmark = pytest.mark.contract
 

@@ -14,6 +14,7 @@ import numpy as np
 from qdrant_client import models
 from qdrant_client.http.models import QueryResponse
 
+from millpond.errors import InvalidRequestError
 from millpond.ingest.record import point_id
 from millpond.ingest.sinks.batch import WriteBatch
 from millpond.ingest.sinks.driver import CollectionDriver
@@ -22,9 +23,8 @@ from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond_qdrant.connection import QdrantConnection
-from millpond_qdrant.filters import has_condition, to_filter
+from millpond_qdrant.filters import has_condition, payload_path, to_filter
 from millpond_qdrant.local import stored_points
-from millpond_qdrant.payload_indexes import check_indexes, missing_indexes
 from millpond_qdrant.points import IDENTITY, identity_of, payload_of, record_fields
 from millpond_qdrant.probe import PartialPoints, Probe
 from millpond_qdrant.queries import SPARSE, fused_query_of, queries_of, sparse_vector
@@ -199,7 +199,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         info = self.connection.info
         return StoredVectors() if info is None else StoredVectors.of(info.config)
 
-    def _index(self, path: str, kind: models.FieldSchemaType) -> None:
+    def _index(self, path: str, kind: models.PayloadSchemaType) -> None:
         self.connection.finish(self.connection.client.create_payload_index(self._name, path, kind, wait=True))
 
     @property
@@ -288,3 +288,43 @@ def _own_id(hit_id: str) -> list[models.ExtendedPointId]:
         return [str(uuid.UUID(hit_id))]
     except ValueError:
         return []
+
+
+def check_indexes(indexes: Mapping[str, str] | None, form: FieldLayout) -> dict[str, models.PayloadSchemaType]:
+    """The payload's paths of metadata keys, and the types of their indexes.
+
+    Raises:
+        InvalidRequestError: An unknown type, or a key that has no path.
+    """
+    if indexes is not None and not isinstance(indexes, Mapping):
+        raise InvalidRequestError(f"indexes={indexes!r} must be a dict of metadata keys, like {{'year': 'integer'}}")
+    known = {schema.value: schema for schema in models.PayloadSchemaType}
+    wanted = {}
+    for key, kind in (indexes or {}).items():
+        if not isinstance(key, str) or kind not in known:
+            raise InvalidRequestError(
+                f"indexes: {key!r}: {kind!r} is no index of Qdrant; choose one of {', '.join(known)}"
+            )
+        wanted[payload_path(key, form, what="indexes")] = known[kind]
+    return wanted
+
+
+def missing_indexes(
+    wanted: Mapping[str, models.PayloadSchemaType],
+    stored: Mapping[str, models.PayloadIndexInfo],
+    *,
+    collection: str,
+) -> dict[str, models.PayloadSchemaType]:
+    """Those that a collection lacks.
+
+    Raises:
+        InvalidRequestError: It has one of another type.
+    """
+    for path, kind in wanted.items():
+        if path in stored and (has := stored[path].data_type) is not kind:
+            raise InvalidRequestError(
+                f"collection {collection!r} has an index of the type {has.value!r} on {path!r}, and this sink asks for "
+                f"{kind.value!r}; leave it out of indexes, or delete the other with "
+                f"client.delete_payload_index({collection!r}, {path!r})"
+            )
+    return {path: kind for path, kind in wanted.items() if path not in stored}

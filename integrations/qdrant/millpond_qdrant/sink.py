@@ -12,7 +12,6 @@ from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.database import check_options
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
-from millpond_qdrant.alias import aliased, point_alias
 from millpond_qdrant.connection import QdrantConnection
 from millpond_qdrant.driver import QdrantDriver
 from millpond_qdrant.url import QdrantOptions
@@ -116,3 +115,26 @@ class QdrantSink(CollectionSink[models.Filter]):
         names = {known.alias_name for known in self.client.get_collection_aliases(collection).aliases}
         if others := sorted(names - {alias}):
             raise InvalidRequestError(f"collection {collection!r} has the aliases {others} too; {keep}")
+
+
+def aliased(client: QdrantClient, alias: str) -> str | None:
+    """The collection that an alias names; ``None`` if there is no such alias."""
+    return next(
+        (known.collection_name for known in client.get_aliases().aliases if known.alias_name == alias),
+        None,
+    )
+
+
+def point_alias(client: QdrantClient, alias: str, collection: str) -> str | None:
+    """Let an alias name a collection, in one step for every reader.
+
+    Returns:
+        The collection that it named before.
+    """
+    former = aliased(client, alias)
+    create = models.CreateAliasOperation(
+        create_alias=models.CreateAlias(collection_name=collection, alias_name=alias),
+    )
+    delete = models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
+    client.update_collection_aliases([create] if former is None else [delete, create])
+    return former

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
+from millpond.ingest.sinks.client import check_exists, is_address
 from millpond.ingest.sinks.database import database
-from millpond.ingest.sinks.location import check_exists, is_address
 
 if TYPE_CHECKING:
     from millpond_qdrant.sink import QdrantSink

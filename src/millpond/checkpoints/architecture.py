@@ -257,3 +257,45 @@ class Architecture:
     def bounded(self, config: Mapping[str, Any]) -> bool:
         """Whether a text must end where :meth:`capacity` does; a family's ``translate`` may say ``positions_end``."""
         return self.positions == "absolute" or bool(config.get("positions_end"))
+
+
+# Masked-language-model heads.
+BERT_MLM = MaskedHeadNames(
+    backbone="bert",
+    dense="cls.predictions.transform.dense",
+    norm="cls.predictions.transform.LayerNorm",
+    decoder="cls.predictions.decoder.weight",
+    biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    activation="hidden_act",
+)
+DISTILBERT_MLM = MaskedHeadNames(
+    backbone="distilbert",
+    dense="vocab_transform",
+    norm="vocab_layer_norm",
+    decoder="vocab_projector.weight",
+    biases=("vocab_projector.bias",),
+    activation="activation",
+    epsilon="",
+)
+MODERNBERT_MLM = MaskedHeadNames(
+    backbone="model",
+    dense="head.dense",
+    norm="head.norm",
+    decoder="decoder.weight",
+    biases=("decoder.bias",),
+    table="embeddings.tok_embeddings.weight",
+    activation="classifier_activation",
+    epsilon="norm_eps",
+    default_epsilon=1e-5,
+)
+
+
+def roberta_mlm(backbone: str) -> MaskedHeadNames:
+    """RoBERTa's head beside a backbone of this name."""
+    return MaskedHeadNames(
+        backbone=backbone,
+        dense="lm_head.dense",
+        norm="lm_head.layer_norm",
+        decoder="lm_head.decoder.weight",
+        biases=("lm_head.decoder.bias", "lm_head.bias"),
+    )

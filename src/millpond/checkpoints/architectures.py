@@ -10,13 +10,29 @@ from collections.abc import Mapping
 from typing import Any
 
 from millpond.checkpoints.architecture import (
+    BERT_MLM,
+    DISTILBERT_MLM,
+    MODERNBERT_MLM,
     Architecture,
     DecoderTraits,
     EncoderFields,
     EncoderNames,
-    MaskedHeadNames,
+    roberta_mlm,
 )
-from millpond.checkpoints.classifier_steps import CLASSIFIER, SCORE, ConfigField, FamilyHead, Linear, Norm, PoolingField
+from millpond.checkpoints.classifier_steps import (
+    CLASSIFIER,
+    DEBERTA_HEAD,
+    ELECTRA_HEAD,
+    EUROBERT_HEAD,
+    LLAMA_POOLING,
+    MODERNBERT_HEAD,
+    POOLER_HEAD,
+    ROBERTA_HEAD,
+    SCORE,
+    ConfigField,
+    FamilyHead,
+    Linear,
+)
 from millpond.errors import UnsupportedArchitectureError
 
 # Suffixes of the classes that config.json may name for a backbone. The backbone is loaded; heads are built here.
@@ -77,83 +93,6 @@ _MPNET_NAMES = EncoderNames(
     fields=EncoderFields(types="", buckets="relative_attention_num_buckets"),
 )
 
-# Classifiers.
-_POOLER_HEAD = FamilyHead(sequence=(Linear(name="pooler.dense"), "tanh", *CLASSIFIER))
-_ROBERTA_HEAD = FamilyHead(sequence=(Linear(name="classifier.dense"), "tanh", Linear(name="classifier.out_proj")))
-_MODERNBERT_STEPS = (
-    Linear(name="head.dense", biased=False),
-    ConfigField(name="classifier_activation", default="gelu"),
-    Norm(name="head.norm", eps=1e-5, eps_field="norm_eps"),
-    *CLASSIFIER,
-)
-# transformers' name, then the one in EuroBERT's own code and in the files that it saved.
-_CLASSIFIER_POOLING = ("classifier_pooling", "clf_pooling")
-_LLAMA_POOLING = PoolingField(
-    names=("pooling",),
-    default="avg",
-    modes={"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"},
-    empty_is_absent=False,
-)
-_MODERNBERT_HEAD = FamilyHead(
-    sequence=_MODERNBERT_STEPS,
-    tokens=_MODERNBERT_STEPS,
-    pooling=PoolingField(names=_CLASSIFIER_POOLING, default="cls", modes={"cls": "cls", "mean": "mean"}),
-)
-_EUROBERT_HEAD = FamilyHead(
-    sequence=(Linear(name="dense"), "gelu", *CLASSIFIER),
-    pooling=PoolingField(
-        names=_CLASSIFIER_POOLING,
-        default="late",
-        modes={"bos": "cls", "mean": "mean", "late": "mean"},
-        of_logits=frozenset(("late",)),
-    ),
-)
-_DEBERTA_HEAD = FamilyHead(
-    sequence=(Linear(name="pooler.dense"), ConfigField(name="pooler_hidden_act", default="gelu"), *CLASSIFIER)
-)
-_ELECTRA_HEAD = FamilyHead(sequence=(Linear(name="classifier.dense"), "gelu", Linear(name="classifier.out_proj")))
-
-# Masked-language-model heads.
-_BERT_MLM = MaskedHeadNames(
-    backbone="bert",
-    dense="cls.predictions.transform.dense",
-    norm="cls.predictions.transform.LayerNorm",
-    decoder="cls.predictions.decoder.weight",
-    biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
-    activation="hidden_act",
-)
-_DISTILBERT_MLM = MaskedHeadNames(
-    backbone="distilbert",
-    dense="vocab_transform",
-    norm="vocab_layer_norm",
-    decoder="vocab_projector.weight",
-    biases=("vocab_projector.bias",),
-    activation="activation",
-    epsilon="",
-)
-_MODERNBERT_MLM = MaskedHeadNames(
-    backbone="model",
-    dense="head.dense",
-    norm="head.norm",
-    decoder="decoder.weight",
-    biases=("decoder.bias",),
-    table="embeddings.tok_embeddings.weight",
-    activation="classifier_activation",
-    epsilon="norm_eps",
-    default_epsilon=1e-5,
-)
-
-
-def _roberta_mlm(backbone: str) -> MaskedHeadNames:
-    return MaskedHeadNames(
-        backbone=backbone,
-        dense="lm_head.dense",
-        norm="lm_head.layer_norm",
-        decoder="lm_head.decoder.weight",
-        biases=("lm_head.decoder.bias", "lm_head.bias"),
-    )
-
-
 ARCHITECTURES = (
     Architecture(
         prefix="Bert",
@@ -164,8 +103,8 @@ ARCHITECTURES = (
         pooler=True,
         forward=_ENCODER,
         encoder=EncoderNames(prefix="bert"),
-        head=_POOLER_HEAD,
-        mlm=_BERT_MLM,
+        head=POOLER_HEAD,
+        mlm=BERT_MLM,
         tokenizers=("BertTokenizer",),
         example="BAAI/bge-base-en-v1.5",
     ),
@@ -178,8 +117,8 @@ ARCHITECTURES = (
         pooler=True,
         forward=_ENCODER,
         encoder=EncoderNames(prefix="roberta"),
-        head=_ROBERTA_HEAD,
-        mlm=_roberta_mlm("roberta"),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("roberta"),
         tokenizers=("RobertaTokenizer",),
         example="sentence-transformers/all-roberta-large-v1",
     ),
@@ -193,8 +132,8 @@ ARCHITECTURES = (
         names=("BgeM3EmbeddingModel",),
         forward=_ENCODER,
         encoder=EncoderNames(prefix="roberta"),
-        head=_ROBERTA_HEAD,
-        mlm=_roberta_mlm("roberta"),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("roberta"),
         tokenizers=("XLMRobertaTokenizer",),
         example="intfloat/multilingual-e5-base",
     ),
@@ -206,7 +145,7 @@ ARCHITECTURES = (
         forward=_ENCODER,
         encoder=_DISTILBERT_NAMES,
         head=FamilyHead(sequence=(Linear(name="pre_classifier"), "relu", *CLASSIFIER)),
-        mlm=_DISTILBERT_MLM,
+        mlm=DISTILBERT_MLM,
         tokenizers=("BertTokenizer", "DistilBertTokenizer"),
         example="sentence-transformers/msmarco-distilbert-base-v4",
     ),
@@ -219,8 +158,8 @@ ARCHITECTURES = (
         pooler=True,
         forward=_ENCODER,
         encoder=_MPNET_NAMES,
-        head=_ROBERTA_HEAD,
-        mlm=_roberta_mlm("mpnet"),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("mpnet"),
         tokenizers=("MPNetTokenizer",),
         example="sentence-transformers/all-mpnet-base-v2",
     ),
@@ -230,8 +169,8 @@ ARCHITECTURES = (
         pooling="cls",
         positions="rotary",
         forward="millpond.models.modernbert:PackedModernBert",
-        head=_MODERNBERT_HEAD,
-        mlm=_MODERNBERT_MLM,
+        head=MODERNBERT_HEAD,
+        mlm=MODERNBERT_MLM,
         example="Alibaba-NLP/gte-modernbert-base",
     ),
     Architecture(
@@ -242,7 +181,7 @@ ARCHITECTURES = (
         token_types=True,
         module="millpond.models.nomic",
         forward=_ROTARY_ENCODER,
-        head=_POOLER_HEAD,
+        head=POOLER_HEAD,
         example="nomic-ai/nomic-embed-text-v1.5",
     ),
     Architecture(
@@ -262,7 +201,7 @@ ARCHITECTURES = (
         token_types=True,
         module="millpond.models.gte",
         forward=_ROTARY_ENCODER,
-        head=_POOLER_HEAD,
+        head=POOLER_HEAD,
         weighted_tokens="NewForTokenClassification",  # gte-multilingual-base's
         example="Alibaba-NLP/gte-multilingual-base",
     ),
@@ -284,7 +223,7 @@ ARCHITECTURES = (
         pooler=True,
         recognized_by={"model_type": "xlm-roberta", "position_embedding_type": "rotary"},
         module="millpond.models.jina",
-        head=_ROBERTA_HEAD,
+        head=ROBERTA_HEAD,
         example="jinaai/jina-embeddings-v3",
     ),
     Architecture(
@@ -295,7 +234,7 @@ ARCHITECTURES = (
         token_types=True,
         forward=_ENCODER,
         encoder=EncoderNames(prefix="electra", fields=EncoderFields(embedding="embedding_size")),
-        head=_ELECTRA_HEAD,
+        head=ELECTRA_HEAD,
         tokenizers=("BertTokenizer",),
         example="cross-encoder/ms-marco-electra-base",
     ),
@@ -318,7 +257,7 @@ ARCHITECTURES = (
         token_types=True,
         half="bfloat16",
         module="millpond.models.deberta",
-        head=_DEBERTA_HEAD,
+        head=DEBERTA_HEAD,
         example="cross-encoder/nli-deberta-v3-base",
     ),
     Architecture(
@@ -328,7 +267,7 @@ ARCHITECTURES = (
         positions="rotary",
         forward=_DECODER,
         traits=DecoderTraits(),
-        head=_EUROBERT_HEAD,
+        head=EUROBERT_HEAD,
         example="EuroBERT/EuroBERT-210m",
     ),
     Architecture(
@@ -339,7 +278,7 @@ ARCHITECTURES = (
         decoder=True,
         forward=_DECODER,
         traits=DecoderTraits(),
-        pooling_field=_LLAMA_POOLING,  # NVIDIA's older checkpoints call themselves llama
+        pooling_field=LLAMA_POOLING,  # NVIDIA's older checkpoints call themselves llama
         example="samaya-ai/RepLLaMA-reproduced",
     ),
     Architecture(
@@ -353,8 +292,8 @@ ARCHITECTURES = (
         module="millpond.models.llama_bidirectional",
         forward=_DECODER,
         traits=DecoderTraits(),
-        head=FamilyHead(sequence=SCORE, tokens=SCORE, pooling=_LLAMA_POOLING, divisor="temperature"),
-        pooling_field=_LLAMA_POOLING,
+        head=FamilyHead(sequence=SCORE, tokens=SCORE, pooling=LLAMA_POOLING, divisor="temperature"),
+        pooling_field=LLAMA_POOLING,
         example="nvidia/llama-nemotron-rerank-1b-v2",
     ),
     Architecture(

@@ -116,3 +116,40 @@ class FamilyHead:
 
 ENCODER_HEAD = FamilyHead()
 DECODER_HEAD = FamilyHead(sequence=SCORE, tokens=SCORE, pooling="lasttoken")
+
+
+# Heads of several families, or of one that has steps of its own.
+POOLER_HEAD = FamilyHead(sequence=(Linear(name="pooler.dense"), "tanh", *CLASSIFIER))
+ROBERTA_HEAD = FamilyHead(sequence=(Linear(name="classifier.dense"), "tanh", Linear(name="classifier.out_proj")))
+_MODERNBERT_STEPS = (
+    Linear(name="head.dense", biased=False),
+    ConfigField(name="classifier_activation", default="gelu"),
+    Norm(name="head.norm", eps=1e-5, eps_field="norm_eps"),
+    *CLASSIFIER,
+)
+# transformers' name, then the one in EuroBERT's own code and in the files that it saved.
+_CLASSIFIER_POOLING = ("classifier_pooling", "clf_pooling")
+LLAMA_POOLING = PoolingField(
+    names=("pooling",),
+    default="avg",
+    modes={"avg": "mean", "mean": "mean", "cls": "cls", "last": "lasttoken"},
+    empty_is_absent=False,
+)
+MODERNBERT_HEAD = FamilyHead(
+    sequence=_MODERNBERT_STEPS,
+    tokens=_MODERNBERT_STEPS,
+    pooling=PoolingField(names=_CLASSIFIER_POOLING, default="cls", modes={"cls": "cls", "mean": "mean"}),
+)
+EUROBERT_HEAD = FamilyHead(
+    sequence=(Linear(name="dense"), "gelu", *CLASSIFIER),
+    pooling=PoolingField(
+        names=_CLASSIFIER_POOLING,
+        default="late",
+        modes={"bos": "cls", "mean": "mean", "late": "mean"},
+        of_logits=frozenset(("late",)),
+    ),
+)
+DEBERTA_HEAD = FamilyHead(
+    sequence=(Linear(name="pooler.dense"), ConfigField(name="pooler_hidden_act", default="gelu"), *CLASSIFIER)
+)
+ELECTRA_HEAD = FamilyHead(sequence=(Linear(name="classifier.dense"), "gelu", Linear(name="classifier.out_proj")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,7 +11,6 @@ from typing import Any, cast, get_args
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
-from millpond.checkpoints.matryoshka_families import matryoshka_family
 from millpond.checkpoints.modules import Dense, Pooling
 from millpond.errors import ModelLoadError
 from millpond.models.task_detection import DetectedTasks, with_pooling
@@ -254,3 +254,36 @@ def _max_length(
         limits.append(capacity)
     known = [int(limit) for limit in limits if limit]
     return min(known) if known else 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatryoshkaFamily:
+    """Checkpoints whose name matches ``pattern`` may be cut to ``dimensions``, or to anything from ``smallest``."""
+
+    pattern: str
+    dimensions: tuple[int, ...] | None = None
+    smallest: int = 1
+
+
+# Checkpoints that were trained for shorter vectors but do not say so in config.json; widths of their model cards.
+MATRYOSHKA_FAMILIES = (
+    MatryoshkaFamily(pattern=r"qwen3-embedding-.*", smallest=32),
+    MatryoshkaFamily(pattern=r"nomic-embed-text-v1\.5", smallest=64),
+    MatryoshkaFamily(pattern=r"nomic-embed-text-v2-moe", smallest=256),
+    MatryoshkaFamily(pattern=r"modernbert-embed-(base|large)", smallest=256),
+    MatryoshkaFamily(pattern=r"mxbai-embed-large-v1", smallest=64),
+    MatryoshkaFamily(pattern=r"snowflake-arctic-embed-(m-v1\.5|m-v2\.0|l-v2\.0)", smallest=256),
+    MatryoshkaFamily(pattern=r"embeddinggemma-300m", dimensions=(128, 256, 512, 768)),
+    MatryoshkaFamily(pattern=r"gte-multilingual-base", smallest=128),
+    MatryoshkaFamily(pattern=r"jina-colbert-v2", dimensions=(64, 96, 128)),
+)
+
+
+def matryoshka_family(*names: str) -> MatryoshkaFamily | None:
+    """The family of a checkpoint that has one of ``names``."""
+    for name in names:
+        last = name.rstrip("/").rsplit("/", 1)[-1].lower()
+        for family in MATRYOSHKA_FAMILIES:
+            if re.fullmatch(family.pattern, last):
+                return family
+    return None

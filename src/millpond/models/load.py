@@ -18,7 +18,7 @@ from torch import nn
 from millpond.attention import interface
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.checkpoints.quiet import quiet_transformers
+from millpond.checkpoints.resolve import quiet_transformers
 from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.encoder_file import read_encoder

@@ -37,7 +37,18 @@ class Ragged:
 
     @classmethod
     def from_matrices(cls, matrices: Sequence[npt.NDArray[Any]], *, width: int) -> Ragged:
-        """Concatenate matrices ``[rows_i, width]``, copying them once."""
+        """Concatenate matrices, copying them once.
+
+        Args:
+            matrices: ``[rows_i, width]`` each.
+            width: Their columns, for an empty list.
+
+        Returns:
+            The ``n`` matrices in order: ``flat [total, width]``, ``offsets [n + 1]``.
+
+        Raises:
+            ValueError: The matrices have different widths.
+        """
         offsets = np.zeros(len(matrices) + 1, dtype=np.int64)
         np.cumsum([len(matrix) for matrix in matrices], out=offsets[1:])
         flat = np.concatenate(matrices) if matrices else np.empty((0, width), dtype=np.float32)

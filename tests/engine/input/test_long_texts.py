@@ -227,6 +227,8 @@ def check_what_is_kept(encoder, text, truncate):
 @example(text=PROSE + " " * SIZE, truncate="start")
 @example(text="pond[x]" * 2000 + " " * SIZE + "[x]pond" * 200, truncate="end")
 @example(text="pond weir" * 3000, truncate="end")
+@example(text="! " * (SIZE // 2), truncate="end")
+@example(text="[x] _ " * 3000 + "[x]" * 40 + " - `` '' " * 2000, truncate="start")
 @settings(max_examples=4, **QUIET)
 def test_what_is_kept_is_what_the_whole_would_keep(encoder, text, truncate):
     check_what_is_kept(encoder, text, truncate)

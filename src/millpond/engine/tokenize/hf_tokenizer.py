@@ -6,7 +6,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from millpond.checkpoints.quiet import quiet_transformers
+from millpond.checkpoints.resolve import quiet_transformers
 from millpond.errors import ModelLoadError
 
 

@@ -31,8 +31,8 @@ _PART_PER_TOKEN = 16
 _GROWTH = 4
 # Tokens beside the cut that are not used: more than the short word there has.
 _MARGIN = 64
-# A short word between two others. Nothing beyond it changes a token before it, or after it.
-_SHORT_WORD = re.compile(r"[^\W_] [^\W_]{1,16} [^\W_]")
+# A short word, or a mark, between two others. Nothing beyond it changes a token before it, or after it.
+_SHORT_WORD = re.compile(r"[\w!-~] [\w!-~]{1,16} [\w!-~]")
 # Parts of a tokenizer that look at a few characters, or at a word.
 _NORMALIZERS = frozenset(
     "BertNormalizer ByteLevel Lowercase NFC NFD NFKC NFKD Nmt Precompiled Prepend Replace Sequence Strip "
@@ -179,7 +179,7 @@ def _short_word(text: str, begin: int, end: int) -> re.Match[str] | None:
 def _is_plain(words: str) -> bool:
     """Whether normalizers neither combine the letters with anything nor make many of one."""
     letters = unicodedata.normalize("NFKD", words).replace(" ", "")
-    return letters.isalnum() and len(letters.encode()) < _MARGIN
+    return all(c.isalnum() or c.isascii() for c in letters) and len(letters.encode()) < _MARGIN
 
 
 def _parts(component: Any) -> Iterator[dict[str, Any]]:

@@ -47,8 +47,8 @@ def ingest_dataset(
 
     This process, the driver, reads the source, leaves out what the journal knows, and sends batches to the workers,
     two each ahead of what is finished. A worker embeds a batch and writes it; the driver enters its records in the
-    journal when the database has acknowledged them. A database that one process alone can open (a folder of Qdrant,
-    Milvus Lite, memory) is written by the driver. Rows, ids, counts, dead letters and errors are those of a local run;
+    journal when the database has acknowledged them. A database that one process alone can open (a folder, a file,
+    memory) is written by the driver. Rows, ids, counts, dead letters and errors are those of a local run;
     batches with a record in common keep their order.
 
     Ray restarts a worker that dies, and its batches are embedded and written again, which replaces their rows. If the

@@ -332,7 +332,17 @@ class LateInteractionIndex(ABC):
         """The number of documents."""
 
     def get(self, id: str) -> StoredDocument | None:
-        """A document as it was added; ``None`` if the index does not have it."""
+        """A document as it was added.
+
+        Args:
+            id: Its id.
+
+        Returns:
+            Id, text and metadata; ``None`` if the index does not have it.
+
+        Raises:
+            InvalidRequestError: The index is closed.
+        """
         self._check_open()
         stored = self._stored(id)
         return None if stored is None else StoredDocument(id=id, text=stored[0], metadata=stored[1])
@@ -344,7 +354,14 @@ class LateInteractionIndex(ABC):
         return None if settings is None else settings.model
 
     def ids(self) -> list[str]:
-        """The ids of all documents, those added earlier first."""
+        """The ids of all documents.
+
+        Returns:
+            A list, those added earlier first.
+
+        Raises:
+            InvalidRequestError: The index is closed.
+        """
         self._check_open()
         return self._ids()
 
