@@ -22,6 +22,8 @@ from millpond.models.int8 import Int8Linear
 from millpond.models.linear import PlainLinear, ReorderedLinear
 from millpond.models.load import load_backbone
 
+pytestmark = pytest.mark.contract  # every variant of a layer
+
 TOLERANCE = 1e-5  # relative to the largest value
 VISIBLE = 1e-3
 # Lengths from one token to the maximum, unordered, some neighbours of equal length.
