@@ -27,7 +27,7 @@ def fields(*, pointers: str, integers: str, floats: str = "") -> list[tuple[str,
 def compiled(name: str) -> Callable[[Any], int] | None:
     """The kernel of a name, if this processor has it."""
     table = kernel_table()
-    return (getattr(table, name) or None) if table is not None else None
+    return (getattr(table, name, None) or None) if table is not None else None
 
 
 def run(kernel: Callable[[Any], int], call: ctypes.Structure) -> int:
