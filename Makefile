@@ -48,7 +48,7 @@ LOWEST := $(VENV)-lowest
 TORCH = "$$(grep '^torch==' constraints.txt)"
 # What the tests themselves need has the versions of constraints.txt.
 TEST_TOOLS := hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
-LOWEST_EXTRAS := chunking,demo,otel,parquet,ray,report,server,zstd
+LOWEST_EXTRAS := chunking,demo,otel,parquet,pooling,ray,report,server,zstd
 # Without the tests of the server and the tools, and without those that import a package only for development (as openai,
 # playwright or langchain-tests), which may need newer versions of what is under test.
 DEVELOPMENT := langchain_(tests|classic|milvus|qdrant|openai)|llama_index\.(vector_stores|embeddings\.openai)|openai|cohere|playwright|datasets|schemathesis

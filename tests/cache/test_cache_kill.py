@@ -199,7 +199,7 @@ def test_an_unexpected_error_of_one_call_fails_that_call_alone(model: Path, tmp_
                 time.sleep(0.001)
             for delivery in committer._waiting:
                 if delivery.call.items == ["bad"]:
-                    delivery.call.tokens[0] = 7777
+                    delivery.call.result.tokens[0] = 7777
         assert good.result(30).embeddings.shape == (1, 48)
         with pytest.raises(ValueError, match="a bug"):
             bad.result(30)
@@ -218,7 +218,7 @@ def test_a_call_waits_for_all_of_its_rows_in_whatever_order_threads_deliver_them
         texts = [f"text {number} " + "stone " * 40 for number in range(150)]
         call = engine.submit("embed", texts)
         until = time.monotonic() + 30
-        while sum(len(slots) for _, slots, _ in held) < 150 and time.monotonic() < until:
+        while sum(len(slots) for _, slots in held) < 150 and time.monotonic() < until:
             time.sleep(0.001)
         assert len(held) > 1
         for delivery in reversed(held[1:]):

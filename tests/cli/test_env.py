@@ -16,6 +16,8 @@ from millpond.attention.self_check import KernelCheck
 from millpond.cli.output.kernel_checks import as_objects, table
 from millpond.native import library
 
+pytestmark = pytest.mark.contract  # every kernel of the machine is compared
+
 BFLOAT16 = ("--engine", "dtype=bfloat16", "--engine", "device=cpu")
 HEADER = ["kernel", "result", "similarity", "ms", "call"]
 

@@ -99,7 +99,7 @@ def test_commands_have_their_options():
 def inline_options(text: str) -> list[tuple[str, str]]:
     """(command, option) of the ``millpond COMMAND ... --option`` in a page's running text."""
     prose = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
-    commands = re.findall(r"`millpond (\S+)([^`]*)`", prose)
+    commands = re.findall(r"`millpond ([a-z]\S*)([^`]*)`", prose)
     return [(name, option) for name, rest in commands for option in re.findall(r"(?<!\S)--[\w-]+", rest)]
 
 

@@ -200,6 +200,7 @@ class Failure:
         return failing
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize(
     "number", [1, *(pytest.param(number, marks=pytest.mark.slow) for number in (0, 2, 3, 4, 5, 6))]
 )

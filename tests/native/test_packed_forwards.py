@@ -21,6 +21,7 @@ from millpond.models.load import packed_forward
 from millpond.models.rms_norm import RMSNorm
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("variant", ["modernbert-biases", "nomic", "gte-without-types", "albert-groups"])
 def test_every_product_is_one_that_can_be_replaced(variant, folder_of):
     """oneDNN's layers in bfloat16, int8 layers with ``quantization``; none of torch's linear layers remains."""
@@ -34,6 +35,7 @@ def test_every_product_is_one_that_can_be_replaced(variant, folder_of):
     assert cosine.mean() >= 0.99
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("variant", ["albert", "nomic-of-48-columns"])
 def test_token_types_are_read(variant, folder_of):
     types = torch.arange(sum(LENGTHS)) % 2
@@ -44,6 +46,7 @@ def test_token_types_are_read(variant, folder_of):
     assert without > VISIBLE
 
 
+@pytest.mark.contract
 def test_albert_counts_a_shared_layer_as_often_as_it_is_passed(folder_of):
     shared, grouped = (backbone(folder_of(variant)) for variant in ("albert", "albert-groups"))
     assert [len(set(own.layers)) for own in (shared, grouped)] == [1, 4]

@@ -52,6 +52,7 @@ def expected(reference: Any, texts: list[str]) -> np.ndarray:
     return reference.encode(texts)
 
 
+@pytest.mark.contract
 def test_float32_equals_sentence_transformers(engine, expected, texts):
     output = engine.embed(texts)
     worst = float(np.abs(output.embeddings - expected).max())

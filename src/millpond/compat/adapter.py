@@ -106,11 +106,15 @@ class EngineSource(BaseModel):
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
+        self._check_source()
+        return self
+
+    def _check_source(self) -> None:
+        """Raise ValueError unless the model is named or a loaded engine is given."""
         if bool(getattr(self, self.named)) == (self.engine is not None):
             raise ValueError(f"pass either {self.named}= (a hub id or a folder) or engine= (a loaded millpond.Engine)")
         if self.engine is not None:
             self._check_loading()
-        return self
 
     def _check_loading(self) -> None:
         """Raise ValueError for an option that a loaded engine can no longer read."""

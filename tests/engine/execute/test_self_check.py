@@ -31,6 +31,8 @@ from millpond.engine.execute.self_check import check_graphs
 from millpond.engine.loading import load
 from tests import recording
 
+pytestmark = pytest.mark.contract  # engines are loaded with the check
+
 TEXTS = ("a", *SENTENCES[:4])
 Rows = npt.NDArray[np.float32]
 

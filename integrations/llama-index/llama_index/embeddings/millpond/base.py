@@ -105,7 +105,7 @@ class MillpondEmbedding(TextLists, LlamaIndexSource, EmbeddingSource, BaseEmbedd
         if engine is not None and identity is not None and identity != _identity(engine):
             raise ValueError(f"this was serialized with another engine than {engine!r}; pass one of the same settings")
         if identity is None:
-            super()._one_source()
+            self._check_source()
         if engine is not None:
             self._check_loading()
             self.model_name = engine.spec.name

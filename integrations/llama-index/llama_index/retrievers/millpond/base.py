@@ -92,13 +92,14 @@ class MillpondColBERTRetriever(BaseRetriever):
         self.similarity_top_k = similarity_top_k
         self._sources = None if sources is None else list(sources)
         self._include_spans = include_spans
+        framework: dict[str, Any] = {**options}
         self._options: dict[str, Any] = {
             "filter": _conditions(filters),
-            "candidates": options.pop("candidates", None),
-            "exact": options.pop("exact", False),
+            "candidates": framework.pop("candidates", None),
+            "exact": framework.pop("exact", False),
             "weights": weights,
         }
-        super().__init__(**options)
+        super().__init__(**framework)
 
     @property
     def model(self) -> str | None:
