@@ -1,0 +1,171 @@
+"""What millpond's forwards hold, how they run in torch's operators, and the modules that they do not replace."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+from tests.native.forwards import LENGTHS, TOLERANCE, VISIBLE, backbone, difference, expected_states, states
+from tests.pairwise import pairwise
+from torch import nn
+
+from millpond.checkpoints.architectures import row_of
+from millpond.engine.execute.threads import _multiplied_weights
+from millpond.models import decoder
+from millpond.models.decoder import PackedDecoder
+from millpond.models.int8 import Int8Linear
+from millpond.models.linear import PlainLinear, ReorderedLinear
+from millpond.models.load import packed_forward
+from millpond.models.rms_norm import RMSNorm
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("variant", ["modernbert-biases", "nomic", "gte-without-types", "albert-groups"])
+def test_every_product_is_one_that_can_be_replaced(variant, folder_of):
+    """oneDNN's layers in bfloat16, int8 layers with ``quantization``; none of torch's linear layers remains."""
+    plain, small = (backbone(folder_of(variant), torch.bfloat16, quantization=kind) for kind in (None, "int8"))
+    for module, kind in ((plain, ReorderedLinear | PlainLinear), (small, Int8Linear)):
+        linears = [layer for layer in module.modules() if "Linear" in type(layer).__name__]
+        assert len(linears) >= 5
+        assert all(isinstance(layer, kind) for layer in linears)
+    expected = expected_states(folder_of(variant))
+    cosine = torch.cosine_similarity(states(small).float(), expected, dim=-1)
+    assert cosine.mean() >= 0.99
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("variant", ["albert", "nomic-of-48-columns"])
+def test_token_types_are_read(variant, folder_of):
+    types = torch.arange(sum(LENGTHS)) % 2
+    own, theirs = (backbone(folder_of(variant), packed=packed) for packed in (True, False))
+    expected = states(theirs, types=types)
+    worst, without = (difference(states(own, **inputs), expected) for inputs in ({"types": types}, {}))
+    assert worst <= TOLERANCE
+    assert without > VISIBLE
+
+
+@pytest.mark.contract
+def test_albert_counts_a_shared_layer_as_often_as_it_is_passed(folder_of):
+    shared, grouped = (backbone(folder_of(variant)) for variant in ("albert", "albert-groups"))
+    assert [len(set(own.layers)) for own in (shared, grouped)] == [1, 4]
+    assert [len(own.layers) for own in (shared, grouped)] == [3, 10]
+    assert _multiplied_weights(shared) == 24 * 48 + 3 * (4 * 48 * 48 + 2 * 48 * 96)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_blocks_of_rows_change_nothing(name, rows, folder_of, monkeypatch):
+    whole = states(backbone(folder_of(name)))
+    taken = []
+    feed = decoder.PackedLayer._feed
+
+    def counted(self, hidden, mixed):
+        taken.append(len(hidden))
+        feed(self, hidden, mixed)
+
+    monkeypatch.setattr(decoder.PackedLayer, "_feed", counted)
+    monkeypatch.setattr(decoder, "_ROWS", rows)
+    assert difference(states(backbone(folder_of(name))), whole) <= TOLERANCE
+    assert max(taken) == rows
+
+
+# --- Models that this forward does not support run in transformers' class. -------------------------------------------
+
+
+class Adapted(nn.Linear):
+    """A linear layer with an addition, as an adapter library creates."""
+
+
+def adapted(backbone: Any) -> None:
+    old = backbone.layers[1].self_attn.v_proj
+    new = Adapted(old.in_features, old.out_features, bias=False)
+    new.weight = old.weight
+    backbone.layers[1].self_attn.v_proj = new
+
+
+def half_biased(backbone: Any) -> None:
+    layer = backbone.layers[0].self_attn.k_proj
+    layer.bias = nn.Parameter(torch.ones(layer.out_features), requires_grad=False)
+
+
+def other_activation(backbone: Any) -> None:
+    backbone.layers[1].mlp.act_fn = nn.ReLU()
+
+
+def turned_in_part(backbone: Any) -> None:
+    backbone.rotary_emb.inv_freq = backbone.rotary_emb.inv_freq[:-2]
+
+
+def of_another_kind(backbone: Any) -> None:
+    backbone.__class__ = type("LlamaModel", (type(backbone),), {"__module__": "elsewhere"})
+
+
+def scaled_embeddings(backbone: Any) -> None:
+    backbone.embed_tokens.embed_scale = torch.tensor(7.0)
+
+
+@pytest.mark.parametrize(
+    "change", [adapted, half_biased, other_activation, turned_in_part, of_another_kind, scaled_embeddings]
+)
+def test_an_unsupported_module_is_not_replaced(change, folder_of):
+    theirs = backbone(folder_of("llama"), packed=False)
+    assert PackedDecoder.fits(theirs, row_of("llama"))
+    change(theirs)
+    assert packed_forward(theirs, row_of("llama")) is theirs
+    assert all(hasattr(layer, "self_attn") for layer in theirs.layers)
+
+
+def test_an_unknown_model_type_is_not_replaced(folder_of):
+    theirs = backbone(folder_of("llama"), packed=False)
+    assert packed_forward(theirs, row_of("gpt2")) is theirs
+
+
+# --- Parameters and linear layers, which other modules read. ---------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_its_weights_are_counted_and_held_once(dtype, folder_of):
+    config = json.loads((folder_of("qwen3") / "config.json").read_text())
+    hidden, heads, kv = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    layer = hidden * config["head_dim"] * (2 * heads + 2 * kv) + 3 * hidden * config["intermediate_size"]
+    theirs = backbone(folder_of("qwen3"), dtype=dtype, packed=False)
+    ours = packed_forward(theirs, row_of("qwen3"))
+    assert _multiplied_weights(ours) == layer * config["num_hidden_layers"]
+    assert not any(isinstance(part, nn.Linear) for part in theirs.modules())
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"), [("qwen3", torch.float32), ("gemma2", torch.bfloat16), ("llama-biases", torch.bfloat16)]
+)
+def test_every_linear_can_be_in_eight_bits(name, dtype, folder_of):
+    small = backbone(folder_of(name), dtype=dtype, quantization="int8")
+    kinds = [type(part) for part in small.modules() if isinstance(part, Int8Linear | ReorderedLinear | nn.Linear)]
+    assert set(kinds) == {Int8Linear}
+    assert len(kinds) == 5 * len(small.layers)
+    cosine = torch.nn.functional.cosine_similarity(states(small).float(), expected_states(folder_of(name)), dim=-1)
+    assert 0.98 <= cosine.mean() < 1 - 1e-6
+
+
+# --- The norm alone. -------------------------------------------------------------------------------------------------
+
+
+@pairwise(
+    dtype=[torch.float32, torch.bfloat16, torch.float16], shape=[(1, 48), (300, 96), (7, 5, 16)], centred=[False, True]
+)
+def test_the_norm(shape, dtype, centred):
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.randn(*shape, generator=generator).to(dtype) * 30
+    rows[0, :1] = 0  # for a row of zeros, only eps is under the root
+    weight = torch.randn(*shape[1:], generator=generator).to(dtype)
+    wide = rows.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (weight.double() + (1 if centred else 0))
+    norm = RMSNorm(weight, 1e-6, centred=centred)
+    for actual in (norm(rows), norm(torch.stack((rows, rows), 1)[:, 0])):  # and non-contiguous rows
+        assert actual.dtype is dtype
+        assert actual.shape == rows.shape
+        step = torch.finfo(dtype).eps
+        torch.testing.assert_close(actual.double(), expected, rtol=2 * step, atol=2 * step)
+    other = RMSNorm(weight, 1.0, centred=centred)(rows[-1:] / 30).double()
+    assert (other - expected[-1:]).abs().max() > 0.1
