@@ -26,7 +26,8 @@ STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 DEMO_PACKAGES := qdrant milvus
-PACKAGES := langchain llama-index qdrant milvus lancedb pgvector
+DATABASES := qdrant milvus lancedb pgvector
+PACKAGES := langchain llama-index $(DATABASES)
 PROJECTS := pyproject.toml $(PACKAGES:%=integrations/%/pyproject.toml)
 # Installing compiles the kernels.
 KERNELS := $(wildcard hatch_build.py $(addprefix src/millpond/native/,*.cpp *.h */*.cpp */*.h))
@@ -83,12 +84,14 @@ $(DEMO): $(BIN)/python pyproject.toml $(DEMO_PACKAGES:%=integrations/%/pyproject
 		$(DEMO_PACKAGES:%=--editable integrations/%)
 	@touch $@
 
-# The kernels are compiled already. The libraries of docs/migrate last, and without what they require: older versions than
+# The kernels are compiled already, and what is required is asked for by name, so that nothing is built in an environment of its
+# own. The libraries of docs/migrate last, and without what they require: older versions than
 # those of constraints.txt.
 $(STAMP): $(DEMO) $(PROJECTS) $(wildcard tests/compat/replaced.txt)
-	MILLPOND_NATIVE=0 $(PIP) install --quiet --constraint constraints.txt --editable '.[dev]' \
-		$(PACKAGES:%=--editable integrations/%)
-	$(PIP) install --quiet --no-deps --requirement tests/compat/replaced.txt
+	MILLPOND_NATIVE=0 $(PIP) install --quiet --no-compile --no-build-isolation --no-deps --editable . $(PACKAGES:%=--editable integrations/%)
+	$(PIP) install --quiet --no-compile --constraint constraints.txt 'millpond[dev]' langchain-millpond llama-index-millpond \
+		$(DATABASES:%=millpond-%)
+	$(PIP) install --quiet --no-compile --no-deps --requirement tests/compat/replaced.txt
 	@touch $@
 
 demo: $(DEMO) ## answer questions about the Python standard library on this machine
