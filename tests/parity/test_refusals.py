@@ -195,6 +195,8 @@ DAMAGES: Rows = [
     *((modules(*HEADS, weights=kind), truncated(f"2_Dense/{FILES[kind]}"), "2_Dense.*damaged") for kind in FILES),
     *((modules(*HEADS), unlinked(f"2_Dense/{name}"), "2_Dense") for name in ("model.safetensors", "config.json")),
     (modules(*HEADS), fields("2_Dense/config.json", in_features=47), "47 features, and gets 48"),
+    *((model(family), fields(num_hidden_layers=0), "needs at least one layer") for family in ("bert", "llama", "gte")),
+    (model("distilbert"), fields(n_layers=0), "needs at least one layer"),
     *(
         (modules(), text(content, "modules.json"), r"modules\.json")
         for content in ("", "{}", "[]", "[1]", '[{"idx": 0}]')

@@ -183,8 +183,10 @@ def backbone_width(config: Mapping[str, Any]) -> int:
     """Columns of a backbone's hidden states.
 
     Raises:
-        ModelLoadError: The config gives no int.
+        ModelLoadError: The config gives no int, or no layers.
     """
+    if config.get("num_hidden_layers", config.get("n_layers", config.get("n_layer"))) == 0:
+        raise ModelLoadError("num_hidden_layers is 0 in config.json; a model needs at least one layer")
     width = config.get("hidden_size", config.get("dim", config.get("n_embd", 0)))
     if not isinstance(width, int):
         raise ModelLoadError(f"hidden_size is {width!r} in config.json; it must be an int")
