@@ -12,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.cached import WIDTH, kept, names, store
 
+from millpond import VectorCache
 from millpond.cache.blob_store import KEYS_PER_SELECT
-from millpond.cache.vector_cache import CacheStats, VectorCache
+from millpond.cache.vector_cache import CacheStats
 from millpond.errors import CacheError, InvalidRequestError
 
 

@@ -15,8 +15,7 @@ import numpy.typing as npt
 import pytest
 from tests.tiny import write_checkpoint
 
-from millpond import Engine
-from millpond.cache.vector_cache import VectorCache
+from millpond import Engine, VectorCache
 
 PAGE = 4096
 TEXTS = [f"text {number} of the mill" for number in range(600)]

@@ -14,8 +14,8 @@ import pytest
 from tests.cached import finish, kept, script, store
 from tests.tiny import write_checkpoint
 
+from millpond import VectorCache
 from millpond.cache import sqlitefile
-from millpond.cache.vector_cache import VectorCache
 from millpond.errors import CacheError
 
 COMPILER = shutil.which("cc")

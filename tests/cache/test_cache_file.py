@@ -18,9 +18,8 @@ import pytest
 from tests.cached import kept, store, vector
 from tests.tiny import write_checkpoint
 
+from millpond import Engine, VectorCache
 from millpond.cache import blob_store
-from millpond.cache.vector_cache import VectorCache
-from millpond.engine.engine import Engine
 from millpond.errors import CacheError, MillpondError, ModelLoadError
 
 

@@ -14,8 +14,7 @@ import pytest
 from tests.cached import finish, script
 from tests.tiny import write_checkpoint
 
-from millpond import Engine, PoolingParams
-from millpond.cache.vector_cache import VectorCache
+from millpond import Engine, PoolingParams, VectorCache
 from millpond.engine.schedule.committer import Committer
 
 pytestmark = pytest.mark.contract

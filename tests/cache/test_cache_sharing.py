@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from tests.cached import finish, kept, script, store
 
+from millpond import VectorCache
 from millpond.cache import blob_store, sqlitefile
-from millpond.cache.vector_cache import VectorCache
 from millpond.errors import CacheError
 
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from tests.cached import kept, names, store
 
+from millpond import VectorCache
 from millpond.cache import blob_store
-from millpond.cache.vector_cache import VectorCache
 from millpond.errors import InvalidRequestError
 
 

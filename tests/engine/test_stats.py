@@ -13,7 +13,7 @@ import pytest
 from tests.recording import Recording
 from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
 
-from millpond import Engine, EngineStats, Timings
+from millpond import Engine, EngineStats, PoolingParams, Timings
 from millpond.engine import dispatcher, loading
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
@@ -25,7 +25,6 @@ from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallTimer
 from millpond.errors import EngineOverloadedError
-from millpond.params import PoolingParams
 from millpond.pooling.pooler import Readout
 from tests import recording
 

@@ -6,8 +6,7 @@ from unittest import mock
 
 from tests.ingest.memory_sink import MemoryClient, MemoryConnection, MemoryDriver
 
-from millpond.ingest import CollectionSink, Record, ingest
-from millpond.ingest.chunking import Chunker, Chunking
+from millpond.ingest import Chunker, Chunking, CollectionSink, Record, ingest
 from millpond.ingest.pipeline import planner, writer
 from millpond.ingest.pipeline.journal import CollectionEntries
 

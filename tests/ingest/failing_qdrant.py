@@ -5,7 +5,7 @@ import socket
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest import CollectionManifest
 
 
 class FailingQdrant(ThreadingHTTPServer):

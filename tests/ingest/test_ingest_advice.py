@@ -12,10 +12,10 @@ from typer.main import get_command
 
 from millpond.cli.app import app
 from millpond.errors import InvalidDimensionsError, InvalidRequestError
-from millpond.ingest import Record, Rejected
-from millpond.ingest.advice.advisor import Advice, advise, quality
+from millpond.ingest import Advice, Record, Rejected, advise, read_judgements
+from millpond.ingest.advice.advisor import quality
 from millpond.ingest.advice.beir import beir_folder
-from millpond.ingest.advice.judgements import ndcg, read_judgements
+from millpond.ingest.advice.judgements import ndcg
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.page import advice_page
 from millpond.ingest.advice.quantized import quantize, round_bfloat16, store

@@ -14,9 +14,8 @@ from millpond.errors import (
     SinkTooLargeError,
     SinkUnavailableError,
 )
-from millpond.ingest import Record, WriteBatch, point_id
-from millpond.ingest.pipeline.delivery import RejectedRow, RetryingWriter, RetryPolicy
-from millpond.ingest.pipeline.source_items import StopRequest
+from millpond.ingest import Record, RetryPolicy, StopRequest, WriteBatch, point_id
+from millpond.ingest.pipeline.delivery import RejectedRow, RetryingWriter
 
 
 class Clock(StopRequest):

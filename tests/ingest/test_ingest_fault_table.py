@@ -11,8 +11,8 @@ import pytest
 from tests.ingest.failing_qdrant import FailingQdrant
 from tests.tiny import write_checkpoint
 
+from millpond import Engine
 from millpond.cli.app import main
-from millpond.engine.engine import Engine
 
 pytest.importorskip("millpond_qdrant")
 pytestmark = pytest.mark.contract

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, expected, memory, run, small
 from tests.tiny import write_checkpoint
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.ingest import Record
 
 numbers = itertools.count()

@@ -5,7 +5,7 @@ import re
 import pytest
 from tests.tiny import write_checkpoint
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.errors import InvalidRequestError
 from millpond.ingest import Record, ingest
 

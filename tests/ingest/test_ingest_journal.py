@@ -7,11 +7,10 @@ import pytest
 from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, memory, run, small
 from tests.tiny import write_checkpoint
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.errors import InvalidRequestError, JournalError
-from millpond.ingest import Record, Rejected
+from millpond.ingest import Record, Rejected, StopRequest
 from millpond.ingest.pipeline.journal import Journal, JournalEntry, digest
-from millpond.ingest.pipeline.source_items import StopRequest
 
 
 def some(count, text="text"):

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from tests.tiny import write_checkpoint
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.ingest import open_sink, point_id
 
 ROWS = 5000

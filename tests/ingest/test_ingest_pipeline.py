@@ -17,8 +17,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 from tests.tiny import Layout, write_checkpoint
 
-from millpond.engine.async_engine import AsyncEngine
-from millpond.engine.engine import Engine
+from millpond import AsyncEngine, Engine
 from millpond.errors import (
     EngineOverloadedError,
     InvalidDimensionsError,

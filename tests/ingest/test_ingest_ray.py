@@ -21,12 +21,10 @@ import pytest
 from tests.ingest.shared_sink import SharedSink
 from tests.tiny import write_checkpoint
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, ModelLoadError
-from millpond.ingest import Record, ingest, point_id, read
-from millpond.ingest.chunking import Chunking
+from millpond.ingest import Chunking, Record, StopRequest, ingest, point_id, read
 from millpond.ingest.pipeline import planner
-from millpond.ingest.pipeline.source_items import StopRequest
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")

@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 
 from millpond.errors import InvalidRequestError, MissingExtraError
+from millpond.ingest import IngestReport, RunTrace
 from millpond.ingest.pages import charts
 from millpond.ingest.pages.charts import bytes_text, seconds_text
 from millpond.ingest.pages.html_page import write_page
 from millpond.ingest.pages.report_page import check_report, write_report
-from millpond.ingest.telemetry.report import IngestReport
-from millpond.ingest.telemetry.trace import RunTrace
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHARTS = ["Throughput", "Queue depths", "Time of one call, by stage", "Length of the texts", "Recall by width"]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.ingest.memory_sink import MemoryConnection, MemorySink
 
+from millpond import EmbeddingOutput, ModelSpec, Usage
 from millpond.errors import (
     FingerprintMismatchError,
     InvalidDimensionsError,
@@ -28,8 +29,6 @@ from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond.ingest.sinks.protocol import check_widths
 from millpond.ingest.sinks.search import plan_search
 from millpond.metadata import check_filter
-from millpond.outputs import EmbeddingOutput, Usage
-from millpond.spec import ModelSpec
 
 RECORDS = (Record("a", "x"), Record("b", "y"))
 UNIT = np.eye(2, 4, dtype=np.float32)

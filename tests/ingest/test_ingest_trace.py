@@ -5,8 +5,8 @@ import threading
 import numpy as np
 import pytest
 
+from millpond.ingest import RunTrace
 from millpond.ingest.telemetry.histogram import LogHistogram
-from millpond.ingest.telemetry.trace import RunTrace
 
 
 class Clock:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from millpond import Ragged
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction.codecs import rows as codecs
 from millpond.late_interaction.codecs.rows import BFLOAT16, FLOAT32, INT8
 from millpond.late_interaction.kernels import compiled, exact
 from millpond.late_interaction.kernels.exact import DeviceTokens, Tokens, score
 from millpond.native.library import ISAS, KernelTable, isa, kernel_table
-from millpond.vectors.ragged import Ragged
 
 ROOT = Path(__file__).parents[2]
 NATIVE = ROOT / "src/millpond/native"

@@ -12,9 +12,9 @@ from tests.tiny.heads import write_stanford
 
 from millpond import Engine, TokenSpans
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction import Ragged, maxsim
+from millpond.late_interaction import Ragged, TokenMatch, maxsim
 from millpond.late_interaction.encoding.token_pooling import pool_tokens, pooled_rows
-from millpond.late_interaction.scoring.explanation import TokenMatch, explain, html, terminal
+from millpond.late_interaction.scoring.explanation import explain, html, terminal
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

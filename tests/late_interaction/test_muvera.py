@@ -6,11 +6,11 @@ import json
 import numpy as np
 import pytest
 
+from millpond import Ragged
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction import maxsim
 from millpond.late_interaction.encoding import muvera
 from millpond.late_interaction.encoding.muvera import Muvera
-from millpond.vectors.ragged import Ragged
 
 WIDTH = 16
 

@@ -6,10 +6,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from millpond import ModelSpec, Ragged
 from millpond.errors import InvalidDimensionsError, InvalidRequestError
 from millpond.late_interaction.encoding.projection import Projection, choose, is_trained
-from millpond.spec import ModelSpec
-from millpond.vectors.ragged import Ragged
 
 NATIVE = 24
 

@@ -7,10 +7,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from millpond import TokenEmbeddingOutput, Usage
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction import MemoryIndex, Ragged
 from millpond.late_interaction.retrieval import aretrieve, reciprocal_rank_fusion, retrieve
-from millpond.outputs import TokenEmbeddingOutput, Usage
 
 
 class OneHot:

@@ -6,10 +6,10 @@ import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
+from millpond import Ragged
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction.encoding import token_pooling, ward
 from millpond.late_interaction.encoding.token_pooling import pool_tokens, pooled_rows
-from millpond.vectors.ragged import Ragged
 
 WIDTH = 32
 

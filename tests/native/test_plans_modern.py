@@ -35,7 +35,7 @@ from tests.parity.rotary_oracles import jina as described_jina
 from tests.tiny import write_checkpoint
 from tests.tiny.families import JINA_TASKS
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.models import load as loading
 from millpond.models.int8 import Int8Linear
 from millpond.models.jina import JinaEncoder

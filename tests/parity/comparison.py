@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tests.tiny import TEXTS
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 
 TOLERANCE = 1e-5  # relative to the largest value of a vector
 VISIBLE = 1e-3  # a mistake must change a vector by more than this

@@ -16,7 +16,7 @@ from tests.tiny import SENTENCES
 from tests.tiny.checkpoints import token_id
 from tests.tiny.heads import write_language_model
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 
 LONG = 512  # tokens; enough for a reranker's template with these small vocabularies
 PAIRS = (

@@ -12,7 +12,7 @@ import pytest
 import torch
 from tests.tiny import SENTENCES, edit_json, write_checkpoint
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.errors import InvalidRequestError, ModelLoadError
 
 pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
@@ -162,7 +162,7 @@ def test_tokens_have_the_pipeline_s_softmax_whatever_the_problem(labels, activat
 
 
 def test_callers_of_one_batch_choose_for_themselves(tmp_path):
-    from millpond.params import PoolingParams
+    from millpond import PoolingParams
 
     with load(write(tmp_path / "model", 3)) as engine:
         activations = [None, False, "sigmoid", "softmax"]

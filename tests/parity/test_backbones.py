@@ -15,12 +15,12 @@ from tests.parity.oracles import oracle
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
 from tests.tiny.families import some
 
+from millpond import Engine
 from millpond.attention import dense, matmul_attention, sdpa
 from millpond.attention.segments import Segments
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architectures import ARCHITECTURES, find
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.engine.engine import Engine
 from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.runner import Runner
 from millpond.models import encoder, load

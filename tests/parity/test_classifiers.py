@@ -19,8 +19,7 @@ from tests.parity.head_oracles import classifier
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, write_checkpoint
 from tests.tiny.families import some
 
-from millpond.engine.engine import Engine
-from millpond.inputs import TokenIds
+from millpond import Engine, TokenIds
 from millpond.pooling.classifier import ClassifierHead
 
 TOLERANCE = 1e-5  # relative to the largest logit
@@ -90,7 +89,7 @@ def expected_of(folder: Path, items: Sequence[Any] = ITEMS, **overrides: Any) ->
 
 
 def logits(engine: Engine, task: str, items: Sequence[Any] = ITEMS) -> list[np.ndarray]:
-    from millpond.params import PoolingParams
+    from millpond import PoolingParams
 
     return list(engine.encode(items, task=task, params=PoolingParams(activation=False)).probs)
 

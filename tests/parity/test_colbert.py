@@ -17,7 +17,7 @@ from tests.parity.comparison import TOLERANCE, VISIBLE
 from tests.tiny import SENTENCES, TEXTS
 from tests.tiny.heads import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, write_stanford
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.errors import InputTooLongError
 from millpond.late_interaction.encoding.markers import ColbertEncoder, EncodedText
 from millpond.tasks import ROLES, Role

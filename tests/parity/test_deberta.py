@@ -11,8 +11,8 @@ from tests.parity.oracles import oracle
 from tests.parity.test_backbones import SHORT, TOLERANCE, VISIBLE, _ids, difference, states
 from tests.tiny import TEXTS, write_checkpoint
 
+from millpond import Engine
 from millpond.attention.segments import Segments
-from millpond.engine.engine import Engine
 from millpond.errors import ModelLoadError
 from millpond.models import deberta
 

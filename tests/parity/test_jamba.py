@@ -9,10 +9,10 @@ import torch
 from tests.parity.test_backbones import SHORT, VISIBLE, _ids, difference, states
 from tests.tiny import TEXTS
 
+from millpond import Engine
 from millpond.attention.segments import Segments
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.engine.engine import Engine
 from millpond.models import jamba, load
 
 

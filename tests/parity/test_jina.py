@@ -19,16 +19,15 @@ from tests.parity.rotary_oracles import merged
 from tests.tiny import MAX_TOKENS, TEXTS, Layout, Normalize, Pooling, edit_json, write_checkpoint
 from tests.tiny.families import FAMILIES, JINA_TASKS
 
+from millpond import Engine, PoolingParams
 from millpond.attention.segments import Segments
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.native_config import translate
-from millpond.engine.engine import Engine
 from millpond.engine.execute.runner import Runner
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models import adapters as adapting
 from millpond.models.load import load_backbone
-from millpond.params import PoolingParams
 
 TOLERANCE = 1e-5
 VISIBLE = 1e-3

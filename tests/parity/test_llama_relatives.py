@@ -10,9 +10,9 @@ from tests.parity.oracles import oracle
 from tests.parity.test_backbones import SHORT, TOLERANCE, VISIBLE, _ids, difference, states
 from tests.tiny import edit_json, write_checkpoint
 
+from millpond import Engine
 from millpond.checkpoints import architectures, native_config
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.engine.engine import Engine
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models import internlm2, load
 

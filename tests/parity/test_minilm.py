@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from quality import Retrieval, evaluate, evaluate_maxsim, ids_of, mean_ndcg, read_retrieval, search
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 
 TOLERANCE = 1e-5
 # sentence-transformers 6.2 in float32 on cranfield, title + " " + text: nDCG@10 by width, cut and renormalized.

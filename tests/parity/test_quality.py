@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 from quality import best, funnel, mean_ndcg, ndcg_at_k, overlap, read_retrieval, rerank, search
 
-from millpond import Engine
-from millpond.vectors.ragged import Ragged
+from millpond import Engine, Ragged
 
 GRADES = {"a": 3, "b": 2, "c": 1, "d": 0}
 IDEAL = 3 + 2 / math.log2(3) + 1 / 2

@@ -16,7 +16,7 @@ from tests.parity.rerankers import FRAME
 from tests.tiny.checkpoints import save_weights
 from tests.tiny.heads import write_language_model, write_reward
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.errors import (
     InvalidRequestError,
     ModelLoadError,

@@ -41,8 +41,7 @@ from tests.tiny import SENTENCES, edit_json, write_checkpoint
 from tests.tiny.checkpoints import token_id
 from tests.tiny.heads import write_language_model
 
-from millpond.inputs import Pair
-from millpond.params import PoolingParams
+from millpond import Pair, PoolingParams
 
 pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
 

@@ -19,10 +19,8 @@ from tests.tiny import SENTENCES, TEXTS, drop_tensor, edit_json, write_checkpoin
 from tests.tiny.checkpoints import token_id
 from tests.tiny.heads import CHAT, REWARD, STEP, write_language_model, write_reward
 
-from millpond.engine.engine import Engine
+from millpond import Engine, PoolingParams, TokenIds
 from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError, WeightMismatchError
-from millpond.inputs import TokenIds
-from millpond.params import PoolingParams
 from millpond.pooling.classifier import VocabularyRows
 from millpond.pooling.pooler import Pooler
 

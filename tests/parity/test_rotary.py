@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from tests.parity.oracles import oracle
 from tests.tiny import FAMILIES, MAX_TOKENS, TEXTS, Layout, edit_json, write_checkpoint
 
+from millpond import Engine
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.native_config import translate
-from millpond.engine.engine import Engine
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models import gte
 

@@ -21,7 +21,7 @@ from tests.tiny import TEXTS as SAMPLES
 from tests.tiny.families import FAST
 from tests.tiny.layouts import OLD_MODES
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.errors import InvalidDimensionsError, ModelLoadError
 
 TEXTS = list(SAMPLES)

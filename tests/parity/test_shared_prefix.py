@@ -13,11 +13,11 @@ import pytest
 import torch
 from tests.tiny import SENTENCES, write_checkpoint
 
+from millpond import Engine
 from millpond.attention import dense, flex, matmul_attention, sdpa, varlen
 from millpond.attention.kernels import select
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
-from millpond.engine.engine import Engine
 from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.schedule import intake
 

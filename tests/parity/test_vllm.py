@@ -32,7 +32,7 @@ import pytest
 from tests.parity.vllm_row import Row
 from tests.parity.vllm_rows import ROWS
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

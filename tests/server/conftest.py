@@ -27,11 +27,9 @@ from tests.tiny.hub import STAND_INS
 
 from millpond import Engine
 from millpond.late_interaction import PlaidIndex
-from millpond.server.app import create_app
+from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 from millpond.server.launch import sockets
 from millpond.server.launch.server import Server
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
 
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool['name'] + '\n' }}{% endfor %}"

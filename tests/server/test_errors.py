@@ -13,10 +13,8 @@ import pytest
 from fastapi import Request
 
 from millpond import errors as tree
-from millpond.server.app import create_app
+from millpond.server import ModelConfig, ServedModels, create_app
 from millpond.server.errors import INTERNAL, NotServedError, RequestError
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig
 
 Ask = Callable[..., httpx.Response]
 PATH = "/v1/embeddings"

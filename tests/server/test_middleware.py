@@ -12,10 +12,8 @@ from typing import Any
 import httpx
 import pytest
 
-from millpond.server.app import create_app
+from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 from millpond.server.middleware import ApiKeys, _request_id
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry import logs
 from millpond.server.telemetry.scope import route_path
 

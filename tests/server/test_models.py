@@ -8,12 +8,9 @@ import numpy as np
 import pytest
 from tests.tiny import write_checkpoint
 
-from millpond import Engine
+from millpond import Engine, Pair, PoolingParams
 from millpond.errors import InvalidRequestError, ModelLoadError
-from millpond.inputs import Pair
-from millpond.params import PoolingParams
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig
+from millpond.server import ModelConfig, ServedModels
 
 PAIRS = "{% for message in messages if message.role in ('query', 'document') %}{{ message.content }} {% endfor %}mill"
 CHAT = "{% for message in messages %}{{ message.role }} {{ message.content }}{% endfor %}"

@@ -12,10 +12,8 @@ import pytest
 from fastapi import FastAPI, Request
 from pydantic import BaseModel, create_model
 
+from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 from millpond.server.api import openapi
-from millpond.server.app import create_app
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
 
 
 @pytest.fixture(scope="module")

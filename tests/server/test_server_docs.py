@@ -13,9 +13,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from millpond.late_interaction import PlaidIndex
-from millpond.server.app import create_app
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 from millpond.server.settings.sources import read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")

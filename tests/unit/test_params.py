@@ -5,9 +5,9 @@ import dataclasses
 import numpy as np
 import pytest
 
+from millpond import PoolingParams
 from millpond.config import EngineConfig
 from millpond.errors import InvalidRequestError, ModelLoadError
-from millpond.params import PoolingParams
 
 
 def test_given_names_the_options_that_were_set():

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from millpond.vectors.ragged import Ragged
+from millpond import Ragged
 
 MATRICES = [np.full((n, 3), n, dtype=np.float32) for n in (2, 0, 5)]
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import numpy as np
 
-from millpond import Engine
+from millpond import Engine, ModelSpec
 from millpond.errors import MillpondError
 from millpond.ingest import Record, WriteBatch, point_id
-from millpond.spec import ModelSpec
 from millpond.testing.matrices import matrices, names, ragged
 from millpond_milvus import MilvusIndex, MilvusSink
 

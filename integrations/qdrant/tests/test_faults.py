@@ -22,8 +22,7 @@ from qdrant_client import models
 
 from millpond import Engine, InvalidRequestError
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
-from millpond.ingest import Record, WriteBatch, point_id
-from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest import CollectionManifest, Record, WriteBatch, point_id
 from millpond_qdrant import QdrantIndex, QdrantSink
 
 pytestmark = pytest.mark.contract

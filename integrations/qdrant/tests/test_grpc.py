@@ -15,8 +15,7 @@ from qdrant_client.conversions.conversion import RestToGrpc
 
 from millpond import Engine
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
-from millpond.ingest import Record, WriteBatch, point_id
-from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest import CollectionManifest, Record, WriteBatch, point_id
 from millpond_qdrant import QdrantSink
 
 pytestmark = pytest.mark.contract

@@ -11,8 +11,7 @@ from qdrant_client import QdrantClient, models
 from tests.tiny.heads import write_splade
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
-from millpond.ingest import Record, ingest, point_id
-from millpond.ingest.chunking import Chunking
+from millpond.ingest import Chunking, Record, ingest, point_id
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.queries import sparse_vector
 

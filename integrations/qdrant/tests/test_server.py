@@ -14,9 +14,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 
 from millpond import Engine
-from millpond.ingest import Record, SinkError, WriteBatch, ingest, point_id
-from millpond.ingest.pipeline.delivery import RetryPolicy
-from millpond.ingest.sinks.manifest import CollectionManifest
+from millpond.ingest import CollectionManifest, Record, RetryPolicy, SinkError, WriteBatch, ingest, point_id
 from millpond_qdrant import QdrantSink
 from millpond_qdrant.probe import PartialPoints
 

@@ -16,13 +16,9 @@ from tests.parity.oracles import oracle
 from tests.tiny import MAX_TOKENS, SENTENCES, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.heads import write_stanford
 
-from millpond.cache.vector_cache import VectorCache
-from millpond.engine.async_engine import AsyncEngine
-from millpond.engine.engine import Engine
+from millpond import AsyncEngine, Engine, PoolingParams, TokenIds, VectorCache
 from millpond.engine.execute.runner import Runner
 from millpond.errors import EngineOverloadedError, InputTooLongError, InvalidRequestError
-from millpond.inputs import TokenIds
-from millpond.params import PoolingParams
 from millpond.vectors.quantization import quantize
 
 TOLERANCE = 1e-5

@@ -15,10 +15,9 @@ import pytest
 from tests.tiny import write_checkpoint
 from tests.tiny.heads import write_pylate
 
-from millpond import AsyncEngine, Engine, PoolingParams
+from millpond import AsyncEngine, Engine, Pair, PoolingParams
 from millpond.engine.composite.comparison import Comparison
 from millpond.engine.schedule.call import Call
-from millpond.inputs import Pair
 from millpond.tasks import Role
 
 WIDTH = 8

@@ -4,13 +4,12 @@ import numpy as np
 import pytest
 from tests.tiny import TEXTS, write_checkpoint
 
-from millpond.engine.engine import Engine
+from millpond import Engine, PoolingParams
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input import resolve
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
-from millpond.params import PoolingParams
 
 # Each family with one pooling here, and all with both in the second ring.
 FAST = {"bert": "cls", "modernbert": "lasttoken", "qwen3": "lasttoken", "gemma2": "cls"}

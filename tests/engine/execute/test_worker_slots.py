@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from millpond import Engine
 from millpond.engine import dispatcher
-from millpond.engine.engine import Engine
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker

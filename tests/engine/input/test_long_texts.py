@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.tiny.tokenizers import KINDS, SENTENCES, write_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
+from millpond import Pair, SpannedText, TokenIds
 from millpond.engine.input import oversize
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import PairTokenizer
@@ -18,7 +19,6 @@ from millpond.engine.input.plan import Plan
 from millpond.engine.tokenize import long_texts
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InputTooLongError
-from millpond.inputs import Pair, SpannedText, TokenIds
 from millpond.pooling.pooler import Readout
 
 LIMIT = 24

@@ -9,12 +9,12 @@ from tests.tiny import SENTENCES, write_checkpoint
 from tests.tiny.tokenizers import write_tokenizer
 from transformers import AutoTokenizer
 
+from millpond import Pair
 from millpond.checkpoints.templates.score_template import ScoreTemplate, plain_template, shipped_template
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.errors import InputTooLongError, InvalidRequestError
-from millpond.inputs import Pair
 
 QUERY = "How deep is the pond?"
 PAIRS = (

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from tests.tiny import SENTENCES, write_checkpoint
 
-from millpond import Engine
+from millpond import Engine, Pair
 from millpond.errors import InvalidRequestError
-from millpond.inputs import Pair
 from millpond.vectors.quantization import eight_bits
 
 

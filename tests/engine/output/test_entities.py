@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 
-from millpond.engine.engine import Engine
+from millpond import Engine, Entity
 from millpond.engine.output.entities import entities
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import TokenAlignment
 from millpond.engine.tokenize.word_ids import word_numbers
-from millpond.outputs import Entity
 from millpond.tasks import AGGREGATIONS, Aggregation
 
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC", "MISC")

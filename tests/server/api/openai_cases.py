@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from tests.server.api.cases import LONG, TEXTS, Case, Engines, refused
 
-from millpond.inputs import TokenIds
+from millpond import TokenIds
 
 TALK = [{"role": "user", "content": "How deep is it?"}]
 RENDERED = "<|im_start|>user\nHow deep is it?<|im_end|>\n"

@@ -20,8 +20,7 @@ from tests.tiny import write_checkpoint
 
 from millpond import Engine
 from millpond.late_interaction import MemoryIndex, TokenMatch
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server import ModelConfig, ServedModels, ServerConfig
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -10,9 +10,8 @@ import httpx
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from millpond.server import ModelConfig, ServedModels, ServerConfig
 from millpond.server import app as server
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
 
 ROOT = Path(server.__file__).parents[3]
 FOLDER = Path(server.__file__).parent / "api/page"

@@ -21,8 +21,8 @@ from tests.tiny.heads import write_pylate, write_stanford
 from millpond import Engine
 from millpond.cli.app import main
 from millpond.cli.commands import serve as command
+from millpond.server import ServedModels
 from millpond.server.launch import run
-from millpond.server.served.models import ServedModels
 
 pytestmark = [pytest.mark.contract, pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")]
 

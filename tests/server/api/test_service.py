@@ -15,9 +15,8 @@ from tests.recording import Recording
 
 from millpond import Engine
 from millpond.engine import loading
-from millpond.server.app import create_app
-from millpond.server.served.models import ServedModel, ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
+from millpond.server.served.models import ServedModel
 from millpond.vllm.model import PoolingModel
 from millpond.vllm.pooler_config import PoolerConfig
 from tests import recording

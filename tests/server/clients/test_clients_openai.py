@@ -17,10 +17,9 @@ import pytest
 from tests.server.conftest import running
 from tests.tiny import SENTENCES
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.engine.execute.runner import Runner
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server import ModelConfig, ServedModels, ServerConfig
 
 pytestmark = pytest.mark.contract
 

@@ -15,8 +15,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
 from tests.server.conftest import running
 
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server import ModelConfig, ServedModels, ServerConfig
 
 pytestmark = pytest.mark.contract
 

@@ -12,7 +12,7 @@ import httpx
 import pytest
 from tests.server.mutations import BODIES, KEY, MODELS, Mutant, mutants, template_of
 
-from millpond.server.served.models import ServedModels
+from millpond.server import ServedModels
 
 PATIENCE = 300.0  # seconds; whatever takes longer hangs
 # 501 is vLLM's word for a model that does not serve the route; a 404 names a model, a 415 a Content-Encoding.

@@ -14,8 +14,8 @@ from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
 from tests.server.mutations import BODIES, INDEXES, KEY, template_of
 
+from millpond.server import ServedModels
 from millpond.server.api import ROUTERS
-from millpond.server.served.models import ServedModels
 
 PATIENCE = 300.0  # seconds; whatever takes longer hangs
 MANY = 300  # examples, where there is time

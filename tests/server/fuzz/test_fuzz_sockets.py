@@ -15,9 +15,8 @@ import numpy as np
 import pytest
 from tests.server.conftest import running
 
-from millpond.engine.engine import Engine
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond import Engine
+from millpond.server import ModelConfig, ServedModels, ServerConfig
 
 PATIENCE = 300.0  # seconds; whatever takes longer hangs
 MOST = 1 << 16  # bytes of a body

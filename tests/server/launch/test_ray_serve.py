@@ -27,8 +27,8 @@ import torch
 from millpond import Engine
 from millpond.engine import loading
 from millpond.errors import DeviceLostError, EngineClosedError, InvalidRequestError
+from millpond.server import ModelConfig, ServerConfig
 from millpond.server.ray.replicas import Autoscaling, Replicas, read
-from millpond.server.settings.config import ModelConfig, ServerConfig
 from tests import recording
 
 pytestmark = pytest.mark.contract

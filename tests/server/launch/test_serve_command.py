@@ -33,8 +33,8 @@ import millpond
 from millpond.cli.app import main
 from millpond.engine import heap
 from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.server import ModelConfig, ServerConfig
 from millpond.server.launch import run, sockets
-from millpond.server.settings.config import ModelConfig, ServerConfig
 
 pytestmark = pytest.mark.contract
 

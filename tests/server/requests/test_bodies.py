@@ -15,11 +15,9 @@ import pytest
 from pydantic import BaseModel, ValidationError
 from tests.server.conftest import running
 
-from millpond.server.app import create_app
+from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 from millpond.server.errors import validation_error
 from millpond.server.requests import body_budget
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
 
 MOST = 100_000
 PATH = "/v1/embeddings"

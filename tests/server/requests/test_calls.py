@@ -22,11 +22,9 @@ from tests.server.conftest import address_of, running, serving
 from millpond.engine.execute.runner import Runner
 from millpond.engine.tokenize import large_texts
 from millpond.errors import EngineOverloadedError
-from millpond.server.app import create_app
+from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 from millpond.server.requests import calls, prepare_executor
 from millpond.server.requests.prepare_executor import THREADS, PrepareExecutor
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
 
 PATH = "/v1/embeddings"
 

@@ -17,7 +17,7 @@ from typer.main import get_command
 
 from millpond.cli.app import app
 from millpond.errors import InvalidRequestError, SourceNotFoundError
-from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server import ModelConfig, ServerConfig
 from millpond.server.settings.sources import MODEL_SETTINGS, NAMES, SERVER_SETTINGS, SYNONYMS, environment_name, read
 
 # A value for each type that differs from every default: (in Python, as text).

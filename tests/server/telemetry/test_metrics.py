@@ -15,9 +15,7 @@ from fastapi import FastAPI
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from millpond.engine.execute.runner import Runner
-from millpond.server.app import create_app
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
+from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 
 HEADERS = (
     "x-compute-type x-compute-time x-compute-characters x-compute-tokens x-total-time x-tokenization-time "

@@ -20,11 +20,9 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from millpond.engine import heap
 from millpond.errors import MissingExtraError
+from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 from millpond.server import app as application
-from millpond.server.app import create_app
 from millpond.server.launch import run
-from millpond.server.served.models import ServedModels
-from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry.spans import OpenTelemetrySpans
 from millpond.server.telemetry.tracing import tracing_of
 
