@@ -40,31 +40,17 @@ _FEW_QUERIES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a layout takes and keeps.
-
-    Attributes:
-        layout: The layout.
-        recall: The share of the ``k`` nearest by float32 at full width that it finds; the mean of the queries.
-        ndcg: nDCG@10 by the judgements; ``None`` without them.
-        stored_bytes: Bytes of a row's vectors in all.
-        scanned_bytes: Of these, the bytes that a search compares, and that belong in memory: the quantized copy, the
-            narrow vectors of a coarse-to-fine search, or all.
-        read_bytes: Bytes that an exact search of a million rows reads, for one query, with what it rescores.
-        seconds: Time of one query over the sample by numpy, on one machine: an indication, since a database has kernels
-            and an index of its own.
-        best: A database can store it, and no other such layout that is as small, in memory and stored, is as good.
-        keeps: It keeps the share that was asked for.
-    """
+    """What a layout takes and keeps."""
 
     layout: Layout
-    recall: float
-    ndcg: float | None
-    stored_bytes: float
-    scanned_bytes: float
-    read_bytes: float
-    seconds: float
-    best: bool = False
-    keeps: bool = False
+    recall: float  # the share of the `k` nearest by float32 at full width that it finds; the mean of the queries
+    ndcg: float | None  # nDCG@10 by the judgements; `None` without them
+    stored_bytes: float  # bytes of a row's vectors in all
+    scanned_bytes: float  # of these, what a search compares and what belongs in memory
+    read_bytes: float  # bytes that an exact search of a million rows reads, for one query, with what it rescores
+    seconds: float  # of one query over the sample by numpy: an indication, since databases have an index of their own
+    best: bool = False  # no other layout that a database stores is as small, in memory and stored, and as good
+    keeps: bool = False  # it keeps the share that was asked for
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,12 +176,7 @@ def advise(
 
 
 def check_dimensions(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
-    """The widths to measure for a model, ascending; the last one is its full width.
-
-    Raises:
-        UnsupportedTaskError: The model does not embed.
-        InvalidDimensionsError: Its vectors cannot have a width.
-    """
+    """The widths to measure for a model, ascending; the last one is its full width."""
     if "embed" not in spec.tasks:
         raise UnsupportedTaskError(
             f"{spec.name} does not embed (it serves {', '.join(sorted(spec.tasks))}); choose an embedding model"

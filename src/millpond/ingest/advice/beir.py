@@ -16,17 +16,11 @@ ID_COLUMN = "_id"
 
 @dataclass(frozen=True, kw_only=True)
 class BeirFolder:
-    """The files of a set.
+    """The files of a set."""
 
-    Attributes:
-        corpus: ``corpus.jsonl``: ``_id``, ``title``, ``text``.
-        queries: ``queries.jsonl``: ``_id``, ``text``; ``None`` if there is none.
-        judgements: ``qrels/test.tsv``, ``qrels.tsv`` or the only file in ``qrels``; ``None`` if there is none.
-    """
-
-    corpus: Path
-    queries: Path | None
-    judgements: Path | None
+    corpus: Path  # `corpus.jsonl`: `_id`, `title`, `text`
+    queries: Path | None  # `queries.jsonl`: `_id`, `text`; `None` if there is none
+    judgements: Path | None  # `qrels/test.tsv`, `qrels.tsv` or the only file in `qrels`; `None` if there is none
 
     def documents(self) -> Iterator[Record | Rejected]:
         """The documents; the text is the title, a space and the text, as BEIR's models read it."""
@@ -39,11 +33,7 @@ class BeirFolder:
 
 
 def beir_folder(path: str | os.PathLike[str]) -> BeirFolder | None:
-    """The set in a folder; ``None`` if it holds no ``corpus.jsonl``.
-
-    Raises:
-        InvalidRequestError: ``qrels`` holds several files, and none of them is ``test.tsv``.
-    """
+    """The set in a folder; ``None`` if it holds no ``corpus.jsonl``."""
     folder = Path(path)
     if not (folder / "corpus.jsonl").is_file():
         return None

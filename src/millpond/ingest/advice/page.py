@@ -27,20 +27,7 @@ def write_advice(
     commands: Mapping[Layout, str],
     settings: Mapping[str, object] | None = None,
 ) -> None:
-    """Write the page: one file that loads nothing, is printable, and follows dark or light colours.
-
-    Args:
-        path: The file; one that exists is replaced, at once.
-        advice: What was measured.
-        source: The source.
-        model: The model.
-        commands: The command line of each advised layout.
-        settings: More names and values to show.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        OSError: The file cannot be written.
-    """
+    """Write the page: one file that loads nothing, is printable, and follows dark or light colours."""
     check_charts()
     write_page(path, advice_page(advice, source=source, model=model, commands=commands, settings=settings or {}))
 

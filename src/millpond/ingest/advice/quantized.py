@@ -33,11 +33,7 @@ _RESCORED_FLOATS = 1 << 24
 
 
 class QuantizedVectors(ABC):
-    """The rows of a collection in a format.
-
-    Attributes:
-        bytes: Bytes of a row.
-    """
+    """The rows of a collection in a format."""
 
     def __init__(self, bytes_per_row: float) -> None:
         self.bytes = bytes_per_row
@@ -52,13 +48,7 @@ class QuantizedVectors(ABC):
 
 
 class DequantizedVectors(QuantizedVectors):
-    """Codes that compare as the floats that they stand for.
-
-    Args:
-        rows: float32 ``[n, d]``: what each code stands for.
-        bytes_per_row: Bytes of a code.
-        encode_queries: What the database makes of the queries before it compares.
-    """
+    """Codes that compare as the floats that they stand for."""
 
     def __init__(
         self, rows: FloatArray, bytes_per_row: float, encode_queries: Callable[[FloatArray], FloatArray] | None = None

@@ -35,53 +35,32 @@ _WIDE, _HIGH = 5.6, 2.9  # inches of 72 units
 
 
 def check_charts() -> None:
-    """Raise unless charts can be drawn.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Raise unless charts can be drawn."""
     if find_spec("matplotlib") is None:
         raise MissingExtraError('the page is drawn by matplotlib, which comes with: pip install "millpond[report]"')
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A line of a chart.
-
-    Attributes:
-        name: Its name.
-        x: ``[n]``.
-        y: ``[n]``.
-        color: One of :data:`COLORS`.
-    """
+    """A line of a chart."""
 
     name: str
-    x: Numbers
-    y: Numbers
-    color: str
+    x: Numbers  # `[n]`
+    y: Numbers  # `[n]`
+    color: str  # one of `COLORS`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Point:
-    """A point of a trade-off.
+    """A point of a trade-off."""
 
-    Attributes:
-        x: Its size.
-        y: Its quality.
-        group: The group that colours it.
-        name: What it is, for a reader who points at it.
-        best: No other point is both smaller and better.
-        advised: Whether to point it out.
-        label: Text beside it, if it is one of the best.
-    """
-
-    x: float
-    y: float
-    group: str
-    name: str
-    best: bool = False
-    advised: bool = False
-    label: str = ""
+    x: float  # its size
+    y: float  # its quality
+    group: str  # the group that colours it
+    name: str  # what it is, for a reader who points at it
+    best: bool = False  # no other point is both smaller and better
+    advised: bool = False  # whether to point it out
+    label: str = ""  # text beside it, if it is one of the best
 
 
 def steps(lines: Sequence[Series], *, title: str, x: str, y: str) -> str:

@@ -36,12 +36,7 @@ _URL_SECRET = re.compile(r"([?&][^=&#\s]*(?:key|token|password|secret)[^=&#\s]*=
 
 
 def check_report(path: str | os.PathLike[str]) -> None:
-    """Refuse a report that could not be written at the end, before the run.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        InvalidRequestError: ``path`` is a folder, or its folder does not exist or cannot be written to.
-    """
+    """Refuse a report that could not be written at the end, before the run."""
     check_charts()
     check_page_path(path)
 

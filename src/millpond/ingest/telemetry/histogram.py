@@ -16,12 +16,6 @@ class LogHistogram:
 
     The first bucket takes everything up to ``low`` (also 0), the last one everything above ``high``. It is not
     thread-safe; its owner locks.
-
-    Attributes:
-        count: Numbers added.
-        total: Their sum.
-        least: The least of them; ``nan`` before the first.
-        most: The greatest of them; ``nan`` before the first.
     """
 
     def __init__(self, low: float, high: float) -> None:

@@ -25,11 +25,7 @@ _REASON_CHARS = 500
 
 
 class StageCall:
-    """One call of a stage, while it runs.
-
-    Attributes:
-        rows: Rows that the call handles; may be set before the end of the block.
-    """
+    """One call of a stage, while it runs."""
 
     __slots__ = ("rows",)
 
@@ -39,42 +35,25 @@ class StageCall:
 
 @dataclass(frozen=True, kw_only=True)
 class StageSummary:
-    """The calls of a stage; times are seconds of one call, exact to 4.5 % but for ``longest``.
+    """The calls of a stage; times are seconds of one call, exact to 4.5 % but for ``longest``."""
 
-    Attributes:
-        calls: Calls that ended, also with an error.
-        rows: Rows of all calls.
-        seconds: Time of all calls; the stages run at the same time, so their sum may exceed the run's.
-        p50: Half of the calls took no longer.
-        p95: 95 % of the calls took no longer.
-        p99: 99 % of the calls took no longer.
-        longest: The longest call.
-        rows_per_call: Median of the rows of a call.
-    """
-
-    calls: int
-    rows: int
-    seconds: float
-    p50: float
-    p95: float
-    p99: float
+    calls: int  # calls that ended, also with an error
+    rows: int  # rows of all calls
+    seconds: float  # time of all calls; the stages run at the same time, so their sum may exceed the run's
+    p50: float  # half of the calls took no longer
+    p95: float  # 95 % of the calls took no longer
+    p99: float  # 99 % of the calls took no longer
     longest: float
-    rows_per_call: float
+    rows_per_call: float  # median of the rows of a call
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSample:
-    """The state of a run at one time.
+    """The state of a run at one time."""
 
-    Attributes:
-        seconds: Seconds since the run began.
-        counts: Counts since the run began, by their names in :class:`~millpond.ingest.IngestReport`.
-        queues: Items that wait in each queue.
-    """
-
-    seconds: float
-    counts: Mapping[str, int]
-    queues: Mapping[str, int]
+    seconds: float  # seconds since the run began
+    counts: Mapping[str, int]  # counts since the run began, by their names in `IngestReport`
+    queues: Mapping[str, int]  # items that wait in each queue
 
 
 class RunTrace:
