@@ -14,9 +14,8 @@ from millpond.server.errors import NotServedError, RequestError
 from millpond.server.requests import bodies, calls, prompts
 from millpond.server.requests.fields import INT64
 from millpond.server.requests.vectors import VectorRequest
-from millpond.server.responses.binary import RowsOrMatrices
-from millpond.server.responses.response_fields import UsageInfo, envelope, usage
-from millpond.server.responses.vectors import vector_response
+from millpond.server.responses.response_fields import ListResponse, envelope, usage
+from millpond.server.responses.vectors import RowsOrMatrices, vector_response
 from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.settings.config import ServerConfig
 from millpond.server.state import record_model, state_of
@@ -65,15 +64,8 @@ class PoolingData(BaseModel):
     shape: list[int] | None = Field(None, description="Rows and columns of a base64 matrix.")
 
 
-class PoolingResponse(BaseModel):
+class PoolingResponse(ListResponse[PoolingData]):
     """A result for each prompt, in the order of the request."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[PoolingData]
-    usage: UsageInfo
 
 
 router = APIRouter(tags=["vLLM"])
