@@ -406,11 +406,7 @@ def row_of(model_type: str) -> Architecture | None:
 
 
 def find(config: Mapping[str, Any], name: str) -> Architecture:
-    """The row for a checkpoint's config.json.
-
-    Raises:
-        UnsupportedArchitectureError: No row fits.
-    """
+    """The row for a checkpoint's config.json."""
     model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
     row = _recognized(config) or row_of(str(model_type))
     if row is None:

@@ -49,21 +49,14 @@ class FileState:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Everything that a checkpoint's files describe; no weights.
+    """Everything that a checkpoint's files describe; no weights."""
 
-    Attributes:
-        source: Where the files are.
-        config: config.json of the backbone, the user's ``hf_overrides`` merged in.
-        layout: The pipeline around the backbone.
-        cross_encoder: How it scores pairs, if it is one of sentence-transformers' cross-encoders.
-        files: State of the files that decide a vector, taken before any was read; empty for a hub revision, which
-            cannot change.
-    """
-
-    source: Source
-    config: Mapping[str, Any]
-    layout: PipelineLayout
+    source: Source  # where the files are
+    config: Mapping[str, Any]  # config.json of the backbone, the user's `hf_overrides` merged in
+    layout: PipelineLayout  # the pipeline around the backbone
+    # How it scores pairs, if it is one of sentence-transformers' cross-encoders
     cross_encoder: CrossEncoder | None = None
+    # State of the files that decide a vector, taken before any was read; empty for a hub revision, which cannot change
     files: tuple[FileState, ...] = ()
 
     @property
@@ -76,10 +69,6 @@ class Checkpoint:
         """SHA-256, in hex, over the files that decide a vector and ``settings`` (what the engine overrides).
 
         A hub revision stands for its files; the files of a local folder are read whole.
-
-        Raises:
-            ModelLoadError: A file of the folder has changed since the checkpoint was read: the digest would not be that
-                of the weights in memory.
         """
         whole = hashlib.sha256()
         config = {key: value for key, value in self.config.items() if key not in NOT_ARITHMETIC}
@@ -133,11 +122,7 @@ def _vector_files(folder: Path, transformer: Path) -> list[Path]:
 def read_checkpoint(
     model: str | os.PathLike[str], *, revision: str | None = None, hf_overrides: Mapping[str, Any] | None = None
 ) -> Checkpoint:
-    """Read the descriptions in a checkpoint's files, but no weights.
-
-    Raises:
-        ModelLoadError: It cannot be found, or it describes something that millpond does not run.
-    """
+    """Read the descriptions in a checkpoint's files, but no weights."""
     source = resolve(model, revision)
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     layout = read_layout(source.folder) if pairs is None else _layout_of(pairs)

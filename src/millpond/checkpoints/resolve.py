@@ -24,25 +24,15 @@ _OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "*/onnx/*", "*/
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a checkpoint is.
+    """Where a checkpoint is."""
 
-    Attributes:
-        name: The hub id or path that the user passed.
-        folder: The folder on disk.
-        revision: The hub's commit hash; ``None`` for a local folder, whose content is hashed instead.
-    """
-
-    name: str
-    folder: Path
-    revision: str | None
+    name: str  # the hub id or path that the user passed
+    folder: Path  # the folder on disk
+    revision: str | None  # the hub's commit hash; `None` for a local folder, whose content is hashed instead
 
 
 def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Source:
-    """Find a checkpoint: a local folder, or a hub id through the hub's cache, which downloads missing files.
-
-    Raises:
-        ModelLoadError: There is neither such a folder nor such a repository, or the hub cannot be reached.
-    """
+    """Find a checkpoint: a local folder, or a hub id through the hub's cache, which downloads missing files."""
     name = os.fspath(model)
     folder = Path(os.path.expanduser(name))
     if folder.is_dir():

@@ -75,34 +75,22 @@ _ROBERTA_ROLES = {
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFile:
-    """A tokenizer and the properties of its class.
+    """A tokenizer and the properties of its class."""
 
-    Attributes:
-        backend: The tokenizer; padding and truncation are those of the file.
-        limit: ``model_max_length``; ``None`` if no file has it.
-        specials: Special tokens by role (``cls_token`` and so on).
-        typed: Whether the class returns token types.
-    """
-
-    backend: Tokenizer
-    limit: int | None
-    specials: Mapping[str, str]
-    typed: bool
+    backend: Tokenizer  # the tokenizer; padding and truncation are those of the file
+    limit: int | None  # `model_max_length`; `None` if no file has it
+    specials: Mapping[str, str]  # special tokens by role (`cls_token` and so on)
+    typed: bool  # whether the class returns token types
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Class:
-    """One of transformers' tokenizer classes.
+    """One of transformers' tokenizer classes."""
 
-    Attributes:
-        roles: Special tokens that the files do not name.
-        builds: Given ``(tokenizer, path of its file, settings, roles)``: whether the class would build that tokenizer.
-        typed: Whether it returns token types.
-    """
-
-    roles: Mapping[str, str]
+    roles: Mapping[str, str]  # special tokens that the files do not name
+    # Given `(tokenizer, path of its file, settings, roles)`: whether the class would build that tokenizer
     builds: Callable[[Tokenizer, Path, Mapping[str, Any], Mapping[str, str]], bool]
-    typed: bool = False
+    typed: bool = False  # whether it returns token types
 
 
 def read_as_is(folder: Path) -> TokenizerFile | None:

@@ -68,7 +68,7 @@ class Replicas:
         return ",".join(str(runner.device) for runner in self.runners)
 
     def prepare(self, output: OutputSpec) -> None:
-        """Read the weights of a output's vocabulary entries now, so that no batch waits for them."""
+        """Read the weights of an output's vocabulary entries now, so that no batch waits for them."""
         if output.kind == "head_rows":
             for runner in self.runners:
                 runner.pooler.rows_of(output.token_ids, runner.device)

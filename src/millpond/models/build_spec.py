@@ -83,11 +83,7 @@ def build_spec(
     tokenizer_limit: int | None,
     token_id: Callable[[str], int | None],
 ) -> ModelSpec:
-    """The public description of an engine's model.
-
-    Raises:
-        ModelLoadError: Widths do not fit each other, or the positions do not cover ``max_length``.
-    """
+    """The public description of an engine's model."""
     name, config = checkpoint.source.name, checkpoint.config
     assert layout.pooling is not None and layout.normalize is not None  # complete_layout() set them
     hidden = _chain_width(backbone_width(config), layout.token_heads, name)
@@ -180,11 +176,7 @@ def _modes_of(detected: DetectedTasks, pooling: Pooling) -> tuple[PoolingMode, .
 
 
 def backbone_width(config: Mapping[str, Any]) -> int:
-    """Columns of a backbone's hidden states.
-
-    Raises:
-        ModelLoadError: The config gives no int, or no layers.
-    """
+    """Columns of a backbone's hidden states."""
     if config.get("num_hidden_layers", config.get("n_layers", config.get("n_layer"))) == 0:
         raise ModelLoadError("num_hidden_layers is 0 in config.json; a model needs at least one layer")
     width = config.get("hidden_size", config.get("dim", config.get("n_embd", 0)))

@@ -37,11 +37,7 @@ _WARM_LENGTH = 8
 
 
 def check_compiler(device: torch.device) -> None:
-    """Refuse ``compile=True`` on a machine that cannot compile, before any weight is read.
-
-    Raises:
-        ModelLoadError: The C++ compiler (CPU) or Triton (GPU) is missing, or the device is neither.
-    """
+    """Refuse ``compile=True`` on a machine that cannot compile, before any weight is read."""
     if device.type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
         from torch._inductor.exc import InvalidCxxCompiler
@@ -67,11 +63,6 @@ def compile_parts(backbone: nn.Module, architecture: Architecture, *, offset: in
 
     A module names its parts in a method ``compiled_parts() -> tuple[str, ...]``: methods of ``rows [tokens, ...]`` and
     further tensors with as many rows.
-
-    Args:
-        backbone: Loaded, in evaluation mode, on its device.
-        architecture: Its row of the table of architectures.
-        offset: Position of a text's first token.
     """
     device = next(tensor.device for tensor in (*backbone.parameters(), *backbone.buffers()))
     least = _LEAST.get(device.type, 2)

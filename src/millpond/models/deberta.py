@@ -44,17 +44,11 @@ def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Distances:
-    """Rows of the position table by the distance of two tokens.
+    """Rows of the position table by the distance of two tokens."""
 
-    Attributes:
-        span: The table has ``2 span`` rows; row ``span`` is distance 0.
-        buckets: Near distances have a row each, far ones share logarithmic buckets.
-        farthest: The distance at which the last bucket begins.
-    """
-
-    span: int
-    buckets: bool
-    farthest: int
+    span: int  # the table has `2 span` rows; row `span` is distance 0
+    buckets: bool  # near distances have a row each, far ones share logarithmic buckets
+    farthest: int  # the distance at which the last bucket begins
 
     def rows(self, length: int) -> torch.Tensor:
         """The rows of distances ``1 - length`` to ``length - 1``: int64 ``[2 length - 1]`` on the host."""
@@ -74,16 +68,11 @@ class Distances:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """The dense batches that attention computes, for all layers of a forward.
+    """The dense batches that attention computes, for all layers of a forward."""
 
-    Attributes:
-        runs: The batches, in the packed row or in the padded one.
-        row: Where the tokens are in the padded row; ``None``: the packed row itself holds the batches.
-        distances: int64 ``[2 length - 1]`` on the device for each length of a batch: rows of the position table.
-    """
-
-    runs: tuple[Run, ...]
-    row: PaddedRow | None
+    runs: tuple[Run, ...]  # the batches, in the packed row or in the padded one
+    row: PaddedRow | None  # where the tokens are in the padded row; `None`: the packed row itself holds the batches
+    # int64 `[2 length - 1]` on the device for each length of a batch: rows of the position table
     distances: Mapping[int, torch.Tensor]
 
     def laid_out(self, states: torch.Tensor) -> torch.Tensor:  # [tokens, ...] -> [padded, ...]

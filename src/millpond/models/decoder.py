@@ -88,11 +88,7 @@ class PackedDecoder(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """One pre-norm layer over the weights of the loaded one.
-
-    Attributes:
-        kind: Its attention, as the config calls it, if the rotary angles depend on it.
-    """
+    """One pre-norm layer over the weights of the loaded one."""
 
     def __init__(self, layer: Any, config: Any, traits: DecoderTraits, kind: str | None) -> None:
         super().__init__()

@@ -56,13 +56,7 @@ def reorder(backbone: nn.Module) -> nn.Module:
 
 
 class ReorderedLinear(nn.Module):
-    """oneDNN's form: the weight in its blocked order, the activation fused.
-
-    Attributes:
-        out_features: Columns of the result.
-        weights: Elements of the weight, which is no parameter.
-        activation: Its name; ``None`` for none.
-    """
+    """oneDNN's form: the weight in its blocked order, the activation fused."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
         super().__init__()
@@ -87,11 +81,7 @@ class ReorderedLinear(nn.Module):
 
 
 class PlainLinear(nn.Module):
-    """torch's own product, then the activation.
-
-    Attributes:
-        activation: Its name; ``None`` for none.
-    """
+    """torch's own product, then the activation."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
         super().__init__()

@@ -64,11 +64,7 @@ class PackedModernBert(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """One pre-norm layer over the weights of the loaded one.
-
-    Attributes:
-        kind: Its attention, as the config calls it, which decides the rotary base.
-    """
+    """One pre-norm layer over the weights of the loaded one."""
 
     def __init__(self, layer: Any, config: Any, kind: str) -> None:
         super().__init__()

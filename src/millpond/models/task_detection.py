@@ -27,43 +27,22 @@ _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
 
 @dataclass(frozen=True, kw_only=True)
 class DetectedTasks:
-    """The tasks of a checkpoint, and how it computes scores, classes and rewards.
+    """The tasks of a checkpoint, and how it computes scores, classes and rewards."""
 
-    Attributes:
-        tasks: The tasks it serves.
-        score_type: How it scores a pair; ``None``: it does not.
-        labels: Class names by index.
-        activation: Applied to its logits by default.
-        classifier: Its classifier head; ``None`` if it has none.
-        pooled_logits: Whether the pooled vector after its heads is the logits.
-        template: Renders a pair as one text; ``None``: the tokenizer encodes pairs.
-        prompt: Put before the query of every pair.
-    """
-
-    tasks: frozenset[Task]
-    score_type: ScoreType | None
-    labels: tuple[str, ...] = ()
-    activation: Activation = "identity"
-    classifier: Classifier | None = None
-    pooled_logits: bool = False
-    template: ScoreTemplate | None = None
-    prompt: str = ""
+    tasks: frozenset[Task]  # the tasks it serves
+    score_type: ScoreType | None  # how it scores a pair; `None`: it does not
+    labels: tuple[str, ...] = ()  # class names by index
+    activation: Activation = "identity"  # applied to its logits by default
+    classifier: Classifier | None = None  # its classifier head; `None` if it has none
+    pooled_logits: bool = False  # whether the pooled vector after its heads is the logits
+    template: ScoreTemplate | None = None  # renders a pair as one text; `None`: the tokenizer encodes pairs
+    prompt: str = ""  # put before the query of every pair
 
 
 def detect_tasks(
     checkpoint: Checkpoint, row: Architecture, *, convert: str, token_id: Callable[[str], int | None]
 ) -> DetectedTasks:
-    """The tasks of ``checkpoint``.
-
-    Args:
-        checkpoint: The descriptions in its files.
-        row: Its row of the architecture table.
-        convert: ``auto``, ``embed`` or ``classify``.
-        token_id: Gives a token's id in the checkpoint's vocabulary.
-
-    Raises:
-        ModelLoadError: The description of its head is contradictory or not understood.
-    """
+    """The tasks of ``checkpoint``."""
     layout, claimed = checkpoint.layout, checkpoint.architecture or row.model_class
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
@@ -222,11 +201,7 @@ def _has_tensors(head: Classifier) -> bool:
 
 
 def with_pooling(head: Classifier, modes: tuple[PoolingMode, ...]) -> Classifier:
-    """``head`` with the user's pooling.
-
-    Raises:
-        ModelLoadError: There are several modes, which a classifier does not concatenate.
-    """
+    """``head`` with the user's pooling."""
     if len(modes) != 1:
         raise ModelLoadError(f"pooling={'+'.join(modes)!r}: a classifier pools one way; choose one of them")
     return replace(head, pooling=modes[0])

@@ -39,28 +39,21 @@ _NO_VARIABLES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEncoder:
-    """A CrossEncoder repository.
+    """A CrossEncoder repository."""
 
-    Attributes:
-        transformer: Folder of the backbone.
-        kind: Source of the logits: the model's own head (``sequence-classification``), the language model's logits of
-            ``tokens`` (``text-generation``), or ``pooling`` and ``heads`` (``feature-extraction``).
-        tokens: ``(false, true)``: the score is the difference of their logits; ``(true,)``: the logit of this one.
-        pooling: Pooling of a bare encoder.
-        heads: Run on the pooled row, in order; the last gives the logits.
-        template: Renders the pair as a chat; ``None``: pairs go through the tokenizer's pair template.
-        activation: Applied to the logits; ``None``: by the number of labels (one: sigmoid, more: identity).
-        prompt: Put before every query by default, if there is no template.
-    """
-
-    transformer: Path
+    transformer: Path  # folder of the backbone
+    # Source of the logits: the model's own head (`sequence-classification`), the language model's logits of `tokens`
+    # (`text-generation`), or `pooling` and `heads` (`feature-extraction`)
     kind: Kind = "sequence-classification"
+    # `(false, true)`: the score is the difference of their logits; `(true,)`: the logit of this one
     tokens: tuple[int, ...] = ()
-    pooling: Pooling | None = None
-    heads: tuple[Head, ...] = ()
+    pooling: Pooling | None = None  # pooling of a bare encoder
+    heads: tuple[Head, ...] = ()  # run on the pooled row, in order; the last gives the logits
+    # Renders the pair as a chat; `None`: pairs go through the tokenizer's pair template
     template: ScoreTemplate | None = None
+    # Applied to the logits; `None`: by the number of labels (one: sigmoid, more: identity)
     activation: Activation | None = None
-    prompt: str = ""
+    prompt: str = ""  # put before every query by default, if there is no template
     prompts: Mapping[str, str] = field(default_factory=dict)
     max_seq_length: int | None = None
     do_lower_case: bool = False
@@ -81,11 +74,7 @@ def is_cross_encoder(folder: Path) -> bool:
 
 
 def read_cross_encoder(folder: Path) -> CrossEncoder:
-    """How the cross-encoder in ``folder`` scores a pair.
-
-    Raises:
-        ModelLoadError: A module is not run by millpond, or a file is not understood.
-    """
+    """How the cross-encoder in ``folder`` scores a pair."""
     settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
     listed = folder / "modules.json"
     modules = read_modules(listed) if listed.is_file() else []

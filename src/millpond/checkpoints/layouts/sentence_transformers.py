@@ -45,45 +45,26 @@ _DEFAULT_PROMPTS = frozenset({"query", "document"})
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineLayout:
-    """A checkpoint's pipeline: backbone, heads on tokens, pooling, heads on the pooled row, final normalization.
+    """A checkpoint's pipeline: backbone, heads on tokens, pooling, heads on the pooled row, final normalization."""
 
-    Attributes:
-        transformer: Folder of the backbone.
-        token_heads: Run on every token row before pooling.
-        pooling: ``None`` if the checkpoint does not name it.
-        heads: Run on the pooled row, up to the final Normalize.
-        normalize: Whether the last module is Normalize; ``None`` if there is no list of modules.
-        max_seq_length: Most tokens of a text; ``None``: the tokenizer's and the backbone's limit.
-        do_lower_case: Texts are lower-cased before the tokenizer.
-        prompts: Text put before an input, by name.
-        default_prompt_name: The prompt that is used without one being named.
-        truncate_dim: Width that vectors are cut to by default.
-        late_interaction: How a ColBERT reads queries and documents; ``token_heads`` give its vectors.
-        sparse: The head that weighs vocabulary entries; a SPLADE has no other output.
-        token_vectors: BGE-M3's projection for ``token_embed``.
-    """
-
-    transformer: Path
-    token_heads: tuple[Dense, ...] = ()
-    pooling: Pooling | None = None
-    heads: tuple[Head, ...] = ()
-    normalize: bool | None = None
-    max_seq_length: int | None = None
-    do_lower_case: bool = False
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt_name: str | None = None
-    truncate_dim: int | None = None
+    transformer: Path  # folder of the backbone
+    token_heads: tuple[Dense, ...] = ()  # run on every token row before pooling
+    pooling: Pooling | None = None  # `None` if the checkpoint does not name it
+    heads: tuple[Head, ...] = ()  # run on the pooled row, up to the final Normalize
+    normalize: bool | None = None  # whether the last module is Normalize; `None` if there is no list of modules
+    max_seq_length: int | None = None  # most tokens of a text; `None`: the tokenizer's and the backbone's limit
+    do_lower_case: bool = False  # texts are lower-cased before the tokenizer
+    prompts: Mapping[str, str] = field(default_factory=dict)  # text put before an input, by name
+    default_prompt_name: str | None = None  # the prompt that is used without one being named
+    truncate_dim: int | None = None  # width that vectors are cut to by default
+    # How a ColBERT reads queries and documents; `token_heads` give its vectors
     late_interaction: LateInteraction | None = None
-    sparse: Sparse | None = None
-    token_vectors: TokenVectors | None = None
+    sparse: Sparse | None = None  # the head that weighs vocabulary entries; a SPLADE has no other output
+    token_vectors: TokenVectors | None = None  # BGE-M3's projection for `token_embed`
 
 
 def read_layout(folder: Path) -> PipelineLayout:
-    """The pipeline that ``folder`` describes; without modules.json, a bare backbone.
-
-    Raises:
-        ModelLoadError: A module is not run by millpond, or a file is not understood.
-    """
+    """The pipeline that ``folder`` describes; without modules.json, a bare backbone."""
     settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
     kind = settings.get("model_type", "SentenceTransformer")
     if kind not in ("SentenceTransformer", "SparseEncoder", *_LATE):
@@ -247,11 +228,7 @@ def read_layer_norm(folder: Path) -> LayerNorm:
 
 
 def stanford_layout(layout: PipelineLayout, config: Mapping[str, Any]) -> PipelineLayout:
-    """The layout of a plain repository that names itself a ColBERT, with Stanford's files read.
-
-    Raises:
-        ModelLoadError: It has a modules.json, which describes a pooled embedder.
-    """
+    """The layout of a plain repository that names itself a ColBERT, with Stanford's files read."""
     if layout.pooling is not None:
         raise ModelLoadError(
             f"{layout.transformer} is called a {config['architectures'][0]}, but its modules.json describes a pooled "

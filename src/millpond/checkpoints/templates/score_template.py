@@ -35,33 +35,22 @@ _EXAMPLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTemplate:
-    """How a query and a document become one text.
+    """How a query and a document become one text."""
 
-    Attributes:
-        source: The Jinja source.
-        name: Its name in errors.
-        special_tokens: Whether the tokenizer adds its special tokens around the text, as in vLLM; a chat template, as
-            sentence-transformers applies it, contains all of them.
-        instruction: The instruction of a request that has none.
-        variables: Further variables of the template.
-    """
-
-    source: str
-    name: str = "score_template"
+    source: str  # the Jinja source
+    name: str = "score_template"  # its name in errors
+    # Whether the tokenizer adds its special tokens around the text, as in vLLM; a chat template, as sentence-
+    # transformers applies it, contains all of them
     special_tokens: bool = True
-    instruction: str | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    instruction: str | None = None  # the instruction of a request that has none
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
 
     def bound(self, variables: Mapping[str, Any]) -> ScoreTemplate:
         """This template with more variables; its own have precedence."""
         return replace(self, variables={**variables, **self.variables})
 
     def check(self) -> None:
-        """Refuse a template that leaves the query or the document out.
-
-        Raises:
-            InvalidRequestError: It leaves one out, or cannot be rendered at all.
-        """
+        """Refuse a template that leaves the query or the document out."""
         if (failure := self.failure) is not None:
             raise InvalidRequestError(
                 f"the template {self.name} {failure}; it must render messages of both roles, for example\n{_EXAMPLE}"
@@ -94,11 +83,7 @@ class ScoreTemplate:
         return _MARK * 3 in self.render("q", "d", instruction=_MARK * 3)
 
     def render(self, query: str, document: str, *, instruction: str | None = None) -> str:
-        """The text for one pair.
-
-        Raises:
-            InvalidRequestError: The template raised an error.
-        """
+        """The text for one pair."""
         instruction = self.instruction if instruction is None else instruction
         messages = [] if instruction is None else [{"role": "system", "content": self._content(instruction)}]
         messages += [{"role": "query", "content": self._content(query)}]
@@ -112,9 +97,6 @@ class ScoreTemplate:
 
         A template may trim or change its inputs, so they are not searched for in the text; each is located by rendering
         a mark in its place. A query that appears several times counts as part of the template.
-
-        Raises:
-            InputTooLongError: The document appears several times, so it cannot be cut.
         """
         marks = _marks(query, document)
         around_query = self.render(marks[0], document, instruction=instruction).split(marks[0])
@@ -169,11 +151,7 @@ class ScoreTemplate:
 
 
 def read_template(value: str) -> ScoreTemplate:
-    """The user's template: the path of a ``.jinja`` file, or Jinja source; not checked yet.
-
-    Raises:
-        InvalidRequestError: The file cannot be read.
-    """
+    """The user's template: the path of a ``.jinja`` file, or Jinja source; not checked yet."""
     path = Path(value) if value.endswith(_SUFFIXES) and "\n" not in value and "{" not in value else None
     if path is None:
         return ScoreTemplate(source=value)

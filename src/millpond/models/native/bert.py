@@ -17,11 +17,7 @@ _EMBEDDING_PARTS = {"word_embeddings", "position_embeddings", "token_type_embedd
 
 
 def plan(encoder: PackedEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
-    """The plan of a packed encoder whose linear layers are in torch's own form.
-
-    Raises:
-        NotSupported: A size or a part has no kernel.
-    """
+    """The plan of a packed encoder whose linear layers are in torch's own form."""
     builder = PlanBuilder(kernels, dtype)
     embeddings: Any = encoder.embeddings
     if not {name for name, _ in embeddings.named_children()} <= _EMBEDDING_PARTS:

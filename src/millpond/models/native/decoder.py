@@ -19,9 +19,6 @@ def plan(decoder: PackedDecoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
     """The plan of a packed decoder whose linear layers are in torch's own form; it loses its layers.
 
     Each weight is released as soon as it is packed, so that no more than one is in memory twice.
-
-    Raises:
-        NotSupported: A size or a part has no kernel; ``decoder`` is as before.
     """
     parts: Any = decoder
     words: torch.Tensor = parts.embeddings.weight

@@ -15,11 +15,7 @@ from millpond.models.native.weight_packer import LowRank
 
 
 def plan(backbone: JinaEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
-    """The plan of a backbone whose linear layers are in torch's own form.
-
-    Raises:
-        NotSupported: A size or a part has no kernel.
-    """
+    """The plan of a backbone whose linear layers are in torch's own form."""
     words, types = backbone.words, backbone.types
     layers: Any = backbone.layers
     adapter = _adapter(words)

@@ -14,11 +14,7 @@ from millpond.models.native.rotation import Rotation
 
 
 def plan(backbone: PackedModernBert, kernels: Kernels, dtype: torch.dtype) -> Plan:
-    """The plan of a packed backbone whose linear layers are in torch's own form.
-
-    Raises:
-        NotSupported: A size or a part has no kernel.
-    """
+    """The plan of a packed backbone whose linear layers are in torch's own form."""
     builder = PlanBuilder(kernels, dtype)
     embeddings: Any = backbone.embeddings
     words = embeddings.tok_embeddings.weight

@@ -13,11 +13,7 @@ from millpond.models.rotary_encoder import PackedRotaryEncoder
 
 
 def plan(backbone: PackedRotaryEncoder, kernels: Kernels, dtype: torch.dtype) -> Plan:
-    """The plan of a packed backbone whose linear layers are in torch's own form.
-
-    Raises:
-        NotSupported: A size or a part has no kernel.
-    """
+    """The plan of a packed backbone whose linear layers are in torch's own form."""
     builder = PlanBuilder(kernels, dtype)
     embeddings: Any = backbone.embeddings
     words = embeddings.word_embeddings.weight
