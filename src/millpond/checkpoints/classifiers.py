@@ -88,12 +88,12 @@ def token_scores(
     config: Mapping[str, Any], folder: Path, tokens: tuple[int, ...], *, difference: bool, activation: Activation
 ) -> Classifier:
     """A language model as a classifier: the logits of a few tokens at the end of the text."""
-    count = 1 if difference else len(tokens)
+    count, named = 1 if difference else len(tokens), labels(config)
     return Classifier(
         folder=folder,
         pooling="lasttoken",
         steps=(HeadRows(tokens=tokens, difference=difference),),
-        labels=_labels(config, count),
+        labels=named if len(named) == count else tuple(f"LABEL_{index}" for index in range(count)),
         activation=activation,
     )
 
@@ -114,11 +114,6 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...]:
         return labels({"id2label": {index: name for name, index in label2id.items()}})
     count = config.get("num_labels")
     return tuple(f"LABEL_{index}" for index in range(int(count))) if count is not None else ()
-
-
-def _labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    named = labels(config)
-    return named if len(named) == count else tuple(f"LABEL_{index}" for index in range(count))
 
 
 def activation(config: Mapping[str, Any], width: int) -> Activation:

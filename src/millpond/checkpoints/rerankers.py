@@ -34,16 +34,6 @@ class Reranker:
     method: Method = "no_post_processing"
     activation: Activation = "sigmoid"  # applied to the answer; a score head has its own default
 
-    @property
-    def true_token(self) -> str | None:
-        """The token of a relevant document; ``None`` for a score head."""
-        return self.tokens[-1] if self.tokens else None
-
-    @property
-    def false_token(self) -> str | None:
-        """The token whose logit is subtracted from the true token's; ``None``: none."""
-        return self.tokens[0] if self.method == "from_2_way_softmax" else None
-
 
 @dataclass(frozen=True, kw_only=True)
 class RerankerFamily:
@@ -193,14 +183,10 @@ def _read_card(path: Path) -> _Card:
     matter, body = (front.group(1), content[front.end() :]) if front else ("", content)
     task = re.search(r"^pipeline_tag:\s*(\S+)", matter, flags=re.MULTILINE)
     heading = re.search(r"^#\s+(.+)$", body, flags=re.MULTILINE)
+    # One id, or a list of them.
+    bases = re.search(r"^base_model:[ \t]*(.*(?:\n[ \t]*-[ \t]+.*)*)", matter, flags=re.MULTILINE)
     return _Card(
-        base_models=_base_models(matter),
+        base_models=tuple(re.findall(r"[\w.-]+/[\w.-]+", bases.group(1))) if bases else (),
         heading=heading.group(1) if heading else "",
         text=body if task is not None and task.group(1) in _RANKING else "",
     )
-
-
-def _base_models(matter: str) -> tuple[str, ...]:
-    """``base_model`` of a front matter: one id, or a list of them."""
-    match = re.search(r"^base_model:[ \t]*(.*(?:\n[ \t]*-[ \t]+.*)*)", matter, flags=re.MULTILINE)
-    return tuple(re.findall(r"[\w.-]+/[\w.-]+", match.group(1))) if match else ()

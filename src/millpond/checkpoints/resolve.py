@@ -41,14 +41,10 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Sourc
         return Source(name=name, folder=folder, revision=None)
     if folder.is_file():
         raise ModelLoadError(f"{name} is a file; pass the folder that holds config.json")
-    if not _looks_like_hub_id(name):
+    parts = name.split("/")
+    if len(parts) > 2 or not all(parts) or name.startswith((".", "~", "-")) or "\\" in name:
         raise ModelLoadError(f"{name} is no folder, and no hub id (owner/name) either; check the path")
     return _download(name, revision)
-
-
-def _looks_like_hub_id(name: str) -> bool:
-    parts = name.split("/")
-    return 1 <= len(parts) <= 2 and all(parts) and not name.startswith((".", "~", "-")) and "\\" not in name
 
 
 def _download(name: str, revision: str | None) -> Source:

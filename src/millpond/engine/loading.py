@@ -16,7 +16,7 @@ from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Pooling
 from millpond.checkpoints.native_config import translate, with_stored_vocabulary
-from millpond.checkpoints.templates.score_template import plain_template, read_template
+from millpond.checkpoints.templates.score_template import read_template, shipped_template
 from millpond.config import EngineConfig
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
@@ -241,7 +241,8 @@ def _pair_reader(description: _Description, template: str | None) -> EncodesPair
     if detected.template is not None:
         return TemplateTokenizer(tokenizer, detected.template)
     if description.architecture.decoder:
-        return TemplateTokenizer(tokenizer, plain_template())
+        # The query followed by the document, which vLLM gives a decoder without a template.
+        return TemplateTokenizer(tokenizer, shipped_template("plain", special_tokens=True))
     return PairTokenizer(tokenizer, prompt=detected.prompt)
 
 

@@ -61,8 +61,8 @@ def check_compiler(device: torch.device) -> None:
 def compile_parts(backbone: nn.Module, architecture: Architecture, *, offset: int) -> nn.Module:
     """Compile the parts that the modules of ``backbone`` name, in place, and run them once so that no caller waits.
 
-    A module names its parts in a method ``compiled_parts() -> tuple[str, ...]``: methods of ``rows [tokens, ...]`` and
-    further tensors with as many rows.
+    A module names its parts in ``compiled_parts``: methods of ``rows [tokens, ...]`` and further tensors with as many
+    rows.
     """
     device = next(tensor.device for tensor in (*backbone.parameters(), *backbone.buffers()))
     least = _LEAST.get(device.type, 2)
@@ -168,7 +168,7 @@ def _replace(backbone: nn.Module, *, least: int) -> list[CompiledPart]:
     """Replace the methods that the modules name by compiled parts, which all modules of a class share."""
     parts: dict[tuple[type, str], CompiledPart] = {}
     for module in list(backbone.modules()):
-        names: tuple[str, ...] = getattr(module, "compiled_parts", tuple)()
+        names: tuple[str, ...] = getattr(module, "compiled_parts", ())
         for name in names:
             method = getattr(type(module), name)
             part = parts.setdefault((type(module), name), CompiledPart(method, least=least))

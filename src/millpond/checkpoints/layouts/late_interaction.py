@@ -27,28 +27,14 @@ _PUNCTUATION = tuple(string.punctuation)
 _PROJECTIONS = ("linear.weight", "colbert_linear.weight")
 # Keys of artifact.metadata that config.json (through hf_overrides) may replace.
 _METADATA = (
-    "query_token_id",
-    "doc_token_id",
-    "query_maxlen",
-    "doc_maxlen",
-    "mask_punctuation",
-    "attend_to_mask_tokens",
-    "similarity",
-    "interaction",
-)
+    "query_token_id doc_token_id query_maxlen doc_maxlen mask_punctuation attend_to_mask_tokens similarity interaction"
+).split()
 # As in sentence-transformers, a file with any of these keys is in PyLate's format.
 _PYLATE = frozenset(
     (
-        "query_length",
-        "document_length",
-        "query_expansion",
-        "do_query_expansion",
-        "attend_to_expansion_tokens",
-        "attend_to_mask_tokens",
-        "query_prefix",
-        "document_prefix",
-        "skiplist_words",
-    )
+        "query_length document_length query_expansion do_query_expansion attend_to_expansion_tokens "
+        "attend_to_mask_tokens query_prefix document_prefix skiplist_words"
+    ).split()
 )
 
 
@@ -181,11 +167,7 @@ def _pylate_settings(settings: Mapping[str, Any], path: Path, *, native: bool) -
         options["query_expansion"] = settings["query_expansion"]
     elif settings.get("do_query_expansion") is not False:
         attend = settings.get("attend_to_expansion_tokens", settings.get("attend_to_mask_tokens"))
-        options["query_expansion"] = {
-            "strategy": "fixed",
-            "attend": bool(attend),
-            "length": query_length,
-        }
+        options["query_expansion"] = {"strategy": "fixed", "attend": bool(attend), "length": query_length}
     return options
 
 

@@ -71,7 +71,7 @@ class ScoreTemplate:
         """Whether it renders both roles and ignores unknown roles, as a chat template for pairs does."""
         if self.failure is not None:
             return False
-        strangers = [{"role": f"unknown_{role}", "content": self._content(_MARK)} for role in _ROLES]
+        strangers = _messages({f"unknown_{role}": _MARK for role in _ROLES}, self._structured)
         try:
             return _MARK not in self._render(strangers, None)
         except InvalidRequestError:
@@ -85,10 +85,8 @@ class ScoreTemplate:
     def render(self, query: str, document: str, *, instruction: str | None = None) -> str:
         """The text for one pair."""
         instruction = self.instruction if instruction is None else instruction
-        messages = [] if instruction is None else [{"role": "system", "content": self._content(instruction)}]
-        messages += [{"role": "query", "content": self._content(query)}]
-        messages += [{"role": "document", "content": self._content(document)}]
-        return self._render(messages, instruction)
+        system = {} if instruction is None else {"system": instruction}
+        return self._render(_messages({**system, "query": query, "document": document}, self._structured), instruction)
 
     def around(
         self, query: str, document: str, text: str, *, instruction: str | None = None
@@ -135,8 +133,7 @@ class ScoreTemplate:
         """Whether it reads a message's content as a list of parts instead of a text."""
         query, document = _marks("", "")
         for structured in (False, True):
-            contents = [_content(text, structured=structured) for text in (query, document)]
-            messages = [{"role": role, "content": content} for role, content in zip(_ROLES, contents, strict=True)]
+            messages = _messages(dict(zip(_ROLES, (query, document), strict=True)), structured)
             try:
                 text = self._render(messages, None)
             except InvalidRequestError:
@@ -145,9 +142,6 @@ class ScoreTemplate:
             if query in text and document in text and f"'{query}'" not in text:
                 return structured
         return False
-
-    def _content(self, text: str) -> Any:
-        return _content(text, structured=self._structured)
 
 
 def read_template(value: str) -> ScoreTemplate:
@@ -169,9 +163,12 @@ def shipped_template(name: str, *, special_tokens: bool) -> ScoreTemplate:
     return ScoreTemplate(source=source, name=name, special_tokens=special_tokens)
 
 
-def plain_template() -> ScoreTemplate:
-    """The query followed by the document, which vLLM gives a decoder without a template."""
-    return shipped_template("plain", special_tokens=True)
+def _messages(texts: Mapping[str, str], structured: bool) -> list[dict[str, Any]]:
+    """A message of each role."""
+    return [
+        {"role": role, "content": [{"type": "text", "text": text}] if structured else text}
+        for role, text in texts.items()
+    ]
 
 
 def _marks(query: str, document: str) -> tuple[str, str]:
@@ -187,10 +184,6 @@ def _fits(parts: list[str], text: str) -> bool:
     if len(parts) != 2 or len(text) < len(parts[0]) + len(parts[1]):
         return False
     return text.startswith(parts[0]) and text.endswith(parts[1])
-
-
-def _content(text: str, *, structured: bool) -> Any:
-    return [{"type": "text", "text": text}] if structured else text
 
 
 def _environment() -> Any:
