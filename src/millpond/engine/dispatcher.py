@@ -21,8 +21,6 @@ from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.execute.worker_slots import CpuWorkerSlots, DeviceWorkerSlot, WorkerSlots
-from millpond.engine.fork import inherited_pool, outside_inherited_pool
-from millpond.engine.heap import HEAP
 from millpond.engine.input.plan import Plan
 from millpond.engine.loading import Replicas
 from millpond.engine.output.assemble import assemble
@@ -33,9 +31,11 @@ from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.intake import Intake
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallFuture
-from millpond.engine.stats import EngineStats
 from millpond.errors import EngineClosedError, MillpondError
-from millpond.inputs import Item, TokenIds
+from millpond.support.fork import inherited_pool, outside_inherited_pool
+from millpond.support.heap import HEAP
+from millpond.values.inputs import Item, TokenIds
+from millpond.values.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 

@@ -17,7 +17,6 @@ from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Pooling
 from millpond.checkpoints.native_config import translate, with_stored_vocabulary
 from millpond.checkpoints.templates.score_template import plain_template, read_template
-from millpond.config import EngineConfig
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
 from millpond.engine.execute.runner import Runner
@@ -37,8 +36,9 @@ from millpond.models.task_detection import DetectedTasks, detect_tasks
 from millpond.pooling.classifier import build_classifier
 from millpond.pooling.pooler import Pooler, Readout
 from millpond.pooling.sparse import build_sparse, build_token_vectors
-from millpond.spec import ModelSpec
 from millpond.tasks import Quantization, Task
+from millpond.values.config import EngineConfig
+from millpond.values.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,11 +26,11 @@ from millpond.engine.schedule.intake import INLINE_TEXTS
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import EngineOverloadedError, InvalidRequestError
-from millpond.inputs import Item
-from millpond.outputs import EmbeddingOutput
-from millpond.params import PoolingParams
-from millpond.progress import Bar, progress_bar
+from millpond.support.progress import Bar, progress_bar
 from millpond.tasks import Role, ScoreMethod, ScoreType, Task
+from millpond.values.inputs import Item
+from millpond.values.outputs import EmbeddingOutput
+from millpond.values.params import PoolingParams
 
 # A stream reads this many texts at a time, and keeps this many calls queued ahead of the vector it hands out.
 _STREAM_WINDOW = 1024

@@ -19,8 +19,8 @@ from millpond.checkpoints.rerankers import Reranker, detect_reranker
 from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import ModelLoadError
-from millpond.spec import PoolingMode
 from millpond.tasks import Activation, ScoreType, Task
+from millpond.values.spec import PoolingMode
 
 _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
 

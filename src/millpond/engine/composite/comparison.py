@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.fork import computing
-from millpond.inputs import Pair
 from millpond.late_interaction.scoring.similarity import maxsim
+from millpond.support.fork import computing
 from millpond.tasks import ROLES, Role
+from millpond.values.inputs import Pair
 from millpond.vectors import matryoshka
 from millpond.vectors.ragged import Ragged
 

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from millpond.engine.composite.gather import combine
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import InvalidRequestError
-from millpond.inputs import Pair
-from millpond.outputs import EmbeddingOutput, ScoreOutput, Usage
-from millpond.params import PoolingParams
 from millpond.tasks import Role
+from millpond.values.inputs import Pair
+from millpond.values.outputs import EmbeddingOutput, ScoreOutput, Usage
+from millpond.values.params import PoolingParams
 
 # Embeds texts, if the queue has room for this many more; the timer measures the whole score.
 Embed = Callable[[Sequence[str], Role, int, CallTimer], Future[Any]]

@@ -17,8 +17,8 @@ from millpond.engine.input.plan import Plan
 from millpond.engine.schedule.call import CallOptions
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import InputTooLongError, InvalidRequestError
-from millpond.inputs import Item, TokenIds
-from millpond.outputs import EmbeddingOutput, Usage
+from millpond.values.inputs import Item, TokenIds
+from millpond.values.outputs import EmbeddingOutput, Usage
 from millpond.vectors import matryoshka
 from millpond.vectors.quantization import quantize
 

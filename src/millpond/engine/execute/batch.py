@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from millpond.attention.segments import Segments
-from millpond.cached_property import cached_property
 from millpond.engine.execute.packing import PackedRequests, rounded_up
 from millpond.engine.schedule.request import Request
+from millpond.support.cached_property import cached_property
 
 
 class ForwardInput(Protocol):

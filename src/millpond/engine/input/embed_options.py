@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
-from millpond.params import PoolingParams
 from millpond.tasks import OutputDtype, Role, Truncate
+from millpond.values.params import PoolingParams
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 

@@ -16,8 +16,8 @@ from millpond.engine.tokenize.long_texts import is_oversize
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized
 from millpond.errors import InputTooLongError
-from millpond.inputs import Item, Pair, TokenIds, size_of, text_of
 from millpond.late_interaction.encoding.markers import ColbertEncoder, EncodedText
+from millpond.values.inputs import Item, Pair, TokenIds, size_of, text_of
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
 from millpond.pooling.pooler import Readout
-from millpond.spec import ModelSpec
 from millpond.tasks import Task
+from millpond.values.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,8 +8,8 @@ from dataclasses import replace
 from millpond.engine.tokenize import long_texts
 from millpond.engine.tokenize.long_texts import is_oversize
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
-from millpond.inputs import Item, Pair, SpannedText, TokenIds, size_of, text_of
 from millpond.tasks import Truncate
+from millpond.values.inputs import Item, Pair, SpannedText, TokenIds, size_of, text_of
 
 # Most characters that are tokenized at a time, over any number of items.
 _BATCH_CHARACTERS = 1 << 20

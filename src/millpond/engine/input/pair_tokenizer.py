@@ -13,8 +13,8 @@ from millpond.engine.input.plan import IndexOf
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.errors import InputTooLongError, InvalidRequestError
-from millpond.inputs import Pair
 from millpond.tasks import Truncate
+from millpond.values.inputs import Pair
 
 # A cross-encoder needs at least one token of each of the two texts.
 _LEAST_ROOM = 2

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from millpond.engine.tokenize.tokenized import Tokenized
-from millpond.inputs import Pair
 from millpond.pooling.pooler import Readout
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
+from millpond.values.inputs import Pair
 
 IndexOf = Callable[[int], int]  # the index in the caller's list of the i-th item, for errors
 

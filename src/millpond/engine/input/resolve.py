@@ -9,12 +9,12 @@ from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
-from millpond.inputs import Item, SpannedText
-from millpond.params import PoolingParams, check_choice
 from millpond.pooling.activations import by_width
 from millpond.pooling.pooler import Readout
-from millpond.spec import ModelSpec
 from millpond.tasks import SCORE_METHODS, TASKS, Activation, Role, ScoreMethod, ScoreType, Task
+from millpond.values.inputs import Item, SpannedText
+from millpond.values.params import PoolingParams, check_choice
+from millpond.values.spec import ModelSpec
 from millpond.vectors import matryoshka
 from millpond.vectors.quantization import check_range
 

@@ -9,10 +9,10 @@ import numpy as np
 from millpond.engine.input import resolve
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.tokenize.tokenized import Tokenized
-from millpond.inputs import SpannedText
-from millpond.outputs import TokenSpans
-from millpond.params import PoolingParams
 from millpond.tasks import Role, Truncate
+from millpond.values.inputs import SpannedText
+from millpond.values.outputs import TokenSpans
+from millpond.values.params import PoolingParams
 
 
 def token_spans(

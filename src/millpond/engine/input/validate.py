@@ -10,7 +10,7 @@ import numpy as np
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError
-from millpond.inputs import Item, Pair, SpannedText, TokenIds
+from millpond.values.inputs import Item, Pair, SpannedText, TokenIds
 
 
 def check_items(inputs: Any, method: str, loaded: LoadedModel, *, first: int = 0) -> list[Item]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.outputs import Entity
 from millpond.tasks import Aggregation
+from millpond.values.outputs import Entity
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]

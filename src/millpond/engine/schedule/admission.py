@@ -7,8 +7,8 @@ import time
 
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
-from millpond.engine.stats import EngineStats
 from millpond.errors import EngineClosedError, EngineOverloadedError
+from millpond.values.stats import EngineStats
 
 
 class Admission:

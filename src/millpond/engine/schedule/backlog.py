@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.inputs import Item, size_of
+from millpond.values.inputs import Item, size_of
 
 # The next chunk of a call is tokenized while fewer of its texts wait than this, or fewer tokens than this
 # many batches have: a fast device runs a batch in a few milliseconds, and must not wait for the tokenizer then.

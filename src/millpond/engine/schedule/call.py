@@ -17,7 +17,7 @@ from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import truncated_noun, warn_truncated
 from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized
 from millpond.errors import MillpondError
-from millpond.inputs import Item
+from millpond.values.inputs import Item
 
 logger = logging.getLogger(__name__)
 

@@ -14,7 +14,7 @@ from millpond.cache.vector_cache import VectorCache
 from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.errors import CacheError
-from millpond.inputs import key_of
+from millpond.values.inputs import key_of
 
 # A batch of texts of this many tokens: so many rows may wait for their commit while the next batches are computed.
 _TOKENS_PER_ROW = 64

@@ -21,7 +21,7 @@ from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.tokenize.large_texts import is_large
 from millpond.engine.tokenize.tokenized import Tokenized
-from millpond.inputs import key_of, size_of
+from millpond.values.inputs import key_of, size_of
 
 # Items that are looked up in the cache at a time.
 _LOOKED_UP = 8192

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.engine.schedule.call import Call
-from millpond.inputs import TokenIds
+from millpond.values.inputs import TokenIds
 
 
 @dataclass(slots=True, frozen=True, eq=False)

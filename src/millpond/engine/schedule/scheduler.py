@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
-from millpond.inputs import size_of
+from millpond.values.inputs import size_of
 
 # The batch is full after this many queues whose first request does not fit into the rest of the budget.
 _MAX_MISFITS = 32

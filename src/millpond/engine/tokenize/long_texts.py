@@ -17,9 +17,9 @@ from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from millpond.cached_property import cached_property
-from millpond.engine.heap import HEAP
 from millpond.engine.tokenize.large_texts import turn
+from millpond.support.cached_property import cached_property
+from millpond.support.heap import HEAP
 from millpond.tasks import Truncate
 
 # Shorter texts are tokenized whole, which takes a moment: fewer characters than this, or fewer than this per token

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from millpond.cached_property import cached_property
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.engine.tokenize.casefold import fold, unfold_offsets
@@ -25,6 +24,7 @@ from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized, id_arr
 from millpond.engine.tokenize.word_ids import word_numbers
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.late_interaction.encoding.markers import ColbertEncoder
+from millpond.support.cached_property import cached_property
 from millpond.tasks import Truncate
 
 # A tokenizer without a length limit stores an astronomical number.

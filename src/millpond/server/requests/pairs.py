@@ -11,8 +11,6 @@ from pydantic import Field
 
 from millpond.engine.composite.scoring import pair_up
 from millpond.errors import InvalidRequestError
-from millpond.outputs import ScoreOutput
-from millpond.params import PoolingParams
 from millpond.server.errors import NotServedError, RequestError
 from millpond.server.requests import calls
 from millpond.server.requests.chat import check_trusted
@@ -21,6 +19,8 @@ from millpond.server.requests.limits import check_count
 from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.state import config_of, models_of, record_model
 from millpond.tasks import Activation, ScoreMethod, ScoreType
+from millpond.values.outputs import ScoreOutput
+from millpond.values.params import PoolingParams
 from millpond.vllm.arguments import one_value
 from millpond.vllm.model import Pending
 from millpond.vllm.prompts import Tokenization

@@ -7,7 +7,6 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
 from millpond.server.api import openapi
 from millpond.server.errors import NotServedError, RequestError
 from millpond.server.requests import bodies, prompts
@@ -17,6 +16,7 @@ from millpond.server.responses.vectors import vector_response
 from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.state import models_of, record_model
 from millpond.tasks import Task
+from millpond.values.outputs import EmbeddingOutput, TokenEmbeddingOutput
 
 
 class EmbeddingRequest(VectorRequest):

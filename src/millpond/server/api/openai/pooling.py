@@ -20,8 +20,8 @@ from millpond.server.responses.vectors import vector_response
 from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.settings.config import ServerConfig
 from millpond.server.state import config_of, models_of, record_model
-from millpond.spec import ModelSpec
 from millpond.tasks import Activation, Task
+from millpond.values.spec import ModelSpec
 from millpond.vllm.arguments import POOLING_TASKS
 from millpond.vllm.model import Pending
 from millpond.vllm.params import PoolingParams

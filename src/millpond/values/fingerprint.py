@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from millpond.errors import FingerprintMismatchError
-from millpond.spec import ModelSpec
+from millpond.values.spec import ModelSpec
 
 # Options of an Engine by which a setting is chosen; the others come with the checkpoint.
 _OPTIONS = ("revision", "max_length", "pooling", "quantization", "convert", "hf_overrides")
@@ -42,7 +42,7 @@ class ModelIdentity:
     """The model of a collection or an index, stored with it when it is created.
 
     Attributes:
-        fingerprint: :attr:`~millpond.spec.ModelSpec.fingerprint` of the model.
+        fingerprint: :attr:`~millpond.values.spec.ModelSpec.fingerprint` of the model.
         model: The model's name, for error messages; of a local folder the last part.
         settings: Its settings, as :func:`stored_settings` makes them; empty if they were not stored. Only error
             messages use them.
