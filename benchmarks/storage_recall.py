@@ -31,8 +31,7 @@ from record import record
 from millpond.cli.demo.stdlib_docs import read_stdlib
 from millpond.engine.engine import Engine
 from millpond.ingest.advice.advisor import advise
-from millpond.ingest.advice.beir import beir_folder
-from millpond.ingest.advice.judgements import ndcg, read_judgements
+from millpond.ingest.advice.judgements import beir_folder, ndcg, read_judgements
 from millpond.ingest.pages.neighbors import nearest, recall
 from millpond.ingest.record import Record
 from millpond.ingest.sources.read import read

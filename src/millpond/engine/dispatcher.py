@@ -170,7 +170,7 @@ class Dispatcher:
         self._check_devices()
         # The cache holds vectors of texts and of token ids, in different namespaces: a mixture is not cached.
         caches = self._committer is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
-        outside_inherited_pool(partial(self._replicas.prepare, plan.readout))
+        outside_inherited_pool(partial(self._replicas.prepare, plan.output))
         hooks = CallHooks(
             assemble=assemble,
             refill=self._intake.refill,
@@ -182,8 +182,8 @@ class Dispatcher:
             items,
             plan,
             hooks,
-            native_width=self._model.width(plan.readout),
-            labels=self._model.labels(plan.readout),
+            native_width=self._model.width(plan.output),
+            labels=self._model.labels(plan.output),
             first_index=options.first_index,
             timer=options.timer,
         )

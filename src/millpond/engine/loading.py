@@ -35,7 +35,7 @@ from millpond.models.placement import resolve_devices, resolve_dtype
 from millpond.models.quantize import check_quantization
 from millpond.models.task_detection import DetectedTasks, detect_tasks
 from millpond.pooling.classifier import build_classifier
-from millpond.pooling.pooler import Pooler, Readout
+from millpond.pooling.pooler import OutputSpec, Pooler
 from millpond.pooling.sparse import build_sparse, build_token_vectors
 from millpond.spec import ModelSpec
 from millpond.tasks import Quantization, Task
@@ -67,11 +67,11 @@ class Replicas:
         """Name of the device; several are joined by commas."""
         return ",".join(str(runner.device) for runner in self.runners)
 
-    def prepare(self, readout: Readout) -> None:
-        """Read the weights of a readout's vocabulary entries now, so that no batch waits for them."""
-        if readout.kind == "head_rows":
+    def prepare(self, output: OutputSpec) -> None:
+        """Read the weights of a output's vocabulary entries now, so that no batch waits for them."""
+        if output.kind == "head_rows":
             for runner in self.runners:
-                runner.pooler.rows_of(readout.token_ids, runner.device)
+                runner.pooler.rows_of(output.token_ids, runner.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,7 +144,7 @@ def _model(
         encoder=_encoder(description, config) if encoder is None else encoder,
         include_prompt=pooling.include_prompt,
         vocabulary=int(description.checkpoint.config.get("vocab_size", 1 << 30)),
-        readouts=_readouts(description.detected),
+        outputs=_outputs(description.detected),
         language_head=_has_language_head(description),
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
         mean_maxsim=late is not None and late.similarity == "meanmaxsim",
@@ -257,16 +257,16 @@ def _shares_prefixes(description: _Description, device: torch.device) -> bool:
     return device.type == "cpu" and causal and not description.architecture.recurrent and last and not bidirectional
 
 
-def _readouts(detected: DetectedTasks) -> dict[Task, Readout]:
-    """The readout of each task; ``ModelSpec.tasks`` lists the tasks that are served."""
+def _outputs(detected: DetectedTasks) -> dict[Task, OutputSpec]:
+    """The output of each task; ``ModelSpec.tasks`` lists the tasks that are served."""
     head = detected.classifier
-    pooled, token_logits = Readout(kind="pooled"), Readout(kind="token_logits")
-    text_logits = pooled if detected.pooled_logits else Readout(kind="logits")
+    pooled, token_logits = OutputSpec(kind="pooled"), OutputSpec(kind="token_logits")
+    text_logits = pooled if detected.pooled_logits else OutputSpec(kind="logits")
     by_token = head is not None and (head.per_token or head.pooling is None)
     return {
         "embed": pooled,
-        "token_embed": Readout(kind="tokens"),
-        "sparse_embed": Readout(kind="sparse"),
+        "token_embed": OutputSpec(kind="tokens"),
+        "sparse_embed": OutputSpec(kind="sparse"),
         "classify": text_logits,
         "token_classify": token_logits,
         "score": text_logits,

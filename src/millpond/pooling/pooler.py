@@ -27,7 +27,7 @@ Matrix = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Readout:
+class OutputSpec:
     """One kind of result read from the hidden states.
 
     Attributes:
@@ -89,24 +89,24 @@ class Pooler(nn.Module):
         self.sparse = sparse
         self.token_vectors = token_vectors  # replaces the token heads, for ``token_embed`` only
         self.language_head = language_head
-        self._reading = threading.Lock()
+        self._lock = threading.Lock()
         self._rows: dict[tuple[int, ...], VocabularyRows] = {}
         self._columns: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def reads_mean(self, readout: Readout) -> bool:
-        """Whether a readout reads only the mean of each text's rows."""
-        return readout.kind == "pooled" and self.modes == ("mean",) and len(self.token_heads) == 0
+    def reads_mean(self, output: OutputSpec) -> bool:
+        """Whether a output reads only the mean of each text's rows."""
+        return output.kind == "pooled" and self.modes == ("mean",) and len(self.token_heads) == 0
 
-    def is_plain(self, readout: Readout) -> bool:
-        """Whether the pooled hidden states are already what a readout reads: one way of pooling, and no heads."""
-        return readout.kind == "pooled" and len(self.modes) == 1 and not (len(self.token_heads) or len(self.heads))
+    def is_plain(self, output: OutputSpec) -> bool:
+        """Whether the pooled hidden states are already what a output reads: one way of pooling, and no heads."""
+        return output.kind == "pooled" and len(self.modes) == 1 and not (len(self.token_heads) or len(self.heads))
 
-    def row_of(self, readout: Readout) -> Literal["cls", "lasttoken"] | None:
-        """The one token of each text that a readout reads, first or last; ``None`` if it reads more."""
+    def row_of(self, output: OutputSpec) -> Literal["cls", "lasttoken"] | None:
+        """The one token of each text that a output reads, first or last; ``None`` if it reads more."""
         modes: tuple[str | None, ...] = ()
-        if readout.kind == "pooled":
+        if output.kind == "pooled":
             modes = self.modes
-        elif readout.kind == "logits" and self.classifier is not None:
+        elif output.kind == "logits" and self.classifier is not None:
             modes = (self.classifier.description.pooling,)
         if modes == ("cls",):
             return "cls"
@@ -126,7 +126,7 @@ class Pooler(nn.Module):
     def rows_of(self, tokens: tuple[int, ...], device: torch.device) -> VocabularyRows:
         """Rows of the language-model head, read from the files once."""
         assert self.language_head is not None
-        with self._reading:
+        with self._lock:
             rows = self._rows.get(tokens)
             if rows is None:
                 rows = self._rows[tokens] = head_rows(self.language_head, tokens).to(device)
@@ -136,7 +136,7 @@ class Pooler(nn.Module):
 
     def columns_of(self, columns: tuple[int, ...], device: torch.device) -> torch.Tensor:
         """int64 ``[columns]`` on the device, copied once: an index in a Python list waits for the device every time."""
-        with self._reading:
+        with self._lock:
             kept = self._columns.get(columns)
             if kept is None:
                 kept = self._columns[columns] = torch.tensor(columns, device=device)
@@ -145,8 +145,8 @@ class Pooler(nn.Module):
         return kept
 
 
-class Reading:
-    """A batch's hidden states, read once for each different readout; shared intermediate results are computed once."""
+class PoolerCall:
+    """A batch's hidden states, read once for each different output; shared intermediate results are computed once."""
 
     def __init__(
         self,
@@ -167,12 +167,12 @@ class Reading:
     def _tokens(self) -> torch.Tensor:
         return self._pooler.tokens(self._hidden)
 
-    def read(self, readout: Readout) -> Sequence[Matrix]:
+    def read(self, output: OutputSpec) -> Sequence[Matrix]:
         """A result for each text: ``[d]``, ``[tokens, d]``, or for ``sparse`` ``[k, 2]`` (token id, weight)."""
-        if readout.kind == "sparse":
+        if output.kind == "sparse":
             assert self._pooler.sparse is not None
             return _sparse_rows(*self._pooler.sparse.read(self._hidden, self._segments, self._input_ids))
-        rows = self.rows(readout)
+        rows = self.rows(output)
         return rows.split(rows.values.cpu().numpy())
 
     def launch_sparse(self) -> Callable[[], Sequence[Matrix]]:
@@ -184,36 +184,36 @@ class Reading:
         finish = self._pooler.sparse.launch(self._hidden, self._segments, self._input_ids)
         return lambda: _sparse_rows(*finish())
 
-    def rows(self, readout: Readout) -> ReadoutRows:
+    def rows(self, output: OutputSpec) -> OutputRows:
         """The same on the device, without waiting for it; all kinds but ``sparse``, whose size the device decides."""
-        if readout.kind == "pooled":
-            return ReadoutRows(values=self._pooler.pool(self._tokens, self._segments, self._skip), counts=None)
-        if readout.kind == "tokens":
+        if output.kind == "pooled":
+            return OutputRows(values=self._pooler.pool(self._tokens, self._segments, self._skip), counts=None)
+        if output.kind == "tokens":
             projection = self._pooler.token_vectors
             return self._each(self._tokens if projection is None else projection(self._hidden.float()))
-        if readout.kind == "head_rows":
-            rows = self._pooler.rows_of(readout.token_ids, self._hidden.device)
+        if output.kind == "head_rows":
+            rows = self._pooler.rows_of(output.token_ids, self._hidden.device)
             return self._each(rows(self._hidden.float()))
         assert self._pooler.classifier is not None
-        if readout.kind == "logits":
-            return ReadoutRows(values=self._pooler.classifier.pool(self._hidden, self._segments), counts=None)
+        if output.kind == "logits":
+            return OutputRows(values=self._pooler.classifier.pool(self._hidden, self._segments), counts=None)
         logits = self._pooler.classifier.tokens(self._hidden.float())
-        if readout.token_ids:
-            logits = logits.index_select(1, self._pooler.columns_of(readout.token_ids, logits.device))
+        if output.token_ids:
+            logits = logits.index_select(1, self._pooler.columns_of(output.token_ids, logits.device))
         return self._each(logits)
 
-    def _each(self, values: torch.Tensor) -> ReadoutRows:
-        return ReadoutRows(values=values, counts=self._segments.lengths)
+    def _each(self, values: torch.Tensor) -> OutputRows:
+        return OutputRows(values=values, counts=self._segments.lengths)
 
 
 def _sparse_rows(ids: torch.Tensor, weights: torch.Tensor, counts: Sequence[int]) -> Sequence[Matrix]:
     values = torch.stack((ids.float(), weights.float()), dim=1)  # ids are far below float32's 2^24
-    return ReadoutRows(values=values, counts=counts).split(values.cpu().numpy())
+    return OutputRows(values=values, counts=counts).split(values.cpu().numpy())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ReadoutRows:
-    """Result of a readout for a batch.
+class OutputRows:
+    """Result of a output for a batch.
 
     Attributes:
         values: float32 ``[rows, d]`` on the device.

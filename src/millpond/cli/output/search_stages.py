@@ -126,12 +126,7 @@ class SearchStages:
         engine_options: EngineOptions,
         filter: dict[str, Any] | None,
     ) -> SearchStages:
-        """Check the models of all stages, then load them: weights are the slowest step.
-
-        Raises:
-            FingerprintMismatchError: The collection was filled by another model.
-            ModelLoadError: A model cannot be found or read.
-        """
+        """Check the models of all stages, then load them: weights are the slowest step."""
         manifest = sink.open()
         manifest.widths_to_search(sink.dimensions, collection=sink.collection)
         fused = sink.fusible if options.hybrid is None else options.hybrid
@@ -159,12 +154,7 @@ class SearchStages:
         )
 
     def answer(self, question: Record) -> Answer:
-        """All stages for one question.
-
-        Raises:
-            InvalidRequestError: A question without a direction, or an option that the database or a model refuses.
-            SinkError: The database does not answer, or refuses.
-        """
+        """All stages for one question."""
         start = time.perf_counter()
         hits = self._retrieve(question.text)
         ranked = [RankedHit(hit=hit, score=hit.score, retrieval_rank=rank) for rank, hit in enumerate(hits, start=1)]

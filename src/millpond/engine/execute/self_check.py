@@ -19,14 +19,14 @@ from millpond.engine.execute.packing import PackedRequests
 from millpond.engine.execute.runner import Runner
 from millpond.models.load import NATIVE_INT8
 from millpond.models.native.self_check import encoder_rows
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import Quantization
 
 logger = logging.getLogger(__name__)
 
 # A batch of the same shape as LENGTHS: a graph that was captured with those is replayed with these.
 _OTHER_LENGTHS = (33, 9, 40, 2)
-_POOLED, _TOKENS = Readout(kind="pooled"), Readout(kind="tokens")
+_POOLED, _TOKENS = OutputSpec(kind="pooled"), OutputSpec(kind="tokens")
 
 
 def check_kernels(
@@ -132,7 +132,7 @@ def _replayed(runner: Runner, graphs: Graphs, packed: PackedRequests) -> list[fl
             return []
         batch = DeviceBatch(packed=packed, device=runner.device)
         states = runner.states(batch)
-        rows = runner.reading(batch, states).rows(_POOLED).values
+        rows = runner.pooler_call(batch, states).rows(_POOLED).values
         if not (states.isfinite().all() and rows.isfinite().all()):
             return []
         assert replayed.states is not None

@@ -9,7 +9,7 @@ from millpond.checkpoints.templates.score_template import read_template
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 from millpond.spec import ModelSpec
 from millpond.tasks import Task
 
@@ -23,7 +23,7 @@ class LoadedModel:
         encoder: How it reads texts, pairs, queries and documents.
         include_prompt: Whether pooling counts the prompt's tokens.
         vocabulary: Number of token ids; they run from 0 to one less.
-        readouts: What each task reads from the hidden states.
+        outputs: What each task reads from the hidden states.
         language_head: Whether it has a language model's head, whose vocabulary entries can be read one by one.
         first_kept: Leading rows that ``token_embed`` leaves out.
         mean_maxsim: Whether MaxSim is divided by the number of the query's tokens.
@@ -34,7 +34,7 @@ class LoadedModel:
     encoder: InputEncoder
     include_prompt: bool
     vocabulary: int
-    readouts: Mapping[Task, Readout]
+    outputs: Mapping[Task, OutputSpec]
     language_head: bool = False
     first_kept: int = 0
     mean_maxsim: bool = False
@@ -48,19 +48,19 @@ class LoadedModel:
         """
         return TemplateTokenizer(self.encoder.texts, read_template(template))
 
-    def width(self, readout: Readout) -> int:
-        """Columns of a readout's rows."""
-        if readout.kind == "pooled":
+    def width(self, output: OutputSpec) -> int:
+        """Columns of a output's rows."""
+        if output.kind == "pooled":
             return self.spec.dimensions
-        if readout.kind == "tokens":
+        if output.kind == "tokens":
             return self.spec.hidden_size
-        if readout.kind == "sparse":
+        if output.kind == "sparse":
             return 2
-        return len(self.labels(readout))
+        return len(self.labels(output))
 
-    def labels(self, readout: Readout) -> tuple[str, ...]:
-        """Names of the columns of a readout's logits; a vocabulary entry is named by its id."""
-        if readout.kind == "head_rows":
-            return tuple(str(token) for token in readout.token_ids)
+    def labels(self, output: OutputSpec) -> tuple[str, ...]:
+        """Names of the columns of a output's logits; a vocabulary entry is named by its id."""
+        if output.kind == "head_rows":
+            return tuple(str(token) for token in output.token_ids)
         labels = self.spec.labels
-        return tuple(labels[i] for i in readout.token_ids) if readout.token_ids else labels
+        return tuple(labels[i] for i in output.token_ids) if output.token_ids else labels

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.inputs import Pair
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
 
 IndexOf = Callable[[int], int]  # the index in the caller's list of the i-th item, for errors
@@ -36,7 +36,7 @@ class Plan:
 
     Attributes:
         task: The task.
-        readout: Selects the result to read from the hidden states.
+        output: Selects the result to read from the hidden states.
         form: How items become tokens: ``text`` by the tokenizer alone, ``colbert`` as a late-interaction checkpoint
             encodes queries and documents.
         role: Query or document, for ``colbert``.
@@ -58,7 +58,7 @@ class Plan:
     """
 
     task: Task
-    readout: Readout
+    output: OutputSpec
     form: Literal["text", "colbert"] = "text"
     role: Role | None = None
     prompt: str = ""

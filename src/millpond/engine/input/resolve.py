@@ -12,7 +12,7 @@ from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.inputs import Item, SpannedText
 from millpond.params import PoolingParams, check_choice
 from millpond.pooling.activations import by_width
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 from millpond.spec import ModelSpec
 from millpond.tasks import SCORE_METHODS, TASKS, Activation, Role, ScoreMethod, ScoreType, Task
 from millpond.vectors import matryoshka
@@ -160,22 +160,22 @@ def plan(
     if unread:
         raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")
     check_range(params.output_dtype, count)
-    readout = _readout(task, params, loaded)
+    output = _output(task, params, loaded)
     colbert = loaded.encoder.colbert is not None and task == "token_embed"
     prompt = _prompt(params, spec, task) if "prompt" in _READS[task] else ""
     return Plan(
         task=task,
-        readout=readout,
+        output=output,
         form="colbert" if colbert else "text",
         role=(params.role or "document") if colbert else params.role,
         prompt=prompt,
         skip=loaded.encoder.texts.prompt_length(prompt) if prompt and not loaded.include_prompt else 0,
         limit=_limit(params, spec),
         truncate=params.truncate,
-        width=_width(task, params, spec) if task in ("embed", "token_embed") else loaded.width(readout),
+        width=_width(task, params, spec) if task in ("embed", "token_embed") else loaded.width(output),
         normalize=_normalize(params, spec) if task in ("embed", "token_embed") else False,
         output_dtype=params.output_dtype,
-        activation=_activation(task, params, loaded, readout),
+        activation=_activation(task, params, loaded, output),
         instruction=params.instruction,
         aggregation=params.aggregation,
         step_tag_id=_step_tag(task, params, loaded),
@@ -186,8 +186,8 @@ def plan(
     )
 
 
-def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
-    """The readout of the task: the result to read from the hidden states."""
+def _output(task: Task, params: PoolingParams, loaded: LoadedModel) -> OutputSpec:
+    """The output of the task: the result to read from the hidden states."""
     tokens = params.returned_token_ids
     if tokens is not None and not loaded.language_head and loaded.spec.labels:
         if max(tokens) >= len(loaded.spec.labels):
@@ -195,7 +195,7 @@ def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
                 f"returned_token_ids holds {max(tokens)}; the columns of {loaded.spec.name} run from 0 to "
                 f"{len(loaded.spec.labels) - 1}"
             )
-        return Readout(kind="token_logits", token_ids=tokens)
+        return OutputSpec(kind="token_logits", token_ids=tokens)
     if tokens is not None:
         if not loaded.language_head:
             raise InvalidRequestError(
@@ -211,18 +211,18 @@ def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
                 f"returned_token_ids asks for {len(tokens)} columns of the vocabulary; at most {_MOST_COLUMNS} "
                 "are computed"
             )
-        return Readout(kind="head_rows", token_ids=tokens)
-    return loaded.readouts[task]
+        return OutputSpec(kind="head_rows", token_ids=tokens)
+    return loaded.outputs[task]
 
 
-def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, readout: Readout) -> Activation:
+def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, output: OutputSpec) -> Activation:
     """The activation of logits; by default, rewards are raw and other tasks use the checkpoint's activation."""
     if task in ("embed", "token_embed", "sparse_embed"):
         return "identity"
     activation = params.activation
     if activation is None:
         activation = task != "reward"
-    if activation == "softmax" and loaded.width(readout) == 1:
+    if activation == "softmax" and loaded.width(output) == 1:
         raise InvalidRequestError(
             f"activation='softmax' of the one logit that {loaded.spec.name} has is 1 for every text; choose sigmoid"
         )
@@ -230,7 +230,7 @@ def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, readout:
         return activation
     if not activation:
         return "identity"
-    return by_width(len(readout.token_ids)) if readout.token_ids else loaded.spec.activation
+    return by_width(len(output.token_ids)) if output.token_ids else loaded.spec.activation
 
 
 def _step_tag(task: Task, params: PoolingParams, loaded: LoadedModel) -> int | None:
@@ -242,7 +242,7 @@ def _step_tag(task: Task, params: PoolingParams, loaded: LoadedModel) -> int | N
         raise InvalidRequestError(
             f"step_tag_id={params.step_tag_id} is not a token; this model's ids run from 0 to {loaded.vocabulary - 1}"
         )
-    if not loaded.readouts[task].per_token and params.returned_token_ids is None:
+    if not loaded.outputs[task].per_token and params.returned_token_ids is None:
         raise InvalidRequestError(
             f"step_tag_id={params.step_tag_id} means nothing to {loaded.spec.name}, which rewards whole texts; "
             "leave it out"

@@ -147,7 +147,7 @@ class Call:
         self.labels = labels
         self.future: CallFuture[Any] = CallFuture()
         self.native_width = native_width
-        self.per_token = plan.readout.per_token or plan.readout.kind == "sparse"
+        self.per_token = plan.output.per_token or plan.output.kind == "sparse"
         self.result = CallResult(len(self.items), native_width, per_token=self.per_token)
         self.hits = self.misses = 0
         self.is_bulk = False

@@ -37,11 +37,6 @@ class RecordPlanner:
 
     Three stages: pages of the source without what cannot be stored, the changed records of a page cut into chunks, and
     batches of these.
-
-    Args:
-        parts: What the run works with.
-        ledger: Where counts, times and records go that are left out.
-        check_writer: Called for every record; raises if writing has failed.
     """
 
     def __init__(self, parts: RunParts, ledger: RunLedger, check_writer: Callable[[], object]) -> None:

@@ -118,11 +118,7 @@ def embed_dataset(
 
 
 def engine_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
-    """The configuration of the workers' engines, which is the same wherever they run.
-
-    Raises:
-        InvalidRequestError: An unknown option, or one with a wrong value.
-    """
+    """The configuration of the workers' engines, which is the same wherever they run."""
     if "cache" in options:
         raise InvalidRequestError("engine_options holds a cache; pass its path as cache=")
     known = EngineConfig.__dataclass_fields__.keys() - {"model"}

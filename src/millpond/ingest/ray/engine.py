@@ -14,14 +14,7 @@ from millpond.tasks import Role, Task
 
 
 class ClusterEngine:
-    """Takes the place of an :class:`~millpond.Engine` in :func:`~millpond.ingest.ingest`.
-
-    Args:
-        pool: The workers.
-        model: The model, as its files describe it.
-        cached: Whether the workers have a cache.
-        sparse: Whether the calls are for the workers' second engine.
-    """
+    """Takes the place of an :class:`~millpond.Engine` in :func:`~millpond.ingest.ingest`."""
 
     def __init__(self, pool: WorkerPool, model: LoadedModel, *, cached: bool, sparse: bool = False) -> None:
         self.spec = model.spec

@@ -182,11 +182,7 @@ def _read_identity(data: Mapping[str, Any]) -> ModelIdentity:
 
 
 def sparse_spec(spec: ModelSpec, sparse: ModelSpec | None) -> ModelSpec:
-    """The model of a hybrid sink's sparse vectors: by default that of the dense ones.
-
-    Raises:
-        UnsupportedTaskError: It makes none.
-    """
+    """The model of a hybrid sink's sparse vectors: by default that of the dense ones."""
     chosen = spec if sparse is None else sparse
     if "sparse_embed" not in chosen.tasks:
         raise UnsupportedTaskError(

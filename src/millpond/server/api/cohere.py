@@ -59,11 +59,7 @@ class CohereEmbedRequest(BaseModel):
     )
 
     def read_texts(self) -> list[str]:
-        """The texts.
-
-        Raises:
-            InvalidRequestError: Not exactly one of texts and inputs, or an input that is not text.
-        """
+        """The texts."""
         if self.images:
             raise InvalidRequestError("images are not embedded here, only texts; pass texts")
         if (self.texts is None) is (self.inputs is None):

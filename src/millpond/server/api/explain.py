@@ -58,17 +58,11 @@ router = APIRouter(tags=["Late-interaction indexes"])
 
 @dataclass(frozen=True, kw_only=True)
 class _Explained:
-    """The matches of a query's tokens.
+    """The matches of a query's tokens."""
 
-    Attributes:
-        matches: One for each token.
-        truncated: Whether one of the texts was cut.
-        usage: Tokens of both texts.
-    """
-
-    matches: list[TokenMatch]
-    truncated: bool
-    usage: Usage
+    matches: list[TokenMatch]  # one for each token
+    truncated: bool  # whether one of the texts was cut
+    usage: Usage  # tokens of both texts
 
 
 @router.post("/explain", openapi_extra=openapi.operation(TextExplainRequest, answer=TextExplainAnswer))

@@ -58,12 +58,7 @@ _OUTCOMES: tuple[tuple[str, Callable[[EngineStats], float]], ...] = (
 
 
 class Metrics:
-    """The metrics of one application, in a separate registry, so that a process can have several.
-
-    Args:
-        models: The served models.
-        paths: The paths of all routes; all others share one label.
-    """
+    """The metrics of one application, in a separate registry, so that a process can have several."""
 
     def __init__(self, models: ServedModels, *, paths: Collection[str]) -> None:
         self._models = models

@@ -1,6 +1,6 @@
 """Streams: a small protocol with the device operations of the GPU path: streams, pinned copies, captured graphs.
 
-There are three streams. Uploads, forwards and readouts run on the first, in the order of the batches, so that they need
+There are three streams. Uploads, forwards and outputs run on the first, in the order of the batches, so that they need
 no events between them. Downloads run on the second, each after an event of the first: those of the next batch may have
 been launched already, and whatever follows them there waits for its forward. So what the host waits for in between runs
 on the third. (An upload is about 100 KB; a separate stream for uploads would need two of every buffer to save

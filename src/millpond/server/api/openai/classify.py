@@ -28,11 +28,7 @@ class ClassificationRequest(PromptRequest):
     softmax: bool | None = Field(None, description="vLLM's older name for use_activation.")
 
     def params(self) -> PoolingParams:
-        """The options of the call.
-
-        Raises:
-            InvalidRequestError: An invalid option.
-        """
+        """The options of the call."""
         return PoolingParams(use_activation=self.use_activation, activation=self.activation, softmax=self.softmax)
 
 

@@ -62,16 +62,7 @@ Document = str | Mapping[str, Any]
 
 
 def _text_of(document: Document, index: int, fields: Sequence[str] | None) -> str:
-    """The text of the document at ``index``.
-
-    Args:
-        document: A text, or an object with ``text`` (Cohere's and Jina's) or ``content`` (vLLM's).
-        index: Its index in the request.
-        fields: Names of the fields of an object to read, joined by line breaks; missing ones are skipped.
-
-    Raises:
-        InvalidRequestError: It has no text.
-    """
+    """The text of the document at ``index``."""
     if isinstance(document, str):
         return document
     if fields:

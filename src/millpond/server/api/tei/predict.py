@@ -26,15 +26,10 @@ _NAMED: dict[str, bool | Activation] = {"sigmoid": "sigmoid", "softmax": "softma
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
-    """The inputs of a request.
+    """The inputs of a request."""
 
-    Attributes:
-        items: Texts, or pairs.
-        batch: Whether the request is a batch, even of one item.
-    """
-
-    items: list[str | Pair]
-    batch: bool
+    items: list[str | Pair]  # texts, or pairs
+    batch: bool  # whether the request is a batch, even of one item
 
 
 @router.post(
@@ -55,11 +50,7 @@ async def predict(request: Request) -> Response:
 
 
 def _inputs(body: TeiPredictRequest) -> _Inputs:
-    """TEI's rule: a list of strings is one text or one pair, and a batch is a list of such lists.
-
-    Raises:
-        RequestError: An empty list, or an item that is neither one nor two texts.
-    """
+    """TEI's rule: a list of strings is one text or one pair, and a batch is a list of such lists."""
     values = body.inputs
     if isinstance(values, str):
         return _Inputs(items=[values], batch=False)

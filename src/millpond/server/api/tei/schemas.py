@@ -44,11 +44,7 @@ class TeiTexts(TeiRequest):
     prompt_name: str | None = Field(None, description="Name of the checkpoint's prompt to put before each text.")
 
     def items(self) -> list[Item]:
-        """The items for the engine.
-
-        Raises:
-            InvalidRequestError: There are none.
-        """
+        """The items for the engine."""
         return read_prompts(self.inputs)
 
 
