@@ -61,7 +61,9 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
         return None
     if _is_contract(PurePosixPath(collection_path.relative_to(config.rootpath).as_posix())):
         return True
-    return (collection_path.suffix == ".py" and bool(MARKED.search(collection_path.read_text(encoding="utf-8")))) or None
+    return (
+        collection_path.suffix == ".py" and bool(MARKED.search(collection_path.read_text(encoding="utf-8")))
+    ) or None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
