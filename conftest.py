@@ -42,8 +42,8 @@ SERIAL = _paths(
     """
 )
 # Rings. Fast tests are neither here nor marked: no process, no compiler, no database, one real model.
-# Folders of the second ring, whose tests are marked `contract`. `make test` imports neither them nor files that mark all
-# of their tests.
+# Folders of the second ring, whose tests are marked `contract`. `make test` imports neither them nor files that mark
+# all of their tests.
 MARKED = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(contract|slow)\b", re.MULTILINE)
 CONTRACT = _paths("chains docs engine/execute/cuda faults house server/fuzz")
 
