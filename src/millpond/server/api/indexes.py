@@ -19,6 +19,8 @@ from millpond.server.requests.limits import check_count
 from millpond.server.responses.encoding import json_response
 from millpond.server.served.indexes import ServedIndex
 from millpond.server.state import record_model, state_of
+from millpond.values.outputs import TokenEmbeddingOutput
+from millpond.values.params import PoolingParams
 from millpond.vllm.model import Pending
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
