@@ -16,14 +16,7 @@ _BATCH_CHARACTERS = 1 << 20
 
 
 def pre_truncate(item: Item, tokenizer: TextTokenizer, *, limit: int, truncate: Truncate) -> Item:
-    """``item`` with an oversize text replaced by a part: what truncation keeps of the item stays the same.
-
-    Args:
-        item: The item.
-        tokenizer: The checkpoint's.
-        limit: Most tokens that are read.
-        truncate: Which end of the item is cut.
-    """
+    """``item`` with an oversize text replaced by a part: what truncation keeps of the item stays the same."""
     if isinstance(item, TokenIds):
         return item
     if not isinstance(item, Pair):

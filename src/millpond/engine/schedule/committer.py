@@ -34,14 +34,6 @@ class Committer:
     """
 
     def __init__(self, cache: VectorCache, *, namespace: Callable[[Call], str], budget: int, name: str) -> None:
-        """Start with nothing to commit.
-
-        Args:
-            cache: Where the rows go.
-            namespace: Names what decides a call's vectors besides its texts.
-            budget: Most tokens of a batch.
-            name: Prefix of the thread's name.
-        """
         self.most_waiting = max(1, budget // _TOKENS_PER_ROW)
         self._cache = cache
         self._namespace = namespace
