@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from millpond.cached_property import cached_property
+from millpond.support.cached_property import cached_property
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from millpond.checkpoints.classifier_steps import (
     Norm,
     PoolingField,
 )
-from millpond.spec import PoolingMode
+from millpond.values.spec import PoolingMode
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from millpond.spec import PoolingMode
+from millpond.values.spec import PoolingMode
 
 
 @dataclass(frozen=True, kw_only=True)

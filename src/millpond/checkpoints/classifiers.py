@@ -14,8 +14,8 @@ from typing import Any
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.classifier_steps import HeadRows, PoolingField, Step, read_steps
 from millpond.errors import ModelLoadError
-from millpond.spec import PoolingMode
 from millpond.tasks import Activation
+from millpond.values.spec import PoolingMode
 
 # Token whose rows a process reward model scores, as text and as id.
 _PROCESS_TAG = ("<extra_0>", 151651)

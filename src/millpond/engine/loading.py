@@ -17,7 +17,6 @@ from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Pooling
 from millpond.checkpoints.native_config import translate, with_stored_vocabulary
 from millpond.checkpoints.templates.score_template import read_template, shipped_template
-from millpond.config import EngineConfig
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
 from millpond.engine.execute.runner import Runner
@@ -37,25 +36,19 @@ from millpond.models.task_detection import DetectedTasks, detect_tasks
 from millpond.pooling.classifier import build_classifier
 from millpond.pooling.pooler import OutputSpec, Pooler
 from millpond.pooling.sparse import build_sparse, build_token_vectors
-from millpond.spec import ModelSpec
 from millpond.tasks import Quantization, Task
+from millpond.values.config import EngineConfig
+from millpond.values.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """A checkpoint in memory: its weights on each device.
+    """A checkpoint in memory: its weights on each device."""
 
-    Attributes:
-        model: Description of the checkpoint and of its inputs.
-        runners: Backbone and pooler, one replica for each device.
-        dtype: Precision of the backbone, by name.
-        checks: What the self-check compared; see :mod:`millpond.attention.self_check`.
-    """
-
-    model: LoadedModel
-    runners: tuple[Runner, ...]
-    dtype: str
-    checks: tuple[KernelCheck, ...] = ()
+    model: LoadedModel  # description of the checkpoint and of its inputs
+    runners: tuple[Runner, ...]  # backbone and pooler, one replica for each device
+    dtype: str  # precision of the backbone, by name
+    checks: tuple[KernelCheck, ...] = ()  # what the self-check compared; see :mod:`millpond.attention.self_check`
 
     @property
     def runner(self) -> Runner:
@@ -97,13 +90,7 @@ def read_model(config: EngineConfig) -> LoadedModel:
 
 
 def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
-    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read.
-
-    Args:
-        config: The engine's options.
-        check: Whether to compare the kernels that the model may use with float32, those that were right before too.
-            ``None``: those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
-    """
+    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read."""
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
         bound_compiled_products()

@@ -14,8 +14,8 @@ from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Dense, Pooling
 from millpond.errors import ModelLoadError
 from millpond.models.task_detection import DetectedTasks
-from millpond.spec import ModelSpec, PoolingMode
 from millpond.tasks import Activation
+from millpond.values.spec import ModelSpec, PoolingMode
 
 # Trained to pool the text without its instruction. Their files do not say so; sentence-transformers goes by the names.
 _INSTRUCTOR_NAMES = tuple(f"hkunlp/instructor-{size}" for size in ("base", "large", "xl"))

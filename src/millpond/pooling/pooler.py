@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
-from millpond.cached_property import cached_property
 from millpond.checkpoints.modules import Dense, Head, Pooling
 from millpond.pooling.classifier import ClassifierHead, VocabularyRows, head_rows
 from millpond.pooling.heads import build_heads
 from millpond.pooling.methods import METHODS
+from millpond.support.cached_property import cached_property
 
 # Number of sets of vocabulary entries whose rows of the language-model head are kept.
 _KEPT_ROWS = 64

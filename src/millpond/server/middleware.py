@@ -34,11 +34,7 @@ _CLOSED = "the handler is closed"
 
 
 class ApiKeys:
-    """The API keys of a server.
-
-    Args:
-        keys: Any of them is accepted; empty: no request needs a key.
-    """
+    """The API keys of a server."""
 
     def __init__(self, keys: tuple[str, ...]) -> None:
         # Digests have one length, so that the time of a comparison does not reveal a key's.

@@ -14,10 +14,10 @@ import torch
 from millpond.engine.composite.scoring import pair_up, vector_params
 from millpond.engine.engine import Engine
 from millpond.errors import InvalidRequestError
-from millpond.inputs import Item, Pair
-from millpond.params import PoolingParams
-from millpond.progress import draw_bar
+from millpond.support.progress import draw_bar
 from millpond.tasks import Task
+from millpond.values.inputs import Item, Pair
+from millpond.values.params import PoolingParams
 from millpond.vllm import arguments
 from millpond.vllm.model import Pending, PoolingModel
 from millpond.vllm.outputs import ClassificationData, EmbeddingData, PoolingData, RequestOutput, ScoringData

@@ -21,7 +21,7 @@ from millpond.checkpoints.layouts.sparse import (
 from millpond.checkpoints.modules import Dense, Head, LayerNorm, Normalize, Pooling
 from millpond.checkpoints.resolve import read_json, read_json_object
 from millpond.errors import ModelLoadError
-from millpond.spec import PoolingMode
+from millpond.values.spec import PoolingMode
 
 # In the order in which sentence-transformers concatenates the modes of an old config.
 _OLD_MODES: dict[str, PoolingMode] = {

@@ -15,8 +15,8 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from millpond.cached_property import cached_property
 from millpond.errors import InputTooLongError, InvalidRequestError
+from millpond.support.cached_property import cached_property
 
 if TYPE_CHECKING:
     from jinja2 import Template

@@ -29,19 +29,7 @@ _METHOD = (
 
 
 def run(model: Path, folder: Path, *, short: bool, ask: str | None, k: int, settings: Mapping[str, Any]) -> None:
-    """Run the demo, printing to standard output.
-
-    Args:
-        model: Folder of the checkpoint.
-        folder: Folder of the databases and of the vectors.
-        short: Search 400 passages instead of all.
-        ask: Ask this question instead of the ten.
-        k: Number of answers to show per question.
-        settings: Options of the engine.
-
-    Raises:
-        SinkError: Another process has the databases open.
-    """
+    """Run the demo, printing to standard output."""
     report.heading(f"millpond demo: asking the standard library of Python {platform.python_version()}")
     with report.stage("read the docs") as stage:  # before the model is loaded: torch's many objects slow parsing down
         every = read_stdlib()

@@ -40,23 +40,14 @@ _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 @dataclass(frozen=True, kw_only=True)
 class HttpRejection:
-    """Why a message is not taken as a request.
+    """Why a message is not taken as a request."""
 
-    Attributes:
-        status: The status of the response.
-        message: What is wrong with it.
-    """
-
-    status: HTTPStatus
-    message: str
+    status: HTTPStatus  # the status of the response
+    message: str  # what is wrong with it
 
 
 class ConnectionCap:
-    """The most connections of a server.
-
-    Args:
-        most: Their number; a further one is answered 503.
-    """
+    """The most connections of a server."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -102,12 +93,6 @@ class HttpProtocol(HttpToolsProtocol):
 
     It is the client's turn while no request is complete, and while responses wait to be read; a client that makes no
     progress for ``timeout_keep_alive`` is given up.
-
-    Args:
-        config: uvicorn's configuration.
-        server_state: What the connections of a server share.
-        app_state: The state of the application.
-        cap: The most connections.
     """
 
     def __init__(

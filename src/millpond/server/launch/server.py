@@ -32,14 +32,7 @@ _TLS_SECONDS: dict[str, Any] = {"ssl_handshake_timeout": 10.0, "ssl_shutdown_tim
 
 
 class Server(uvicorn.Server):
-    """The first signal drains the server and ends it with 0, the second ends it at once.
-
-    Args:
-        app: The application.
-        config: The server's configuration.
-        started: Called when requests are accepted.
-        keep_alive: Seconds that a connection may wait for its client.
-    """
+    """The first signal drains the server and ends it with 0, the second ends it at once."""
 
     def __init__(
         self,

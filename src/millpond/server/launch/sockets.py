@@ -26,11 +26,7 @@ _NO_SUCH_FAMILY = (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT)
 
 
 def bind(config: ServerConfig) -> list[socket.socket]:
-    """The bound sockets for ``config``; they refuse connections until the server listens.
-
-    Raises:
-        InvalidRequestError: The address is in use, or does not belong to this machine.
-    """
+    """The bound sockets for ``config``; they refuse connections until the server listens."""
     if config.uds is not None:
         return [_bind_file(config.uds)]
     try:
@@ -79,11 +75,7 @@ def is_local(config: ServerConfig) -> bool:
 
 
 def check_certificates(config: ServerConfig) -> None:
-    """Read the TLS files once, so that a mistake is reported before the models are loaded.
-
-    Raises:
-        InvalidRequestError: A file is missing or not PEM, or the key is encrypted or belongs to another certificate.
-    """
+    """Read the TLS files once, so that a mistake is reported before the models are loaded."""
     if config.ssl_certfile is None:
         return
     for name in ("ssl_certfile", "ssl_keyfile", "ssl_ca_certs"):
@@ -155,11 +147,7 @@ def listen_error(config: ServerConfig, error: OSError) -> InvalidRequestError:
 
 
 def allowed_connections(asked: int | None) -> int:
-    """The most connections that the limit of open files leaves room for, and of these at most ``asked``.
-
-    Args:
-        asked: By default as many as possible, up to 16,384.
-    """
+    """The most connections that the limit of open files leaves room for, and of these at most ``asked``."""
     room = _descriptors()
     if asked is None:
         return min(room, _MAX_DEFAULT)

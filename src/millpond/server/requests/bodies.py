@@ -14,7 +14,7 @@ from starlette.requests import ClientDisconnect
 from millpond.errors import EngineOverloadedError
 from millpond.server.errors import BodyTooLargeError, ClientGoneError, RequestError, validation_error
 from millpond.server.requests.body_budget import LARGEST_DROPPED, body_budget_of
-from millpond.server.state import config_of, models_of, record_model
+from millpond.server.state import record_model, state_of
 
 Body = TypeVar("Body")
 
@@ -28,25 +28,14 @@ _TOO_SLOW = "The body did not arrive within {seconds:g} s; send less, or over a 
 
 
 async def read(request: Request, schema: type[Body] | TypeAdapter[Body], *, queued: bool = True) -> Body:
-    """The validated body of ``request``.
-
-    Args:
-        request: The request.
-        schema: Schema of the body: a pydantic model, or a TypeAdapter of a union of models.
-        queued: Whether the request queues texts; then the body is not even read while every queue is full.
-
-    Raises:
-        EngineOverloadedError: Every queue is full, or the bodies in flight are too large together (429).
-        RequestError: Wrong content type (400), too large (413), too slow (408), invalid JSON, or JSON that does not
-            match the schema (400).
-    """
+    """The validated body of ``request``."""
     _check_headers(request)
     if queued:
         _check_queues(request)
     data = await _within_time(request)
     if len(data) <= _INLINE_BYTES:
         return _parsed(data, schema)
-    limit = max(_MAX_CONTAINERS, _CONTAINERS_PER_INPUT * config_of(request).max_inputs)
+    limit = max(_MAX_CONTAINERS, _CONTAINERS_PER_INPUT * state_of(request).config.max_inputs)
     return await asyncio.to_thread(_parsed_within, data, schema, limit)
 
 
@@ -64,7 +53,7 @@ def _check_headers(request: Request) -> None:
 
 
 def _check_queues(request: Request) -> None:
-    models = list(models_of(request))
+    models = list(state_of(request).models)
     for model in models:
         try:
             return model.engine.check_room(1)
@@ -78,9 +67,9 @@ def _check_queues(request: Request) -> None:
 async def _within_time(request: Request) -> bytearray:
     try:
         async with asyncio.timeout_at(getattr(request.state, "deadline", None)):
-            return await _whole(request, config_of(request).max_body_bytes)
+            return await _whole(request, state_of(request).config.max_body_bytes)
     except TimeoutError:
-        seconds = config_of(request).request_timeout
+        seconds = state_of(request).config.request_timeout
         raise RequestError(
             _TOO_SLOW.format(seconds=seconds), status=408, type="Request Timeout", headers={"Connection": "close"}
         ) from None

@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from millpond.errors import EngineClosedError
-from millpond.inputs import Item, TokenIds, size_of
-from millpond.params import PoolingParams
 from millpond.server.errors import ClientGoneError, RequestError
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.limits import check_count
 from millpond.server.requests.prepare_executor import prepare_executor_of
 from millpond.server.served.models import ServedModel
-from millpond.server.state import config_of
+from millpond.server.state import state_of
 from millpond.server.telemetry.timings import Work
 from millpond.tasks import Task
+from millpond.values.inputs import Item, TokenIds, size_of
+from millpond.values.params import PoolingParams
 from millpond.vllm.model import Pending
 from millpond.vllm.prompts import Tokenization
 
@@ -31,19 +31,7 @@ Output = TypeVar("Output")
 async def run(
     request: Request, submit: Callable[[], Pending[Output]], *, model: ServedModel | None = None, texts: int = 0
 ) -> Output:
-    """The output of the call that ``submit`` queues.
-
-    Args:
-        request: If its client disconnects, the call is cancelled.
-        submit: Checks and queues; runs in a thread, since it may tokenize.
-        model: The model of the call; with it a full queue is noticed before a thread is used.
-        texts: How many texts will be queued.
-
-    Raises:
-        EngineOverloadedError: Too many texts are waiting (429).
-        RequestError: The deadline has passed (504).
-        ClientGoneError: The client has disconnected.
-    """
+    """The output of the call that ``submit`` queues."""
     request.state.texts = texts
     if model is not None:
         model.engine.check_room(texts)
@@ -72,12 +60,8 @@ async def run_task(
     *,
     field: str,
 ) -> Any:
-    """The output of ``task`` for ``items``, which are in the request's ``field``.
-
-    Raises:
-        RequestError: Too many items (400), or as :func:`run`.
-    """
-    check_count(len(items), config_of(request).max_inputs, field=field)
+    """The output of ``task`` for ``items``, which are in the request's ``field``."""
+    check_count(len(items), state_of(request).config.max_inputs, field=field)
     pooling = model.pooling
     return await run(
         request,
@@ -150,7 +134,7 @@ async def _until_disconnect_or_deadline(request: Request) -> AsyncIterator[None]
             raise ClientGoneError from None
         raise
     except TimeoutError:
-        seconds = config_of(request).request_timeout
+        seconds = state_of(request).config.request_timeout
         raise RequestError(
             f"The answer took more than {seconds:g} s; send fewer or shorter texts", status=504, type="Gateway Timeout"
         ) from None

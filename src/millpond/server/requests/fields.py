@@ -59,16 +59,7 @@ class PoolingRequest(BaseModel):
     )
 
     def tokenization(self, max_model_len: int | None = None, *, special_tokens: bool = True) -> Tokenization:
-        """How the texts are tokenized.
-
-        Args:
-            max_model_len: The model's limit; a larger truncation length is refused.
-            special_tokens: The default of ``add_special_tokens``.
-
-        Raises:
-            RequestError: A truncation length above the model's limit.
-            InvalidRequestError: A padding that would only add cost.
-        """
+        """How the texts are tokenized."""
         limit = self.truncate_prompt_tokens
         if limit is not None and max_model_len is not None and limit > max_model_len:
             raise RequestError(

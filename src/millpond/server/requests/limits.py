@@ -10,16 +10,7 @@ _MAX_CHARACTERS_PER_TOKEN = 64
 
 
 def check_count(count: int, limit: int, *, field: str) -> None:
-    """Refuse a request with more texts than the server accepts.
-
-    Args:
-        count: Number of texts.
-        limit: The server's ``max_inputs``.
-        field: The field that holds them.
-
-    Raises:
-        RequestError: Too many.
-    """
+    """Refuse a request with more texts than the server accepts."""
     if count > limit:
         raise RequestError(
             f"{count} {field} in one request; this server takes {limit}: send them in parts", param=field
@@ -27,15 +18,7 @@ def check_count(count: int, limit: int, *, field: str) -> None:
 
 
 def check_length(text: str, max_model_len: int) -> None:
-    """Refuse a text whose full tokenization would take gigabytes.
-
-    Args:
-        text: May be much longer than the model's limit.
-        max_model_len: The model's limit, in tokens.
-
-    Raises:
-        RequestError: Too many characters.
-    """
+    """Refuse a text whose full tokenization would take gigabytes."""
     limit = max(_MAX_CHARACTERS, _MAX_CHARACTERS_PER_TOKEN * max_model_len)
     if len(text) > limit:
         raise RequestError(

@@ -11,16 +11,16 @@ from pydantic import Field
 
 from millpond.engine.composite.scoring import pair_up
 from millpond.errors import InvalidRequestError
-from millpond.outputs import ScoreOutput
-from millpond.params import PoolingParams
 from millpond.server.errors import NotServedError, RequestError
 from millpond.server.requests import calls
 from millpond.server.requests.chat import check_trusted
 from millpond.server.requests.fields import PoolingRequest, absent_if_null
 from millpond.server.requests.limits import check_count
 from millpond.server.served.models import ServedModel, ServedModels
-from millpond.server.state import config_of, models_of, record_model
+from millpond.server.state import record_model, state_of
 from millpond.tasks import Activation, ScoreMethod, ScoreType
+from millpond.values.outputs import ScoreOutput
+from millpond.values.params import PoolingParams
 from millpond.vllm.arguments import one_value
 from millpond.vllm.model import Pending
 from millpond.vllm.prompts import Tokenization
@@ -61,11 +61,7 @@ class PairRequest(PoolingRequest):
 
     @property
     def cross_encoder_activation(self) -> bool | None:
-        """Whether to activate logits; ``None``: the checkpoint's default.
-
-        Raises:
-            InvalidRequestError: The three fields contradict each other.
-        """
+        """Whether to activate logits; ``None``: the checkpoint's default."""
         switch: bool | None = one_value(
             {"use_activation": self.use_activation, "activation": self.activation, "softmax": self.softmax}
         )
@@ -77,14 +73,8 @@ _PREFERENCE: tuple[tuple[ScoreType, ...], ...] = (("cross-encoder", "late-intera
 
 
 def find_scorer(request: Request, name: str | None, *, api: str) -> ServedModel:
-    """The model that scores the request's pairs; without a name, the only reranker, or else the only embedder.
-
-    Raises:
-        UnknownModelError: No model has that name (404).
-        NotServedError: The named model, or every model, scores no pairs (501).
-        InvalidRequestError: No name, and several models score pairs (400).
-    """
-    return record_model(request, _scorer(models_of(request), name, api=api))
+    """The model that scores the request's pairs; without a name, the only reranker, or else the only embedder."""
+    return record_model(request, _scorer(state_of(request).models, name, api=api))
 
 
 def _scorer(models: ServedModels, name: str | None, *, api: str) -> ServedModel:
@@ -105,44 +95,22 @@ def _scorer(models: ServedModels, name: str | None, *, api: str) -> ServedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
-    """How the pairs of one request are scored.
+    """How the pairs of one request are scored."""
 
-    Attributes:
-        tokenization: How the texts are tokenized.
-        activation: Applied to a cross-encoder's logit; ``None`` is the checkpoint's default. Other models have none.
-        instruction: Fills the slot in an LLM reranker's template.
-        query_tokens: Cut each query to this many tokens; 0 keeps all.
-        document_tokens: The same for each document.
-        template: A score template that replaces the checkpoint's own.
-        method: How pairs are scored, as in :meth:`millpond.Engine.score`.
-        ranking: Whether the scores rank documents: ``auto`` is then that of :meth:`millpond.Engine.rerank`.
-    """
-
-    tokenization: Tokenization
-    activation: bool | Activation | None = None
-    instruction: str | None = None
-    query_tokens: int = 0
-    document_tokens: int = 0
-    template: str | None = None
-    method: ScoreMethod = "auto"
-    ranking: bool = False
+    tokenization: Tokenization  # how the texts are tokenized
+    activation: bool | Activation | None = None  # of a cross-encoder's logit; None is the checkpoint's default
+    instruction: str | None = None  # fills the slot in an LLM reranker's template
+    query_tokens: int = 0  # cut each query to this many tokens; 0 keeps all
+    document_tokens: int = 0  # the same for each document
+    template: str | None = None  # A score template that replaces the checkpoint's own
+    method: ScoreMethod = "auto"  # how pairs are scored, as in millpond.Engine.score
+    ranking: bool = False  # whether the scores rank documents: auto is then that of millpond.Engine.rerank
 
     @classmethod
     def of(
         cls, body: PairRequest, request: Request, model: ServedModel, *, truncate: bool = False, ranking: bool = False
     ) -> Self:
-        """The options of a request in vLLM's or Cohere's format.
-
-        Args:
-            body: The body of the request.
-            request: The request.
-            model: The model of the request.
-            truncate: As in Cohere's API, cut over-long pairs, and accept limits above the model's.
-            ranking: Whether the scores rank documents.
-
-        Raises:
-            RequestError: An invalid limit, or an untrusted template.
-        """
+        """The options of a request in vLLM's or Cohere's format."""
         limit = model.max_model_len
         tokenization = body.tokenization(limit)
         if not tokenization.special_tokens:
@@ -152,7 +120,7 @@ class Scoring:
             )
         if truncate and tokenization.limit is None:
             tokenization = tokenization.cutting_to(limit)
-        check_trusted(body.chat_template, config_of(request))
+        check_trusted(body.chat_template, state_of(request).config)
         return cls(
             tokenization=tokenization,
             activation=body.cross_encoder_activation,
@@ -167,18 +135,14 @@ class Scoring:
     async def run(
         self, request: Request, model: ServedModel, queries: Sequence[str], documents: Sequence[str]
     ) -> ScoreOutput:
-        """The score of each pair: one to one, one to many, or n to n.
-
-        Raises:
-            RequestError: A side is empty, or the numbers of texts do not match.
-        """
+        """The score of each pair: one to one, one to many, or n to n."""
         if not queries:
             raise RequestError("At least one text element must be given")
         if not documents:
             raise RequestError("At least one text_pair element must be given")
         if len(queries) not in (1, len(documents)):
             raise RequestError("Input lengths must be either 1:1, 1:N or N:N")
-        check_count(len(documents), config_of(request).max_inputs, field="documents")
+        check_count(len(documents), state_of(request).config.max_inputs, field="documents")
         return await calls.run(
             request, lambda: self._submit(model, queries, documents), model=model, texts=len(documents)
         )

@@ -7,8 +7,6 @@ from typing import Annotated, Any, Self
 from fastapi import Request
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from millpond.inputs import Item, TokenIds
-from millpond.params import PoolingParams
 from millpond.server.errors import RequestError
 from millpond.server.requests import calls, chat
 from millpond.server.requests.chat import ChatFields, Conversation, Message, as_batch, is_batch
@@ -16,8 +14,10 @@ from millpond.server.requests.fields import PoolingRequest
 from millpond.server.requests.limits import check_count, check_length
 from millpond.server.served.models import ServedModel
 from millpond.server.settings.config import ServerConfig
-from millpond.server.state import config_of
+from millpond.server.state import state_of
 from millpond.tasks import Task
+from millpond.values.inputs import Item, TokenIds
+from millpond.values.params import PoolingParams
 from millpond.vllm.model import Pending
 from millpond.vllm.prompts import Tokenization
 
@@ -89,26 +89,18 @@ def _holds_messages(value: Any) -> bool:
 
 
 def count(body: PromptRequest, request: Request) -> int:
-    """The number of prompts.
-
-    Args:
-        body: The body of the request.
-        request: The request.
-
-    Raises:
-        RequestError: No prompt, or more than the server accepts.
-    """
+    """The number of prompts."""
     conversations = body.conversations
     number = len(body.prompts if conversations is None else conversations)
     if number == 0:
         raise RequestError("You must pass at least one prompt; input is an empty list", param="input")
-    check_count(number, config_of(request).max_inputs, field="input")
+    check_count(number, state_of(request).config.max_inputs, field="input")
     return number
 
 
 async def run(request: Request, model: ServedModel, task: Task, body: PromptRequest, params: PoolingParams) -> Any:
     """The output of ``task`` for the prompts of ``body``; errors as :func:`count`, :func:`submit` and ``calls.run``."""
-    config = config_of(request)
+    config = state_of(request).config
     return await calls.run(
         request, lambda: submit(task, body, params, model, config), model=model, texts=count(body, request)
     )
@@ -117,13 +109,7 @@ async def run(request: Request, model: ServedModel, task: Task, body: PromptRequ
 def submit(
     task: Task, body: PromptRequest, params: PoolingParams, model: ServedModel, config: ServerConfig
 ) -> Pending[Any]:
-    """Render, check and queue the prompts of ``body``; runs in a thread, since rendering takes time.
-
-    Raises:
-        RequestError: A form or a field that is not supported.
-        InvalidRequestError: An invalid prompt or option; nothing was queued.
-        EngineOverloadedError: Too many texts are waiting.
-    """
+    """Render, check and queue the prompts of ``body``; runs in a thread, since rendering takes time."""
     items, tokenization = read(body, model, config)
     if body.selects_prompt:
         _check_prompt_applies(items, params, task, model)
@@ -131,12 +117,7 @@ def submit(
 
 
 def read(body: PromptRequest, model: ServedModel, config: ServerConfig) -> tuple[list[Item], Tokenization]:
-    """The items of the call, and tokenization they are tokenized.
-
-    Raises:
-        RequestError: A form or a field that is not supported.
-        InvalidRequestError: A prompt that cannot be read.
-    """
+    """The items of the call, and tokenization they are tokenized."""
     conversations = body.conversations
     tokenization = body.tokenization(model.max_model_len, special_tokens=conversations is None)
     prompts = body.prompts if conversations is None else chat.render(conversations, body, model, config)
@@ -149,11 +130,7 @@ def read(body: PromptRequest, model: ServedModel, config: ServerConfig) -> tuple
 
 
 def _check_prompt_applies(items: list[Item], params: PoolingParams, task: Task, model: ServedModel) -> None:
-    """Refuse items that a prompt cannot be put before: token ids, messages, and texts without special tokens.
-
-    Raises:
-        RequestError: The model has a prompt for the request, and an item cannot take it.
-    """
+    """Refuse items that a prompt cannot be put before: token ids, messages, and texts without special tokens."""
     index = next((i for i, item in enumerate(items) if isinstance(item, TokenIds)), None)
     if index is None or task not in ("embed", "token_embed"):
         return

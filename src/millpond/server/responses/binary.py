@@ -35,16 +35,7 @@ async def binary_response(
     order: Endianness,
     with_metadata: bool,
 ) -> Response:
-    """A response of numbers only.
-
-    Args:
-        rows: ``[n, d]``, or n matrices.
-        envelope: ``id``, ``created`` and ``model``, for the header.
-        usage: For the header.
-        dtype: Type of the numbers.
-        order: Their byte order.
-        with_metadata: Whether the header is sent.
-    """
+    """A response of numbers only."""
     flat = rows.flat if isinstance(rows, Ragged) else rows
     body = await encoding.encoded(lambda: encoding.to_bytes(flat, dtype, order), numbers=flat.size // 4)
     if not with_metadata:

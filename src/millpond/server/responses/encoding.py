@@ -25,43 +25,24 @@ _TORCH_NAMES = {"bfloat16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2":
 
 @dataclass(frozen=True, kw_only=True)
 class NumberFormat:
-    """How a response writes its numbers.
+    """How a response writes its numbers."""
 
-    Attributes:
-        encoding: JSON, base64, or binary with or without a header.
-        dtype: Type of the numbers in base64 and binary.
-        order: Their byte order.
-    """
-
-    encoding: EncodingFormat = "float"
-    dtype: EmbedDtype = "float32"
-    order: Endianness = "little"
+    encoding: EncodingFormat = "float"  # JSON, base64, or binary with or without a header
+    dtype: EmbedDtype = "float32"  # type of the numbers in base64 and binary
+    order: Endianness = "little"  # their byte order
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base64:
-    """Numbers that become base64 when the JSON is written.
+    """Numbers that become base64 when the JSON is written."""
 
-    Attributes:
-        rows: The numbers.
-        dtype: Type of the encoded numbers.
-        order: Their byte order.
-    """
-
-    rows: npt.NDArray[np.float32]
-    dtype: EmbedDtype = "float32"
-    order: Endianness = "little"
+    rows: npt.NDArray[np.float32]  # the numbers
+    dtype: EmbedDtype = "float32"  # type of the encoded numbers
+    order: Endianness = "little"  # their byte order
 
 
 async def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON response.
-
-    Args:
-        content: Mappings with str keys, lists, numpy arrays of any shape (values that are not finite become null), and
-            :class:`Base64`.
-        status: HTTP status.
-        headers: Headers of the response.
-    """
+    """A JSON response."""
     body = await encoded(lambda: to_json(content), numbers=_numbers(content))
     return Response(body, status_code=status, headers=headers, media_type="application/json")
 

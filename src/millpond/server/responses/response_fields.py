@@ -22,14 +22,7 @@ class UsageInfo(BaseModel):
 
 
 def envelope(request: Request, prefix: str, model: ServedModel, *, request_id: str | None = None) -> dict[str, Any]:
-    """``id``, ``object``, ``created`` and ``model``.
-
-    Args:
-        request: The request; its id, which is also in the log and the headers, is part of the response's.
-        prefix: Prefix of the id, such as ``embd``.
-        model: The model that answered.
-        request_id: The body's own ``request_id``.
-    """
+    """``id``, ``object``, ``created`` and ``model``."""
     return {
         "id": f"{prefix}-{request_id or request.state.request_id}",
         "object": "list",
@@ -50,13 +43,7 @@ def usage(prompt_tokens: int) -> dict[str, Any]:
 
 
 def cohere_meta(version: str, tokens: int, **units: int) -> dict[str, Any]:
-    """Cohere's ``meta``; nothing is billed.
-
-    Args:
-        version: Version of Cohere's API: ``1`` or ``2``.
-        tokens: Input tokens.
-        units: The units that Cohere would bill.
-    """
+    """Cohere's ``meta``; nothing is billed."""
     return {
         "api_version": {"version": version},
         "billed_units": units,

@@ -16,16 +16,7 @@ from millpond.server.responses.encoding import Base64, NumberFormat, json_respon
 async def vector_response(
     rows: RowsOrMatrices, form: NumberFormat, envelope: dict[str, Any], usage: dict[str, Any], *, item: str, field: str
 ) -> Response:
-    """A response that holds numbers for each prompt.
-
-    Args:
-        rows: ``[n, d]``, or n matrices.
-        form: How the numbers are written.
-        envelope: The fields before the data.
-        usage: Token counts.
-        item: The ``object`` of each item.
-        field: The item's field for the numbers.
-    """
+    """A response that holds numbers for each prompt."""
     if form.encoding in ("bytes", "bytes_only"):
         return await binary_response(
             rows,

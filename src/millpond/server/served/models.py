@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from millpond.checkpoints.templates.score_template import ScoreTemplate
-from millpond.config import EngineConfig
 from millpond.engine.engine import Engine
 from millpond.engine.loading import describe
-from millpond.errors import InvalidRequestError, UnknownModelError
+from millpond.errors import EngineClosedError, InvalidRequestError, UnknownModelError
 from millpond.server.errors import NotServedError
 from millpond.server.settings.config import ModelConfig
 from millpond.tasks import Task
+from millpond.values.config import EngineConfig
 from millpond.vllm import arguments
 from millpond.vllm.model import PoolingModel
 from millpond.vllm.pooler_config import PoolerConfig
@@ -23,21 +23,13 @@ from millpond.vllm.pooler_config import PoolerConfig
 
 @dataclass(frozen=True, kw_only=True)
 class ServedModel:
-    """A loaded checkpoint under the names that clients use.
+    """A loaded checkpoint under the names that clients use."""
 
-    Attributes:
-        names: Names that requests may use; responses use the first.
-        root: Hub id or folder of the checkpoint.
-        pooling: The engine with vLLM's interface.
-        chat_template: Jinja source that replaces the tokenizer's own.
-        created: Unix time of the load.
-    """
-
-    names: tuple[str, ...]
-    root: str
-    pooling: PoolingModel
-    chat_template: str | None = None
-    created: int = field(default_factory=lambda: int(time.time()))
+    names: tuple[str, ...]  # names that requests may use; responses use the first
+    root: str  # hub id or folder of the checkpoint
+    pooling: PoolingModel  # the engine with vLLM's interface
+    chat_template: str | None = None  # jinja source that replaces the tokenizer's own
+    created: int = field(default_factory=lambda: int(time.time()))  # unix time of the load
 
     @property
     def name(self) -> str:
@@ -131,6 +123,19 @@ class ServedModels:
             names = ", ".join(model.name for model in able)
             raise InvalidRequestError(f"several models serve the {api}; name one as model: {names}")
         return able[0]
+
+    def check_health(self) -> None:
+        """Raise if only a new process helps; until then the other devices serve.
+
+        Raises:
+            EngineClosedError: An engine accepts no requests any more.
+            DeviceLostError: An engine has lost a device.
+        """
+        for model in self._models:
+            if model.engine.closed:
+                raise EngineClosedError(f"the engine of {model.name!r} was closed")
+            for error in model.engine.lost_devices:
+                raise error
 
     def close(self) -> None:
         """Finish the queued work, then stop every engine."""

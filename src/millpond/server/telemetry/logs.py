@@ -41,11 +41,7 @@ def access(scope: Scope, *, status: int | None, seconds: float) -> None:
 
 
 class Formatter(logging.Formatter):
-    """Log records with the id of their request.
-
-    Args:
-        style: ``plain`` for people, ``json`` for log collectors: one object per line.
-    """
+    """Log records with the id of their request."""
 
     def __init__(self, style: str = "plain") -> None:
         super().__init__("%(asctime)s %(levelname)s %(name)s [%(request_id)s] %(message)s")

@@ -35,11 +35,7 @@ def client_address(scope: Scope) -> str | None:
 
 
 class StatusObserver:
-    """An ASGI ``send`` that remembers the HTTP status of the response.
-
-    Args:
-        send: Takes the messages.
-    """
+    """An ASGI ``send`` that remembers the HTTP status of the response."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

@@ -7,7 +7,6 @@ from typing import Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from millpond.outputs import ClassificationOutput
 from millpond.server.api import openapi
 from millpond.server.requests import bodies, prompts
 from millpond.server.requests.prompts import PromptRequest
@@ -15,6 +14,7 @@ from millpond.server.responses.encoding import json_response
 from millpond.server.responses.response_fields import UsageInfo, envelope, usage
 from millpond.server.state import find_model
 from millpond.tasks import Activation
+from millpond.values.outputs import ClassificationOutput
 from millpond.vllm.params import PoolingParams
 
 
@@ -28,11 +28,7 @@ class ClassificationRequest(PromptRequest):
     softmax: bool | None = Field(None, description="vLLM's older name for use_activation.")
 
     def params(self) -> PoolingParams:
-        """The options of the call.
-
-        Raises:
-            InvalidRequestError: An invalid option.
-        """
+        """The options of the call."""
         return PoolingParams(use_activation=self.use_activation, activation=self.activation, softmax=self.softmax)
 
 

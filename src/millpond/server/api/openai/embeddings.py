@@ -7,7 +7,6 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
 from millpond.server.api import openapi
 from millpond.server.errors import NotServedError, RequestError
 from millpond.server.requests import bodies, prompts
@@ -15,8 +14,9 @@ from millpond.server.requests.vectors import VectorRequest
 from millpond.server.responses.response_fields import UsageInfo, envelope, usage
 from millpond.server.responses.vectors import vector_response
 from millpond.server.served.models import ServedModel, ServedModels
-from millpond.server.state import models_of, record_model
+from millpond.server.state import record_model, state_of
 from millpond.tasks import Task
+from millpond.values.outputs import EmbeddingOutput, TokenEmbeddingOutput
 
 
 class EmbeddingRequest(VectorRequest):
@@ -52,7 +52,7 @@ router = APIRouter(tags=["OpenAI"])
 async def embeddings(request: Request) -> Response:
     """A vector for each text; from a model with token vectors only, a matrix."""
     body = await bodies.read(request, EmbeddingRequest)
-    model = record_model(request, _model(models_of(request), body.model))
+    model = record_model(request, _model(state_of(request).models, body.model))
     if body.late_chunking_params is not None:
         raise RequestError(
             "late_chunking_params is not served; embed the chunks as texts of their own", param="late_chunking_params"

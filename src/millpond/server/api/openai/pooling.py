@@ -19,9 +19,9 @@ from millpond.server.responses.response_fields import UsageInfo, envelope, usage
 from millpond.server.responses.vectors import vector_response
 from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.settings.config import ServerConfig
-from millpond.server.state import config_of, models_of, record_model
-from millpond.spec import ModelSpec
+from millpond.server.state import record_model, state_of
 from millpond.tasks import Activation, Task
+from millpond.values.spec import ModelSpec
 from millpond.vllm.arguments import POOLING_TASKS
 from millpond.vllm.model import Pending
 from millpond.vllm.params import PoolingParams
@@ -45,12 +45,7 @@ class PoolingTaskRequest(VectorRequest):
     returned_token_ids: list[TokenId] | None = Field(None, description="Step rewards: keep these columns.")
 
     def params(self, task: Task, spec: ModelSpec) -> PoolingParams:
-        """The options of ``task``.
-
-        Raises:
-            RequestError: As :meth:`vector_params`.
-            InvalidRequestError: An invalid option.
-        """
+        """The options of ``task``."""
         ids = self.returned_token_ids
         return replace(
             self.vector_params(spec),
@@ -87,10 +82,10 @@ router = APIRouter(tags=["vLLM"])
 @router.post("/pooling", openapi_extra=openapi.operation(PoolingTaskRequest, answer=PoolingResponse, binary=True))
 async def pooling(request: Request) -> Response:
     """The task's rows for each prompt: one for a text, or one for each of its tokens or steps."""
-    body, config = await bodies.read(request, PoolingTaskRequest), config_of(request)
+    body, config = await bodies.read(request, PoolingTaskRequest), state_of(request).config
     if body.dimensions is not None:
         raise RequestError("dimensions is currently not supported; use /v1/embeddings", param="dimensions")
-    model = record_model(request, _model(models_of(request), body))
+    model = record_model(request, _model(state_of(request).models, body))
     output = await calls.run(
         request, lambda: _submit(body, model, config), model=model, texts=prompts.count(body, request)
     )
@@ -101,11 +96,7 @@ async def pooling(request: Request) -> Response:
 
 
 def _model(models: ServedModels, body: PoolingTaskRequest) -> ServedModel:
-    """The model for a request.
-
-    Raises:
-        RequestError: The route has no such task.
-    """
+    """The model for a request."""
     if body.task is not None and body.task not in POOLING_TASKS:
         raise RequestError(f"Unsupported task: {body.task!r} Supported tasks: {_served(*models)}", param="task")
     if body.model or body.task is None:
