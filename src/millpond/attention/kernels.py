@@ -40,15 +40,7 @@ def select(
 
 
 def disable(name: str, reason: str) -> bool:
-    """Let a kernel serve nothing for the rest of this process; any thread may do that while others compute.
-
-    Args:
-        name: Its name. The last kernel of the table serves on: no other fits every call.
-        reason: Why, for people.
-
-    Returns:
-        Whether this call disabled it.
-    """
+    """Let a kernel serve nothing for the rest of this process; any thread may do that while others compute."""
     with _disabling:
         return _disabled.setdefault(name, reason) is reason
 

@@ -58,25 +58,15 @@ _SEGMENTS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCheck:
-    """One comparison.
+    """One comparison."""
 
-    Attributes:
-        kernel: What was compared, by its name in ``millpond env``.
-        call: What it computed, for people.
-        similarity: Least over all rows; ``None`` if it gave no result. See :func:`similarity`.
-        least: The similarity that it needs.
-        obstacle: Why there is no result: it cannot run here, or it raised.
-        raised: Whether it raised.
-        seconds: Time that it took, the first call's preparations included.
-    """
-
-    kernel: str
-    call: str
-    similarity: float | None = None
-    least: float = LEAST
-    obstacle: str | None = None
-    raised: bool = False
-    seconds: float = 0.0
+    kernel: str  # what was compared, by its name in `millpond env`
+    call: str  # what it computed, for people
+    similarity: float | None = None  # least over all rows; `None` if it gave no result. See :func:`similarity`.
+    least: float = LEAST  # the similarity that it needs
+    obstacle: str | None = None  # why there is no result: it cannot run here, or it raised
+    raised: bool = False  # whether it raised
+    seconds: float = 0.0  # time that it took, the first call's preparations included
 
     @property
     def wrong(self) -> bool:
@@ -97,39 +87,24 @@ class KernelCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a kernel computes, and what it must give.
+    """What a kernel computes, and what it must give."""
 
-    Attributes:
-        call: In words.
-        found: Gives the kernel's result, ``[rows, n]``.
-        expected: Gives the reference's in float32 or float64, ``[rows, n]``.
-    """
-
-    call: str
-    found: Callable[[], torch.Tensor]
-    expected: Callable[[], torch.Tensor]
+    call: str  # in words
+    found: Callable[[], torch.Tensor]  # gives the kernel's result, `[rows, n]`
+    expected: Callable[[], torch.Tensor]  # gives the reference's in float32 or float64, `[rows, n]`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A kernel on a device in a precision.
+    """A kernel on a device in a precision."""
 
-    Attributes:
-        kernel: Its name in ``millpond env``.
-        name: Its name in :func:`millpond.attention.kernels.disable`, which all its rows share.
-        precision: For people.
-        device: Where it runs.
-        cases: Gives what is compared.
-        least: The similarity that each case needs.
-        otherwise: What follows if it is wrong, for people.
-    """
-
-    kernel: str
-    name: str
-    precision: str
-    device: torch.device
-    cases: Callable[[], Iterable[Case]]
-    least: float = LEAST
+    kernel: str  # its name in `millpond env`
+    name: str  # its name in :func:`millpond.attention.kernels.disable`, which all its rows share
+    precision: str  # for people
+    device: torch.device  # where it runs
+    cases: Callable[[], Iterable[Case]]  # gives what is compared
+    least: float = LEAST  # the similarity that each case needs
+    # What follows if it is wrong, for people
     otherwise: str = "It is not used in this process any more; the next kernel of the table serves."
 
     @property
@@ -148,15 +123,7 @@ def is_on() -> bool:
 
 
 def check(rows: Sequence[Row], *, remembered: bool = True) -> list[KernelCheck]:
-    """Run rows, and disable what is wrong, with one warning each.
-
-    Args:
-        rows: What to compare. A row that was disabled in this process is left out.
-        remembered: Leave out what was right before, too, and remember what is right now.
-
-    Returns:
-        A result for each row that ran: that of the case with the least similarity.
-    """
+    """Run rows, and disable what is wrong, with one warning each."""
     known = _read_note() if remembered else frozenset()
     found: dict[str, KernelCheck] = {}
     for row in rows:
@@ -175,11 +142,7 @@ def check(rows: Sequence[Row], *, remembered: bool = True) -> list[KernelCheck]:
 
 
 def run(row: Row) -> KernelCheck | None:
-    """The result of a row: that of the case with the least similarity, and the time of all; ``None`` without a case.
-
-    Raises:
-        DeviceBrokenError: A case raised, and the device does not compute anything any more.
-    """
+    """The result of a row: that of the case with the least similarity, and the time of all; ``None`` without a case."""
     results = [_result(row, case) for case in row.cases()]
     if not results:
         return None

@@ -35,37 +35,22 @@ def of_adapter(key: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterChoice:
-    """The adapter of each token.
+    """The adapter of each token."""
 
-    Attributes:
-        adapter_ids: ``[tokens]``; 0 for a token without an adapter, whose ``mask`` is 0.
-        mask: ``[tokens, adapters rank]``: 1 in the columns of the token's adapter, else 0.
-    """
-
-    adapter_ids: torch.Tensor
-    mask: torch.Tensor
+    adapter_ids: torch.Tensor  # `[tokens]`; 0 for a token without an adapter, whose `mask` is 0
+    mask: torch.Tensor  # `[tokens, adapters rank]`: 1 in the columns of the token's adapter, else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """The factors of all adapters of one matrix.
+    """The factors of all adapters of one matrix."""
 
-    Attributes:
-        down: ``[adapters rank, in]``; for an embedding table ``[adapters, rows, rank]``.
-        up: ``[out, adapters rank]``, multiplied by the scale ``alpha / rank``.
-    """
-
-    down: torch.Tensor
-    up: torch.Tensor
+    down: torch.Tensor  # `[adapters rank, in]`; for an embedding table `[adapters, rows, rank]`
+    up: torch.Tensor  # `[out, adapters rank]`, multiplied by the scale `alpha / rank`
 
 
 class Adapters:
-    """A checkpoint's adapters. Each matrix takes its own once.
-
-    Attributes:
-        count: Adapters of each matrix.
-        rank: Width between the two factors of an adapter.
-    """
+    """A checkpoint's adapters. Each matrix takes its own once."""
 
     def __init__(self, checkpoint: Checkpoint, *, prefix: str, like: torch.Tensor) -> None:
         folder, config = checkpoint.layout.transformer, checkpoint.config
@@ -94,11 +79,7 @@ class Adapters:
         return self._placed(down, self._take(key + UP, (self.rank, shape[1])).flatten(0, 1).T)
 
     def check_all_taken(self) -> None:
-        """Refuse adapters that no matrix took, since they would be lost silently.
-
-        Raises:
-            WeightMismatchError: There is one.
-        """
+        """Refuse adapters that no matrix took, since they would be lost silently."""
         if self._left:
             raise self._mismatch(f"the model does not know {min(self._left)}")
 
@@ -122,11 +103,7 @@ class Adapters:
 
 
 class AdaptedLinear(nn.Module):
-    """Linear layers joined to one, plus each token's adapter, then the activation.
-
-    Attributes:
-        activation: Its name; ``None`` for none.
-    """
+    """Linear layers joined to one, plus each token's adapter, then the activation."""
 
     def __init__(self, parts: tuple[Any, ...], adapters: Adapters, key: str, act: str | None = None) -> None:
         super().__init__()

@@ -37,11 +37,7 @@ _WARM_LENGTH = 8
 
 
 def check_compiler(device: torch.device) -> None:
-    """Refuse ``compile=True`` on a machine that cannot compile, before any weight is read.
-
-    Raises:
-        ModelLoadError: The C++ compiler (CPU) or Triton (GPU) is missing, or the device is neither.
-    """
+    """Refuse ``compile=True`` on a machine that cannot compile, before any weight is read."""
     if device.type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
         from torch._inductor.exc import InvalidCxxCompiler
@@ -65,13 +61,8 @@ def check_compiler(device: torch.device) -> None:
 def compile_parts(backbone: nn.Module, architecture: Architecture, *, offset: int) -> nn.Module:
     """Compile the parts that the modules of ``backbone`` name, in place, and run them once so that no caller waits.
 
-    A module names its parts in a method ``compiled_parts() -> tuple[str, ...]``: methods of ``rows [tokens, ...]`` and
-    further tensors with as many rows.
-
-    Args:
-        backbone: Loaded, in evaluation mode, on its device.
-        architecture: Its row of the table of architectures.
-        offset: Position of a text's first token.
+    A module names its parts in ``compiled_parts``: methods of ``rows [tokens, ...]`` and further tensors with as many
+    rows.
     """
     device = next(tensor.device for tensor in (*backbone.parameters(), *backbone.buffers()))
     least = _LEAST.get(device.type, 2)
@@ -177,7 +168,7 @@ def _replace(backbone: nn.Module, *, least: int) -> list[CompiledPart]:
     """Replace the methods that the modules name by compiled parts, which all modules of a class share."""
     parts: dict[tuple[type, str], CompiledPart] = {}
     for module in list(backbone.modules()):
-        names: tuple[str, ...] = getattr(module, "compiled_parts", tuple)()
+        names: tuple[str, ...] = getattr(module, "compiled_parts", ())
         for name in names:
             method = getattr(type(module), name)
             part = parts.setdefault((type(module), name), CompiledPart(method, least=least))

@@ -37,11 +37,7 @@ _RENAMING = Renaming(
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json in transformers' terms.
-
-    Raises:
-        UnsupportedArchitectureError: The rotary positions are scaled, which the original does not do.
-    """
+    """config.json in transformers' terms."""
     if config.get("model_type") == "jina_embeddings_v3":
         return dict(config)
     if config.get("rope_scaling"):
@@ -63,11 +59,7 @@ def tensors(state: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[s
 
 
 def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
-    """The loaded weights in a forward that takes adapters.
-
-    Raises:
-        WeightMismatchError: The adapters do not fit config.json, or the backbone.
-    """
+    """The loaded weights in a forward that takes adapters."""
     like = next(backbone.parameters())
     return JinaEncoder(backbone, Adapters(checkpoint, prefix=_PREFIX, like=like))
 

@@ -52,21 +52,7 @@ def load_backbone(
     packed: bool = True,
     native: bool = False,
 ) -> nn.Module:
-    """The backbone in evaluation mode, on its device.
-
-    Args:
-        checkpoint: The checkpoint.
-        architecture: Its row in the architecture table.
-        device: Where it runs.
-        dtype: The precision of its weights.
-        quantization: Keeps them in eight bits.
-        packed: ``False`` keeps transformers' own class where millpond has a packed forward: the tests compare them.
-        native: Replace a packed forward on a CPU by one call of the compiled kernels, if they compute all of it.
-
-    Raises:
-        ModelLoadError: The files cannot be read, or the config describes no valid model.
-        WeightMismatchError: A tensor is missing, unknown or of another shape.
-    """
+    """The backbone in evaluation mode, on its device."""
     # In a forked child torch creates its thread pool on first use, which fails if two threads do so at once, and
     # transformers loads with several. This call creates it on one thread.
     torch.set_num_threads(torch.get_num_threads())

@@ -32,12 +32,7 @@ _INT8_CAPABILITY = (7, 5)
 
 
 def check_quantization(kind: Quantization | None, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse a quantization that the device cannot run, before any weight is read.
-
-    Raises:
-        MissingExtraError: torchao is needed and not installed.
-        ModelLoadError: The device has no such products, or not in ``dtype``.
-    """
+    """Refuse a quantization that the device cannot run, before any weight is read."""
     if kind is None:
         return
     if device.type == "cpu":
@@ -68,18 +63,7 @@ def check_quantization(kind: Quantization | None, device: torch.device, dtype: t
 
 
 def quantize(backbone: nn.Module, kind: Quantization, device: torch.device, *, warn: bool = True) -> nn.Module:
-    """``backbone`` with the weights of its linear layers in eight bits, changed in place.
-
-    Args:
-        backbone: Loaded, in evaluation mode, on ``device``.
-        kind: ``int8``, ``int8-all`` or ``fp8``; see :func:`check_quantization`.
-        device: Where it runs.
-        warn: Whether to warn that it is not faster on a CPU.
-
-    Raises:
-        MissingExtraError: torchao is needed and not installed.
-        ModelLoadError: The backbone has no linear layer to quantize.
-    """
+    """``backbone`` with the weights of its linear layers in eight bits, changed in place."""
     linears = list(_linears(backbone))
     if not linears:
         raise ModelLoadError(f"quantization={kind!r}: this model has no linear layer to quantize; leave it out")

@@ -46,17 +46,7 @@ class ClassifierHead(nn.Module):
 
 
 def build_classifier(description: Classifier, *, width: int, device: torch.device) -> ClassifierHead:
-    """The head with its weights, in evaluation mode.
-
-    Args:
-        description: What it computes.
-        width: Columns of the hidden states.
-        device: Device of the weights.
-
-    Raises:
-        ModelLoadError: A weight file is missing or damaged.
-        WeightMismatchError: A tensor is missing, or its width does not fit its neighbours or config.json.
-    """
+    """The head with its weights, in evaluation mode."""
     head = ClassifierHead(description, width=width)
     count = len(description.labels)
     if count and count != head.out_features:
@@ -92,11 +82,7 @@ class _Difference(nn.Module):
 
 
 def head_rows(folder: Path, tokens: tuple[int, ...]) -> VocabularyRows:
-    """The rows of ``tokens`` in the language-model head of ``folder``, in float32.
-
-    Raises:
-        WeightMismatchError: The checkpoint has no such head, or the head has fewer rows.
-    """
+    """The rows of ``tokens`` in the language-model head of ``folder``, in float32."""
     names, config = tensor_shapes(folder), read_json_object(folder / "config.json")
     tied = config.get("tie_word_embeddings", True)
     for name in (*_HEAD_NAMES, *(_EMBEDDING_NAMES if tied else ())):

@@ -14,7 +14,7 @@ from collections.abc import Callable
 import torch
 
 from millpond.attention.segments import Segments
-from millpond.spec import PoolingMode
+from millpond.values.spec import PoolingMode
 
 # Tokens of one part of a long text on a GPU, whose kernel sums a text's column in one thread: 8,192 rows, one after
 # another, in few threads if the texts are few.

@@ -14,11 +14,11 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
-from millpond.cached_property import cached_property
 from millpond.checkpoints.modules import Dense, Head, Pooling
 from millpond.pooling.classifier import ClassifierHead, VocabularyRows, head_rows
 from millpond.pooling.heads import build_heads
 from millpond.pooling.methods import METHODS
+from millpond.support.cached_property import cached_property
 
 # Number of sets of vocabulary entries whose rows of the language-model head are kept.
 _KEPT_ROWS = 64
@@ -28,15 +28,12 @@ Matrix = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSpec:
-    """One kind of result read from the hidden states.
+    """One kind of result read from the hidden states."""
 
-    Attributes:
-        kind: ``pooled`` (a vector for each text), ``tokens`` (a vector for each token), ``logits``, ``token_logits``,
-            ``head_rows`` (logits of a few vocabulary entries for each token) or ``sparse``.
-        token_ids: The vocabulary entries of ``head_rows``; the columns of ``token_logits`` to keep, empty: all.
-    """
-
+    # `pooled` (a vector for each text), `tokens` (a vector for each token), `logits`, `token_logits`, `head_rows`
+    # (logits of a few vocabulary entries for each token) or `sparse`
     kind: Literal["pooled", "tokens", "logits", "token_logits", "head_rows", "sparse"]
+    # The vocabulary entries of `head_rows`; the columns of `token_logits` to keep, empty: all
     token_ids: tuple[int, ...] = ()
 
     @property
@@ -94,15 +91,15 @@ class Pooler(nn.Module):
         self._columns: dict[tuple[int, ...], torch.Tensor] = {}
 
     def reads_mean(self, output: OutputSpec) -> bool:
-        """Whether a output reads only the mean of each text's rows."""
+        """Whether an output reads only the mean of each text's rows."""
         return output.kind == "pooled" and self.modes == ("mean",) and len(self.token_heads) == 0
 
     def is_plain(self, output: OutputSpec) -> bool:
-        """Whether the pooled hidden states are already what a output reads: one way of pooling, and no heads."""
+        """Whether the pooled hidden states are already what an output reads: one way of pooling, and no heads."""
         return output.kind == "pooled" and len(self.modes) == 1 and not (len(self.token_heads) or len(self.heads))
 
     def row_of(self, output: OutputSpec) -> Literal["cls", "lasttoken"] | None:
-        """The one token of each text that a output reads, first or last; ``None`` if it reads more."""
+        """The one token of each text that an output reads, first or last; ``None`` if it reads more."""
         modes: tuple[str | None, ...] = ()
         if output.kind == "pooled":
             modes = self.modes
@@ -213,15 +210,10 @@ def _sparse_rows(ids: torch.Tensor, weights: torch.Tensor, counts: Sequence[int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OutputRows:
-    """Result of a output for a batch.
+    """Result of an output for a batch."""
 
-    Attributes:
-        values: float32 ``[rows, d]`` on the device.
-        counts: Rows of each text, in order; ``None``: one each.
-    """
-
-    values: torch.Tensor
-    counts: Sequence[int] | None
+    values: torch.Tensor  # float32 `[rows, d]` on the device
+    counts: Sequence[int] | None  # rows of each text, in order; `None`: one each
 
     def split(self, values: Matrix) -> Sequence[Matrix]:
         """``values``, copied to the host, by text: ``[d]`` each, or ``[count, d]``."""

@@ -65,21 +65,17 @@ class Layout:
         """Whether a database can store it; without an installed one, all but bits alone."""
         return bool(self.databases) or (not installed() and (self.datatype != "bit" or bool(self.coarse)))
 
-    def options(self) -> list[str]:
-        """The options of ``millpond ingest`` that make it."""
-        widths = ",".join(map(str, [self.coarse, self.width] if self.coarse else [self.width]))
-        options = ["--dimensions", widths]
-        if self.datatype != "float32":
-            options += ["--sink", f"datatype={self.datatype}"]
-        if self.quantization:
-            options += ["--sink", f"index_quantization={self.quantization}"]
-        return options
-
     def command(self, source: str, model: str, *, database: str | None = None, options: Sequence[str] = ()) -> str:
         """The command line that ingests a source in this layout, into a database on this machine."""
         name = database or next(iter(self.databases), None)
         url = "URL" if name is None else installed()[name].urls[0]
-        return shlex.join(["millpond", "ingest", source, "--model", model, "--to", url, *self.options(), *options])
+        widths = f"{self.coarse},{self.width}" if self.coarse else str(self.width)
+        words = ["millpond", "ingest", source, "--model", model, "--to", url, "--dimensions", widths]
+        if self.datatype != "float32":
+            words += ["--sink", f"datatype={self.datatype}"]
+        if self.quantization:
+            words += ["--sink", f"index_quantization={self.quantization}"]
+        return shlex.join([*words, *options])
 
 
 def layouts(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -17,17 +17,15 @@ _BLOCK_SCORES = 1 << 23
 
 
 def nearest(queries: FloatArray, rows: npt.NDArray[np.generic], k: int) -> Indices:
-    """``[q, min(k, n)]``: the rows of the highest dot products, best first; of equal ones the lower index first."""
-    return best_of(lambda part: queries @ rows[part].astype(np.float32, copy=False).T, len(queries), len(rows), k)
+    """``[q, min(k, n)]``: the rows of the highest dot products, best first; of equal ones the lower index first.
 
-
-def best_of(scores_of: Callable[[slice], FloatArray], queries: int, rows: int, k: int) -> Indices:
-    """``[queries, min(k, rows)]``: as :func:`nearest`, for any scores."""
-    best = np.empty((queries, 0), np.int64)
-    best_scores = np.empty((queries, 0), np.float32)
-    block = max(1, _BLOCK_SCORES // max(queries, 1))
-    for start in range(0, rows, block):
-        scores = scores_of(slice(start, start + block))  # [q, block]
+    ``rows [n, d]`` of any number type are converted block by block, so a memory map may be passed.
+    """
+    best = np.empty((len(queries), 0), np.int64)
+    best_scores = np.empty((len(queries), 0), np.float32)
+    block = max(1, _BLOCK_SCORES // max(len(queries), 1))
+    for start in range(0, len(rows), block):
+        scores = queries @ rows[start : start + block].astype(np.float32, copy=False).T  # [q, block]
         found = top(scores, k)  # [q, k]
         scores = np.concatenate([best_scores, np.take_along_axis(scores, found, axis=1)], axis=1)
         indices = np.concatenate([best, found + start], axis=1)

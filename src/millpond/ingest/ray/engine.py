@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from millpond.engine.input import resolve
 from millpond.engine.input.model import LoadedModel
 from millpond.ingest.ray.pool import WorkerPool
-from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput
-from millpond.params import PoolingParams
 from millpond.tasks import Role, Task
+from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput
+from millpond.values.params import PoolingParams
 
 
 class ClusterEngine:

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.cached_property import cached_property
 from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.kernels import residuals as kernel
 from millpond.late_interaction.kernels.centroids import Centroids, nearest
+from millpond.support.cached_property import cached_property
 
 # Lloyd-Max levels of a unit Gaussian: its quantization with the least squared error.
 _LEVELS = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.metadata import Scalar
+from millpond.support.metadata import Scalar
 
 
 class MetadataTable:
@@ -28,7 +28,7 @@ class MetadataTable:
         A bool equals no number.
 
         Args:
-            conditions: As :func:`millpond.metadata.check_filter` returns them.
+            conditions: As :func:`millpond.support.metadata.check_filter` returns them.
 
         Returns:
             bool ``[documents]``.

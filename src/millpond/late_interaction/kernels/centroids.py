@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.cached_property import cached_property
 from millpond.late_interaction.kernels.compiled import (
     address,
     aligned,
@@ -21,6 +20,7 @@ from millpond.late_interaction.kernels.compiled import (
     run,
     thread_count,
 )
+from millpond.support.cached_property import cached_property
 
 # A code is a uint16.
 MAX_CENTROIDS = 65_536

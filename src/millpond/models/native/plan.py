@@ -24,49 +24,25 @@ _WEIGHTS = ("weight", "down", "low")  # of a step
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A model's steps with everything that they point to.
+    """A model's steps with everything that they point to."""
 
-    Attributes:
-        model: The struct; valid as long as the plan lives.
-        kernels: What runs it.
-        hidden: Columns of the result.
-        weights: Numbers of all weights that every token is multiplied with.
-        vocabulary: Rows of the word table.
-        types: Rows of the table of token types; 0: none.
-        positions: Positions that the model has; 0: any number.
-        adapters: Adapters of each weight; 0: none.
-        rotations: Tables of rotary positions, which have to cover a call's longest text.
-        owned: What the struct points to.
-    """
-
-    model: structs.Model
-    kernels: Kernels
-    hidden: int
-    weights: int
-    vocabulary: int
-    types: int
-    positions: int
-    adapters: int
-    rotations: tuple[Rotation, ...]
-    owned: tuple[Any, ...]
+    model: structs.Model  # the struct; valid as long as the plan lives
+    kernels: Kernels  # what runs it
+    hidden: int  # columns of the result
+    weights: int  # numbers of all weights that every token is multiplied with
+    vocabulary: int  # rows of the word table
+    types: int  # rows of the table of token types; 0: none
+    positions: int  # positions that the model has; 0: any number
+    adapters: int  # adapters of each weight; 0: none
+    rotations: tuple[Rotation, ...]  # tables of rotary positions, which have to cover a call's longest text
+    owned: tuple[Any, ...]  # what the struct points to
 
 
 class PlanBuilder:
-    """Collects steps; :meth:`build` packs their weights.
-
-    Raises:
-        NotSupported: By every method, if a size or an activation has no kernel.
-    """
+    """Collects steps; :meth:`build` packs their weights."""
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype, *, adapters: int = 0, rank: int = 0) -> None:
-        """Start without steps.
-
-        Args:
-            kernels: What will run the plan.
-            dtype: The precision of the model.
-            adapters: Adapters of each weight.
-            rank: Of an adapter.
-        """
+        """Start without steps."""
         self._kernels = kernels
         self._packer = WeightPacker(kernels, dtype, adapters=adapters, rank=rank)
         self._steps: list[structs.Step] = []

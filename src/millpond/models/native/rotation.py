@@ -30,15 +30,7 @@ class Rotation:
     """
 
     def __init__(self, rotary: nn.Module, *kind: str) -> None:
-        """Wrap a rotary module.
-
-        Args:
-            rotary: Gives cosines and sines of positions.
-            kind: The kind of layer, if the module has a base for each.
-
-        Raises:
-            NotSupported: The angles depend on the longest text of a batch.
-        """
+        """Wrap a rotary module."""
         types: Any = getattr(rotary, "rope_type", "default")
         name = types.get(*kind) if isinstance(types, dict) else types
         if not isinstance(name, str) or "dynamic" in name or name == "longrope":

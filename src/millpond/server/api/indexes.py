@@ -12,8 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from millpond.late_interaction.index.arguments import SearchOptions, check_queries, checked_search
 from millpond.late_interaction.index.documents import Hit
-from millpond.outputs import TokenEmbeddingOutput
-from millpond.params import PoolingParams
 from millpond.server.api import openapi
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
@@ -21,6 +19,8 @@ from millpond.server.requests.fields import check_count
 from millpond.server.responses.encoding import json_response
 from millpond.server.served.indexes import ServedIndex
 from millpond.server.state import record_model, state_of
+from millpond.values.outputs import TokenEmbeddingOutput
+from millpond.values.params import PoolingParams
 from millpond.vllm.model import Pending
 
 Count = Annotated[int, Field(ge=1, le=10_000)]

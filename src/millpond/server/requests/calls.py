@@ -12,8 +12,6 @@ from typing import Any, TypeVar
 from fastapi import Request
 
 from millpond.errors import EngineClosedError
-from millpond.inputs import Item, TokenIds, size_of
-from millpond.params import PoolingParams
 from millpond.server.errors import ClientGoneError, RequestError
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.fields import check_count
@@ -22,6 +20,8 @@ from millpond.server.served.models import ServedModel
 from millpond.server.state import state_of
 from millpond.server.telemetry.timings import Work
 from millpond.tasks import Task
+from millpond.values.inputs import Item, TokenIds, size_of
+from millpond.values.params import PoolingParams
 from millpond.vllm.model import Pending
 from millpond.vllm.prompts import Tokenization
 

@@ -10,8 +10,6 @@ from fastapi import Request
 from pydantic import Field
 
 from millpond.engine.composite.scoring import pair_up
-from millpond.outputs import ScoreOutput
-from millpond.params import PoolingParams
 from millpond.server.errors import RequestError
 from millpond.server.requests import calls
 from millpond.server.requests.chat import check_trusted
@@ -19,6 +17,8 @@ from millpond.server.requests.fields import PoolingRequest, absent_if_null, chec
 from millpond.server.served.models import ServedModel, only
 from millpond.server.state import record_model, state_of
 from millpond.tasks import Activation, ScoreMethod, ScoreType
+from millpond.values.outputs import ScoreOutput
+from millpond.values.params import PoolingParams
 from millpond.vllm.arguments import one_value
 from millpond.vllm.model import Pending
 from millpond.vllm.prompts import Tokenization

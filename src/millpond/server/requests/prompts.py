@@ -7,8 +7,6 @@ from typing import Annotated, Any, Self
 from fastapi import Request
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from millpond.inputs import Item, TokenIds
-from millpond.params import PoolingParams
 from millpond.server.errors import RequestError
 from millpond.server.requests import calls, chat
 from millpond.server.requests.chat import ChatFields, Conversation, Message, as_batch
@@ -17,6 +15,8 @@ from millpond.server.served.models import ServedModel
 from millpond.server.settings.config import ServerConfig
 from millpond.server.state import state_of
 from millpond.tasks import Task
+from millpond.values.inputs import Item, TokenIds
+from millpond.values.params import PoolingParams
 from millpond.vllm.model import Pending
 
 TokenList = Annotated[list[int], Field(fail_fast=True)]

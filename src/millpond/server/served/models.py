@@ -9,13 +9,13 @@ from pathlib import Path
 from typing import Any, Self
 
 from millpond.checkpoints.templates.score_template import ScoreTemplate
-from millpond.config import EngineConfig
 from millpond.engine.engine import Engine
 from millpond.engine.loading import describe
 from millpond.errors import EngineClosedError, InvalidRequestError, UnknownModelError
 from millpond.server.errors import NotServedError
 from millpond.server.settings.config import ModelConfig
 from millpond.tasks import Task
+from millpond.values.config import EngineConfig
 from millpond.vllm import arguments
 from millpond.vllm.model import PoolingModel
 from millpond.vllm.pooler_config import PoolerConfig

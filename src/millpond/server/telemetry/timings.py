@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millpond.engine.stats import Timings
 from millpond.server.telemetry.scope import request_state
+from millpond.values.stats import Timings
 
 
 @dataclass(frozen=True, kw_only=True)

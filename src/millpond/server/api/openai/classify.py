@@ -5,7 +5,6 @@ from __future__ import annotations
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from millpond.outputs import ClassificationOutput
 from millpond.server.api import openapi
 from millpond.server.requests import bodies, prompts
 from millpond.server.requests.prompts import PromptRequest
@@ -13,6 +12,7 @@ from millpond.server.responses.encoding import json_response
 from millpond.server.responses.response_fields import ListResponse, envelope, usage
 from millpond.server.state import find_model
 from millpond.tasks import Activation
+from millpond.values.outputs import ClassificationOutput
 from millpond.vllm.params import PoolingParams
 
 

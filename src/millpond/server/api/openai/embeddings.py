@@ -7,7 +7,6 @@ from typing import Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
-from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput
 from millpond.server.api import openapi
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, prompts
@@ -16,6 +15,7 @@ from millpond.server.responses.response_fields import ListResponse, envelope, us
 from millpond.server.responses.vectors import vector_response
 from millpond.server.state import find_model, state_of
 from millpond.tasks import Task
+from millpond.values.outputs import EmbeddingOutput, TokenEmbeddingOutput
 
 
 class EmbeddingRequest(VectorRequest):
