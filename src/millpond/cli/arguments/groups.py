@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
@@ -63,16 +62,6 @@ EngineSettings = Annotated[
         metavar="NAME=VALUE",
     ),
 ]
-HfOverrides = Annotated[
-    dict[str, Any] | None,
-    typer.Option(
-        parser=options.read_object,
-        help="""JSON object merged into the checkpoint's config.json, e.g. '{"is_matryoshka": true}'.""",
-        metavar="JSON",
-    ),
-]
-
-
 SinkSettings = Annotated[
     list[Any] | None,
     typer.Option(
@@ -95,6 +84,11 @@ class EngineOptions:
         return engine_settings(self.engine)
 
     @property
+    def written(self) -> list[str]:
+        """The options as they are written on a command line."""
+        return [word for name, value in self.engine or () for word in ("--engine", f"{name}={value}")]
+
+    @property
     def placement(self) -> dict[str, Any]:
         """The arguments that a second model shares."""
         return {name: value for name, value in self.settings.items() if name in ("device", "dtype")}
@@ -113,36 +107,15 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedderOptions(EngineOptions):
-    """The options of an engine whose vectors may be cut to a width."""
-
-    hf_overrides: HfOverrides = None
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """The arguments of an Engine but its model and its cache."""
-        return super().settings | ({} if self.hf_overrides is None else {"hf_overrides": self.hf_overrides})
-
-    @property
-    def written(self) -> list[str]:
-        """The options as they are written on a command line."""
-        words = [word for name, value in self.engine or () for word in ("--engine", f"{name}={value}")]
-        return words if self.hf_overrides is None else [*words, "--hf-overrides", json.dumps(self.hf_overrides)]
-
-
-@dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """How a source of texts is read."""
 
-    lines: Annotated[
-        bool, typer.Option("--lines", help="Read one text per line, whatever the file name or first character.")
-    ] = False
     id_column: options.IdColumn = "id"
     text_column: options.TextColumn = "text"
 
     def read(self, source: str) -> Iterator[Record | Rejected]:
         """The texts of a source, as :func:`read_texts` takes it."""
-        return read_texts(source, lines=self.lines, id_column=self.id_column, text_column=self.text_column)
+        return read_texts(source, id_column=self.id_column, text_column=self.text_column)
 
 
 @dataclass(frozen=True, kw_only=True)

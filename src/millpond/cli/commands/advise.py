@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EmbedderOptions, grouped
+from millpond.cli.arguments.groups import EngineOptions, grouped
 from millpond.cli.arguments.input_texts import read_texts
 from millpond.cli.output.columns import aligned
 from millpond.errors import InvalidRequestError
@@ -97,7 +97,7 @@ def advise(
     measured: MeasureOptions,
     shown: OutputOptions,
     cache: options.Cache = None,
-    engine_options: EmbedderOptions,
+    engine_options: EngineOptions,
 ) -> None:
     """Measure what each width, datatype, quantization and coarse-to-fine search keeps, on your texts and queries.
 
@@ -162,10 +162,10 @@ def _source(source: str, asked: QueryOptions) -> tuple[str, QueryOptions, Iterab
 
 
 def _texts(source: str, asked: QueryOptions) -> Iterator[Record | Rejected]:
-    return read_texts(source, lines=False, id_column=asked.id_column or "id", text_column=asked.text_column)
+    return read_texts(source, id_column=asked.id_column or "id", text_column=asked.text_column)
 
 
-def _further(asked: QueryOptions, cache: Path | None, engine_options: EmbedderOptions) -> list[str]:
+def _further(asked: QueryOptions, cache: Path | None, engine_options: EngineOptions) -> list[str]:
     """What the command that is advised has in common with this one."""
     given = {
         "--id": asked.id_column,

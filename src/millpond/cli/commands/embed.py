@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EmbedderOptions, TextOptions, grouped
+from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
 from millpond.ingest.record import Record, Rejected
 from millpond.tasks import Role, Truncate
 
@@ -37,12 +37,6 @@ class VectorOptions:
     role: Annotated[Role | None, typer.Option(help="Apply the checkpoint's prompt for this role.")] = None
     prompt: Annotated[str | None, typer.Option(help="Put this before every text.", metavar="TEXT")] = None
     prompt_name: Annotated[str | None, typer.Option(help="Apply this prompt of the checkpoint.", metavar="NAME")] = None
-    normalize: Annotated[
-        bool | None,
-        typer.Option(
-            "--normalize/--no-normalize", help="L2-normalize the vectors, or not (default: as the checkpoint does)."
-        ),
-    ] = None
     output_dtype: Annotated[StreamDtype, typer.Option(help="Data type of the vectors.")] = "float32"
     truncate: Annotated[
         Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
@@ -67,7 +61,7 @@ def embed(
         typer.Option("--output", "-o", help="Write to this file instead of standard output.", metavar="PATH"),
     ] = None,
     cache: options.Cache = None,
-    engine_options: EmbedderOptions,
+    engine_options: EngineOptions,
 ) -> None:
     """Turn texts into vectors: one line {"id": ..., "embedding": [...]} per text, in input order.
 

@@ -36,15 +36,10 @@ class TextSource:
 
     def check(self, file: str | None, model: str | None) -> None:
         """Refuse anything but one source of the text, before anything is read."""
-        named = {"FILE": file, "--text": self.text, "--index": self.index}
-        given = [name for name, value in named.items() if value is not None]
-        if self.id is not None and self.index is None:
-            raise typer.BadParameter("it is the id of a document of --index; name that, too", param_hint="--id")
-        if len(given) != 1:
-            wrong = f"{' and '.join(given)} are {len(given)} texts" if given else "no text is named"
-            raise typer.BadParameter(f"{wrong}; pass FILE, --text TEXT, or --index INDEX --id ID", param_hint="FILE")
-        if self.index is not None and self.id is None:
-            raise typer.BadParameter("name one of its documents with --id", param_hint="--index")
+        if [file, self.text, self.index].count(None) != 2:
+            raise typer.BadParameter("pass one text: FILE, --text TEXT, or --index INDEX --id ID", param_hint="FILE")
+        if (self.index is None) is not (self.id is None):
+            raise typer.BadParameter("--index and --id name a document together", param_hint="--id")
         if self.index is None and model is None:
             raise typer.BadParameter("name the model that compares the texts", param_hint="--model")
         if file == "-" and sys.stdin.isatty():

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EmbedderOptions, RecordOptions, SinkSettings, grouped
+from millpond.cli.arguments.groups import EngineOptions, RecordOptions, SinkSettings, grouped
 from millpond.cli.arguments.settings import sink_settings
 from millpond.cli.arguments.stop_signals import StopSignals, stop_signals
 from millpond.errors import MillpondError
@@ -221,7 +221,7 @@ def ingest(
     chunks: ChunkOptions,
     run: RunOptions,
     ray: RayOptions,
-    engine: EmbedderOptions,
+    engine: EngineOptions,
 ) -> None:
     """Embed records, write them to a database with their texts and metadata, and print the counts as JSON.
 
@@ -267,7 +267,7 @@ def ingest(
 
 
 def _here(
-    stack: ExitStack, model: str, collection: CollectionOptions, engine: EmbedderOptions, vectors: VectorCache | None
+    stack: ExitStack, model: str, collection: CollectionOptions, engine: EngineOptions, vectors: VectorCache | None
 ) -> tuple[Start, str]:
     """A run in this process, with everything open, and the name of its collection."""
     from millpond.engine.engine import Engine
@@ -285,7 +285,7 @@ def _here(
 
 
 def _on_ray(
-    model: str, collection: CollectionOptions, cache: Path | None, ray: RayOptions, engine: EmbedderOptions
+    model: str, collection: CollectionOptions, cache: Path | None, ray: RayOptions, engine: EngineOptions
 ) -> Start:
     """A run on a cluster."""
     from millpond.ingest.ray import ingest_dataset

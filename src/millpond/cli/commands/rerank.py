@@ -40,9 +40,6 @@ class RankOptions:
     truncate: Annotated[
         Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
     ] = "end"
-    keep_blank: Annotated[
-        bool, typer.Option("--keep-blank", help="Rank blank texts too, instead of leaving them out.")
-    ] = False
 
 
 @grouped
@@ -71,7 +68,7 @@ def rerank(
     by token (MaxSim). With --method cosine, an embedding checkpoint compares one vector of each.
 
     Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id; blank
-    lines only separate texts. A blank text of another source is left out and counted, unless --keep-blank. An invalid
+    lines only separate texts. A blank text of another source is left out and counted. An invalid
     line is reported, the others are ranked, and the exit code is 1.
     """
     if is_blank(query):
@@ -80,10 +77,10 @@ def rerank(
         raise typer.BadParameter("name a file, or pipe texts in", param_hint="FILE")
     records, failed = _read(texts, file)
     # Special tokens alone have vectors too, which would rank an empty text above some real ones.
-    blank = {index for index, record in enumerate(records) if not ranking.keep_blank and is_blank(record.text)}
+    blank = {index for index, record in enumerate(records) if is_blank(record.text)}
     if blank:
         count, verb = len(blank), "is" if len(blank) == 1 else "are"
-        logger.warning("%d of %d texts %s blank and left out; --keep-blank ranks them too", count, len(records), verb)
+        logger.warning("%d of %d texts %s blank and left out", count, len(records), verb)
     with engine_options.load(model) as engine:
         # The blank ones too, and left out below: so an index is that of the text in an error and in a warning as well.
         results = engine.rerank(

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -131,24 +131,30 @@ class SearchStages:
         manifest.widths_to_search(sink.dimensions, collection=sink.collection)
         fused = sink.fusible if options.hybrid is None else options.hybrid
         identity = ModelIdentity(fingerprint=manifest.fingerprint, model=manifest.model, settings=manifest.settings)
-        dense = _Model.of(identity, options.model, engine_options.settings, option="--model")
+        dense = _stored(identity, options.model, engine_options.settings, option="--model")
         manifest.check_model(dense.spec, collection=sink.collection)
         sparse = second = None
         placement = engine_options.placement
         if fused and manifest.sparse is not None and manifest.sparse.fingerprint != dense.spec.fingerprint:
             option = "--sparse-model, or leave --hybrid out"
-            sparse = _Model.of(manifest.sparse, options.sparse_model, placement, option=option)
+            sparse = _stored(manifest.sparse, options.sparse_model, placement, option=option)
             manifest.check_sparse(sparse.spec, collection=sink.collection)
         if options.rerank is not None and options.rerank not in (SELF, dense.spec.name):
-            second = _Model.named(options.rerank, placement)
-        engine = stack.enter_context(dense.load())
+            second = _named(options.rerank, placement)
+
+        from millpond.engine.engine import Engine
+
+        def load(model: _Model) -> Engine:
+            return stack.enter_context(Engine(model.spec.name, **model.settings))
+
+        engine = load(dense)
         reranker = None if options.rerank is None else engine
         return cls(
             sink=sink,
             options=options,
             engine=engine,
-            sparse_engine=None if sparse is None else stack.enter_context(sparse.load()),
-            rerank_engine=reranker if second is None else stack.enter_context(second.load()),
+            sparse_engine=None if sparse is None else load(sparse),
+            rerank_engine=reranker if second is None else load(second),
             hybrid=fused,
             filter=filter,
         )
@@ -198,7 +204,7 @@ class SearchStages:
             title += f", then by {score_name(spec, self.options.method)} ({stored_name(spec)})"
         return title
 
-    def _retrieve(self, question: str, **changes: Any) -> list[Hit]:
+    def _retrieve(self, question: str) -> list[Hit]:
         staged = self.rerank_engine is not None or self.options.per_record
         k, candidates, limit = self.options.k, self.options.candidates, self.sink.max_results
         if candidates is not None and limit is not None and candidates > limit and staged:
@@ -208,65 +214,57 @@ class SearchStages:
         fetched = candidates or max(_CANDIDATES, _CANDIDATES_PER_HIT * k)
         if candidates is None and limit is not None:
             fetched = max(k, min(fetched, limit))
-        arguments: dict[str, Any] = {
-            "k": fetched if staged else k,
-            "coarse_to_fine": self.options.coarse_to_fine,
-            "candidates": None if staged else candidates,
-            "filter": self.filter,
-            "hybrid": self.hybrid,
-            "sparse_engine": self.sparse_engine,
-        }
-        return self.sink.search(self.engine, question, **{**arguments, **changes})
+        return self.sink.search(
+            self.engine,
+            question,
+            k=fetched if staged else k,
+            coarse_to_fine=self.options.coarse_to_fine,
+            candidates=None if staged else candidates,
+            filter=self.filter,
+            hybrid=self.hybrid,
+            sparse_engine=self.sparse_engine,
+        )
 
     def _why_none(self, question: Record, ranked: list[RankedHit]) -> str:
-        """Why there is nothing to print, and what there is."""
+        """Why there is nothing to print."""
         where = f"question {question.id}: "
         if ranked:
             return f"{where}no score reaches --threshold {self.options.threshold:g}; the best is {ranked[0].score:.4g}"
-        nearest = self._retrieve(question.text, k=1, candidates=None, filter=None) if self.filter else []
-        if not nearest:
-            return f"{where}collection {self.sink.collection!r} is empty"
-        metadata = nearest[0].metadata
-        stored = {key: metadata[key] for key in self.filter or () if key in metadata}
-        shown = f"has {_shown(stored)}" if stored else f"has {_shown(metadata) or 'no metadata'}"
-        return f"{where}no record matches the filter {_shown(self.filter or {})}; the nearest one {shown}"
+        if self.filter:
+            shown = json.dumps(self.filter, ensure_ascii=False)
+            return f"{where}no record matches the filter {shown}; a number in quotes is a str, and matches no number"
+        return f"{where}collection {self.sink.collection!r} is empty"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Model:
+class _Model(NamedTuple):
     """A model that is checked and not loaded."""
 
-    settings: Mapping[str, Any]
     spec: ModelSpec
+    settings: Mapping[str, Any]
 
-    @classmethod
-    def named(cls, name: str, settings: Mapping[str, Any]) -> _Model:
-        from millpond.engine.loading import describe
 
-        return cls(settings=settings, spec=describe(EngineConfig(model=name, **settings)))
+def _named(name: str, settings: Mapping[str, Any]) -> _Model:
+    from millpond.engine.loading import describe
 
-    @classmethod
-    def of(cls, identity: ModelIdentity, name: str | None, settings: Mapping[str, Any], *, option: str) -> _Model:
-        """The model that filled a collection, with the settings of then where the command names none."""
-        try:
-            model = cls.named(name or identity.model, settings)
-            stored = {
-                each.name: identity.settings[each.name]
-                for each in differences(identity.settings, model.spec)
-                if each.is_option and settings.get(each.name) is None
-            }
-            return cls.named(name or identity.model, {**settings, **stored}) if stored else model
-        except ModelLoadError as error:
-            if name is None:
-                error.add_note(
-                    f"The collection was filled by {identity.model!r}. If that was a folder, name it with {option}."
-                )
-            raise
+    return _Model(describe(EngineConfig(model=name, **settings)), settings)
 
-    def load(self) -> Engine:
-        from millpond.engine.engine import Engine
 
-        return Engine(self.spec.name, **self.settings)
+def _stored(identity: ModelIdentity, name: str | None, settings: Mapping[str, Any], *, option: str) -> _Model:
+    """The model that filled a collection, with the settings of then where the command names none."""
+    try:
+        model = _named(name or identity.model, settings)
+        stored = {
+            each.name: identity.settings[each.name]
+            for each in differences(identity.settings, model.spec)
+            if each.is_option and settings.get(each.name) is None
+        }
+        return _named(name or identity.model, {**settings, **stored}) if stored else model
+    except ModelLoadError as error:
+        if name is None:
+            error.add_note(
+                f"The collection was filled by {identity.model!r}. If that was a folder, name it with {option}."
+            )
+        raise
 
 
 @contextmanager
@@ -278,9 +276,3 @@ def _quiet(name: str) -> Iterator[None]:
         yield
     finally:
         log.disabled = before
-
-
-def _shown(metadata: Mapping[str, Any]) -> str:
-    """Metadata as ``--filter`` takes it, with the quotes of each str."""
-    text = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in metadata.items())
-    return text if len(text) <= 300 else f"{text[:299]}…"
