@@ -9,11 +9,10 @@ from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
-
 from millpond.cli.arguments import options
 from millpond.cli.arguments.input_texts import read_texts
-from millpond.cli.arguments.settings import engine_settings, read_setting
+from millpond.cli.arguments.options import option
+from millpond.cli.arguments.settings import engine_settings, read_setting, sink_settings
 from millpond.ingest.record import Record, Rejected
 from millpond.values.config import EngineConfig
 
@@ -37,7 +36,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(*args: Any, **given: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
         command(*args, **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -47,36 +46,23 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 def _fields_of(group: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
-        )
-
-
-EngineSettings = Annotated[
-    list[Any] | None,
-    typer.Option(
-        parser=read_setting,
-        help="Another option of Engine: dtype=float32, device=cuda:0, max_length=256, revision=NAME, ...",
-        metavar="NAME=VALUE",
-    ),
-]
-SinkSettings = Annotated[
-    list[Any] | None,
-    typer.Option(
-        parser=read_setting,
-        help="Another option of the database's sink: timeout=30, datatype=float16, index_quantization=scalar, ...",
-        metavar="NAME=VALUE",
-    ),
-]
+    for each in fields(group):
+        default = inspect.Parameter.empty if each.default is MISSING else each.default
+        hint = hints[each.name]
+        annotation = Annotated[hint, each.metadata["option"]] if each.metadata else hint
+        yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """The options of an engine."""
 
-    engine: EngineSettings = None
+    engine: list[Any] | None = option(
+        None,
+        "Another option of Engine: dtype=float32, device=cuda:0, max_length=256, revision=NAME, ...",
+        "NAME=VALUE",
+        parser=read_setting,
+    )
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -104,6 +90,23 @@ class EngineOptions:
         from millpond.engine.engine import Engine
 
         return Engine(model, cache=cache, **self.settings)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SinkOptions:
+    """The options of a database's sink."""
+
+    sink: list[Any] | None = option(
+        None,
+        "Another option of the database's sink: timeout=30, datatype=float16, index_quantization=scalar, ...",
+        "NAME=VALUE",
+        parser=read_setting,
+    )
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The further arguments of the sink."""
+        return sink_settings(self.sink)
 
 
 @dataclass(frozen=True, kw_only=True)

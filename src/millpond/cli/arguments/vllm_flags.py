@@ -120,10 +120,10 @@ class _Words:
             self._words.append(self._next(typed))
         elif flag in _UNLISTED:
             self.unlisted[name] = self._next(typed)
-        elif name in SERVER_IGNORED_ARGS - SWITCHES:
-            self.ignored[name] = self._next(typed)
         elif self._takes_value.get(flag):
             self._words += [flag, self._next(typed)]
+        elif flag not in self._takes_value and name in SERVER_IGNORED_ARGS - SWITCHES:
+            self.ignored[name] = self._next(typed)
         else:
             self._switch(flag, typed, bool(equals))
 

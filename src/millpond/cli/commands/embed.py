@@ -16,6 +16,7 @@ import typer
 
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
+from millpond.cli.arguments.options import option
 from millpond.ingest.record import Record, Rejected
 from millpond.tasks import Role, Truncate
 
@@ -24,34 +25,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-StreamDtype = Literal[
-    "float32", "float16", "binary", "ubinary"
-]  # no int8 and uint8: their range depends on all texts of a call
+# No int8 and uint8: their range depends on all texts of a call.
+StreamDtype = Literal["float32", "float16", "binary", "ubinary"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorOptions:
     """Which vectors: the options of :meth:`millpond.Engine.embed_iter`."""
 
-    dimensions: Annotated[int | None, typer.Option(help="Matryoshka width of the vectors.", metavar="N")] = None
-    role: Annotated[Role | None, typer.Option(help="Apply the checkpoint's prompt for this role.")] = None
-    prompt: Annotated[str | None, typer.Option(help="Put this before every text.", metavar="TEXT")] = None
-    prompt_name: Annotated[str | None, typer.Option(help="Apply this prompt of the checkpoint.", metavar="NAME")] = None
-    output_dtype: Annotated[StreamDtype, typer.Option(help="Data type of the vectors.")] = "float32"
-    truncate: Annotated[
-        Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
-    ] = "end"
+    dimensions: int | None = option(None, "Matryoshka width of the vectors.", "N")
+    role: Role | None = option(None, "Apply the checkpoint's prompt for this role.")
+    prompt: str | None = option(None, "Put this before every text.", "TEXT")
+    prompt_name: str | None = option(None, "Apply this prompt of the checkpoint.", "NAME")
+    output_dtype: StreamDtype = option("float32", "Data type of the vectors.")
+    truncate: Truncate = option("end", "Which end of a text that is too long is cut; error refuses it.")
 
 
 @grouped
 def embed(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
-            "one text per line (also as .gz or .zst), or - (stdin)."
-        ),
-    ] = "-",
+    source: options.TextSource = "-",
     *,
     model: options.Model,
     vectors: VectorOptions,

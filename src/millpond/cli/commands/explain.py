@@ -14,6 +14,7 @@ import typer
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, grouped
 from millpond.cli.arguments.opened_index import reopened_index, stored_index, token_engine
+from millpond.cli.arguments.options import option
 from millpond.errors import InvalidRequestError
 from millpond.ingest.pages.html_page import check_page_path, write_page
 from millpond.support.blank import is_blank
@@ -28,11 +29,9 @@ _BOM = "\ufeff"
 class TextSource:
     """The text, if it is not that of a file."""
 
-    text: Annotated[str | None, typer.Option(help="The text to find the tokens of QUERY in.", metavar="TEXT")] = None
-    index: Annotated[
-        Path | None, typer.Option(help="Folder of an index, whose document --id is the text.", metavar="INDEX")
-    ] = None
-    id: Annotated[str | None, typer.Option(help="Id of a document of --index.", metavar="ID")] = None
+    text: str | None = option(None, "The text to find the tokens of QUERY in.", "TEXT")
+    index: Path | None = option(None, "Folder of an index, whose document --id is the text.", "INDEX")
+    id: str | None = option(None, "Id of a document of --index.", "ID")
 
     def check(self, file: str | None, model: str | None) -> None:
         """Refuse anything but one source of the text, before anything is read."""

@@ -13,6 +13,7 @@ import typer
 
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
+from millpond.cli.arguments.options import option
 from millpond.ingest.record import Record
 from millpond.support.blank import is_blank
 from millpond.tasks import ScoreMethod, Truncate
@@ -27,31 +28,18 @@ logger = logging.getLogger(__name__)
 class RankOptions:
     """How the documents are scored, and which are printed."""
 
-    top_n: Annotated[int | None, typer.Option(help="Print the N best documents only.", metavar="N", min=1)] = None
-    method: Annotated[
-        ScoreMethod,
-        typer.Option(
-            help="cosine of vectors; maxsim of token vectors; auto: a reranker's own score, or maxsim of an embedder."
-        ),
-    ] = "auto"
-    instruction: Annotated[
-        str | None, typer.Option(help="Instruction for the template of an LLM reranker.", metavar="TEXT")
-    ] = None
-    truncate: Annotated[
-        Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
-    ] = "end"
+    top_n: int | None = option(None, "Print the N best documents only.", "N", min=1)
+    method: ScoreMethod = option(
+        "auto", "cosine of vectors; maxsim of token vectors; auto: a reranker's own score, or maxsim of an embedder."
+    )
+    instruction: str | None = option(None, "Instruction for the template of an LLM reranker.", "TEXT")
+    truncate: Truncate = option("end", "Which end of a text that is too long is cut; error refuses it.")
 
 
 @grouped
 def rerank(
     query: Annotated[str, typer.Argument(help="Query that the documents are scored for.")],
-    file: Annotated[
-        str,
-        typer.Argument(
-            help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
-            "one text per line, or - (stdin)."
-        ),
-    ] = "-",
+    file: options.TextSource = "-",
     *,
     model: options.Model,
     ranking: RankOptions,

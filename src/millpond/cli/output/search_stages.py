@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from millpond.cli.arguments.groups import EngineOptions
-from millpond.cli.arguments.options import StoredModel
+from millpond.cli.arguments.options import StoredModel, option
 from millpond.cli.output.results_table import Answer, RankedHit, score_name
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.ingest.record import Record
@@ -40,56 +40,40 @@ SELF = "self"
 class StageOptions:
     """What the stages of a search are, and which records are printed."""
 
-    k: Annotated[int, typer.Option("--k", "-k", help="Most records to print for a question.", metavar="N", min=1)] = 10
-    threshold: Annotated[float | None, typer.Option(help="Print records of at least this score.", metavar="SCORE")] = (
-        None
+    k: int = option(10, "Most records to print for a question.", "N", flags="--k -k", min=1)
+    threshold: float | None = option(None, "Print records of at least this score.", "SCORE")
+    per_record: bool = option(False, "Print a record of several chunks once, by its best chunk.", flags="--per-record")
+    coarse_to_fine: bool = option(
+        True,
+        "Find candidates by the smallest width and score them by the largest, or search that one alone.",
+        flags="--coarse-to-fine/--no-coarse-to-fine",
     )
-    per_record: Annotated[
-        bool, typer.Option("--per-record", help="Print a record of several chunks once, by its best chunk.")
-    ] = False
-    coarse_to_fine: Annotated[
-        bool,
-        typer.Option(
-            "--coarse-to-fine/--no-coarse-to-fine",
-            help="Find candidates by the smallest width and score them by the largest, or search that one alone.",
-        ),
-    ] = True
-    hybrid: Annotated[
-        bool | None,
-        typer.Option(
-            "--hybrid/--no-hybrid",
-            help="Fuse the ranking with that of sparse vectors (default: if the collection has them).",
-        ),
-    ] = None
-    rerank: Annotated[
-        str | None,
-        typer.Option(
-            help="Score what is found again: by a cross-encoder, an LLM reranker or a ColBERT checkpoint, or, as "
-            "'self', by the token vectors of the collection's model.",
-            metavar="MODEL",
-        ),
-    ] = None
-    candidates: Annotated[
-        int | None,
-        typer.Option(
-            help="Records that the stage before the last keeps (default: coarse to fine the larger of 100 and 10 k, "
-            "for --rerank of 50 and 5 k).",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    method: Annotated[
-        ScoreMethod,
-        typer.Option(help="How --rerank scores: cosine of vectors, maxsim of token vectors, auto by what it is."),
-    ] = "auto"
-    instruction: Annotated[
-        str | None, typer.Option(help="Instruction for the template of an LLM reranker.", metavar="TEXT")
-    ] = None
+    hybrid: bool | None = option(
+        None,
+        "Fuse the ranking with that of sparse vectors (default: if the collection has them).",
+        flags="--hybrid/--no-hybrid",
+    )
+    rerank: str | None = option(
+        None,
+        "Score what is found again: by a cross-encoder, an LLM reranker or a ColBERT checkpoint, or, as 'self', by the "
+        "token vectors of the collection's model.",
+        "MODEL",
+    )
+    candidates: int | None = option(
+        None,
+        "Records that the stage before the last keeps (default: coarse to fine the larger of 100 and 10 k, for "
+        "--rerank of 50 and 5 k).",
+        "N",
+        min=1,
+    )
+    method: ScoreMethod = option(
+        "auto", "How --rerank scores: cosine of vectors, maxsim of token vectors, auto by what it is."
+    )
+    instruction: str | None = option(None, "Instruction for the template of an LLM reranker.", "TEXT")
     model: StoredModel = None
-    sparse_model: Annotated[
-        str | None,
-        typer.Option(help="Model of the question's sparse vector (default: the stored hub id).", metavar="MODEL"),
-    ] = None
+    sparse_model: str | None = option(
+        None, "Model of the question's sparse vector (default: the stored hub id).", "MODEL"
+    )
 
     def check(self) -> None:
         """Refuse options that contradict each other, before anything is opened."""
@@ -99,9 +83,9 @@ class StageOptions:
             raise typer.BadParameter(f"{self.threshold} is not a score", param_hint="--threshold")
         if self.rerank is not None and not self.rerank.strip():
             raise typer.BadParameter("it is blank; name a model, or write self", param_hint="--rerank")
-        for option, given in (("--method", self.method != "auto"), ("--instruction", self.instruction is not None)):
+        for name, given in (("--method", self.method != "auto"), ("--instruction", self.instruction is not None)):
             if given and self.rerank is None:
-                raise typer.BadParameter("it is an option of the second stage; name --rerank, too", param_hint=option)
+                raise typer.BadParameter("it is an option of the second stage; name --rerank, too", param_hint=name)
 
 
 @dataclass(frozen=True, kw_only=True)
