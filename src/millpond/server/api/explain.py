@@ -17,8 +17,7 @@ from millpond.server.api import openapi
 from millpond.server.api.indexes import Match
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
-from millpond.server.requests.fields import absent_if_null
-from millpond.server.requests.limits import check_length
+from millpond.server.requests.fields import absent_if_null, check_length
 from millpond.server.responses.encoding import json_response
 from millpond.server.responses.response_fields import UsageInfo, usage
 from millpond.server.served.models import ServedModel
