@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.vectors.ragged import Ragged
+from millpond import Ragged
 from peers import token_operations
 from peers.token_peers import Built, Search, best, folder_size
 from peers.token_states import FloatArray, TokenStates

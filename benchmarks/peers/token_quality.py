@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.vectors.ragged import Ragged
+from millpond import Ragged
 from peers.ranking import Indices, exact_ranking, exact_scores, ndcg, recall, top
 from peers.token_indexes import documents_of, ids_of, plaid, searching
 from peers.token_peers import best
@@ -122,7 +122,7 @@ def _nearest(queries: FloatArray, documents: FloatArray, scales: FloatArray | No
 
 
 def _rescored(states: TokenStates, query: FloatArray, documents: Sequence[int] | Indices) -> list[int]:
-    from millpond.late_interaction.scoring.similarity import maxsim
+    from millpond.late_interaction import maxsim
 
     matrices = [np.asarray(states.flat[states.offsets[i] : states.offsets[i + 1]], np.float32) for i in documents]
     width = states.flat.shape[1]

@@ -12,7 +12,7 @@ from millpond.compat import notices
 from millpond.compat.notices import log_prompt_notice, prompt_notice
 from millpond.compat.prompts import PromptOptions, role_prompt
 from millpond.errors import InvalidRequestError
-from millpond.spec import PoolingMode
+from millpond.values.spec import PoolingMode
 
 NONE = PromptOptions()
 SEARCH = "Represent this sentence for searching relevant passages: "

@@ -12,6 +12,7 @@ from tests.parity.test_backbones import SHORT, TOLERANCE, VISIBLE, _ids, differe
 from tests.tiny import TEXTS, write_checkpoint
 
 from millpond import Engine
+from millpond.attention.padded_row import PaddedRow
 from millpond.attention.segments import Segments
 from millpond.errors import ModelLoadError
 from millpond.models import deberta
@@ -53,7 +54,7 @@ def test_every_form_equals_transformers_in_blocks_and_as_on_cuda(form, tmp_path,
     expected, block = expected_of(folder, TEXTS), deberta._SCORE_BLOCK
     with Engine(folder, dtype="float32", device="cpu") as engine:
         for pads, size in ((False, block), (False, 400), (True, block), (True, 400)):
-            monkeypatch.setattr(deberta, "_pads", lambda device, pads=pads: pads)
+            monkeypatch.setattr(deberta, "_row", PaddedRow.of if pads else lambda *_: None)
             monkeypatch.setattr(deberta, "_SCORE_BLOCK", size)
             worst = difference(states(engine, TEXTS), expected)
             assert worst <= TOLERANCE
@@ -81,15 +82,10 @@ def test_a_mixed_batch_takes_few_kernel_starts(monkeypatch):
         return dispatched
 
     by_run = starts().number
-    monkeypatch.setattr(deberta, "_pads", lambda device: True)
+    monkeypatch.setattr(deberta, "_row", PaddedRow.of)
     padded = starts()
     assert by_run > 1000
     assert padded.number < 150
-
-
-def test_texts_are_filled_up_on_cuda_only():
-    assert deberta._pads(torch.device("cuda", 1))
-    assert not deberta._pads(torch.device("cpu"))
 
 
 def test_the_table_of_distances_is_placed_once(monkeypatch):
@@ -163,7 +159,7 @@ def test_skewed_is_a_gather(n, m):
 @pytest.mark.parametrize("pads", [False, True], ids=["runs", "as on CUDA"])
 def test_tokens_that_are_not_keys_have_no_effect(tmp_path, pads, monkeypatch):
     """A limit on the keys (for the expansion of a late-interaction query) applies as in the shared kernels."""
-    monkeypatch.setattr(deberta, "_pads", lambda device: pads)
+    monkeypatch.setattr(deberta, "_row", PaddedRow.of if pads else lambda *_: None)
     from transformers import DebertaV2Config, DebertaV2Model
 
     fields = {

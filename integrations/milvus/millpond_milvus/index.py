@@ -23,7 +23,7 @@ from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.documents import Hit, IndexStats
 from millpond.late_interaction.index.metadata_filter import MetadataTable
 from millpond.late_interaction.scoring.exact import Tokens, score
-from millpond.metadata import Scalar
+from millpond.support.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import one_of, to_expression

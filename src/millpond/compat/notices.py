@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 
 from millpond.compat.prompts import AUTO, PromptOptions, ReplacedClass, replaced_prompt
-from millpond.spec import ModelSpec, PoolingMode
 from millpond.tasks import ROLES, Role, ScoreMethod
+from millpond.values.spec import ModelSpec, PoolingMode
 
 logger = logging.getLogger(__name__)
 

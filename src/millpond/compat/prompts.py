@@ -7,8 +7,8 @@ from typing import Literal
 
 from millpond.compat.model_card_prompts import card_prompt
 from millpond.errors import InvalidRequestError
-from millpond.spec import ModelSpec
 from millpond.tasks import Role
+from millpond.values.spec import ModelSpec
 
 AUTO = "auto"
 """The prompt of the checkpoint for the role, else that of its model card."""

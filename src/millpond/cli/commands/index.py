@@ -226,7 +226,7 @@ def compact(index: IndexPath) -> None:
 
 def _add(index: PlaidIndex, records: Iterator[Record | Rejected]) -> None:
     """Add records in batches, and print the counts."""
-    from millpond.progress import draw_bar
+    from millpond.support.progress import draw_bar
 
     counts, started = Counts(), time.perf_counter()
     try:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.metadata import Scalar
+from millpond.support.metadata import Scalar
 
 
 class MetadataTable:
@@ -26,7 +26,7 @@ class MetadataTable:
     def mask(self, conditions: Mapping[str, Sequence[Scalar]]) -> npt.NDArray[np.bool_]:
         """bool ``[count]``: which documents have, for every key, one of its values; a stored list has its elements.
 
-        The conditions are those of :func:`millpond.metadata.check_filter`. A bool equals no number.
+        The conditions are those of :func:`millpond.support.metadata.check_filter`. A bool equals no number.
         """
         mask = np.ones(self._count, dtype=np.bool_)
         for key, values in conditions.items():

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.cached_property import cached_property
+from millpond.support.cached_property import cached_property
 from millpond.late_interaction.kernels.compiled import aligned, compiled, fields, run, tensor, thread_count
 
 FloatArray = npt.NDArray[np.float32]

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.cached_property import cached_property
+from millpond.support.cached_property import cached_property
 from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.index.metadata_filter import MetadataTable
 from millpond.late_interaction.scoring.exact import DeviceTokens, Tokens

@@ -20,7 +20,7 @@ from millpond.late_interaction.index.documents import Documents, Hit, IndexStats
 from millpond.late_interaction.memory import scoring
 from millpond.late_interaction.memory.files import read_index, write_index
 from millpond.late_interaction.memory.store import TokenStore
-from millpond.metadata import Scalar
+from millpond.support.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 
 

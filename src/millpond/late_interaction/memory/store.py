@@ -15,7 +15,7 @@ from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.kernels.centroids import Centroids, nearest
 from millpond.late_interaction.memory.blocks import FULL_BLOCK, Batch, Block, View
-from millpond.metadata import Scalar
+from millpond.support.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 
 # Documents from which on codes pay: fewer are compared whole in about the same time.

@@ -25,7 +25,7 @@ from millpond.late_interaction.plaid.snapshot import Snapshot, open_snapshot
 from millpond.late_interaction.plaid.storage.folder import IndexFolder, Transaction
 from millpond.late_interaction.plaid.storage.lock import LOCK, WriteLock
 from millpond.late_interaction.plaid.storage.manifest import Manifest
-from millpond.metadata import Scalar
+from millpond.support.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 
 logger = logging.getLogger(__name__)

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.cached_property import cached_property
 from millpond.errors import IndexCorruptedError
 from millpond.late_interaction.index.metadata_filter import MetadataTable
 from millpond.late_interaction.plaid.storage.array_file import ArrayFile
 from millpond.late_interaction.plaid.storage.columns import ByteStrings, Columns, Ids
 from millpond.late_interaction.plaid.storage.manifest import FileEntry, SegmentEntry
+from millpond.support.cached_property import cached_property
 
 
 class SegmentFile:

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from millpond.cached_property import cached_property
+from millpond.support.cached_property import cached_property
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
