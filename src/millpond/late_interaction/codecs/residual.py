@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.support.cached_property import cached_property
 from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.kernels.centroids import Centroids, nearest
 from millpond.late_interaction.kernels.compiled import compiled, fields, run, thread_count
+from millpond.support.cached_property import cached_property
 
 FloatArray = npt.NDArray[np.float32]
 

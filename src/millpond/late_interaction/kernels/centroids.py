@@ -11,8 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.support.cached_property import cached_property
 from millpond.late_interaction.kernels.compiled import aligned, compiled, fields, run, tensor, thread_count
+from millpond.support.cached_property import cached_property
 
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]

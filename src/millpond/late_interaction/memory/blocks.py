@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.support.cached_property import cached_property
 from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.index.metadata_filter import MetadataTable
 from millpond.late_interaction.scoring.exact import DeviceTokens, Tokens
+from millpond.support.cached_property import cached_property
 from millpond.vectors.ragged import runs
 
 # Bytes of the rows of a full block: what a compaction copies at a time. A search takes 50 microseconds a block.
