@@ -22,7 +22,7 @@ from millpond.engine.execute.cuda.graphs import Graphs
 from millpond.engine.execute.cuda.pipeline import PendingBatch, Pipeline
 from millpond.engine.execute.results import RequestResult
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import ReadoutRows
+from millpond.pooling.pooler import OutputRows
 
 T = TypeVar("T")
 
@@ -169,10 +169,10 @@ class SimulatedModel:
         self._backend.forward(tokens)
         return torch.empty(tokens, self._width, device="meta")
 
-    def reading(self, batch: ForwardInput, states: torch.Tensor) -> Any:
+    def pooler_call(self, batch: ForwardInput, states: torch.Tensor) -> Any:
         return _Reading(torch.empty(batch.segments.cu_seqlens.shape[0] - 1, self._width, device="meta"))
 
-    def reading_of_rows(self, batch: ForwardInput, readouts: Any) -> None:
+    def call_of_rows(self, batch: ForwardInput, outputs: Any) -> None:
         """It has no layer that could be computed for some rows only."""
 
 
@@ -180,8 +180,8 @@ class _Reading:
     def __init__(self, values: torch.Tensor) -> None:
         self._values = values
 
-    def rows(self, _: Any) -> ReadoutRows:
-        return ReadoutRows(values=self._values, counts=None)
+    def rows(self, _: Any) -> OutputRows:
+        return OutputRows(values=self._values, counts=None)
 
 
 class SimulatedRunner:

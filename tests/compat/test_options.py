@@ -17,7 +17,7 @@ from millpond.compat import notices
 from millpond.compat.prompts import PromptOptions, role_prompt
 from millpond.compat.replaced_options import hide_secrets, translate_options
 from millpond.errors import InvalidRequestError
-from millpond.spec import PoolingMode
+from millpond.values.spec import PoolingMode
 
 NONE = PromptOptions()
 SEARCH = "Represent this sentence for searching relevant passages: "

@@ -12,7 +12,7 @@ from millpond import Engine
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call, CallHooks
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 from millpond.vectors.matryoshka import cut
 
 WIDTH = 48
@@ -79,7 +79,7 @@ def rows(count=6):
 
 @pytest.mark.parametrize("cached", [False, True])
 def test_a_call_hands_its_own_rows_over_unless_a_cache_is_going_to_read_them(cached):
-    plan = Plan(task="embed", readout=Readout(kind="pooled"), limit=9, truncate="end", width=8, normalize=True)
+    plan = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=9, truncate="end", width=8, normalize=True)
     committed = []
 
     def commit(call, slots):

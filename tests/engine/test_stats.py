@@ -25,11 +25,11 @@ from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallTimer
 from millpond.errors import EngineOverloadedError
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 from tests import recording
 
 MANY = [f"{text} {i}" for i, text in enumerate(TEXTS * 4)]
-PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
+PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=2)
 
 
 @pytest.fixture(scope="module")

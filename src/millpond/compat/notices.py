@@ -6,8 +6,8 @@ import logging
 from collections.abc import Mapping
 
 from millpond.compat.prompts import AUTO, PromptOptions, ReplacedClass, replaced_prompt
-from millpond.spec import ModelSpec
 from millpond.tasks import ROLES, Role, ScoreMethod
+from millpond.values.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from millpond.errors import InvalidRequestError
-from millpond.spec import ModelSpec
 from millpond.tasks import Role
+from millpond.values.spec import ModelSpec
 
 AUTO = "auto"
 """The prompt of the checkpoint for the role, else that of its model card."""

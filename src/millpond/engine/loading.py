@@ -16,8 +16,7 @@ from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Pooling
 from millpond.checkpoints.native_config import translate, with_stored_vocabulary
-from millpond.checkpoints.templates.score_template import plain_template, read_template
-from millpond.config import EngineConfig
+from millpond.checkpoints.templates.score_template import read_template, shipped_template
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
 from millpond.engine.execute.runner import Runner
@@ -35,27 +34,21 @@ from millpond.models.placement import resolve_devices, resolve_dtype
 from millpond.models.quantize import check_quantization
 from millpond.models.task_detection import DetectedTasks, detect_tasks
 from millpond.pooling.classifier import build_classifier
-from millpond.pooling.pooler import Pooler, Readout
+from millpond.pooling.pooler import OutputSpec, Pooler
 from millpond.pooling.sparse import build_sparse, build_token_vectors
-from millpond.spec import ModelSpec
 from millpond.tasks import Quantization, Task
+from millpond.values.config import EngineConfig
+from millpond.values.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """A checkpoint in memory: its weights on each device.
+    """A checkpoint in memory: its weights on each device."""
 
-    Attributes:
-        model: Description of the checkpoint and of its inputs.
-        runners: Backbone and pooler, one replica for each device.
-        dtype: Precision of the backbone, by name.
-        checks: What the self-check compared; see :mod:`millpond.attention.self_check`.
-    """
-
-    model: LoadedModel
-    runners: tuple[Runner, ...]
-    dtype: str
-    checks: tuple[KernelCheck, ...] = ()
+    model: LoadedModel  # description of the checkpoint and of its inputs
+    runners: tuple[Runner, ...]  # backbone and pooler, one replica for each device
+    dtype: str  # precision of the backbone, by name
+    checks: tuple[KernelCheck, ...] = ()  # what the self-check compared; see :mod:`millpond.attention.self_check`
 
     @property
     def runner(self) -> Runner:
@@ -67,11 +60,11 @@ class Replicas:
         """Name of the device; several are joined by commas."""
         return ",".join(str(runner.device) for runner in self.runners)
 
-    def prepare(self, readout: Readout) -> None:
-        """Read the weights of a readout's vocabulary entries now, so that no batch waits for them."""
-        if readout.kind == "head_rows":
+    def prepare(self, output: OutputSpec) -> None:
+        """Read the weights of an output's vocabulary entries now, so that no batch waits for them."""
+        if output.kind == "head_rows":
             for runner in self.runners:
-                runner.pooler.rows_of(readout.token_ids, runner.device)
+                runner.pooler.rows_of(output.token_ids, runner.device)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,13 +90,7 @@ def read_model(config: EngineConfig) -> LoadedModel:
 
 
 def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
-    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read.
-
-    Args:
-        config: The engine's options.
-        check: Whether to compare the kernels that the model may use with float32, those that were right before too.
-            ``None``: those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
-    """
+    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read."""
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
         bound_compiled_products()
@@ -144,7 +131,7 @@ def _model(
         encoder=_encoder(description, config) if encoder is None else encoder,
         include_prompt=pooling.include_prompt,
         vocabulary=int(description.checkpoint.config.get("vocab_size", 1 << 30)),
-        readouts=_readouts(description.detected),
+        outputs=_outputs(description.detected),
         language_head=_has_language_head(description),
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
         mean_maxsim=late is not None and late.similarity == "meanmaxsim",
@@ -241,7 +228,8 @@ def _pair_reader(description: _Description, template: str | None) -> EncodesPair
     if detected.template is not None:
         return TemplateTokenizer(tokenizer, detected.template)
     if description.architecture.decoder:
-        return TemplateTokenizer(tokenizer, plain_template())
+        # The query followed by the document, which vLLM gives a decoder without a template.
+        return TemplateTokenizer(tokenizer, shipped_template("plain", special_tokens=True))
     return PairTokenizer(tokenizer, prompt=detected.prompt)
 
 
@@ -257,16 +245,16 @@ def _shares_prefixes(description: _Description, device: torch.device) -> bool:
     return device.type == "cpu" and causal and not description.architecture.recurrent and last and not bidirectional
 
 
-def _readouts(detected: DetectedTasks) -> dict[Task, Readout]:
-    """The readout of each task; ``ModelSpec.tasks`` lists the tasks that are served."""
+def _outputs(detected: DetectedTasks) -> dict[Task, OutputSpec]:
+    """The output of each task; ``ModelSpec.tasks`` lists the tasks that are served."""
     head = detected.classifier
-    pooled, token_logits = Readout(kind="pooled"), Readout(kind="token_logits")
-    text_logits = pooled if detected.pooled_logits else Readout(kind="logits")
+    pooled, token_logits = OutputSpec(kind="pooled"), OutputSpec(kind="token_logits")
+    text_logits = pooled if detected.pooled_logits else OutputSpec(kind="logits")
     by_token = head is not None and (head.per_token or head.pooling is None)
     return {
         "embed": pooled,
-        "token_embed": Readout(kind="tokens"),
-        "sparse_embed": Readout(kind="sparse"),
+        "token_embed": OutputSpec(kind="tokens"),
+        "sparse_embed": OutputSpec(kind="sparse"),
         "classify": text_logits,
         "token_classify": token_logits,
         "score": text_logits,

@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 from inspect import iscoroutinefunction
 
+from millpond.errors import UnsupportedTaskError
+from millpond.values.spec import ModelSpec
+
 
 def check_engine(engine: object) -> None:
     """Raise TypeError for anything but an Engine, which embeds in the calling thread.
@@ -23,6 +26,14 @@ def check_engine(engine: object) -> None:
     if hasattr(engine, "submit") and hasattr(engine, "spec") and not isinstance(engine, type):
         return
     raise TypeError(f"engine is {_described(engine)}; pass a millpond.Engine")
+
+
+def check_embeds(spec: ModelSpec) -> None:
+    """Raise UnsupportedTaskError for a model that makes no embeddings."""
+    if "embed" not in spec.tasks:
+        raise UnsupportedTaskError(
+            f"{spec.name} does not embed (it serves {', '.join(sorted(spec.tasks))}); choose an embedding model"
+        )
 
 
 def check_sink(sink: object) -> None:

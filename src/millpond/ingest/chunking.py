@@ -13,9 +13,9 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest.record import Record
+from millpond.support.blank import is_blank
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -196,14 +196,7 @@ class Chunker:
         return pieces
 
     def _with_overlap(self, text: str, former: int, start: int, end: int) -> int:
-        """Where the piece from ``start`` to ``end`` begins with the words before it that it repeats.
-
-        Args:
-            text: The whole text.
-            former: Where the piece before begins; this one begins later.
-            start: Where the new part of the piece begins.
-            end: Where it ends.
-        """
+        """Where the piece from ``start`` to ``end`` begins with the words before it that it repeats."""
         first = max(former + 1, start - _COUNTED_PER_TOKEN * self.overlap)
         begins = [match.start() for match in _WORD_BEGINS.finditer(text, first, start)]
         begins = [begin for begin in begins if not _is_joined(text, begin)]

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.errors import InvalidRequestError
-from millpond.metadata import check_str, json_object
+from millpond.support.metadata import check_str, json_object
 
 NAMESPACE = uuid.UUID("c4e431ac-b6db-43ba-8435-74c9cee587c4")
 """The UUIDv5 namespace of every point that millpond writes."""
@@ -51,7 +51,7 @@ class Record:
             raise InvalidRequestError(f"metadata is a {type(self.metadata).__name__}; pass a dict")
         object.__setattr__(self, "metadata", json_object("metadata", self.metadata))
         if type(self.chunk) is not int or self.chunk:
-            _check_chunk(self.chunk)
+            check_int("chunk", self.chunk, 0)
 
 
 def _check_id(record_id: str) -> None:
@@ -64,9 +64,10 @@ def _check_id(record_id: str) -> None:
         raise InvalidRequestError(f"id={record_id[:40]!r}... has {size} bytes; at most {MAX_ID_BYTES} are stored")
 
 
-def _check_chunk(chunk: object) -> None:
-    if isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 0:
-        raise InvalidRequestError(f"chunk={chunk!r} must be an int from 0")
+def check_int(name: str, value: object, least: int = 1) -> None:
+    """Raise InvalidRequestError for an argument that is no int, or less than ``least``."""
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise InvalidRequestError(f"{name}={value!r} must be an int from {least}")
 
 
 def point_id(record_id: str, chunk: int = 0) -> str:
@@ -87,7 +88,7 @@ def point_id(record_id: str, chunk: int = 0) -> str:
     """
     check_str("record_id", record_id)
     if type(chunk) is not int or chunk:
-        _check_chunk(chunk)
+        check_int("chunk", chunk, 0)
     name = record_id if chunk == 0 else f"{record_id}\0{chunk}"
     # As str(uuid.uuid5(NAMESPACE, name)), in a third of its time.
     digest = hashlib.sha1(_NAMESPACE_BYTES + name.encode(), usedforsecurity=False).hexdigest()

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,51 +14,34 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
-from millpond.cached_property import cached_property
 from millpond.checkpoints.modules import Dense, Head, Pooling
 from millpond.pooling.classifier import ClassifierHead, VocabularyRows, head_rows
 from millpond.pooling.heads import build_heads
 from millpond.pooling.methods import METHODS
+from millpond.pooling.sparse import SparseHead
+from millpond.support.cached_property import cached_property
 
 # Number of sets of vocabulary entries whose rows of the language-model head are kept.
 _KEPT_ROWS = 64
 
 Matrix = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Readout:
-    """One kind of result read from the hidden states.
+class OutputSpec:
+    """One kind of result read from the hidden states."""
 
-    Attributes:
-        kind: ``pooled`` (a vector for each text), ``tokens`` (a vector for each token), ``logits``, ``token_logits``,
-            ``head_rows`` (logits of a few vocabulary entries for each token) or ``sparse``.
-        token_ids: The vocabulary entries of ``head_rows``; the columns of ``token_logits`` to keep, empty: all.
-    """
-
+    # `pooled` (a vector for each text), `tokens` (a vector for each token), `logits`, `token_logits`, `head_rows`
+    # (logits of a few vocabulary entries for each token) or `sparse`
     kind: Literal["pooled", "tokens", "logits", "token_logits", "head_rows", "sparse"]
+    # The vocabulary entries of `head_rows`; the columns of `token_logits` to keep, empty: all
     token_ids: tuple[int, ...] = ()
 
     @property
     def per_token(self) -> bool:
         """Whether a text's result has a row for each of its tokens."""
         return self.kind in ("tokens", "token_logits", "head_rows")
-
-
-class SparseHead(Protocol):
-    """A head that gives each text a weight for some vocabulary entries."""
-
-    def read(
-        self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, Sequence[int]]:
-        """``(token ids [k], weights [k], number of them for each text)``."""
-        ...
-
-    def launch(
-        self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor
-    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor, Sequence[int]]]:
-        """Compute without waiting for the device; the returned function waits, and returns what :meth:`read` does."""
-        ...
 
 
 class Pooler(nn.Module):
@@ -89,24 +72,24 @@ class Pooler(nn.Module):
         self.sparse = sparse
         self.token_vectors = token_vectors  # replaces the token heads, for ``token_embed`` only
         self.language_head = language_head
-        self._reading = threading.Lock()
+        self._lock = threading.Lock()
         self._rows: dict[tuple[int, ...], VocabularyRows] = {}
         self._columns: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def reads_mean(self, readout: Readout) -> bool:
-        """Whether a readout reads only the mean of each text's rows."""
-        return readout.kind == "pooled" and self.modes == ("mean",) and len(self.token_heads) == 0
+    def reads_mean(self, output: OutputSpec) -> bool:
+        """Whether an output reads only the mean of each text's rows."""
+        return output.kind == "pooled" and self.modes == ("mean",) and len(self.token_heads) == 0
 
-    def is_plain(self, readout: Readout) -> bool:
-        """Whether the pooled hidden states are already what a readout reads: one way of pooling, and no heads."""
-        return readout.kind == "pooled" and len(self.modes) == 1 and not (len(self.token_heads) or len(self.heads))
+    def is_plain(self, output: OutputSpec) -> bool:
+        """Whether the pooled hidden states are already what an output reads: one way of pooling, and no heads."""
+        return output.kind == "pooled" and len(self.modes) == 1 and not (len(self.token_heads) or len(self.heads))
 
-    def row_of(self, readout: Readout) -> Literal["cls", "lasttoken"] | None:
-        """The one token of each text that a readout reads, first or last; ``None`` if it reads more."""
+    def row_of(self, output: OutputSpec) -> Literal["cls", "lasttoken"] | None:
+        """The one token of each text that an output reads, first or last; ``None`` if it reads more."""
         modes: tuple[str | None, ...] = ()
-        if readout.kind == "pooled":
+        if output.kind == "pooled":
             modes = self.modes
-        elif readout.kind == "logits" and self.classifier is not None:
+        elif output.kind == "logits" and self.classifier is not None:
             modes = (self.classifier.description.pooling,)
         if modes == ("cls",):
             return "cls"
@@ -125,28 +108,26 @@ class Pooler(nn.Module):
 
     def rows_of(self, tokens: tuple[int, ...], device: torch.device) -> VocabularyRows:
         """Rows of the language-model head, read from the files once."""
-        assert self.language_head is not None
-        with self._reading:
-            rows = self._rows.get(tokens)
-            if rows is None:
-                rows = self._rows[tokens] = head_rows(self.language_head, tokens).to(device)
-                while len(self._rows) > _KEPT_ROWS:  # drops the oldest; a queued call that needs it reads it again
-                    del self._rows[next(iter(self._rows))]
-        return rows
+        folder = self.language_head
+        assert folder is not None
+        return self._kept(self._rows, tokens, lambda: head_rows(folder, tokens).to(device))
 
     def columns_of(self, columns: tuple[int, ...], device: torch.device) -> torch.Tensor:
         """int64 ``[columns]`` on the device, copied once: an index in a Python list waits for the device every time."""
-        with self._reading:
-            kept = self._columns.get(columns)
-            if kept is None:
-                kept = self._columns[columns] = torch.tensor(columns, device=device)
-                while len(self._columns) > _KEPT_ROWS:
-                    del self._columns[next(iter(self._columns))]
-        return kept
+        return self._kept(self._columns, columns, lambda: torch.tensor(columns, device=device))
+
+    def _kept(self, table: dict[tuple[int, ...], T], key: tuple[int, ...], make: Callable[[], T]) -> T:
+        with self._lock:
+            found = table.get(key)
+            if found is None:
+                found = table[key] = make()
+                while len(table) > _KEPT_ROWS:  # drops the oldest; a queued call that needs it makes it again
+                    del table[next(iter(table))]
+        return found
 
 
-class Reading:
-    """A batch's hidden states, read once for each different readout; shared intermediate results are computed once."""
+class PoolerCall:
+    """A batch's hidden states, read once for each different output; shared intermediate results are computed once."""
 
     def __init__(
         self,
@@ -167,12 +148,12 @@ class Reading:
     def _tokens(self) -> torch.Tensor:
         return self._pooler.tokens(self._hidden)
 
-    def read(self, readout: Readout) -> Sequence[Matrix]:
+    def read(self, output: OutputSpec) -> Sequence[Matrix]:
         """A result for each text: ``[d]``, ``[tokens, d]``, or for ``sparse`` ``[k, 2]`` (token id, weight)."""
-        if readout.kind == "sparse":
+        if output.kind == "sparse":
             assert self._pooler.sparse is not None
             return _sparse_rows(*self._pooler.sparse.read(self._hidden, self._segments, self._input_ids))
-        rows = self.rows(readout)
+        rows = self.rows(output)
         return rows.split(rows.values.cpu().numpy())
 
     def launch_sparse(self) -> Callable[[], Sequence[Matrix]]:
@@ -184,44 +165,39 @@ class Reading:
         finish = self._pooler.sparse.launch(self._hidden, self._segments, self._input_ids)
         return lambda: _sparse_rows(*finish())
 
-    def rows(self, readout: Readout) -> ReadoutRows:
+    def rows(self, output: OutputSpec) -> OutputRows:
         """The same on the device, without waiting for it; all kinds but ``sparse``, whose size the device decides."""
-        if readout.kind == "pooled":
-            return ReadoutRows(values=self._pooler.pool(self._tokens, self._segments, self._skip), counts=None)
-        if readout.kind == "tokens":
+        if output.kind == "pooled":
+            return OutputRows(values=self._pooler.pool(self._tokens, self._segments, self._skip), counts=None)
+        if output.kind == "tokens":
             projection = self._pooler.token_vectors
             return self._each(self._tokens if projection is None else projection(self._hidden.float()))
-        if readout.kind == "head_rows":
-            rows = self._pooler.rows_of(readout.token_ids, self._hidden.device)
+        if output.kind == "head_rows":
+            rows = self._pooler.rows_of(output.token_ids, self._hidden.device)
             return self._each(rows(self._hidden.float()))
         assert self._pooler.classifier is not None
-        if readout.kind == "logits":
-            return ReadoutRows(values=self._pooler.classifier.pool(self._hidden, self._segments), counts=None)
+        if output.kind == "logits":
+            return OutputRows(values=self._pooler.classifier.pool(self._hidden, self._segments), counts=None)
         logits = self._pooler.classifier.tokens(self._hidden.float())
-        if readout.token_ids:
-            logits = logits.index_select(1, self._pooler.columns_of(readout.token_ids, logits.device))
+        if output.token_ids:
+            logits = logits.index_select(1, self._pooler.columns_of(output.token_ids, logits.device))
         return self._each(logits)
 
-    def _each(self, values: torch.Tensor) -> ReadoutRows:
-        return ReadoutRows(values=values, counts=self._segments.lengths)
+    def _each(self, values: torch.Tensor) -> OutputRows:
+        return OutputRows(values=values, counts=self._segments.lengths)
 
 
 def _sparse_rows(ids: torch.Tensor, weights: torch.Tensor, counts: Sequence[int]) -> Sequence[Matrix]:
     values = torch.stack((ids.float(), weights.float()), dim=1)  # ids are far below float32's 2^24
-    return ReadoutRows(values=values, counts=counts).split(values.cpu().numpy())
+    return OutputRows(values=values, counts=counts).split(values.cpu().numpy())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class ReadoutRows:
-    """Result of a readout for a batch.
+class OutputRows:
+    """Result of an output for a batch."""
 
-    Attributes:
-        values: float32 ``[rows, d]`` on the device.
-        counts: Rows of each text, in order; ``None``: one each.
-    """
-
-    values: torch.Tensor
-    counts: Sequence[int] | None
+    values: torch.Tensor  # float32 `[rows, d]` on the device
+    counts: Sequence[int] | None  # rows of each text, in order; `None`: one each
 
     def split(self, values: Matrix) -> Sequence[Matrix]:
         """``values``, copied to the host, by text: ``[d]`` each, or ``[count, d]``."""

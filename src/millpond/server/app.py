@@ -18,7 +18,7 @@ from starlette.middleware.cors import CORSMiddleware
 from millpond.errors import MillpondError
 from millpond.server.api import ROUTERS, openapi
 from millpond.server.api.openapi import ErrorAnswer
-from millpond.server.errors import answer_error, answer_validation_error
+from millpond.server.errors import answer_error
 from millpond.server.middleware import ApiKeys, RequestMiddleware
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.prepare_executor import PrepareExecutor
@@ -72,9 +72,8 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     app.state.body_budget = BodyBudget(config.max_body_bytes)
     app.state.tracing = tracing_of(config.otlp_traces_endpoint, os.environ)
     app.openapi = openapi.describe(app, key_required=ApiKeys(config.api_keys).required)  # type: ignore[method-assign]  # as FastAPI documents
-    app.add_exception_handler(MillpondError, answer_error)
-    app.add_exception_handler(HTTPException, answer_error)
-    app.add_exception_handler(RequestValidationError, answer_validation_error)
+    for error in (MillpondError, HTTPException, RequestValidationError):
+        app.add_exception_handler(error, answer_error)
     _add_middleware(app, config)
     for router in ROUTERS:
         app.include_router(router)

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 
@@ -35,13 +34,7 @@ _MAX_MESSAGE = 2000
 
 
 class RequestError(MillpondError):
-    """An error with its own HTTP status.
-
-    Attributes:
-        status: HTTP status.
-        type: OpenAI's ``type``.
-        headers: Sent with the response.
-    """
+    """An error with its own HTTP status."""
 
     def __init__(
         self,
@@ -72,12 +65,7 @@ class NotServedError(RequestError):
 
 
 class BodyTooLargeError(RequestError):
-    """The body has more bytes than the server reads.
-
-    Args:
-        max_bytes: The limit.
-        unread: Whether some of it will not be read, so that the connection cannot be kept.
-    """
+    """The body has more bytes than the server reads."""
 
     def __init__(self, max_bytes: int, *, unread: bool) -> None:
         super().__init__(
@@ -95,45 +83,6 @@ class ClientGoneError(RequestError):
         super().__init__("The client closed the connection", status=499, type="ClientClosedRequest")
 
 
-@dataclass(frozen=True, kw_only=True)
-class _WireError:
-    message: str
-    param: str | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
-
-
-def _own_message(error: Any, request: Request) -> _WireError:
-    """The error's own message, with the folder of a model replaced by the name that clients use."""
-    message = str(error)
-    for model in request.app.state.models:
-        name = model.engine.spec.name
-        if os.sep in name:
-            message = message.replace(name, model.name)
-    return _WireError(message=message)
-
-
-def _too_long(error: Any, request: Request) -> _WireError:
-    if error.tokens is None:  # a prompt or a template leaves no room: no single text is too long
-        return _own_message(error, request)
-    several_texts = getattr(request.state, "texts", 0) != 1
-    return _WireError(
-        message=(
-            f"This model's maximum context length is {error.limit} tokens. However, your prompt contains "
-            f"{'at least ' if error.at_least else ''}{error.tokens} input tokens, "
-            "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
-            + (f" It is the one at index {error.index}." if several_texts else "")
-        ),
-        param="input_tokens",
-    )
-
-
-def _dimensions(error: Any, request: Request) -> _WireError:
-    name = getattr(request.state, "model", None)
-    if error.native is None or name is None:
-        return replace(_own_message(error, request), param="dimensions")
-    return _WireError(message=dimensions_message(error, name), param="dimensions")
-
-
 def dimensions_message(error: InvalidDimensionsError, name: str) -> str:
     """vLLM's message about a width that the vectors of the model ``name`` cannot be cut to."""
     if not error.trained:
@@ -149,36 +98,45 @@ def dimensions_message(error: InvalidDimensionsError, name: str) -> str:
     )
 
 
-def _overloaded(error: Any, _: Request) -> _WireError:
-    return _WireError(message=str(error), headers={"Retry-After": str(max(1, math.ceil(error.retry_after)))})
-
-
-def _closed(_error: Any, _: Request) -> _WireError:
-    message = "The model was stopped; ask another server, or this one later"
-    return _WireError(message=message, headers={"Retry-After": "1"})
-
-
-def _locked(_error: Any, _: Request) -> _WireError:
-    return _WireError(message="Another process writes the index; try again later", headers={"Retry-After": "5"})
-
-
-def _unexpected(error: Any, request: Request) -> _WireError:
-    logger.error("%s %r failed", request.method, request.url.path, exc_info=error)
-    return _WireError(message=INTERNAL)
-
-
-# Status, type and message of each error; the first row that fits counts.
-_TABLE: tuple[tuple[type[Exception], int, str, Callable[[Any, Request], _WireError]], ...] = (
-    (InputTooLongError, 400, "BadRequestError", _too_long),
-    (InvalidDimensionsError, 400, "BadRequestError", _dimensions),
-    (InvalidRequestError, 400, "BadRequestError", _own_message),
-    (UnknownModelError, 404, "NotFoundError", _own_message),
-    (EngineOverloadedError, 429, "TooManyRequestsError", _overloaded),
-    (EngineClosedError, 503, "ServiceUnavailableError", _closed),
-    (DeviceLostError, 503, "ServiceUnavailableError", _own_message),
-    (IndexLockedError, 503, "ServiceUnavailableError", _locked),
-    (Exception, 500, "InternalServerError", _unexpected),
+# Status and type of each error; the first row that fits counts.
+_TABLE: tuple[tuple[type[Exception], int, str], ...] = (
+    (InvalidRequestError, 400, "BadRequestError"),
+    (UnknownModelError, 404, "NotFoundError"),
+    (EngineOverloadedError, 429, "TooManyRequestsError"),
+    (EngineClosedError, 503, "ServiceUnavailableError"),
+    (DeviceLostError, 503, "ServiceUnavailableError"),
+    (IndexLockedError, 503, "ServiceUnavailableError"),
+    (Exception, 500, "InternalServerError"),
 )
+
+
+def _described(error: Exception, request: Request) -> tuple[str, str | None, dict[str, str]]:
+    """The message of an error of the table, the field that it is about, and the headers of its response."""
+    name = getattr(request.state, "model", None)
+    if isinstance(error, InputTooLongError) and error.tokens is not None:  # else a prompt or a template has no room
+        several_texts = getattr(request.state, "texts", 0) != 1
+        message = (
+            f"This model's maximum context length is {error.limit} tokens. However, your prompt contains "
+            f"{'at least ' if error.at_least else ''}{error.tokens} input tokens, "
+            "which exceeds this limit even without any output tokens. Please reduce the length of the input prompt."
+        )
+        return message + (f" It is the one at index {error.index}." if several_texts else ""), "input_tokens", {}
+    if isinstance(error, InvalidDimensionsError) and error.native is not None and name is not None:
+        return dimensions_message(error, name), "dimensions", {}
+    if isinstance(error, EngineOverloadedError):
+        return str(error), None, {"Retry-After": str(max(1, math.ceil(error.retry_after)))}
+    if isinstance(error, EngineClosedError):
+        return "The model was stopped; ask another server, or this one later", None, {"Retry-After": "1"}
+    if isinstance(error, IndexLockedError):
+        return "Another process writes the index; try again later", None, {"Retry-After": "5"}
+    if not isinstance(error, InvalidRequestError | UnknownModelError | DeviceLostError):
+        logger.error("%s %r failed", request.method, request.url.path, exc_info=error)
+        return INTERNAL, None, {}
+    message = str(error)
+    for model in request.app.state.models:  # a folder is replaced by the name that clients use
+        if os.sep in model.engine.spec.name:
+            message = message.replace(model.engine.spec.name, model.name)
+    return message, "dimensions" if isinstance(error, InvalidDimensionsError) else None, {}
 
 
 def error_response(
@@ -199,9 +157,11 @@ async def answer_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException):  # from the router: unknown path or method
         phrase = HTTPStatus(error.status_code).phrase
         return error_response(error.status_code, phrase, str(error.detail), headers=error.headers)
-    _, status, type, describe = next(row for row in _TABLE if isinstance(error, row[0]))
-    wire = describe(error, request)
-    return error_response(status, type, wire.message, param=wire.param, headers=wire.headers)
+    if isinstance(error, RequestValidationError):  # of the query, or of a part of the path
+        return await answer_error(request, validation_error(error.errors()))
+    status, type = next((status, type) for kind, status, type in _TABLE if isinstance(error, kind))
+    message, param, headers = _described(error, request)
+    return error_response(status, type, message, param=param, headers=headers)
 
 
 # For every item of a list, a union can fail in as many ways as it has members.
@@ -210,36 +170,19 @@ _VALUE_LENGTH = 100
 
 
 def validation_error(errors: Sequence[Any]) -> RequestError:
-    """The error for a body that does not match its schema: what is wrong, where, and the invalid value.
-
-    Args:
-        errors: pydantic's errors.
-    """
+    """The error for a body that does not match its schema: what is wrong, where, and the invalid value."""
     shown = "; ".join(_line(error) for error in errors[:_MAX_SHOWN])
     more = f"; and {len(errors) - _MAX_SHOWN} more" if len(errors) > _MAX_SHOWN else ""
     noun = "error" if len(errors) == 1 else "errors"
-    return RequestError(
-        f"{len(errors)} validation {noun}: {shown}{more}",
-        type="Bad Request",
-        param=_field(errors[0]["loc"]) or None,
-    )
-
-
-async def answer_validation_error(request: Request, error: Exception) -> JSONResponse:
-    """The response to a validation error of FastAPI: in the query, or in a part of the path."""
-    assert isinstance(error, RequestValidationError)
-    return await answer_error(request, validation_error(error.errors()))
+    first = next(iter(errors[0]["loc"]), None)  # the field, without the union members after it
+    param = first if isinstance(first, str) and first else None
+    return RequestError(f"{len(errors)} validation {noun}: {shown}{more}", type="Bad Request", param=param)
 
 
 def _line(error: Any) -> str:
     where = ".".join(str(part) for part in error["loc"]) or "body"
     value = "" if error["type"] == "json_invalid" else f", input={_shown(error['input'])}"
     return f"{where[:_VALUE_LENGTH]}: {error['msg'][: 4 * _VALUE_LENGTH]} [type={error['type']}{value}]"
-
-
-def _field(loc: tuple[int | str, ...]) -> str:
-    """The invalid field: the first name of the path, without the union members after it."""
-    return str(loc[0]) if loc and isinstance(loc[0], str) else ""
 
 
 def _shown(value: Any) -> str:

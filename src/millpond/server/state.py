@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import cast
+from typing import Protocol, cast
 
 from fastapi import Request
 
@@ -17,47 +17,31 @@ from millpond.tasks import Task
 class Drain:
     """A server that is shutting down still answers, and announces that it takes no new work."""
 
-    def __init__(self) -> None:
-        self._begun = False
-
-    @property
-    def begun(self) -> bool:
-        """Whether :meth:`begin` was called."""
-        return self._begun
+    begun = False
 
     def begin(self) -> None:
         """From now on ``/ready`` answers 503, and every connection is closed after its response."""
-        self._begun = True
+        self.begun = True
 
 
-def models_of(request: Request) -> ServedModels:
-    """The served models."""
-    return cast("ServedModels", request.app.state.models)
+class AppState(Protocol):
+    """What routes read from ``app.state``."""
+
+    models: ServedModels
+    indexes: ServedIndexes
+    config: ServerConfig
+    drain: Drain
+    metrics: Metrics
 
 
-def indexes_of(request: Request) -> ServedIndexes:
-    """The served indexes."""
-    return cast("ServedIndexes", request.app.state.indexes)
-
-
-def config_of(request: Request) -> ServerConfig:
-    """The server's configuration."""
-    return cast("ServerConfig", request.app.state.config)
-
-
-def drain_of(request: Request) -> Drain:
-    """Whether the server is shutting down."""
-    return cast("Drain", request.app.state.drain)
-
-
-def metrics_of(request: Request) -> Metrics:
-    """The application's metrics."""
-    return cast("Metrics", request.app.state.metrics)
+def state_of(request: Request) -> AppState:
+    """The state of the application."""
+    return cast("AppState", request.app.state)
 
 
 def find_model(request: Request, name: str | None, *, tasks: Collection[Task], api: str) -> ServedModel:
     """:meth:`ServedModels.find`, with the model recorded for the log and the metrics."""
-    return record_model(request, models_of(request).find(name, tasks=tasks, api=api))
+    return record_model(request, state_of(request).models.find(name, tasks=tasks, api=api))
 
 
 def record_model(request: Request, model: ServedModel) -> ServedModel:

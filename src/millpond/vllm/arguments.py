@@ -63,15 +63,7 @@ POOLING_TASKS: dict[str, tuple[Task, ...]] = {
 
 
 def one_value(values: Mapping[str, Any], *, owner: str = "") -> Any:
-    """The value of an option by its several names; ``None`` if none of them is set.
-
-    Args:
-        values: The value under each name; ``None`` is not set.
-        owner: Where the names were written, for the error: ``"pooler_config's "``.
-
-    Raises:
-        InvalidRequestError: Two of the names have different values.
-    """
+    """The value of an option by its several names; ``None`` if none of them is set."""
     given = {name: value for name, value in values.items() if value is not None}
     first = next(iter(given.values()), None)
     if any(value != first for value in given.values()):
@@ -81,11 +73,7 @@ def one_value(values: Mapping[str, Any], *, owner: str = "") -> Any:
 
 
 def conversion(convert: str, task: str | None) -> str:
-    """The engine's ``convert``, from vLLM's ``convert`` or its older ``task``.
-
-    Raises:
-        InvalidRequestError: An unknown value.
-    """
+    """The engine's ``convert``, from vLLM's ``convert`` or its older ``task``."""
     if convert not in _CONVERSIONS:
         raise InvalidRequestError(f"convert={convert!r} is unknown; choose auto, embed, classify or none")
     if task is not None and task not in _TASKS:
@@ -99,11 +87,7 @@ def dtype(name: str) -> str:
 
 
 def check_flags(*, runner: str, trust_remote_code: bool) -> None:
-    """Refuse values that millpond cannot follow.
-
-    Raises:
-        InvalidRequestError: A runner that generates text, or a flag that is not a bool.
-    """
+    """Refuse values that millpond cannot follow."""
     if runner not in ("auto", "pooling"):
         raise InvalidRequestError(f"runner={runner!r}: millpond pools; choose auto or pooling")
     if not isinstance(trust_remote_code, bool):
@@ -111,11 +95,7 @@ def check_flags(*, runner: str, trust_remote_code: bool) -> None:
 
 
 def check_parallel(ignored_args: Mapping[str, Any]) -> None:
-    """Refuse arguments that spread one model over several devices.
-
-    Raises:
-        InvalidRequestError: Several devices or processes for one model.
-    """
+    """Refuse arguments that spread one model over several devices."""
     for name in _PARALLEL:
         if ignored_args.get(name, 1) not in (1, "1"):
             raise InvalidRequestError(
@@ -124,12 +104,7 @@ def check_parallel(ignored_args: Mapping[str, Any]) -> None:
 
 
 def engine_args(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of an engine from those of vLLM's class; a warning names the resource arguments, once per call.
-
-    Raises:
-        TypeError: Any other argument.
-        InvalidRequestError: Several devices or processes for one model.
-    """
+    """The arguments of an engine from those of vLLM's class; a warning names the resource arguments, once per call."""
     ignored = options.keys() & IGNORED_ARGS
     unknown = sorted(options.keys() - IGNORED_ARGS - _ENGINE_ARGS.keys())
     if unknown:
@@ -142,12 +117,7 @@ def engine_args(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def pooling_task(name: str | None, served: frozenset[Task], *, model: str) -> Task:
-    """The task of an ``encode`` call by vLLM's present or older name; without a name, the model's first task.
-
-    Raises:
-        InvalidRequestError: There is no such task.
-        UnsupportedTaskError: The model serves no task that vLLM has.
-    """
+    """The task of an ``encode`` call by vLLM's present or older name; without a name, the model's first task."""
     if name is not None and name not in POOLING_TASKS:
         raise InvalidRequestError(f"pooling_task={name!r} is unknown; choose one of {', '.join(POOLING_TASKS)}")
     default = _REWARD_PREFERENCE if "reward" in served else _PREFERENCE

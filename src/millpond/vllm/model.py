@@ -12,11 +12,11 @@ import numpy.typing as npt
 from millpond.engine.engine import Engine
 from millpond.engine.schedule.timing import CallFuture
 from millpond.errors import InputTooLongError, UnsupportedTaskError
-from millpond.inputs import Item, Pair, TokenIds
-from millpond.outputs import ScoreOutput
-from millpond.params import PoolingParams
 from millpond.pooling.activations import by_width
 from millpond.tasks import Activation, ScoreMethod, Task
+from millpond.values.inputs import Item, Pair, TokenIds
+from millpond.values.outputs import ScoreOutput
+from millpond.values.params import PoolingParams
 from millpond.vectors.ragged import Ragged
 from millpond.vllm import arguments
 from millpond.vllm.params import complete
@@ -28,33 +28,25 @@ Output = TypeVar("Output")
 
 @dataclass(frozen=True, kw_only=True)
 class Pending(Generic[Output]):
-    """A queued call whose output still has to be calibrated.
+    """A queued call whose output still has to be calibrated."""
 
-    Attributes:
-        future: The engine's future; cancelling it drops what is still queued.
-        finish: Calibrates and activates the logits of the future's result.
-        finished: Whether the result needs no calibration: ``finish`` returns it unchanged.
-        items: The inputs of the call.
-    """
-
-    future: CallFuture[Output]
-    finish: Callable[[Output], Output]
-    finished: bool = False
-    items: Sequence[Item] = ()
+    future: CallFuture[Output]  # the engine's future; cancelling it drops what is still queued
+    finish: Callable[[Output], Output]  # calibrates and activates the logits of the future's result
+    finished: bool = False  # whether the result needs no calibration: finish returns it unchanged
+    items: Sequence[Item] = ()  # the inputs of the call
 
     def result(self) -> Output:
         """Wait for the result, calibrated."""
         return self.finish(self.future.result())
 
 
-class PoolingModel:
-    """One checkpoint with vLLM's defaults: over-long prompts are errors, and no prompt of the checkpoint is added.
+def rows_of_output(output: Any) -> Any:
+    """The numbers of any kind of output: an array for each item."""
+    return next(getattr(output, name) for name in ("embeddings", "rewards", "probs") if hasattr(output, name))
 
-    Args:
-        engine: The engine; the caller closes it.
-        config: Defaults of every request.
-        task: The default task of ``encode``, by vLLM's older argument.
-    """
+
+class PoolingModel:
+    """One checkpoint with vLLM's defaults: over-long prompts are errors, and no prompt of the checkpoint is added."""
 
     def __init__(self, engine: Engine, config: PoolerConfig, *, task: str | None = None) -> None:
         self.engine = engine
@@ -62,23 +54,14 @@ class PoolingModel:
         self._task = task
 
     def task(self, name: str | None) -> Task:
-        """The task of an ``encode`` call by its present or older name, or by default.
-
-        Raises:
-            InvalidRequestError: There is no such task.
-            UnsupportedTaskError: The model serves no task that vLLM has.
-        """
+        """The task of an ``encode`` call by its present or older name, or by default."""
         chosen = name or self.config.task or self._task
         if chosen is None and self.config.returned_token_ids is not None:
             chosen = "token_classify"  # the configuration is for STEP pooling over a vocabulary
         return arguments.pooling_task(chosen, self.engine.tasks, model=self.engine.spec.name)
 
     def complete(self, task: Task, params: PoolingParams, tokenization: Tokenization) -> PoolingParams:
-        """``params`` with the configured defaults, as :meth:`submit` takes them.
-
-        Raises:
-            InvalidRequestError: They contradict the task, each other or the tokenization.
-        """
+        """``params`` with the configured defaults, as :meth:`submit` takes them."""
         return complete(task, params, tokenization, self.config, self.engine.spec)
 
     def without_special_tokens(self, items: Sequence[Item], tokenization: Tokenization) -> list[Item]:
@@ -89,12 +72,7 @@ class PoolingModel:
         return [TokenIds(tuple(next(texts))) if isinstance(item, str) else item for item in items]
 
     def submit(self, task: Task, items: Sequence[Item], params: PoolingParams) -> Pending[Any]:
-        """Queue one call; ``params`` from :meth:`complete`, ``items`` from :meth:`without_special_tokens`.
-
-        Raises:
-            InvalidRequestError: An item or an option that cannot be served; nothing was queued.
-            EngineOverloadedError: Too many texts are waiting.
-        """
+        """Queue one call; ``params`` from :meth:`complete`, ``items`` from :meth:`without_special_tokens`."""
         if params.long_texts is not None:
             self._check_embed_len(items)
         raw = self.config.calibrated and task in ("classify", "token_classify", "reward")
@@ -116,19 +94,7 @@ class PoolingModel:
         method: ScoreMethod = "auto",
         ranking: bool = False,
     ) -> Pending[ScoreOutput]:
-        """Queue the scoring of pairs; ``params`` from :meth:`complete`.
-
-        Args:
-            pairs: (query, document) pairs.
-            params: The options of all pairs.
-            template: A score template to use instead of the checkpoint's own.
-            method: As :meth:`millpond.Engine.score`.
-            ranking: ``method="auto"`` is that of :meth:`millpond.Engine.rerank`.
-
-        Raises:
-            InvalidRequestError: A pair, an option, the template or the method cannot be used.
-            EngineOverloadedError: Too many texts are waiting.
-        """
+        """Queue the scoring of pairs; ``params`` from :meth:`complete`."""
         raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
         engine_params = replace(params, activation=False) if raw else params
         future = self.engine.submit("score", pairs, engine_params, template=template, method=method, ranking=ranking)
@@ -142,11 +108,7 @@ class PoolingModel:
         return Pending(future=future, finish=finish, finished=not raw, items=pairs)
 
     def engine_task(self, task: Task, params: PoolingParams) -> Task:
-        """The engine's task; vLLM's ``reward`` gives a row for each token, even if the model rewards whole texts.
-
-        Raises:
-            UnsupportedTaskError: The checkpoint has no rewards.
-        """
+        """The engine's task; vLLM's ``reward`` gives a row for each token, even if the model rewards whole texts."""
         if task not in ("reward", "token_classify"):
             return task
         if params.returned_token_ids is not None and not self.engine.spec.labels:

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from millpond import params as core
 from millpond.errors import InvalidRequestError
-from millpond.spec import ModelSpec
 from millpond.tasks import Task
+from millpond.values import params as core
+from millpond.values.spec import ModelSpec
 from millpond.vllm.arguments import one_value
 from millpond.vllm.pooler_config import PoolerConfig
 from millpond.vllm.prompts import Tokenization
@@ -89,21 +89,12 @@ Params = core.PoolingParams | Sequence[core.PoolingParams] | None
 
 
 def option_of(params: PoolingParams, *names: str) -> Any:
-    """The value of an option that has several names in ``params``; ``None`` if it is not set.
-
-    Raises:
-        InvalidRequestError: Two of the names have different values.
-    """
+    """The value of an option that has several names in ``params``; ``None`` if it is not set."""
     return one_value({name: getattr(params, name) for name in names})
 
 
 def per_prompt(params: Params, count: int) -> list[core.PoolingParams]:
-    """The options of each of ``count`` prompts.
-
-    Raises:
-        TypeError: Anything but PoolingParams.
-        InvalidRequestError: Their number is neither one nor that of the prompts.
-    """
+    """The options of each of ``count`` prompts."""
     if params is None or isinstance(params, core.PoolingParams):
         return [params or core.PoolingParams()] * count
     listed = list(params) if isinstance(params, Sequence) else [params]
@@ -118,11 +109,7 @@ def per_prompt(params: Params, count: int) -> list[core.PoolingParams]:
 def complete(
     task: Task, params: core.PoolingParams, tokenization: Tokenization, config: PoolerConfig, spec: ModelSpec
 ) -> core.PoolingParams:
-    """``params`` as the engine takes them; options that are not set get the configured value.
-
-    Raises:
-        InvalidRequestError: They contradict the task, each other or the tokenization.
-    """
+    """``params`` as the engine takes them; options that are not set get the configured value."""
     params = PoolingParams.of(params)
     if params.task is not None and params.task not in _NAMES_OF_TASK.get(task, (task,)):
         raise InvalidRequestError(f"pooling_params.task={params.task!r} contradicts the task {task!r} of this call")

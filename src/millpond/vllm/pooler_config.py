@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError
-from millpond.params import PoolingParams
 from millpond.pooling.activations import activate
 from millpond.tasks import Activation
+from millpond.values.params import PoolingParams
 from millpond.vllm.arguments import POOLING_TASKS, one_value
 
 # vLLM's pooling types: of whole texts, by the engine's name, and of tokens.
@@ -30,39 +30,22 @@ _KEYS = (
 
 @dataclass(frozen=True, kw_only=True)
 class PoolerConfig:
-    """Defaults for every request of an :class:`~millpond.LLM`.
+    """Defaults for every request of an :class:`~millpond.LLM`."""
 
-    Attributes:
-        task: The default task of ``encode``.
-        pooling: Replaces the checkpoint's pooling.
-        use_activation: Normalize vectors, activate logits.
-        dimensions: Matryoshka width.
-        chunked: Embed over-long texts in windows.
-        max_embed_len: Most tokens of a text that is embedded in windows.
-        logit_mean: Subtracted from logits before the activation.
-        logit_sigma: Logits are divided by it before the activation.
-        step_tag_id: STEP pooling: the token whose rows are kept.
-        returned_token_ids: STEP pooling: the columns that are kept.
-    """
-
-    task: str | None = None
-    pooling: str | None = None
-    use_activation: bool | None = None
-    dimensions: int | None = None
-    chunked: bool = False
-    max_embed_len: int | None = None
-    logit_mean: float | None = None
-    logit_sigma: float | None = None
-    step_tag_id: int | None = None
-    returned_token_ids: tuple[int, ...] | None = None
+    task: str | None = None  # the default task of encode
+    pooling: str | None = None  # replaces the checkpoint's pooling
+    use_activation: bool | None = None  # normalize vectors, activate logits
+    dimensions: int | None = None  # matryoshka width
+    chunked: bool = False  # embed over-long texts in windows
+    max_embed_len: int | None = None  # most tokens of a text that is embedded in windows
+    logit_mean: float | None = None  # subtracted from logits before the activation
+    logit_sigma: float | None = None  # logits are divided by it before the activation
+    step_tag_id: int | None = None  # STEP pooling: the token whose rows are kept
+    returned_token_ids: tuple[int, ...] | None = None  # STEP pooling: the columns that are kept
 
     @classmethod
     def of(cls, config: Any) -> Self:
-        """Read a dict, its JSON, or an object with these attributes.
-
-        Raises:
-            InvalidRequestError: An unknown key, or an invalid value.
-        """
+        """Read a dict, its JSON, or an object with these attributes."""
         fields = _as_mapping(config)
         unknown = sorted(fields.keys() - set(_KEYS))
         if unknown:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from millpond.errors import InvalidRequestError
-from millpond.inputs import Item, TokenIds
 from millpond.tasks import Truncate
+from millpond.values.inputs import Item, TokenIds
 
 _OPTIONS = ("add_special_tokens", "max_length", "padding", "truncate_prompt_tokens", "truncation", "truncation_side")
 # transformers' values of ``truncation``.
@@ -18,30 +18,18 @@ _NOT_TRUNCATING = (None, False, "do_not_truncate")
 
 @dataclass(frozen=True, kw_only=True)
 class Tokenization:
-    """The ``tokenization_kwargs`` of a call, read.
+    """The ``tokenization_kwargs`` of a call, read."""
 
-    Attributes:
-        truncate: ``error`` unless the caller asked for truncation, as in vLLM.
-        limit: Most tokens; ``None`` and -1 are the model's maximum.
-        side: The end at which an over-long text is cut, if it is cut.
-        special_tokens: Whether special tokens are added.
-        refuses: Whether the caller switched truncation off explicitly; then a ColBERT does not cut to its own lengths
-            either.
-    """
-
-    truncate: Truncate = "error"
-    limit: int | None = None
-    side: Truncate = "end"
-    special_tokens: bool = True
+    truncate: Truncate = "error"  # error unless the caller asked for truncation, as in vLLM
+    limit: int | None = None  # most tokens; None and -1 are the model's maximum
+    side: Truncate = "end"  # the end at which an over-long text is cut, if it is cut
+    special_tokens: bool = True  # whether special tokens are added
+    # Whether the caller switched truncation off explicitly; then a ColBERT does not cut to its own lengths either.
     refuses: bool = False
 
     @classmethod
     def of(cls, options: Mapping[str, Any] | None, truncate_prompt_tokens: int | None = None) -> Tokenization:
-        """Read ``tokenization_kwargs`` and vLLM's older argument ``truncate_prompt_tokens``.
-
-        Raises:
-            InvalidRequestError: An unknown option, or a value that millpond does not support.
-        """
+        """Read ``tokenization_kwargs`` and vLLM's older argument ``truncate_prompt_tokens``."""
         options = {key: value for key, value in (options or {}).items() if value is not None}
         unknown = sorted(options.keys() - set(_OPTIONS))
         if unknown:
@@ -86,11 +74,7 @@ def _limit(limit: int | None, truncation: Any, max_length: int | None) -> tuple[
 
 
 def read_prompts(prompts: Any) -> list[Item]:
-    """Prompts as items: a str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these.
-
-    Raises:
-        InvalidRequestError: There is no prompt, or one is of another kind.
-    """
+    """Prompts as items: a str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these."""
     single = isinstance(prompts, str | bytes | Mapping) or _are_ids(prompts) or not isinstance(prompts, Iterable)
     listed = [prompts] if single else list(prompts)
     if not listed:
@@ -123,9 +107,6 @@ def read_texts(data: Any, name: str) -> list[str]:
     """One side of ``score``: a str, ``{"content": [text parts]}``, ``{"text": ...}``, or a list of these.
 
     ``{"prompt": ...}`` is the name of the third in vLLM's offline class.
-
-    Raises:
-        InvalidRequestError: There is no text, or an entry is not a text.
     """
     single = isinstance(data, str | bytes | Mapping) or not isinstance(data, Iterable)
     listed = [data] if single else list(data)

@@ -9,9 +9,9 @@ from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Prefix, Request
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 
-PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=4, skip=2, adapter=1)
+PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=4, skip=2, adapter=1)
 
 
 def batch_of(fields, *, rounded=False, plan=PLAN):
@@ -58,7 +58,7 @@ def test_the_tensors_have_the_numbers_of_the_arrays():
 def test_positions_go_on_after_a_shared_prefix():
     prefix = Prefix(length=2)
     fields = [{"ids": ids(1, 2, 3), "prefix": prefix}, {"ids": ids(1, 2, 4, 5), "prefix": prefix}, {"ids": ids(7, 8)}]
-    packed = batch_of(fields, plan=Plan(task="score", readout=PLAN.readout, limit=9, truncate="end", width=1)).packed
+    packed = batch_of(fields, plan=Plan(task="score", output=PLAN.output, limit=9, truncate="end", width=1)).packed
     assert packed.lead == 1 and packed.prefixes == [-1, 0, -1, 0]
     assert packed.ids.tolist() == [1, 2, 3, 7, 8, 4, 5]
     assert packed.bounds.tolist() == [0, 2, 3, 5, 7]

@@ -11,9 +11,9 @@ from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 
-PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=4)
+PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=4)
 TEXTS = [" ".join(SENTENCES[i : i + 1 + i % 4]) for i in range(12)]
 
 

@@ -42,7 +42,7 @@ def test_a_row_read_alone_is_the_same(family, pooling, tmp_path, row_reads, monk
         alone = engine.embed(list(TEXTS), normalize=False).embeddings
         assert row_reads
         assert all(row_reads)
-        monkeypatch.setattr(Runner, "_reading_of_rows", lambda self, batch, readouts: None)
+        monkeypatch.setattr(Runner, "_call_of_rows", lambda self, batch, outputs: None)
         whole = engine.embed(list(TEXTS), normalize=False).embeddings
         assert not row_reads[-1]
     np.testing.assert_allclose(alone, whole, atol=1e-5 * np.abs(whole).max())
@@ -77,6 +77,6 @@ def a_request(engine, task):
     """The request of one text, as the engine queues it."""
     loaded = engine._loaded
     plan = resolve.plan(task, PoolingParams(), loaded, count=1)
-    call = Call(["a river"], plan, CallHooks(assemble=assemble), native_width=loaded.width(plan.readout))
+    call = Call(["a river"], plan, CallHooks(assemble=assemble), native_width=loaded.width(plan.output))
     ids = loaded.encoder.encode(["a river"], plan, index_of=lambda i: i)[0].ids
     return Request(call=call, slot=0, ids=ids)

@@ -12,9 +12,9 @@ from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import MillpondError
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 
-PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
+PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=2)
 
 
 class Recording:

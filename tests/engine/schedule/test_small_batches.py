@@ -8,9 +8,9 @@ from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 
-PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=4)
+PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=4)
 
 
 def a_call(lengths, left=None):

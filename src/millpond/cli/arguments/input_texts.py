@@ -18,20 +18,7 @@ _BOM = b"\xef\xbb\xbf"
 
 
 def read_texts(source: str, *, lines: bool, id_column: str, text_column: str) -> Iterator[Record | Rejected]:
-    """Read texts from a path, or from standard input (``-``).
-
-    Args:
-        source: A file of records (``.jsonl``, ``.csv``, ``.parquet``, ...) or a folder, as :func:`millpond.ingest.read`
-            takes them; any other file has one text per line. Files may be compressed (.gz, .zst). Standard input is
-            JSONL if it begins with ``{``, else one text per line.
-        lines: Read one text per line, whatever the file name or first character.
-        id_column: Key or column that holds the id. The id of a line is its number.
-        text_column: Key or column that holds the text.
-
-    Raises:
-        SourceNotFoundError: There is no such file or folder.
-        InvalidRequestError: This kind of file cannot be read.
-    """
+    """Read texts from a path, or from standard input (``-``)."""
     path = Path(source)
     if source == "-":
         if sys.stdin is None:

@@ -14,23 +14,14 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True, kw_only=True)
 class ServeOption:
-    """One option; its value is a text, which is converted where those of variables and files are.
+    """One option; its value is a text, which is converted where those of variables and files are."""
 
-    Attributes:
-        name: Of the setting.
-        panel: Its heading in the help.
-        help: A sentence; empty: the option is accepted and not listed, as vLLM's other names are.
-        kind: Its type.
-        metavar: What its value is called.
-        flags: Its names, if they are more than ``--name``.
-    """
-
-    name: str
-    panel: str
-    help: str
-    kind: Any = str
-    metavar: str | None = None
-    flags: tuple[str, ...] = ()
+    name: str  # of the setting
+    panel: str  # its heading in the help
+    help: str  # A sentence; empty: the option is accepted and not listed, as vLLM's other names are
+    kind: Any = str  # its type
+    metavar: str | None = None  # what its value is called
+    flags: tuple[str, ...] = ()  # its names, if they are more than --name
 
     @property
     def annotation(self) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from millpond.config import EngineConfig
+from millpond.values.config import EngineConfig
 
 Setting = tuple[str, str]
 """A name and a value, as they are written."""
@@ -24,11 +24,7 @@ def read_setting(text: str) -> Setting:
 
 
 def engine_settings(settings: Iterable[Setting] | None) -> dict[str, Any]:
-    """The arguments of an Engine, with values of the types that they have.
-
-    Raises:
-        typer.BadParameter: A name that an Engine does not have, or that is written twice.
-    """
+    """The arguments of an Engine, with values of the types that they have."""
     known = {name: set(_types_of(hint)) for name, hint in get_type_hints(EngineConfig).items() if name != "model"}
     written = _once(settings, option="--engine")
     if unknown := written.keys() - known.keys():
@@ -39,11 +35,7 @@ def engine_settings(settings: Iterable[Setting] | None) -> dict[str, Any]:
 
 
 def sink_settings(settings: Iterable[Setting] | None) -> dict[str, Any]:
-    """The arguments of a sink: JSON, or a str; the sink checks them.
-
-    Raises:
-        typer.BadParameter: A name that is written twice.
-    """
+    """The arguments of a sink: JSON, or a str; the sink checks them."""
     return {name: _value(text, (object,)) for name, text in _once(settings, option="--sink").items()}
 
 

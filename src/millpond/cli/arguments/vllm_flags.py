@@ -62,15 +62,7 @@ class ServeCommand(Command):
 
 
 def read(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], dict[str, str]]:
-    """(arguments for typer, vLLM's arguments that have no effect).
-
-    Args:
-        args: The arguments as typed.
-        takes_value: The program's options, and whether each takes a value.
-
-    Raises:
-        InvalidRequestError: An unknown flag, or a flag without its value.
-    """
+    """(arguments for typer, vLLM's arguments that have no effect)."""
     words = _Words(args, takes_value)
     while words.waiting:
         words.step()

@@ -140,7 +140,7 @@ def advise(
 
 def _source(source: str, asked: QueryOptions) -> tuple[str, QueryOptions, Iterable[Record | Rejected]]:
     """The name of the source, the options with what a BEIR folder says, and the records."""
-    from millpond.ingest.advice.beir import ID_COLUMN, beir_folder
+    from millpond.ingest.advice.judgements import ID_COLUMN, beir_folder
 
     folder = None if source == "-" else beir_folder(source)
     if folder is not None:

@@ -29,19 +29,7 @@ _METHOD = (
 
 
 def run(model: Path, folder: Path, *, short: bool, ask: str | None, k: int, settings: Mapping[str, Any]) -> None:
-    """Run the demo, printing to standard output.
-
-    Args:
-        model: Folder of the checkpoint.
-        folder: Folder of the databases and of the vectors.
-        short: Search 400 passages instead of all.
-        ask: Ask this question instead of the ten; databases that an earlier run filled are then used unchanged.
-        k: Number of answers to show per question.
-        settings: Options of the engine.
-
-    Raises:
-        SinkError: Another process has the databases open.
-    """
+    """Run the demo, printing to standard output."""
     report.heading(f"millpond demo: asking the standard library of Python {platform.python_version()}")
     with report.stage("read the docs") as stage:  # before the model is loaded: torch's many objects slow parsing down
         every = read_stdlib()
@@ -56,10 +44,10 @@ def run(model: Path, folder: Path, *, short: bool, ask: str | None, k: int, sett
         folder /= f"{'short' if short else 'full'}-{_digest(engine, records)}"
         databases = _open(stack, folder)
         filled = folder / "filled"
-        if ask is not None and filled.exists():
+        _embed(engine, records)
+        if filled.exists():
             report.row("the databases", "were filled by an earlier run and are used unchanged")
         else:
-            filled.unlink(missing_ok=True)
             _fill(engine, records, databases)
             filled.touch()
         _answer(engine, databases, list(QUESTIONS) if ask is None else [ask], k=k)
@@ -83,14 +71,18 @@ def _open(stack: ExitStack, folder: Path) -> dict[str, Any]:
     return databases
 
 
-def _fill(engine: Engine, records: Sequence[Record], databases: Mapping[str, Any]) -> None:
-    """Compute all vectors into the cache, and fill each database from there."""
+def _embed(engine: Engine, records: Sequence[Record]) -> None:
+    """Compute all vectors into the cache, where an earlier run has not."""
     with report.stage("embed") as stage:
         output = engine.embed([record.text for record in records], role="document", show_progress=True)
         new = int((~output.cached).sum())
         stage.note = f"{new:,} passages embedded, {len(records) - new:,} from the cache "
         stage.note += f"({len(records) / stage.seconds:,.0f} a second, {output.usage.prompt_tokens:,} tokens; "
         stage.note += f"{int(output.truncated.sum())} were cut to {engine.spec.max_length})"
+
+
+def _fill(engine: Engine, records: Sequence[Record], databases: Mapping[str, Any]) -> None:
+    """Fill each database from the cache."""
     for name, database in databases.items():
         with report.stage(f"fill {name}") as stage:
             counts = ingest(records, engine=engine, sink=database)

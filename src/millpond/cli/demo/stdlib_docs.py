@@ -50,18 +50,7 @@ _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 def read_stdlib(root: Path | None = None) -> list[Record]:
-    """Return every documented public module, class, function and method, in the same order on every run.
-
-    Args:
-        root: Folder of the library (default: that of this interpreter).
-
-    Returns:
-        Records with the dotted name as ``id``, ``name(signature): docstring`` as ``text``, and in ``metadata`` the
-        ``kind`` (module, class, function or method) and the ``summary``, the docstring's first sentence.
-
-    Raises:
-        InvalidRequestError: ``root`` has no Python sources.
-    """
+    """Return every documented public module, class, function and method, in the same order on every run."""
     root = root or Path(sysconfig.get_path("stdlib"))
     files = sorted(_files(root), key=lambda file: file.relative_to(root).parts)
     if not files:

@@ -15,7 +15,7 @@ from rich.text import Text
 from millpond.ingest.sinks.search import Hit
 
 if TYPE_CHECKING:
-    from millpond.spec import ModelSpec
+    from millpond.values.spec import ModelSpec
 
 _ID_WIDTH = 28
 _LINE_WIDTH = 120
@@ -43,36 +43,22 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class RankedHit:
-    """A hit of the last stage.
+    """A hit of the last stage."""
 
-    Attributes:
-        hit: What the database found, with the score of the search.
-        score: The score by which it is ranked: the reranker's, or that of the search.
-        retrieval_rank: Its rank in the search, from 1.
-    """
-
-    hit: Hit
-    score: float
-    retrieval_rank: int
+    hit: Hit  # what the database found, with the score of the search
+    score: float  # the score by which it is ranked: the reranker's, or that of the search
+    retrieval_rank: int  # its rank in the search, from 1
 
 
 @dataclass(frozen=True, kw_only=True)
 class Answer:
-    """The hits of one question.
+    """The hits of one question."""
 
-    Attributes:
-        query_id: Id of the question: its number, or that of a file.
-        query: The question.
-        hits: Best first.
-        reranked: Whether there was a second stage.
-        seconds: Time of all stages.
-    """
-
-    query_id: str
-    query: str
-    hits: Sequence[RankedHit]
-    reranked: bool
-    seconds: float
+    query_id: str  # id of the question: its number, or that of a file
+    query: str  # the question
+    hits: Sequence[RankedHit]  # best first
+    reranked: bool  # whether there was a second stage
+    seconds: float  # time of all stages
 
 
 def score_name(spec: ModelSpec, method: str) -> str:
@@ -86,14 +72,7 @@ def one_line(text: str, *, keep_spaces: bool = False) -> str:
 
 
 def print_rows(rows: Sequence[Row], *, title: str = "", bars: bool = False, console: Console | None = None) -> None:
-    """Print a line for each row on a terminal, else tab-separated score, id and text.
-
-    Args:
-        rows: Best first.
-        title: What a terminal shows above them; of several lines the last one is about the ranking.
-        bars: Draw the scores.
-        console: Where to.
-    """
+    """Print a line for each row on a terminal, else tab-separated score, id and text."""
     console = console or Console(highlight=False)
     if not console.is_terminal:
         for row in rows:
@@ -135,14 +114,7 @@ def print_json(answer: Answer) -> None:
 
 
 def print_answer(answer: Answer, *, title: str, chunked: bool, console: Console) -> None:
-    """Print two lines for each hit on a terminal, one of tab-separated values otherwise.
-
-    Args:
-        answer: The hits of one question.
-        title: What a terminal shows above them.
-        chunked: Whether hits are chunks of records, whose number stands behind the id.
-        console: Where to.
-    """
+    """Print two lines for each hit on a terminal, one of tab-separated values otherwise."""
     if console.is_terminal:
         rows = [
             Row(

@@ -16,17 +16,17 @@ import typer
 from millpond.cli.arguments.groups import EngineOptions
 from millpond.cli.arguments.options import StoredModel
 from millpond.cli.output.results_table import Answer, RankedHit, score_name
-from millpond.config import EngineConfig
 from millpond.errors import InvalidRequestError, ModelLoadError
-from millpond.fingerprint import ModelIdentity, differences, stored_name
 from millpond.ingest.record import Record
 from millpond.tasks import ScoreMethod
+from millpond.values.config import EngineConfig
+from millpond.values.fingerprint import ModelIdentity, differences, stored_name
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
     from millpond.ingest.sinks.collection import CollectionSink
     from millpond.ingest.sinks.search import Hit
-    from millpond.spec import ModelSpec
+    from millpond.values.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -126,12 +126,7 @@ class SearchStages:
         engine_options: EngineOptions,
         filter: dict[str, Any] | None,
     ) -> SearchStages:
-        """Check the models of all stages, then load them: weights are the slowest step.
-
-        Raises:
-            FingerprintMismatchError: The collection was filled by another model.
-            ModelLoadError: A model cannot be found or read.
-        """
+        """Check the models of all stages, then load them: weights are the slowest step."""
         manifest = sink.open()
         manifest.widths_to_search(sink.dimensions, collection=sink.collection)
         fused = sink.fusible if options.hybrid is None else options.hybrid
@@ -159,12 +154,7 @@ class SearchStages:
         )
 
     def answer(self, question: Record) -> Answer:
-        """All stages for one question.
-
-        Raises:
-            InvalidRequestError: A question without a direction, or an option that the database or a model refuses.
-            SinkError: The database does not answer, or refuses.
-        """
+        """All stages for one question."""
         start = time.perf_counter()
         hits = self._retrieve(question.text)
         ranked = [RankedHit(hit=hit, score=hit.score, retrieval_rank=rank) for rank, hit in enumerate(hits, start=1)]

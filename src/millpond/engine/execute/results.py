@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import Matrix, Readout
+from millpond.pooling.pooler import Matrix, OutputSpec
 
-ReadRows = Mapping[Readout, Sequence[Matrix]]  # by readout, the rows of each sequence of a batch
+ReadRows = Mapping[OutputSpec, Sequence[Matrix]]  # by output, the rows of each sequence of a batch
 RequestResult = tuple[Request, Matrix]  # the matrix is [d], or [tokens, d] for a per-token task
 
 
 def split_results(requests: Sequence[Request], lead: int, read: ReadRows) -> list[RequestResult]:
-    """Pair each request with its part of the batch's results.
-
-    Args:
-        requests: In the order of the batch.
-        lead: Sequences before theirs, which belong to no request.
-        read: By readout, the rows of each sequence.
-    """
+    """Pair each request with its part of the batch's results."""
     results = []
-    single = next(iter(read.values())) if len(read) == 1 else None  # as nearly always; a look-up hashes the readout
+    single = next(iter(read.values())) if len(read) == 1 else None  # as nearly always; a look-up hashes the output
     for i, request in enumerate(requests, lead):
-        rows = (read[request.call.plan.readout] if single is None else single)[i]
+        rows = (read[request.call.plan.output] if single is None else single)[i]
         results.append((request, rows if request.kept is None else rows[request.kept]))
     return results

@@ -22,9 +22,9 @@ from millpond.engine.schedule.request import Request
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import ReorderedLinear
 from millpond.models.native.encoder import NativeEncoder, Rows
-from millpond.pooling.pooler import Pooler, Reading, Readout
+from millpond.pooling.pooler import OutputSpec, Pooler, PoolerCall
 
-# The rows that a native forward returns, by the rows that all readouts of a batch read.
+# The rows that a native forward returns, by the rows that all outputs of a batch read.
 _ROWS: dict[str | None, Rows] = {None: "all", "cls": "first", "lasttoken": "last", "mean": "mean"}
 # The number of rows for a last layer that computes only these is rounded up to this; see ``rounded_up``.
 _ROW_STEP = 16
@@ -35,37 +35,19 @@ class Runner:
 
     On a CPU any thread may run a batch at any time. With a backend one thread runs all batches, and may start one
     before it has the results of the one before.
-
-    Attributes:
-        backbone: The backbone.
-        pooler: Its pooler.
-        device: The device of both.
-        backend: The device's streams; ``None``: each batch ends before the next one begins.
-        graphs: The captured graphs; ``None``: no graphs.
     """
 
     def __init__(
         self,
-        backbone: nn.Module,
-        pooler: Pooler,
+        backbone: nn.Module,  # on `device`, in evaluation mode
+        pooler: Pooler,  # on `device`, in evaluation mode
         *,
-        architecture: Architecture,
-        device: torch.device,
-        offset: int,
-        backend: Backend | None = None,
-        buckets: Buckets | None = None,
+        architecture: Architecture,  # the backbone's row in the architecture table
+        device: torch.device,  # the device of both
+        offset: int,  # position of a text's first token
+        backend: Backend | None = None,  # the device's streams; `None`: each batch ends before the next one begins
+        buckets: Buckets | None = None,  # the shapes that graphs are captured for; `None`: no graphs
     ) -> None:
-        """Wrap a loaded model.
-
-        Args:
-            backbone: On ``device``, in evaluation mode.
-            pooler: On ``device``, in evaluation mode.
-            architecture: The backbone's row in the architecture table.
-            device: The device of both.
-            offset: Position of a text's first token.
-            backend: The device's streams; ``None``: each batch ends before the next one begins.
-            buckets: The shapes that graphs are captured for; ``None``: no graphs.
-        """
         self.backbone = backbone
         self.pooler = pooler
         self._offset = offset
@@ -93,11 +75,7 @@ class Runner:
 
     @torch.inference_mode()
     def start(self, requests: Sequence[Request]) -> PendingBatch:
-        """Launch a batch without waiting for it, on a device where batches overlap; they end in the order of launch.
-
-        Raises:
-            Exception: It could not be launched; batches launched before are not affected.
-        """
+        """Launch a batch without waiting for it, on a device where batches overlap; they end in the order of launch."""
         assert self._pipeline is not None
         return self._pipeline.start(requests)
 
@@ -107,23 +85,23 @@ class Runner:
             with torch.inference_mode():
                 return self._pipeline.start(requests).result()
         batch = DeviceBatch.pack(requests, position_offset=self._offset, device=self.device, rounded=self._rounded)
-        readouts = {request.call.plan.readout for request in batch.requests}
+        outputs = {request.call.plan.output for request in batch.requests}
         if isinstance(self.backbone, NativeEncoder):
-            read = self._read_native(self.backbone, batch, readouts)
+            read = self._read_native(self.backbone, batch, outputs)
         else:
-            read = self._read(batch, readouts)
+            read = self._read(batch, outputs)
         return split_results(batch.requests, batch.lead, read)
 
     @torch.inference_mode()
-    def _read(self, batch: DeviceBatch, readouts: set[Readout]) -> ReadRows:
-        """The rows of each readout, from a forward in torch."""
-        reading = self._reading_of_rows(batch, readouts) or self.reading(batch, self.states(batch))
-        return {readout: reading.read(readout) for readout in readouts}
+    def _read(self, batch: DeviceBatch, outputs: set[OutputSpec]) -> ReadRows:
+        """The rows of each output, from a forward in torch."""
+        pooler_call = self._call_of_rows(batch, outputs) or self.pooler_call(batch, self.states(batch))
+        return {output: pooler_call.read(output) for output in outputs}
 
-    def _read_native(self, encoder: NativeEncoder, batch: DeviceBatch, readouts: set[Readout]) -> ReadRows:
-        """The rows of each readout, from a native forward, which returns one row of each text if none reads more."""
+    def _read_native(self, encoder: NativeEncoder, batch: DeviceBatch, outputs: set[OutputSpec]) -> ReadRows:
+        """The rows of each output, from a native forward, which returns one row of each text if none reads more."""
         packed = batch.packed
-        wanted = {"mean" if self.pooler.reads_mean(readout) else self.pooler.row_of(readout) for readout in readouts}
+        wanted = {"mean" if self.pooler.reads_mean(output) else self.pooler.row_of(output) for output in outputs}
         kind = wanted.pop() if len(wanted) == 1 else None
         if kind == "cls" and packed.skip is not None:
             kind = None  # the first token after the prompt is not the first row
@@ -139,41 +117,41 @@ class Runner:
             adapters=None if packed.adapters is None else packed.adapters[packed.bounds[:-1]],
             threads=native_threads(),
         )
-        if kind is not None and all(map(self.pooler.is_plain, readouts)):
+        if kind is not None and all(map(self.pooler.is_plain, outputs)):
             rows = list(self.pooler.tokens(hidden).numpy())  # no operator: a single short text would notice
-            return dict.fromkeys(readouts, rows)
-        return self._read_states(batch, hidden, readouts, kind)
+            return dict.fromkeys(outputs, rows)
+        return self._read_states(batch, hidden, outputs, kind)
 
     @torch.inference_mode()
     def _read_states(
-        self, batch: DeviceBatch, hidden: torch.Tensor, readouts: set[Readout], kind: str | None
+        self, batch: DeviceBatch, hidden: torch.Tensor, outputs: set[OutputSpec], kind: str | None
     ) -> ReadRows:
-        """The rows of each readout, from all hidden states, or from one ``kind`` of row for each text."""
+        """The rows of each output, from all hidden states, or from one ``kind`` of row for each text."""
         if kind is None:
-            reading = self.reading(batch, hidden)
+            pooler_call = self.pooler_call(batch, hidden)
         else:
             bounds = batch.packed.bounds
             rows = bounds[1:] - 1 if kind == "lasttoken" else bounds[:-1]
-            reading = Reading(
+            pooler_call = PoolerCall(
                 self.pooler,
                 hidden,
                 segments=Segments.of([1] * len(rows)),
                 skip=None,
                 input_ids=torch.from_numpy(batch.packed.ids[rows]),
             )
-        return {readout: reading.read(readout) for readout in readouts}
+        return {output: pooler_call.read(output) for output in outputs}
 
-    def reading_of_rows(self, batch: ForwardInput, readouts: Set[Readout]) -> Reading | None:
-        """One row of each text, if no readout needs more and the backbone can compute only these."""
-        return self._reading_of_rows(batch, readouts)
+    def call_of_rows(self, batch: ForwardInput, outputs: Set[OutputSpec]) -> PoolerCall | None:
+        """One row of each text, if no output needs more and the backbone can compute only these."""
+        return self._call_of_rows(batch, outputs)
 
-    def _reading_of_rows(self, batch: ForwardInput, readouts: Set[Readout]) -> Reading | None:
-        """A reading of one row per text, if no call reads more: the last layer is computed for these rows only.
+    def _call_of_rows(self, batch: ForwardInput, outputs: Set[OutputSpec]) -> PoolerCall | None:
+        """A call for one row per text, if no output needs more: the last layer is computed for these rows only.
 
         Nothing waits for the device, so a CUDA graph can capture it. ``None`` if more rows are read, or the backbone
         cannot compute some rows only.
         """
-        wanted_rows = {self.pooler.row_of(readout) for readout in readouts}
+        wanted_rows = {self.pooler.row_of(output) for output in outputs}
         if not getattr(self.backbone, "takes_rows", False) or len(wanted_rows) != 1 or None in wanted_rows:
             return None
         ends = batch.segments.cu_seqlens
@@ -186,7 +164,7 @@ class Runner:
             return None  # the first token after the prompt is not the first row
         if self._rounded and len(rows) > _ROW_STEP:  # pad with the last row; the copies are not read
             rows = torch.cat((rows, rows[-1:].expand(-len(rows) % _ROW_STEP)))
-        return Reading(
+        return PoolerCall(
             self.pooler,
             self.states(batch, rows=rows),
             segments=Fixed(
@@ -216,9 +194,9 @@ class Runner:
         hidden: torch.Tensor = out.last_hidden_state[0]
         return hidden
 
-    def reading(self, batch: ForwardInput, states: torch.Tensor) -> Reading:
+    def pooler_call(self, batch: ForwardInput, states: torch.Tensor) -> PoolerCall:
         """Reads a batch's hidden states."""
-        return Reading(self.pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
+        return PoolerCall(self.pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
 
 
 def _has_onednn_products(backbone: nn.Module) -> bool:

@@ -19,27 +19,20 @@ from millpond.engine.execute.packing import PackedRequests
 from millpond.engine.execute.runner import Runner
 from millpond.models.load import NATIVE_INT8
 from millpond.models.native.self_check import encoder_rows
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import Quantization
 
 logger = logging.getLogger(__name__)
 
 # A batch of the same shape as LENGTHS: a graph that was captured with those is replayed with these.
 _OTHER_LENGTHS = (33, 9, 40, 2)
-_POOLED, _TOKENS = Readout(kind="pooled"), Readout(kind="tokens")
+_POOLED, _TOKENS = OutputSpec(kind="pooled"), OutputSpec(kind="tokens")
 
 
 def check_kernels(
     devices: Sequence[torch.device], dtype: torch.dtype, quantization: Quantization | None, *, remembered: bool = True
 ) -> list[KernelCheck]:
-    """Run the rows of what a model may use there; what is wrong serves nothing in this process.
-
-    Args:
-        devices: Where the model will run.
-        dtype: Precision of its weights.
-        quantization: Weights in eight bits.
-        remembered: See :func:`millpond.attention.self_check.check`.
-    """
+    """Run the rows of what a model may use there; what is wrong serves nothing in this process."""
     rows: list[Row] = []
     for device in devices:
         rows += attention_rows(device, dtype)
@@ -51,13 +44,7 @@ def check_kernels(
 
 
 def check_graphs(runner: Runner, *, vocabulary: int, longest: int) -> list[KernelCheck]:
-    """Replay a graph with the batch that it was captured with, and with another one; a wrong one is the last.
-
-    Args:
-        runner: The model, before its first batch.
-        vocabulary: Number of its token ids.
-        longest: Most tokens of a text.
-    """
+    """Replay a graph with the batch that it was captured with, and with another one; a wrong one is the last."""
     if runner.graphs is None:
         return []
     with _never_failing(), torch.inference_mode():
@@ -132,7 +119,7 @@ def _replayed(runner: Runner, graphs: Graphs, packed: PackedRequests) -> list[fl
             return []
         batch = DeviceBatch(packed=packed, device=runner.device)
         states = runner.states(batch)
-        rows = runner.reading(batch, states).rows(_POOLED).values
+        rows = runner.pooler_call(batch, states).rows(_POOLED).values
         if not (states.isfinite().all() and rows.isfinite().all()):
             return []
         assert replayed.states is not None

@@ -9,58 +9,43 @@ from millpond.checkpoints.templates.score_template import read_template
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
-from millpond.pooling.pooler import Readout
-from millpond.spec import ModelSpec
+from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import Task
+from millpond.values.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A checkpoint, as far as checking, planning and tokenizing its inputs go.
+    """A checkpoint, as far as checking, planning and tokenizing its inputs go."""
 
-    Attributes:
-        spec: Its public description.
-        encoder: How it reads texts, pairs, queries and documents.
-        include_prompt: Whether pooling counts the prompt's tokens.
-        vocabulary: Number of token ids; they run from 0 to one less.
-        readouts: What each task reads from the hidden states.
-        language_head: Whether it has a language model's head, whose vocabulary entries can be read one by one.
-        first_kept: Leading rows that ``token_embed`` leaves out.
-        mean_maxsim: Whether MaxSim is divided by the number of the query's tokens.
-        shares: Whether pairs that begin alike may compute their common prefix once.
-    """
-
-    spec: ModelSpec
-    encoder: InputEncoder
-    include_prompt: bool
-    vocabulary: int
-    readouts: Mapping[Task, Readout]
+    spec: ModelSpec  # its public description
+    encoder: InputEncoder  # how it reads texts, pairs, queries and documents
+    include_prompt: bool  # whether pooling counts the prompt's tokens
+    vocabulary: int  # number of token ids; they run from 0 to one less
+    outputs: Mapping[Task, OutputSpec]  # what each task reads from the hidden states
+    # whether it has a language model's head, whose vocabulary entries can be read one by one
     language_head: bool = False
-    first_kept: int = 0
-    mean_maxsim: bool = False
-    shares: bool = False
+    first_kept: int = 0  # leading rows that `token_embed` leaves out
+    mean_maxsim: bool = False  # whether MaxSim is divided by the number of the query's tokens
+    shares: bool = False  # whether pairs that begin alike may compute their common prefix once
 
     def pairs_by(self, template: str) -> EncodesPairs:
-        """A reader of pairs by a template of the caller's.
-
-        Raises:
-            InvalidRequestError: The template cannot be used.
-        """
+        """A reader of pairs by a template of the caller's."""
         return TemplateTokenizer(self.encoder.texts, read_template(template))
 
-    def width(self, readout: Readout) -> int:
-        """Columns of a readout's rows."""
-        if readout.kind == "pooled":
+    def width(self, output: OutputSpec) -> int:
+        """Columns of an output's rows."""
+        if output.kind == "pooled":
             return self.spec.dimensions
-        if readout.kind == "tokens":
+        if output.kind == "tokens":
             return self.spec.hidden_size
-        if readout.kind == "sparse":
+        if output.kind == "sparse":
             return 2
-        return len(self.labels(readout))
+        return len(self.labels(output))
 
-    def labels(self, readout: Readout) -> tuple[str, ...]:
-        """Names of the columns of a readout's logits; a vocabulary entry is named by its id."""
-        if readout.kind == "head_rows":
-            return tuple(str(token) for token in readout.token_ids)
+    def labels(self, output: OutputSpec) -> tuple[str, ...]:
+        """Names of the columns of an output's logits; a vocabulary entry is named by its id."""
+        if output.kind == "head_rows":
+            return tuple(str(token) for token in output.token_ids)
         labels = self.spec.labels
-        return tuple(labels[i] for i in readout.token_ids) if readout.token_ids else labels
+        return tuple(labels[i] for i in output.token_ids) if output.token_ids else labels

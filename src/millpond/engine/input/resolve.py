@@ -9,12 +9,12 @@ from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
-from millpond.inputs import Item, SpannedText
-from millpond.params import PoolingParams, check_choice
 from millpond.pooling.activations import by_width
-from millpond.pooling.pooler import Readout
-from millpond.spec import ModelSpec
+from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import SCORE_METHODS, TASKS, Activation, Role, ScoreMethod, ScoreType, Task
+from millpond.values.inputs import Item, SpannedText
+from millpond.values.params import PoolingParams, check_choice
+from millpond.values.spec import ModelSpec
 from millpond.vectors import matryoshka
 from millpond.vectors.quantization import check_range
 
@@ -43,22 +43,13 @@ _ROLE_ADAPTERS: dict[Role | None, str] = {
 
 
 def check_params(params: Any) -> None:
-    """Refuse anything but PoolingParams, such as a dict.
-
-    Raises:
-        TypeError: ``params`` is of another type.
-    """
+    """Refuse anything but PoolingParams, such as a dict."""
     if not isinstance(params, PoolingParams):
         raise TypeError(f"params is a {type(params).__name__}; pass millpond.PoolingParams(...)")
 
 
 def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
-    """``task``, if the checkpoint serves it.
-
-    Raises:
-        InvalidRequestError: The task is unknown, or ``params`` names another one.
-        UnsupportedTaskError: The checkpoint does not serve it.
-    """
+    """``task``, if the checkpoint serves it."""
     spec = loaded.spec
     if task not in TASKS:
         raise InvalidRequestError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
@@ -95,17 +86,7 @@ def _way_out(task: Task, loaded: LoadedModel) -> str:
 
 
 def check_method(method: ScoreMethod, loaded: LoadedModel, *, ranking: bool = False) -> ScoreType | None:
-    """How ``method`` scores a pair with this checkpoint.
-
-    Args:
-        method: ``auto`` is ``spec.score_type``, or ``spec.rerank_type``.
-        loaded: The model.
-        ranking: Whether the scores are for ``rerank``.
-
-    Raises:
-        InvalidRequestError: The method is unknown.
-        UnsupportedTaskError: The checkpoint does not have the vectors that the method compares.
-    """
+    """How ``method`` scores a pair with this checkpoint."""
     if method == "auto":
         return loaded.spec.rerank_type if ranking else loaded.spec.score_type
     check_choice("method", method, SCORE_METHODS, optional=False)
@@ -122,11 +103,7 @@ def check_method(method: ScoreMethod, loaded: LoadedModel, *, ranking: bool = Fa
 
 
 def pairs_by(template: str, task: Task, method: ScoreMethod, loaded: LoadedModel) -> EncodesPairs:
-    """A reader of the pairs of one call, by a template of the caller's.
-
-    Raises:
-        InvalidRequestError: The template cannot be used, or the call reads none.
-    """
+    """A reader of the pairs of one call, by a template of the caller's."""
     if task != "score":
         raise InvalidRequestError(f"template means nothing to {task}; leave it out")
     score_type = check_method(method, loaded)
@@ -140,19 +117,7 @@ def pairs_by(template: str, task: Task, method: ScoreMethod, loaded: LoadedModel
 def plan(
     task: Task, params: PoolingParams, loaded: LoadedModel, *, count: int, pairs: EncodesPairs | None = None
 ) -> Plan:
-    """The plan of a call: ``params`` for ``task``, with every default filled in.
-
-    Args:
-        task: The task.
-        params: The options of the call.
-        loaded: The model.
-        count: Number of texts in the call.
-        pairs: Reads the pairs of this call, instead of the checkpoint's own way.
-
-    Raises:
-        InvalidRequestError: An option the task does not read, an unknown prompt, or a limit above the model's.
-        InvalidDimensionsError: A width that the checkpoint cannot be cut to.
-    """
+    """The plan of a call: ``params`` for ``task``, with every default filled in."""
     spec = loaded.spec
     if params.instruction is not None:
         check_unicode(params.instruction, "instruction")
@@ -160,22 +125,22 @@ def plan(
     if unread:
         raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")
     check_range(params.output_dtype, count)
-    readout = _readout(task, params, loaded)
+    output = _output(task, params, loaded)
     colbert = loaded.encoder.colbert is not None and task == "token_embed"
     prompt = _prompt(params, spec, task) if "prompt" in _READS[task] else ""
     return Plan(
         task=task,
-        readout=readout,
+        output=output,
         form="colbert" if colbert else "text",
         role=(params.role or "document") if colbert else params.role,
         prompt=prompt,
         skip=loaded.encoder.texts.prompt_length(prompt) if prompt and not loaded.include_prompt else 0,
         limit=_limit(params, spec),
         truncate=params.truncate,
-        width=_width(task, params, spec) if task in ("embed", "token_embed") else loaded.width(readout),
+        width=_width(task, params, spec) if task in ("embed", "token_embed") else loaded.width(output),
         normalize=_normalize(params, spec) if task in ("embed", "token_embed") else False,
         output_dtype=params.output_dtype,
-        activation=_activation(task, params, loaded, readout),
+        activation=_activation(task, params, loaded, output),
         instruction=params.instruction,
         aggregation=params.aggregation,
         step_tag_id=_step_tag(task, params, loaded),
@@ -186,8 +151,8 @@ def plan(
     )
 
 
-def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
-    """The readout of the task: the result to read from the hidden states."""
+def _output(task: Task, params: PoolingParams, loaded: LoadedModel) -> OutputSpec:
+    """The output of the task: the result to read from the hidden states."""
     tokens = params.returned_token_ids
     if tokens is not None and not loaded.language_head and loaded.spec.labels:
         if max(tokens) >= len(loaded.spec.labels):
@@ -195,7 +160,7 @@ def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
                 f"returned_token_ids holds {max(tokens)}; the columns of {loaded.spec.name} run from 0 to "
                 f"{len(loaded.spec.labels) - 1}"
             )
-        return Readout(kind="token_logits", token_ids=tokens)
+        return OutputSpec(kind="token_logits", token_ids=tokens)
     if tokens is not None:
         if not loaded.language_head:
             raise InvalidRequestError(
@@ -211,18 +176,18 @@ def _readout(task: Task, params: PoolingParams, loaded: LoadedModel) -> Readout:
                 f"returned_token_ids asks for {len(tokens)} columns of the vocabulary; at most {_MOST_COLUMNS} "
                 "are computed"
             )
-        return Readout(kind="head_rows", token_ids=tokens)
-    return loaded.readouts[task]
+        return OutputSpec(kind="head_rows", token_ids=tokens)
+    return loaded.outputs[task]
 
 
-def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, readout: Readout) -> Activation:
+def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, output: OutputSpec) -> Activation:
     """The activation of logits; by default, rewards are raw and other tasks use the checkpoint's activation."""
     if task in ("embed", "token_embed", "sparse_embed"):
         return "identity"
     activation = params.activation
     if activation is None:
         activation = task != "reward"
-    if activation == "softmax" and loaded.width(readout) == 1:
+    if activation == "softmax" and loaded.width(output) == 1:
         raise InvalidRequestError(
             f"activation='softmax' of the one logit that {loaded.spec.name} has is 1 for every text; choose sigmoid"
         )
@@ -230,7 +195,7 @@ def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, readout:
         return activation
     if not activation:
         return "identity"
-    return by_width(len(readout.token_ids)) if readout.token_ids else loaded.spec.activation
+    return by_width(len(output.token_ids)) if output.token_ids else loaded.spec.activation
 
 
 def _step_tag(task: Task, params: PoolingParams, loaded: LoadedModel) -> int | None:
@@ -242,7 +207,7 @@ def _step_tag(task: Task, params: PoolingParams, loaded: LoadedModel) -> int | N
         raise InvalidRequestError(
             f"step_tag_id={params.step_tag_id} is not a token; this model's ids run from 0 to {loaded.vocabulary - 1}"
         )
-    if not loaded.readouts[task].per_token and params.returned_token_ids is None:
+    if not loaded.outputs[task].per_token and params.returned_token_ids is None:
         raise InvalidRequestError(
             f"step_tag_id={params.step_tag_id} means nothing to {loaded.spec.name}, which rewards whole texts; "
             "leave it out"
@@ -262,11 +227,7 @@ def _adapter(params: PoolingParams, spec: ModelSpec) -> int:
 
 
 def check_spans(items: Sequence[Item], task: Task, plan: Plan) -> None:
-    """Refuse texts with spans, except for plain token embeddings.
-
-    Raises:
-        InvalidRequestError: A text with spans in a call that does not pool them.
-    """
+    """Refuse texts with spans, except for plain token embeddings."""
     if plan.form == "colbert" or task != "token_embed":
         for i, item in enumerate(items):
             if isinstance(item, SpannedText):

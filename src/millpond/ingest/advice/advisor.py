@@ -8,26 +8,27 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from millpond.blank import is_blank
-from millpond.errors import InvalidRequestError, UnsupportedTaskError
+from millpond.errors import InvalidRequestError
 from millpond.ingest.advice.judgements import Judgements, ndcg, relevant
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.quantized import Datatype, QuantizedVectors, quantize, store
+from millpond.ingest.arguments import check_embeds
 from millpond.ingest.pages.neighbors import FloatArray, Indices, nearest, plotted_widths, recall
-from millpond.ingest.record import Record, Rejected
+from millpond.ingest.record import Record, Rejected, check_int
 from millpond.ingest.sinks.batch import storable
 from millpond.ingest.sinks.database import installed
 from millpond.ingest.sinks.protocol import check_widths
 from millpond.ingest.sources.read import reader_for
+from millpond.support.blank import is_blank
 from millpond.vectors import matryoshka
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
-    from millpond.spec import ModelSpec
+    from millpond.values.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -40,31 +41,22 @@ _FEW_QUERIES = 50
 
 @dataclass(frozen=True, kw_only=True)
 class Measurement:
-    """What a layout takes and keeps.
-
-    Attributes:
-        layout: The layout.
-        recall: The share of the ``k`` nearest by float32 at full width that it finds; the mean of the queries.
-        ndcg: nDCG@10 by the judgements; ``None`` without them.
-        stored_bytes: Bytes of a row's vectors in all.
-        scanned_bytes: Of these, the bytes that a search compares, and that belong in memory: the quantized copy, the
-            narrow vectors of a coarse-to-fine search, or all.
-        read_bytes: Bytes that an exact search of a million rows reads, for one query, with what it rescores.
-        seconds: Time of one query over the sample by numpy, on one machine: an indication, since a database has kernels
-            and an index of its own.
-        best: A database can store it, and no other such layout that is as small, in memory and stored, is as good.
-        keeps: It keeps the share that was asked for.
-    """
+    """What a layout takes and keeps."""
 
     layout: Layout
-    recall: float
-    ndcg: float | None
-    stored_bytes: float
-    scanned_bytes: float
-    read_bytes: float
-    seconds: float
-    best: bool = False
-    keeps: bool = False
+    recall: float  # the share of the `k` nearest by float32 at full width that it finds; the mean of the queries
+    ndcg: float | None  # nDCG@10 by the judgements; `None` without them
+    stored_bytes: float  # bytes of a row's vectors in all
+    scanned_bytes: float  # of these, what a search compares and what belongs in memory
+    read_bytes: float  # bytes that an exact search of a million rows reads, for one query, with what it rescores
+    seconds: float  # of one query over the sample by numpy: an indication, since databases have an index of their own
+    best: bool = False  # no other layout that a database stores is as small, in memory and stored, and as good
+    keeps: bool = False  # it keeps the share that was asked for
+
+    @property
+    def quality(self) -> float:
+        """What decides: the nDCG, or without judgements the recall."""
+        return self.recall if self.ndcg is None else self.ndcg
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -172,7 +164,7 @@ def advise(
             f"{len(asked)} {'query' if len(asked) == 1 else 'queries'}: differences of a few percent are chance."
         )
 
-    simulation = _simulation(engine, asked, records, judged, k, show_progress)
+    simulation = _Simulation(engine, asked, records, judged, k, show_progress=show_progress)
     kinds = [name for name in DATATYPES if name in datatypes or name == "float32"]
     measurements = _marked([*simulation.run(layouts(widths, kinds, database), seed)], keep)
     return Advice(
@@ -190,16 +182,8 @@ def advise(
 
 
 def check_dimensions(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
-    """The widths to measure for a model, ascending; the last one is its full width.
-
-    Raises:
-        UnsupportedTaskError: The model does not embed.
-        InvalidDimensionsError: Its vectors cannot have a width.
-    """
-    if "embed" not in spec.tasks:
-        raise UnsupportedTaskError(
-            f"{spec.name} does not embed (it serves {', '.join(sorted(spec.tasks))}); choose an embedding model"
-        )
+    """The widths to measure for a model, ascending; the last one is its full width."""
+    check_embeds(spec)
     if dimensions is None:
         chosen = plotted_widths(spec.dimensions, spec.matryoshka_dimensions) if spec.matryoshka else []
         return sorted({width for width in chosen if width >= spec.matryoshka_smallest} | {spec.dimensions})
@@ -207,10 +191,8 @@ def check_dimensions(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[
 
 
 def _check(k: int, keep: float, sample: int, datatypes: Sequence[str], database: str | None) -> None:
-    if isinstance(k, bool) or not isinstance(k, int | np.integer) or k < 1:
-        raise InvalidRequestError(f"k={k!r} is not a number of rows; pass an int from 1")
-    if isinstance(sample, bool) or not isinstance(sample, int | np.integer) or sample < 1:
-        raise InvalidRequestError(f"sample={sample!r} is not a number of records; pass an int from 1")
+    check_int("k", k)
+    check_int("sample", sample)
     if isinstance(keep, bool) or not isinstance(keep, int | float) or not 0 < keep <= 1:
         raise InvalidRequestError(f"keep={keep!r} is not a share; pass a number above 0, up to 1, such as 0.99")
     unknown = [name for name in datatypes if name not in DATATYPES]
@@ -221,12 +203,7 @@ def _check(k: int, keep: float, sample: int, datatypes: Sequence[str], database:
         raise InvalidRequestError(f"database={database!r} is not installed; choose one of {known}, or None")
 
 
-class _Text(NamedTuple):
-    id: str
-    text: str
-
-
-def _texts(source: Texts, what: str) -> Iterator[_Text]:
+def _texts(source: Texts, what: str) -> Iterator[Record]:
     """The texts of a source; one that is blank or cannot be read is left out, and the log counts them."""
     if not isinstance(source, str | os.PathLike):
         if not isinstance(source, Iterable):
@@ -235,7 +212,7 @@ def _texts(source: Texts, what: str) -> Iterator[_Text]:
     left_out, first = 0, ""
     for item in reader_for(source):
         if isinstance(item, Record) and not is_blank(item.text):
-            yield _Text(item.id, item.text)
+            yield item
             continue
         left_out += 1
         first = first or (f"{item.id!r} is blank" if isinstance(item, Record) else f"{item.where}: {item.reason}")
@@ -245,7 +222,7 @@ def _texts(source: Texts, what: str) -> Iterator[_Text]:
 
 def _read_queries(
     source: Texts, judgements: Judgements | None, random: np.random.Generator, notes: list[str]
-) -> list[_Text]:
+) -> list[Record]:
     queries = list({query.id: query for query in _texts(source, "queries")}.values())
     if not queries:
         raise InvalidRequestError("there is no query; pass at least one text, better fifty, that users really ask")
@@ -262,8 +239,6 @@ def _read_queries(
             notes.append(
                 f"{len(queries) - len(known):,} of {len(queries):,} queries have no relevant document: not asked."
             )
-        if missing := len(answered) - len(known):
-            notes.append(f"{missing:,} judged queries are not among the queries.")
         queries = known
     if len(queries) > _MAX_QUERIES:
         notes.append(f"{_MAX_QUERIES:,} of {len(queries):,} queries are asked, chosen at random.")
@@ -271,10 +246,12 @@ def _read_queries(
     return queries
 
 
-def _read_records(source: Texts, judged: set[str], sample: int, random: np.random.Generator) -> tuple[list[_Text], int]:
+def _read_records(
+    source: Texts, judged: set[str], sample: int, random: np.random.Generator
+) -> tuple[list[Record], int]:
     """At most ``sample`` of the records, chosen at random, and all that are judged; and how many there are."""
-    kept: dict[str, _Text] = {}
-    reservoir: list[_Text] = []
+    kept: dict[str, Record] = {}
+    reservoir: list[Record] = []
     read = 0
     for record in _texts(source, "records"):
         read += 1
@@ -294,7 +271,7 @@ def _read_records(source: Texts, judged: set[str], sample: int, random: np.rando
     return list(({record.id: record for record in reservoir} | kept).values()), read
 
 
-def _note_sample(records: list[_Text], read: int, judged: Judgements, notes: list[str]) -> None:
+def _note_sample(records: list[Record], read: int, judged: Judgements, notes: list[str]) -> None:
     ids = {record.id for record in records}
     documents = {document for grades in judged.values() for document in grades}
     if judged and not documents & ids:
@@ -316,8 +293,8 @@ def _note_sample(records: list[_Text], read: int, judged: Judgements, notes: lis
 
 
 def _embed(
-    engine: Engine, texts: list[_Text], role: Literal["query", "document"], show_progress: bool
-) -> tuple[FloatArray, list[_Text]]:
+    engine: Engine, texts: list[Record], role: Literal["query", "document"], show_progress: bool
+) -> tuple[FloatArray, list[Record]]:
     """``[n, d]`` float32, normalized, and the texts that they belong to."""
     output = engine.embed(
         [text.text for text in texts],
@@ -333,42 +310,36 @@ def _embed(
     return rows[good], [text for text, keep in zip(texts, good, strict=True) if keep]
 
 
-def _simulation(
-    engine: Engine, asked: list[_Text], records: list[_Text], judged: Judgements, k: int, show_progress: bool
-) -> _Simulation:
-    """The texts, embedded."""
-    query_rows, asked = _embed(engine, asked, "query", show_progress)
-    document_rows, records = _embed(engine, records, "document", show_progress)
-    if not len(query_rows) or len(document_rows) < k:
-        raise InvalidRequestError("too few vectors are finite and not zero; try dtype='float32'")
-    simulation = _Simulation(document_rows, query_rows, [record.id for record in records], asked, judged, k)
-    if simulation.full_ndcg == 0:
-        raise InvalidRequestError(
-            f"nDCG@{NDCG_K} is 0: the full width finds no relevant document of any query, so there is nothing to keep; "
-            "check that the judgements belong to these texts, or leave them out, and the recall decides"
-        )
-    return simulation
-
-
 class _Simulation:
     """Searches of the same queries among the same rows in every layout."""
 
     def __init__(
         self,
-        rows: FloatArray,
-        queries: FloatArray,
-        ids: list[str],
-        asked: list[_Text],
+        engine: Engine,
+        asked: list[Record],
+        records: list[Record],
         judged: Judgements,
         k: int,
+        *,
+        show_progress: bool,
     ) -> None:
-        self._rows, self._queries, self._ids = rows, queries, ids
-        self.rows, self.queries = len(rows), len(queries)
+        self._queries, asked = _embed(engine, asked, "query", show_progress)
+        self._rows, records = _embed(engine, records, "document", show_progress)
+        self.queries, self.rows = len(asked), len(records)
+        if not asked or len(records) < k:
+            raise InvalidRequestError("too few vectors are finite and not zero; try dtype='float32'")
+        self._ids = [record.id for record in records]
         self._grades = [judged[query.id] for query in asked] if judged else None
         self._k = k
-        self._found = min(max(k, NDCG_K if judged else 0), len(rows))
-        self.candidates = min(max(100, 10 * k), len(rows))
-        self._exact = nearest(queries, rows, k)
+        self._found = min(max(k, NDCG_K if judged else 0), len(records))
+        self.candidates = min(max(100, 10 * k), len(records))
+        best = nearest(self._queries, self._rows, self._found)
+        self._exact = best[:, :k]
+        if self._ndcg(best) == 0:
+            raise InvalidRequestError(
+                f"nDCG@{NDCG_K} is 0: the full width finds no relevant document of any query, so there is nothing to "
+                "keep; check that the judgements belong to these texts, or leave them out, and the recall decides"
+            )
 
     def run(self, plan: Iterable[Layout], seed: int) -> Iterable[Measurement]:
         """Measure layouts, in the order of :func:`layouts`."""
@@ -383,11 +354,6 @@ class _Simulation:
                 yield self._measure(layout, quantized(layout.width, layout.quantization), vectors)
             else:
                 yield self._measure(layout, vectors, None)
-
-    @property
-    def full_ndcg(self) -> float | None:
-        """nDCG@10 of the full width in float32; ``None`` without judgements."""
-        return None if self._grades is None else self._ndcg(nearest(self._queries, self._rows, self._found))
 
     def _cut(self, width: int) -> FloatArray:
         return matryoshka.cut(self._rows, width, normalize=True)
@@ -421,11 +387,6 @@ class _Simulation:
         return float(np.mean([ndcg(row, grades, NDCG_K) for row, grades in zip(rankings, self._grades, strict=True)]))
 
 
-def quality(measurement: Measurement) -> float:
-    """What decides: the nDCG, or without judgements the recall."""
-    return measurement.recall if measurement.ndcg is None else measurement.ndcg
-
-
 def _full(measurements: Sequence[Measurement]) -> Measurement:
     widest = max(one.layout.width for one in measurements)
     return next(one for one in measurements if one.layout == Layout(width=widest))
@@ -433,10 +394,10 @@ def _full(measurements: Sequence[Measurement]) -> Measurement:
 
 def _marked(measurements: list[Measurement], keep: float) -> list[Measurement]:
     """The measurements with ``best`` and ``keeps``."""
-    least = keep * quality(_full(measurements))
+    least = keep * _full(measurements).quality
     possible = np.array([one.layout.storable for one in measurements])
     sizes = np.array([(one.stored_bytes, one.scanned_bytes) for one in measurements])  # [layouts, 2]
-    qualities = np.array([quality(one) for one in measurements])
+    qualities = np.array([one.quality for one in measurements])
     marked = []
     for i, one in enumerate(measurements):
         as_good = possible & (sizes <= sizes[i]).all(axis=1) & (qualities >= qualities[i])
@@ -450,5 +411,5 @@ def _least(measurements: Sequence[Measurement], first: str, second: str) -> Meas
     """The smallest layout that a database stores and that keeps the share; of equal ones the better one."""
     return min(
         (one for one in measurements if one.keeps and one.layout.storable),
-        key=lambda one: (getattr(one, first), getattr(one, second), -quality(one)),
+        key=lambda one: (getattr(one, first), getattr(one, second), -one.quality),
     )

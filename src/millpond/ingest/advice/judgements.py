@@ -1,15 +1,19 @@
-"""Judgements: which documents answer a query, read from TREC and BEIR files, and nDCG by them."""
+"""Judgements: which documents answer a query, read from TREC and BEIR files, nDCG by them, and folders of BEIR."""
 
 from __future__ import annotations
 
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.errors import InvalidRequestError, SourceNotFoundError
+from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sources.read import read
 
 Judgements = Mapping[str, Mapping[str, float]]
+ID_COLUMN = "_id"  # of BEIR
 
 
 def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
@@ -88,3 +92,38 @@ def relevant(judgements: Judgements) -> Iterator[str]:
 
 def _discounted(gains: Sequence[float]) -> float:
     return sum(max(gain, 0.0) / math.log2(rank + 2) for rank, gain in enumerate(gains))
+
+
+@dataclass(frozen=True, kw_only=True)
+class BeirFolder:
+    """The files of a set."""
+
+    corpus: Path  # `corpus.jsonl`: `_id`, `title`, `text`
+    queries: Path | None  # `queries.jsonl`: `_id`, `text`; `None` if there is none
+    judgements: Path | None  # `qrels/test.tsv`, `qrels.tsv` or the only file in `qrels`; `None` if there is none
+
+    def documents(self) -> Iterator[Record | Rejected]:
+        """The documents; the text is the title, a space and the text, as BEIR's models read it."""
+        for item in read(self.corpus, id_column=ID_COLUMN, text_column="text"):
+            title = item.metadata.get("title") if isinstance(item, Record) else None
+            if isinstance(item, Record) and isinstance(title, str) and title.strip():
+                yield Record(item.id, f"{title.strip()} {item.text}".strip(), item.metadata)
+            else:
+                yield item
+
+
+def beir_folder(path: str | os.PathLike[str]) -> BeirFolder | None:
+    """The set in a folder; ``None`` if it holds no ``corpus.jsonl``."""
+    folder = Path(path)
+    if not (folder / "corpus.jsonl").is_file():
+        return None
+    queries, files = folder / "queries.jsonl", sorted((folder / "qrels").glob("*.tsv"))
+    named = [file for file in (folder / "qrels" / "test.tsv", folder / "qrels.tsv") if file.is_file()] or files
+    if named == files and len(files) > 1:
+        names = ", ".join(file.name for file in files)
+        raise InvalidRequestError(f"{folder / 'qrels'} holds {names}, and no test.tsv; name one of them")
+    return BeirFolder(
+        corpus=folder / "corpus.jsonl",
+        queries=queries if queries.is_file() else None,
+        judgements=named[0] if named else None,
+    )

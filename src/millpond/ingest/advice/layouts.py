@@ -18,21 +18,13 @@ _QUANTIZED = ("float32", "float16")
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Vectors of one width, maybe with a smaller copy that is searched first.
+    """Vectors of one width, maybe with a smaller copy that is searched first."""
 
-    Attributes:
-        width: Width of the vectors that give the final order.
-        datatype: Their type; ``bit`` of a coarse-to-fine search is that of the narrow vectors, before float32.
-        quantization: Of the copy that the database keeps in memory and searches; ``None``: there is none.
-        rescore: Whether the best by the copy are then sorted by the vectors themselves.
-        coarse: Width of the vectors that find the candidates (coarse to fine); ``None``: there are none.
-    """
-
-    width: int
-    datatype: Datatype = "float32"
-    quantization: Quantization | None = None
-    rescore: bool = False
-    coarse: int | None = None
+    width: int  # width of the vectors that give the final order
+    datatype: Datatype = "float32"  # `bit` of a coarse-to-fine search is that of the narrow vectors, before float32
+    quantization: Quantization | None = None  # of the copy that is searched in memory
+    rescore: bool = False  # whether the best by the copy are then sorted by the vectors themselves
+    coarse: int | None = None  # width of the vectors that find the candidates (coarse to fine); `None`: there are none
 
     @property
     def name(self) -> str:
@@ -73,40 +65,23 @@ class Layout:
         """Whether a database can store it; without an installed one, all but bits alone."""
         return bool(self.databases) or (not installed() and (self.datatype != "bit" or bool(self.coarse)))
 
-    def options(self) -> list[str]:
-        """The options of ``millpond ingest`` that make it."""
-        widths = ",".join(map(str, [self.coarse, self.width] if self.coarse else [self.width]))
-        options = ["--dimensions", widths]
-        if self.datatype != "float32":
-            options += ["--sink", f"datatype={self.datatype}"]
-        if self.quantization:
-            options += ["--sink", f"index_quantization={self.quantization}"]
-        return options
-
     def command(self, source: str, model: str, *, database: str | None = None, options: Sequence[str] = ()) -> str:
-        """The command line that ingests a source in this layout, into a database on this machine.
-
-        Args:
-            source: The source.
-            model: The model.
-            database: An installed one; ``None``: the first that can store the layout.
-            options: Further options.
-        """
+        """The command line that ingests a source in this layout, into a database on this machine."""
         name = database or next(iter(self.databases), None)
         url = "URL" if name is None else installed()[name].urls[0]
-        return shlex.join(["millpond", "ingest", source, "--model", model, "--to", url, *self.options(), *options])
+        widths = f"{self.coarse},{self.width}" if self.coarse else str(self.width)
+        words = ["millpond", "ingest", source, "--model", model, "--to", url, "--dimensions", widths]
+        if self.datatype != "float32":
+            words += ["--sink", f"datatype={self.datatype}"]
+        if self.quantization:
+            words += ["--sink", f"index_quantization={self.quantization}"]
+        return shlex.join([*words, *options])
 
 
 def layouts(
     widths: Sequence[int], datatypes: Sequence[Datatype] = DATATYPES, database: str | None = None
 ) -> Iterator[Layout]:
-    """Every layout of these widths: alone in each type, with each quantized copy, and coarse to fine.
-
-    Args:
-        widths: Ascending; the last one is the full width.
-        datatypes: The types of the stored vectors.
-        database: Only layouts that this database can store.
-    """
+    """Every layout of these widths: alone in each type, with each quantized copy, and coarse to fine."""
     return (one for one in _layouts(widths, datatypes) if database is None or database in one.databases)
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
-from millpond.ingest.advice.advisor import Advice, Measurement, quality
+from millpond.ingest.advice.advisor import Advice, Measurement
 from millpond.ingest.advice.layouts import QUANTIZATIONS, Layout
 from millpond.ingest.pages import charts
 from millpond.ingest.pages.charts import Point, bytes_text, check_charts
@@ -27,28 +27,8 @@ def write_advice(
     commands: Mapping[Layout, str],
     settings: Mapping[str, object] | None = None,
 ) -> None:
-    """Write the page: one file that loads nothing, is printable, and follows dark or light colours.
-
-    Args:
-        path: The file; one that exists is replaced, at once.
-        advice: What was measured.
-        source: The source.
-        model: The model.
-        commands: The command line of each advised layout.
-        settings: More names and values to show.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        OSError: The file cannot be written.
-    """
+    """Write the page: one file that loads nothing, is printable, and follows dark or light colours."""
     check_charts()
-    write_page(path, advice_page(advice, source=source, model=model, commands=commands, settings=settings or {}))
-
-
-def advice_page(
-    advice: Advice, *, source: str, model: str, commands: Mapping[Layout, str], settings: Mapping[str, object]
-) -> str:
-    """The page of :func:`write_advice`, as HTML."""
     metric = metric_name(advice)
     full, smallest, lightest = advice.full, advice.smallest, advice.lightest
     advised = [
@@ -61,13 +41,13 @@ def advice_page(
         "records searched": f"{advice.rows:,} of {advice.read:,}",
         "queries": f"{advice.queries:,}",
         "candidates that are rescored": f"{advice.candidates:,}",
-        **{name: str(value) for name, value in settings.items() if value is not None},
+        **{name: str(value) for name, value in (settings or {}).items() if value is not None},
     }
-    return page(
+    text = page(
         title="How to store these vectors",
         subtitle=f"{source} · {model}",
         tiles={
-            f"{metric} at full width": f"{quality(full):.4f}",
+            f"{metric} at full width": f"{full.quality:.4f}",
             "full width": f"{bytes_text(full.stored_bytes)} a row",
             "smallest that keeps it": f"{bytes_text(smallest.stored_bytes)} a row",
             "least memory that keeps it": f"{bytes_text(lightest.scanned_bytes)} a row",
@@ -81,13 +61,17 @@ def advice_page(
                 _by_width(advice),
             ),
             _table(advice),
-            side_by_side(_facts("Settings", facts), _facts("Machine and versions", environment())),
+            side_by_side(
+                table("Settings", (), list(facts.items()), numbers=False),
+                table("Machine and versions", (), list(environment().items()), numbers=False),
+            ),
         ],
         note=(
             "Written by millpond. Every layout was searched exactly: what the index of a database misses comes on top, "
             "and so does its own storage."
         ),
     )
+    write_page(path, text)
 
 
 def recommendations(advice: Advice) -> list[tuple[str, Measurement]]:
@@ -100,7 +84,7 @@ def recommendations(advice: Advice) -> list[tuple[str, Measurement]]:
 def describe(one: Measurement, advice: Advice) -> str:
     """What an advised layout takes and keeps, in a sentence."""
     full = advice.full
-    kept = f"{metric_name(advice)} {quality(one):.4f}, {quality(one) / (quality(full) or 1):.1%} of the full width's"
+    kept = f"{metric_name(advice)} {one.quality:.4f}, {one.quality / (full.quality or 1):.1%} of the full width's"
     if advice.judged:
         kept += f" (recall@{advice.k} {one.recall:.3f})"
     memory = "" if one.scanned_bytes == one.stored_bytes else f", {bytes_text(one.scanned_bytes)} of it in memory"
@@ -136,42 +120,37 @@ def header(advice: Advice) -> list[str]:
 
 
 def _trade_off(title: str, attribute: str, advice: Advice, metric: str) -> str:
-    sizes = [float(getattr(one, attribute)) for one in advice.measurements]
     advised = {one.layout for _, one in recommendations(advice)}
-    points = [
-        Point(
-            x=size,
-            y=quality(one),
-            group=one.layout.kind,
-            name=f"{one.layout.name}: {bytes_text(size)} a row, {metric} {quality(one):.4f}",
-            best=one.layout.storable
-            and not any(
-                two.layout.storable
-                and other <= size
-                and quality(two) >= quality(one)
-                and (other < size or quality(two) > quality(one))
-                for other, two in zip(sizes, advice.measurements, strict=True)
-            ),
-            advised=one.layout in advised,
-            label=one.layout.widths,
+    points: list[Point] = []
+    highest = -1.0
+    for one in sorted(advice.measurements, key=lambda one: (getattr(one, attribute), -one.quality)):
+        size = float(getattr(one, attribute))
+        best = one.layout.storable and one.quality > highest
+        highest = one.quality if best else highest
+        points.append(
+            Point(
+                x=size,
+                y=one.quality,
+                group=one.layout.kind,
+                name=f"{one.layout.name}: {bytes_text(size)} a row, {metric} {one.quality:.4f}",
+                best=best,
+                advised=one.layout in advised,
+                label=one.layout.widths,
+            )
         )
-        for size, one in zip(sizes, advice.measurements, strict=True)
-    ]
     kinds = [kind for kind in _COLORS if any(point.group == kind for point in points)]
-    summary = {
-        "scanned_bytes": "What a search compares, and what belongs in memory.",
-        "stored_bytes": "All vectors of a row, with those that only rescore.",
-    }[attribute]
-    summary += " On the line: nothing smaller that a database stores is as good. Ringed: advised."
-    summary += f" Dashed: {100 * advice.keep:.4g} % of the full width."
-    least = advice.keep * quality(advice.full)
+    summary = (
+        "On the line: nothing smaller that a database stores is as good. Ringed: advised. "
+        f"Dashed: {100 * advice.keep:.4g} % of the full width."
+    )
+    least = advice.keep * advice.full.quality
     svg = charts.trade_off(points, _COLORS, least, title=title, x="bytes a row", y=metric)
     return figure(f"{title} and {metric}", svg, summary=summary, keys={kind: _COLORS[kind] for kind in kinds})
 
 
 def _by_width(advice: Advice) -> str:
     values = {
-        one.layout.width: quality(one) for one in advice.measurements if one.layout == Layout(width=one.layout.width)
+        one.layout.width: one.quality for one in advice.measurements if one.layout == Layout(width=one.layout.width)
     }
     title = f"{metric_name(advice)} by width"
     if len(values) < 2:
@@ -184,12 +163,7 @@ def _table(advice: Advice) -> str:
     rows = [cells(one, advice.full, judged=advice.judged) for one in advice.measurements]
     summary = (
         "Stressed: no other layout that a database stores is as small, in memory and stored, and as good. Read a "
-        "query: bytes that an "
-        "exact search of a million rows reads, as a share of float32 at full width. The time is that of numpy here."
+        "query: bytes that an exact search of a million rows reads, as a share of float32 at full width. The time is "
+        "that of numpy here."
     )
     return table("All layouts", header(advice), rows, summary=summary, marked=[one.best for one in advice.measurements])
-
-
-def _facts(title: str, facts: Mapping[str, str]) -> str:
-    rows: Sequence[Sequence[str]] = list(facts.items())
-    return table(title, (), rows, numbers=False)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from millpond.ingest.pages.neighbors import FloatArray, Indices, best_of, nearest, top
+from millpond.ingest.pages.neighbors import FloatArray, Indices, nearest, top
 from millpond.vectors.quantization import eight_bits
 
 Datatype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "bit"]
@@ -32,47 +31,25 @@ _CLIPPED = 8
 _RESCORED_FLOATS = 1 << 24
 
 
-class QuantizedVectors(ABC):
-    """The rows of a collection in a format.
+class QuantizedVectors:
+    """The rows of a collection in a format: float32 ``[n, d]``, what each code stands for, and the bytes of a row.
 
-    Attributes:
-        bytes: Bytes of a row.
-    """
-
-    def __init__(self, bytes_per_row: float) -> None:
-        self.bytes = bytes_per_row
-
-    @abstractmethod
-    def search(self, queries: FloatArray, k: int) -> Indices:
-        """``[q, k]``: the rows most similar to ``queries [q, d]`` (float32, normalized), best first."""
-
-    @abstractmethod
-    def rescore(self, queries: FloatArray, candidates: Indices, k: int) -> Indices:
-        """``[q, k]``: the best of each query's ``candidates [q, c]``."""
-
-
-class DequantizedVectors(QuantizedVectors):
-    """Codes that compare as the floats that they stand for.
-
-    Args:
-        rows: float32 ``[n, d]``: what each code stands for.
-        bytes_per_row: Bytes of a code.
-        encode_queries: What the database makes of the queries before it compares.
+    ``encode_queries`` is what the database makes of the queries before it compares.
     """
 
     def __init__(
         self, rows: FloatArray, bytes_per_row: float, encode_queries: Callable[[FloatArray], FloatArray] | None = None
     ) -> None:
-        super().__init__(bytes_per_row)
+        self.bytes = bytes_per_row
         self._rows = rows
         self._encode = encode_queries or (lambda queries: queries)
 
     def search(self, queries: FloatArray, k: int) -> Indices:
-        """See :class:`QuantizedVectors`."""
+        """``[q, k]``: the rows most similar to ``queries [q, d]`` (float32, normalized), best first."""
         return nearest(self._encode(queries), self._rows, k)
 
     def rescore(self, queries: FloatArray, candidates: Indices, k: int) -> Indices:
-        """See :class:`QuantizedVectors`."""
+        """``[q, k]``: the best of each query's ``candidates [q, c]``."""
         encoded = self._encode(queries)
         # By index: of equal scores the lower index first, as in a search.
         candidates = np.sort(candidates, axis=1)
@@ -85,25 +62,6 @@ class DequantizedVectors(QuantizedVectors):
         return best
 
 
-class SignBits(QuantizedVectors):
-    """The signs of the values, compared by the number of equal ones (the Hamming distance)."""
-
-    def __init__(self, rows: FloatArray) -> None:
-        super().__init__(-(-rows.shape[1] // 8))
-        self._bits = _packed(rows)
-
-    def search(self, queries: FloatArray, k: int) -> Indices:
-        """See :class:`QuantizedVectors`."""
-        packed = _packed(queries)
-        return best_of(lambda rows: _equal_bits(packed, self._bits[rows][None]), len(queries), len(self._bits), k)
-
-    def rescore(self, queries: FloatArray, candidates: Indices, k: int) -> Indices:
-        """See :class:`QuantizedVectors`."""
-        candidates = np.sort(candidates, axis=1)
-        scores = _equal_bits(_packed(queries), self._bits[candidates])
-        return np.take_along_axis(candidates, top(scores, k), axis=1)
-
-
 def store(rows: FloatArray, datatype: Datatype) -> QuantizedVectors:
     """``rows [n, d]`` (normalized) as vectors of a datatype, as millpond writes and compares them.
 
@@ -112,7 +70,20 @@ def store(rows: FloatArray, datatype: Datatype) -> QuantizedVectors:
     - ``uint8``: 8 times the root of the mean square is the largest value that is kept; by Euclidean distance.
     - ``bit``: the signs; by Hamming distance.
     """
-    return _DATATYPES[datatype](rows)
+    width = rows.shape[1]
+    match datatype:
+        case "float32":
+            return QuantizedVectors(rows, 4 * width)
+        case "float16":
+            return QuantizedVectors(rows.astype(np.float16).astype(np.float32), 2 * width)
+        case "bfloat16":
+            return QuantizedVectors(round_bfloat16(rows), 2 * width, round_bfloat16)
+        case "int8":
+            return QuantizedVectors(_int8(rows), width, _int8)
+        case "uint8":
+            return _uint8(rows)
+        case "bit":
+            return QuantizedVectors(_signs(rows), -(-width // 8), _signs)
 
 
 def quantize(rows: FloatArray, quantization: Quantization, *, seed: int = 0) -> QuantizedVectors:
@@ -124,9 +95,13 @@ def quantize(rows: FloatArray, quantization: Quantization, *, seed: int = 0) -> 
     - ``product``: 4 values in a byte: the nearest of 256 centroids (Jegou et al., "Product quantization for nearest
       neighbor search", 2011). The query is not encoded.
     """
-    if quantization == "product":
-        return _product(rows, seed)
-    return _scalar(rows) if quantization == "scalar" else SignBits(rows)
+    match quantization:
+        case "product":
+            return _product(rows, seed)
+        case "scalar":
+            return _scalar(rows)
+        case "binary":
+            return store(rows, "bit")
 
 
 def round_bfloat16(rows: FloatArray) -> FloatArray:
@@ -136,23 +111,15 @@ def round_bfloat16(rows: FloatArray) -> FloatArray:
     return rounded
 
 
-def _float(rows: FloatArray) -> QuantizedVectors:
-    return DequantizedVectors(rows, 4 * rows.shape[1])
+def _signs(rows: FloatArray) -> FloatArray:
+    """1 and -1 for each sign: their products are in the order of the Hamming distances of the bits."""
+    return np.where(rows > 0, np.float32(1), np.float32(-1))
 
 
-def _half(rows: FloatArray) -> QuantizedVectors:
-    return DequantizedVectors(rows.astype(np.float16).astype(np.float32), 2 * rows.shape[1])
-
-
-def _bfloat16(rows: FloatArray) -> QuantizedVectors:
-    return DequantizedVectors(round_bfloat16(rows), 2 * rows.shape[1], round_bfloat16)
-
-
-def _int8(rows: FloatArray) -> QuantizedVectors:
-    def encode(floats: FloatArray) -> FloatArray:
-        return _normalized(eight_bits(floats, "int8").astype(np.float32))
-
-    return DequantizedVectors(encode(rows), rows.shape[1], encode)
+def _int8(rows: FloatArray) -> FloatArray:
+    codes = eight_bits(rows, "int8").astype(np.float32)
+    result: FloatArray = codes / np.maximum(np.linalg.norm(codes, axis=1, keepdims=True), np.float32(1e-12))
+    return result
 
 
 def _uint8(rows: FloatArray) -> QuantizedVectors:
@@ -167,21 +134,11 @@ def _uint8(rows: FloatArray) -> QuantizedVectors:
     values = decode(rows)
     halves = np.einsum("nd,nd->n", values, values) / np.float32(2)
     ones = np.ones(1, np.float32)
-    return DequantizedVectors(
+    return QuantizedVectors(
         np.column_stack([values, -halves]),
         width,
         lambda queries: np.column_stack([decode(queries), np.broadcast_to(ones, len(queries))]),
     )
-
-
-_DATATYPES: Mapping[str, Callable[[FloatArray], QuantizedVectors]] = {
-    "float32": _float,
-    "float16": _half,
-    "bfloat16": _bfloat16,
-    "int8": _int8,
-    "uint8": _uint8,
-    "bit": SignBits,
-}
 
 
 def _scalar(rows: FloatArray) -> QuantizedVectors:
@@ -196,7 +153,7 @@ def _scalar(rows: FloatArray) -> QuantizedVectors:
         return np.asarray(codes * step + low, np.float32)
 
     # A float beside the codes of each row holds what a product of codes lacks.
-    return DequantizedVectors(encode(rows), rows.shape[1] + 4, encode)
+    return QuantizedVectors(encode(rows), rows.shape[1] + 4, encode)
 
 
 def _product(rows: FloatArray, seed: int) -> QuantizedVectors:
@@ -208,7 +165,7 @@ def _product(rows: FloatArray, seed: int) -> QuantizedVectors:
         chunk = slice(start, start + _CHUNK)
         centroids = _centroids(np.ascontiguousarray(sample[:, chunk]), random)
         decoded[:, chunk] = centroids[_owners(np.ascontiguousarray(rows[:, chunk]), centroids)]
-    return DequantizedVectors(decoded, len(starts))
+    return QuantizedVectors(decoded, len(starts))
 
 
 def _centroids(points: FloatArray, random: np.random.Generator) -> FloatArray:
@@ -232,25 +189,3 @@ def _owners(points: FloatArray, centroids: FloatArray) -> npt.NDArray[np.intp]:
             for start in range(0, len(points), 8192)
         ]
     )
-
-
-def _normalized(rows: FloatArray) -> FloatArray:
-    norms = np.linalg.norm(rows, axis=1, keepdims=True)
-    result: FloatArray = rows / np.maximum(norms, np.float32(1e-12))
-    return result
-
-
-def _packed(rows: FloatArray) -> npt.NDArray[np.uint64]:
-    """``[n, ceil(d / 64)]``: the signs of ``rows [n, d]``; what pads them is equal in every row."""
-    octets = np.packbits(rows > 0, axis=1)
-    padded = np.zeros((len(rows), -(-octets.shape[1] // 8) * 8), np.uint8)
-    padded[:, : octets.shape[1]] = octets
-    return padded.view(np.uint64)
-
-
-def _equal_bits(queries: npt.NDArray[np.uint64], rows: npt.NDArray[np.uint64]) -> FloatArray:
-    """float32 ``[q, n]``: minus the bits that differ, of ``queries [q, w]`` and ``rows [1 or q, n, w]``."""
-    different = np.zeros((len(queries), rows.shape[1]), np.int32)
-    for word in range(queries.shape[1]):  # one word at a time: all of them need eight times the memory
-        different += np.bitwise_count(queries[:, word, None] ^ rows[:, :, word])
-    return -different.astype(np.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from html import escape
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from millpond.ingest.telemetry.trace import StageSummary
-
 Numbers = npt.NDArray[np.float64]
 
 # matplotlib writes these colours; in the SVG each becomes a variable of the style sheet, so that it follows the theme.
@@ -29,93 +27,38 @@ _VARIABLES = {
     "ink": "#010203", "soft": "#010204", "line": "#010205", "page": "#010206",
     "blue": "#010211", "orange": "#010212", "teal": "#010213", "purple": "#010214", "red": "#010215", "gray": "#010216",
 }  # fmt: skip
-COLORS = ("blue", "orange", "teal", "purple", "red", "gray")
 MARKERS = ("o", "s", "D", "^", "v", "P")
 _WIDE, _HIGH = 5.6, 2.9  # inches of 72 units
 
 
 def check_charts() -> None:
-    """Raise unless charts can be drawn.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-    """
+    """Raise MissingExtraError unless charts can be drawn."""
     if find_spec("matplotlib") is None:
         raise MissingExtraError('the page is drawn by matplotlib, which comes with: pip install "millpond[report]"')
 
 
 @dataclass(frozen=True, kw_only=True)
-class Series:
-    """A line of a chart.
-
-    Attributes:
-        name: Its name.
-        x: ``[n]``.
-        y: ``[n]``.
-        color: One of :data:`COLORS`.
-    """
-
-    name: str
-    x: Numbers
-    y: Numbers
-    color: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class Point:
-    """A point of a trade-off.
+    """A point of a trade-off."""
 
-    Attributes:
-        x: Its size.
-        y: Its quality.
-        group: The group that colours it.
-        name: What it is, for a reader who points at it.
-        best: No other point is both smaller and better.
-        advised: Whether to point it out.
-        label: Text beside it, if it is one of the best.
-    """
-
-    x: float
-    y: float
-    group: str
-    name: str
-    best: bool = False
-    advised: bool = False
-    label: str = ""
+    x: float  # its size
+    y: float  # its quality
+    group: str  # the group that colours it
+    name: str  # what it is, for a reader who points at it
+    best: bool = False  # no other point is both smaller and better
+    advised: bool = False  # whether to point it out
+    label: str = ""  # text beside it, if it is one of the best
 
 
-def steps(lines: Sequence[Series], *, title: str, x: str, y: str) -> str:
-    """Lines over time, each value held until the next."""
+def steps(lines: Iterable[tuple[Numbers, Numbers, str]], *, title: str, x: str, y: str) -> str:
+    """Lines over time (times ``[n]``, values ``[n]``, a colour), each value held until the next."""
     with _figure(title) as (figure, axes):
-        for line in lines:
-            axes.plot(line.x, line.y, color=_VARIABLES[line.color], drawstyle="steps-post", linewidth=1.4)
+        for times, values, color in lines:
+            axes.plot(times, values, color=_VARIABLES[color], drawstyle="steps-post", linewidth=1.4)
         axes.set_ylim(bottom=0)
         axes.margins(x=0.01)
         _label(axes, x, y)
         axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.0f}" if value == round(value) else f"{value:g}")
-        return _svg(figure, title)
-
-
-def stage_times(stages: Mapping[str, StageSummary], *, title: str) -> str:
-    """A row for each stage: a bar from its median to the 99 % quantile, marks at 95 % and at the longest call."""
-    with _figure(title, high=0.75 + 0.36 * len(stages)) as (figure, axes):
-        for row, stage in enumerate(stages.values()):
-            # A clock may not see a short call; the axis is logarithmic.
-            p50, p95, p99, longest = (max(t, 1e-7) for t in (stage.p50, stage.p95, stage.p99, stage.longest))
-            axes.plot([p50, longest], [row, row], color=_VARIABLES["line"], linewidth=2)
-            axes.plot([p50, p99], [row, row], color=_VARIABLES["blue"], linewidth=7, solid_capstyle="butt")
-            axes.plot([p50], [row], "o", color=_VARIABLES["ink"], markersize=7)
-            axes.plot([p95], [row], "|", color=_VARIABLES["page"], markersize=9, markeredgewidth=1.6)
-            axes.plot([longest], [row], "|", color=_VARIABLES["soft"], markersize=9, markeredgewidth=1.6)
-        axes.set_xscale("log")
-        axes.set_yticks(range(len(stages)), list(stages))
-        axes.set_ylim(len(stages) - 0.4, -0.6)
-        low = min((stage.p50 for stage in stages.values()), default=1e-3)
-        high = max((stage.longest for stage in stages.values()), default=1)
-        axes.set_xlim(max(low, 1e-7) / 2, max(high, 1e-7) * 2)
-        axes.grid(visible=False, axis="y")
-        axes.xaxis.set_major_formatter(lambda value, _: seconds_text(value))
-        _label(axes, "one call", "")
         return _svg(figure, title)
 
 
@@ -129,15 +72,7 @@ def bars(ends: Numbers, counts: npt.NDArray[np.int64], marks: Mapping[str, float
         axes.set_ylim(0, max(int(counts.max(initial=1)), 1) * 1.18)
         for name, value in marks.items():
             axes.axvline(value, color=_VARIABLES["ink"], linewidth=1, linestyle=(0, (3, 2)))
-            axes.annotate(
-                name,
-                (value, 1),
-                xycoords=("data", "axes fraction"),
-                xytext=(3, -3),
-                textcoords="offset points",
-                va="top",
-                color=_VARIABLES["ink"],
-            )
+            _note(axes, name, (value, 1), (3, -3), xycoords=("data", "axes fraction"), va="top")
         axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         axes.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
         axes.xaxis.set_minor_formatter(NullFormatter())  # it would write 3 x 10^2 between the others
@@ -154,14 +89,8 @@ def widths(values: Mapping[int, float], *, title: str, y: str) -> str:
         numbers = list(values)
         axes.plot(numbers, list(values.values()), "-o", color=_VARIABLES["blue"], linewidth=1.6, markersize=5)
         for width, value in values.items():
-            axes.annotate(
-                f"{value:.3f}".removeprefix("0") if value < 0.9995 else "1",
-                (width, value),
-                xytext=(-3, 6),
-                textcoords="offset points",
-                ha="center",
-                color=_VARIABLES["ink"],
-            )
+            text = f"{value:.3f}".removeprefix("0") if value < 0.9995 else "1"
+            _note(axes, text, (width, value), (-3, 6), ha="center")
         axes.set_xscale("log", base=2)
         axes.set_xticks(numbers, [str(width) for width in numbers])
         axes.minorticks_off()
@@ -183,29 +112,15 @@ def trade_off(points: Sequence[Point], colors: Mapping[str, str], least: float, 
     with _figure(title, high=3.8) as (figure, axes):
         axes.axhline(least, color=_VARIABLES["soft"], linewidth=1, linestyle=(0, (3, 2)), zorder=0)
         front = sorted((point for point in points if point.best), key=lambda point: point.x)
-        axes.plot(
-            [point.x for point in front],
-            [point.y for point in front],
-            color=_VARIABLES["soft"],
-            linewidth=1.2,
-            drawstyle="steps-post",
-            zorder=1,
-        )
+        line = [point.x for point in front], [point.y for point in front]
+        axes.plot(*line, color=_VARIABLES["soft"], linewidth=1.2, drawstyle="steps-post", zorder=1)
         shapes = dict(zip(colors, MARKERS, strict=False))
         labelled: set[tuple[float, float]] = set()
         for point in points:
             _draw_point(axes, point, shapes[point.group], _VARIABLES[colors[point.group]])
             if point.best and (place := (point.x, point.y)) not in labelled:
                 labelled.add(place)
-                axes.annotate(
-                    point.label,
-                    (point.x, point.y),
-                    xytext=(0, 9),
-                    textcoords="offset points",
-                    rotation=50,
-                    color=_VARIABLES["ink"],
-                    fontsize=9,
-                )
+                _note(axes, point.label, place, (0, 9), rotation=50, fontsize=9)
         axes.set_xscale("log")
         axes.margins(x=0.08, y=0.16)
         axes.xaxis.set_major_formatter(lambda value, _: bytes_text(value))
@@ -280,6 +195,10 @@ def _figure(title: str, *, high: float = _HIGH) -> Iterator[tuple[Figure, Axes]]
         mpl.rcParams.update(style)
         figure = Figure(figsize=(_WIDE, high), layout="constrained")
         yield figure, figure.subplots()
+
+
+def _note(axes: Axes, text: str, place: tuple[float, float], offset: tuple[int, int], **style: Any) -> None:
+    axes.annotate(text, place, xytext=offset, textcoords="offset points", color=_VARIABLES["ink"], **style)
 
 
 def _label(axes: Axes, x: str, y: str) -> None:

@@ -13,12 +13,7 @@ from millpond.errors import InvalidRequestError
 
 
 def check_page_path(path: str | os.PathLike[str]) -> None:
-    """Refuse a path that no page can be written to, before the work that the page is about.
-
-    Raises:
-        InvalidRequestError: It is a folder or a file that is no page, or its folder does not exist or cannot be
-            written to.
-    """
+    """Refuse a path that no page can be written to, before the work that the page is about."""
     page = Path(path)
     folder = page.absolute().parent
     if page.is_dir():
@@ -44,11 +39,7 @@ def _is_page(path: Path) -> bool:
 
 
 def write_page(path: str | os.PathLike[str], text: str) -> None:
-    """Write a page at once: a reader, and a file of an earlier run, never sees a half of it.
-
-    Raises:
-        OSError: The disk is full, or the folder is gone; an earlier file is then as it was.
-    """
+    """Write a page at once: a reader, and a file of an earlier run, never sees a half of it."""
     page = Path(path).absolute()
     descriptor, name = tempfile.mkstemp(prefix=f".{page.name}.", dir=page.parent)
     try:
@@ -67,15 +58,7 @@ def write_page(path: str | os.PathLike[str], text: str) -> None:
 
 
 def page(*, title: str, subtitle: str, tiles: Mapping[str, str], sections: Sequence[str], note: str) -> str:
-    """The whole page. Only ``sections`` are HTML; the others are escaped here.
-
-    Args:
-        title: The heading.
-        subtitle: A line under it.
-        tiles: The figures to read first, by their names.
-        sections: As :func:`figure`, :func:`table` and :func:`section` make them.
-        note: The last line.
-    """
+    """The whole page. Only ``sections`` are HTML; the others are escaped here."""
     shown = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in tiles.items())
     return _PAGE.format(
         title=escape(title), subtitle=escape(subtitle), tiles=shown, body="\n".join(sections), note=escape(note)
@@ -85,15 +68,7 @@ def page(*, title: str, subtitle: str, tiles: Mapping[str, str], sections: Seque
 def figure(
     title: str, svg: str | None, *, summary: str = "", keys: Mapping[str, str] | None = None, empty: str = ""
 ) -> str:
-    """A chart with its heading, a sentence that says what it shows, and its key.
-
-    Args:
-        title: The heading.
-        svg: The chart; ``None`` if there is nothing to draw.
-        summary: The sentence.
-        keys: The colour of each name.
-        empty: What to say without a chart.
-    """
+    """A chart with its heading, a sentence that says what it shows, and its key."""
     chips = "".join(f'<li style="--key: var(--{color})">{escape(name)}</li>' for name, color in (keys or {}).items())
     chips = f"<ul>{chips}</ul>" if chips and svg else ""
     text = f"<p>{escape(summary)}</p>" if summary and svg else ""
@@ -115,16 +90,7 @@ def table(
     marked: Sequence[bool] | None = None,
     numbers: bool = True,
 ) -> str:
-    """A table; all columns but the first are numbers, aligned to the right, unless ``numbers`` is False.
-
-    Args:
-        title: The heading.
-        header: Names of the columns; empty ones make a table without a header.
-        rows: The cells.
-        summary: A sentence above it.
-        marked: Rows to stress.
-        numbers: Whether all columns but the first hold numbers.
-    """
+    """A table; all columns but the first are numbers, aligned to the right, unless ``numbers`` is False."""
     kind = ' class="numbers"' if numbers else ""
     head = "<tr>" + "".join(f'<th scope="col">{escape(name)}</th>' for name in header) + "</tr>" if any(header) else ""
     lines = []

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -19,28 +19,13 @@ _BLOCK_SCORES = 1 << 23
 def nearest(queries: FloatArray, rows: npt.NDArray[np.generic], k: int) -> Indices:
     """``[q, min(k, n)]``: the rows of the highest dot products, best first; of equal ones the lower index first.
 
-    Args:
-        queries: float32 ``[q, d]``.
-        rows: ``[n, d]`` of any number type, scored as float32; converted block by block, so a memory map may be passed.
-        k: Rows to find for each query.
+    ``rows [n, d]`` of any number type are converted block by block, so a memory map may be passed.
     """
-    return best_of(lambda part: queries @ rows[part].astype(np.float32, copy=False).T, len(queries), len(rows), k)
-
-
-def best_of(scores_of: Callable[[slice], FloatArray], queries: int, rows: int, k: int) -> Indices:
-    """``[queries, min(k, rows)]``: as :func:`nearest`, for any scores.
-
-    Args:
-        scores_of: Computes float32 ``[queries, n]``, the scores of a slice of the rows.
-        queries: Number of queries.
-        rows: Number of rows.
-        k: Rows to find for each query.
-    """
-    best = np.empty((queries, 0), np.int64)
-    best_scores = np.empty((queries, 0), np.float32)
-    block = max(1, _BLOCK_SCORES // max(queries, 1))
-    for start in range(0, rows, block):
-        scores = scores_of(slice(start, start + block))  # [q, block]
+    best = np.empty((len(queries), 0), np.int64)
+    best_scores = np.empty((len(queries), 0), np.float32)
+    block = max(1, _BLOCK_SCORES // max(len(queries), 1))
+    for start in range(0, len(rows), block):
+        scores = queries @ rows[start : start + block].astype(np.float32, copy=False).T  # [q, block]
         found = top(scores, k)  # [q, k]
         scores = np.concatenate([best_scores, np.take_along_axis(scores, found, axis=1)], axis=1)
         indices = np.concatenate([best, found + start], axis=1)
@@ -76,18 +61,7 @@ def recall(found: Indices, expected: Indices) -> float:
 def recall_by_width(
     rows: FloatArray, widths: Sequence[int], *, k: int = 10, queries: int = 200, seed: int = 0
 ) -> dict[int, float]:
-    """How many of a row's ``k`` nearest rows at full width are found among rows cut to each width.
-
-    Args:
-        rows: ``[n, d]`` of full width, not zero.
-        widths: Widths up to ``d``.
-        k: Neighbours; at most ``n - 1``.
-        queries: Rows to search with, chosen at random; each is not its own neighbour.
-        seed: Seed of the choice.
-
-    Returns:
-        The recall at each width, from 0 to 1; empty for less than two rows.
-    """
+    """How many of a row's ``k`` nearest rows at full width are found among rows cut to each width."""
     n = len(rows)
     if n < 2:
         return {}

@@ -14,13 +14,12 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.ingest.pages import charts
-from millpond.ingest.pages.charts import Series, check_charts, seconds_text
+from millpond.ingest.pages.charts import check_charts, seconds_text
 from millpond.ingest.pages.environment import environment
 from millpond.ingest.pages.html_page import check_page_path, figure, page, section, side_by_side, table, write_page
 from millpond.ingest.pages.neighbors import plotted_widths, recall_by_width
-from millpond.ingest.telemetry.histogram import LogHistogram
 from millpond.ingest.telemetry.report import IngestReport
-from millpond.ingest.telemetry.trace import RunTrace, StageSummary, TraceSample
+from millpond.ingest.telemetry.trace import LogHistogram, RunTrace, StageSummary, TraceSample
 
 Numbers = npt.NDArray[np.float64]
 
@@ -36,12 +35,7 @@ _URL_SECRET = re.compile(r"([?&][^=&#\s]*(?:key|token|password|secret)[^=&#\s]*=
 
 
 def check_report(path: str | os.PathLike[str]) -> None:
-    """Refuse a report that could not be written at the end, before the run.
-
-    Raises:
-        MissingExtraError: matplotlib is not installed.
-        InvalidRequestError: ``path`` is a folder, or its folder does not exist or cannot be written to.
-    """
+    """Refuse a report that could not be written at the end, before the run."""
     check_charts()
     check_page_path(path)
 
@@ -73,30 +67,15 @@ def write_report(
         OSError: The file cannot be written.
     """
     check_charts()
-    write_page(path, report_page(report, trace, settings, widths=widths, stored=stored, stopped=stopped))
-
-
-def report_page(
-    report: IngestReport | None,
-    trace: RunTrace,
-    settings: Mapping[str, object],
-    *,
-    widths: Sequence[int] | None = None,
-    stored: Sequence[int] = (),
-    stopped: str = "",
-) -> str:
-    """The page of :func:`write_report`, as HTML."""
     samples = trace.samples
     last = samples[-1] if samples else TraceSample(seconds=0.0, counts={}, queues={})
     counts: Mapping[str, Any] = asdict(report) if report is not None else {**last.counts, "seconds": last.seconds}
     seconds = float(counts["seconds"])
-    vectors = counts.get("embedded", 0) + counts.get("cached", 0)
     parts = [
         side_by_side(
             _throughput(samples, counts, seconds),
             _queues(samples),
-            _latency(trace.stages, seconds),
-            _lengths(trace.chars, trace.tokens),
+            _lengths(trace.chars),
             _recall(trace.vectors, widths, stored),
         ),
         _stages(trace.stages, seconds),
@@ -109,40 +88,51 @@ def report_page(
         rows = [(f"{count:,}", _value(reason)) for reason, count in retries]
         parts.append(table("Writes sent again", ("times", "reason"), rows, numbers=False))
     parts.append(
-        side_by_side(_counts(counts), _facts("Settings", settings), _facts("Machine and versions", environment()))
+        side_by_side(
+            _facts(
+                "Counts", {name.replace("_", " "): count for name, count in counts.items() if count not in (None, ())}
+            ),
+            _facts("Settings", settings),
+            _facts("Machine and versions", environment()),
+        )
     )
-    return page(
+    names = [_value(settings[name]) for name in ("source", "to", "collection", "model") if settings.get(name)]
+    text = page(
         title="Ingest report",
-        subtitle=_subtitle(settings),
-        tiles={
-            "rows written": f"{counts.get('written', 0):,}",
-            "time": seconds_text(seconds),
-            "records a second": _rate(counts.get("read", 0), seconds),
-            "from the cache": f"{counts.get('cached', 0) / vectors:.0%}" if vectors else "-",
-            "failed": f"{counts.get('failed', 0):,}",
-        },
+        subtitle=" · ".join([*names, datetime.now().astimezone().isoformat(" ", "minutes")]),
+        tiles=_tiles(counts, seconds),
         sections=parts,
         note="Written by millpond. This page is one file and loads nothing.",
     )
+    write_page(path, text)
+
+
+def _tiles(counts: Mapping[str, Any], seconds: float) -> dict[str, str]:
+    vectors = counts.get("embedded", 0) + counts.get("cached", 0)
+    return {
+        "rows written": f"{counts.get('written', 0):,}",
+        "time": seconds_text(seconds),
+        "records a second": _rate(counts.get("read", 0), seconds),
+        "from the cache": f"{counts.get('cached', 0) / vectors:.0%}" if vectors else "-",
+        "failed": f"{counts.get('failed', 0):,}",
+    }
 
 
 def _throughput(samples: Sequence[TraceSample], counts: Mapping[str, Any], seconds: float) -> str:
     title = "Throughput"
-    empty = "The run was too short to draw its throughput."
-    if len(samples) < 3:
-        return figure(title, None, empty=empty)
-    ends, lines = _bins(samples), []
     names = [name for name in _RATES if any(sample.counts.get(name) for sample in samples)]
+    if len(samples) < 3 or not names:
+        return figure(title, None, empty="The run was too short to draw its throughput.")
+    ends, times = _bins(samples), [sample.seconds for sample in samples]
+    factor, unit = _time_unit(seconds)
+    lines = []
     for name in names:
-        totals = np.interp(ends, _seconds(samples), [sample.counts.get(name, 0) for sample in samples])
+        totals = np.interp(ends, times, [sample.counts.get(name, 0) for sample in samples])
         rates = np.diff(totals) / np.diff(ends)  # [bins]
-        factor = _time_factor(seconds)
-        lines.append(Series(name=name, x=ends / factor, y=np.append(rates, rates[-1:]), color=_RATES[name]))
-    if not lines:
-        return figure(title, None, empty="Nothing was read.")
+        lines.append((ends / factor, np.append(rates, rates[-1:]), _RATES[name]))
     written = counts.get("written", 0)
     summary = f"{written:,} rows written in {seconds_text(seconds)}: {_rate(written, seconds)} a second on average."
-    svg = charts.steps(lines, title=title, x=_time_unit(seconds), y="a second")
+    svg = charts.steps(lines, title=title, x=unit, y="a second")
     return figure(title, svg, summary=summary, keys={name: _RATES[name] for name in names})
 
 
@@ -151,51 +141,39 @@ def _queues(samples: Sequence[TraceSample]) -> str:
     names = list(dict.fromkeys(name for sample in samples for name in sample.queues))
     if len(samples) < 3 or not names:
         return figure(title, None, empty="The run was too short to draw its queues.")
-    ends, times = _bins(samples), _seconds(samples)
+    ends, times = _bins(samples), [sample.seconds for sample in samples]
     which = np.clip(np.searchsorted(ends, times, side="right") - 1, 0, len(ends) - 2)
-    keys, lines = {}, []
-    factor = _time_factor(times[-1])
-    for name, color in zip(names, _QUEUE_COLORS * len(names), strict=False):
-        depths = np.array([sample.queues.get(name, 0) for sample in samples], np.float64)
-        sums = np.bincount(which, depths, len(ends) - 1)
-        numbers = np.bincount(which, minlength=len(ends) - 1)
-        filled = np.flatnonzero(numbers)  # a long write leaves bins without a sample
+    numbers = np.bincount(which, minlength=len(ends) - 1)
+    filled = np.flatnonzero(numbers)  # a long write leaves bins without a sample
+    factor, unit = _time_unit(times[-1])
+    keys = dict(zip(names, _QUEUE_COLORS * len(names), strict=False))
+    lines = []
+    for name, color in keys.items():
+        sums = np.bincount(which, [sample.queues.get(name, 0) for sample in samples], len(ends) - 1)
         means = sums[filled] / numbers[filled]
-        x = np.append(ends[filled], ends[-1]) / factor
-        lines.append(Series(name=name, x=x, y=np.append(means, means[-1:]), color=color))
-        keys[name] = color
-    svg = charts.steps(lines, title=title, x=_time_unit(times[-1]), y="batches that wait")
+        lines.append((np.append(ends[filled], ends[-1]) / factor, np.append(means, means[-1:]), color))
+    svg = charts.steps(lines, title=title, x=unit, y="batches that wait")
     summary = "A queue that is always full waits for the stage behind it; one that is empty, for the stage before it."
     return figure(title, svg, summary=summary, keys=keys)
 
 
-def _latency(stages: Mapping[str, StageSummary], seconds: float) -> str:
-    title = "Time of one call, by stage"
-    if not stages:
-        return figure(title, None, empty="No stage was called.")
-    summary = "Dot: median. Bar: to the 99 % quantile, with a notch at 95 %. Last mark: the longest call."
-    return figure(title, charts.stage_times(stages, title=title), summary=summary)
-
-
-def _lengths(chars: LogHistogram, tokens: LogHistogram) -> str:
-    shown, unit = (tokens, "tokens") if tokens.count else (chars, "characters")
+def _lengths(chars: LogHistogram) -> str:
     title = "Length of the texts"
-    if not shown.count:
+    if not chars.count:
         return figure(title, None, empty="No text was embedded.")
-    ends, counts = shown.buckets()
-    marks = {"median": shown.quantile(0.5), "99 %": shown.quantile(0.99)}
-    if marks["99 %"] < marks["median"] * 1.5:  # their names would cover each other
+    median, most = chars.quantile(0.5), chars.quantile(0.99)
+    marks = {"median": median, "99 %": most}
+    if most < median * 1.5:  # their names would cover each other
         del marks["99 %"]
     summary = (
-        f"{shown.count:,} texts: median {shown.quantile(0.5):,.0f}, 99 % up to {shown.quantile(0.99):,.0f}, "
-        f"longest {shown.most:,.0f} {unit}."
+        f"{chars.count:,} texts: median {median:,.0f}, 99 % up to {most:,.0f}, longest {chars.most:,.0f} characters."
     )
-    return figure(title, charts.bars(ends, counts, marks, title=title, x=unit), summary=summary)
+    svg = charts.bars(*chars.buckets(), marks, title=title, x="characters")
+    return figure(title, svg, summary=summary)
 
 
 def _recall(rows: npt.NDArray[np.float32], declared: Sequence[int] | None, stored: Sequence[int]) -> str:
     title = "Recall by width"
-    rows = rows[np.isfinite(rows).all(axis=1) & rows.any(axis=1)] if rows.size else rows
     if len(rows) <= _RECALL_K:
         return figure(title, None, empty=f"Fewer than {_RECALL_K + 2} vectors were sampled.")
     values = recall_by_width(rows, plotted_widths(rows.shape[1], declared, stored), k=_RECALL_K)
@@ -208,19 +186,7 @@ def _recall(rows: npt.NDArray[np.float32], declared: Sequence[int] | None, store
 
 
 def _stages(stages: Mapping[str, StageSummary], seconds: float) -> str:
-    header = (
-        "stage",
-        "calls",
-        "rows",
-        "rows a call",
-        "total",
-        "of the run",
-        "rows a second",
-        "p50",
-        "p95",
-        "p99",
-        "longest",
-    )
+    header = "stage,calls,rows,rows a call,total,of the run,rows a second,p50,p95,p99,longest".split(",")
     rows = [
         (
             name,
@@ -236,18 +202,6 @@ def _stages(stages: Mapping[str, StageSummary], seconds: float) -> str:
     ]
     summary = "The stages run at the same time: their shares may add up to more than 100 %."
     return table("Stages", header, rows, summary=summary) if rows else ""
-
-
-def _counts(counts: Mapping[str, Any]) -> str:
-    rows = []
-    for name, value in counts.items():
-        if isinstance(value, float):
-            rows.append((name.replace("_", " "), f"{value:,.2f}"))
-        elif isinstance(value, int):
-            rows.append((name.replace("_", " "), f"{value:,}"))
-        elif value:
-            rows.append((name.replace("_", " "), _value(value)))
-    return table("Counts", (), rows, numbers=False)
 
 
 def _failures(failures: Sequence[tuple[str, str]], failed: int) -> str:
@@ -266,11 +220,6 @@ def _facts(title: str, facts: Mapping[str, object]) -> str:
     return table(title, (), rows, numbers=False) if rows else ""
 
 
-def _subtitle(settings: Mapping[str, object]) -> str:
-    names = [_value(settings[name]) for name in ("source", "to", "collection", "model") if settings.get(name)]
-    return " · ".join([*names, datetime.now().astimezone().isoformat(" ", "minutes")])
-
-
 def _value(value: object) -> str:
     if value is None:
         return "-"
@@ -280,7 +229,7 @@ def _value(value: object) -> str:
     elif isinstance(value, list | tuple | set | frozenset):
         text = ", ".join(map(str, value))
     else:
-        text = str(value)
+        text = f"{value:,}" if type(value) is int else f"{value:,.6g}" if isinstance(value, float) else str(value)
     return _URL_SECRET.sub(r"\1***", _URL_PASSWORD.sub(r"\1:***@", text))
 
 
@@ -290,16 +239,9 @@ def _bins(samples: Sequence[TraceSample]) -> Numbers:
     return np.linspace(first, max(last, first + 1e-6), min(_BINS, max(1, len(samples) // 2)) + 1)
 
 
-def _seconds(samples: Sequence[TraceSample]) -> Numbers:
-    return np.array([sample.seconds for sample in samples])
-
-
-def _time_factor(seconds: float) -> float:
-    return 1 if seconds < 300 else 60 if seconds < 10_800 else 3600
-
-
-def _time_unit(seconds: float) -> str:
-    return {1: "seconds", 60: "minutes", 3600: "hours"}[int(_time_factor(seconds))]
+def _time_unit(seconds: float) -> tuple[int, str]:
+    """Seconds of a unit of an axis, and its name."""
+    return (1, "seconds") if seconds < 300 else (60, "minutes") if seconds < 10_800 else (3600, "hours")
 
 
 def _rate(count: float, seconds: float) -> str:

@@ -26,17 +26,6 @@ class DeadLetterFile:
 
     A line that is in the file is not appended again, so running again does not grow it. The first letter creates the
     file, readable by its owner only (0600), since it holds texts. Any thread may add.
-
-    Args:
-        path: The file.
-        source: What the run reads. If it is this very file, the letters go to a new one, which replaces it at the end.
-
-    Attributes:
-        path: The file.
-        replaces: Whether the run reads this very file.
-
-    Raises:
-        InvalidRequestError: The path is a folder, its folder does not exist, or it is a file of something else.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, source: object = None) -> None:
@@ -63,11 +52,7 @@ class DeadLetterFile:
             self._written.unlink(missing_ok=True)
 
     def add(self, letter: str) -> None:
-        """Append a letter, a line of :mod:`~millpond.ingest.sources.dead_letter` without its end.
-
-        Raises:
-            JournalError: The file cannot be written.
-        """
+        """Append a letter, a line of :mod:`~millpond.ingest.sources.dead_letter` without its end."""
         with self._lock, self._errors():
             if self._file is None:
                 self._file = self._open()

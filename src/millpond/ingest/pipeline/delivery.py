@@ -46,25 +46,14 @@ class RetryPolicy:
 
 
 class RejectedRow(NamedTuple):
-    """A row that the database does not take.
+    """A row that the database does not take."""
 
-    Attributes:
-        row: Its place in the batch.
-        reason: What the database said.
-    """
-
-    row: int
-    reason: str
+    row: int  # its place in the batch
+    reason: str  # what the database said
 
 
 class RetryingWriter:
-    """Sends requests to one sink.
-
-    Args:
-        policy: When to send again, and when to give up.
-        stop: Once it is set, nothing is sent again, and a wait ends.
-        retrying: Called before each wait, with the error and the seconds.
-    """
+    """Sends requests to one sink."""
 
     def __init__(
         self, policy: RetryPolicy, stop: threading.Event, retrying: Callable[[BaseException, float], object]
@@ -89,24 +78,11 @@ class RetryingWriter:
         )
 
     def send(self, request: Callable[[], T]) -> T:
-        """Make a request until it succeeds; returns its result.
-
-        Raises:
-            SinkUnavailableError: The database did not answer for as long as the policy says.
-            SinkError: Any other error of the request, at once.
-        """
+        """Make a request until it succeeds; returns its result."""
         return self._retrying.copy()(request)
 
     def write(self, write: Callable[[WriteBatch], object], batch: WriteBatch) -> list[RejectedRow]:
-        """Write a batch; one that is too large goes in halves, and rows that the database refuses are left out.
-
-        Returns:
-            The rows that are left out, in order.
-
-        Raises:
-            SinkRejectedError: The database refuses one row after another.
-            SinkError: As :meth:`send`.
-        """
+        """Write a batch; one that is too large goes in halves, and rows that the database refuses are left out."""
         rejected: list[RejectedRow] = []
         self._write(write, batch, 0, rejected)
         return rejected

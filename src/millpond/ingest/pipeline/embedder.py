@@ -25,9 +25,9 @@ from millpond.errors import (
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import FloatArray, WriteBatch, storable
 from millpond.ingest.telemetry.trace import RunTrace
-from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput
-from millpond.params import PoolingParams
 from millpond.tasks import Task
+from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput
+from millpond.values.params import PoolingParams
 from millpond.vectors import matryoshka
 
 if TYPE_CHECKING:
@@ -45,21 +45,13 @@ def record_key(record: Record) -> str:
 
 
 class PlannedRecord(NamedTuple):
-    """A record on its way through a run.
-
-    Attributes:
-        record: The record.
-        chunks: What is embedded and stored of it, at least one: the record itself, or pieces of its text.
-        digest: Its :func:`~millpond.ingest.pipeline.journal.digest`, if the run has a journal.
-        stored_chunks: How many rows it had before; ``None`` if that is not known.
-        id_in_flight: Whether an earlier record with this id may have been written since the source was read so far.
-    """
+    """A record on its way through a run."""
 
     record: Record
-    chunks: Sequence[Record]
-    digest: bytes = b""
-    stored_chunks: int | None = None
-    id_in_flight: bool = False
+    chunks: Sequence[Record]  # what is embedded and stored of it: itself, or pieces of its text
+    digest: bytes = b""  # its `digest`, if the run has a journal
+    stored_chunks: int | None = None  # how many rows it had before; `None` if that is not known
+    id_in_flight: bool = False  # an earlier record with this id may have been written in this run
 
     @property
     def key(self) -> str:
@@ -69,40 +61,24 @@ class PlannedRecord(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmbeddedRecords:
-    """Consecutive records, embedded.
-
-    Attributes:
-        records: ``n`` records.
-        batch: Their rows: of each record one for every chunk, in order.
-        ends: ``[n]``, the number of rows up to the end of each record.
-        cached: ``[n]``, whether all vectors of the record came from the engine's cache.
-        truncated_ids: Ids of the records of which a text was cut to the engine's ``max_length``.
-    """
+    """Consecutive records, embedded."""
 
     records: Sequence[PlannedRecord]
-    batch: WriteBatch
-    ends: Sequence[int]
-    cached: Sequence[bool]
-    truncated_ids: Sequence[str]
+    batch: WriteBatch  # their rows: of each record one for every chunk, in order
+    ends: Sequence[int]  # `[n]`, the number of rows up to the end of each record
+    cached: Sequence[bool]  # `[n]`, whether all vectors of the record came from the engine's cache
+    truncated_ids: Sequence[str]  # ids of the records of which a text was cut to the engine's `max_length`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmbeddedRows:
-    """Rows of chunks, as parallel arrays.
-
-    Attributes:
-        chunks: ``n`` chunks.
-        vectors: For each width, ``[n, width]`` float32, normalized.
-        weights: Of a hybrid sink, ``n`` sparse vectors.
-        cached: ``[n]``, whether the vector came from the engine's cache.
-        truncated: ``[n]``, whether the text was cut to the engine's ``max_length``.
-    """
+    """Rows of chunks, as parallel arrays."""
 
     chunks: Sequence[Record]
-    vectors: Mapping[int, FloatArray]
-    weights: Sequence[Mapping[int, float]] | None
-    cached: npt.NDArray[np.bool_]
-    truncated: npt.NDArray[np.bool_]
+    vectors: Mapping[int, FloatArray]  # for each width, `[n, width]` float32, normalized
+    weights: Sequence[Mapping[int, float]] | None  # of a hybrid sink, `n` sparse vectors
+    cached: npt.NDArray[np.bool_]  # `[n]`, whether the vector came from the engine's cache
+    truncated: npt.NDArray[np.bool_]  # `[n]`, whether the text was cut to the engine's `max_length`
 
     def storable(self) -> npt.NDArray[np.bool_]:
         """``[n]``, whether the vectors of every width have a cosine."""
@@ -141,12 +117,7 @@ class EmbeddedRows:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnembeddedRecord:
-    """A record that has no vector.
-
-    Attributes:
-        record: The record.
-        reason: Why.
-    """
+    """A record that has no vector."""
 
     record: PlannedRecord
     reason: str
@@ -154,17 +125,11 @@ class UnembeddedRecord:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class EmbeddingCall:
-    """A call that the engine works on, for some records.
-
-    Attributes:
-        records: The records.
-        dense: The call for the vectors.
-        sparse: The call for the sparse vectors, of a hybrid sink.
-    """
+    """A call that the engine works on, for some records."""
 
     records: Sequence[PlannedRecord]
     dense: Future[EmbeddingOutput]
-    sparse: Future[SparseEmbeddingOutput] | None
+    sparse: Future[SparseEmbeddingOutput] | None  # the call for the sparse vectors, of a hybrid sink
 
     def wait(self, seconds: float) -> bool:
         """Wait so long for the results; returns whether they are there."""
@@ -179,15 +144,7 @@ class EmbeddingCall:
 
 
 class RecordEmbedder:
-    """Embeds records at full width, with the role ``document``, and cuts the vectors to the widths of a sink.
-
-    Args:
-        engine: The engine of the vectors.
-        widths: The widths to store, ascending.
-        sparse_engine: The engine of the sparse vectors, for a hybrid sink.
-        trace: Where times and lengths go.
-        check: Called while the engine is too busy for another call; raises to give up.
-    """
+    """Embeds records at full width, with the role ``document``, and cuts the vectors to the widths of a sink."""
 
     def __init__(
         self,
@@ -214,11 +171,7 @@ class RecordEmbedder:
         return EmbeddingCall(records=records, dense=dense, sparse=self._submit_sparse(texts, dense))
 
     def complete(self, call: EmbeddingCall) -> Iterator[EmbeddedRecords | UnembeddedRecord]:
-        """Wait for a call, and go through its records; those of a failed one are embedded again by halves.
-
-        Raises:
-            MillpondError: The engine fails whatever the texts are, or for many records in a row.
-        """
+        """Wait for a call, and go through its records; those of a failed one are embedded again by halves."""
         try:
             output = call.dense.result()
             sparse = None if call.sparse is None else call.sparse.result()

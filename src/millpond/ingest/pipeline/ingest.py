@@ -30,7 +30,7 @@ from millpond.ingest.sinks.protocol import Reads, Sink, check_widths
 from millpond.ingest.sources.read import reader_for
 from millpond.ingest.telemetry.report import IngestReport
 from millpond.ingest.telemetry.trace import RunTrace
-from millpond.spec import ModelSpec
+from millpond.values.spec import ModelSpec
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
@@ -132,16 +132,7 @@ def run_ingest(
     options: RunOptions,
     runner: Callable[[RunParts], IngestRun] = IngestRun,
 ) -> IngestReport:
-    """Open the source and the files of a run, plan it, and run it: see :func:`ingest`.
-
-    Args:
-        records: The source.
-        engine: The engine.
-        sink: The collection.
-        sparse_engine: The engine of the sparse vectors.
-        options: The options.
-        runner: Makes the run of its parts.
-    """
+    """Open the source and the files of a run, plan it, and run it: see :func:`ingest`."""
     check_engine(engine)
     check_sink(sink)
     if sparse_engine is not None:
@@ -198,12 +189,7 @@ def _open_files(stack: ExitStack, options: RunOptions, source: object) -> tuple[
 
 
 def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
-    """The widths that a model writes, ascending.
-
-    Raises:
-        UnsupportedTaskError: The model does not embed.
-        InvalidDimensionsError: The model's vectors cannot have these widths.
-    """
+    """The widths that a model writes, ascending."""
     if "embed" not in spec.tasks:
         raise UnsupportedTaskError(
             f"{spec.name} does not embed (it serves {', '.join(sorted(spec.tasks))}); choose an embedding model"

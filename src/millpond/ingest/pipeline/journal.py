@@ -30,17 +30,11 @@ _INVALID = b""  # the digest of a record that is about to be written again
 
 
 class JournalEntry(NamedTuple):
-    """A record as a collection holds it.
-
-    Attributes:
-        id: The record's id.
-        digest: Its :func:`digest`; empty while it is being written again.
-        chunks: How many rows it has.
-    """
+    """A record as a collection holds it."""
 
     id: str
-    digest: bytes
-    chunks: int
+    digest: bytes  # its `digest`; empty while it is being written again
+    chunks: int  # how many rows it has
 
 
 def digest(record: Record, settings: str = "") -> bytes:
@@ -58,13 +52,6 @@ class Journal:
     An entry is made after the acknowledgement, so a record with an entry was written; one without may have been. The
     file is an sqlite database, readable by its owner only (0600): it holds ids, and no texts. An entry survives a crash
     of the process; a power cut may lose the last ones. After a fork the child process opens the file again.
-
-    Args:
-        path: The file; created if it does not exist.
-
-    Raises:
-        JournalError: The path is no journal, is damaged or of a newer schema, cannot be opened, or its folder does not
-            exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -20,21 +20,7 @@ logger = logging.getLogger(__name__)
 
 
 class RunLedger:
-    """Keeps account of a run. Any thread may use it.
-
-    Args:
-        trace: Where times and failures go.
-        dead_letters: Where records go that are left out; ``None`` keeps them nowhere.
-        sync: Keep the ids of the source, to delete the rows of others.
-        verify: Keep a sample of the records that the collection should hold.
-
-    Attributes:
-        counts: The counts.
-        trace: The trace.
-        seen: The ids of the source; ``None`` without ``sync``.
-        sample: The sample; ``None`` without ``verify``.
-        unknown_ids: Rejected lines of which not even the id is known.
-    """
+    """Keeps account of a run. Any thread may use it."""
 
     def __init__(
         self,

@@ -70,30 +70,16 @@ class RunOptions:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RunParts:
-    """What a run works with, beside the source.
+    """What a run works with, beside the source."""
 
-    Attributes:
-        options: What it is asked to do.
-        engine: The engine of the vectors.
-        sparse_engine: The engine of the sparse vectors, of a hybrid sink.
-        sink: Where to write; prepared.
-        widths: The widths to store, ascending.
-        entries: The journal's entries; ``None`` without a journal.
-        dead_letters: Where records go that are left out; ``None`` keeps them nowhere.
-        chunker: Cuts long texts; ``None`` leaves them whole.
-        fresh: The collection holds no rows but those of the journal.
-        stop: Ends the run early.
-        trace: Where times and counts go.
-    """
-
-    options: RunOptions
+    options: RunOptions  # what it is asked to do
     engine: Engine
-    sparse_engine: Engine | None
+    sparse_engine: Engine | None  # the engine of the sparse vectors, of a hybrid sink
     sink: Sink
     widths: list[int]
-    entries: CollectionEntries | None
-    dead_letters: DeadLetterFile | None
-    chunker: Splitter | None
-    fresh: bool
+    entries: CollectionEntries | None  # the journal's entries; `None` without a journal
+    dead_letters: DeadLetterFile | None  # where records go that are left out; `None` keeps them nowhere
+    chunker: Splitter | None  # cuts long texts; `None` leaves them whole
+    fresh: bool  # the collection holds no rows but those of the journal
     stop: threading.Event
     trace: RunTrace

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import is_chunk
 from millpond.ingest.pipeline.embedder import PlannedRecord, record_key
@@ -14,6 +13,7 @@ from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sinks.protocol import Checks
+from millpond.support.blank import is_blank
 
 # One engine call: enough texts to pack full batches, few enough that the progress bar moves and memory stays flat.
 BATCH_RECORDS = 2048
@@ -37,11 +37,6 @@ class RecordPlanner:
 
     Three stages: pages of the source without what cannot be stored, the changed records of a page cut into chunks, and
     batches of these.
-
-    Args:
-        parts: What the run works with.
-        ledger: Where counts, times and records go that are left out.
-        check_writer: Called for every record; raises if writing has failed.
     """
 
     def __init__(self, parts: RunParts, ledger: RunLedger, check_writer: Callable[[], object]) -> None:

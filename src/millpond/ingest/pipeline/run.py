@@ -36,12 +36,7 @@ _STOP_SECONDS = 0.2
 
 
 class IngestRun:
-    """One run from the source to the sink; it can be run once.
-
-    Args:
-        parts: What the run works with.
-        calls_ahead: Engine calls that may be under way while the oldest is finished.
-    """
+    """One run from the source to the sink; it can be run once."""
 
     def __init__(self, parts: RunParts, *, calls_ahead: int = _CALLS_AHEAD) -> None:
         self._parts = parts

@@ -33,11 +33,7 @@ class StopRequest(threading.Event):
 
 
 class SourceItems:
-    """The items of a source, up to its end or its exception, which is kept for after the last write.
-
-    Attributes:
-        error: The exception, once it was raised.
-    """
+    """The items of a source, up to its end or its exception, which is kept for after the last write."""
 
     def __init__(self, items: Iterable[Record | Rejected], stop: threading.Event) -> None:
         self._items = iter(items)

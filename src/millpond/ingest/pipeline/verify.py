@@ -70,9 +70,6 @@ def forget_missing(sink: Reads, entries: CollectionEntries) -> int:
 
     The collection is trusted if it has as many rows as the entries say, and those of the first and the last ids; else
     every row is looked for by its id.
-
-    Returns:
-        How many rows are missing.
     """
     expected = entries.rows()
     if not expected:
@@ -100,13 +97,6 @@ def verify(
     """Look for every row of the journal, and compare the text and the vectors of a sample with the engine's.
 
     Entries of missing rows and of different ones are removed, so that the next run writes them.
-
-    Args:
-        sink: The collection.
-        entries: The journal's entries.
-        sample: Records that the collection should hold.
-        embedder: Embeds the sample, most of it from the engine's cache.
-        requests: How requests are sent.
     """
     expected = entries.rows()
     missing = _forget(sink, entries, requests.send)

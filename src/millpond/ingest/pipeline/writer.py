@@ -29,14 +29,7 @@ class BlankRecords:
 
 
 class BatchWriter:
-    """A thread that writes batches from a bounded queue. After a failure it drains the queue, so that no put blocks.
-
-    Args:
-        sink: Where to write.
-        requests: How requests are sent.
-        ledger: Where counts, times and records go that the database refuses.
-        entries: Where a written record is entered; ``None`` without a journal.
-    """
+    """A thread that writes batches from a bounded queue. After a failure it drains the queue, so that no put blocks."""
 
     def __init__(
         self, sink: Sink, requests: RetryingWriter, ledger: RunLedger, entries: CollectionEntries | None
@@ -182,19 +175,12 @@ class BatchWriter:
 
 
 class _Part(NamedTuple):
-    """Rows of one write.
+    """Rows of one write."""
 
-    Attributes:
-        rows: Which.
-        completed: Indexes of the records whose last row is among them.
-        rejected: Rows of the batch that the database refused, shared by its parts.
-        whole: Whether they are all rows of the batch.
-    """
-
-    rows: slice
-    completed: range
-    rejected: list[RejectedRow]
-    whole: bool
+    rows: slice  # which
+    completed: range  # indexes of the records whose last row is among them
+    rejected: list[RejectedRow]  # rows of the batch that the database refused, shared by its parts
+    whole: bool  # whether they are all rows of the batch
 
 
 def _parts(batch: EmbeddedRecords) -> Iterator[_Part]:

@@ -21,15 +21,7 @@ _CONNECT_SECONDS = 10.0
 
 @contextmanager
 def connected(address: str | None) -> Iterator[None]:
-    """A connection to a cluster while the block runs; one that the program has already is used, and left open.
-
-    Args:
-        address: ``None``, ``""`` or ``"local"`` starts Ray in this machine for the block; ``"auto"`` finds a cluster
-            that runs here; ``ray://host:10001`` or ``host:6379`` is one elsewhere.
-
-    Raises:
-        InvalidRequestError: There is no cluster at the address.
-    """
+    """A connection to a cluster while the block runs; one that the program has already is used, and left open."""
     if ray.is_initialized():
         yield
         return
@@ -61,11 +53,7 @@ def resources() -> Mapping[str, float]:
 
 
 def count_workers(workers: int | None, *, num_cpus: float, num_gpus: float, reads: bool) -> int:
-    """How many workers to start: by default as many as fit, beside one CPU for reading if Ray reads the source.
-
-    Raises:
-        InvalidRequestError: An argument is out of range, or the cluster is too small for them.
-    """
+    """How many workers to start: by default as many as fit, beside one CPU for reading if Ray reads the source."""
     for name, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
             raise InvalidRequestError(f"{name}={value!r} must be a number from 0")

@@ -12,8 +12,6 @@ import numpy as np
 import pyarrow as pa
 from ray.data import ActorPoolStrategy, Dataset
 
-from millpond.blank import is_blank
-from millpond.config import EngineConfig
 from millpond.engine.loading import describe
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import Chunker, Chunking
@@ -26,6 +24,8 @@ from millpond.ingest.sinks.protocol import vector_name
 from millpond.ingest.sources.columns import Columns
 from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.sources.rows import RowReader
+from millpond.support.blank import is_blank
+from millpond.values.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 
@@ -118,11 +118,7 @@ def embed_dataset(
 
 
 def engine_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
-    """The configuration of the workers' engines, which is the same wherever they run.
-
-    Raises:
-        InvalidRequestError: An unknown option, or one with a wrong value.
-    """
+    """The configuration of the workers' engines, which is the same wherever they run."""
     if "cache" in options:
         raise InvalidRequestError("engine_options holds a cache; pass its path as cache=")
     known = EngineConfig.__dataclass_fields__.keys() - {"model"}

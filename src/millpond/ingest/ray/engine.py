@@ -8,20 +8,13 @@ from concurrent.futures import Future
 from millpond.engine.input import resolve
 from millpond.engine.input.model import LoadedModel
 from millpond.ingest.ray.pool import WorkerPool
-from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput
-from millpond.params import PoolingParams
 from millpond.tasks import Role, Task
+from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput
+from millpond.values.params import PoolingParams
 
 
 class ClusterEngine:
-    """Takes the place of an :class:`~millpond.Engine` in :func:`~millpond.ingest.ingest`.
-
-    Args:
-        pool: The workers.
-        model: The model, as its files describe it.
-        cached: Whether the workers have a cache.
-        sparse: Whether the calls are for the workers' second engine.
-    """
+    """Takes the place of an :class:`~millpond.Engine` in :func:`~millpond.ingest.ingest`."""
 
     def __init__(self, pool: WorkerPool, model: LoadedModel, *, cached: bool, sparse: bool = False) -> None:
         self.spec = model.spec

@@ -34,12 +34,6 @@ class WorkerPool:
 
     The workers start with the first call, so that a run with nothing to embed starts none. Calls may be repeated
     safely, since a write replaces rows with the same id.
-
-    Args:
-        settings: What every worker gets.
-        workers: How many.
-        num_cpus: CPU cores of each.
-        num_gpus: GPUs of each; 0.25 puts four workers on a GPU.
     """
 
     def __init__(self, settings: WorkerSettings, *, workers: int, num_cpus: float, num_gpus: float) -> None:

@@ -34,10 +34,6 @@ class ClusterRun(IngestRun):
     A run that is stopped waits for the batches that workers have; the others are left for the next run. Batches with a
     record in common are written one after the other, so that the last text of an id stays. Everything else is written
     in any order.
-
-    Args:
-        parts: What the run works with.
-        pool: The workers; each opens the sink itself.
     """
 
     def __init__(self, parts: RunParts, pool: WorkerPool) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
-from millpond.config import EngineConfig
 from millpond.engine.engine import Engine
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import FingerprintMismatchError
@@ -21,8 +20,9 @@ from millpond.ingest.pipeline.writer import BatchWriter, BlankRecords
 from millpond.ingest.sinks.batch import FloatArray
 from millpond.ingest.sinks.protocol import Sink
 from millpond.ingest.telemetry.trace import RunTrace
-from millpond.params import PoolingParams
 from millpond.tasks import Task
+from millpond.values.config import EngineConfig
+from millpond.values.params import PoolingParams
 
 # Full-width vectors of a batch that go back to the driver, for the sample of its trace.
 _SAMPLED_VECTORS = 16
@@ -30,86 +30,49 @@ _SAMPLED_VECTORS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
-    """What a worker needs to know; it loads the checkpoint where it runs, and receives only its name.
-
-    Attributes:
-        engine: The engine of the vectors.
-        sparse: The engine of the sparse vectors, if it is another one.
-        cache: Path of the vector cache, on the worker's machine.
-        fingerprint: That of the driver's model.
-        widths: The widths to store, ascending.
-        open_sink: Opens the sink; ``None`` if the driver writes.
-        hybrid: Whether sparse vectors are stored.
-        chunked: Whether records are cut into chunks.
-        policy: When to ask the database again.
-    """
+    """What a worker needs to know; it loads the checkpoint where it runs, and receives only its name."""
 
     engine: EngineConfig
-    sparse: EngineConfig | None
+    sparse: EngineConfig | None  # the engine of the sparse vectors, if it is another one
     cache: str | None
-    fingerprint: str
+    fingerprint: str  # that of the driver's model
     widths: tuple[int, ...]
-    open_sink: Callable[[], Sink] | None
+    open_sink: Callable[[], Sink] | None  # opens the sink; `None` if the driver writes
     hybrid: bool
     chunked: bool
     policy: RetryPolicy
 
 
 class Uncached(NamedTuple):
-    """What a worker's cache could not store.
-
-    Attributes:
-        vectors: How many vectors.
-        error: Why.
-    """
+    """What a worker's cache could not store."""
 
     vectors: int
     error: str | None
 
 
 class Reply(NamedTuple):
-    """The result of a call to a worker.
+    """The result of a call to a worker."""
 
-    Attributes:
-        value: The result.
-        worker: The process.
-        uncached: Of its cache since it started.
-    """
-
-    value: Any
+    value: Any  # the result
     worker: str
-    uncached: Uncached
+    uncached: Uncached  # of its cache since it started
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WrittenBatch:
-    """What came of a batch that a worker embedded and wrote.
+    """What came of a batch that a worker embedded and wrote."""
 
-    Attributes:
-        entries: Records that the database has acknowledged.
-        counts: By their names in :class:`~millpond.ingest.IngestReport`, and ``finished``.
-        failures: Keys of the records that are left out, and why.
-        truncated_ids: Ids of the records of which a text was cut.
-        retries: Why requests were sent again, and the seconds waited.
-        stages: Name, seconds and rows of each timed call.
-        vectors: ``[m, d]``, some of the vectors, of full width.
-    """
-
-    entries: Sequence[JournalEntry]
-    counts: dict[str, int]
-    failures: Sequence[tuple[str, str]]
-    truncated_ids: Sequence[str]
-    retries: Sequence[tuple[str, float]]
-    stages: Sequence[tuple[str, float, int]]
-    vectors: FloatArray | None
+    entries: Sequence[JournalEntry]  # records that the database has acknowledged
+    counts: dict[str, int]  # by their names in `IngestReport`, and `finished`
+    failures: Sequence[tuple[str, str]]  # keys of the records that are left out, and why
+    truncated_ids: Sequence[str]  # ids of the records of which a text was cut
+    retries: Sequence[tuple[str, float]]  # why requests were sent again, and the seconds waited
+    stages: Sequence[tuple[str, float, int]]  # name, seconds and rows of each timed call
+    vectors: FloatArray | None  # `[m, d]`, some of the vectors, of full width
 
 
 class Worker:
-    """An engine in a process of its own, loaded by the first call. Calls may overlap: one embeds while another writes.
-
-    Args:
-        settings: The engine, the cache and the sink.
-    """
+    """An engine in a process of its own, loaded by the first call. One call may embed while another writes."""
 
     def __init__(self, settings: WorkerSettings) -> None:
         self._settings = settings
@@ -120,13 +83,7 @@ class Worker:
         self._engines: tuple[Engine, Engine] | None = None  # of the vectors and of the sparse vectors
 
     def load(self) -> Reply:
-        """Load the model.
-
-        Raises:
-            ModelLoadError: The checkpoint cannot be found or built on this machine.
-            FingerprintMismatchError: This machine has another version of it than the driver's.
-            CacheError: The cache cannot be opened.
-        """
+        """Load the model."""
         self._load()
         return self._reply(None)
 
@@ -225,11 +182,7 @@ class Worker:
 
 
 def load_engine(config: EngineConfig, cache: str | None, fingerprint: str | None) -> Engine:
-    """The engine of a configuration.
-
-    Raises:
-        FingerprintMismatchError: Its model is not the one with this fingerprint.
-    """
+    """The engine of a configuration."""
     options = {each.name: getattr(config, each.name) for each in fields(config)}
     engine = Engine(options.pop("model"), cache=cache, **options)
     spec = engine.spec

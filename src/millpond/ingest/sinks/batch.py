@@ -73,11 +73,6 @@ def slices(sizes: Sequence[int], *, max_rows: int, max_bytes: int) -> Iterator[s
     """Split consecutive rows into requests of at most ``max_rows`` rows and ``max_bytes`` bytes.
 
     A row larger than ``max_bytes`` gets a request for itself.
-
-    Args:
-        sizes: ``n`` sizes of the rows, in bytes.
-        max_rows: Most rows of one request.
-        max_bytes: Most bytes of one request.
     """
     start, total = 0, 0
     for stop, size in enumerate(sizes):

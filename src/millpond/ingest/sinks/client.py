@@ -206,14 +206,6 @@ def within(seconds: float, call: Callable[[], Answer], hang_up: Callable[[], obj
     """The result of a call, whatever its server does: also if it sends a byte now and then.
 
     The call runs in a thread of its own, which is left behind when the time is over.
-
-    Args:
-        seconds: Its time.
-        call: What to do.
-        hang_up: Called when the time is over, to end what the thread waits for.
-
-    Raises:
-        DeadlineError: The time is over.
     """
     answer: Future[Answer] = Future()
 
@@ -250,13 +242,7 @@ def is_address(location: str) -> bool:
 
 
 def check_exists(path: str, *, database: str, marker: str = "") -> None:
-    """Raise InvalidRequestError unless a database is at a path, so that a mistyped path does not become a new one.
-
-    Args:
-        path: Its folder or file.
-        database: The database's name.
-        marker: A file of that folder, which every database of this kind has.
-    """
+    """Raise InvalidRequestError unless a database is at a path, so that a mistyped path does not become a new one."""
     place = os.path.expanduser(path)
     if not os.path.exists(os.path.join(place, marker) if marker else place):
         raise InvalidRequestError(

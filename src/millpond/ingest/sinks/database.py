@@ -41,18 +41,7 @@ class Database:
     packages: tuple[str, ...] = ()
 
     def __call__(self, scheme: str, location: str, collection: str, *, must_exist: bool = False, **options: Any) -> Any:
-        """Open the sink of ``KIND+SCHEME:LOCATION#COLLECTION``.
-
-        Args:
-            scheme: What the location is, as ``path`` or ``http``.
-            location: Where the database is.
-            collection: Name of the collection.
-            must_exist: Refuse a folder or file that is not there.
-            options: Options of the sink.
-
-        Raises:
-            InvalidRequestError: The database has no such scheme or option, or there is none.
-        """
+        """Open the sink of ``KIND+SCHEME:LOCATION#COLLECTION``."""
         if self.options is not None and (unknown := sorted(options.keys() - self.options)):
             name = unknown[0]
             raise InvalidRequestError(

@@ -32,11 +32,6 @@ def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> di
     The record is the node's source document, so that deleting by document id finds it; the span of a chunk in it, which
     the metadata holds, is the node's. If a metadata key is also a
     field of the store (:data:`LLAMA_INDEX_KEYS`), the flat key has the store's value, and the node has the record's.
-
-    Args:
-        record: The record.
-        node_id: The node's id, which is also the row's.
-        text_inside: Whether the node holds the text; ``False`` if the row has a field for it.
     """
     node: dict[str, Any] = {
         "id_": node_id,

@@ -25,20 +25,13 @@ _KIND = "late_interaction"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IndexManifest:
-    """How the rows of a collection were made, stored in its metadata when it is created.
+    """How the rows of a collection were made, stored in its metadata when it is created."""
 
-    Attributes:
-        settings: Model, width and pooling.
-        codec: How rows are stored.
-        prefetch: The single vectors by which candidates are found; ``"tokens"`` if the database has an index of the
-            token rows themselves, ``None`` if every document is scored.
-        muvera: Their encoding, of ``"muvera"``.
-    """
-
-    settings: IndexSettings
+    settings: IndexSettings  # model, width and pooling
     codec: str
+    # What finds the candidates: one vector a document, or an index of the token rows; None scores every document.
     prefetch: Prefetch | None
-    muvera: Muvera | None
+    muvera: Muvera | None  # their encoding, of `"muvera"`
 
     @classmethod
     def of(cls, settings: IndexSettings, *, codec: str, prefetch: Prefetch | None) -> IndexManifest:
@@ -95,12 +88,7 @@ class IndexManifest:
 
     @classmethod
     def from_dict(cls, data: object, *, collection: str) -> IndexManifest:
-        """The manifest as read from a collection.
-
-        Raises:
-            FingerprintMismatchError: The collection has no manifest, that of a sink, or one that this version cannot
-                read.
-        """
+        """The manifest as read from a collection."""
         if data is None:
             raise FingerprintMismatchError(
                 f"collection {collection!r} was not made by millpond (it carries no fingerprint of a model), so its "

@@ -24,7 +24,7 @@ from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
 from millpond.late_interaction.index.settings import IndexSettings
-from millpond.metadata import Scalar
+from millpond.support.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 
 Answer = TypeVar("Answer")
@@ -36,41 +36,24 @@ _MAX_IDS = 50_000
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IndexRow:
-    """One document as it is written.
+    """One document as it is written."""
 
-    Attributes:
-        point: Its database id.
-        fields: ``id``, ``text``, ``metadata`` and ``content_hash``, as the layout ``plain`` has them; ``tokens``, how
-            many rows it has; ``added``, a number that is larger for documents added later.
-        matrix: float32 ``[tokens, width]``.
-        prefetch: float32 ``[prefetch_width]``, by which it becomes a candidate; zeros without tokens.
-    """
-
-    point: str
-    fields: Mapping[str, Any]
-    matrix: FloatArray
-    prefetch: FloatArray
+    point: str  # its database id
+    fields: Mapping[str, Any]  # those of `plain`, `tokens` (how many) and `added` (larger for later documents)
+    matrix: FloatArray  # float32 `[tokens, width]`
+    prefetch: FloatArray  # float32 `[prefetch_width]`, by which it becomes a candidate; zeros without tokens
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IndexQuery:
-    """What one request searches for.
+    """What one request searches for."""
 
-    Attributes:
-        matrix: float32 ``[tokens, width]``, at least one token.
-        prefetch: float32 ``[prefetch_width]``.
-        k: Most hits.
-        candidates: Documents that the prefetch keeps; ``None`` scores every document that matches.
-        conditions: The filter on metadata, as :class:`Search` has it.
-        points: Database ids of the only documents to search; ``None`` for all.
-    """
-
-    matrix: FloatArray
-    prefetch: FloatArray
-    k: int
-    candidates: int | None
-    conditions: Mapping[str, Sequence[Scalar]]
-    points: Sequence[str] | None
+    matrix: FloatArray  # float32 `[tokens, width]`, at least one token
+    prefetch: FloatArray  # float32 `[prefetch_width]`
+    k: int  # most hits
+    candidates: int | None  # documents that the prefetch keeps; `None` scores every document that matches
+    conditions: Mapping[str, Sequence[Scalar]]  # the filter on metadata, as `Search` has it
+    points: Sequence[str] | None  # database ids of the only documents to search; `None` for all
 
 
 class Found(NamedTuple):
@@ -146,13 +129,7 @@ class IndexDriver(ABC):
         return
 
     def check_document(self, fields: Mapping[str, Any], matrix: FloatArray, size: int) -> None:
-        """Raise InvalidRequestError for a document that the database cannot store.
-
-        Args:
-            fields: As :attr:`IndexRow.fields`.
-            matrix: float32 ``[tokens, width]``.
-            size: Bytes of all of it in a request.
-        """
+        """Raise InvalidRequestError for a document that the database cannot store."""
         return
 
     @contextmanager
@@ -168,16 +145,7 @@ class IndexDriver(ABC):
 
 
 class CollectionIndex(LateInteractionIndex):
-    """Token matrices in one collection of a database.
-
-    Args:
-        driver: The database's requests.
-        engine: As :class:`LateInteractionIndex`.
-        codec: How rows are stored.
-        prefetch: The single vectors by which candidates are found; ``None`` scores every document.
-        dimensions: As :class:`LateInteractionIndex`.
-        pool_factor: As :class:`LateInteractionIndex`.
-    """
+    """Token matrices in one collection of a database."""
 
     def __init__(
         self,
@@ -227,11 +195,7 @@ class CollectionIndex(LateInteractionIndex):
         return self._request("a count", lambda: self._driver.stats(manifest))
 
     def check(self) -> list[str]:
-        """What is wrong with the stored data: vectors that are missing, rows that cannot be read, ids that do not fit.
-
-        Returns:
-            A sentence for each fault; empty if there is none.
-        """
+        """A sentence for each fault: vectors that are missing, rows that cannot be read, ids that do not fit."""
         self._check_open()
         manifest = self._manifest
         return [] if manifest is None else self._request("a check", lambda: self._driver.check(manifest))

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
-from millpond.fingerprint import ModelIdentity, stored_name, stored_settings
 from millpond.ingest.sinks.fields import FieldLayout
-from millpond.spec import ModelSpec
+from millpond.values.fingerprint import ModelIdentity, stored_name, stored_settings
+from millpond.values.spec import ModelSpec
 
 MANIFEST_KEY = "millpond"
 _SCHEMA = 1
@@ -20,11 +20,11 @@ class CollectionManifest:
     """The model, widths and field layout of a collection, stored in its metadata when it is created.
 
     Attributes:
-        fingerprint: :attr:`~millpond.spec.ModelSpec.fingerprint` of the model.
+        fingerprint: :attr:`~millpond.values.spec.ModelSpec.fingerprint` of the model.
         model: The model's name, for error messages.
         dimensions: The stored widths, ascending.
         fields: The layout of the stored fields.
-        settings: The model's settings, as :func:`~millpond.fingerprint.stored_settings` makes them; empty for a
+        settings: The model's settings, as :func:`~millpond.values.fingerprint.stored_settings` makes them; empty for a
             collection of an earlier version. Only error messages use them.
         sparse: The model of the sparse vectors; ``None`` if the collection has none.
         chunked: Whether its rows are chunks of records, of which a record may have several.
@@ -182,11 +182,7 @@ def _read_identity(data: Mapping[str, Any]) -> ModelIdentity:
 
 
 def sparse_spec(spec: ModelSpec, sparse: ModelSpec | None) -> ModelSpec:
-    """The model of a hybrid sink's sparse vectors: by default that of the dense ones.
-
-    Raises:
-        UnsupportedTaskError: It makes none.
-    """
+    """The model of a hybrid sink's sparse vectors: by default that of the dense ones."""
     chosen = spec if sparse is None else sparse
     if "sparse_embed" not in chosen.tasks:
         raise UnsupportedTaskError(

@@ -39,29 +39,17 @@ class Hit:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class SearchPlan:
-    """A question's vectors, and the stages of its search.
+    """A question's vectors, and the stages of its search."""
 
-    Attributes:
-        k: How many results.
-        candidates: How many rows the first stage selects.
-        coarse: Width of the first stage; ``None`` if there is only one stage.
-        full: Width of the stage that scores.
-        vectors: For each width of the search, ``[width]`` float32 of length 1; of the widths between these two, those
-            at which the question has a direction.
-        sparse: Of a hybrid search, the question's token ids and their weights; its ranking and that of ``full`` are
-            fused by reciprocal rank, ``1 / (60 + rank)`` each.
-        hybrid: Whether the search is hybrid; without ``sparse`` the database ranks by ``question`` itself.
-        question: The question's text.
-    """
-
-    k: int
-    candidates: int
-    coarse: int | None
-    full: int
+    k: int  # how many results
+    candidates: int  # how many rows the first stage selects
+    coarse: int | None  # width of the first stage; `None` if there is only one stage
+    full: int  # width of the stage that scores
+    # Of each width [width] float32 of length 1; a width between these two only where the question has a direction.
     vectors: Mapping[int, npt.NDArray[np.float32]]
-    sparse: Mapping[int, float] | None = None
-    hybrid: bool = False
-    question: str = ""
+    sparse: Mapping[int, float] | None = None  # token ids and weights; fused by 1 / (60 + rank) of each ranking
+    hybrid: bool = False  # whether the search is hybrid; without `sparse` the database ranks by `question` itself
+    question: str = ""  # the question's text
 
 
 def plan_search(
@@ -75,21 +63,7 @@ def plan_search(
     sparse_engine: Engine | None = None,
     hybrid: bool | None = None,
 ) -> SearchPlan:
-    """Check the arguments of a search, embed its question with the role ``query``, and cut the vector.
-
-    Args:
-        engine: The engine that embeds the question.
-        question: One question.
-        widths: The widths of the collection, ascending.
-        k: How many results, from 1.
-        coarse_to_fine: Whether to search the smallest width first; has no effect with one width.
-        candidates: How many rows the first stage selects; ``max(100, 10 * k)`` by default.
-        sparse_engine: The engine that makes the question's sparse vector; ``None`` unless the search is hybrid.
-        hybrid: Whether the search is hybrid; by default, whether there is a ``sparse_engine``.
-
-    Raises:
-        InvalidRequestError: An argument out of range, or a question whose vector is zero or not finite.
-    """
+    """Check the arguments of a search, embed its question with the role ``query``, and cut the vector."""
     if not isinstance(question, str):
         raise InvalidRequestError(f"question is of type {type(question).__name__}; pass one str")
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:

@@ -23,17 +23,7 @@ logger = logging.getLogger(__name__)
 
 
 class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
-    """A table with the columns ``pk``, ``id``, ``text``, ``metadata`` (JSON), ``content_hash`` and ``d{width}``.
-
-    Args:
-        fields: The layout of the stored fields: only ``plain``, since the stores of frameworks for such databases take
-            the names of columns.
-        datatype: Of the vectors.
-        index: What :meth:`TableSink.close` builds after a run.
-
-    Raises:
-        InvalidRequestError: An option that the database's sink does not have.
-    """
+    """A table with the columns ``pk``, ``id``, ``text``, ``metadata`` (JSON), ``content_hash`` and ``d{width}``."""
 
     datatypes: ClassVar[Mapping[str, Any]]  # of the vectors; the first one is the default
     indexes: ClassVar[Sequence[str]]
@@ -118,12 +108,7 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
 
 
 class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
-    """A sink of such a table, which tidies it up after a run.
-
-    Args:
-        driver: The database's requests.
-        dimensions: As :class:`CollectionSink`.
-    """
+    """A sink of such a table, which tidies it up after a run."""
 
     def __init__(self, driver: TableDriver[NativeFilter], *, dimensions: Sequence[int] | None) -> None:
         super().__init__(driver, dimensions=dimensions)
@@ -133,10 +118,6 @@ class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
         """Build an index over the smallest width, by which a search finds its candidates, and one for dict filters.
 
         What is there already stays. A sink with ``index=`` does so when it is closed after a run.
-
-        Raises:
-            InvalidRequestError: No such table.
-            SinkError: The database refuses, or fails.
         """
         table, width = self._table, self._opened().dimensions[0]
         index = table.index or table.indexes[0]

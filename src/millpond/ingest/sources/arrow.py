@@ -33,19 +33,7 @@ def pyarrow(purpose: str) -> Any:
 
 
 class ArrowReader:
-    """The records of a schema's batches. The columns are checked at construction.
-
-    Args:
-        schema: The ``pyarrow.Schema``.
-        name: The source, for errors.
-        columns: The names of its columns; metadata may name keys of a nested ``metadata``, too.
-
-    Attributes:
-        columns: The columns to read.
-
-    Raises:
-        InvalidRequestError: A column is missing, or of a type that cannot be the id, the text or metadata.
-    """
+    """The records of a schema's batches. The columns are checked at construction."""
 
     def __init__(self, schema: Any, name: str, columns: Columns) -> None:
         self._types = pyarrow("reading a table").types
@@ -65,12 +53,7 @@ class ArrowReader:
         self._rows = RowReader(name, columns, nested=nested)
 
     def records(self, batches: Iterable[Any], *, item: str) -> Generator[Record | Rejected, None, None]:
-        """The records of ``pyarrow`` batches or tables.
-
-        Args:
-            batches: They have at least :attr:`columns`.
-            item: Names a row by its number, from 0: ``"path[%d]"``.
-        """
+        """The records of ``pyarrow`` batches or tables."""
         first = 0
         for batch in batches:
             step = _rows_of_batch(batch.nbytes, batch.num_rows)
@@ -178,18 +161,7 @@ def _value(scalar: Any) -> Any:
 
 
 def read_arrow(path: Path, kind: str, columns: Columns) -> Generator[Record | Rejected, None, None]:
-    """The records of a Parquet or Arrow file.
-
-    Args:
-        path: The file.
-        kind: Its suffix.
-        columns: The names of its columns.
-
-    Raises:
-        InvalidRequestError: The file cannot be read, or its columns are not those named. If a file is damaged further
-            on, raised after the records before the damage.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """The records of a Parquet or Arrow file."""
     arrow = pyarrow(f"reading {kind}")
     if path.suffix.lower() in COMPRESSIONS:
         raise InvalidRequestError(f"{str(path)!r}: a {kind} is compressed inside; write it without {path.suffix}")

@@ -10,21 +10,11 @@ from millpond.errors import InvalidRequestError
 
 @dataclass(frozen=True, kw_only=True)
 class Columns:
-    """The names of a source's columns or keys.
+    """The names of a source's columns or keys."""
 
-    Attributes:
-        id: Of the id. A table may lack it only if this is the default.
-        text: Of the text.
-        metadata: Those that are kept as metadata; ``None``: all others.
-
-    Raises:
-        InvalidRequestError: Names that no source can have.
-        TypeError: ``metadata`` is a bare str, or holds something else than str.
-    """
-
-    id: str = "id"
-    text: str = "text"
-    metadata: Collection[str] | None = None
+    id: str = "id"  # of the id. A table may lack it only if this is the default
+    text: str = "text"  # of the text
+    metadata: Collection[str] | None = None  # those that are kept as metadata; `None`: all others
 
     def __post_init__(self) -> None:
         if self.id == self.text:
@@ -44,16 +34,7 @@ class Columns:
         return column not in (self.id, self.text) and (self.metadata is None or column in self.metadata)
 
     def check(self, name: str, header: Sequence[str], nested: Collection[str] | None = ()) -> None:
-        """Check the columns of a table.
-
-        Args:
-            name: The table, for errors.
-            header: Its columns.
-            nested: Keys of its column ``metadata``, which may be named too; ``None``: any.
-
-        Raises:
-            InvalidRequestError: It lacks a column, or has one twice.
-        """
+        """Check the columns of a table."""
         shown = ", ".join(map(repr, header)) or "none"
         for column, purpose in ((self.text, "the text"), (self.id, "the id")):
             if column not in header and (column, purpose) != ("id", "the id"):

@@ -47,17 +47,7 @@ def kind_of(path: Path) -> str:
 
 @contextmanager
 def open_source(path: Path, position: SourcePosition | None = None) -> Iterator[BinaryIO]:
-    """Open a file for reading, decompressed if its name ends with .gz or .zst.
-
-    Args:
-        path: The file.
-        position: Told that the file is open.
-
-    Raises:
-        InvalidRequestError: The file cannot be read, or its compressed data is damaged or ends early; also raised by
-            the code inside the ``with``, when it reads as far.
-        MissingExtraError: The package that reads .zst is not installed.
-    """
+    """Open a file for reading, decompressed if its name ends with .gz or .zst."""
     compression = path.suffix.lower()
     zstandard = _zstandard() if compression == ".zst" else None
     damaged = (EOFError, zlib.error, gzip.BadGzipFile) + (() if zstandard is None else (zstandard.ZstdError,))

@@ -63,14 +63,6 @@ class CsvRows:
     A row that is not CSV costs its first line, and reading resumes with the next one: a quote that is never closed does
     not swallow the rows behind it. Until a well-formed row follows, a row with a quote inside an unquoted cell is taken
     for the rest of the broken one, and rejected too.
-
-    Args:
-        file: The lines, with their ends as they are.
-        delimiter: What separates cells.
-
-    Attributes:
-        line: Number of the line where the last row begins, from 1.
-        taken: Its lines.
     """
 
     def __init__(self, file: Iterator[str], *, delimiter: str) -> None:
@@ -132,17 +124,7 @@ class CsvRows:
 
 
 class CsvReader:
-    """The records of a CSV, or of a TSV. Everything but the rows is checked at construction.
-
-    Args:
-        path: The file; tabs separate the cells of a .tsv.
-        columns: The names of its columns.
-        types: For some of the other columns, the name of a type in :data:`TYPES`; the others stay str.
-        position: Told that the file is open.
-
-    Raises:
-        InvalidRequestError: The file has no header, lacks a column or names one twice, or a type is unknown.
-    """
+    """The records of a CSV, or of a TSV. Everything but the rows is checked at construction."""
 
     def __init__(self, path: Path, columns: Columns, types: Mapping[str, str], position: SourcePosition) -> None:
         self._path = path

@@ -39,11 +39,6 @@ def read_dead_letter(letter: Mapping[str, Any], where: str, rows: RowReader) -> 
 
     A line that held no record is read again as an object of JSON; if it still is none, it is rejected with the place
     and the reason of the letter.
-
-    Args:
-        letter: The object.
-        where: Where the letter itself is.
-        rows: Reads what a line held that was no record.
     """
     version = letter[DEAD_LETTER_KEY]
     if type(version) is not int or version != _VERSION:

@@ -72,9 +72,6 @@ def read_folder(folder: Path) -> Generator[Record | Rejected, None, SkippedFiles
 
     A link to a folder is not followed, so that no loop is endless. A link to a file is read under its own name if the
     file is in the folder and not read itself.
-
-    Returns:
-        The files that were not read.
     """
     files = 0
     skipped = _Skipped(folder)

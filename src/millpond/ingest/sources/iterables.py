@@ -13,11 +13,7 @@ _NO_METADATA = "none"  # LlamaIndex's MetadataMode.NONE, a str: the text alone
 
 
 def read_items(items: Iterable[Any], rows: RowReader) -> Generator[Record | Rejected, None, Any]:
-    """A record, or a :class:`Rejected`, for each item.
-
-    Returns:
-        What the iterable returns, if it is a generator.
-    """
+    """A record, or a :class:`Rejected`, for each item."""
     iterator = iter(items)
     number = 0
     while True:

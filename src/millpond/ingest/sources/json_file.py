@@ -49,11 +49,7 @@ def _line(data: bytes, where: str, rows: RowReader) -> Record | Rejected:
 
 
 def read_json(path: Path, rows: RowReader, position: SourcePosition) -> Generator[Record | Rejected, None, None]:
-    """The records of a file with one array of objects, one object, or one object a line.
-
-    Raises:
-        InvalidRequestError: The file is not JSON; nothing of it was read.
-    """
+    """The records of a file with one array of objects, one object, or one object a line."""
     with open_source(path, position) as file:
         data = file.read()
     try:

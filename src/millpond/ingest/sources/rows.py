@@ -19,13 +19,7 @@ METADATA_KEY = "metadata"
 
 
 class RowReader:
-    """Turns the rows of one source into records.
-
-    Args:
-        name: The source, for the log.
-        columns: The names of its keys.
-        nested: Whether ``metadata`` is an object whose keys are the metadata, and not a key like any other.
-    """
+    """Turns the rows of one source into records."""
 
     def __init__(self, name: str, columns: Columns | None = None, *, nested: bool = True) -> None:
         self._name = name
@@ -39,9 +33,6 @@ class RowReader:
 
         ``metadata`` is an object, and the keys other than id and text are metadata, too. If a key is in both, the value
         in ``metadata`` counts, and the log names the key once. A missing id becomes the text's content hash.
-
-        Raises:
-            InvalidRequestError: The row holds no record.
         """
         fields = dict(row)
         identity, text = fields.pop(self._columns.id, None), fields.pop(self._columns.text, None)
@@ -57,11 +48,7 @@ class RowReader:
         return make_record(identity, text, fields if fields or metadata is None else metadata)
 
     def document(self, identity: Any, text: Any, metadata: Mapping[Any, Any]) -> Record:
-        """The record of an object that has its id, text and metadata apart.
-
-        Raises:
-            InvalidRequestError: It holds no record.
-        """
+        """The record of an object that has its id, text and metadata apart."""
         keeps_all = self._kept is None or not isinstance(metadata, Mapping)
         return make_record(identity, text, metadata if keeps_all else self._select(metadata))
 
@@ -103,11 +90,7 @@ class RowReader:
 
 
 def make_record(identity: Any, text: Any, metadata: Mapping[str, Any]) -> Record:
-    """A record; without an id it gets the text's content hash, and an int or a UUID becomes a str.
-
-    Raises:
-        InvalidRequestError: A field that no database can store.
-    """
+    """A record; without an id it gets the text's content hash, and an int or a UUID becomes a str."""
     if identity is None:
         identity = content_hash(text)
     elif type(identity) is str:

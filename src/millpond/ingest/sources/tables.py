@@ -31,12 +31,7 @@ def is_table(source: object) -> bool:
 
 
 def read_table(source: Any, columns: Columns) -> Generator[Record | Rejected, None, None]:
-    """The records of a table.
-
-    Raises:
-        InvalidRequestError: Its columns are not those named.
-        MissingExtraError: pyarrow is not installed.
-    """
+    """The records of a table."""
     if _is_dataset(source):
         return _dataset(source, columns)
     if _is_frame(source):

@@ -23,11 +23,7 @@ _SHOWN_CHARS = 80
 
 
 class RunCounts:
-    """The counts of a run, updated by the reading and the writing thread.
-
-    Attributes:
-        read: Items of the source; set by the reading thread alone.
-    """
+    """The counts of a run, updated by the reading and the writing thread."""
 
     def __init__(self) -> None:
         self.read = 0

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from millpond.ingest.sources.compression import SourcePosition
 from millpond.ingest.telemetry.report import IngestReport
 from millpond.ingest.telemetry.trace import RunTrace
-from millpond.progress import draw_bar, in_notebook
+from millpond.support.progress import draw_bar, in_notebook
 
 if TYPE_CHECKING:
     from tqdm import tqdm
@@ -33,16 +33,6 @@ class IngestProgress:
          43%|████▎     | 4,301/10,000 records in 00:12, 00:16 left, 350/s, hits 43 %, embed 2/2, write 1/2
 
     The bar is drawn in a terminal and in a notebook. While it is, lines that a log writes to the terminal appear above.
-
-    Args:
-        counts: Returns the counts since the run began.
-        queues: Returns, for each queue, the items that wait in it and its limit.
-        show: Draw the bar, if standard error is a terminal or this is a notebook.
-        trace: Gets the counts and the queues.
-        total: Number of records, if it is known.
-        position: The position in a source that is a file: without ``total``, its share is drawn.
-        computed: Returns how many texts the engine has computed since the run began. A call of many texts takes long;
-            meanwhile this number moves.
     """
 
     def __init__(

@@ -7,21 +7,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class Verification:
-    """What a look into the database found after a run.
+    """What a look into the database found after a run."""
 
-    Attributes:
-        rows: Rows that the collection holds.
-        expected: Rows that it should hold: those of the journal.
-        missing: Rows of the journal that the collection lacks; their entries are removed: the next run writes them.
-        sampled: Rows whose vectors were compared with the engine's.
-        different: Of these, rows with another text or another vector.
-    """
-
-    rows: int
-    expected: int
-    missing: int
-    sampled: int
-    different: int
+    rows: int  # rows that the collection holds
+    expected: int  # rows that it should hold: those of the journal
+    missing: int  # rows of the journal that the collection lacks; their entries are removed: the next run writes them
+    sampled: int  # rows whose vectors were compared with the engine's
+    different: int  # of these, rows with another text or another vector
 
     @property
     def good(self) -> bool:

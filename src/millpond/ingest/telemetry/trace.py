@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,8 +11,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-
-from millpond.ingest.telemetry.histogram import LogHistogram
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -22,88 +21,120 @@ _SAMPLED_VECTORS = 2000
 _NAMED_FAILURES = 20
 _NAMED_REASONS = 20
 _REASON_CHARS = 500
+# Buckets of each doubling: a quantile is within 4.5 % of the true one.
+_PER_OCTAVE = 8
 
 
-class StageCall:
-    """One call of a stage, while it runs.
+class LogHistogram:
+    """Counts numbers from ``low`` to ``high`` in buckets whose ends have the ratio ``2 ** (1 / 8)``.
 
-    Attributes:
-        rows: Rows that the call handles; may be set before the end of the block.
+    The first bucket takes everything up to ``low`` (also 0), the last one everything above ``high``.
     """
 
-    __slots__ = ("rows",)
+    def __init__(self, low: float, high: float) -> None:
+        self._low = low
+        self._counts = np.zeros(math.ceil(math.log2(high / low)) * _PER_OCTAVE + 2, np.int64)
+        self.count, self.total = 0, 0.0
+        self.least = self.most = math.nan
 
-    def __init__(self, rows: int) -> None:
-        self.rows = rows
+    def add(self, values: npt.ArrayLike) -> None:
+        """Count a number, or those of an array."""
+        numbers = np.asarray(values, np.float64).ravel()  # [n]
+        if not len(numbers):
+            return
+        ratios = np.maximum(numbers, self._low) / self._low
+        buckets = np.minimum(np.ceil(np.log2(ratios) * _PER_OCTAVE).astype(np.int64), len(self._counts) - 1)
+        self._counts += np.bincount(buckets, minlength=len(self._counts))
+        self.least = float(np.fmin(self.least, numbers.min()))
+        self.most = float(np.fmax(self.most, numbers.max()))
+        self.count += len(numbers)
+        self.total += float(numbers.sum())
+
+    def quantile(self, share: float) -> float:
+        """The number that ``share`` (0 to 1) of all numbers do not exceed, to 4.5 %; ``nan`` before the first."""
+        if not self.count:
+            return math.nan
+        rank = max(1, math.ceil(share * self.count))
+        bucket = int(np.searchsorted(np.cumsum(self._counts), rank))
+        if bucket in (0, len(self._counts) - 1):  # these have one end only
+            return self.least if bucket == 0 else self.most
+        # The middle of the bucket by ratio; the ends are known exactly.
+        middle = self._low * 2 ** ((bucket - 0.5) / _PER_OCTAVE)
+        return min(max(middle, self.least), self.most)
+
+    def buckets(self) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.int64]]:
+        """``[b + 1]`` ends and ``[b]`` counts, from the first bucket that is not empty to the last one."""
+        filled = np.flatnonzero(self._counts)
+        first, last = int(filled[0]), int(filled[-1])
+        ends = self._low * 2 ** (np.arange(first - 1, last + 1) / _PER_OCTAVE)  # [b + 1]
+        return ends, self._counts[first : last + 1].copy()
+
+
+@dataclass
+class StageCall:
+    """One call of a stage, while it runs; its rows may be set before the end of the block."""
+
+    rows: int
 
 
 @dataclass(frozen=True, kw_only=True)
 class StageSummary:
-    """The calls of a stage; times are seconds of one call, exact to 4.5 % but for ``longest``.
+    """The calls of a stage; times are seconds of one call, exact to 4.5 % but for ``longest``."""
 
-    Attributes:
-        calls: Calls that ended, also with an error.
-        rows: Rows of all calls.
-        seconds: Time of all calls; the stages run at the same time, so their sum may exceed the run's.
-        p50: Half of the calls took no longer.
-        p95: 95 % of the calls took no longer.
-        p99: 99 % of the calls took no longer.
-        longest: The longest call.
-        rows_per_call: Median of the rows of a call.
-    """
-
-    calls: int
-    rows: int
-    seconds: float
+    calls: int  # that ended, also with an error
+    rows: int  # of all calls
+    seconds: float  # of all calls; the stages run at the same time, so their sum may exceed the run's
     p50: float
     p95: float
     p99: float
     longest: float
-    rows_per_call: float
+    rows_per_call: float  # the median
 
 
 @dataclass(frozen=True, kw_only=True)
 class TraceSample:
-    """The state of a run at one time.
+    """The state of a run at one time."""
 
-    Attributes:
-        seconds: Seconds since the run began.
-        counts: Counts since the run began, by their names in :class:`~millpond.ingest.IngestReport`.
-        queues: Items that wait in each queue.
-    """
-
-    seconds: float
-    counts: Mapping[str, int]
-    queues: Mapping[str, int]
+    seconds: float  # since the run began
+    counts: Mapping[str, int]  # since the run began, by their names in `IngestReport`
+    queues: Mapping[str, int]  # items that wait in each queue
 
 
 class RunTrace:
     """Collects what a run does: times of its stages, counts over time, lengths of texts, a sample of vectors.
 
     Every method may be called from any thread, once per batch; it takes microseconds, and a row less than one. Memory
-    does not grow with the run: 2,000 samples over time, and ``vectors`` rows of full width.
+    does not grow with the run: 2,000 samples over time, and ``vectors`` rows of full width. Read it when the run has
+    ended.
 
     Args:
         vectors: Rows to keep of those passed to :meth:`note_vectors`, each with the same chance; 0 keeps none.
         seed: Seed of their choice.
         clock: Returns seconds.
+
+    Attributes:
+        samples: The states of the run, oldest first.
+        chars: Lengths of the texts in characters.
+        retries: How often a write was sent again, by reason.
+        failures: The first twenty records that failed: where each is, and why it failed.
     """
 
     def __init__(
         self, *, vectors: int = _SAMPLED_VECTORS, seed: int = 0, clock: Callable[[], float] = time.perf_counter
     ) -> None:
+        self.samples: list[TraceSample] = []
+        self.chars = LogHistogram(1, 1 << 30)
+        self.retries: dict[str, int] = {}
+        self.failures: list[tuple[str, str]] = []
         self._clock = clock
         self._lock = threading.Lock()
         self._start = clock()
-        self._stages: dict[str, _StageTimes] = {}
-        self._samples: list[TraceSample] = []
+        self._stages: dict[str, tuple[LogHistogram, LogHistogram]] = {}  # seconds and rows
         self._interval = _FIRST_INTERVAL
         self._next = 0.0  # seconds since the start
-        self._chars = LogHistogram(1, 1 << 30)
-        self._tokens = LogHistogram(1, 1 << 30)
-        self._retries: dict[str, int] = {}
-        self._failures: list[tuple[str, str]] = []
-        self._reservoir = _Reservoir(vectors, seed)
+        self._random = np.random.default_rng(seed)
+        self._sampled, self._offered = vectors, 0
+        self._kept: FloatArray | None = None  # [vectors, d]
 
     @contextmanager
     def stage(self, name: str, rows: int = 0) -> Iterator[StageCall]:
@@ -123,11 +154,10 @@ class RunTrace:
     def note_stage(self, name: str, seconds: float, rows: int = 0) -> None:
         """Count a call of a stage that was timed elsewhere."""
         with self._lock:
-            times = self._stages.get(name)
-            if times is None:
-                times = self._stages[name] = _StageTimes()
-            times.seconds.add(seconds)
-            times.rows.add(rows)
+            if name not in self._stages:
+                self._stages[name] = LogHistogram(1e-6, 1e5), LogHistogram(1, 1 << 30)
+            for histogram, value in zip(self._stages[name], (seconds, rows), strict=True):
+                histogram.add(value)
 
     def sample(self, counts: Mapping[str, int], queues: Mapping[str, int] | None = None, *, last: bool = False) -> None:
         """Keep the state of the run, if the previous one is old enough.
@@ -143,126 +173,73 @@ class RunTrace:
             seconds = self._clock() - self._start
             if seconds < self._next and not last:
                 return
-            self._next = seconds + self._interval
-            self._samples.append(TraceSample(seconds=seconds, counts=dict(counts), queues=dict(queues or {})))
-            if len(self._samples) > _MAX_SAMPLES:
-                self._samples = self._samples[:-1:2] + self._samples[-1:]
+            self.samples.append(TraceSample(seconds=seconds, counts=dict(counts), queues=dict(queues or {})))
+            if len(self.samples) > _MAX_SAMPLES:
+                self.samples = self.samples[:-1:2] + self.samples[-1:]
                 self._interval *= 2
-                self._next = seconds + self._interval
+            self._next = seconds + self._interval
 
-    def note_texts(self, chars: Sequence[int], tokens: Sequence[int] | None = None) -> None:
-        """Count the lengths of embedded texts, in characters and, where they are known, in tokens."""
+    def note_texts(self, chars: Sequence[int]) -> None:
+        """Count the lengths of embedded texts, in characters."""
         with self._lock:
-            self._chars.add_all(chars)
-            if tokens is not None:
-                self._tokens.add_all(tokens)
+            self.chars.add(chars)
 
     def note_retry(self, reason: str) -> None:
         """Count a write that is sent again. Twenty reasons are kept; the others are counted together."""
         reason = _short(reason)
         with self._lock:
-            if reason not in self._retries and len(self._retries) >= _NAMED_REASONS:
+            if reason not in self.retries and len(self.retries) >= _NAMED_REASONS:
                 reason = "other reasons"
-            self._retries[reason] = self._retries.get(reason, 0) + 1
+            self.retries[reason] = self.retries.get(reason, 0) + 1
 
     def note_failure(self, where: str, reason: str) -> None:
         """Keep one of the first twenty records that failed, with its reason."""
         with self._lock:
-            if len(self._failures) < _NAMED_FAILURES:
-                self._failures.append((_short(where), _short(reason)))
+            if len(self.failures) < _NAMED_FAILURES:
+                self.failures.append((_short(where), _short(reason)))
 
     def note_vectors(self, rows: FloatArray) -> None:
-        """Offer ``rows [n, d]`` of full width to the sample of vectors."""
+        """Offer ``rows [n, d]`` of full width to the sample of vectors.
+
+        Each has the same chance (algorithm R of Vitter, "Random sampling with a reservoir", 1985).
+        """
         with self._lock:
-            self._reservoir.offer(rows)
+            if not self._sampled or not len(rows):
+                return
+            if self._kept is None:
+                self._kept = np.empty((self._sampled, rows.shape[1]), np.float32)
+            ordinals = np.arange(self._offered + 1, self._offered + len(rows) + 1)  # [n], from 1
+            slots = (self._random.random(len(rows)) * ordinals).astype(np.int64)  # [n]
+            filling = ordinals <= self._sampled
+            slots[filling] = ordinals[filling] - 1
+            taken = np.flatnonzero(slots < self._sampled)
+            # Of two rows for one slot the later one stays: numpy assigns in order.
+            self._kept[slots[taken]] = rows[taken]
+            self._offered += len(rows)
 
     @property
     def stages(self) -> dict[str, StageSummary]:
         """The stages in the order of their first calls."""
         with self._lock:
-            return {name: times.summary() for name, times in self._stages.items()}
-
-    @property
-    def samples(self) -> tuple[TraceSample, ...]:
-        """The states of the run, oldest first."""
-        with self._lock:
-            return tuple(self._samples)
-
-    @property
-    def chars(self) -> LogHistogram:
-        """Lengths of the texts in characters; read it when the run has ended."""
-        return self._chars
-
-    @property
-    def tokens(self) -> LogHistogram:
-        """Lengths of the texts in tokens, of those whose length is known; read it when the run has ended."""
-        return self._tokens
-
-    @property
-    def retries(self) -> dict[str, int]:
-        """How often a write was sent again, by reason."""
-        with self._lock:
-            return dict(self._retries)
-
-    @property
-    def failures(self) -> tuple[tuple[str, str], ...]:
-        """The first twenty records that failed: where each is, and why it failed."""
-        with self._lock:
-            return tuple(self._failures)
+            return {
+                name: StageSummary(
+                    calls=seconds.count,
+                    rows=int(rows.total),
+                    seconds=seconds.total,
+                    p50=seconds.quantile(0.5),
+                    p95=seconds.quantile(0.95),
+                    p99=seconds.quantile(0.99),
+                    longest=seconds.most,
+                    rows_per_call=rows.quantile(0.5),
+                )
+                for name, (seconds, rows) in self._stages.items()
+            }
 
     @property
     def vectors(self) -> FloatArray:
         """``[m, d]``: the sample of the vectors; ``[0, 0]`` if there were none."""
         with self._lock:
-            return self._reservoir.rows()
-
-
-class _StageTimes:
-    """Times and rows of the calls of a stage."""
-
-    def __init__(self) -> None:
-        self.seconds = LogHistogram(1e-6, 1e5)
-        self.rows = LogHistogram(1, 1 << 30)
-
-    def summary(self) -> StageSummary:
-        return StageSummary(
-            calls=self.seconds.count,
-            rows=int(self.rows.total),
-            seconds=self.seconds.total,
-            p50=self.seconds.quantile(0.5),
-            p95=self.seconds.quantile(0.95),
-            p99=self.seconds.quantile(0.99),
-            longest=self.seconds.most,
-            rows_per_call=self.rows.quantile(0.5),
-        )
-
-
-class _Reservoir:
-    """A uniform sample of rows of a stream (algorithm R of Vitter, "Random sampling with a reservoir", 1985)."""
-
-    def __init__(self, size: int, seed: int) -> None:
-        self._size = size
-        self._random = np.random.default_rng(seed)
-        self._seen = 0
-        self._kept: FloatArray | None = None  # [size, d]
-
-    def offer(self, rows: FloatArray) -> None:
-        """Take each of ``rows [n, d]`` with the chance that keeps the sample uniform."""
-        if not self._size or not len(rows):
-            return
-        if self._kept is None:
-            self._kept = np.empty((self._size, rows.shape[1]), np.float32)
-        ordinals = np.arange(self._seen + 1, self._seen + len(rows) + 1)  # [n], from 1
-        slots = (self._random.random(len(rows)) * ordinals).astype(np.int64)  # [n]
-        filling = ordinals <= self._size
-        slots[filling] = ordinals[filling] - 1
-        taken = np.flatnonzero(slots < self._size)
-        # Of two rows for one slot the later one stays: numpy assigns in order.
-        self._kept[slots[taken]] = rows[taken]
-        self._seen += len(rows)
-
-    def rows(self) -> FloatArray:
-        return np.empty((0, 0), np.float32) if self._kept is None else self._kept[: self._seen].copy()
+            return np.empty((0, 0), np.float32) if self._kept is None else self._kept[: self._offered].copy()
 
 
 def _short(text: str) -> str:

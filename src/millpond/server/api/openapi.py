@@ -47,14 +47,7 @@ _FAILURES = {
 def operation(
     schema: Any, *, answer: Any = None, binary: bool = False, description: str = "The answer."
 ) -> dict[str, Any]:
-    """The part of an operation that FastAPI cannot derive: pass it as a route's ``openapi_extra``.
-
-    Args:
-        schema: The body: a pydantic model, or any type that pydantic knows, such as a union of models.
-        answer: The same for the response; ``None`` leaves its schema open.
-        binary: Whether the response may also be ``application/octet-stream``.
-        description: A sentence about the response.
-    """
+    """The part of an operation that FastAPI cannot derive: pass it as a route's ``openapi_extra``."""
     schemas: dict[str, Any] = {}
     body = _reference(schema, "validation", schemas)
     shape = {} if answer is None else _reference(answer, "serialization", schemas)
@@ -73,12 +66,7 @@ def operation(
 
 
 def describe(app: FastAPI, *, key_required: Callable[[str, str], bool]) -> Callable[[], dict[str, Any]]:
-    """``app.openapi``: FastAPI's document with the schemas of every operation.
-
-    Args:
-        app: The application.
-        key_required: Whether a method of a path needs an API key.
-    """
+    """``app.openapi``: FastAPI's document with the schemas of every operation."""
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

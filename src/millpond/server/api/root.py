@@ -6,7 +6,7 @@ from fastapi import APIRouter, Request, Response
 
 from millpond.server.api.openai import rerank
 from millpond.server.api.tei import embed, predict
-from millpond.server.state import models_of
+from millpond.server.state import state_of
 
 router = APIRouter(include_in_schema=False)
 
@@ -16,7 +16,7 @@ _BY_KIND = {"embedding": embed.embed_or_compare, "classifier": predict.predict, 
 @router.post("/")
 async def root(request: Request) -> Response:
     """The model's main task: vectors, classes or a ranking."""
-    model = models_of(request).find(request.query_params.get("model"), tasks=(), api="Root API")
+    model = state_of(request).models.find(request.query_params.get("model"), tasks=(), api="Root API")
     if model.engine.tasks == {"sparse_embed"}:
         return await embed.embed_sparse(request)
     return await _BY_KIND[embed.model_kind(model)](request)

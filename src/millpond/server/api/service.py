@@ -9,10 +9,10 @@ from fastapi import APIRouter, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field
 
-from millpond.errors import EngineClosedError, UnknownModelError
+from millpond.errors import UnknownModelError
 from millpond.server.errors import RequestError
 from millpond.server.served.models import ServedModel
-from millpond.server.state import drain_of, metrics_of, models_of
+from millpond.server.state import state_of
 
 
 class Status(BaseModel):
@@ -104,14 +104,14 @@ _FORMATS = {
 def metrics(request: Request) -> Response:
     """Metrics for Prometheus."""
     # Not a coroutine, so that it runs in a thread: with many routes and models it takes a while.
-    content, content_type = metrics_of(request).text(request.headers.get("accept"))
+    content, content_type = state_of(request).metrics.text(request.headers.get("accept"))
     return Response(content, headers={"Content-Type": content_type})
 
 
 @router.get("/stats")
 async def stats(request: Request) -> Stats:
     """Queues, and the throughput of the last seconds."""
-    return Stats.model_validate(metrics_of(request).stats())
+    return Stats.model_validate(state_of(request).metrics.stats())
 
 
 async def health(request: Request) -> Response:
@@ -119,21 +119,17 @@ async def health(request: Request) -> Response:
 
     One lost device is enough for 503, since only a new process gets it back; the others serve until then.
     """
-    for model in models_of(request):
-        if model.engine.closed:
-            raise EngineClosedError(f"the engine of {model.name} was closed")
-        for error in model.engine.lost_devices:
-            raise error
+    state_of(request).models.check_health()
     return JSONResponse({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
     """Whether to send new requests here: 503 from the start of the shutdown, or if a model has no device left."""
-    if drain_of(request).begun:
+    if state_of(request).drain.begun:
         raise RequestError(
             "The server is about to stop", status=503, type="ServiceUnavailableError", headers={"Retry-After": "1"}
         )
-    for model in models_of(request):
+    for model in state_of(request).models:
         model.engine.check_room(0)  # closed, or without a device
     return JSONResponse({"status": "ok"})
 
@@ -154,19 +150,19 @@ async def show_version() -> Version:
 @router.get("/load")
 async def load(request: Request) -> Load:
     """The number of calls in progress."""
-    return Load(server_load=sum(model.engine.stats().running_calls for model in models_of(request)))
+    return Load(server_load=sum(model.engine.stats().running_calls for model in state_of(request).models))
 
 
 @router.get("/v1/models")
 async def list_models(request: Request) -> ModelList:
     """Every model, once for each of its names."""
-    return ModelList(data=[_card(model, name) for model in models_of(request) for name in model.names])
+    return ModelList(data=[_card(model, name) for model in state_of(request).models for name in model.names])
 
 
 @router.get("/v1/models/{name:path}")
 async def show_model(request: Request, name: str) -> ModelCard:
     """One model; its name may contain slashes."""
-    for model in models_of(request):
+    for model in state_of(request).models:
         if name in model.names:
             return _card(model, name)
     raise UnknownModelError(f"The model `{name}` does not exist.")

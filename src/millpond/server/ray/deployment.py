@@ -25,7 +25,7 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from millpond.errors import EngineClosedError, InvalidRequestError, MissingExtraError
+from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.server.app import create_app
 from millpond.server.ray import replicas as replica_settings
 from millpond.server.ray.replicas import Autoscaling, Replicas
@@ -46,12 +46,7 @@ _ATTEMPTS = 3  # more retries would not load the checkpoint either
 
 
 class Replica:
-    """One copy of the server; it loads the checkpoints where it runs, and receives only their names.
-
-    Args:
-        models: The models to serve.
-        config: The server's configuration.
-    """
+    """One copy of the server; it loads the checkpoints where it runs, and receives only their names."""
 
     def __init__(self, models: Sequence[ModelConfig], config: ServerConfig) -> None:
         check_installed(config.otlp_traces_endpoint)
@@ -63,17 +58,8 @@ class Replica:
         return create_app(self._models, self._config)
 
     def check_health(self) -> None:
-        """Called by Ray: raise if this replica has to be replaced.
-
-        Raises:
-            EngineClosedError: An engine no longer accepts requests.
-            DeviceLostError: An engine has lost a device, which only a new process gets back.
-        """
-        for model in self._models:
-            if model.engine.closed:
-                raise EngineClosedError(f"the engine of {model.name!r} is closed")
-            for error in model.engine.lost_devices:
-                raise error
+        """Called by Ray: raise if this replica has to be replaced."""
+        self._models.check_health()
 
 
 def deployment(
@@ -85,18 +71,8 @@ def deployment(
 ) -> serve.Application:
     """A Serve application that answers like ``millpond serve``.
 
-    Args:
-        models: The models that every replica serves.
-        config: The server's configuration; the address is set in Ray Serve's ``http_options``. When a replica is
-            removed, running requests have ``drain_timeout`` seconds.
-        name: Name of the deployment.
-        replicas: Their number and their resources; by default one.
-
-    Returns:
-        What ``serve.run`` takes.
-
-    Raises:
-        InvalidRequestError: No models, or an invalid setting.
+    The address is set in Ray Serve's ``http_options``. When a replica is removed, running requests have
+    ``config.drain_timeout`` seconds.
     """
     if not models:
         raise InvalidRequestError("a deployment needs a model; name at least one")
@@ -104,31 +80,29 @@ def deployment(
     defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
     _refuse_proxy_settings([key for key in _PROXY if getattr(config, key) != defaults[key]])
     scaling = replicas.autoscaling
-    deploy = serve.deployment(
-        name=name,
-        num_replicas=replicas.replicas if scaling is None else None,
-        autoscaling_config=None if scaling is None else _autoscaling(scaling),
-        ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
-        max_ongoing_requests=replicas.max_ongoing_requests,
-        health_check_period_s=replicas.health_check_period,
-        health_check_timeout_s=replicas.health_check_timeout,
-        graceful_shutdown_timeout_s=config.drain_timeout,
-        max_constructor_retry_count=_ATTEMPTS,
-    )
-    return deploy(serve.ingress()(Replica)).bind(tuple(models), config)
+    try:
+        deploy = serve.deployment(
+            name=name,
+            num_replicas=replicas.replicas if scaling is None else None,
+            autoscaling_config=None if scaling is None else _autoscaling(scaling),
+            ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
+            max_ongoing_requests=replicas.max_ongoing_requests,
+            health_check_period_s=replicas.health_check_period,
+            health_check_timeout_s=replicas.health_check_timeout,
+            graceful_shutdown_timeout_s=config.drain_timeout,
+            max_constructor_retry_count=_ATTEMPTS,
+        )
+        return deploy(serve.ingress()(Replica)).bind(tuple(models), config)
+    except (ValueError, TypeError) as error:
+        raise InvalidRequestError(f"{replicas}: Ray Serve refuses this ({error})") from None
 
 
 def build_app(args: Mapping[str, Any]) -> serve.Application:
     """The application for ``serve run millpond.server.ray.deployment:build_app key=value ...`` and Serve config files.
 
-    Args:
-        args: ``model``: one, several separated by commas, or a list; every setting of ``millpond serve`` except the
-            address, including ``config=FILE``; ``name``; and the fields of
-            :class:`millpond.server.ray.replicas.Replicas`, with ``autoscaling`` as an object or its JSON. The
-            environment is read as by ``millpond serve``, so that an API key need not be on the command line.
-
-    Raises:
-        InvalidRequestError: An unknown or invalid setting.
+    ``model`` is one, several separated by commas, or a list. Beside it every setting of ``millpond serve`` but the
+    address, ``name``, and the fields of :class:`~millpond.server.ray.replicas.Replicas`. The environment is read as by
+    ``millpond serve``, so that an API key need not be on the command line.
     """
     options = {key.replace("-", "_"): value for key, value in args.items()}
     name = str(options.pop("name", "millpond"))

@@ -19,11 +19,7 @@ LARGEST_DROPPED = 2
 
 
 class BodyBudget:
-    """Bounds the memory of a flood of large bodies: a body counts from its first byte to the end of the response.
-
-    Args:
-        max_body_bytes: The largest body of one request.
-    """
+    """Bounds the memory of a flood of large bodies: a body counts from its first byte to the end of the response."""
 
     def __init__(self, max_body_bytes: int) -> None:
         self._max_bytes = max(_MIN_BYTES, _LARGEST_BODIES * max_body_bytes)
@@ -35,11 +31,7 @@ class BodyBudget:
         return self._used
 
     def take(self, scope: Scope, count: int) -> None:
-        """Count ``count`` bytes for a request; called by the event loop only.
-
-        Raises:
-            EngineOverloadedError: The other requests leave too little.
-        """
+        """Count ``count`` bytes for a request; called by the event loop only."""
         if self._used + count > self._max_bytes:
             raise EngineOverloadedError(
                 f"the bodies of the requests under way have {self._used} bytes, and {self._max_bytes} is the most; "

@@ -89,19 +89,7 @@ def render(
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
 ) -> list[str]:
-    """The rendered text of each conversation.
-
-    Args:
-        conversations: The messages of each conversation.
-        fields: The rendering options of the request.
-        model: The model whose template is used.
-        config: Whether a request's own template is trusted.
-        tools: Descriptions of tools, for the template.
-
-    Raises:
-        RequestError: An untrusted template, a reserved variable, or flags that exclude each other.
-        InvalidRequestError: No template, or a conversation that the template refuses.
-    """
+    """The rendered text of each conversation."""
     _check(fields, config)
     tokenizer = model.engine.tokenizer
     template = fields.chat_template or model.chat_template
@@ -130,11 +118,7 @@ def render(
 
 
 def check_trusted(chat_template: str | None, config: ServerConfig) -> None:
-    """Refuse a template from a request, unless the server was started to accept one.
-
-    Raises:
-        RequestError: The template is not trusted.
-    """
+    """Refuse a template from a request, unless the server was started to accept one."""
     if chat_template is not None and not config.trust_request_chat_template:
         raise RequestError(
             "Chat template is passed with request, but --trust-request-chat-template is not set. "

@@ -32,15 +32,7 @@ class PrepareExecutor:
         self._preparing = 0
 
     def submit(self, work: Callable[[], Prepared], *, body_bytes: int = 0) -> Future[Prepared]:
-        """Start ``work`` in a thread, in the caller's context.
-
-        Args:
-            work: Checks and queues a call.
-            body_bytes: The size of the request's body: small requests never wait for a thread with large ones.
-
-        Raises:
-            EngineOverloadedError: Too many calls wait for a thread.
-        """
+        """Start ``work`` in a thread, in the caller's context."""
         with self._lock:
             if self._preparing >= _MAX_PREPARING:
                 raise EngineOverloadedError(

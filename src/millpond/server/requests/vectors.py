@@ -12,8 +12,8 @@ from millpond.server.errors import RequestError
 from millpond.server.requests.fields import absent_if_null
 from millpond.server.requests.prompts import PromptRequest
 from millpond.server.responses.encoding import EmbedDtype, EncodingFormat, Endianness, NumberFormat
-from millpond.spec import ModelSpec
 from millpond.tasks import ROLES, Role
+from millpond.values.spec import ModelSpec
 from millpond.vllm.params import PoolingParams
 
 _ROLES: dict[str, Role] = {
@@ -33,9 +33,6 @@ def input_type_params(input_type: str | None, spec: ModelSpec) -> PoolingParams:
     A prompt of the checkpoint with exactly that name comes first. Otherwise ``search_query`` and ``search_document``
     are roles, and ``classification`` and ``clustering`` select an adapter or a prompt (its name in any case), or
     nothing if the checkpoint has neither.
-
-    Raises:
-        InvalidRequestError: An unknown input type.
     """
     if input_type is None:
         return PoolingParams()
@@ -83,12 +80,7 @@ class VectorRequest(PromptRequest):
     )
 
     def vector_params(self, spec: ModelSpec) -> PoolingParams:
-        """The options of a call for vectors.
-
-        Raises:
-            RequestError: More than one of role, prompt_name and input_type.
-            InvalidRequestError: An unknown input type or an invalid option.
-        """
+        """The options of a call for vectors."""
         fields = {name: getattr(self, name) for name in ("role", "prompt_name", "input_type")}
         present = {name: value for name, value in fields.items() if value is not None}
         if len(present) > 1:

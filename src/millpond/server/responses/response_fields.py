@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -21,15 +21,22 @@ class UsageInfo(BaseModel):
     completion_tokens_details: None = None
 
 
-def envelope(request: Request, prefix: str, model: ServedModel, *, request_id: str | None = None) -> dict[str, Any]:
-    """``id``, ``object``, ``created`` and ``model``.
+Item = TypeVar("Item")
 
-    Args:
-        request: The request; its id, which is also in the log and the headers, is part of the response's.
-        prefix: Prefix of the id, such as ``embd``.
-        model: The model that answered.
-        request_id: The body's own ``request_id``.
-    """
+
+class ListResponse(BaseModel, Generic[Item]):
+    """Items in the order of the request."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Item]
+    usage: UsageInfo
+
+
+def envelope(request: Request, prefix: str, model: ServedModel, *, request_id: str | None = None) -> dict[str, Any]:
+    """``id``, ``object``, ``created`` and ``model``."""
     return {
         "id": f"{prefix}-{request_id or request.state.request_id}",
         "object": "list",
@@ -50,13 +57,7 @@ def usage(prompt_tokens: int) -> dict[str, Any]:
 
 
 def cohere_meta(version: str, tokens: int, **units: int) -> dict[str, Any]:
-    """Cohere's ``meta``; nothing is billed.
-
-    Args:
-        version: Version of Cohere's API: ``1`` or ``2``.
-        tokens: Input tokens.
-        units: The units that Cohere would bill.
-    """
+    """Cohere's ``meta``; nothing is billed."""
     return {
         "api_version": {"version": version},
         "billed_units": units,

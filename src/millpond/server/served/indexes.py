@@ -20,44 +20,24 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 @dataclass(frozen=True, kw_only=True)
 class ServedIndex:
-    """An index that clients search.
+    """An index that clients search."""
 
-    Attributes:
-        name: Its name in the routes.
-        index: The index.
-        model: The model that encodes queries and documents.
-        writing: Held while the index is changed, so that waiting writers occupy no threads.
-    """
-
-    name: str
-    index: LateInteractionIndex
-    model: ServedModel
+    name: str  # its name in the routes
+    index: LateInteractionIndex  # the index
+    model: ServedModel  # the model that encodes queries and documents
+    # Held while the index is changed, so that waiting writers occupy no threads.
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)
 
 
 class ServedIndexes:
-    """Every index of a server.
-
-    Args:
-        indexes: Indexes with distinct names.
-    """
+    """Every index of a server."""
 
     def __init__(self, indexes: Sequence[ServedIndex] = ()) -> None:
         self._by_name = {index.name: index for index in indexes}
 
     @classmethod
     def load(cls, settings: Sequence[str], models: ServedModels) -> Self:
-        """Open every index with the model that built it; if one fails, those already open are closed.
-
-        Args:
-            settings: ``NAME=PATH`` of each index.
-            models: The server's models.
-
-        Raises:
-            InvalidRequestError: No valid name and path, a name used twice, or no index at the path.
-            FingerprintMismatchError: None of the models built the index.
-            IndexCorruptedError: A file of the index is damaged.
-        """
+        """Open every index with the model that built it; if one fails, those already open are closed."""
         paths: dict[str, Path] = {}
         for setting in settings:
             name, path = _parsed(setting)
@@ -78,11 +58,7 @@ class ServedIndexes:
         return iter(self._by_name.values())
 
     def find(self, name: str) -> ServedIndex:
-        """The index of a name.
-
-        Raises:
-            RequestError: There is none (404).
-        """
+        """The index of a name."""
         served = self._by_name.get(name)
         if served is None:
             raise RequestError(

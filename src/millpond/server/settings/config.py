@@ -14,12 +14,7 @@ from millpond.vllm import arguments
 LogFormat = Literal["plain", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
-_DTYPES = (
-    "auto",
-    "float32",
-    "float16",
-    "bfloat16",
-)  # checked by the engine too, but only after other models are loaded
+_DTYPES = ("auto", "float32", "float16", "bfloat16")  # checked by the engine too, but after other models are loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,11 +144,11 @@ class ServerConfig:
             raise InvalidRequestError("api_key is empty, which would open the server; give one, or leave it out")
         if self.root_path and not self.root_path.startswith("/"):
             raise InvalidRequestError(f"root_path={self.root_path!r} must begin with /")
-        for name, least in (("max_body_bytes", 1), ("max_inputs", 1), ("drain_timeout", 0)):
-            if not least <= getattr(self, name) < math.inf:
-                raise InvalidRequestError(f"{name}={getattr(self, name)} must be {least} or more")
-        if self.max_connections is not None and self.max_connections < 1:
-            raise InvalidRequestError(f"max_connections={self.max_connections} must be 1 or more")
+        least = {"max_body_bytes": 1, "max_inputs": 1, "max_connections": 1, "drain_timeout": 0}
+        for name, limit in least.items():
+            value = getattr(self, name)
+            if value is not None and not limit <= value < math.inf:
+                raise InvalidRequestError(f"{name}={value} must be {limit} or more")
         if not 0 < self.request_timeout < math.inf:
             raise InvalidRequestError(f"request_timeout={self.request_timeout} must be a number of seconds, above 0")
         for name, choices in (("log_format", get_args(LogFormat)), ("log_level", get_args(LogLevel))):

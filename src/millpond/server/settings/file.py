@@ -1,8 +1,8 @@
-"""SettingsFile: the YAML file of a server, split into settings for all models and for each model."""
+"""The YAML file of a server, split into settings for all models and for each model."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,34 +14,12 @@ from millpond.errors import InvalidRequestError, SourceNotFoundError
 
 @dataclass(frozen=True, kw_only=True)
 class ModelEntry:
-    """One model from the file or the command line.
+    """One model from the file or the command line."""
 
-    Attributes:
-        label: Its name in errors.
-        model: Hub id or folder.
-        name: Its key, if the models are a mapping.
-        options: Its own settings; names with ``_``.
-    """
-
-    label: str
-    model: str
-    name: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class SettingsFile:
-    """The content of a settings file.
-
-    Attributes:
-        label: The file's name in errors.
-        top: Settings for the server and for all models; names with ``_``.
-        models: The models with their own options.
-    """
-
-    label: str = ""
-    top: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    models: tuple[ModelEntry, ...] = ()
+    label: str  # in errors
+    model: str  # hub id or folder
+    name: str | None = None  # its key, if the models are a mapping
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)  # its own settings; names with _
 
 
 class _Loader(yaml.SafeLoader):
@@ -57,13 +35,8 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def read(path: Path) -> SettingsFile:
-    """Read the file; the names of the settings are not checked here.
-
-    Raises:
-        SourceNotFoundError: The file does not exist.
-        InvalidRequestError: Invalid YAML, or another structure. No message quotes the file, which may hold API keys.
-    """
+def read(path: Path) -> tuple[dict[str, Any], list[ModelEntry]]:
+    """(the settings at the top of the file, its models); no message quotes the file, which may hold API keys."""
     label = path.name
     try:
         content = yaml.load(path.expanduser().read_bytes(), _Loader)
@@ -82,39 +55,28 @@ def read(path: Path) -> SettingsFile:
     top = _settings({} if content is None else content, label)
     if "model" in top and "models" in top:
         raise InvalidRequestError(f"{label} has both model and models; list all of them under models")
-    if "model" in top:
-        model = top.pop("model")
-        entries = model if isinstance(model, list) else [model]
-        return SettingsFile(label=label, top=top, models=_from_list(entries, label))
-    models = top.pop("models", None)
-    if isinstance(models, Mapping):
-        return SettingsFile(label=label, top=top, models=_from_mapping(models, label))
+    models = top.pop("model", None)
     if models is not None and not isinstance(models, list):
+        models = [models]
+    return top, list(_entries(top.pop("models", []) if models is None else models, label))
+
+
+def _entries(models: Any, label: str) -> Iterator[ModelEntry]:
+    named = isinstance(models, Mapping)
+    if not named and not isinstance(models, list):
         raise InvalidRequestError(f"{label}: models must be a list, or a mapping of names to options")
-    return SettingsFile(label=label, top=top, models=_from_list(models or [], label))
-
-
-def _from_list(entries: list[Any], label: str) -> tuple[ModelEntry, ...]:
-    models = []
-    for i, entry in enumerate(entries):
-        where = f"{label}: models[{i}]"
-        options = {"model": entry} if isinstance(entry, str) else _settings(entry, where)
-        if "model" not in options:
-            raise InvalidRequestError(f"{where} has no model; name a hub id or a folder as model:")
-        models.append(ModelEntry(label=where, model=_model(options.pop("model"), where), options=options))
-    return tuple(models)
-
-
-def _from_mapping(entries: Mapping[Any, Any], label: str) -> tuple[ModelEntry, ...]:
-    models = []
-    for name, entry in entries.items():
-        where = f"{label}: models.{name}"
-        if not isinstance(name, str):
+    for i, (name, entry) in enumerate(models.items() if named else ((None, entry) for entry in models)):
+        where = f"{label}: models.{name}" if named else f"{label}: models[{i}]"
+        if named and not isinstance(name, str):
             raise InvalidRequestError(f"{where} is no text; put the name in quotes")
-        options = {"model": entry} if isinstance(entry, str) else _settings({} if entry is None else entry, where)
-        model = _model(options.pop("model", name), where)
-        models.append(ModelEntry(label=where, model=model, name=name, options=options))
-    return tuple(models)
+        plain = {} if named and entry is None else entry
+        options = {"model": entry} if isinstance(entry, str) else _settings(plain, where)
+        model = options.pop("model", name)
+        if model is None:
+            raise InvalidRequestError(f"{where} has no model; name a hub id or a folder as model:")
+        if not isinstance(model, str) or not model:
+            raise InvalidRequestError(f"{where}: model must be a hub id or a folder, as text")
+        yield ModelEntry(label=where, model=model, name=name, options=options)
 
 
 def _settings(content: Any, where: str) -> dict[str, Any]:
@@ -128,9 +90,3 @@ def _settings(content: Any, where: str) -> dict[str, Any]:
             raise InvalidRequestError(f"{where} has {name} a second time; write it once")
         settings[name] = value
     return {name: value for name, value in settings.items() if value is not None}
-
-
-def _model(value: Any, where: str) -> str:
-    if not isinstance(value, str) or not value:
-        raise InvalidRequestError(f"{where}: model must be a hub id or a folder, as text")
-    return value

@@ -15,7 +15,7 @@ from typing import Any, TypeVar, get_type_hints
 
 from millpond.errors import InvalidRequestError
 from millpond.server.settings.config import ModelConfig, ServerConfig
-from millpond.server.settings.file import ModelEntry, SettingsFile
+from millpond.server.settings.file import ModelEntry
 from millpond.server.settings.file import read as read_file
 from millpond.server.settings.values import RawValue
 from millpond.vllm import arguments
@@ -53,17 +53,11 @@ NAMES = frozenset((*MODEL_SETTINGS, *SERVER_SETTINGS, *SYNONYMS, *OPPOSITES))
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The models and the server's configuration.
-
-    Attributes:
-        models: At least one; no two with the same name.
-        server: The server's configuration.
-        ignored: Arguments of vLLM that have no effect here.
-    """
+    """The models, of which no two have the same name, and the server's configuration."""
 
     models: tuple[ModelConfig, ...]
     server: ServerConfig
-    ignored: tuple[str, ...] = ()
+    ignored: tuple[str, ...] = ()  # arguments of vLLM that have no effect here
 
 
 def read(
@@ -73,28 +67,23 @@ def read(
     *,
     ignored_args: Mapping[str, Any] | None = None,
 ) -> Settings:
-    """Merge the command line, the environment and the file named by ``config``.
+    """Merge the command line, the environment and the file named by ``config``; no message shows an API key.
 
-    Args:
-        models: Hub ids, folders, or names of the file's models. If empty, those in ``MILLPOND_MODEL``, or all of the
-            file.
-        flags: Flags on the command line, by name with ``_``.
-        environ: The environment: ``MILLPOND_`` and a flag's name in capitals, and ``VLLM_API_KEY``.
-        ignored_args: Arguments on the command line that have no effect.
-
-    Raises:
-        InvalidRequestError: An unknown setting, a value of another type, a duplicate name, or a file that cannot be
-            read. No message shows an API key.
+    Without ``models`` those in ``MILLPOND_MODEL`` are meant, or all of the file. ``ignored_args`` are arguments on the
+    command line that have no effect.
     """
     flags, ignored = dict(flags), dict(ignored_args or {})
     path = flags.pop("config", None) or environ.get(environment_name("config"))
-    file = read_file(Path(path)) if path else SettingsFile()
+    file = Path(path or "")
+    top, listed = read_file(file) if path else ({}, [])
     flagged = _layer(flags, lambda name: f"--{name.replace('_', '-')}")
     environment = _environment(environ)
-    shared = _layer(_without_ignored(file.top, ignored), lambda name: f"{file.label}: {name}")
+    shared = _layer(_without_ignored(top, ignored), lambda name: f"{file.name}: {name}")
     server = _build(ServerConfig, SERVER_SETTINGS, (flagged, environment, shared))
 
-    entries = _chosen(models or _models_in(environ), file.models)
+    variable = environment_name("model")
+    named = RawValue(label=variable, value=environ.get(variable, ""), listed=True).read(tuple[str, ...])
+    entries = _chosen(models or named, listed)
     if not entries:
         raise InvalidRequestError(
             "there is no model to serve; name one or more before the flags, or list them in the file of --config"
@@ -115,19 +104,14 @@ def environment_name(setting: str) -> str:
     return f"MILLPOND_{setting.upper()}"
 
 
-def no_such_setting(label: str, name: str) -> InvalidRequestError:
-    """The error for an unknown setting, with a suggestion."""
-    near = difflib.get_close_matches(name, sorted(NAMES), n=1)
-    hint = f"did you mean {near[0]}?" if near else "millpond serve --help lists what there is"
-    return InvalidRequestError(f"{label} is no setting of the server; {hint}")
-
-
 def _layer(values: Mapping[str, Any], label: Callable[[str], str], *, listed: bool = False) -> Layer:
     """The values of one source, by the settings' current names."""
     layer: Layer = {}
     for name, value in values.items():
         if name not in NAMES:
-            raise no_such_setting(label(name), name)
+            near = difflib.get_close_matches(name, sorted(NAMES), n=1)
+            hint = f"did you mean {near[0]}?" if near else "millpond serve --help lists what there is"
+            raise InvalidRequestError(f"{label(name)} is no setting of the server; {hint}")
         setting = OPPOSITES.get(name) or SYNONYMS.get(name, name)
         if setting in layer:
             raise InvalidRequestError(f"{label(name)} and {layer[setting].label} are one setting; give one of them")
@@ -150,14 +134,6 @@ def _environment(environ: Mapping[str, str]) -> Layer:
         if key:
             layer["api_key"] = RawValue(label=variable, value=key, secret=True)  # one key, even with commas
     return layer
-
-
-def _models_in(environ: Mapping[str, str]) -> Sequence[str]:
-    variable = environment_name("model")
-    names: tuple[str, ...] = RawValue(label=variable, value=environ.get(variable, ""), listed=True).read(
-        tuple[str, ...]
-    )
-    return names
 
 
 def _chosen(models: Sequence[str], entries: Sequence[ModelEntry]) -> Sequence[ModelEntry]:

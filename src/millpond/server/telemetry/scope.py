@@ -29,17 +29,8 @@ def request_state(scope: Scope) -> Mapping[str, Any]:
     return state
 
 
-def client_address(scope: Scope) -> str | None:
-    """The client's IP address; ``None`` on a Unix socket."""
-    return scope["client"][0] if scope.get("client") else None
-
-
 class StatusObserver:
-    """An ASGI ``send`` that remembers the HTTP status of the response.
-
-    Args:
-        send: Takes the messages.
-    """
+    """An ASGI ``send`` that remembers the HTTP status of the response."""
 
     def __init__(self, send: Send) -> None:
         self._send = send

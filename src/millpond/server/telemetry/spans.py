@@ -18,11 +18,7 @@ from millpond.server.telemetry.timings import Work, work_of
 
 
 class OpenTelemetrySpans:
-    """Spans of one application, independent of OpenTelemetry's global provider.
-
-    Args:
-        processor: Takes the finished spans.
-    """
+    """Spans of one application, independent of OpenTelemetry's global provider."""
 
     def __init__(self, processor: SpanProcessor) -> None:
         # OTEL_SERVICE_NAME and OTEL_RESOURCE_ATTRIBUTES take precedence over these names.

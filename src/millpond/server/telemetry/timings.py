@@ -8,29 +8,19 @@ from dataclasses import dataclass
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millpond.engine.stats import Timings
 from millpond.server.telemetry.scope import request_state
+from millpond.values.stats import Timings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The work that a model did for a request.
+    """The work that a model did for a request."""
 
-    Attributes:
-        model: Name of the model.
-        device: ``cpu``, ``cuda`` or ``mps``.
-        timings: Of the engine's call.
-        tokens: Input tokens.
-        characters: Characters of the texts; token ids have none.
-        ended: When the engine had the result, in Unix nanoseconds.
-    """
-
-    model: str
-    device: str
+    device: str  # cpu, cuda or mps
     timings: Timings
     tokens: int
-    characters: int
-    ended: int
+    characters: int  # characters of the texts; token ids have none
+    ended: int  # when the engine had the result, in Unix nanoseconds
 
     def headers(self, total: float) -> dict[str, str]:
         """TEI's headers, in whole milliseconds; ``total``: seconds since the request arrived."""

@@ -44,11 +44,7 @@ class TracingMiddleware:
 
 
 def check_installed(endpoint: str | None) -> None:
-    """Raise if a flag needs OpenTelemetry and it is missing; called before models are loaded for minutes.
-
-    Raises:
-        MissingExtraError: ``endpoint`` is given, and OpenTelemetry is not installed.
-    """
+    """Raise if a flag needs OpenTelemetry and it is missing; called before models are loaded for minutes."""
     if endpoint:
         try:
             import opentelemetry.exporter.otlp.proto.http.trace_exporter  # noqa: F401
@@ -57,17 +53,7 @@ def check_installed(endpoint: str | None) -> None:
 
 
 def tracing_of(endpoint: str | None, environ: Mapping[str, str]) -> OpenTelemetrySpans | None:
-    """Tracing to an OTLP endpoint over HTTP, or ``None`` if none is configured.
-
-    Args:
-        endpoint: A URL, ``http://collector:4318/v1/traces``; takes precedence over the environment.
-        environ: ``OTEL_EXPORTER_OTLP_TRACES_ENDPOINT`` or ``OTEL_EXPORTER_OTLP_ENDPOINT``; OpenTelemetry's other
-            variables (``OTEL_SERVICE_NAME``, ``OTEL_TRACES_SAMPLER``, headers) are read by its SDK.
-
-    Raises:
-        MissingExtraError: ``endpoint`` is given, and OpenTelemetry is not installed. If only the environment names an
-            endpoint, it may be meant for another program: then a warning is logged.
-    """
+    """Tracing to an OTLP endpoint over HTTP, or ``None`` if none is configured."""
     variable = next((name for name in _VARIABLES if environ.get(name)), None)
     if not endpoint and variable is None:
         return None

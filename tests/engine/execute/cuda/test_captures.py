@@ -21,10 +21,10 @@ from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call, CallHooks
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import Pooler, Reading, Readout
+from millpond.pooling.pooler import OutputSpec, Pooler, PoolerCall
 
-POOLED = frozenset((Readout(kind="pooled"),))
-PLAN = Plan(task="embed", readout=Readout(kind="pooled"), limit=512, truncate="end", width=2)
+POOLED = frozenset((OutputSpec(kind="pooled"),))
+PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=2)
 
 
 class Clock:
@@ -59,10 +59,10 @@ class TokenIds:
     def states(self, batch: ForwardInput) -> torch.Tensor:
         return batch.input_ids[0].float()[:, None]
 
-    def reading(self, batch: ForwardInput, states: torch.Tensor) -> Reading:
-        return Reading(self._pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
+    def pooler_call(self, batch: ForwardInput, states: torch.Tensor) -> PoolerCall:
+        return PoolerCall(self._pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
 
-    def reading_of_rows(self, batch: ForwardInput, readouts: Set[Readout]) -> None:
+    def call_of_rows(self, batch: ForwardInput, outputs: Set[OutputSpec]) -> None:
         return None
 
 
@@ -104,7 +104,7 @@ class Pond:
         rows = self.graphs.run(self._packed, POOLED)
         if rows is None:
             return False
-        assert rows.rows[Readout(kind="pooled")].tolist() == [[7]]
+        assert rows.rows[OutputSpec(kind="pooled")].tolist() == [[7]]
         return True
 
 

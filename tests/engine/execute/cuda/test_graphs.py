@@ -16,7 +16,6 @@ from tests.tiny.heads import write_cross_encoder
 
 from millpond import Engine
 from millpond.attention import varlen
-from millpond.config import EngineConfig
 from millpond.engine import loading
 from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda import graphs
@@ -26,8 +25,9 @@ from millpond.engine.execute.runner import Runner
 from millpond.engine.loading import load
 from millpond.errors import MillpondError
 from millpond.pooling import methods
-from millpond.pooling.pooler import Readout
+from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import Task
+from millpond.values.config import EngineConfig
 from tests import recording
 
 # Their attention or mixers work run by run, and the host must know the lengths.
@@ -250,14 +250,14 @@ def test_nothing_inside_waits_for_the_device(family, backends, plain, monkeypatc
     runner, batch = on_meta(plain(family), "cls+mean+max+mean_sqrt_len+weightedmean+lasttoken", monkeypatch)
     with torch.inference_mode():
         states = runner.states(batch)
-        values = runner.reading(batch, states).rows(Readout(kind="pooled")).values
+        values = runner.pooler_call(batch, states).rows(OutputSpec(kind="pooled")).values
     assert values.shape == (6, 6 * states.shape[1]) and values.device.type == "meta"
 
 
 def test_a_cross_encoders_head_does_not_wait_for_the_device(backends, tmp_path, monkeypatch):
     runner, batch = on_meta(write_cross_encoder(tmp_path / "model"), None, monkeypatch)
     with torch.inference_mode():
-        values = runner.reading(batch, runner.states(batch)).rows(Readout(kind="logits")).values
+        values = runner.pooler_call(batch, runner.states(batch)).rows(OutputSpec(kind="logits")).values
     assert values.shape == (6, 1)
 
 
@@ -266,7 +266,7 @@ def test_a_wait_for_the_device_is_noticed(backends, plain, monkeypatch):
     runner, batch = on_meta(plain("bert"), "mean", monkeypatch)
     monkeypatch.setattr(methods, "_lengths", lambda segments: torch.tensor(segments.cu_seqlens.diff().tolist()))
     with torch.inference_mode(), pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)meta"):
-        runner.reading(batch, runner.states(batch)).rows(Readout(kind="pooled"))
+        runner.pooler_call(batch, runner.states(batch)).rows(OutputSpec(kind="pooled"))
 
 
 def test_memory_that_runs_out_at_every_point_of_a_batch_costs_no_result(backends, expected, plain):
@@ -312,7 +312,7 @@ def test_only_the_rows_that_are_read_pass_the_last_layer(
         assert worst(found, reference) <= 1e-5
         seen = [*rows_of]
         assert None not in seen and max(filter(None, seen)) < 64  # of texts, dummies and empty ones, not of tokens
-        if family != "bert":  # the other readout needs every token
+        if family != "bert":  # the other output needs every token
             return
         mixed = [engine.submit("embed", TEXTS), engine.submit("token_embed", TEXTS)]
         assert [len(each.result()) for each in mixed] == [len(TEXTS)] * 2

@@ -1,4 +1,4 @@
-"""Sparse weights over a recording backend: read when the batch has run, beside other readouts of the same batch."""
+"""Sparse weights over a recording backend: read when the batch has run, beside other outputs of the same batch."""
 
 from __future__ import annotations
 

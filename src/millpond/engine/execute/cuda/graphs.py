@@ -1,4 +1,4 @@
-"""CUDA graphs: a forward and its readouts, launched at once.
+"""CUDA graphs: a forward and its outputs, launched at once.
 
 A shape that is seen again is captured once and replayed from then on, without Python and without the hundred kernel
 launches of a forward. A model that cannot be captured is found out by itself: code that reads lengths on the host
@@ -28,7 +28,7 @@ from millpond.engine.execute.cuda.layout import BufferLayout
 from millpond.engine.execute.cuda.streams import Backend, Graph
 from millpond.engine.execute.device_errors import is_device_lost, is_out_of_memory
 from millpond.engine.execute.packing import PackedRequests
-from millpond.pooling.pooler import Reading, Readout
+from millpond.pooling.pooler import OutputSpec, PoolerCall
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +52,7 @@ _CAPTURE_SHARE = 0.05
 _LONGEST_GAP = 1.0
 # Shapes whose capture failed, after which no other shape is tried.
 _MOST_FAILURES = 4
-# Kinds of readouts with a row for each text, computed inside the graph; others are read from its hidden states.
+# Kinds of outputs with a row for each text, computed inside the graph; others are read from its hidden states.
 _INSIDE = ("pooled", "logits")
 
 
@@ -63,50 +63,38 @@ class ForwardModel(Protocol):
         """Hidden states ``[tokens, backbone]``."""
         ...
 
-    def reading(self, batch: ForwardInput, states: torch.Tensor) -> Reading:
+    def pooler_call(self, batch: ForwardInput, states: torch.Tensor) -> PoolerCall:
         """Reads a batch's hidden states."""
         ...
 
-    def reading_of_rows(self, batch: ForwardInput, readouts: Set[Readout]) -> Reading | None:
-        """Reads one row of each text, if no readout needs more and the backbone can compute only these."""
+    def call_of_rows(self, batch: ForwardInput, outputs: Set[OutputSpec]) -> PoolerCall | None:
+        """Reads one row of each text, if no output needs more and the backbone can compute only these."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class GraphShape:
-    """The key of a graph.
+    """The key of a graph."""
 
-    Attributes:
-        layout: Layout of its input.
-        longest: Most tokens of a sequence.
-        inside: The readouts computed in the graph.
-        states: Whether its hidden states are read too.
-    """
-
-    layout: BufferLayout
-    longest: int
-    inside: frozenset[Readout]
-    states: bool
+    layout: BufferLayout  # layout of its input
+    longest: int  # most tokens of a sequence
+    inside: frozenset[OutputSpec]  # the outputs computed in the graph
+    states: bool  # whether its hidden states are read too
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReplayedRows:
-    """The output of a replay, on the device; it may still be running.
+    """The output of a replay, on the device; it may still be running."""
 
-    Attributes:
-        rows: ``[n, d]`` of each readout inside the graph.
-        states: ``[tokens, backbone]``, if other readouts need them.
-    """
-
-    rows: Mapping[Readout, torch.Tensor]
-    states: torch.Tensor | None
+    rows: Mapping[OutputSpec, torch.Tensor]  # `[n, d]` of each output inside the graph
+    states: torch.Tensor | None  # `[tokens, backbone]`, if other outputs need them
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _CapturedGraph:
     graph: Graph
     buffer: torch.Tensor
-    rows: Mapping[Readout, torch.Tensor]
+    rows: Mapping[OutputSpec, torch.Tensor]
     states: torch.Tensor | None
 
     @property
@@ -149,22 +137,19 @@ class Graphs:
         """The captured shapes, least recently replayed first."""
         return tuple(self._captured)
 
-    def run(self, packed: PackedRequests, readouts: frozenset[Readout]) -> ReplayedRows | None:
+    def run(self, packed: PackedRequests, outputs: frozenset[OutputSpec]) -> ReplayedRows | None:
         """Replay the graph of a batch, capturing it first if necessary; ``None`` if the batch must run without one.
 
         Limited keys and shared prefixes have no graph: kernels take them by other arguments.
-
-        Raises:
-            Exception: The device is lost.
         """
         if not self._usable or packed.keys is not None or packed.prefixes is not None:
             return None
         bucket = self._buckets.fit(packed.lengths.tolist())
         if bucket is None or _wastes(bucket, len(packed.ids)):
             return None
-        inside = frozenset(readout for readout in readouts if readout.kind in _INSIDE)
+        inside = frozenset(output for output in outputs if output.kind in _INSIDE)
         layout = BufferLayout.of(packed, bucket)
-        shape = GraphShape(layout=layout, longest=bucket.longest, inside=inside, states=inside != readouts)
+        shape = GraphShape(layout=layout, longest=bucket.longest, inside=inside, states=inside != outputs)
         captured = self._captured.get(shape)
         self._count_time()
         if captured is None and not self._deserves_graph(shape):
@@ -181,7 +166,7 @@ class Graphs:
         captured.graph.replay()
         # Copies: the next replay of any graph overwrites the originals, perhaps before they are downloaded.
         return ReplayedRows(
-            rows={readout: rows[: len(packed.lengths)].clone() for readout, rows in captured.rows.items()},
+            rows={output: rows[: len(packed.lengths)].clone() for output, rows in captured.rows.items()},
             states=None if captured.states is None else captured.states[: len(packed.ids)].clone(),
         )
 
@@ -215,13 +200,13 @@ class Graphs:
     def _capture(self, shape: GraphShape, bucket: Bucket, buffer: torch.Tensor) -> _CapturedGraph | None:
         """Capture a shape; ``None`` if that failed, and the batch runs without a graph."""
 
-        def forward() -> tuple[dict[Readout, torch.Tensor], torch.Tensor | None]:
+        def forward() -> tuple[dict[OutputSpec, torch.Tensor], torch.Tensor | None]:
             batch = shape.layout.static(buffer, bucket)
-            reading, states = None if shape.states else self._model.reading_of_rows(batch, shape.inside), None
-            if reading is None:
+            pooler_call, states = None if shape.states else self._model.call_of_rows(batch, shape.inside), None
+            if pooler_call is None:
                 states = self._model.states(batch)
-                reading = self._model.reading(batch, states)
-            rows = {readout: reading.rows(readout).values for readout in shape.inside}
+                pooler_call = self._model.pooler_call(batch, states)
+            rows = {output: pooler_call.rows(output).values for output in shape.inside}
             return rows, states if shape.states else None
 
         begun = perf_counter()

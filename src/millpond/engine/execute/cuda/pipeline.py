@@ -19,7 +19,7 @@ from millpond.engine.execute.device_errors import is_out_of_memory
 from millpond.engine.execute.packing import PackedRequests
 from millpond.engine.execute.results import RequestResult, split_results
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import Matrix, Readout, ReadoutRows
+from millpond.pooling.pooler import Matrix, OutputRows, OutputSpec
 
 LateRows = Callable[[], Sequence[Matrix]]  # waits for the device
 
@@ -28,11 +28,7 @@ class PendingBatch(Protocol):
     """A launched batch."""
 
     def result(self) -> list[RequestResult]:
-        """Wait for the batch; each request with its result.
-
-        Raises:
-            Exception: The batch did not run.
-        """
+        """Wait for the batch; each request with its result."""
         ...
 
 
@@ -46,16 +42,12 @@ class Pipeline:
         self._offset = position_offset
 
     def start(self, requests: Sequence[Request]) -> PendingBatch:
-        """Launch a batch after the earlier ones.
-
-        Raises:
-            Exception: It could not be launched, for lack of memory, for example.
-        """
+        """Launch a batch after the earlier ones."""
         packed = PackedRequests.of(requests, position_offset=self._offset)
-        readouts = frozenset(request.call.plan.readout for request in packed.requests)
+        outputs = frozenset(request.call.plan.output for request in packed.requests)
         try:
             with self._backend.computing():
-                rows, late = self._rows(packed, readouts)
+                rows, late = self._rows(packed, outputs)
             hosts, done = self._backend.download([read.values for read in rows.values()])
         except Exception as error:
             if self._graphs is not None and is_out_of_memory(error):
@@ -64,26 +56,26 @@ class Pipeline:
         return _Launched(packed=packed, rows=rows, late=late, hosts=hosts, done=done, backend=self._backend)
 
     def _rows(
-        self, packed: PackedRequests, readouts: frozenset[Readout]
-    ) -> tuple[dict[Readout, ReadoutRows], dict[Readout, LateRows]]:
-        """The rows of each readout, on the device; a graph computes some or all of them, if there is one.
+        self, packed: PackedRequests, outputs: frozenset[OutputSpec]
+    ) -> tuple[dict[OutputSpec, OutputRows], dict[OutputSpec, LateRows]]:
+        """The rows of each output, on the device; a graph computes some or all of them, if there is one.
 
         The second ones have a size that the device decides: they are read when the batch has run.
         """
-        replayed = None if self._graphs is None else self._graphs.run(packed, readouts)
-        rows: dict[Readout, ReadoutRows] = {}
+        replayed = None if self._graphs is None else self._graphs.run(packed, outputs)
+        rows: dict[OutputSpec, OutputRows] = {}
         if replayed is not None:
-            rows = {readout: ReadoutRows(values=values, counts=None) for readout, values in replayed.rows.items()}
-        late: dict[Readout, LateRows] = {}
-        remaining = readouts - rows.keys()
+            rows = {output: OutputRows(values=values, counts=None) for output, values in replayed.rows.items()}
+        late: dict[OutputSpec, LateRows] = {}
+        remaining = outputs - rows.keys()
         if remaining:
             batch = self._placed(packed)
             states = None if replayed is None else replayed.states
-            reading = self._model.reading_of_rows(batch, remaining) if states is None else None
-            if reading is None:
-                reading = self._model.reading(batch, self._model.states(batch) if states is None else states)
-            late = {readout: reading.launch_sparse() for readout in remaining if readout.kind == "sparse"}
-            rows |= {readout: reading.rows(readout) for readout in remaining - late.keys()}
+            pooler_call = self._model.call_of_rows(batch, remaining) if states is None else None
+            if pooler_call is None:
+                pooler_call = self._model.pooler_call(batch, self._model.states(batch) if states is None else states)
+            late = {output: pooler_call.launch_sparse() for output in remaining if output.kind == "sparse"}
+            rows |= {output: pooler_call.rows(output) for output in remaining - late.keys()}
         return rows, late
 
     def _placed(self, packed: PackedRequests) -> BufferBatch:
@@ -98,20 +90,20 @@ class Pipeline:
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Launched:
     packed: PackedRequests
-    rows: Mapping[Readout, ReadoutRows]  # kept until they are downloaded
-    late: Mapping[Readout, LateRows]
+    rows: Mapping[OutputSpec, OutputRows]  # kept until they are downloaded
+    late: Mapping[OutputSpec, LateRows]
     hosts: Sequence[torch.Tensor]
     done: Event
     backend: Backend
 
     def result(self) -> list[RequestResult]:
         self.done.wait()
-        read: dict[Readout, Sequence[Matrix]] = {}
-        for (readout, rows), host in zip(self.rows.items(), self.hosts, strict=True):
+        read: dict[OutputSpec, Sequence[Matrix]] = {}
+        for (output, rows), host in zip(self.rows.items(), self.hosts, strict=True):
             # A call copies rows, but keeps matrices: these must not keep pinned memory alive.
             values = host.numpy() if rows.counts is None else host.numpy().copy()
-            read[readout] = rows.split(values)
+            read[output] = rows.split(values)
         if self.late:
             with torch.inference_mode(), self.backend.copying():  # the next batch is running meanwhile
-                read |= {readout: finish() for readout, finish in self.late.items()}
+                read |= {output: finish() for output, finish in self.late.items()}
         return split_results(self.packed.requests, self.packed.lead, read)

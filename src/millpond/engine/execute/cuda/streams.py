@@ -1,6 +1,6 @@
 """Streams: a small protocol with the device operations of the GPU path: streams, pinned copies, captured graphs.
 
-There are three streams. Uploads, forwards and readouts run on the first, in the order of the batches, so that they need
+There are three streams. Uploads, forwards and outputs run on the first, in the order of the batches, so that they need
 no events between them. Downloads run on the second, each after an event of the first: those of the next batch may have
 been launched already, and whatever follows them there waits for its forward. So what the host waits for in between runs
 on the third. (An upload is about 100 KB; a separate stream for uploads would need two of every buffer to save
@@ -26,11 +26,7 @@ class Event(Protocol):
     """A point in a stream."""
 
     def wait(self) -> None:
-        """Wait until the stream has reached it.
-
-        Raises:
-            RuntimeError: A kernel failed; the error does not say which.
-        """
+        """Wait until the stream has reached it."""
         ...
 
 
@@ -80,9 +76,6 @@ class Backend(Protocol):
 
         The tensors that it reads and returns keep their memory. All graphs share one pool for intermediate values: a
         result is valid until the next replay of any graph.
-
-        Raises:
-            Exception: What ``forward`` raised, or the capture did. Nothing is being captured any more.
         """
         ...
 

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 
 from millpond.errors import InvalidRequestError
-from millpond.outputs import RerankOutput, ScoreOutput
 from millpond.server.api import openapi
 from millpond.server.api.tei.schemas import RankedText, TeiRerankRequest
 from millpond.server.requests import bodies
@@ -19,6 +18,7 @@ from millpond.server.responses import encoding
 from millpond.server.responses.encoding import repeatable
 from millpond.server.responses.response_fields import UsageInfo, cohere_meta, envelope, usage
 from millpond.server.state import named_model
+from millpond.values.outputs import RerankOutput, ScoreOutput
 from millpond.vllm.prompts import read_texts
 
 
@@ -62,16 +62,7 @@ Document = str | Mapping[str, Any]
 
 
 def _text_of(document: Document, index: int, fields: Sequence[str] | None) -> str:
-    """The text of the document at ``index``.
-
-    Args:
-        document: A text, or an object with ``text`` (Cohere's and Jina's) or ``content`` (vLLM's).
-        index: Its index in the request.
-        fields: Names of the fields of an object to read, joined by line breaks; missing ones are skipped.
-
-    Raises:
-        InvalidRequestError: It has no text.
-    """
+    """The text of the document at ``index``."""
     if isinstance(document, str):
         return document
     if fields:

@@ -30,11 +30,7 @@ class ScoreRequest(PairRequest):
     text_2: Side | None = Field(None, description="Paired with text_1.")
 
     def sides(self) -> tuple[tuple[str, Side], tuple[str, Side]]:
-        """The two sides of the pairs, each with its name.
-
-        Raises:
-            InvalidRequestError: A side is missing.
-        """
+        """The two sides of the pairs, each with its name."""
         for first, second in _SPELLINGS:
             left, right = getattr(self, first), getattr(self, second)
             if left is not None and right is not None:

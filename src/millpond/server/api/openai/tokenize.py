@@ -14,13 +14,12 @@ from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, chat
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.chat import ChatFields, Switch, as_batch
-from millpond.server.requests.fields import INT64
-from millpond.server.requests.limits import check_length
+from millpond.server.requests.fields import INT64, check_length
 from millpond.server.requests.prepare_executor import prepare_executor_of
 from millpond.server.responses.encoding import json_response
 from millpond.server.served.models import ServedModel
 from millpond.server.settings.config import ServerConfig
-from millpond.server.state import config_of, find_model
+from millpond.server.state import find_model, state_of
 
 
 class TokenizeRequest(ChatFields):
@@ -78,7 +77,7 @@ async def tokenize(request: Request) -> Response:
     body = await bodies.read(request, TokenizeRequest, queued=False)
     model = find_model(request, body.model, tasks=(), api="Tokenize API")
     tokenizing = prepare_executor_of(request).submit(
-        lambda: _tokenized(body, model, config_of(request)), body_bytes=BodyBudget.taken(request.scope)
+        lambda: _tokenized(body, model, state_of(request).config), body_bytes=BodyBudget.taken(request.scope)
     )
     return await json_response(await asyncio.wrap_future(tokenizing))
 

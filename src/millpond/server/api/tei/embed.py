@@ -9,9 +9,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import PlainValidator, TypeAdapter
 
-from millpond.inputs import Item, TokenIds
-from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput, TokenEmbeddingOutput
-from millpond.params import PoolingParams
 from millpond.server.api import openapi
 from millpond.server.api.tei.schemas import (
     Info,
@@ -25,8 +22,11 @@ from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
 from millpond.server.responses import encoding
 from millpond.server.served.models import ServedModel
-from millpond.server.state import config_of, find_model, models_of, named_model
+from millpond.server.state import find_model, named_model, state_of
 from millpond.tasks import Task
+from millpond.values.inputs import Item, TokenIds
+from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput, TokenEmbeddingOutput
+from millpond.values.params import PoolingParams
 from millpond.vllm.prompts import Tokenization
 
 router = APIRouter(tags=["TEI"])
@@ -117,7 +117,7 @@ async def _similarity_response(request: Request, body: TeiSimilarityRequest) -> 
 @router.get("/info", response_model=Info)
 async def info(request: Request, model: str | None = None) -> Info:
     """The served model in TEI's format; with several models the first, unless ``model`` names another."""
-    models = models_of(request)
+    models = state_of(request).models
     served = models.find(model, tasks=(), api="Info API") if model else next(iter(models))
     engine = served.engine
     return Info(
@@ -129,7 +129,7 @@ async def info(request: Request, model: str | None = None) -> Info:
         max_input_length=served.max_model_len,
         max_batch_tokens=engine.max_batch_tokens,
         max_batch_requests=None,
-        max_client_batch_size=config_of(request).max_inputs,
+        max_client_batch_size=state_of(request).config.max_inputs,
         auto_truncate=True,
         tokenization_workers=1,
         version=version("millpond"),

@@ -7,9 +7,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millpond.inputs import Pair
-from millpond.outputs import ClassificationOutput
-from millpond.params import PoolingParams
 from millpond.server.api import openapi
 from millpond.server.api.tei.schemas import Prediction, TeiPredictRequest
 from millpond.server.errors import RequestError
@@ -17,6 +14,9 @@ from millpond.server.requests import bodies, calls
 from millpond.server.responses import encoding
 from millpond.server.state import find_model, named_model
 from millpond.tasks import Activation, Task
+from millpond.values.inputs import Pair
+from millpond.values.outputs import ClassificationOutput
+from millpond.values.params import PoolingParams
 
 router = APIRouter(tags=["TEI"])
 
@@ -26,15 +26,10 @@ _NAMED: dict[str, bool | Activation] = {"sigmoid": "sigmoid", "softmax": "softma
 
 @dataclass(frozen=True, kw_only=True)
 class _Inputs:
-    """The inputs of a request.
+    """The inputs of a request."""
 
-    Attributes:
-        items: Texts, or pairs.
-        batch: Whether the request is a batch, even of one item.
-    """
-
-    items: list[str | Pair]
-    batch: bool
+    items: list[str | Pair]  # texts, or pairs
+    batch: bool  # whether the request is a batch, even of one item
 
 
 @router.post(
@@ -55,11 +50,7 @@ async def predict(request: Request) -> Response:
 
 
 def _inputs(body: TeiPredictRequest) -> _Inputs:
-    """TEI's rule: a list of strings is one text or one pair, and a batch is a list of such lists.
-
-    Raises:
-        RequestError: An empty list, or an item that is neither one nor two texts.
-    """
+    """TEI's rule: a list of strings is one text or one pair, and a batch is a list of such lists."""
     values = body.inputs
     if isinstance(values, str):
         return _Inputs(items=[values], batch=False)

@@ -176,11 +176,7 @@ _openmp = _OpenMP()
 
 
 def loading() -> AbstractContextManager[None]:
-    """Context of importing torch and loading a model; a child that another thread forks meanwhile cannot load one.
-
-    Raises:
-        ModelLoadError: This process was forked during a load, so that modules may be half imported.
-    """
+    """Context of importing torch and loading a model; a child that another thread forks meanwhile cannot load one."""
     return _loads.running()
 
 

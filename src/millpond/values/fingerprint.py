@@ -10,7 +10,7 @@ from hashlib import sha256
 from typing import Any
 
 from millpond.errors import FingerprintMismatchError
-from millpond.spec import ModelSpec
+from millpond.values.spec import ModelSpec
 
 # Options of an Engine by which a setting is chosen; the others come with the checkpoint.
 _OPTIONS = ("revision", "max_length", "pooling", "quantization", "convert", "hf_overrides")
@@ -19,17 +19,11 @@ _MAX_CHARS = 200
 
 @dataclass(frozen=True, kw_only=True)
 class Difference:
-    """One setting that differs.
+    """One setting that differs."""
 
-    Attributes:
-        name: The setting, as ``max_length`` or ``prompts['query']``.
-        stored: Its value in the collection or index, written as in Python.
-        actual: Its value in the engine.
-    """
-
-    name: str
-    stored: str
-    actual: str
+    name: str  # the setting, as `max_length` or `prompts['query']`
+    stored: str  # its value in the collection or index, written as in Python
+    actual: str  # its value in the engine
 
     @property
     def is_option(self) -> bool:
@@ -39,17 +33,11 @@ class Difference:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelIdentity:
-    """The model of a collection or an index, stored with it when it is created.
+    """The model of a collection or an index, stored with it when it is created."""
 
-    Attributes:
-        fingerprint: :attr:`~millpond.spec.ModelSpec.fingerprint` of the model.
-        model: The model's name, for error messages; of a local folder the last part.
-        settings: Its settings, as :func:`stored_settings` makes them; empty if they were not stored. Only error
-            messages use them.
-    """
-
-    fingerprint: str
-    model: str
+    fingerprint: str  # :attr:`~millpond.values.spec.ModelSpec.fingerprint` of the model
+    model: str  # the model's name, for error messages; of a local folder the last part
+    # its settings, as :func:`stored_settings` makes them; empty if they were not stored. Only error messages use them
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     @classmethod
@@ -58,16 +46,7 @@ class ModelIdentity:
         return cls(fingerprint=spec.fingerprint, model=stored_name(spec), settings=stored_settings(spec))
 
     def check(self, spec: ModelSpec, *, owner: str, another: str) -> None:
-        """Compare with the model of an engine.
-
-        Args:
-            spec: The engine's model.
-            owner: What stores this identity, as ``collection 'docs'``.
-            another: What the caller can choose instead, as ``another collection name``.
-
-        Raises:
-            FingerprintMismatchError: It is another model, or the same one with other settings.
-        """
+        """Compare with the model of an engine."""
         if self.fingerprint == spec.fingerprint:
             return
         name, differing = stored_name(spec), differences(self.settings, spec)

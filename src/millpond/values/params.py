@@ -112,11 +112,7 @@ class PoolingParams:
 
 
 def check_choice(name: str, value: object, choices: tuple[str, ...], *, optional: bool = True) -> None:
-    """Refuse a value that is not in ``choices``.
-
-    Raises:
-        InvalidRequestError: The value is unknown.
-    """
+    """Refuse a value that is not in ``choices``."""
     if (value is None and optional) or (isinstance(value, str) and value in choices):
         return
     raise InvalidRequestError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")

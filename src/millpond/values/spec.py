@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from millpond.cached_property import cached_property
+from millpond.support.cached_property import cached_property
 from millpond.tasks import Activation, Role, ScoreType, Task
 from millpond.vectors import matryoshka
 

@@ -29,14 +29,6 @@ def json_object(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
     UUID                                      str
     numpy's scalars and arrays                Python's numbers, str and lists
     ========================================= ==============================================================
-
-    Args:
-        name: What the mapping is, for error messages.
-        value: The mapping; its keys are str.
-
-    Raises:
-        InvalidRequestError: A value that is not in the table, as bytes, sets, NaN and missing values of pandas, or
-            nesting deeper than 32 levels.
     """
     return _object(name, value, 0)
 

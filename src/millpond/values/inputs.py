@@ -66,12 +66,7 @@ def size_of(item: Item) -> int:
 
 
 def rerank_pairs(query: str, documents: Sequence[str], top_n: int | None) -> list[Pair]:
-    """The pairs of a rerank call.
-
-    Raises:
-        TypeError: ``query`` is not a str, or ``documents`` is not a list.
-        InvalidRequestError: ``top_n`` is not a positive int.
-    """
+    """The pairs of a rerank call."""
     if not isinstance(query, str):
         raise TypeError(f"rerank takes one query, a str, not a {type(query).__name__}; score takes several")
     if isinstance(documents, str | bytes | dict) or not isinstance(documents, Iterable):
