@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import platform
-import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -231,18 +231,15 @@ def _attention_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -
         shares = "prefixes" in segments  # as rerankers do, on a CPU
         if shares and (device.type != "cpu" or not fields.get("causal")):
             continue
+        words = f"{heads[0]} heads of {heads[2]}" + ("" if heads[1] == heads[0] else f", {heads[1]} for keys")
         call = _call(heads, fields, segments, device, dtype)
         if not kernel.fits(*call):
             continue
         yield Case(
-            call=_words(*call),
-            found=lambda call=call: _by_head(kernel.attend(*call)),  # type: ignore[misc]
-            expected=lambda call=call: _by_head(reference(*call)),  # type: ignore[misc]
+            call=", ".join([words, *kernels.options(*call[3:])]),
+            found=lambda call=call: kernel.attend(*call).flatten(0, 1),  # type: ignore[misc]
+            expected=lambda call=call: reference(*call).flatten(0, 1),  # type: ignore[misc]
         )
-
-
-def _by_head(states: torch.Tensor) -> torch.Tensor:
-    return states.flatten(0, 1)
 
 
 def reference(
@@ -278,12 +275,6 @@ def _call(
     bias = drawn(query_heads, max(LENGTHS), max(LENGTHS)) if fields.get("bias") else None
     masking = Masking(scale=2 * dim**-0.5, **{"causal": False, **fields, "bias": bias})
     return query, key, value, Segments.of(LENGTHS, device, **segments), masking
-
-
-def _words(query: torch.Tensor, key: torch.Tensor, _: torch.Tensor, segments: Segments, masking: Masking) -> str:
-    heads, dim = query.shape[1:]
-    grouped = [] if key.shape[1] == heads else [f"{key.shape[1]} for keys"]
-    return ", ".join([f"{heads} heads of {dim}", *grouped, *kernels.options(segments, masking)])
 
 
 def _computes(device: torch.device) -> bool:
@@ -347,19 +338,12 @@ def _read_note() -> frozenset[str]:
 
 def _write_note(right: frozenset[str] | set[str]) -> None:
     """Replace the note; a folder that cannot be written to leaves it as it is."""
-    draft: str | None = None
     try:
         identity = _identity()
         path = _note(identity)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"of": identity, "right": sorted(right)}, file, indent=1)
-        os.replace(draft, path)
-        draft = None
+        draft = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        draft.write_text(json.dumps({"of": identity, "right": sorted(right)}, indent=1), encoding="utf-8")
+        draft.replace(path)
     except (OSError, RuntimeError) as error:
         logger.debug("the self-check could not remember its results: %s", error)
-    finally:
-        if draft is not None:
-            with suppress(OSError):
-                os.unlink(draft)

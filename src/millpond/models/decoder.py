@@ -58,9 +58,8 @@ class PackedDecoder(nn.Module):
     @staticmethod
     def fits(backbone: nn.Module, row: Architecture) -> bool:
         """Whether this forward does all that the loaded class would."""
-        return _is_known(backbone, row) and all(
-            _is_plain(layer) for layer in backbone.get_submodule("layers").children()
-        )
+        layers: Any = backbone.get_submodule("layers")
+        return _is_known(backbone, row) and all(_is_plain(layer) for layer in layers)
 
     def forward(
         self,
@@ -120,7 +119,8 @@ class PackedLayer(nn.Module):
         self, hidden: torch.Tensor, segments: Segments, cos_sin: CosSin, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``[tokens, hidden]`` in and out, with ``rows [n]`` only these tokens out; ``hidden`` is overwritten."""
-        size = _block(hidden)
+        unblocked = hidden.device.type != "cpu" or torch.compiler.is_compiling()
+        size = len(hidden) if unblocked else _ROWS
         blocks = hidden.split(size)
         if len(blocks) == 1:
             query, key, value = self._heads(hidden, *cos_sin)
@@ -153,12 +153,6 @@ class PackedLayer(nn.Module):
         states = self.norm(hidden)
         states = self.down_proj(self.gate_proj(states).mul_(self.up_proj(states)))
         hidden.add_(states if self.post is None else self.post(states))
-
-
-def _block(hidden: torch.Tensor) -> int:
-    """Rows that a layer computes at a time."""
-    unblocked = hidden.device.type != "cpu" or torch.compiler.is_compiling()
-    return len(hidden) if unblocked else _ROWS
 
 
 def _masking(attention: Any, config: Any, traits: DecoderTraits) -> Masking:

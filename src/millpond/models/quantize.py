@@ -74,9 +74,11 @@ def quantize(backbone: nn.Module, kind: Quantization, device: torch.device, *, w
             kind,
         )
     for parent, name, layer in linears:
-        plain = layer.plain() if isinstance(layer, ReorderedLinear) else layer
+        plain: Any = layer.plain() if isinstance(layer, ReorderedLinear) else layer
         if device.type == "cpu":
-            setattr(parent, name, _int8(plain))
+            plain = _as_linear(plain) if _is_conv1d(plain) else plain
+            int8_layer = Int8Linear(plain.weight, plain.bias, getattr(plain, "activation", None))
+            setattr(parent, name, int8_layer)
         elif not isinstance(plain, nn.Linear | PlainLinear):
             setattr(parent, name, _as_linear(plain))
     if device.type != "cpu":
@@ -102,12 +104,6 @@ def _as_linear(layer: Any) -> nn.Linear:
     linear.weight = nn.Parameter(layer.weight.detach().T.contiguous(), requires_grad=False)
     linear.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
     return linear
-
-
-def _int8(layer: Any) -> Int8Linear:
-    if _is_conv1d(layer):
-        layer = _as_linear(layer)
-    return Int8Linear(layer.weight, layer.bias, getattr(layer, "activation", None))
 
 
 def _quantize_by_torchao(backbone: nn.Module, kind: Quantization) -> None:

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,12 +18,14 @@ from millpond.checkpoints.modules import Dense, Head, Pooling
 from millpond.pooling.classifier import ClassifierHead, VocabularyRows, head_rows
 from millpond.pooling.heads import build_heads
 from millpond.pooling.methods import METHODS
+from millpond.pooling.sparse import SparseHead
 from millpond.support.cached_property import cached_property
 
 # Number of sets of vocabulary entries whose rows of the language-model head are kept.
 _KEPT_ROWS = 64
 
 Matrix = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,22 +42,6 @@ class OutputSpec:
     def per_token(self) -> bool:
         """Whether a text's result has a row for each of its tokens."""
         return self.kind in ("tokens", "token_logits", "head_rows")
-
-
-class SparseHead(Protocol):
-    """A head that gives each text a weight for some vocabulary entries."""
-
-    def read(
-        self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, Sequence[int]]:
-        """``(token ids [k], weights [k], number of them for each text)``."""
-        ...
-
-    def launch(
-        self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor
-    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor, Sequence[int]]]:
-        """Compute without waiting for the device; the returned function waits, and returns what :meth:`read` does."""
-        ...
 
 
 class Pooler(nn.Module):
@@ -122,24 +108,22 @@ class Pooler(nn.Module):
 
     def rows_of(self, tokens: tuple[int, ...], device: torch.device) -> VocabularyRows:
         """Rows of the language-model head, read from the files once."""
-        assert self.language_head is not None
-        with self._lock:
-            rows = self._rows.get(tokens)
-            if rows is None:
-                rows = self._rows[tokens] = head_rows(self.language_head, tokens).to(device)
-                while len(self._rows) > _KEPT_ROWS:  # drops the oldest; a queued call that needs it reads it again
-                    del self._rows[next(iter(self._rows))]
-        return rows
+        folder = self.language_head
+        assert folder is not None
+        return self._kept(self._rows, tokens, lambda: head_rows(folder, tokens).to(device))
 
     def columns_of(self, columns: tuple[int, ...], device: torch.device) -> torch.Tensor:
         """int64 ``[columns]`` on the device, copied once: an index in a Python list waits for the device every time."""
+        return self._kept(self._columns, columns, lambda: torch.tensor(columns, device=device))
+
+    def _kept(self, table: dict[tuple[int, ...], T], key: tuple[int, ...], make: Callable[[], T]) -> T:
         with self._lock:
-            kept = self._columns.get(columns)
-            if kept is None:
-                kept = self._columns[columns] = torch.tensor(columns, device=device)
-                while len(self._columns) > _KEPT_ROWS:
-                    del self._columns[next(iter(self._columns))]
-        return kept
+            found = table.get(key)
+            if found is None:
+                found = table[key] = make()
+                while len(table) > _KEPT_ROWS:  # drops the oldest; a queued call that needs it makes it again
+                    del table[next(iter(table))]
+        return found
 
 
 class PoolerCall:

@@ -155,9 +155,10 @@ class TokenWeightHead(nn.Module):
         return (entries % span).int(), weights, counts.tolist()
 
 
-def build_sparse(
-    description: Sparse, config: Mapping[str, Any], *, width: int, device: torch.device
-) -> SpladeHead | TokenWeightHead:
+SparseHead = SpladeHead | TokenWeightHead
+
+
+def build_sparse(description: Sparse, config: Mapping[str, Any], *, width: int, device: torch.device) -> SparseHead:
     """The head of ``description``, in float32; ``width`` is the backbone's."""
     if isinstance(description, Splade):
         vocabulary = build_masked_head(description.folder, config, device)

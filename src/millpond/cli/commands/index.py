@@ -20,6 +20,7 @@ from millpond.cli.arguments.groups import EngineOptions, RecordOptions, grouped
 from millpond.cli.arguments.opened_index import opened_index, reopened_index, stored_index
 from millpond.cli.arguments.options import option
 from millpond.errors import MillpondError
+from millpond.late_interaction.codecs.names import PlaidCodec
 
 if TYPE_CHECKING:
     from millpond.ingest import Record, Rejected
@@ -79,8 +80,8 @@ class Counts:
 class LayoutOptions:
     """How a new index stores token vectors: the arguments of :class:`millpond.late_interaction.PlaidIndex`."""
 
-    codec: Literal["int8", "4", "2"] = option(
-        "4", "How token vectors are stored: int8, or residuals of 4 or 2 bits beside a centroid."
+    codec: PlaidCodec = option(
+        "4", "How token vectors are stored; 4 and 2 are residuals of so many bits beside a centroid."
     )
     dimensions: int | None = option(
         None, "Columns to keep of a token vector (Matryoshka if trained, else PCA).", "N", min=1

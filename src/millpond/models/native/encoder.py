@@ -124,14 +124,7 @@ class NativeEncoder(nn.Module):
         return Output(last_hidden_state=(hidden if rows is None else hidden[rows])[None])
 
     def _check(
-        self,
-        ids: npt.NDArray[np.int32],
-        bounds: npt.NDArray[np.int32],
-        *,
-        offset: int,
-        types: npt.NDArray[np.int32] | None,
-        leads: npt.NDArray[np.int32] | None,
-        adapters: npt.NDArray[np.int32] | None,
+        self, ids: Ints, bounds: Ints, *, offset: int, types: Ints | None, leads: Ints | None, adapters: Ints | None
     ) -> None:
         """The kernels check nothing: no address outside of a table may be reached."""
         plan = self.plan

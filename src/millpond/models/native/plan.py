@@ -42,20 +42,13 @@ class PlanBuilder:
     """Collects steps; :meth:`build` packs their weights."""
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype, *, adapters: int = 0, rank: int = 0) -> None:
-        """Start without steps."""
         self._kernels = kernels
         self._packer = WeightPacker(kernels, dtype, adapters=adapters, rank=rank)
         self._steps: list[structs.Step] = []
         self._rotations: dict[int, Rotation] = {}  # by step
-        self._hidden = 0
-        self._heads = 0
-        self._inner = 0
+        self._hidden = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = False
-        self._vocabulary = 0
-        self._types = 0
-        self._positions = 0
-        self._adapters = adapters
-        self._rank = rank
+        self._adapters, self._rank = adapters, rank
 
     def embed(
         self,
@@ -169,8 +162,11 @@ class PlanBuilder:
         ``window`` counts positions in each direction, the own one included.
         """
         self._packer.columns(dim)
+        reach, padded = 0, None
         if distances is not None:
-            self._bound((distances.shape[1] + 1) // 2)
+            reach = (distances.shape[1] + 1) // 2
+            padded = self._packer.floats(nn.functional.pad(distances.flatten(), (0, UNIT)))
+            self._bound(reach)
         before = (1 << 40) if window is None else window - 1
         self._add(
             kind=structs.ATTENTION,
@@ -181,10 +177,8 @@ class PlanBuilder:
             before=before,
             after=0 if causal else before,
             softcap=softcap or 0.0,
-            distances=None
-            if distances is None
-            else self._packer.floats(nn.functional.pad(distances.flatten(), (0, UNIT))),
-            reach=0 if distances is None else (distances.shape[1] + 1) // 2,
+            distances=padded,
+            reach=reach,
             last=last,
         )
 
