@@ -6,6 +6,7 @@ import gc
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -41,7 +42,9 @@ SERIAL = _paths(
     """
 )
 # Rings. Fast tests are neither here nor marked: no process, no compiler, no database, one real model.
-# Folders of the second ring, whose tests are marked `contract` and which `make test` does not even import.
+# Folders of the second ring, whose tests are marked `contract`. `make test` imports neither them nor files that mark
+# all of their tests.
+MARKED = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(contract|slow)\b", re.MULTILINE)
 CONTRACT = _paths("chains docs engine/execute/cuda faults house server/fuzz")
 
 
@@ -54,10 +57,14 @@ def _is_contract(path: PurePosixPath) -> bool:
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Leave the folders of the second ring alone if their tests would be deselected anyway."""
+    """Do not import folders and files of the second ring if all their tests would be deselected."""
     if "not contract" not in config.option.markexpr or not collection_path.is_relative_to(config.rootpath):
         return None
-    return _is_contract(PurePosixPath(collection_path.relative_to(config.rootpath).as_posix())) or None
+    if _is_contract(PurePosixPath(collection_path.relative_to(config.rootpath).as_posix())):
+        return True
+    return (
+        collection_path.suffix == ".py" and bool(MARKED.search(collection_path.read_text(encoding="utf-8")))
+    ) or None
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

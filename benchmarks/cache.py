@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from record import record
 
-from millpond.cache.vector_cache import VectorCache
+from millpond import VectorCache
 
 COMMIT_GROUP = 256  # rows per put, as the engine commits them
 

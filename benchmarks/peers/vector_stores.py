@@ -212,7 +212,7 @@ def pgvector(cut: Cut, widths: Sequence[int], dsn: str) -> Iterator[Stored]:
             queries = cut(width)[1]
             return lambda row: [one for (one,) in connection.execute(query, [literal(queries[row], kind)]).fetchall()]
 
-        def funnel(name: str, width: int, kind: str) -> Callable[[int], list[int]]:
+        def coarse_to_fine(name: str, width: int, kind: str) -> Callable[[int], list[int]]:
             operator, _ = operators[kind]
             query = (
                 f"SELECT id FROM (SELECT id, vectors FROM {name} ORDER BY narrow {operator} %s::{kind}({width}) "
@@ -240,7 +240,7 @@ def pgvector(cut: Cut, widths: Sequence[int], dsn: str) -> Iterator[Stored]:
             name = f"f{width}{kind}"
             size = fill(name, {"narrow": (width, kind), "vectors": (full, "vector")}, ["narrow"])
             words = f"{width} -> {full} float32" if kind == "vector" else f"{width} bit -> {full} float32"
-            yield _asked("pgvector", words, full, size, funnel(name, width, kind), count)
+            yield _asked("pgvector", words, full, size, coarse_to_fine(name, width, kind), count)
 
 
 def uint8(rows: FloatArray) -> FloatArray:

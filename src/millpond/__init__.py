@@ -7,7 +7,6 @@ if TYPE_CHECKING:
     from millpond.cache.vector_cache import VectorCache
     from millpond.engine.async_engine import AsyncEngine
     from millpond.engine.engine import Engine
-    from millpond.engine.stats import EngineStats, Timings
     from millpond.errors import (
         CacheError,
         DeviceLostError,
@@ -29,8 +28,8 @@ if TYPE_CHECKING:
         UnsupportedTaskError,
         WeightMismatchError,
     )
-    from millpond.inputs import Pair, SpannedText, TokenIds
-    from millpond.outputs import (
+    from millpond.values.inputs import Pair, SpannedText, TokenIds
+    from millpond.values.outputs import (
         ClassificationOutput,
         EmbeddingOutput,
         Entity,
@@ -45,8 +44,9 @@ if TYPE_CHECKING:
         TokenSpans,
         Usage,
     )
-    from millpond.params import PoolingParams
-    from millpond.spec import ModelSpec
+    from millpond.values.params import PoolingParams
+    from millpond.values.spec import ModelSpec
+    from millpond.values.stats import EngineStats, Timings
     from millpond.vectors.ragged import Ragged
     from millpond.vllm.llm import LLM
 
@@ -54,14 +54,14 @@ if TYPE_CHECKING:
 _HOMES = {
     "AsyncEngine": "engine.async_engine",
     "CacheError": "errors",
-    "ClassificationOutput": "outputs",
-    "EmbeddingOutput": "outputs",
+    "ClassificationOutput": "values.outputs",
+    "EmbeddingOutput": "values.outputs",
     "DeviceLostError": "errors",
     "Engine": "engine.engine",
     "EngineClosedError": "errors",
     "EngineOverloadedError": "errors",
-    "EngineStats": "engine.stats",
-    "Entity": "outputs",
+    "EngineStats": "values.stats",
+    "Entity": "values.outputs",
     "FingerprintMismatchError": "errors",
     "IndexCorruptedError": "errors",
     "IndexLockedError": "errors",
@@ -69,31 +69,31 @@ _HOMES = {
     "InvalidDimensionsError": "errors",
     "InvalidRequestError": "errors",
     "LLM": "vllm.llm",
-    "LabelScore": "outputs",
+    "LabelScore": "values.outputs",
     "MillpondError": "errors",
     "MissingExtraError": "errors",
     "ModelLoadError": "errors",
-    "ModelSpec": "spec",
-    "Pair": "inputs",
-    "PoolingParams": "params",
+    "ModelSpec": "values.spec",
+    "Pair": "values.inputs",
+    "PoolingParams": "values.params",
     "Ragged": "vectors.ragged",
-    "RerankOutput": "outputs",
-    "RerankResult": "outputs",
-    "RewardOutput": "outputs",
-    "ScoreOutput": "outputs",
+    "RerankOutput": "values.outputs",
+    "RerankResult": "values.outputs",
+    "RewardOutput": "values.outputs",
+    "ScoreOutput": "values.outputs",
     "SinkError": "errors",
     "SourceNotFoundError": "errors",
-    "SpannedText": "inputs",
-    "SparseEmbeddingOutput": "outputs",
-    "Timings": "engine.stats",
-    "TokenClassificationOutput": "outputs",
-    "TokenEmbeddingOutput": "outputs",
-    "TokenIds": "inputs",
-    "TokenSpans": "outputs",
+    "SpannedText": "values.inputs",
+    "SparseEmbeddingOutput": "values.outputs",
+    "Timings": "values.stats",
+    "TokenClassificationOutput": "values.outputs",
+    "TokenEmbeddingOutput": "values.outputs",
+    "TokenIds": "values.inputs",
+    "TokenSpans": "values.outputs",
     "UnknownModelError": "errors",
     "UnsupportedArchitectureError": "errors",
     "UnsupportedTaskError": "errors",
-    "Usage": "outputs",
+    "Usage": "values.outputs",
     "VectorCache": "cache.vector_cache",
     "WeightMismatchError": "errors",
 }

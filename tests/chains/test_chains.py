@@ -79,10 +79,10 @@ def hybrid_qdrant(engine: Engine, sparse_engine: Engine, records: list[Record]) 
 
 PAIRS = [
     "qdrant-dense+cross-encoder",
-    "qdrant-funnel+late-interaction",
+    "qdrant-coarse-to-fine+late-interaction",
     "qdrant-hybrid+cross-encoder",
     "milvus-dense+late-interaction",
-    "milvus-funnel+cross-encoder",
+    "milvus-coarse-to-fine+cross-encoder",
     "milvus-bm25+late-interaction",
 ]
 
@@ -167,7 +167,7 @@ async def test_the_reranked_context_reaches_the_model(stages: tuple[MillpondSink
 def test_the_stores_of_langchain_open_the_collection(
     database: str, request: pytest.FixtureRequest, engine: Engine, reranker: Engine, folder: Path
 ) -> None:
-    """A store knows one width: it searches as the sink does without its funnel."""
+    """A store knows one width: it searches as the sink does without the coarse search."""
     from langchain_milvus import Milvus
     from langchain_qdrant import QdrantVectorStore
 

@@ -11,9 +11,9 @@ from tests.tiny import Dense, Layout, Normalize, Pooling, drop_tensor, edit_json
 from millpond import Engine
 from millpond.checkpoints.checkpoint import merge, read_checkpoint
 from millpond.checkpoints.resolve import resolve
-from millpond.config import EngineConfig
 from millpond.engine.loading import describe
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
+from millpond.values.config import EngineConfig
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ from tests.tiny.heads import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, w
 
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.layouts.late_interaction import LateInteraction, names_colbert
-from millpond.config import EngineConfig
 from millpond.engine.loading import describe
 from millpond.errors import ModelLoadError, WeightMismatchError
+from millpond.values.config import EngineConfig
 
 MASK = "sentence_transformers.multi_vector_encoder.modules.multi_vector_mask.MultiVectorMask"
 NORMALIZE = "sentence_transformers.base.modules.normalize.Normalize"

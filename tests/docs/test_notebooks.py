@@ -260,8 +260,8 @@ def test_matryoshka_ingestion(ran: Callable[[str], Ran], capsys: pytest.CaptureF
     assert report.cached == report.written == len(records) > 500
     assert report.embedded == 0
     assert f"{len(records)} embedded, 0 from the cache" in capsys.readouterr().out
-    funnel, trade_off = matryoshka.figures
-    wide, narrow = (line.get_ydata() for line in funnel.axes[0].lines)
+    coarse_to_fine, trade_off = matryoshka.figures
+    wide, narrow = (line.get_ydata() for line in coarse_to_fine.axes[0].lines)
     assert list(wide) == sorted(wide) and wide[-1] > 0.95
     assert wide[0] > narrow[0]
     left, right = trade_off.axes

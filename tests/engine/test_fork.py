@@ -212,7 +212,7 @@ def test_what_a_busy_parent_was_to_finish_fails_in_the_child(tmp_path: Path) -> 
 
 
 _READING = """
-import millpond.engine.fork as fork
+import millpond.support.fork as fork
 from millpond import Engine
 from millpond.pooling.pooler import Pooler
 
@@ -259,7 +259,7 @@ def meanwhile():  # a hook that is called after the engine's, since it was regis
 armed = False
 os.register_at_fork(before=meanwhile)
 
-import millpond.engine.fork as fork
+import millpond.support.fork as fork
 from millpond import Engine
 from millpond.engine.execute.runner import Runner
 
@@ -296,7 +296,7 @@ def test_a_fork_waits_for_the_batch_that_runs_and_the_next_batch_for_the_fork() 
 
 
 _LOADING = """
-import millpond.engine.fork as fork
+import millpond.support.fork as fork
 from millpond import Engine
 from millpond.engine.shared import get_engine
 from millpond.errors import ModelLoadError

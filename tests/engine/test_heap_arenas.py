@@ -13,7 +13,7 @@ pytestmark = pytest.mark.contract
 CODE = """
 import ctypes, json, sys, tempfile, threading
 from xml.etree import ElementTree
-from millpond.engine import heap
+from millpond.support import heap
 
 done = heap.limit_arenas() if sys.argv[1] == "limited" else None
 libc = ctypes.CDLL(None)

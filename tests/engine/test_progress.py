@@ -39,7 +39,7 @@ if widgets:
     ipywidgets.HBox = type("HBox", (Widget,), {})
     display.HTML = object
 
-from millpond.progress import draw_bar, progress_bar
+from millpond.support.progress import draw_bar, progress_bar
 with progress_bar(range(40), show=True) as bar:
     bar.update(40)
 with progress_bar(range(41), show=False) as bar:

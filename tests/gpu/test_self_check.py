@@ -19,10 +19,10 @@ from tests.tiny import TEXTS, write_checkpoint
 from millpond import Engine
 from millpond.attention import kernels, self_check, varlen
 from millpond.attention.self_check import KernelCheck
-from millpond.config import EngineConfig
 from millpond.engine import loading
 from millpond.engine.execute.self_check import check_graphs
 from millpond.engine.loading import load
+from millpond.values.config import EngineConfig
 from tests import recording
 
 pytestmark = pytest.mark.gpu

@@ -73,9 +73,9 @@ BREACHES = (
     ),
     ("weights", "engine/input/validate.py", "import millpond.models.load", "input.validate -> millpond.models.load"),
     ("kernels", "attention/flex.py", "import millpond.attention.varlen", "flex -> millpond.attention.varlen"),
-    ("vocabulary", "spec.py", "import torch", "spec -> torch"),
+    ("vocabulary", "values/spec.py", "import torch", "values.spec -> torch"),
     ("core", "cli/app.py", "def late():\n    import millpond_milvus", "app -> millpond_milvus"),
-    ("server", "inputs.py", "import orjson", "inputs -> orjson"),
+    ("server", "values/inputs.py", "import orjson", "values.inputs -> orjson"),
     ("server-layers", "server/errors.py", "import millpond.server.app", "errors -> millpond.server.app"),
     (
         "adapters",

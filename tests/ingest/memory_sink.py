@@ -4,7 +4,7 @@ import re
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest import CollectionDriver, CollectionSink, Connection, Fault, Hit, StoredRow, content_hash
-from millpond.metadata import check_filter
+from millpond.support.metadata import check_filter
 
 
 class MemoryClient(dict):

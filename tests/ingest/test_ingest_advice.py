@@ -33,9 +33,9 @@ def test_every_layout_is_measured_against_the_full_width(engine):
         assert 0 <= one.recall <= 1 and one.scanned_bytes <= one.stored_bytes and one.ndcg is None
         if one.layout.rescore or one.layout.coarse:  # 100 candidates of 40 rows: only the stored vectors decide
             assert one.recall == by_name[f"{one.layout.width} {one.layout.final_datatype}"].recall
-    funnel = by_name[f"4 -> {native} float32"]
-    assert (funnel.stored_bytes, funnel.scanned_bytes) == (4 * native + 16, 16)
-    assert funnel.read_bytes == 16e6 + 40 * 4 * native
+    coarse_to_fine = by_name[f"4 -> {native} float32"]
+    assert (coarse_to_fine.stored_bytes, coarse_to_fine.scanned_bytes) == (4 * native + 16, 16)
+    assert coarse_to_fine.read_bytes == 16e6 + 40 * 4 * native
     copy, bits = by_name[f"{native} float16 + binary, rescored"], by_name[f"8 bit -> {native} float32"]
     assert (copy.stored_bytes, copy.scanned_bytes) == (2 * native + -(-native // 8), -(-native // 8))
     assert (bits.stored_bytes, bits.scanned_bytes, bits.recall) == (4 * native + 1, 1, 1.0)

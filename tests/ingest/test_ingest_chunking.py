@@ -10,9 +10,9 @@ from tests.ingest.memory_sink import MemorySink
 from tests.tiny import SENTENCES, Layout, Normalize, Pooling, write_checkpoint
 
 from millpond import Engine
-from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest import Chunker, Chunking, Record, chunking, ingest, point_id
+from millpond.support.blank import is_blank
 
 pytest.importorskip("semantic_text_splitter")
 

@@ -28,7 +28,7 @@ from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond.ingest.sinks.protocol import check_widths
 from millpond.ingest.sinks.search import plan_search
-from millpond.metadata import check_filter
+from millpond.support.metadata import check_filter
 
 RECORDS = (Record("a", "x"), Record("b", "y"))
 UNIT = np.eye(2, 4, dtype=np.float32)

@@ -17,11 +17,11 @@ from tests.tiny.heads import write_cross_encoder, write_stanford
 
 from millpond import AsyncEngine, Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
-from millpond.fingerprint import ModelIdentity
 from millpond.late_interaction import AddReport, MemoryIndex, Ragged, TokenMatch
 from millpond.late_interaction.encoding.projection import Projection
 from millpond.late_interaction.index.arguments import unit_rows
 from millpond.late_interaction.index.settings import IndexSettings
+from millpond.values.fingerprint import ModelIdentity
 
 
 @pytest.fixture(scope="module")

@@ -127,9 +127,9 @@ def test_cranfield_at_narrower_widths(width, float32_results):
 
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_the_funnel_keeps_what_the_full_width_finds(float32_results):
-    assert float32_results["funnel"]["128->384"]["overlap@10"] >= 0.98
-    assert float32_results["funnel"]["128->384"]["ndcg@10"] == pytest.approx(CRANFIELD[384], abs=0.002)
+def test_the_coarse_to_fine_keeps_what_the_full_width_finds(float32_results):
+    assert float32_results["coarse_to_fine"]["128->384"]["overlap@10"] >= 0.98
+    assert float32_results["coarse_to_fine"]["128->384"]["ndcg@10"] == pytest.approx(CRANFIELD[384], abs=0.002)
 
 
 @pytest.mark.slow

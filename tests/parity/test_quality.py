@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from quality import best, funnel, mean_ndcg, ndcg_at_k, overlap, read_retrieval, rerank, search
+from quality import best, coarse_to_fine, mean_ndcg, ndcg_at_k, overlap, read_retrieval, rerank, search
 
 from millpond import Engine, Ragged
 
@@ -45,13 +45,13 @@ def test_equal_scores_go_to_the_lower_index():
     assert best(np.array([[1.0, 3.0, 3.0, 2.0]], np.float32), 3).tolist() == [[1, 2, 3]]
 
 
-def test_the_funnel_rescoring_corrects_the_narrow_order():
+def test_the_coarse_to_fine_rescoring_corrects_the_narrow_order():
     documents = np.array([[1, 0], [0.9, 0.9], [0.1, 0]], np.float32)
     queries = np.array([[1, 1]], np.float32)
     narrow = queries[:, :1], documents[:, :1]
     assert search(*narrow, 2).tolist() == [[0, 1]]
-    assert funnel(narrow, (queries, documents), candidates=2, k=2).tolist() == [[1, 0]]
-    assert funnel(narrow, (queries, documents), candidates=1, k=1).tolist() == [
+    assert coarse_to_fine(narrow, (queries, documents), candidates=2, k=2).tolist() == [[1, 0]]
+    assert coarse_to_fine(narrow, (queries, documents), candidates=1, k=1).tolist() == [
         [0]
     ]  # too few candidates: the best is lost
 

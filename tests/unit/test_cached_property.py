@@ -2,7 +2,7 @@
 
 import threading
 
-from millpond.cached_property import cached_property
+from millpond.support.cached_property import cached_property
 
 
 class Batch:

@@ -7,7 +7,7 @@ import threading
 import pytest
 from tests.gates import until
 
-from millpond.fair_semaphore import FairSemaphore
+from millpond.support.fair_semaphore import FairSemaphore
 
 
 def waiting(turns, count):
@@ -95,7 +95,7 @@ def test_one_who_stops_waiting_takes_no_turn(monkeypatch):
         def acquire(self):
             raise KeyboardInterrupt
 
-    monkeypatch.setattr("millpond.fair_semaphore._Ticket", Ticket)
+    monkeypatch.setattr("millpond.support.fair_semaphore._Ticket", Ticket)
     with pytest.raises(KeyboardInterrupt), turns.turn(1):
         pass
     monkeypatch.undo()

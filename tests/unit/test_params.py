@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from millpond import PoolingParams
-from millpond.config import EngineConfig
 from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.values.config import EngineConfig
 
 
 def test_given_names_the_options_that_were_set():

@@ -5,7 +5,7 @@ import json
 from collections.abc import Iterable, Mapping
 
 from millpond.errors import InvalidRequestError
-from millpond.metadata import Scalar, check_filter
+from millpond.support.metadata import Scalar, check_filter
 
 
 def to_condition(filter: Mapping[str, object] | str | None) -> str:

@@ -16,7 +16,7 @@ from millpond.ingest.sinks.driver import CollectionDriver
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
-from millpond.metadata import check_filter
+from millpond.support.metadata import check_filter
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import one_of, to_expression
 from millpond_milvus.layout import SCHEMAS, RowLayout, token_weights

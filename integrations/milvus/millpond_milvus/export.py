@@ -28,7 +28,7 @@ from millpond.ingest.sinks.database import check_options
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
 from millpond.ingest.sinks.protocol import check_widths
-from millpond.spec import ModelSpec
+from millpond.values.spec import ModelSpec
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.layout import RowLayout
 from millpond_milvus.options import VectorOptions

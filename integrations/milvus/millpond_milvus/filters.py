@@ -7,7 +7,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
-from millpond.metadata import Scalar, check_filter
+from millpond.support.metadata import Scalar, check_filter
 from millpond_milvus.layout import FieldSchema
 
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")

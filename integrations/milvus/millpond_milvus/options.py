@@ -14,7 +14,7 @@ import numpy.typing as npt
 from pymilvus import DataType
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, MissingExtraError
-from millpond.metadata import check_str
+from millpond.support.metadata import check_str
 
 OPTIONS_KEY = "millpond.options"
 """The collection's property that holds the options which differ from the default ones."""

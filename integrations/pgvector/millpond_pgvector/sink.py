@@ -27,7 +27,7 @@ from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
-from millpond.metadata import check_filter
+from millpond.support.metadata import check_filter
 
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
 # Connection, resources, operator, conflict with another transaction, lock, system, and a server that only reads.

@@ -9,7 +9,7 @@ from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.sinks.fields import LLAMA_INDEX_KEYS, FieldLayout
-from millpond.metadata import Scalar, check_filter
+from millpond.support.metadata import Scalar, check_filter
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _UNWRITABLE = {'"': "quote", "\\": "backslash"}  # a path has no escapes

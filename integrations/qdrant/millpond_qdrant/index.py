@@ -17,7 +17,7 @@ from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, Index
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.documents import Hit, IndexStats
-from millpond.metadata import Scalar
+from millpond.support.metadata import Scalar
 from millpond_qdrant.connection import QdrantConnection
 from millpond_qdrant.filters import to_filter
 

@@ -1,4 +1,4 @@
-"""The funnel's request, answered by Qdrant's real engine, since local mode is a re-implementation in Python."""
+"""The coarse-to-fine request, answered by Qdrant's real engine, since local mode is a re-implementation in Python."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millpond_qdrant.filters import to_filter
 pytestmark = pytest.mark.contract
 
 
-def test_the_real_engine_answers_the_funnel_with_the_same_hits(engine: Engine, tmp_path: Path) -> None:
+def test_the_real_engine_answers_the_coarse_to_fine_search_with_the_same_hits(engine: Engine, tmp_path: Path) -> None:
     edge = pytest.importorskip("qdrant_edge")
     words = ["river", "zip", "bread", "socket", "heart", "search", "glacier", "violin", "memory", "tide"]
     records = [Record(f"{one} {two}", f"{one} {two}") for one in words for two in words]

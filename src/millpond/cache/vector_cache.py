@@ -18,7 +18,7 @@ import numpy.typing as npt
 from millpond.cache.blob_store import KEYS_PER_SELECT, BlobStore, absolute_path
 from millpond.cache.sqlitefile import CacheFileError, in_use, is_damage
 from millpond.errors import CacheError, InvalidRequestError
-from millpond.progress import draw_bar
+from millpond.support.progress import draw_bar
 
 logger = logging.getLogger(__name__)
 

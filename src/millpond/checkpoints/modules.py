@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from millpond.spec import PoolingMode
+from millpond.values.spec import PoolingMode
 
 
 @dataclass(frozen=True, kw_only=True)

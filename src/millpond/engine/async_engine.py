@@ -31,11 +31,11 @@ from millpond.engine.schedule.call import CallOptions
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import TaskMethods
 from millpond.engine.tokenize.large_texts import is_large
-from millpond.outputs import TokenSpans
-from millpond.params import PoolingParams
-from millpond.progress import progress_bar
-from millpond.spec import ModelSpec
+from millpond.support.progress import progress_bar
 from millpond.tasks import Role, ScoreMethod, Task, Truncate
+from millpond.values.outputs import TokenSpans
+from millpond.values.params import PoolingParams
+from millpond.values.spec import ModelSpec
 
 # More texts than this are checked and deduplicated in a thread, not in the loop.
 _LOOP_TEXTS = 2048

@@ -21,8 +21,6 @@ from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.execute.worker_slots import CpuWorkerSlots, DeviceWorkerSlot, WorkerSlots
-from millpond.engine.fork import inherited_pool, outside_inherited_pool
-from millpond.engine.heap import HEAP
 from millpond.engine.input.plan import Plan
 from millpond.engine.loading import Replicas
 from millpond.engine.output.assemble import assemble
@@ -33,9 +31,11 @@ from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.intake import Intake
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallFuture
-from millpond.engine.stats import EngineStats
 from millpond.errors import EngineClosedError, MillpondError
-from millpond.inputs import Item, TokenIds
+from millpond.support.fork import inherited_pool, outside_inherited_pool
+from millpond.support.heap import HEAP
+from millpond.values.inputs import Item, TokenIds
+from millpond.values.stats import EngineStats
 
 logger = logging.getLogger(__name__)
 
@@ -47,14 +47,6 @@ class Dispatcher:
     """Everything between a checked request and its future."""
 
     def __init__(self, replicas: Replicas, *, budget: int, max_queue: int, cache: VectorCache | None) -> None:
-        """Start the threads.
-
-        Args:
-            replicas: The loaded checkpoint.
-            budget: Most tokens of a batch.
-            max_queue: Most texts of running calls.
-            cache: Vectors are read from it and committed to it.
-        """
         self._replicas = replicas
         self._model = replicas.model
         self._scheduler = Scheduler(budget, prepare=lambda calls: self._intake.prepare(calls))
@@ -124,9 +116,6 @@ class Dispatcher:
         A small call then wakes two threads fewer. A thread inside a torch mode leaves its call to the workers,
         since they would change the result, and so does a thread that was forked with OpenMP's pool. In a future's
         callback other threads wait for this one: there it works until the call is done.
-
-        Raises:
-            MillpondError: In a callback in the thread that drives a device, which would wait for itself.
         """
         in_callback = self.in_callback
         if in_callback and not self.workers[0].shared and any(worker.current for worker in self.workers):
@@ -153,19 +142,7 @@ class Dispatcher:
     def submit(
         self, items: Sequence[Item], plan: Plan, options: CallOptions, *, owner: object = None
     ) -> CallFuture[Any]:
-        """Queue a call.
-
-        Args:
-            items: The checked items.
-            plan: How to compute them.
-            options: How to queue them; if ``inline``, this thread is going to :meth:`run_in_caller`.
-            owner: Kept alive until the call is over: the object that stops the dispatcher when it is dropped.
-
-        Raises:
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: Closed, or in a forked process.
-            DeviceLostError: No device is left.
-        """
+        """Queue a call."""
         self.check_process()
         self._check_devices()
         # The cache holds vectors of texts and of token ids, in different namespaces: a mixture is not cached.
@@ -202,12 +179,7 @@ class Dispatcher:
         return call.future
 
     def close(self, *, timeout: float | None = None, cancel: bool = False) -> None:
-        """Finish what was admitted, then stop the threads; a forked process has nothing to finish.
-
-        Args:
-            timeout: Most seconds until the calls that have no result yet are dropped; ``None``: no limit.
-            cancel: Drop them now.
-        """
+        """Finish what was admitted, then stop the threads; a forked process has nothing to finish."""
         self._admission.close()
         if os.getpid() != self._pid:
             return
@@ -275,22 +247,12 @@ class Dispatcher:
         return self._admission.closed
 
     def stats(self) -> EngineStats:
-        """The counters.
-
-        Raises:
-            EngineClosedError: In a forked process.
-        """
+        """The counters."""
         self.check_process()
         return self._admission.stats()
 
     def check_room(self, texts: int) -> None:
-        """Raise now what :meth:`submit` would raise for a call of this many texts.
-
-        Raises:
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: Closed, or in a forked process.
-            DeviceLostError: No device is left.
-        """
+        """Raise now what :meth:`submit` would raise for a call of this many texts."""
         self.check_process()
         self._check_devices()
         self._admission.check_room(texts)
@@ -305,11 +267,7 @@ class Dispatcher:
             raise self._lost_devices.lost[-1].error()
 
     def check_process(self) -> None:
-        """Check that this process has the threads; a forked one must not even touch their locks.
-
-        Raises:
-            EngineClosedError: In a forked process.
-        """
+        """Check that this process has the threads; a forked one must not even touch their locks."""
         if os.getpid() != self._pid:
             raise EngineClosedError(
                 "this engine was loaded in another process and does not survive a fork; load it after forking, "

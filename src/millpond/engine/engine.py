@@ -14,10 +14,8 @@ from typing import Any, Self, Unpack
 import numpy.typing as npt
 
 from millpond.cache.vector_cache import VectorCache
-from millpond.config import EngineConfig
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import is_interrupt
-from millpond.engine.fork import loading, outside_inherited_pool
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.embed_options import EmbedOptions, embed_params, shows_options_of
 from millpond.engine.input.oversize import split_by_size
@@ -25,15 +23,17 @@ from millpond.engine.input.token_spans import token_spans
 from millpond.engine.loading import load
 from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
-from millpond.engine.stats import EngineStats
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import TaskMethods
 from millpond.errors import DeviceLostError, InvalidRequestError
-from millpond.inputs import Item
-from millpond.outputs import TokenSpans
-from millpond.params import PoolingParams
-from millpond.spec import ModelSpec
+from millpond.support.fork import loading, outside_inherited_pool
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
+from millpond.values.config import EngineConfig
+from millpond.values.inputs import Item
+from millpond.values.outputs import TokenSpans
+from millpond.values.params import PoolingParams
+from millpond.values.spec import ModelSpec
+from millpond.values.stats import EngineStats
 
 # Tokens per batch: on a CPU, a layer's activations stay in the cache; on a GPU, the batch fills the device.
 _CPU_BATCH_TOKENS = 4096
@@ -373,7 +373,7 @@ class Engine(TaskMethods):
         """Call ``observer`` after every batch, to keep a histogram of batch sizes, for example.
 
         Args:
-            observer: Called with a :class:`~millpond.engine.stats.BatchRun` by the thread that ran the batch, before
+            observer: Called with a :class:`~millpond.values.stats.BatchRun` by the thread that ran the batch, before
                 its callers get their results; it should return quickly. An exception from it is logged once.
 
         Returns:

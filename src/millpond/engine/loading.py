@@ -16,8 +16,7 @@ from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Pooling
 from millpond.checkpoints.native_config import translate, with_stored_vocabulary
-from millpond.checkpoints.templates.score_template import plain_template, read_template
-from millpond.config import EngineConfig
+from millpond.checkpoints.templates.score_template import read_template, shipped_template
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
 from millpond.engine.execute.runner import Runner
@@ -37,25 +36,19 @@ from millpond.models.task_detection import DetectedTasks, detect_tasks
 from millpond.pooling.classifier import build_classifier
 from millpond.pooling.pooler import OutputSpec, Pooler
 from millpond.pooling.sparse import build_sparse, build_token_vectors
-from millpond.spec import ModelSpec
 from millpond.tasks import Quantization, Task
+from millpond.values.config import EngineConfig
+from millpond.values.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class Replicas:
-    """A checkpoint in memory: its weights on each device.
+    """A checkpoint in memory: its weights on each device."""
 
-    Attributes:
-        model: Description of the checkpoint and of its inputs.
-        runners: Backbone and pooler, one replica for each device.
-        dtype: Precision of the backbone, by name.
-        checks: What the self-check compared; see :mod:`millpond.attention.self_check`.
-    """
-
-    model: LoadedModel
-    runners: tuple[Runner, ...]
-    dtype: str
-    checks: tuple[KernelCheck, ...] = ()
+    model: LoadedModel  # description of the checkpoint and of its inputs
+    runners: tuple[Runner, ...]  # backbone and pooler, one replica for each device
+    dtype: str  # precision of the backbone, by name
+    checks: tuple[KernelCheck, ...] = ()  # what the self-check compared; see :mod:`millpond.attention.self_check`
 
     @property
     def runner(self) -> Runner:
@@ -68,7 +61,7 @@ class Replicas:
         return ",".join(str(runner.device) for runner in self.runners)
 
     def prepare(self, output: OutputSpec) -> None:
-        """Read the weights of a output's vocabulary entries now, so that no batch waits for them."""
+        """Read the weights of an output's vocabulary entries now, so that no batch waits for them."""
         if output.kind == "head_rows":
             for runner in self.runners:
                 runner.pooler.rows_of(output.token_ids, runner.device)
@@ -97,13 +90,7 @@ def read_model(config: EngineConfig) -> LoadedModel:
 
 
 def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
-    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read.
-
-    Args:
-        config: The engine's options.
-        check: Whether to compare the kernels that the model may use with float32, those that were right before too.
-            ``None``: those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
-    """
+    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read."""
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
         bound_compiled_products()
@@ -241,7 +228,8 @@ def _pair_reader(description: _Description, template: str | None) -> EncodesPair
     if detected.template is not None:
         return TemplateTokenizer(tokenizer, detected.template)
     if description.architecture.decoder:
-        return TemplateTokenizer(tokenizer, plain_template())
+        # The query followed by the document, which vLLM gives a decoder without a template.
+        return TemplateTokenizer(tokenizer, shipped_template("plain", special_tokens=True))
     return PairTokenizer(tokenizer, prompt=detected.prompt)
 
 

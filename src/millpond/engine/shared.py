@@ -20,8 +20,8 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from millpond.config import EngineConfig
-from millpond.engine.fork import ProcessFuture, loading
+from millpond.support.fork import ProcessFuture, loading
+from millpond.values.config import EngineConfig
 
 if TYPE_CHECKING:
     from millpond.cache.vector_cache import VectorCache

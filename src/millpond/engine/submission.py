@@ -26,11 +26,11 @@ from millpond.engine.schedule.intake import INLINE_TEXTS
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import EngineOverloadedError, InvalidRequestError
-from millpond.inputs import Item
-from millpond.outputs import EmbeddingOutput
-from millpond.params import PoolingParams
-from millpond.progress import Bar, progress_bar
+from millpond.support.progress import Bar, progress_bar
 from millpond.tasks import Role, ScoreMethod, ScoreType, Task
+from millpond.values.inputs import Item
+from millpond.values.outputs import EmbeddingOutput
+from millpond.values.params import PoolingParams
 
 # A stream reads this many texts at a time, and keeps this many calls queued ahead of the vector it hands out.
 _STREAM_WINDOW = 1024
@@ -78,15 +78,12 @@ class Submission:
         """Call ``work`` in a thread of the engine instead of the event loop's pool, and return what it returns.
 
         ``large``: in the thread of large texts.
-
-        Raises:
-            EngineClosedError: In a forked process, which does not have the thread.
         """
         self.dispatcher.check_process()
         threads = self.dispatcher.large_thread if large else self.dispatcher.threads
         try:
             running = threads.submit(work)
-        except RuntimeError:  # the engine was closed; ``work`` raises the error that says so
+        except RuntimeError:  # the engine was closed; `work` raises the error that says so
             return work()
         return await asyncio.wrap_future(running)
 
@@ -95,23 +92,13 @@ class Submission:
         task: Task,
         inputs: Sequence[Any],
         params: PoolingParams,
-        options: CallOptions | None = None,
+        options: CallOptions | None = None,  # how to queue the call
         *,
-        pairs: EncodesPairs | None = None,
-        method: ScoreMethod = "auto",
-        ranking: bool = False,
+        pairs: EncodesPairs | None = None,  # reads the pairs of this call, instead of the checkpoint's own way
+        method: ScoreMethod = "auto",  # how a score is computed
+        ranking: bool = False,  # the scores are for `rerank`, whose `method="auto"` is another
     ) -> CallFuture[Any]:
-        """Check everything, then queue.
-
-        Args:
-            task: The task.
-            inputs: The inputs of the call.
-            params: The options of the task.
-            options: How to queue the call.
-            pairs: Reads the pairs of this call, instead of the checkpoint's own way.
-            method: How a score is computed.
-            ranking: The scores are for ``rerank``, whose ``method="auto"`` is another.
-        """
+        """Check everything, then queue."""
         options = options or CallOptions()
         resolve.check_params(params)
         score_type = resolve.check_method(method, self.loaded, ranking=ranking)
@@ -144,12 +131,7 @@ class Submission:
         return plan
 
     def stream(self, texts: Any, params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
-        """One vector per text, in order; a few calls are queued ahead of the vector handed out.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: Options that cannot be served, or an ``output_dtype`` that needs all vectors at once.
-        """
+        """One vector per text, in order; a few calls are queued ahead of the vector handed out."""
         if isinstance(texts, str | bytes):
             raise TypeError("embed_iter takes an iterable of texts, not a str; write embed_iter([text])")
         if params.output_dtype in ("int8", "uint8"):

@@ -9,8 +9,9 @@ from typing import Any, Literal
 
 from millpond.engine.composite.scoring import pair_up
 from millpond.engine.input import validate
-from millpond.inputs import rerank_pairs
-from millpond.outputs import (
+from millpond.tasks import Activation, Aggregation, OutputDtype, Role, ScoreMethod, Task, Truncate
+from millpond.values.inputs import rerank_pairs
+from millpond.values.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
     RerankOutput,
@@ -21,8 +22,7 @@ from millpond.outputs import (
     TokenEmbeddingOutput,
     rank,
 )
-from millpond.params import PoolingParams
-from millpond.tasks import Activation, Aggregation, OutputDtype, Role, ScoreMethod, Task, Truncate
+from millpond.values.params import PoolingParams
 
 
 class TaskMethods(ABC):

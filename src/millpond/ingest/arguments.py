@@ -6,7 +6,7 @@ import os
 from inspect import iscoroutinefunction
 
 from millpond.errors import UnsupportedTaskError
-from millpond.spec import ModelSpec
+from millpond.values.spec import ModelSpec
 
 
 def check_engine(engine: object) -> None:

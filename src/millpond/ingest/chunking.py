@@ -13,9 +13,9 @@ from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest.record import Record
+from millpond.support.blank import is_blank
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine

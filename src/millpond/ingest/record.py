@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.errors import InvalidRequestError
-from millpond.metadata import check_str, json_object
+from millpond.support.metadata import check_str, json_object
 
 NAMESPACE = uuid.UUID("c4e431ac-b6db-43ba-8435-74c9cee587c4")
 """The UUIDv5 namespace of every point that millpond writes."""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from millpond.outputs import EmbeddingOutput, TokenEmbeddingOutput, TokenSpans, Usage
-from millpond.spec import ModelSpec
 from millpond.tasks import Role
+from millpond.values.outputs import EmbeddingOutput, TokenEmbeddingOutput, TokenSpans, Usage
+from millpond.values.spec import ModelSpec
 from millpond.vectors import matryoshka
 from millpond.vectors.ragged import Ragged
 

@@ -12,11 +12,11 @@ import numpy.typing as npt
 from millpond.engine.engine import Engine
 from millpond.engine.schedule.timing import CallFuture
 from millpond.errors import InputTooLongError, UnsupportedTaskError
-from millpond.inputs import Item, Pair, TokenIds
-from millpond.outputs import ScoreOutput
-from millpond.params import PoolingParams
 from millpond.pooling.activations import by_width
 from millpond.tasks import Activation, ScoreMethod, Task
+from millpond.values.inputs import Item, Pair, TokenIds
+from millpond.values.outputs import ScoreOutput
+from millpond.values.params import PoolingParams
 from millpond.vectors.ragged import Ragged
 from millpond.vllm import arguments
 from millpond.vllm.params import complete
@@ -38,6 +38,11 @@ class Pending(Generic[Output]):
     def result(self) -> Output:
         """Wait for the result, calibrated."""
         return self.finish(self.future.result())
+
+
+def rows_of_output(output: Any) -> Any:
+    """The numbers of any kind of output: an array for each item."""
+    return next(getattr(output, name) for name in ("embeddings", "rewards", "probs") if hasattr(output, name))
 
 
 class PoolingModel:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from millpond.cached_property import cached_property
+from millpond.support.cached_property import cached_property
 
 _SHOWN_NUMBERS = 4  # of a vector, in its repr
 

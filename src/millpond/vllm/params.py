@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
-from millpond import params as core
 from millpond.errors import InvalidRequestError
-from millpond.spec import ModelSpec
 from millpond.tasks import Task
+from millpond.values import params as core
+from millpond.values.spec import ModelSpec
 from millpond.vllm.arguments import one_value
 from millpond.vllm.pooler_config import PoolerConfig
 from millpond.vllm.prompts import Tokenization

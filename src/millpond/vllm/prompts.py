@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from millpond.errors import InvalidRequestError
-from millpond.inputs import Item, TokenIds
 from millpond.tasks import Truncate
+from millpond.values.inputs import Item, TokenIds
 
 _OPTIONS = ("add_special_tokens", "max_length", "padding", "truncate_prompt_tokens", "truncation", "truncation_side")
 # transformers' values of ``truncation``.

@@ -23,12 +23,12 @@ from millpond import Engine
 from millpond.attention import kernels, matmul_attention, sdpa, varlen
 from millpond.attention import self_check as notes
 from millpond.attention.self_check import KernelCheck
-from millpond.config import EngineConfig
 from millpond.engine import loading
 from millpond.engine.execute.cuda import graphs
 from millpond.engine.execute.runner import Runner
 from millpond.engine.execute.self_check import check_graphs
 from millpond.engine.loading import load
+from millpond.values.config import EngineConfig
 from tests import recording
 
 pytestmark = pytest.mark.contract  # engines are loaded with the check

@@ -15,9 +15,9 @@ import pytest
 from tests.tiny import SENTENCES, write_checkpoint
 
 from millpond import AsyncEngine, Engine, Pair, PoolingParams, SpannedText, TokenIds
-from millpond.engine.heap import Heap
 from millpond.engine.tokenize import large_texts
 from millpond.engine.tokenize.large_texts import LARGE_CHARACTERS, SLOTS, TURNS, is_large, turn
+from millpond.support.heap import Heap
 
 LARGE = "池" * (LARGE_CHARACTERS + 1)
 WAIT = 60.0

@@ -31,10 +31,10 @@ from tests.server.launch.conftest import Certify
 
 import millpond
 from millpond.cli.app import main
-from millpond.engine import heap
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.server import ModelConfig, ServerConfig
 from millpond.server.launch import run, sockets
+from millpond.support import heap
 
 pytestmark = pytest.mark.contract
 

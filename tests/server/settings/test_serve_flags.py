@@ -14,8 +14,8 @@ from typer.main import get_command
 
 from millpond.cli.app import app, main
 from millpond.cli.arguments.vllm_flags import read
-from millpond.engine import heap
 from millpond.errors import InvalidRequestError, MissingExtraError
+from millpond.support import heap
 
 
 @pytest.fixture(autouse=True)

@@ -18,13 +18,13 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor, SpanExportResult
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from millpond.engine import heap
 from millpond.errors import MissingExtraError
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 from millpond.server import app as application
 from millpond.server.launch import run
 from millpond.server.telemetry.spans import OpenTelemetrySpans
 from millpond.server.telemetry.tracing import tracing_of
+from millpond.support import heap
 
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 

@@ -15,13 +15,13 @@ import typer
 from millpond.cli.arguments import options
 from millpond.cli.arguments.input_texts import read_texts
 from millpond.cli.arguments.settings import engine_settings, read_setting
-from millpond.config import EngineConfig
 from millpond.ingest.record import Record, Rejected
+from millpond.values.config import EngineConfig
 
 if TYPE_CHECKING:
     from millpond.cache.vector_cache import VectorCache
     from millpond.engine.engine import Engine
-    from millpond.spec import ModelSpec
+    from millpond.values.spec import ModelSpec
 
 
 def grouped(command: Callable[..., None]) -> Callable[..., None]:

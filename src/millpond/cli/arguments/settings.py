@@ -9,7 +9,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import typer
 
-from millpond.config import EngineConfig
+from millpond.values.config import EngineConfig
 
 Setting = tuple[str, str]
 """A name and a value, as they are written."""

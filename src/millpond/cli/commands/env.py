@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from millpond.cli.arguments.groups import EngineOptions, grouped
-from millpond.config import EngineConfig
+from millpond.values.config import EngineConfig
 
 if TYPE_CHECKING:
     from millpond.attention.self_check import KernelCheck

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from millpond.blank import is_blank
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, grouped
 from millpond.cli.arguments.opened_index import reopened_index, stored_index, token_engine
 from millpond.errors import InvalidRequestError
 from millpond.ingest.pages.html_page import check_page_path, write_page
+from millpond.support.blank import is_blank
 
 if TYPE_CHECKING:
     from millpond.late_interaction.scoring.explanation import TokenMatch

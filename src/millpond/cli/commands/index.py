@@ -19,6 +19,7 @@ from millpond.cli.arguments.flags import Command
 from millpond.cli.arguments.groups import EngineOptions, RecordOptions, grouped
 from millpond.cli.arguments.opened_index import opened_index, reopened_index, stored_index
 from millpond.errors import MillpondError
+from millpond.late_interaction.codecs.names import PlaidCodec
 
 if TYPE_CHECKING:
     from millpond.ingest import Record, Rejected
@@ -86,8 +87,8 @@ class LayoutOptions:
     """How a new index stores token vectors: the arguments of :class:`millpond.late_interaction.PlaidIndex`."""
 
     codec: Annotated[
-        Literal["int8", "4", "2"],
-        typer.Option(help="How token vectors are stored: int8, or residuals of 4 or 2 bits beside a centroid."),
+        PlaidCodec,
+        typer.Option(help="How token vectors are stored; 4 and 2 are residuals of so many bits beside a centroid."),
     ] = "4"
     dimensions: Annotated[
         int | None,
@@ -225,7 +226,7 @@ def compact(index: IndexPath) -> None:
 
 def _add(index: PlaidIndex, records: Iterator[Record | Rejected]) -> None:
     """Add records in batches, and print the counts."""
-    from millpond.progress import draw_bar
+    from millpond.support.progress import draw_bar
 
     counts, started = Counts(), time.perf_counter()
     try:

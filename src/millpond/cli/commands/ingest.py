@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from millpond.ingest.chunking import Chunking
     from millpond.ingest.telemetry.report import IngestReport
     from millpond.ingest.telemetry.trace import RunTrace
-    from millpond.spec import ModelSpec
+    from millpond.values.spec import ModelSpec
 
 Start = Callable[..., "IngestReport"]
 

@@ -10,7 +10,7 @@ from millpond.cli.arguments.groups import EngineOptions, grouped
 from millpond.cli.output.columns import aligned
 
 if TYPE_CHECKING:
-    from millpond.spec import ModelSpec
+    from millpond.values.spec import ModelSpec
 
 
 @grouped

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from millpond.blank import is_blank
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
 from millpond.ingest.record import Record
+from millpond.support.blank import is_blank
 from millpond.tasks import ScoreMethod, Truncate
 
 if TYPE_CHECKING:
-    from millpond.outputs import RerankResult
+    from millpond.values.outputs import RerankResult
 
 logger = logging.getLogger(__name__)
 

@@ -13,14 +13,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from millpond.blank import is_blank
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, SinkSettings, TextOptions, grouped
 from millpond.cli.arguments.settings import sink_settings
 from millpond.cli.output.search_stages import SearchStages, StageOptions
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
-from millpond.metadata import check_filter
+from millpond.support.blank import is_blank
+from millpond.support.metadata import check_filter
 
 logger = logging.getLogger(__name__)
 

@@ -15,7 +15,7 @@ from millpond.models.native.self_check import encoder_rows
 from millpond.native import library
 
 if TYPE_CHECKING:
-    from millpond.config import EngineConfig
+    from millpond.values.config import EngineConfig
 
 
 def of_machine() -> list[KernelCheck]:

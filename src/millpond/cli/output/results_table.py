@@ -15,7 +15,7 @@ from rich.text import Text
 from millpond.ingest.sinks.search import Hit
 
 if TYPE_CHECKING:
-    from millpond.spec import ModelSpec
+    from millpond.values.spec import ModelSpec
 
 _ID_WIDTH = 28
 _LINE_WIDTH = 120

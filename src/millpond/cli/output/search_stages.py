@@ -16,17 +16,17 @@ import typer
 from millpond.cli.arguments.groups import EngineOptions
 from millpond.cli.arguments.options import StoredModel
 from millpond.cli.output.results_table import Answer, RankedHit, score_name
-from millpond.config import EngineConfig
 from millpond.errors import InvalidRequestError, ModelLoadError
-from millpond.fingerprint import ModelIdentity, differences, stored_name
 from millpond.ingest.record import Record
 from millpond.tasks import ScoreMethod
+from millpond.values.config import EngineConfig
+from millpond.values.fingerprint import ModelIdentity, differences, stored_name
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
     from millpond.ingest.sinks.collection import CollectionSink
     from millpond.ingest.sinks.search import Hit
-    from millpond.spec import ModelSpec
+    from millpond.values.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 

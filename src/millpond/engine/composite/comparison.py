@@ -8,10 +8,10 @@ from collections.abc import Iterable, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from millpond.engine.fork import computing
-from millpond.inputs import Pair
 from millpond.late_interaction.scoring.similarity import maxsim
+from millpond.support.fork import computing
 from millpond.tasks import ROLES, Role
+from millpond.values.inputs import Pair
 from millpond.vectors import matryoshka
 from millpond.vectors.ragged import Ragged
 
@@ -27,14 +27,6 @@ class Comparison:
     """
 
     def __init__(self, pairs: Sequence[Pair], *, width: int, normalize: bool, mean: bool) -> None:
-        """No matrix yet.
-
-        Args:
-            pairs: (query, document) pairs; equal pairs are compared once.
-            width: Columns of a matrix that are compared.
-            normalize: L2-normalize the rows first.
-            mean: Divide a score by the number of the query's tokens.
-        """
         self._width, self._normalize, self._mean = width, normalize, mean
         index_of: dict[tuple[int, int], int] = {}
         sides = zip(_slots(pair.query for pair in pairs), _slots(pair.document for pair in pairs), strict=True)

@@ -17,13 +17,6 @@ def combine(
 
     If a part fails, the future fails with its error and the other parts are cancelled; if the future is cancelled, so
     are all parts.
-
-    Args:
-        parts: At least one.
-        assemble: Runs in ``threads``, since the thread that finishes a part has batches to run.
-        threads: The executor; ``None``, or if it is shut down: the thread that finished the last part runs
-            ``assemble``.
-        timer: The timer that the parts share.
     """
     gathering = _Gathering(parts, assemble, threads, timer)
     gathering.whole.add_done_callback(gathering.whole_done)

@@ -12,10 +12,10 @@ import numpy.typing as npt
 from millpond.engine.composite.gather import combine
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import InvalidRequestError
-from millpond.inputs import Pair
-from millpond.outputs import EmbeddingOutput, ScoreOutput, Usage
-from millpond.params import PoolingParams
 from millpond.tasks import Role
+from millpond.values.inputs import Pair
+from millpond.values.outputs import EmbeddingOutput, ScoreOutput, Usage
+from millpond.values.params import PoolingParams
 
 # Embeds texts, if the queue has room for this many more; the timer measures the whole score.
 Embed = Callable[[Sequence[str], Role, int, CallTimer], Future[Any]]
@@ -24,12 +24,7 @@ Scores = npt.NDArray[np.float32]  # [pairs]
 
 
 def pair_up(queries: str | Sequence[str], documents: str | Sequence[str]) -> list[Pair]:
-    """Pair up queries and documents: ``1-1``, ``1-N`` or ``N-N``.
-
-    Raises:
-        InvalidRequestError: Any other numbers of them.
-        TypeError: Neither a text nor a list of texts.
-    """
+    """Pair up queries and documents: ``1-1``, ``1-N`` or ``N-N``."""
     query_list, document_list = _as_list(queries, "queries"), _as_list(documents, "documents")
     if len(query_list) == 1:
         query_list = query_list * len(document_list)
@@ -90,11 +85,7 @@ def cosine(queries: EmbeddingOutput, documents: EmbeddingOutput, slots: Slots) -
 
 
 def vector_params(params: PoolingParams, role: Role, *, normalize: bool | None = True) -> PoolingParams:
-    """Options to embed one side of a pair with; ``normalize=None``: as the checkpoint does.
-
-    Raises:
-        InvalidRequestError: An option for logits, which a score of two vectors does not have.
-    """
+    """Options to embed one side of a pair with; ``normalize=None``: as the checkpoint does."""
     unread = sorted(params.given() - {"task", "truncate", "truncate_prompt_tokens"})
     if unread:
         raise InvalidRequestError(

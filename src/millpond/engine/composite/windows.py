@@ -17,8 +17,8 @@ from millpond.engine.input.plan import Plan
 from millpond.engine.schedule.call import CallOptions
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import InputTooLongError, InvalidRequestError
-from millpond.inputs import Item, TokenIds
-from millpond.outputs import EmbeddingOutput, Usage
+from millpond.values.inputs import Item, TokenIds
+from millpond.values.outputs import EmbeddingOutput, Usage
 from millpond.vectors import matryoshka
 from millpond.vectors.quantization import quantize
 
@@ -36,10 +36,6 @@ def in_windows(
     Each of the text's tokens is in one window, and each window has its own special tokens and prompt. The windows'
     vectors, with the width and normalization of the plan, are averaged, weighted by their tokens of text; the mean is
     normalized again. The cache holds windows as it holds texts: text added at the end costs only its own windows.
-
-    Raises:
-        InvalidRequestError: Token ids, which do not say where special tokens belong.
-        InputTooLongError: Prompt and special tokens leave no room in a window.
     """
     timer = CallTimer()
     texts = [item for item in items if isinstance(item, str)]
@@ -98,17 +94,8 @@ def windows(ids: Ids, prefix: Ids, suffix: Ids, limit: int) -> list[Ids]:
     Every window but the last is full. A short last window does no harm, since vectors are weighted by their tokens;
     full windows are the fewest, and text added at the end leaves all windows but the last as they were.
 
-    Args:
-        ids: int32 ``[tokens]`` of the text alone.
-        prefix: int32 put before each window: special tokens, prompt.
-        suffix: int32 put after each.
-        limit: Most tokens of a window, prefix and suffix included.
-
     Returns:
         int32 arrays; without prefix and suffix they are ``ids``, in order. A text without tokens has one window.
-
-    Raises:
-        InputTooLongError: Prefix and suffix fill the limit.
     """
     room = limit - len(prefix) - len(suffix)
     if room < 1:

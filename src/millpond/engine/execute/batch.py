@@ -11,9 +11,9 @@ import numpy.typing as npt
 import torch
 
 from millpond.attention.segments import Segments
-from millpond.cached_property import cached_property
 from millpond.engine.execute.packing import PackedRequests, rounded_up
 from millpond.engine.schedule.request import Request
+from millpond.support.cached_property import cached_property
 
 
 class ForwardInput(Protocol):
@@ -52,14 +52,9 @@ class ForwardInput(Protocol):
 
 @dataclass(frozen=True, init=False, eq=False)
 class DeviceBatch:
-    """Packed requests, and tensors of them on a device: each is made on first use, since a native forward reads none.
+    """Packed requests, and tensors of them on a device: made on first use, since a native forward reads none."""
 
-    Attributes:
-        packed: The requests and the arrays on the host.
-        device: The device.
-    """
-
-    packed: PackedRequests
+    packed: PackedRequests  # the requests and the arrays on the host
     device: torch.device
 
     def __init__(self, *, packed: PackedRequests, device: torch.device, **made: Any) -> None:
@@ -70,14 +65,7 @@ class DeviceBatch:
     def pack(
         cls, requests: Sequence[Request], *, position_offset: int, device: torch.device, rounded: bool = False
     ) -> DeviceBatch:
-        """Pack requests as :class:`PackedRequests` does.
-
-        Args:
-            requests: The requests.
-            position_offset: Position of a text's first token.
-            device: The device.
-            rounded: Whether the row is filled up to one of few numbers of tokens, see :func:`rounded_up`.
-        """
+        """Pack requests as :class:`PackedRequests` does."""
         packed = PackedRequests.of(requests, position_offset=position_offset)
         if rounded:
             packed = packed.filled(rounded_up(len(packed.ids)), position_offset)

@@ -64,15 +64,10 @@ _MAX_REASON = 300
 
 @dataclass(frozen=True, kw_only=True)
 class LostDevice:
-    """A device that no batch can run on any more.
-
-    Attributes:
-        device: Its name.
-        reason: Its error, in one line.
-    """
+    """A device that no batch can run on any more."""
 
     device: str
-    reason: str
+    reason: str  # its error, in one line
 
     @classmethod
     def of(cls, device: str, error: BaseException) -> LostDevice:

@@ -24,30 +24,19 @@ _STEP = 32
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PackedRequests:
-    """One forward's input on the host; the arrays are int32 and contiguous, as native forwards and GPUs take them.
+    """One forward's input on the host; the arrays are int32 and contiguous, as native forwards and GPUs take them."""
 
-    Attributes:
-        requests: In the order of the row: by length, so that neighbours of equal length form dense runs.
-        lead: Sequences before theirs: prefixes that several of them share.
-        bounds: ``[n + 1]`` where each sequence begins in the row, and where the last one ends.
-        ids: ``[tokens]``.
-        positions: ``[tokens]``, restarting per sequence.
-        types: ``[tokens]`` token types; ``None``: all 0.
-        adapters: ``[tokens]`` adapter indices, -1 for none; ``None``: no adapters.
-        skip: ``[n]`` prompt tokens that pooling leaves out; ``None``: none.
-        keys: Number of leading tokens of each sequence that may be attended to; ``None``: all.
-        prefixes: Of each sequence the index of the one that it continues, -1 for none; ``None``: no shared prefixes.
-    """
-
+    # in the order of the row: by length, so that neighbours of equal length form dense runs
     requests: tuple[Request, ...]
-    lead: int
-    bounds: Ints
-    ids: Ints
-    positions: Ints
-    types: Ints | None
-    adapters: Ints | None
-    skip: Ints | None
-    keys: list[int] | None
+    lead: int  # sequences before theirs: prefixes that several of them share
+    bounds: Ints  # `[n + 1]` where each sequence begins in the row, and where the last one ends
+    ids: Ints  # `[tokens]`
+    positions: Ints  # `[tokens]`, restarting per sequence
+    types: Ints | None  # `[tokens]` token types; `None`: all 0
+    adapters: Ints | None  # `[tokens]` adapter indices, -1 for none; `None`: no adapters
+    skip: Ints | None  # `[n]` prompt tokens that pooling leaves out; `None`: none
+    keys: list[int] | None  # number of leading tokens of each sequence that may be attended to; `None`: all
+    # of each sequence the index of the one that it continues, -1 for none; `None`: no shared prefixes
     prefixes: list[int] | None
 
     @classmethod

@@ -12,13 +12,7 @@ RequestResult = tuple[Request, Matrix]  # the matrix is [d], or [tokens, d] for 
 
 
 def split_results(requests: Sequence[Request], lead: int, read: ReadRows) -> list[RequestResult]:
-    """Pair each request with its part of the batch's results.
-
-    Args:
-        requests: In the order of the batch.
-        lead: Sequences before theirs, which belong to no request.
-        read: By output, the rows of each sequence.
-    """
+    """Pair each request with its part of the batch's results."""
     results = []
     single = next(iter(read.values())) if len(read) == 1 else None  # as nearly always; a look-up hashes the output
     for i, request in enumerate(requests, lead):

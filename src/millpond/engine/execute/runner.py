@@ -35,37 +35,19 @@ class Runner:
 
     On a CPU any thread may run a batch at any time. With a backend one thread runs all batches, and may start one
     before it has the results of the one before.
-
-    Attributes:
-        backbone: The backbone.
-        pooler: Its pooler.
-        device: The device of both.
-        backend: The device's streams; ``None``: each batch ends before the next one begins.
-        graphs: The captured graphs; ``None``: no graphs.
     """
 
     def __init__(
         self,
-        backbone: nn.Module,
-        pooler: Pooler,
+        backbone: nn.Module,  # on `device`, in evaluation mode
+        pooler: Pooler,  # on `device`, in evaluation mode
         *,
-        architecture: Architecture,
-        device: torch.device,
-        offset: int,
-        backend: Backend | None = None,
-        buckets: Buckets | None = None,
+        architecture: Architecture,  # the backbone's row in the architecture table
+        device: torch.device,  # the device of both
+        offset: int,  # position of a text's first token
+        backend: Backend | None = None,  # the device's streams; `None`: each batch ends before the next one begins
+        buckets: Buckets | None = None,  # the shapes that graphs are captured for; `None`: no graphs
     ) -> None:
-        """Wrap a loaded model.
-
-        Args:
-            backbone: On ``device``, in evaluation mode.
-            pooler: On ``device``, in evaluation mode.
-            architecture: The backbone's row in the architecture table.
-            device: The device of both.
-            offset: Position of a text's first token.
-            backend: The device's streams; ``None``: each batch ends before the next one begins.
-            buckets: The shapes that graphs are captured for; ``None``: no graphs.
-        """
         self.backbone = backbone
         self.pooler = pooler
         self._offset = offset
@@ -93,11 +75,7 @@ class Runner:
 
     @torch.inference_mode()
     def start(self, requests: Sequence[Request]) -> PendingBatch:
-        """Launch a batch without waiting for it, on a device where batches overlap; they end in the order of launch.
-
-        Raises:
-            Exception: It could not be launched; batches launched before are not affected.
-        """
+        """Launch a batch without waiting for it, on a device where batches overlap; they end in the order of launch."""
         assert self._pipeline is not None
         return self._pipeline.start(requests)
 

@@ -32,14 +32,7 @@ _POOLED, _TOKENS = OutputSpec(kind="pooled"), OutputSpec(kind="tokens")
 def check_kernels(
     devices: Sequence[torch.device], dtype: torch.dtype, quantization: Quantization | None, *, remembered: bool = True
 ) -> list[KernelCheck]:
-    """Run the rows of what a model may use there; what is wrong serves nothing in this process.
-
-    Args:
-        devices: Where the model will run.
-        dtype: Precision of its weights.
-        quantization: Weights in eight bits.
-        remembered: See :func:`millpond.attention.self_check.check`.
-    """
+    """Run the rows of what a model may use there; what is wrong serves nothing in this process."""
     rows: list[Row] = []
     for device in devices:
         rows += attention_rows(device, dtype)
@@ -51,13 +44,7 @@ def check_kernels(
 
 
 def check_graphs(runner: Runner, *, vocabulary: int, longest: int) -> list[KernelCheck]:
-    """Replay a graph with the batch that it was captured with, and with another one; a wrong one is the last.
-
-    Args:
-        runner: The model, before its first batch.
-        vocabulary: Number of its token ids.
-        longest: Most tokens of a text.
-    """
+    """Replay a graph with the batch that it was captured with, and with another one; a wrong one is the last."""
     if runner.graphs is None:
         return []
     with _never_failing(), torch.inference_mode():

@@ -16,11 +16,11 @@ from millpond.engine.execute.device_errors import LostDevice, LostDevices, is_de
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.results import RequestResult
 from millpond.engine.execute.worker_slots import DeviceWorkerSlot, WorkerSlots
-from millpond.engine.fork import computing
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
+from millpond.support.fork import computing
 
 logger = logging.getLogger(__name__)
 

@@ -6,8 +6,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any, Literal, TypedDict, TypeVar, cast
 
-from millpond.params import PoolingParams
 from millpond.tasks import OutputDtype, Role, Truncate
+from millpond.values.params import PoolingParams
 
 Method = TypeVar("Method", bound=Callable[..., Any])
 
@@ -28,11 +28,7 @@ class EmbedOptions(TypedDict, total=False):
 
 
 def embed_params(name: str, options: EmbedOptions) -> tuple[PoolingParams, bool]:
-    """The options of ``embed`` as PoolingParams, and ``show_progress``.
-
-    Raises:
-        TypeError: An option that ``embed`` does not have; ``name`` is the method that got it.
-    """
+    """The options of ``embed`` as PoolingParams, and ``show_progress``."""
     unknown = sorted(options.keys() - EmbedOptions.__annotations__.keys())
     if unknown:
         raise TypeError(f"{name}() got an unexpected keyword argument {unknown[0]!r}")

@@ -16,31 +16,21 @@ from millpond.engine.tokenize.long_texts import is_oversize
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized
 from millpond.errors import InputTooLongError
-from millpond.inputs import Item, Pair, TokenIds, size_of, text_of
 from millpond.late_interaction.encoding.markers import ColbertEncoder, EncodedText
+from millpond.values.inputs import Item, Pair, TokenIds, size_of, text_of
 
 
 @dataclass(frozen=True, kw_only=True)
 class InputEncoder:
-    """How a checkpoint reads each kind of item.
+    """How a checkpoint reads each kind of item."""
 
-    Attributes:
-        texts: Its tokenizer.
-        pairs: Reads pairs; ``None`` if the checkpoint reads none.
-        colbert: Encodes queries and documents for late interaction; ``None`` if the checkpoint has none.
-    """
-
-    texts: TextTokenizer
-    pairs: EncodesPairs | None = None
+    texts: TextTokenizer  # its tokenizer
+    pairs: EncodesPairs | None = None  # reads pairs; `None` if the checkpoint reads none
+    # encodes queries and documents for late interaction; `None` if the checkpoint has none
     colbert: ColbertEncoder | None = None
 
     def encode(self, items: Sequence[Item], plan: Plan, *, index_of: IndexOf) -> list[Tokenized]:
-        """Tokenize each item.
-
-        Raises:
-            InputTooLongError: An item is too long and must not be cut, or cannot be.
-            InvalidRequestError: An item has no tokens at all.
-        """
+        """Tokenize each item."""
         if all_small(items):
             return self._encode_kinds(items, plan, index_of)
         return [

@@ -10,46 +10,31 @@ from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
 from millpond.pooling.pooler import OutputSpec
-from millpond.spec import ModelSpec
 from millpond.tasks import Task
+from millpond.values.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadedModel:
-    """A checkpoint, as far as checking, planning and tokenizing its inputs go.
+    """A checkpoint, as far as checking, planning and tokenizing its inputs go."""
 
-    Attributes:
-        spec: Its public description.
-        encoder: How it reads texts, pairs, queries and documents.
-        include_prompt: Whether pooling counts the prompt's tokens.
-        vocabulary: Number of token ids; they run from 0 to one less.
-        outputs: What each task reads from the hidden states.
-        language_head: Whether it has a language model's head, whose vocabulary entries can be read one by one.
-        first_kept: Leading rows that ``token_embed`` leaves out.
-        mean_maxsim: Whether MaxSim is divided by the number of the query's tokens.
-        shares: Whether pairs that begin alike may compute their common prefix once.
-    """
-
-    spec: ModelSpec
-    encoder: InputEncoder
-    include_prompt: bool
-    vocabulary: int
-    outputs: Mapping[Task, OutputSpec]
+    spec: ModelSpec  # its public description
+    encoder: InputEncoder  # how it reads texts, pairs, queries and documents
+    include_prompt: bool  # whether pooling counts the prompt's tokens
+    vocabulary: int  # number of token ids; they run from 0 to one less
+    outputs: Mapping[Task, OutputSpec]  # what each task reads from the hidden states
+    # whether it has a language model's head, whose vocabulary entries can be read one by one
     language_head: bool = False
-    first_kept: int = 0
-    mean_maxsim: bool = False
-    shares: bool = False
+    first_kept: int = 0  # leading rows that `token_embed` leaves out
+    mean_maxsim: bool = False  # whether MaxSim is divided by the number of the query's tokens
+    shares: bool = False  # whether pairs that begin alike may compute their common prefix once
 
     def pairs_by(self, template: str) -> EncodesPairs:
-        """A reader of pairs by a template of the caller's.
-
-        Raises:
-            InvalidRequestError: The template cannot be used.
-        """
+        """A reader of pairs by a template of the caller's."""
         return TemplateTokenizer(self.encoder.texts, read_template(template))
 
     def width(self, output: OutputSpec) -> int:
-        """Columns of a output's rows."""
+        """Columns of an output's rows."""
         if output.kind == "pooled":
             return self.spec.dimensions
         if output.kind == "tokens":
@@ -59,7 +44,7 @@ class LoadedModel:
         return len(self.labels(output))
 
     def labels(self, output: OutputSpec) -> tuple[str, ...]:
-        """Names of the columns of a output's logits; a vocabulary entry is named by its id."""
+        """Names of the columns of an output's logits; a vocabulary entry is named by its id."""
         if output.kind == "head_rows":
             return tuple(str(token) for token in output.token_ids)
         labels = self.spec.labels

@@ -8,22 +8,15 @@ from dataclasses import replace
 from millpond.engine.tokenize import long_texts
 from millpond.engine.tokenize.long_texts import is_oversize
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
-from millpond.inputs import Item, Pair, SpannedText, TokenIds, size_of, text_of
 from millpond.tasks import Truncate
+from millpond.values.inputs import Item, Pair, SpannedText, TokenIds, size_of, text_of
 
 # Most characters that are tokenized at a time, over any number of items.
 _BATCH_CHARACTERS = 1 << 20
 
 
 def pre_truncate(item: Item, tokenizer: TextTokenizer, *, limit: int, truncate: Truncate) -> Item:
-    """``item`` with an oversize text replaced by a part: what truncation keeps of the item stays the same.
-
-    Args:
-        item: The item.
-        tokenizer: The checkpoint's.
-        limit: Most tokens that are read.
-        truncate: Which end of the item is cut.
-    """
+    """``item`` with an oversize text replaced by a part: what truncation keeps of the item stays the same."""
     if isinstance(item, TokenIds):
         return item
     if not isinstance(item, Pair):

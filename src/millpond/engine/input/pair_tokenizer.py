@@ -13,8 +13,8 @@ from millpond.engine.input.plan import IndexOf
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.errors import InputTooLongError, InvalidRequestError
-from millpond.inputs import Pair
 from millpond.tasks import Truncate
+from millpond.values.inputs import Pair
 
 # A cross-encoder needs at least one token of each of the two texts.
 _LEAST_ROOM = 2
@@ -23,12 +23,7 @@ _DOCUMENT_SHARE = 4
 
 
 class PairTokenizer:
-    """Reads pairs by the tokenizer's pair template (``[CLS] query [SEP] document [SEP]``); never cuts special tokens.
-
-    Args:
-        tokenizer: The checkpoint's.
-        prompt: Put before every query.
-    """
+    """Reads pairs by the tokenizer's template (``[CLS] query [SEP] document [SEP]``); never cuts special tokens."""
 
     def __init__(self, tokenizer: TextTokenizer, *, prompt: str = "") -> None:
         self._tokenizer = tokenizer
@@ -38,24 +33,12 @@ class PairTokenizer:
         self,
         pairs: Sequence[Pair],
         *,
-        instruction: str | None = None,
-        limit: int,
-        truncate: Truncate,
-        index_of: IndexOf,
+        instruction: str | None = None,  # must be `None`: a pair template has no place for one
+        limit: int,  # most tokens of each result
+        truncate: Truncate,  # which end of the texts is cut
+        index_of: IndexOf,  # a pair's index in the caller's list, for errors
     ) -> list[Tokenized]:
-        """Tokenize each pair to at most ``limit`` tokens, cut as transformers' ``longest_first`` does.
-
-        Args:
-            pairs: The pairs.
-            instruction: Must be ``None``: a pair template has no place for one.
-            limit: Most tokens of each result.
-            truncate: Which end of the texts is cut.
-            index_of: A pair's index in the caller's list, for errors.
-
-        Raises:
-            InputTooLongError: A pair is too long and ``truncate="error"``, or special tokens fill the limit.
-            InvalidRequestError: There is an instruction, or a pair has no tokens at all.
-        """
+        """Tokenize each pair to at most ``limit`` tokens, cut as transformers' ``longest_first`` does."""
         if instruction is not None:
             raise InvalidRequestError(
                 f"instruction={instruction!r} has no place in this cross-encoder, which reads bare pairs; leave it "
@@ -88,13 +71,6 @@ class TemplateTokenizer:
     """Reads pairs by a score template, as one text; only the document, and if necessary the query, is cut.
 
     The template's own text stays, above all its end: that is where a decoder's answer is read.
-
-    Args:
-        tokenizer: The checkpoint's.
-        template: The template.
-
-    Raises:
-        InvalidRequestError: The template leaves the query or the document out.
     """
 
     def __init__(self, tokenizer: TextTokenizer, template: ScoreTemplate) -> None:
@@ -110,25 +86,12 @@ class TemplateTokenizer:
         self,
         pairs: Sequence[Pair],
         *,
-        instruction: str | None = None,
-        limit: int,
+        instruction: str | None = None,  # fills the template's slot; `None`: the template's default
+        limit: int,  # most tokens of each result
         truncate: Truncate,
-        index_of: IndexOf,
+        index_of: IndexOf,  # a pair's index in the caller's list, for errors
     ) -> list[Tokenized]:
-        """Render and tokenize each pair to at most ``limit`` tokens.
-
-        Args:
-            pairs: The pairs.
-            instruction: Fills the template's slot; ``None``: the template's default.
-            limit: Most tokens of each result.
-            truncate: Which end of the document is cut. The query is cut only if it would leave the document less than
-                a quarter of the tokens that both have.
-            index_of: A pair's index in the caller's list, for errors.
-
-        Raises:
-            InputTooLongError: A pair is too long and ``truncate="error"``, or the template fills the limit.
-            InvalidRequestError: The template refuses a pair, or has no slot for the instruction.
-        """
+        """Render and tokenize each pair to at most ``limit`` tokens."""
         if instruction is not None and not self._template.takes_instruction:
             raise InvalidRequestError(
                 f"instruction={instruction!r} has no place in the template {self._template.name}; leave it out, "

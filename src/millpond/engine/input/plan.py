@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from millpond.engine.tokenize.tokenized import Tokenized
-from millpond.inputs import Pair
 from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
+from millpond.values.inputs import Pair
 
 IndexOf = Callable[[int], int]  # the index in the caller's list of the i-th item, for errors
 
@@ -32,47 +32,26 @@ class EncodesPairs(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """The options of a call, resolved against the model.
-
-    Attributes:
-        task: The task.
-        output: Selects the result to read from the hidden states.
-        form: How items become tokens: ``text`` by the tokenizer alone, ``colbert`` as a late-interaction checkpoint
-            encodes queries and documents.
-        role: Query or document, for ``colbert``.
-        prompt: Put before every text.
-        skip: Leading tokens that pooling leaves out.
-        limit: Most tokens per text.
-        truncate: How longer texts are handled.
-        width: Columns of the result.
-        normalize: L2-normalize the rows after the cut.
-        output_dtype: Type of the result.
-        activation: Applied to logits.
-        instruction: Fills a reranker's template slot.
-        aggregation: How tokens become entities.
-        step_tag_id: Only the rows of this token are returned.
-        adapter: Index of the checkpoint's adapter; -1: none.
-        shares: Whether a prefix that several pairs begin with may be computed once.
-        pairs: Reads the pairs of this call; ``None``: as the checkpoint does.
-        first_kept: Leading rows that a per-token result leaves out.
-    """
+    """The options of a call, resolved against the model."""
 
     task: Task
-    output: OutputSpec
+    output: OutputSpec  # selects the result to read from the hidden states
+    # how items become tokens: `text` by the tokenizer alone, `colbert` as a late-interaction checkpoint encodes
+    # queries and documents
     form: Literal["text", "colbert"] = "text"
-    role: Role | None = None
-    prompt: str = ""
-    skip: int = 0
-    limit: int
-    truncate: Truncate
-    width: int
-    normalize: bool = False
+    role: Role | None = None  # query or document, for `colbert`
+    prompt: str = ""  # put before every text
+    skip: int = 0  # leading tokens that pooling leaves out
+    limit: int  # most tokens per text
+    truncate: Truncate  # how longer texts are handled
+    width: int  # columns of the result
+    normalize: bool = False  # L2-normalize the rows after the cut
     output_dtype: OutputDtype = "float32"
-    activation: Activation = "identity"
-    instruction: str | None = None
-    aggregation: Aggregation = "none"
-    step_tag_id: int | None = None
-    adapter: int = -1
-    shares: bool = False
-    pairs: EncodesPairs | None = None
-    first_kept: int = 0
+    activation: Activation = "identity"  # applied to logits
+    instruction: str | None = None  # fills a reranker's template slot
+    aggregation: Aggregation = "none"  # how tokens become entities
+    step_tag_id: int | None = None  # only the rows of this token are returned
+    adapter: int = -1  # index of the checkpoint's adapter; -1: none
+    shares: bool = False  # whether a prefix that several pairs begin with may be computed once
+    pairs: EncodesPairs | None = None  # reads the pairs of this call; `None`: as the checkpoint does
+    first_kept: int = 0  # leading rows that a per-token result leaves out

@@ -9,12 +9,12 @@ from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
-from millpond.inputs import Item, SpannedText
-from millpond.params import PoolingParams, check_choice
 from millpond.pooling.activations import by_width
 from millpond.pooling.pooler import OutputSpec
-from millpond.spec import ModelSpec
 from millpond.tasks import SCORE_METHODS, TASKS, Activation, Role, ScoreMethod, ScoreType, Task
+from millpond.values.inputs import Item, SpannedText
+from millpond.values.params import PoolingParams, check_choice
+from millpond.values.spec import ModelSpec
 from millpond.vectors import matryoshka
 from millpond.vectors.quantization import check_range
 
@@ -43,22 +43,13 @@ _ROLE_ADAPTERS: dict[Role | None, str] = {
 
 
 def check_params(params: Any) -> None:
-    """Refuse anything but PoolingParams, such as a dict.
-
-    Raises:
-        TypeError: ``params`` is of another type.
-    """
+    """Refuse anything but PoolingParams, such as a dict."""
     if not isinstance(params, PoolingParams):
         raise TypeError(f"params is a {type(params).__name__}; pass millpond.PoolingParams(...)")
 
 
 def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
-    """``task``, if the checkpoint serves it.
-
-    Raises:
-        InvalidRequestError: The task is unknown, or ``params`` names another one.
-        UnsupportedTaskError: The checkpoint does not serve it.
-    """
+    """``task``, if the checkpoint serves it."""
     spec = loaded.spec
     if task not in TASKS:
         raise InvalidRequestError(f"task={task!r} is unknown; choose one of {', '.join(TASKS)}")
@@ -95,17 +86,7 @@ def _way_out(task: Task, loaded: LoadedModel) -> str:
 
 
 def check_method(method: ScoreMethod, loaded: LoadedModel, *, ranking: bool = False) -> ScoreType | None:
-    """How ``method`` scores a pair with this checkpoint.
-
-    Args:
-        method: ``auto`` is ``spec.score_type``, or ``spec.rerank_type``.
-        loaded: The model.
-        ranking: Whether the scores are for ``rerank``.
-
-    Raises:
-        InvalidRequestError: The method is unknown.
-        UnsupportedTaskError: The checkpoint does not have the vectors that the method compares.
-    """
+    """How ``method`` scores a pair with this checkpoint."""
     if method == "auto":
         return loaded.spec.rerank_type if ranking else loaded.spec.score_type
     check_choice("method", method, SCORE_METHODS, optional=False)
@@ -122,11 +103,7 @@ def check_method(method: ScoreMethod, loaded: LoadedModel, *, ranking: bool = Fa
 
 
 def pairs_by(template: str, task: Task, method: ScoreMethod, loaded: LoadedModel) -> EncodesPairs:
-    """A reader of the pairs of one call, by a template of the caller's.
-
-    Raises:
-        InvalidRequestError: The template cannot be used, or the call reads none.
-    """
+    """A reader of the pairs of one call, by a template of the caller's."""
     if task != "score":
         raise InvalidRequestError(f"template means nothing to {task}; leave it out")
     score_type = check_method(method, loaded)
@@ -140,19 +117,7 @@ def pairs_by(template: str, task: Task, method: ScoreMethod, loaded: LoadedModel
 def plan(
     task: Task, params: PoolingParams, loaded: LoadedModel, *, count: int, pairs: EncodesPairs | None = None
 ) -> Plan:
-    """The plan of a call: ``params`` for ``task``, with every default filled in.
-
-    Args:
-        task: The task.
-        params: The options of the call.
-        loaded: The model.
-        count: Number of texts in the call.
-        pairs: Reads the pairs of this call, instead of the checkpoint's own way.
-
-    Raises:
-        InvalidRequestError: An option the task does not read, an unknown prompt, or a limit above the model's.
-        InvalidDimensionsError: A width that the checkpoint cannot be cut to.
-    """
+    """The plan of a call: ``params`` for ``task``, with every default filled in."""
     spec = loaded.spec
     if params.instruction is not None:
         check_unicode(params.instruction, "instruction")
@@ -262,11 +227,7 @@ def _adapter(params: PoolingParams, spec: ModelSpec) -> int:
 
 
 def check_spans(items: Sequence[Item], task: Task, plan: Plan) -> None:
-    """Refuse texts with spans, except for plain token embeddings.
-
-    Raises:
-        InvalidRequestError: A text with spans in a call that does not pool them.
-    """
+    """Refuse texts with spans, except for plain token embeddings."""
     if plan.form == "colbert" or task != "token_embed":
         for i, item in enumerate(items):
             if isinstance(item, SpannedText):

@@ -9,27 +9,16 @@ import numpy as np
 from millpond.engine.input import resolve
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.tokenize.tokenized import Tokenized
-from millpond.inputs import SpannedText
-from millpond.outputs import TokenSpans
-from millpond.params import PoolingParams
 from millpond.tasks import Role, Truncate
+from millpond.values.inputs import SpannedText
+from millpond.values.outputs import TokenSpans
+from millpond.values.params import PoolingParams
 
 
 def token_spans(
     texts: Sequence[str], loaded: LoadedModel, *, role: Role | None, truncate: Truncate
 ) -> list[TokenSpans]:
-    """The tokens of the rows that ``token_embed`` returns for each text.
-
-    Args:
-        texts: Checked texts.
-        loaded: The model.
-        role: As in the call of ``token_embed``.
-        truncate: The same.
-
-    Raises:
-        InvalidRequestError: ``role`` or ``truncate`` is unknown, or a text cannot be tokenized.
-        UnsupportedTaskError: The checkpoint does not serve ``token_embed``.
-    """
+    """The tokens of the rows that ``token_embed`` returns for each text."""
     params = PoolingParams(role=role, truncate=truncate)
     task = resolve.check_task("token_embed", params, loaded)
     plan = resolve.plan(task, params, loaded, count=len(texts))

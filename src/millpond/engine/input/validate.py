@@ -10,22 +10,11 @@ import numpy as np
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError
-from millpond.inputs import Item, Pair, SpannedText, TokenIds
+from millpond.values.inputs import Item, Pair, SpannedText, TokenIds
 
 
 def check_items(inputs: Any, method: str, loaded: LoadedModel, *, first: int = 0) -> list[Item]:
-    """The inputs of a call as a list of items.
-
-    Args:
-        inputs: The caller's argument.
-        method: The task, or the method that takes texts, for errors.
-        loaded: The model.
-        first: Index of the first input in the caller's list, for errors.
-
-    Raises:
-        TypeError: A bare str (or bytes, or a mapping), which would be read character by character.
-        InvalidRequestError: An element is not a text, not valid Unicode, or of a kind the task does not read.
-    """
+    """The inputs of a call as a list of items."""
     if isinstance(inputs, str | bytes | Pair) or not isinstance(inputs, Iterable) or isinstance(inputs, dict):
         raise TypeError(f"{method} takes a list of texts, not a {type(inputs).__name__}; write {method}([text])")
     checked = list(inputs)
@@ -44,12 +33,7 @@ def check_items(inputs: Any, method: str, loaded: LoadedModel, *, first: int = 0
 
 
 def check_texts(inputs: Any, method: str, loaded: LoadedModel) -> list[str]:
-    """The inputs of a method that takes texts only.
-
-    Raises:
-        TypeError: A bare str.
-        InvalidRequestError: An element is not a text, or not valid Unicode.
-    """
+    """The inputs of a method that takes texts only."""
     texts: list[str] = []
     for i, item in enumerate(check_items(inputs, method, loaded)):
         if not isinstance(item, str):
@@ -59,11 +43,7 @@ def check_texts(inputs: Any, method: str, loaded: LoadedModel) -> list[str]:
 
 
 def check_pairs(items: Sequence[Item], loaded: LoadedModel) -> list[Pair]:
-    """The items of a score whose queries and documents are embedded separately.
-
-    Raises:
-        InvalidRequestError: Token ids: nothing in them separates the query from the document.
-    """
+    """The items of a score whose queries and documents are embedded separately."""
     for i, item in enumerate(items):
         if not isinstance(item, Pair):
             raise InvalidRequestError(
@@ -107,15 +87,7 @@ def _check_ids(item: TokenIds, i: int, vocabulary: int) -> TokenIds:
 
 
 def check_unicode(text: str, what: str) -> None:
-    """Refuse a text with a lone surrogate.
-
-    Args:
-        text: The text.
-        what: The name of the text, for the error: ``"the text at index 3"``.
-
-    Raises:
-        InvalidRequestError: The text holds a lone surrogate.
-    """
+    """Refuse a text with a lone surrogate."""
     try:
         text.encode()
     except UnicodeEncodeError as error:
@@ -126,12 +98,7 @@ def check_unicode(text: str, what: str) -> None:
 
 
 def with_spans(texts: Any, spans: Any) -> list[SpannedText]:
-    """Each text with its spans.
-
-    Raises:
-        TypeError: ``texts`` is a bare str.
-        InvalidRequestError: There are more or fewer span lists than texts, or a span lies outside its text.
-    """
+    """Each text with its spans."""
     if isinstance(texts, str | bytes) or not isinstance(texts, Iterable):
         raise TypeError(f"token_embed takes a list of texts, not a {type(texts).__name__}; write token_embed([text])")
     if not isinstance(spans, Iterable):
@@ -164,11 +131,7 @@ def _is_int(value: Any) -> bool:
 
 
 def rendered_conversations(inputs: Any, tokenizer: TextTokenizer) -> Any:
-    """The inputs, with every conversation (a list of messages) rendered by the checkpoint's chat template.
-
-    Raises:
-        InvalidRequestError: The template refuses a conversation, or there is no template.
-    """
+    """The inputs, with every conversation (a list of messages) rendered by the checkpoint's chat template."""
     if isinstance(inputs, str | bytes | dict) or not isinstance(inputs, Iterable):
         return inputs  # refused by check_items
     return [

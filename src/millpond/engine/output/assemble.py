@@ -10,8 +10,10 @@ import numpy as np
 from millpond.engine.output.entities import entities
 from millpond.engine.output.spans import span_rows
 from millpond.engine.schedule.call import Call
-from millpond.inputs import SpannedText, text_of
-from millpond.outputs import (
+from millpond.pooling.activations import activate
+from millpond.tasks import Task
+from millpond.values.inputs import SpannedText, text_of
+from millpond.values.outputs import (
     ClassificationOutput,
     EmbeddingOutput,
     Entity,
@@ -22,8 +24,6 @@ from millpond.outputs import (
     TokenEmbeddingOutput,
     Usage,
 )
-from millpond.pooling.activations import activate
-from millpond.tasks import Task
 from millpond.vectors import matryoshka
 from millpond.vectors.quantization import quantize
 from millpond.vectors.ragged import Ragged

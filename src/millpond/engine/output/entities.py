@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.outputs import Entity
 from millpond.tasks import Aggregation
+from millpond.values.outputs import Entity
 
 FloatArray = npt.NDArray[np.float32]
 IntArray = npt.NDArray[np.int64]
@@ -19,29 +19,22 @@ _OUTSIDE = "O"
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Units:
-    """Tokens or words, each with one label.
+    """Tokens or words, each with one label."""
 
-    Attributes:
-        best: int64 ``[u]`` column of the label.
-        scores: float32 ``[u]``.
-        starts: int64 ``[u]`` first character.
-        stops: int64 ``[u]`` the character after the last.
-    """
-
-    best: IntArray
-    scores: FloatArray
-    starts: IntArray
-    stops: IntArray
+    best: IntArray  # int64 `[u]` column of the label
+    scores: FloatArray  # float32 `[u]`
+    starts: IntArray  # int64 `[u]` first character
+    stops: IntArray  # int64 `[u]` the character after the last
 
 
 def entities(
-    probs: FloatArray,
-    offsets: npt.NDArray[np.int32],
-    special: npt.NDArray[np.bool_],
-    words: npt.NDArray[np.int32],
-    text: str,
-    labels: Sequence[str],
-    aggregation: Aggregation,
+    probs: FloatArray,  # float32 `[tokens, labels]`
+    offsets: npt.NDArray[np.int32],  # int32 `[tokens, 2]` each token's character span (code points), half open
+    special: npt.NDArray[np.bool_],  # bool `[tokens]` tokens that stand for no text
+    words: npt.NDArray[np.int32],  # int32 `[tokens]` number of each token's word; a token with -1 is a word by itself
+    text: str,  # the text that the offsets refer to
+    labels: Sequence[str],  # names of the columns
+    aggregation: Aggregation,  # `none`, `simple`, `first`, `average` or `max`
 ) -> list[Entity]:
     """Turn the probabilities of a text's tokens into entities.
 
@@ -50,15 +43,6 @@ def entities(
     the mean score of the joined tokens or words. ``simple`` joins tokens. ``first``, ``average`` and ``max`` join
     words; a word has the label of its first token, of the mean of its tokens' probabilities, or of the token with the
     highest probability.
-
-    Args:
-        probs: float32 ``[tokens, labels]``.
-        offsets: int32 ``[tokens, 2]`` each token's character span (code points), half open.
-        special: bool ``[tokens]`` tokens that stand for no text.
-        words: int32 ``[tokens]`` number of each token's word; a token with -1 is a word by itself.
-        text: The text that the offsets refer to.
-        labels: Names of the columns.
-        aggregation: ``none``, ``simple``, ``first``, ``average`` or ``max``.
 
     Returns:
         Entities in the order of the text.

@@ -17,30 +17,20 @@ FloatArray = npt.NDArray[np.float32]
 
 
 def span_rows(
-    matrix: FloatArray,
-    offsets: npt.NDArray[np.int32],
-    special: npt.NDArray[np.bool_],
-    spans: Sequence[tuple[int, int]],
+    matrix: FloatArray,  # float32 `[tokens, d]`
+    offsets: npt.NDArray[np.int32],  # int32 `[tokens, 2]` each token's character span (code points), half open
+    special: npt.NDArray[np.bool_],  # bool `[tokens]` tokens that stand for no text
+    spans: Sequence[tuple[int, int]],  # `(start, end)` half open, in any order; they may overlap
     *,
-    index: int | None = None,
+    index: int | None = None,  # index of the text in the caller's list, for errors
 ) -> FloatArray:
     """Mean rows of the tokens that overlap each character span.
 
     A token that reaches over a span's edge counts on both sides. A token without characters, as some tokenizers have
     for whitespace, counts for the character that it stands before.
 
-    Args:
-        matrix: float32 ``[tokens, d]``.
-        offsets: int32 ``[tokens, 2]`` each token's character span (code points), half open.
-        special: bool ``[tokens]`` tokens that stand for no text.
-        spans: ``(start, end)`` half open, in any order; they may overlap.
-        index: Index of the text in the caller's list, for errors.
-
     Returns:
         float32 ``[spans, d]``, summed in float64, not normalized.
-
-    Raises:
-        InvalidRequestError: A span has no token.
     """
     starts = offsets[:, 0]
     stops = np.maximum(offsets[:, 1], starts + 1)

@@ -7,20 +7,14 @@ import time
 
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
-from millpond.engine.stats import EngineStats
 from millpond.errors import EngineClosedError, EngineOverloadedError
+from millpond.values.stats import EngineStats
 
 
 class Admission:
     """The running calls and the number of their texts; thread-safe."""
 
     def __init__(self, max_queue: int, counters: Counters) -> None:
-        """No calls yet.
-
-        Args:
-            max_queue: Most texts of running calls; a call alone may have more.
-            counters: Count the calls that are over, and those that were refused.
-        """
         self._max_queue = max_queue
         self._counters = counters
         self._lock = threading.RLock()
@@ -42,22 +36,12 @@ class Admission:
         return len(self._owners)
 
     def check_room(self, texts: int) -> None:
-        """Check that the queue has room for this many more texts.
-
-        Raises:
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
-        """
+        """Check that the queue has room for this many more texts."""
         with self._lock:
             self._check_room(texts)
 
     def admit(self, call: Call, owner: object, texts: int) -> None:
-        """Take a call on, if the queue has room for ``texts`` more texts; ``owner`` is kept alive until it is over.
-
-        Raises:
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
-        """
+        """Take a call on, if the queue has room for ``texts`` more texts; ``owner`` is kept alive until it is over."""
         with self._lock:
             self._check_room(texts)
             self._owners[call] = owner

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.inputs import Item, size_of
+from millpond.values.inputs import Item, size_of
 
 # The next chunk of a call is tokenized while fewer of its texts wait than this, or fewer tokens than this
 # many batches have: a fast device runs a batch in a few milliseconds, and must not wait for the tokenizer then.
@@ -27,17 +27,11 @@ _MORE_CHARACTERS = 8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TokenizeChunk:
-    """Slots of a call to be tokenized together.
+    """Slots of a call to be tokenized together."""
 
-    Attributes:
-        slots: The slots; the longest item comes last.
-        tokens: The estimated tokens of their items.
-        per_character: The tokens of a character that the estimate counts on.
-    """
-
-    slots: list[int]
-    tokens: float
-    per_character: float
+    slots: list[int]  # the slots; the longest item comes last
+    tokens: float  # the estimated tokens of their items
+    per_character: float  # the tokens of a character that the estimate counts on
 
 
 class Backlog:
@@ -50,15 +44,6 @@ class Backlog:
     def __init__(
         self, items: Sequence[Item], slots: Sequence[int], *, limit: int, batch_tokens: int, feeders: int
     ) -> None:
-        """Nothing is handed out yet.
-
-        Args:
-            items: The items of the call, by slot.
-            slots: The slots that are to be tokenized.
-            limit: Most tokens of an item.
-            batch_tokens: Most tokens of a batch, on all devices and cores together.
-            feeders: Most chunks that are tokenized at a time.
-        """
         sizes = np.fromiter((size_of(items[slot]) for slot in slots), dtype=np.int64, count=len(slots))
         order = np.argsort(sizes, kind="stable")
         self._slots: npt.NDArray[np.int64] = np.fromiter(slots, dtype=np.int64, count=len(slots))[order]
@@ -80,12 +65,7 @@ class Backlog:
             return self._left == self._in_flight == 0
 
     def take(self, waiting: int, *, least: int = 1) -> TokenizeChunk | None:
-        """The next chunk, which is in flight until it is :meth:`done`; ``None`` if it is not time for one.
-
-        Args:
-            waiting: Number of the call's texts that are tokenized and wait for a batch.
-            least: Least number of texts, if as many are left.
-        """
+        """The next chunk, which is in flight until it is :meth:`done`; ``None`` if it is not time for one."""
         with self._lock:
             if not self._left or self._in_flight >= self._feeders or self._has_enough(waiting):
                 return None

@@ -17,7 +17,7 @@ from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import truncated_noun, warn_truncated
 from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized
 from millpond.errors import MillpondError
-from millpond.inputs import Item
+from millpond.values.inputs import Item
 
 logger = logging.getLogger(__name__)
 
@@ -27,57 +27,36 @@ OnMatrices = Callable[[Sequence[int], Sequence[npt.NDArray[np.float32]]], None]
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class CallHooks:
-    """What a call asks of its engine and of its caller.
+    """What a call asks of its engine and of its caller."""
 
-    Attributes:
-        assemble: Makes the output of the finished call.
-        refill: Called with the number of requests still queued, each time a batch takes some.
-        commit: Writes the rows of some slots to the cache, and finishes the call once all are
-            :meth:`Call.committed`; may wait for earlier rows. ``None`` if the call is not cached.
-        progress: Called with the number of items newly done, from the threads that do them.
-        on_matrices: Receives each batch's matrices, which the call then does not keep; only if it is ``per_token``.
-    """
-
-    assemble: Callable[[Call], Any]
+    assemble: Callable[[Call], Any]  # makes the output of the finished call
+    # called with the number of requests still queued, each time a batch takes some
     refill: Callable[[Call, int], None] | None = None
+    # writes the rows of some slots to the cache, and finishes the call once all are :meth:`Call.committed`; may wait
+    # for earlier rows. `None` if the call is not cached
     commit: Callable[[Call, Sequence[int]], None] | None = None
+    # called with the number of items newly done, from the threads that do them
     progress: Callable[[int], object] | None = None
+    # receives each batch's matrices, which the call then does not keep; only if it is `per_token`
     on_matrices: OnMatrices | None = None
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
 class CallOptions:
-    """How a call is queued, besides its plan.
+    """How a call is queued, besides its plan."""
 
-    Attributes:
-        inline: Tokenize in the calling thread, which runs batches then.
-        progress: As :attr:`CallHooks.progress`.
-        on_matrices: As :attr:`CallHooks.on_matrices`.
-        first_index: Index of the first item in the caller's list, for errors.
-        admit: Number of texts that the queue must have room for; ``None``: as many as there are items. The first call
-            of a request asks for all of its texts, the others for 0.
-        timer: The timer of a request that is made of several calls; ``None``: a new one.
-    """
-
-    inline: bool = False
-    progress: Callable[[int], object] | None = None
-    on_matrices: OnMatrices | None = None
-    first_index: int = 0
+    inline: bool = False  # tokenize in the calling thread, which runs batches then
+    progress: Callable[[int], object] | None = None  # as :attr:`CallHooks.progress`
+    on_matrices: OnMatrices | None = None  # as :attr:`CallHooks.on_matrices`
+    first_index: int = 0  # index of the first item in the caller's list, for errors
+    # number of texts that the queue must have room for; `None`: as many as there are items. The first call of a
+    # request asks for all of its texts, the others for 0
     admit: int | None = None
-    timer: CallTimer | None = None
+    timer: CallTimer | None = None  # the timer of a request that is made of several calls; `None`: a new one
 
 
 class CallResult:
-    """What is known of a call's distinct items so far, by slot.
-
-    Attributes:
-        rows: float32 ``[slots, native_width]``; empty if the call is ``per_token``.
-        matrices: float32 ``[rows, native_width]`` by slot, if ``per_token``; ``None`` until delivered, or if handed on.
-        alignments: Alignment of each slot's tokens with its text, if ``per_token`` and the task needs one.
-        tokens: int32 ``[slots]`` tokens of each item.
-        truncated: bool ``[slots]`` items that were cut.
-        cached: bool ``[slots]`` items whose row came from the cache.
-    """
+    """What is known of a call's distinct items so far, by slot."""
 
     __slots__ = ("alignments", "cached", "matrices", "rows", "tokens", "truncated")
 
@@ -95,21 +74,6 @@ class Call:
     """The distinct items of one call, each in a slot, and their results as they arrive.
 
     The future can be cancelled until it has its result; the scheduler drops the queued items of a call that is done.
-
-    Attributes:
-        timer: Measures the call.
-        size: Number of items, duplicates included.
-        items: The distinct items, by slot.
-        plan: How to compute them.
-        labels: Names of the columns of its logits.
-        future: The call's outcome.
-        native_width: Columns of a row before the Matryoshka cut.
-        per_token: Whether an item's result is a matrix.
-        result: What is known of the items so far.
-        hits: Items found in the cache.
-        misses: Items looked up in the cache and not found.
-        is_bulk: Whether much of the call was queued at once; set by the scheduler.
-        continues: Whether more of the call is going to be queued; set by the intake.
     """
 
     def __init__(
@@ -118,22 +82,11 @@ class Call:
         plan: Plan,
         hooks: CallHooks,
         *,
-        native_width: int,
-        labels: tuple[str, ...] = (),
-        first_index: int = 0,
-        timer: CallTimer | None = None,
+        native_width: int,  # columns of a row before the Matryoshka cut
+        labels: tuple[str, ...] = (),  # names of the columns of its logits
+        first_index: int = 0,  # index of the first item in the caller's list, for errors
+        timer: CallTimer | None = None,  # the timer of a request that is made of several calls; `None`: a new one
     ) -> None:
-        """A call without results.
-
-        Args:
-            items: The items, which may have duplicates.
-            plan: How to compute them.
-            hooks: What the call asks of others.
-            native_width: Columns of a row before the Matryoshka cut.
-            labels: Names of the columns of its logits.
-            first_index: Index of the first item in the caller's list, for errors.
-            timer: The timer of a request that is made of several calls; ``None``: a new one.
-        """
         self.timer = timer or CallTimer()
         distinct = dict.fromkeys(items)
         self.size = len(items)

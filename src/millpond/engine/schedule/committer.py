@@ -14,7 +14,7 @@ from millpond.cache.vector_cache import VectorCache
 from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.errors import CacheError
-from millpond.inputs import key_of
+from millpond.values.inputs import key_of
 
 # A batch of texts of this many tokens: so many rows may wait for their commit while the next batches are computed.
 _TOKENS_PER_ROW = 64
@@ -34,14 +34,6 @@ class Committer:
     """
 
     def __init__(self, cache: VectorCache, *, namespace: Callable[[Call], str], budget: int, name: str) -> None:
-        """Start with nothing to commit.
-
-        Args:
-            cache: Where the rows go.
-            namespace: Names what decides a call's vectors besides its texts.
-            budget: Most tokens of a batch.
-            name: Prefix of the thread's name.
-        """
         self.most_waiting = max(1, budget // _TOKENS_PER_ROW)
         self._cache = cache
         self._namespace = namespace

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from concurrent.futures import CancelledError
 from time import perf_counter
 
-from millpond.engine.stats import BatchRun, EngineStats
 from millpond.errors import EngineClosedError
+from millpond.values.stats import BatchRun, EngineStats
 
 logger = logging.getLogger(__name__)
 

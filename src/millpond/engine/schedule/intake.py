@@ -21,7 +21,7 @@ from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.tokenize.large_texts import is_large
 from millpond.engine.tokenize.tokenized import Tokenized
-from millpond.inputs import key_of, size_of
+from millpond.values.inputs import key_of, size_of
 
 # Items that are looked up in the cache at a time.
 _LOOKED_UP = 8192
@@ -42,25 +42,13 @@ class Intake:
         *,
         scheduler: Scheduler,
         encoder: InputEncoder,
-        threads: Executor,
-        feeders: int,
-        large_thread: Executor,
-        cache: VectorCache | None,
-        namespace: Callable[[Call], str],
-        batch_tokens: int,
+        threads: Executor,  # where texts are tokenized
+        feeders: int,  # number of these threads
+        large_thread: Executor,  # where large texts are
+        cache: VectorCache | None,  # vectors are read from it
+        namespace: Callable[[Call], str],  # names what decides a call's vectors besides its texts
+        batch_tokens: int,  # most tokens of a batch, on all devices and cores together
     ) -> None:
-        """No calls yet.
-
-        Args:
-            scheduler: Gets the requests.
-            encoder: Tokenizes.
-            threads: Where texts are tokenized.
-            feeders: Number of these threads.
-            large_thread: Where large texts are.
-            cache: Vectors are read from it.
-            namespace: Names what decides a call's vectors besides its texts.
-            batch_tokens: Most tokens of a batch, on all devices and cores together.
-        """
         self._scheduler = scheduler
         self._encoder = encoder
         self._threads = threads

@@ -9,7 +9,7 @@ import numpy as np
 
 from millpond.engine.schedule.request import Prefix
 from millpond.engine.tokenize.tokenized import Tokenized
-from millpond.inputs import Item, Pair
+from millpond.values.inputs import Item, Pair
 
 # Fewer common tokens are not worth a separate attention call.
 _MIN_TOKENS = 16

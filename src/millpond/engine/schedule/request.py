@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.engine.schedule.call import Call
-from millpond.inputs import TokenIds
+from millpond.values.inputs import TokenIds
 
 
 @dataclass(slots=True, frozen=True, eq=False)
@@ -16,9 +16,6 @@ class Prefix:
     """Tokens that several requests of a call begin with: a reranker's template up to the document, for example.
 
     Requests share a prefix if they hold the same object.
-
-    Attributes:
-        length: Its tokens.
     """
 
     length: int
@@ -26,25 +23,15 @@ class Prefix:
 
 @dataclass(slots=True, eq=False)  # one for every text: a frozen one would take five times as long to make
 class Request:
-    """One distinct item of a call, tokenized; not to be changed.
-
-    Attributes:
-        call: The call.
-        slot: The item's slot in the call.
-        ids: int32 ``[tokens]``.
-        types: int8 ``[tokens]`` token types; ``None``: all 0.
-        attended: Only the first ``attended`` tokens may be attended to; ``None``: all.
-        kept: bool ``[tokens]`` rows that a per-token result contains; ``None``: all.
-        prefix: Its common prefix; requests with the same prefix may compute it once.
-    """
+    """One distinct item of a call, tokenized; not to be changed."""
 
     call: Call
-    slot: int
-    ids: npt.NDArray[np.int32]
-    types: npt.NDArray[np.int8] | None = None
-    attended: int | None = None
-    kept: npt.NDArray[np.bool_] | None = None
-    prefix: Prefix | None = None
+    slot: int  # the item's slot in the call
+    ids: npt.NDArray[np.int32]  # int32 `[tokens]`
+    types: npt.NDArray[np.int8] | None = None  # int8 `[tokens]` token types; `None`: all 0
+    attended: int | None = None  # only the first `attended` tokens may be attended to; `None`: all
+    kept: npt.NDArray[np.bool_] | None = None  # bool `[tokens]` rows that a per-token result contains; `None`: all
+    prefix: Prefix | None = None  # its common prefix; requests with the same prefix may compute it once
 
     @property
     def length(self) -> int:

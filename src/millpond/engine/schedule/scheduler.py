@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
-from millpond.inputs import size_of
+from millpond.values.inputs import size_of
 
 # The batch is full after this many queues whose first request does not fit into the rest of the budget.
 _MAX_MISFITS = 32
@@ -52,12 +52,6 @@ class Scheduler:
     """The queues between tokenization and the forward; all methods are thread-safe."""
 
     def __init__(self, budget: int, *, prepare: Callable[[list[Call]], None] | None = None) -> None:
-        """No calls yet.
-
-        Args:
-            budget: Most tokens of a batch; a single longer request runs alone.
-            prepare: Tokenizes deferred calls and queues them; a call with an error fails alone.
-        """
         self._budget = self._full_budget = budget  # _budget is less for a while after memory ran out
         self._ran = 0  # batches since the budget last changed
         self._queues: dict[Call, deque[Request]] = {}  # in the order of service, least recent first
@@ -171,12 +165,7 @@ class Scheduler:
             return not self.empty
 
     def pick(self, workers: int = 1, *, prepare: bool = True) -> list[Request]:
-        """The next batch; empty if no request waits.
-
-        Args:
-            workers: Number of workers that could run a batch now; little work is divided between them.
-            prepare: Tokenize deferred calls first; not in a thread that may be interrupted, since other callers wait.
-        """
+        """The next batch; empty if no request waits."""
         if prepare and self._deferred and self._prepare is not None:
             with self._lock:
                 deferred, self._deferred = self._deferred, []
@@ -212,11 +201,7 @@ class Scheduler:
             self._ready.notify_all()
 
     def refuse(self, error: Callable[[], Exception]) -> None:
-        """Fail every call that waits, and every call that comes later: no device is left to run it.
-
-        Args:
-            error: Makes the error of one call.
-        """
+        """Fail every call that waits, and every call that comes later: no device is left to run it."""
         with self._lock:
             self._refusal = error
             calls = [*self._queues, *self._deferred]
@@ -283,13 +268,7 @@ class Scheduler:
         return batch, list(served.items())
 
     def _part(self, tokens: int, workers: int, most: int) -> int:
-        """Tokens of a worker's next batch, so that all workers finish together, in equal batches of at most ``most``.
-
-        Args:
-            tokens: Waiting tokens.
-            workers: Number of workers that could begin now.
-            most: Most tokens of a batch.
-        """
+        """Tokens of a worker's next batch, so that all workers finish together, in batches of at most ``most``."""
         now = time.perf_counter()
         running = [max(0.0, count - self._rate * (now - began)) for count, began in self._running.values()]
         # Tokens that each worker has to run until the end; a worker with more than that still to run takes no share.

@@ -6,8 +6,8 @@ import threading
 from time import perf_counter
 from typing import TypeVar
 
-from millpond.engine.fork import ProcessFuture
-from millpond.engine.stats import Timings
+from millpond.support.fork import ProcessFuture
+from millpond.values.stats import Timings
 
 Output = TypeVar("Output")
 

@@ -33,13 +33,7 @@ def log_truncated(count: int, texts: int, limit: int, first: Sequence[str], *, n
 
 
 class TruncatedTexts:
-    """Collects the texts that consecutive calls cut, for one warning after the last.
-
-    Args:
-        limit: Most tokens per text.
-        first_index: Index of the first text in the caller's list.
-        noun: What the texts are.
-    """
+    """Collects the texts that consecutive calls cut, for one warning after the last."""
 
     def __init__(self, limit: int, *, first_index: int = 0, noun: str = "texts") -> None:
         self._limit = limit

@@ -10,24 +10,13 @@ from millpond.errors import InvalidRequestError
 
 def render_chat(
     tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],
+    messages: Sequence[Mapping[str, Any]],  # the conversation, as `{"role": ..., "content": ...}`
     *,
-    index: int,
-    model: str,
+    index: int,  # index of the conversation in the caller's list, for errors
+    model: str,  # the model that has the template, for errors
     options: Mapping[str, Any] | None = None,
 ) -> str:
-    """The text of a conversation by a chat template.
-
-    Args:
-        tokenizer: transformers' tokenizer.
-        messages: The conversation, as ``{"role": ..., "content": ...}``.
-        index: Index of the conversation in the caller's list, for errors.
-        model: The model that has the template, for errors.
-        options: Further arguments of transformers' ``apply_chat_template``, and variables of the template.
-
-    Raises:
-        InvalidRequestError: The template refuses the messages.
-    """
+    """The text of a conversation by a chat template."""
     try:
         plain = [dict(message) for message in messages]
         return str(tokenizer.apply_chat_template(plain, tokenize=False, **(options or {})))

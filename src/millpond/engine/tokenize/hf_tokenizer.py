@@ -11,11 +11,7 @@ from millpond.errors import ModelLoadError
 
 
 def read_hf_tokenizer(folder: Path) -> Any:
-    """The tokenizer of the class that transformers chooses, without saved padding and truncation.
-
-    Raises:
-        ModelLoadError: transformers cannot read it, or it is not a fast one.
-    """
+    """The tokenizer of the class that transformers chooses, without saved padding and truncation."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 

@@ -6,9 +6,9 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
-from millpond.engine.heap import HEAP
-from millpond.fair_semaphore import FairSemaphore
-from millpond.inputs import Item, TokenIds, size_of
+from millpond.support.fair_semaphore import FairSemaphore
+from millpond.support.heap import HEAP
+from millpond.values.inputs import Item, TokenIds, size_of
 
 # A longer text takes tens of milliseconds, and a hundred megabytes.
 LARGE_CHARACTERS = 1 << 17

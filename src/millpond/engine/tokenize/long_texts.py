@@ -17,9 +17,9 @@ from tokenizers.models import BPE, Unigram, WordPiece
 from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import BertPreTokenizer
 
-from millpond.cached_property import cached_property
-from millpond.engine.heap import HEAP
 from millpond.engine.tokenize.large_texts import turn
+from millpond.support.cached_property import cached_property
+from millpond.support.heap import HEAP
 from millpond.tasks import Truncate
 
 # Shorter texts are tokenized whole, which takes a moment: fewer characters than this, or fewer than this per token
@@ -57,12 +57,7 @@ def is_oversize(text: str, limit: int) -> bool:
 
 
 class LongTexts:
-    """Where the long texts of a tokenizer may be cut, and which of their runs may be collapsed.
-
-    Args:
-        backend: The tokenizer.
-        fold: Applied to texts before the tokenizer.
-    """
+    """Where the long texts of a tokenizer may be cut, and which of their runs may be collapsed."""
 
     def __init__(self, backend: Tokenizer, fold: Callable[[str], str]) -> None:
         self._backend = backend
@@ -90,11 +85,6 @@ class LongTexts:
 
         The tokens that truncation keeps of the part are those that it keeps of the whole, and if the part is cut or
         refused, so is the whole text.
-
-        Args:
-            text: The text.
-            limit: Most tokens that are read.
-            truncate: Which end of the text is cut; with ``start`` the part is the text's end.
         """
         if not is_oversize(text, limit):
             return text

@@ -13,7 +13,6 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
-from millpond.cached_property import cached_property
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.engine.tokenize.casefold import fold, unfold_offsets
@@ -25,6 +24,7 @@ from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized, id_arr
 from millpond.engine.tokenize.word_ids import word_numbers
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.late_interaction.encoding.markers import ColbertEncoder
+from millpond.support.cached_property import cached_property
 from millpond.tasks import Truncate
 
 # A tokenizer without a length limit stores an astronomical number.
@@ -45,26 +45,14 @@ class TextTokenizer:
         self,
         backend: Tokenizer,
         *,
-        lower: bool,
-        limit: int | None,
-        placeholder: int | None = None,
-        chat: Callable[[], Any] | None = None,
-        reward_token: int | None = None,
-        typed: bool = False,
+        lower: bool,  # whether texts are folded to lower case first
+        limit: int | None,  # the tokenizer's own limit of tokens; `None`: none
+        placeholder: int | None = None,  # the token that runs in place of a text without tokens
+        chat: Callable[[], Any] | None = None,  # returns transformers' own tokenizer, which has the chat template
+        reward_token: int | None = None,  # appended to a conversation by reward models that read their score there
+        typed: bool = False,  # whether the checkpoint reads token types
         specials: Mapping[str, str] | None = None,
     ) -> None:
-        """Wrap a fast tokenizer.
-
-        Args:
-            backend: The tokenizer; its padding and truncation, often left over from training, are switched off.
-            lower: Whether texts are folded to lower case first.
-            limit: The tokenizer's own limit of tokens; ``None``: none.
-            placeholder: The token that runs in place of a text without tokens.
-            chat: Returns transformers' own tokenizer, which has the chat template.
-            reward_token: Appended to a conversation by reward models that read their score there.
-            typed: Whether the checkpoint reads token types.
-            specials: Special tokens by role (``bos_token`` and so on), as templates name them.
-        """
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
@@ -82,11 +70,7 @@ class TextTokenizer:
 
     @classmethod
     def load(cls, folder: Path, *, lower: bool, reward_token: int | None = None) -> TextTokenizer:
-        """Read the tokenizer of a checkpoint, as transformers would.
-
-        Raises:
-            ModelLoadError: The checkpoint has no fast tokenizer.
-        """
+        """Read the tokenizer of a checkpoint, as transformers would."""
         if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
             # transformers would make up an empty tokenizer, to which every text is unknown tokens.
             raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
@@ -180,15 +164,8 @@ class TextTokenizer:
     def converse(self, conversation: Sequence[Mapping[str, str]], index: int) -> tuple[list[int], int]:
         """Render a conversation by the checkpoint's chat template.
 
-        Args:
-            conversation: Messages, each with ``role`` and ``content``.
-            index: Index of the conversation in the caller's list, for errors.
-
         Returns:
             Its token ids, and how many of the last ones belong to the template.
-
-        Raises:
-            InvalidRequestError: The checkpoint has no template, or the template refuses the messages.
         """
         if self.transformers is None or not getattr(self.transformers, "chat_template", None):
             raise InvalidRequestError(
@@ -244,26 +221,13 @@ class TextTokenizer:
         texts: Sequence[str],
         *,
         prompt: str,
-        limit: int,
-        truncate: Truncate,
-        index_of: Callable[[int], int],
-        align: bool = False,
-        noun: str = "text",
+        limit: int,  # most tokens of each result
+        truncate: Truncate,  # which end of the text is cut
+        index_of: Callable[[int], int],  # a text's index in the caller's list, for errors
+        align: bool = False,  # whether the results have an alignment of their tokens with the text
+        noun: str = "text",  # what the texts are called in errors
     ) -> list[Tokenized]:
-        """Tokenize ``prompt + text`` for each text, to at most ``limit`` tokens.
-
-        Args:
-            texts: The texts.
-            prompt: Put before each.
-            limit: Most tokens of each result.
-            truncate: Which end of the text is cut.
-            index_of: A text's index in the caller's list, for errors.
-            align: Whether the results have an alignment of their tokens with the text.
-            noun: What the texts are called in errors.
-
-        Raises:
-            InputTooLongError: A text is too long and ``truncate="error"``, or prompt and special tokens fill the limit.
-        """
+        """Tokenize ``prompt + text`` for each text, to at most ``limit`` tokens."""
         if not align:
             texts = self._collapsed(texts)
         prompted = [prompt + text for text in texts] if prompt else texts
@@ -295,15 +259,7 @@ class TextTokenizer:
         return tokenized
 
     def placeholder(self, index: int, *, align: bool = False) -> Tokenized:
-        """A special token in place of an item without tokens: an empty text, to which none are added.
-
-        Args:
-            index: Index of the item in the caller's list, for errors.
-            align: Whether the result has an alignment.
-
-        Raises:
-            InvalidRequestError: The tokenizer has no special token that could stand in.
-        """
+        """A special token in place of an item without tokens: an empty text, to which none are added."""
         if self._placeholder is None:
             raise InvalidRequestError(
                 f"the text at index {index} has no tokens, and this tokenizer has no special token to stand in; "
@@ -369,11 +325,6 @@ class TextTokenizer:
         self, offsets: npt.NDArray[np.int32], prompt: str, text: str
     ) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
         """Offsets ``[tokens, 2]`` in the folded ``prompt + text`` as offsets in the text.
-
-        Args:
-            offsets: Half open, in characters.
-            prompt: What stands before the text.
-            text: The text.
 
         Returns:
             The offsets, and bool ``[tokens]`` whether a token reaches beyond the prompt.

@@ -13,17 +13,12 @@ import numpy.typing as npt
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenAlignment:
-    """Where each token of a text comes from.
+    """Where each token of a text comes from."""
 
-    Attributes:
-        offsets: int32 ``[tokens, 2]`` character spans in the caller's text, half open.
-        special: bool ``[tokens]`` tokens that do not stand for text: special tokens, and a prompt's.
-        words: int32 ``[tokens]`` number of the word that each token belongs to; -1 for none.
-    """
-
-    offsets: npt.NDArray[np.int32]
+    offsets: npt.NDArray[np.int32]  # int32 `[tokens, 2]` character spans in the caller's text, half open
+    # bool `[tokens]` tokens that do not stand for text: special tokens, and a prompt's
     special: npt.NDArray[np.bool_]
-    words: npt.NDArray[np.int32]
+    words: npt.NDArray[np.int32]  # int32 `[tokens]` number of the word that each token belongs to; -1 for none
 
     def take(self, kept: npt.NDArray[Any]) -> TokenAlignment:
         """The alignment of some of the tokens, chosen by a mask or by indices."""
@@ -32,23 +27,14 @@ class TokenAlignment:
 
 @dataclass(kw_only=True, slots=True, eq=False)  # one for every text: a frozen one would take five times as long to make
 class Tokenized:
-    """One item, ready to run; not to be changed.
+    """One item, ready to run; not to be changed."""
 
-    Attributes:
-        ids: int32 ``[tokens]``, special tokens and prompt included.
-        truncated: Whether the text was cut.
-        types: int8 ``[tokens]`` token types; ``None``: all 0.
-        attended: Only the first ``attended`` tokens may be attended to; ``None``: all.
-        kept: bool ``[tokens]`` rows that a per-token result contains; ``None``: all.
-        alignment: Where the tokens come from; ``None`` unless requested.
-    """
-
-    ids: npt.NDArray[np.int32]
-    truncated: bool
-    types: npt.NDArray[np.int8] | None = None
-    attended: int | None = None
-    kept: npt.NDArray[np.bool_] | None = None
-    alignment: TokenAlignment | None = None
+    ids: npt.NDArray[np.int32]  # int32 `[tokens]`, special tokens and prompt included
+    truncated: bool  # whether the text was cut
+    types: npt.NDArray[np.int8] | None = None  # int8 `[tokens]` token types; `None`: all 0
+    attended: int | None = None  # only the first `attended` tokens may be attended to; `None`: all
+    kept: npt.NDArray[np.bool_] | None = None  # bool `[tokens]` rows that a per-token result contains; `None`: all
+    alignment: TokenAlignment | None = None  # where the tokens come from; `None` unless requested
 
 
 def id_arrays(lists: Sequence[list[int]]) -> list[npt.NDArray[np.int32]]:

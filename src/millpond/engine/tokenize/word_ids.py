@@ -11,10 +11,10 @@ _SPACE = ord(" ")
 
 
 def word_numbers(
-    offsets: npt.NDArray[np.int32],
-    special: npt.NDArray[np.bool_],
+    offsets: npt.NDArray[np.int32],  # int32 `[tokens, 2]` each token's character span, half open
+    special: npt.NDArray[np.bool_],  # bool `[tokens]` tokens that stand for no text
     unknown: npt.NDArray[np.bool_],
-    text: str,
+    text: str,  # the text that the offsets refer to
     *,
     tokens: Sequence[str] | None,
 ) -> npt.NDArray[np.int32]:
@@ -24,13 +24,6 @@ def word_numbers(
     carry a mark (the ``##`` of WordPiece), a token continues a word if its length differs from that of its characters;
     elsewhere, if no space precedes it, so that punctuation belongs to the word before it. An unknown token always
     begins a word.
-
-    Args:
-        offsets: int32 ``[tokens, 2]`` each token's character span, half open.
-        special: bool ``[tokens]`` tokens that stand for no text.
-        unknown: bool ``[tokens]`` unknown tokens.
-        text: The text that the offsets refer to.
-        tokens: The tokens as spelled in the vocabulary, if the tokenizer marks continuing ones; else ``None``.
 
     Returns:
         int32 ``[tokens]`` from 0; -1 for the special ones.

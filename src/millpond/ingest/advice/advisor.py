@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError
 from millpond.ingest.advice.judgements import Judgements, ndcg, relevant
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
@@ -24,11 +23,12 @@ from millpond.ingest.sinks.batch import storable
 from millpond.ingest.sinks.database import installed
 from millpond.ingest.sinks.protocol import check_widths
 from millpond.ingest.sources.read import reader_for
+from millpond.support.blank import is_blank
 from millpond.vectors import matryoshka
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
-    from millpond.spec import ModelSpec
+    from millpond.values.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 

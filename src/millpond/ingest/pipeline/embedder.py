@@ -25,9 +25,9 @@ from millpond.errors import (
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import FloatArray, WriteBatch, storable
 from millpond.ingest.telemetry.trace import RunTrace
-from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput
-from millpond.params import PoolingParams
 from millpond.tasks import Task
+from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput
+from millpond.values.params import PoolingParams
 from millpond.vectors import matryoshka
 
 if TYPE_CHECKING:

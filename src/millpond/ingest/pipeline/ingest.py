@@ -30,7 +30,7 @@ from millpond.ingest.sinks.protocol import Reads, Sink, check_widths
 from millpond.ingest.sources.read import reader_for
 from millpond.ingest.telemetry.report import IngestReport
 from millpond.ingest.telemetry.trace import RunTrace
-from millpond.spec import ModelSpec
+from millpond.values.spec import ModelSpec
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import is_chunk
 from millpond.ingest.pipeline.embedder import PlannedRecord, record_key
@@ -14,6 +13,7 @@ from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sinks.protocol import Checks
+from millpond.support.blank import is_blank
 
 # One engine call: enough texts to pack full batches, few enough that the progress bar moves and memory stays flat.
 BATCH_RECORDS = 2048

@@ -13,8 +13,6 @@ import numpy as np
 import pyarrow as pa
 from ray.data import ActorPoolStrategy, Dataset
 
-from millpond.blank import is_blank
-from millpond.config import EngineConfig
 from millpond.engine.loading import describe
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import Chunker, Chunking
@@ -27,6 +25,8 @@ from millpond.ingest.sinks.protocol import vector_name
 from millpond.ingest.sources.columns import Columns
 from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.sources.rows import RowReader
+from millpond.support.blank import is_blank
+from millpond.values.config import EngineConfig
 
 logger = logging.getLogger(__name__)
 

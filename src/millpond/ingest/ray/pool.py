@@ -18,9 +18,9 @@ from millpond.engine.input.model import LoadedModel
 from millpond.errors import EngineClosedError, MillpondError
 from millpond.ingest.ray.cluster import resources
 from millpond.ingest.ray.worker import Reply, Worker, WorkerSettings
-from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput
-from millpond.params import PoolingParams
 from millpond.tasks import Role, Task
+from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput
+from millpond.values.params import PoolingParams
 
 logger = logging.getLogger(__name__)
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
-from millpond.config import EngineConfig
 from millpond.engine.engine import Engine
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import FingerprintMismatchError
@@ -21,8 +20,9 @@ from millpond.ingest.pipeline.planner import RecordBatch
 from millpond.ingest.pipeline.writer import BatchWriter, BlankRecords
 from millpond.ingest.sinks.protocol import Sink
 from millpond.ingest.telemetry.trace import RunTrace
-from millpond.params import PoolingParams
 from millpond.tasks import Task
+from millpond.values.config import EngineConfig
+from millpond.values.params import PoolingParams
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,7 +17,7 @@ from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
 from millpond.ingest.sinks.search import Hit, plan_search
-from millpond.spec import ModelSpec
+from millpond.values.spec import ModelSpec
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine

@@ -23,7 +23,7 @@ from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch, check_
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
-from millpond.metadata import Scalar
+from millpond.support.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 
 Answer = TypeVar("Answer")

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
-from millpond.fingerprint import ModelIdentity, stored_name, stored_settings
 from millpond.ingest.sinks.fields import FieldLayout
-from millpond.spec import ModelSpec
+from millpond.values.fingerprint import ModelIdentity, stored_name, stored_settings
+from millpond.values.spec import ModelSpec
 
 MANIFEST_KEY = "millpond"
 _SCHEMA = 1
@@ -21,11 +21,11 @@ class CollectionManifest:
     """The model, widths and field layout of a collection, stored in its metadata when it is created.
 
     Attributes:
-        fingerprint: :attr:`~millpond.spec.ModelSpec.fingerprint` of the model.
+        fingerprint: :attr:`~millpond.values.spec.ModelSpec.fingerprint` of the model.
         model: The model's name, for error messages.
         dimensions: The stored widths, ascending.
         fields: The layout of the stored fields.
-        settings: The model's settings, as :func:`~millpond.fingerprint.stored_settings` makes them; empty for a
+        settings: The model's settings, as :func:`~millpond.values.fingerprint.stored_settings` makes them; empty for a
             collection of an earlier version. Only error messages use them.
         sparse: The model of the sparse vectors; ``None`` if the collection has none.
         chunked: Whether its rows are chunks of records, of which a record may have several.

@@ -11,7 +11,7 @@ import numpy as np
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record
 from millpond.ingest.sinks.batch import FloatArray, WriteBatch
-from millpond.spec import ModelSpec
+from millpond.values.spec import ModelSpec
 
 
 class Sink(Protocol):

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 from millpond.ingest.sources.compression import SourcePosition
 from millpond.ingest.telemetry.report import IngestReport
 from millpond.ingest.telemetry.trace import RunTrace
-from millpond.progress import draw_bar, in_notebook
+from millpond.support.progress import draw_bar, in_notebook
 
 if TYPE_CHECKING:
     from tqdm import tqdm

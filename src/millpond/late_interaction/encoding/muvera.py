@@ -15,8 +15,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.cached_property import cached_property
 from millpond.errors import InvalidRequestError
+from millpond.support.cached_property import cached_property
 from millpond.vectors.ragged import Ragged
 
 FloatArray = npt.NDArray[np.float32]

@@ -9,9 +9,9 @@ from typing import Any, overload
 import numpy as np
 import numpy.typing as npt
 
-from millpond.cached_property import cached_property
 from millpond.errors import InvalidDimensionsError, InvalidRequestError
-from millpond.spec import ModelSpec
+from millpond.support.cached_property import cached_property
+from millpond.values.spec import ModelSpec
 from millpond.vectors import matryoshka
 from millpond.vectors.ragged import Ragged
 

@@ -8,13 +8,13 @@ from typing import Any, Protocol, TypedDict
 import numpy as np
 import numpy.typing as npt
 
-from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.late_interaction.index.documents import Search
-from millpond.metadata import Scalar, check_filter, check_str, describe, json_object
-from millpond.outputs import TokenEmbeddingOutput, TokenSpans
-from millpond.spec import ModelSpec
+from millpond.support.blank import is_blank
+from millpond.support.metadata import Scalar, check_filter, check_str, describe, json_object
 from millpond.tasks import Role
+from millpond.values.outputs import TokenEmbeddingOutput, TokenSpans
+from millpond.values.spec import ModelSpec
 from millpond.vectors.ragged import Ragged
 
 Filter = Mapping[str, object]

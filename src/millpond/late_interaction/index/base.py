@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, Unpack
 
-from millpond.blank import is_blank
 from millpond.errors import InvalidRequestError
-from millpond.fingerprint import ModelIdentity
 from millpond.late_interaction.encoding.token_pooling import pool_tokens, pooled_rows
 from millpond.late_interaction.index.arguments import (
     Filter,
@@ -31,8 +29,10 @@ from millpond.late_interaction.index.documents import AddReport, Documents, Hit,
 from millpond.late_interaction.index.row_encoding import RowEncoding
 from millpond.late_interaction.scoring import explanation
 from millpond.late_interaction.scoring.explanation import TokenMatch
-from millpond.metadata import Scalar, check_str
-from millpond.progress import draw_bar
+from millpond.support.blank import is_blank
+from millpond.support.metadata import Scalar, check_str
+from millpond.support.progress import draw_bar
+from millpond.values.fingerprint import ModelIdentity
 from millpond.vectors.ragged import Ragged
 
 CLOSED = "this index is closed; open it again"

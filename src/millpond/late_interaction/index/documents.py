@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from millpond.fair_semaphore import FairSemaphore
-from millpond.metadata import Scalar
+from millpond.support.fair_semaphore import FairSemaphore
+from millpond.support.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 
 SEARCH_TURNS = FairSemaphore()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import threading
 
 from millpond.errors import InvalidRequestError
-from millpond.fingerprint import ModelIdentity
 from millpond.late_interaction.encoding import projection
 from millpond.late_interaction.encoding.projection import Projection
 from millpond.late_interaction.encoding.token_pooling import pool_tokens
 from millpond.late_interaction.index.arguments import check_count, unit_rows
 from millpond.late_interaction.index.settings import IndexSettings
-from millpond.spec import ModelSpec
+from millpond.values.fingerprint import ModelIdentity
+from millpond.values.spec import ModelSpec
 from millpond.vectors.ragged import Ragged
 
 # Rows that a projection is fitted on.

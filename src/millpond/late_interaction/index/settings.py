@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
-from millpond.fingerprint import ModelIdentity, stored_name
 from millpond.late_interaction.encoding.projection import FloatArray, Projection
-from millpond.spec import ModelSpec
+from millpond.values.fingerprint import ModelIdentity, stored_name
+from millpond.values.spec import ModelSpec
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError
-from millpond.outputs import TokenSpans
+from millpond.values.outputs import TokenSpans
 
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]

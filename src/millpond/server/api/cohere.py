@@ -12,7 +12,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from millpond.errors import InvalidDimensionsError, InvalidRequestError
-from millpond.outputs import EmbeddingOutput
 from millpond.server.api import openapi
 from millpond.server.errors import RequestError, dimensions_message
 from millpond.server.requests import bodies, calls
@@ -22,6 +21,7 @@ from millpond.server.responses import encoding
 from millpond.server.responses.response_fields import cohere_meta, envelope
 from millpond.server.state import find_model
 from millpond.tasks import Task, Truncate
+from millpond.values.outputs import EmbeddingOutput
 from millpond.vectors.quantization import eight_bits, quantize
 from millpond.vllm.prompts import Tokenization, read_texts
 

@@ -9,24 +9,23 @@ from typing import Annotated
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from millpond.blank import is_blank
 from millpond.engine.engine import Engine
 from millpond.errors import EngineClosedError, InputTooLongError
 from millpond.late_interaction.scoring import explanation
 from millpond.late_interaction.scoring.explanation import TokenMatch
-from millpond.outputs import TokenEmbeddingOutput, TokenSpans, Usage
-from millpond.params import PoolingParams
 from millpond.server.api import openapi
 from millpond.server.api.indexes import Match
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
-from millpond.server.requests.fields import absent_if_null
-from millpond.server.requests.limits import check_length
+from millpond.server.requests.fields import absent_if_null, check_length
 from millpond.server.responses.encoding import json_response
 from millpond.server.responses.response_fields import UsageInfo, usage
 from millpond.server.served.models import ServedModel
 from millpond.server.state import find_model
+from millpond.support.blank import is_blank
 from millpond.tasks import Role, Truncate
+from millpond.values.outputs import TokenEmbeddingOutput, TokenSpans, Usage
+from millpond.values.params import PoolingParams
 from millpond.vllm.model import Pending
 
 

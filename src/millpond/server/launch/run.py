@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 
-from millpond.engine import heap
 from millpond.server.app import create_app
 from millpond.server.launch import sockets
 from millpond.server.launch.server import Server
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ModelConfig, ServerConfig
 from millpond.server.telemetry.tracing import check_installed
+from millpond.support import heap
 
 logger = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ from millpond.server.errors import RequestError
 from millpond.server.requests.fields import absent_if_null
 from millpond.server.requests.prompts import PromptRequest
 from millpond.server.responses.encoding import EmbedDtype, EncodingFormat, Endianness, NumberFormat
-from millpond.spec import ModelSpec
 from millpond.tasks import ROLES, Role
+from millpond.values.spec import ModelSpec
 from millpond.vllm.params import PoolingParams
 
 _ROLES: dict[str, Role] = {

@@ -23,11 +23,11 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from millpond.engine.stats import BatchRun, EngineStats
 from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.telemetry.scope import StatusObserver, declared_path, request_state, route_path
 from millpond.server.telemetry.throughput import Throughput
 from millpond.server.telemetry.timings import work_of
+from millpond.values.stats import BatchRun, EngineStats
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TEXTS = tuple(float(1 << power) for power in range(13))

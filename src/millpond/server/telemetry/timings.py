@@ -8,18 +8,17 @@ from dataclasses import dataclass
 from starlette.datastructures import MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from millpond.engine.stats import Timings
 from millpond.server.telemetry.scope import request_state
+from millpond.values.stats import Timings
 
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """The work that a model did for a request."""
 
-    model: str  # name of the model
     device: str  # cpu, cuda or mps
-    timings: Timings  # of the engine's call
-    tokens: int  # input tokens
+    timings: Timings
+    tokens: int
     characters: int  # characters of the texts; token ids have none
     ended: int  # when the engine had the result, in Unix nanoseconds
 

@@ -16,7 +16,6 @@ from tests.tiny.heads import write_cross_encoder
 
 from millpond import Engine
 from millpond.attention import varlen
-from millpond.config import EngineConfig
 from millpond.engine import loading
 from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda import graphs
@@ -28,6 +27,7 @@ from millpond.errors import MillpondError
 from millpond.pooling import methods
 from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import Task
+from millpond.values.config import EngineConfig
 from tests import recording
 
 # Their attention or mixers work run by run, and the host must know the lengths.

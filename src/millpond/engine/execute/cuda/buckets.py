@@ -18,17 +18,11 @@ _LEAST_SEQUENCES = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Bucket:
-    """One shape of a batch.
+    """One shape of a batch."""
 
-    Attributes:
-        tokens: Rows of the packed row, dummy ones included.
-        sequences: Number of sequences, dummy and empty ones included.
-        longest: Most tokens of one sequence.
-    """
-
-    tokens: int
-    sequences: int
-    longest: int
+    tokens: int  # rows of the packed row, dummy ones included
+    sequences: int  # number of sequences, dummy and empty ones included
+    longest: int  # most tokens of one sequence
 
     def tail(self, tokens: int) -> list[int]:
         """Lengths of the dummy sequences after ``tokens`` real ones."""

@@ -74,32 +74,20 @@ class ForwardModel(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GraphShape:
-    """The key of a graph.
+    """The key of a graph."""
 
-    Attributes:
-        layout: Layout of its input.
-        longest: Most tokens of a sequence.
-        inside: The outputs computed in the graph.
-        states: Whether its hidden states are read too.
-    """
-
-    layout: BufferLayout
-    longest: int
-    inside: frozenset[OutputSpec]
-    states: bool
+    layout: BufferLayout  # layout of its input
+    longest: int  # most tokens of a sequence
+    inside: frozenset[OutputSpec]  # the outputs computed in the graph
+    states: bool  # whether its hidden states are read too
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ReplayedRows:
-    """The output of a replay, on the device; it may still be running.
+    """The output of a replay, on the device; it may still be running."""
 
-    Attributes:
-        rows: ``[n, d]`` of each output inside the graph.
-        states: ``[tokens, backbone]``, if other outputs need them.
-    """
-
-    rows: Mapping[OutputSpec, torch.Tensor]
-    states: torch.Tensor | None
+    rows: Mapping[OutputSpec, torch.Tensor]  # `[n, d]` of each output inside the graph
+    states: torch.Tensor | None  # `[tokens, backbone]`, if other outputs need them
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -153,9 +141,6 @@ class Graphs:
         """Replay the graph of a batch, capturing it first if necessary; ``None`` if the batch must run without one.
 
         Limited keys and shared prefixes have no graph: kernels take them by other arguments.
-
-        Raises:
-            Exception: The device is lost.
         """
         if not self._usable or packed.keys is not None or packed.prefixes is not None:
             return None

@@ -31,21 +31,13 @@ class BufferBatch:
 
 @dataclass(frozen=True, kw_only=True)
 class BufferLayout:
-    """Positions of the inputs in an int32 buffer; layouts of the same shape are equal.
+    """Positions of the inputs in an int32 buffer; layouts of the same shape are equal."""
 
-    Attributes:
-        tokens: Rows of the packed row.
-        sequences: Number of sequences.
-        types: Whether there are token types.
-        adapters: Whether there are adapters.
-        skip: Whether there are prompts that pooling leaves out.
-    """
-
-    tokens: int
-    sequences: int
-    types: bool
-    adapters: bool
-    skip: bool
+    tokens: int  # rows of the packed row
+    sequences: int  # number of sequences
+    types: bool  # whether there are token types
+    adapters: bool  # whether there are adapters
+    skip: bool  # whether there are prompts that pooling leaves out
 
     @classmethod
     def of(cls, packed: PackedRequests, bucket: Bucket | None = None) -> BufferLayout:

@@ -28,11 +28,7 @@ class PendingBatch(Protocol):
     """A launched batch."""
 
     def result(self) -> list[RequestResult]:
-        """Wait for the batch; each request with its result.
-
-        Raises:
-            Exception: The batch did not run.
-        """
+        """Wait for the batch; each request with its result."""
         ...
 
 
@@ -46,11 +42,7 @@ class Pipeline:
         self._offset = position_offset
 
     def start(self, requests: Sequence[Request]) -> PendingBatch:
-        """Launch a batch after the earlier ones.
-
-        Raises:
-            Exception: It could not be launched, for lack of memory, for example.
-        """
+        """Launch a batch after the earlier ones."""
         packed = PackedRequests.of(requests, position_offset=self._offset)
         outputs = frozenset(request.call.plan.output for request in packed.requests)
         try:

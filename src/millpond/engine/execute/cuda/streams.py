@@ -26,11 +26,7 @@ class Event(Protocol):
     """A point in a stream."""
 
     def wait(self) -> None:
-        """Wait until the stream has reached it.
-
-        Raises:
-            RuntimeError: A kernel failed; the error does not say which.
-        """
+        """Wait until the stream has reached it."""
         ...
 
 
@@ -80,9 +76,6 @@ class Backend(Protocol):
 
         The tensors that it reads and returns keep their memory. All graphs share one pool for intermediate values: a
         result is valid until the next replay of any graph.
-
-        Raises:
-            Exception: What ``forward`` raised, or the capture did. Nothing is being captured any more.
         """
         ...
 

@@ -11,7 +11,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from millpond.cached_property import cached_property
+from millpond.support.cached_property import cached_property
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -94,8 +94,8 @@ class Columns:
 
     Attributes:
         offsets: int64 ``[documents + 1]`` into the token rows.
-        scales: float16 ``[tokens]``: of ``rows`` or of ``residuals``; ``None`` if rows of another type have none.
-        rows: ``[tokens, columns]``, int8 in a PlaidIndex; ``None`` where residuals stand for them.
+        scales: float16 ``[tokens]``: of ``rows`` or of ``residuals``; ``None`` if the codec has none.
+        rows: ``[tokens, columns]`` as the codec packs them; ``None`` where residuals stand for them.
         codes: uint16 ``[tokens]``, the centroid of each row; ``None`` before the centroids were trained.
         residuals: uint8 ``[tokens, width]`` of :class:`millpond.late_interaction.codecs.residual.Encoded`.
         ids: The ids.

@@ -9,7 +9,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field, PlainValidator, TypeAdapter
 
 from millpond.errors import InvalidRequestError
-from millpond.outputs import RerankOutput, ScoreOutput
 from millpond.server.api import openapi
 from millpond.server.api.tei.schemas import RankedText, TeiRerankRequest
 from millpond.server.requests import bodies
@@ -19,6 +18,7 @@ from millpond.server.responses import encoding
 from millpond.server.responses.encoding import repeatable
 from millpond.server.responses.response_fields import UsageInfo, cohere_meta, envelope, usage
 from millpond.server.state import named_model
+from millpond.values.outputs import RerankOutput, ScoreOutput
 from millpond.vllm.prompts import read_texts
 
 

@@ -9,9 +9,6 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Request, Response
 from pydantic import PlainValidator, TypeAdapter
 
-from millpond.inputs import Item, TokenIds
-from millpond.outputs import EmbeddingOutput, SparseEmbeddingOutput, TokenEmbeddingOutput
-from millpond.params import PoolingParams
 from millpond.server.api import openapi
 from millpond.server.api.tei.schemas import (
     Info,
@@ -27,6 +24,9 @@ from millpond.server.responses import encoding
 from millpond.server.served.models import ServedModel
 from millpond.server.state import find_model, named_model, state_of
 from millpond.tasks import Task
+from millpond.values.inputs import Item, TokenIds
+from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput, TokenEmbeddingOutput
+from millpond.values.params import PoolingParams
 from millpond.vllm.prompts import Tokenization
 
 router = APIRouter(tags=["TEI"])

@@ -7,9 +7,6 @@ from typing import Any
 
 from fastapi import APIRouter, Request, Response
 
-from millpond.inputs import Pair
-from millpond.outputs import ClassificationOutput
-from millpond.params import PoolingParams
 from millpond.server.api import openapi
 from millpond.server.api.tei.schemas import Prediction, TeiPredictRequest
 from millpond.server.errors import RequestError
@@ -17,6 +14,9 @@ from millpond.server.requests import bodies, calls
 from millpond.server.responses import encoding
 from millpond.server.state import find_model, named_model
 from millpond.tasks import Activation, Task
+from millpond.values.inputs import Pair
+from millpond.values.outputs import ClassificationOutput
+from millpond.values.params import PoolingParams
 
 router = APIRouter(tags=["TEI"])
 

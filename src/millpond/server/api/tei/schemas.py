@@ -6,10 +6,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from millpond.inputs import Item
 from millpond.server.requests.fields import INT64
 from millpond.server.requests.pairs import METHOD
 from millpond.tasks import ScoreMethod
+from millpond.values.inputs import Item
 from millpond.vllm.prompts import Tokenization, read_prompts
 
 

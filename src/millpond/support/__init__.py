@@ -1,0 +1,1 @@
+"""What millpond adds to the standard library, for all packages."""

@@ -1,0 +1,132 @@
+"""PoolingParams: the options of one request, valid from construction."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from millpond.errors import InvalidDimensionsError, InvalidRequestError
+from millpond.tasks import (
+    ACTIVATIONS,
+    AGGREGATIONS,
+    OUTPUT_DTYPES,
+    ROLES,
+    TASKS,
+    TRUNCATIONS,
+    Activation,
+    Aggregation,
+    OutputDtype,
+    Role,
+    Task,
+    Truncate,
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingParams:
+    """The options of one request, for every task; the engine checks that the task reads them.
+
+    Attributes:
+        task: The task, if the method does not name it.
+        dimensions: Matryoshka width; ``None`` is the checkpoint's own.
+        normalize: L2-normalize; ``None`` is as the checkpoint does.
+        activation: The activation of logits: ``True`` is the checkpoint's own, ``False`` none, or a name
+            (``identity``, ``sigmoid``, ``softmax``); ``None`` is the task's default (rewards raw, the rest activated).
+        step_tag_id: Step reward models: the token whose rows are kept.
+        returned_token_ids: Step reward models: the columns that are kept.
+        role: ``"query"`` or ``"document"``: applies the checkpoint's own prompt for that role.
+        prompt: Text put before every input; ``""`` switches a default prompt off.
+        prompt_name: Name of one of the checkpoint's prompts.
+        instruction: Text for the instruction slot of an LLM reranker's template.
+        aggregation: How ``token_classify`` joins tokens into entities, as transformers' pipeline names it.
+        adapter: The name of one of the checkpoint's adapters (jina-embeddings-v3: ``spec.adapters``); ``None`` is the
+            role's adapter.
+        long_texts: ``"mean"`` embeds an over-long text in windows and averages them, weighted by their tokens.
+        truncate: The end at which an over-long text is cut, or ``"error"``.
+        truncate_prompt_tokens: Cut to this many tokens instead of the model's maximum (-1 is the maximum).
+        output_dtype: Type of the returned vectors.
+    """
+
+    task: Task | None = None
+    dimensions: int | None = None
+    normalize: bool | None = None
+    activation: bool | Activation | None = None
+    step_tag_id: int | None = None
+    returned_token_ids: tuple[int, ...] | None = None
+    role: Role | None = None
+    prompt: str | None = None
+    prompt_name: str | None = None
+    instruction: str | None = None
+    aggregation: Aggregation = "none"
+    adapter: str | None = None
+    long_texts: Literal["mean"] | None = None
+    truncate: Truncate = "end"
+    truncate_prompt_tokens: int | None = None
+    output_dtype: OutputDtype = "float32"
+
+    def __post_init__(self) -> None:
+        for name in ("dimensions", "step_tag_id", "truncate_prompt_tokens"):
+            object.__setattr__(self, name, _plain_int(getattr(self, name)))
+        if self.dimensions is not None and type(self.dimensions) is not int:
+            raise InvalidDimensionsError(f"dimensions={self.dimensions!r} must be an int, or None for the checkpoint's")
+        check_choice("task", self.task, TASKS)
+        check_choice("role", self.role, ROLES)
+        check_choice("truncate", self.truncate, TRUNCATIONS, optional=False)
+        check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES, optional=False)
+        check_choice("aggregation", self.aggregation, AGGREGATIONS, optional=False)
+        check_choice("long_texts", self.long_texts, ("mean",))
+        if not isinstance(self.activation, bool):
+            check_choice("activation", self.activation, ACTIVATIONS)
+        self._check_steps()
+        if not isinstance(self.normalize, bool | None):
+            raise InvalidRequestError(f"normalize={self.normalize!r} must be True, False or None")
+        for name in ("prompt", "prompt_name", "instruction", "adapter"):
+            if not isinstance(value := getattr(self, name), str | None):
+                raise InvalidRequestError(f"{name}={value!r} must be a str or None")
+        if self.prompt is not None and self.prompt_name is not None:
+            raise InvalidRequestError(
+                f"prompt={self.prompt!r} and prompt_name={self.prompt_name!r} exclude each other; pass one"
+            )
+        limit = self.truncate_prompt_tokens
+        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < -1 or limit == 0):
+            raise InvalidRequestError(f"truncate_prompt_tokens={limit!r} must be a positive int, or -1 for the maximum")
+
+    def _check_steps(self) -> None:
+        tag, columns = self.step_tag_id, self.returned_token_ids
+        if tag is not None and not _is_token_id(tag):
+            raise InvalidRequestError(f"step_tag_id={tag!r} must be a token id, an int from 0")
+        if columns is None:
+            return
+        if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
+            raise InvalidRequestError(f"returned_token_ids={columns!r} must be a list of token ids")
+        ids = tuple(_plain_int(token) for token in columns)
+        if not ids or not all(_is_token_id(token) for token in ids):
+            raise InvalidRequestError(f"returned_token_ids={columns!r} must hold token ids, ints from 0")
+        object.__setattr__(self, "returned_token_ids", tuple(int(token) for token in ids))
+
+    def given(self) -> frozenset[str]:
+        """Names of the fields that differ from their defaults."""
+        return frozenset(f.name for f in fields(self) if getattr(self, f.name) != f.default)
+
+
+def check_choice(name: str, value: object, choices: tuple[str, ...], *, optional: bool = True) -> None:
+    """Refuse a value that is not in ``choices``."""
+    if (value is None and optional) or (isinstance(value, str) and value in choices):
+        return
+    raise InvalidRequestError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
+
+
+def _plain_int(value: Any) -> Any:
+    """A whole number of numpy or torch as a Python int; any other value unchanged."""
+    if value is None or isinstance(value, bool):
+        return value
+    try:
+        return operator.index(value)
+    except TypeError:
+        return value
+
+
+def _is_token_id(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
