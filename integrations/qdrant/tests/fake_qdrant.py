@@ -99,8 +99,8 @@ class Handler(BaseHTTPRequestHandler):
                 }
             case "PUT", "/index":
                 index = models.CreateFieldIndex(**body)
-                kind = index.field_schema if isinstance(index.field_schema, str) else "integer"
-                self.server.payload_schema[index.field_name] = {"data_type": kind, "points": 0}
+                of = index.field_schema if isinstance(index.field_schema, str) else "integer"
+                self.server.payload_schema[index.field_name] = {"data_type": of, "points": 0}
                 return done
             case "PUT", "/points":
                 batch = models.Batch(**body["batch"]) if "batch" in body else models.PointsList(**body).points

@@ -20,9 +20,10 @@ pytestmark = pytest.mark.contract
 def test_requests_are_bounded_by_rows(engine: Engine, server: FakeQdrant, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("QDRANT_API_KEY", "hunter2")
     with pytest.warns(UserWarning, match="insecure connection"):  # qdrant-client's own: a key over plain http
-        with QdrantSink(server.url, "docs", dimensions=[64, 384]) as sink:
-            many = [Record(f"r{i}", f"text {i}") for i in range(600)]
-            assert ingest(many, engine=engine, sink=sink, show_progress=False).written == 600
+        sink = QdrantSink(server.url, "docs", dimensions=[64, 384])
+    many = [Record(f"r{i}", f"text {i}") for i in range(600)]
+    assert ingest(many, engine=engine, sink=sink, show_progress=False).written == 600
+    sink.close()
     upserts = server.bodies("PUT", "/points")
     rows = [len(body["batch"]["ids"]) for body in upserts]
     assert sum(rows) == 600 and max(rows) == 256
