@@ -24,7 +24,7 @@ CODES_ABOVE = 20_000
 def exact(states: TokenStates, folder: Path, *, codec: str) -> Built:
     """The exact kernel over packed rows, and the best of its scores."""
     from millpond.late_interaction.codecs.rows import CODECS as ROW_CODECS
-    from millpond.late_interaction.kernels.exact import Tokens, score
+    from millpond.late_interaction.scoring.exact import Tokens, score
 
     rows, scales = _packed(ROW_CODECS[codec].pack, states)
     tokens = Tokens(codec=ROW_CODECS[codec], rows=rows, scales=scales, offsets=np.asarray(states.offsets))

@@ -139,7 +139,7 @@ def _pieces(states: TokenStates, count: int = 1000) -> Iterator[Ragged]:
 
 def _codec(states: TokenStates, codec: str) -> list[list[int]]:
     from millpond.late_interaction.codecs.rows import CODECS as ROW_CODECS
-    from millpond.late_interaction.kernels.exact import Tokens, score
+    from millpond.late_interaction.scoring.exact import Tokens, score
 
     rows, scales = ROW_CODECS[codec].pack(np.asarray(states.flat, np.float32))
     tokens = Tokens(codec=ROW_CODECS[codec], rows=rows, scales=scales, offsets=np.asarray(states.offsets))

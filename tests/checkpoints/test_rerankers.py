@@ -54,8 +54,6 @@ def test_language_models_that_rerank_are_known_by_name(
     assert reranker.template.render("q", "d").startswith(begins)
     assert (reranker.tokens, reranker.activation) == (tokens, activation)
     assert reranker.method == ("from_2_way_softmax" if difference else "no_post_processing")
-    assert reranker.true_token == tokens[-1]
-    assert reranker.false_token == (tokens[0] if difference else None)
     # Under a name that means nothing the same files are a plain language model.
     assert detect(repository(tmp_path / "other", model_type, f"{model_type.capitalize()}ForCausalLM")) is None
 
@@ -76,7 +74,7 @@ def test_score_heads_keep_their_family_s_template(
     assert reranker is not None
     assert reranker.template is not None
     assert reranker.template.name.startswith(template)
-    assert (reranker.tokens, reranker.true_token, reranker.false_token) == ((), None, None)
+    assert reranker.tokens == ()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +168,7 @@ def test_overrides_have_precedence(tmp_path: Path) -> None:
     assert one == Reranker(template=None, tokens=("Yes",), method="no_post_processing")
     three = detect(folder, classifier_from_token=["a", "b", "c"], method="no_post_processing")
     assert three is not None
-    assert (three.tokens, three.false_token, three.activation) == (("a", "b", "c"), None, "softmax")
+    assert (three.tokens, three.method, three.activation) == (("a", "b", "c"), "no_post_processing", "softmax")
     named = repository(tmp_path / "Qwen3-Reranker-0.6B", "qwen3", "Qwen3ForCausalLM")
     overridden = detect(
         named, classifier_from_token=["false", "true"], architectures=["Qwen3ForSequenceClassification"]

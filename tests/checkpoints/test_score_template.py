@@ -9,7 +9,7 @@ from tests.tiny.tokenizers import write_tokenizer
 from transformers import AutoTokenizer
 
 from millpond.checkpoints.templates.chat_template import read_chat_template
-from millpond.checkpoints.templates.score_template import ScoreTemplate, plain_template, read_template, shipped_template
+from millpond.checkpoints.templates.score_template import ScoreTemplate, read_template, shipped_template
 from millpond.errors import InvalidRequestError
 
 # The texts of the model cards.
@@ -107,7 +107,7 @@ def test_shipped_templates_take_an_instruction_if_the_model_does(name: str) -> N
 def test_every_shipped_file_is_listed_here() -> None:
     folder = Path(str(shipped_template.__globals__["_SHIPPED"]))
     assert {path.stem for path in folder.glob("*.jinja")} == {*GOLDEN, "plain"}
-    assert plain_template().render(" q", "d ") == " qd "
+    assert shipped_template("plain", special_tokens=True).render(" q", "d ") == " qd "
 
 
 @pytest.mark.parametrize("source", [BY_ROLE, LOOPING, STRUCTURED, CHATML, GOLDEN["nemotron-rerank"] + ASSISTANT])

@@ -401,7 +401,7 @@ class TestLoading:
     @pytest.mark.parametrize("method", ["embed", "classify", "reward", "score", "encode"])
     def test_an_unknown_argument_of_a_method_is_refused(self, load, method):
         with pytest.raises(TypeError, match="mistake"):
-            getattr(load("intfloat/e5-small"), method)(HELLO, HELLO, mistake=1)
+            getattr(load("intfloat/e5-small"), method)(*[HELLO] * (1 + (method == "score")), mistake=1)
 
     def test_an_unknown_argument_is_refused(self, hub):
         with pytest.raises(TypeError, match="LLM has no argument 'max_lenght'"):

@@ -10,13 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.approximate_search import guarded
 
-from millpond import Ragged
 from millpond.errors import InvalidRequestError
+from millpond.late_interaction import Ragged, maxsim
+from millpond.late_interaction.codecs import residual
 from millpond.late_interaction.codecs import rows as codecs
 from millpond.late_interaction.codecs.rows import BFLOAT16, FLOAT32, INT8
-from millpond.late_interaction.kernels import compiled, exact
-from millpond.late_interaction.kernels.exact import DeviceTokens, Tokens, score
+from millpond.late_interaction.kernels import centroids, compiled, scan
+from millpond.late_interaction.scoring import exact, residuals, similarity
+from millpond.late_interaction.scoring.exact import Tokens, score
 from millpond.native.library import ISAS, KernelTable, isa, kernel_table
 
 ROOT = Path(__file__).parents[2]
@@ -28,14 +33,13 @@ CODECS = [pytest.param(codec, id=codec.name) for codec in (INT8, BFLOAT16, FLOAT
 # Every width, with codecs in turn; every pair is tried nightly.
 PAIRS = {(codec.name, width): (codec, width) for codec in (INT8, BFLOAT16, FLOAT32) for width in WIDTHS}
 FAST = {(("int8", "bfloat16", "float32")[place % 3], width) for place, width in enumerate(WIDTHS)}
-has_gcc = shutil.which("g++") is not None
 
 
 @pytest.fixture(scope="session")
 def emulated(tmp_path_factory):
     """The kernels for AMX over the emulated tile instructions, in a library of their own."""
     pytest.importorskip("hatchling")
-    if not has_gcc or isa() not in ISAS[2:]:
+    if shutil.which("g++") is None or isa() not in ISAS[2:]:
         pytest.skip("needs g++ and a processor with AVX512-BF16")
     sys.path.insert(0, str(ROOT))
     import hatch_build
@@ -153,21 +157,14 @@ def test_a_query_alone_scores_as_among_others(table, codec):
             np.testing.assert_array_equal(alone[0], together[i])
 
 
-@pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("codec", CODECS)
-def test_threads_and_long_documents_change_nothing(table, codec, threads, monkeypatch):
-    documents = packed(ragged([8192, 1, 0, 3000, 32, 5000], 24, seed=1), codec)
-    queries = ragged([32, 7], 24)
-    scores = score(queries, documents, threads=threads)
-    assert_scores(scores, expected(queries, documents), queries)
-    np.testing.assert_array_equal(scores, score(queries, documents, threads=1))
-
-
-def test_work_that_is_worth_threads_is_divided(table):
-    """Enough products for three threads: two documents of each chunk size, and many small ones."""
-    documents = packed(ragged([5000, 1, 20000, 3] + [40] * 2000, 64, seed=1), INT8)
-    queries = ragged([32] * 4, 64)
+def test_threads_and_long_documents_change_nothing(table, codec):
+    """Enough products for three threads: documents of several chunks, and many small ones."""
+    documents = packed(ragged([8192, 1, 0, 20_000, 3] + [40] * 1000, 24, seed=1), codec)
+    queries = ragged([32, 7, 64], 24)
     np.testing.assert_array_equal(score(queries, documents, threads=3), score(queries, documents, threads=1))
+    few = Tokens(codec=codec, rows=documents.rows, scales=documents.scales, offsets=documents.offsets[:4])
+    assert_scores(score(queries, few), expected(queries, few), queries)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -186,29 +183,19 @@ def test_chosen_documents_score_as_among_all(table, codec):
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_memory_mapped_rows(table, codec, tmp_path):
-    """Read-only files, with documents that begin in the middle of them and rows behind the last one."""
-    original = packed(ragged(DOCUMENTS, 40, seed=1), codec)
-    arrays = {}
-    for name in ("rows", "scales", "offsets"):
-        array = getattr(original, name)
-        if array is not None:
-            np.save(tmp_path / f"{name}.npy", array)
-            arrays[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
-    mapped = Tokens(codec=codec, rows=arrays["rows"], scales=arrays.get("scales"), offsets=arrays["offsets"])
-    queries = ragged([5, 33], 40)
-    whole = score(queries, original)
-    np.testing.assert_array_equal(score(queries, mapped), whole)
-    part = Tokens(codec=codec, rows=mapped.rows, scales=mapped.scales, offsets=mapped.offsets[3:12])
-    np.testing.assert_allclose(score(queries, part), whole[:, 3:11], rtol=1e-6)
-
-
-def test_rows_with_gaps_between_them(table):
-    wide = ragged(DOCUMENTS, 64, seed=1)
-    queries = ragged([5, 33], 24)
-    gaps = Tokens(codec=FLOAT32, rows=wide.flat[:, 8:32], scales=None, offsets=wide.offsets)
-    dense = Tokens(codec=FLOAT32, rows=wide.flat[:, 8:32].copy(), scales=None, offsets=wide.offsets)
-    np.testing.assert_array_equal(score(queries, gaps), score(queries, dense))
+def test_nothing_is_read_outside_the_arrays(table, codec, tmp_path):
+    """Nor copied: the rows may be a read-only file, and documents may begin in the middle of them."""
+    for width, lengths in ((1, [1]), (7, [33, 0, 2]), (40, DOCUMENTS), (68, [48]), (200, [100, 64, 5])):
+        queries, documents = ragged([5, 32], width), ragged(lengths, width, seed=1)
+        rows, scales = codec.pack(guarded(documents.flat))
+        arrays = {"rows": guarded(rows), "scales": None if scales is None else guarded(scales)}
+        tokens = Tokens(codec=codec, **arrays, offsets=guarded(documents.offsets))
+        whole = score(Ragged(flat=guarded(queries.flat), offsets=guarded(queries.offsets)), tokens)
+        assert_scores(whole, expected(queries, tokens), queries)
+        np.save(tmp_path / "rows.npy", rows)
+        mapped = np.load(tmp_path / "rows.npy", mmap_mode="r")
+        part = Tokens(codec=codec, rows=mapped, scales=scales, offsets=documents.offsets[1:])
+        np.testing.assert_allclose(score(queries, part), whole[:, 1:], rtol=1e-6)
 
 
 @pytest.mark.parametrize("codec", CODECS)
@@ -302,10 +289,6 @@ def test_a_packed_number_is_off_by_half_a_step_at_most(table):
     assert none is None and same is rows
 
 
-def test_rows_begin_at_a_cache_line():
-    assert all(INT8.pack(np.ones((n, 64), np.float32))[0].ctypes.data % 64 == 0 for n in (1, 100, 100_000))
-
-
 def test_numbers_that_int8_cannot_hold_are_refused(table):
     with pytest.raises(
         InvalidRequestError, match=r"has the number 1e\+07, and codec='int8' stores numbers up to 8.32e"
@@ -321,22 +304,17 @@ def test_wrong_arguments_are_named():
     documents, queries = packed(ragged([3, 2], 16), INT8), ragged([2], 16)
     with pytest.raises(InvalidRequestError, match="queries are 8 wide, and the rows of the documents 16"):
         score(ragged([2], 8), documents)
-    with pytest.raises(InvalidRequestError, match="index 2, and there are 2 documents"):
-        score(queries, documents, documents=[0, 2])
-    with pytest.raises(InvalidRequestError, match="index -1"):
-        score(queries, documents, documents=[-1])
-    with pytest.raises(InvalidRequestError, match="pass a list of indices"):
-        score(queries, documents, documents=[0.5])
-    with pytest.raises(InvalidRequestError, match="threads=0"):
-        score(queries, documents, threads=0)
+    for outside in ([0, 2], [-1]):
+        with pytest.raises(InvalidRequestError, match="indices outside of 0 to 1"):
+            score(queries, documents, documents=outside)
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rows": np.zeros((4, 8), np.float32)}, "must be .tokens, width. of int8"),
-        ({"rows": np.zeros((4, 7), np.int8)}, "a width that is a multiple of 4"),
-        ({"scales": None}, "scales must be given for rows of int8"),
+        ({"rows": np.zeros((4, 8), np.float32)}, "rows are float32 .4, 8., which codec 'int8' does not pack"),
+        ({"rows": np.zeros((4, 7), np.int8)}, "rows are int8 .4, 7."),
+        ({"scales": None}, "scales must be given for codec 'int8'"),
         ({"scales": np.zeros(3, np.float16)}, "scales must be float16 .4."),
         ({"offsets": np.array([0, 3, 2], np.int64)}, "must not decrease"),
         ({"offsets": np.array([0, 5], np.int64)}, "stay within 0 and 4"),
@@ -353,123 +331,135 @@ def test_arrays_that_do_not_go_together_are_refused(change, message):
 
 def test_both_sides_agree_on_the_calls():
     """The structs of Python have the fields of those in C++, in the same order."""
-    for call, header, struct in (
-        (codecs._PackCall, "packing.h", "PackCall"),
-        (exact._MaxSimCall, "maxsim.h", "MaxSimCall"),
-    ):
-        body = (NATIVE / header).read_text().partition(f"struct {struct} {{")[2].partition("};")[0]
+    calls = [
+        call
+        for module in (codecs, exact, residual, residuals, centroids, scan)
+        for name, call in vars(module).items()
+        if name.endswith("Call")
+    ]
+    headers = "\n".join(path.read_text() for path in NATIVE.glob("*.h"))
+    for call in calls:
+        body = headers.partition(f"struct {call.__name__[1:]} {{")[2].partition("};")[0]
         lines = [line.partition("//")[0].strip().rstrip(";") for line in body.splitlines()]
-        names = [part.split()[-1].lstrip("*") for line in lines if line for part in line.split(",")]
-        assert names == [name for name, _ in call._fields_]
-
-
-def test_on_a_device_the_scores_are_the_same():
-    """The operators that a GPU runs, here on the CPU."""
-    queries = ragged([0, 5, 40], 24)
-    for codec in (INT8, BFLOAT16, FLOAT32):
-        tokens = packed(ragged(DOCUMENTS, 24, seed=1), codec)
-        on_device = DeviceTokens.of(tokens, "cpu")
-        np.testing.assert_allclose(exact.score_on_device(queries, on_device), score(queries, tokens), rtol=1e-4)
-        chosen = [8, 0, 8, 3]
-        np.testing.assert_allclose(
-            exact.score_on_device(queries, on_device, documents=chosen),
-            score(queries, tokens, documents=chosen),
-            rtol=1e-4,
-        )
-
-
-# --- Memory and processes ---------------------------------------------------------------------------------------------
-
-GUARDED = """
-import ctypes, mmap, sys
-sys.path[:0] = {path!r}
-import numpy as np
-from millpond.late_interaction.codecs.rows import BFLOAT16, FLOAT32, INT8
-from millpond.late_interaction.kernels import compiled, exact
-from millpond.native.library import KernelTable, kernel_table
-from millpond.vectors.ragged import Ragged
-
-keep = []
-
-def guarded(array):
-    # A copy that ends where a page begins that cannot be read.
-    page = mmap.PAGESIZE
-    room = -(-array.nbytes // page) * page
-    memory = mmap.mmap(-1, room + page)
-    keep.append(memory)
-    start = ctypes.addressof(ctypes.c_char.from_buffer(memory))
-    libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mprotect(ctypes.c_void_p(start + room), ctypes.c_size_t(page), 0) == 0
-    copy = np.ndarray(array.shape, array.dtype, buffer=memory, offset=room - array.nbytes)
-    copy[...] = array
-    return copy
-
-library, isa = {library!r}, {isa!r}
-if library:
-    table = KernelTable()
-    ctypes.CDLL(library).fill(ctypes.byref(table))
-    lower = kernel_table("avx512bf16")
-    for name in ("maxsim_float32", "pack_int8", "pack_bfloat16"):
-        setattr(table, name, getattr(lower, name))
-else:
-    table = kernel_table(isa)
-compiled.kernel_table = lambda: table
-generator = np.random.default_rng(0)
-if {beyond}:
-    rows = guarded(np.zeros((4, 64), np.int8))
-    rows = np.ndarray((5, 64), np.int8, buffer=(ctypes.c_char * 320).from_address(rows.ctypes.data))
-    tokens = exact.Tokens(codec=INT8, rows=rows, scales=np.zeros(5, np.float16), offsets=np.array([0, 5]))
-    exact.score(Ragged(flat=np.zeros((1, 64), np.float32), offsets=np.array([0, 1])), tokens)
-for codec in (INT8, BFLOAT16, FLOAT32):
-    for width in (1, 7, 16, 48, 68, 96, 128, 200):
-        for lengths in ([1], [31], [32], [48], [33, 0, 2], [100, 64, 5]):
-            offsets = np.cumsum([0, *lengths]).astype(np.int64)
-            flat = guarded(generator.standard_normal((offsets[-1], width)).astype(np.float32))
-            rows, scales = codec.pack(flat)
-            rows, scales = guarded(rows), None if scales is None else guarded(scales)
-            tokens = exact.Tokens(codec=codec, rows=rows, scales=scales, offsets=guarded(offsets))
-            queries = guarded(generator.standard_normal((37, width)).astype(np.float32))
-            ragged = Ragged(flat=queries, offsets=guarded(np.array([0, 5, 37])))
-            first = exact.score(ragged, tokens, threads=1)
-            chosen = guarded(np.arange(len(tokens))[::-1].copy())
-            assert np.array_equal(exact.score(ragged, tokens, documents=chosen), first[:, ::-1])
-            keep_now, keep[:] = keep[:], []
-            del rows, scales, tokens, queries, ragged, flat, chosen, offsets
-print("done")
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", [*ISAS, "amx emulated"])
-def test_nothing_is_read_outside_the_arrays(name, request):
-    library = ""
-    if name == "amx emulated":
-        request.getfixturevalue("emulated")
-        library = str(next(request.getfixturevalue("tmp_path_factory").getbasetemp().glob("amx*/emulated.so")))
-    elif isa() is None or ISAS.index(name) > ISAS.index(isa()):
-        pytest.skip(f"this processor, or this build, has no {name}")
-
-    def run(*, beyond):
-        code = GUARDED.format(path=sys.path, library=library, isa=name, beyond=beyond)
-        return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240)
-
-    good = run(beyond=False)
-    assert good.stdout == "done\n", (good.returncode, good.stderr)
-    assert run(beyond=True).returncode == -11  # the guard works: a row too many is a segmentation fault
+        names = [part.split("=")[0].split()[-1].lstrip("*") for line in lines if line for part in line.split(",")]
+        assert names == [name for name, _ in call._fields_], call
+    assert len(calls) == 9
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
 def test_a_forked_child_uses_threads_as_its_parent_did():
-    documents = packed(ragged([40] * 3000, 64, seed=1), INT8)
-    queries = ragged([32] * 2, 64)
+    documents, queries = packed(ragged([40] * 3000, 64, seed=1), INT8), ragged([32] * 2, 64)
     scores = score(queries, documents, threads=2)
-    reader, writer = os.pipe()
     child = os.fork()
     if child == 0:
-        equal = np.array_equal(score(queries, documents, threads=2), scores)
-        os.write(writer, b"1" if equal else b"0")
-        os._exit(0)
-    os.close(writer)
-    assert os.read(reader, 1) == b"1"
-    os.waitpid(child, 0)
-    os.close(reader)
+        os._exit(0 if np.array_equal(score(queries, documents, threads=2), scores) else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+# --- maxsim -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["compiled", "torch"])
+def path(request, monkeypatch):
+    """With the compiled kernels, where there are any, and without."""
+    if request.param == "torch":
+        monkeypatch.setattr(compiled, "kernel_table", lambda: None)
+    elif compiled.kernel_table() is None:
+        pytest.skip("no compiled kernels")
+
+
+def naive(queries, documents):
+    """The definition, in float64 and two loops."""
+    scores = np.zeros((len(queries), len(documents)))
+    for i, query in enumerate(queries):
+        for j, document in enumerate(documents):
+            for token in query.astype(np.float64):
+                scores[i, j] += max((document.astype(np.float64) @ token).tolist(), default=-np.inf)
+    return scores
+
+
+numbers_of_rows = st.lists(st.integers(0, 9), max_size=6)
+
+
+@pytest.mark.usefixtures("path")
+@settings(deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    queries=numbers_of_rows,
+    documents=numbers_of_rows,
+    block=st.integers(1, 64),
+    tokens=st.integers(1, 12),
+    seed=st.integers(0, 99),
+)
+def test_maxsim_equals_the_definition_at_any_block_size(queries, documents, block, tokens, seed):
+    query_matrices, document_matrices = ragged(queries, 8, seed=seed), ragged(documents, 8, seed=seed + 1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(similarity, "_BLOCK", block)
+        patch.setattr(exact, "_BLOCK", block)
+        patch.setattr(exact, "_QUERY_TOKENS", tokens)
+        scores = maxsim(query_matrices, document_matrices)
+        best, indices = maxsim(query_matrices, document_matrices, top_k=3)
+    wanted = naive(query_matrices, document_matrices)
+    assert scores.dtype == np.float32 and scores.shape == wanted.shape
+    np.testing.assert_allclose(scores, wanted, rtol=1e-5, atol=1e-5)
+    order = np.argsort(-scores, axis=1, kind="stable")[:, :3]
+    assert indices.dtype == np.int64
+    np.testing.assert_array_equal(indices, order)
+    np.testing.assert_array_equal(best, np.take_along_axis(scores, order, axis=1))
+
+
+@pytest.mark.usefixtures("path")
+def test_no_implicit_zero_and_no_token_of_a_neighbour():
+    """Every similarity of the middle document is negative, and its neighbours' tokens would all score higher."""
+    query = Ragged.from_matrices([np.array([[1.0, 0.0], [0.0, 1.0]], dtype=np.float32)], width=2)
+    negative = np.array([[-3.0, -2.0], [-1.0, -5.0]], dtype=np.float32)
+    positive = np.array([[9.0, 9.0]], dtype=np.float32)
+    documents = Ragged.from_matrices([positive, negative, positive], width=2)
+    np.testing.assert_array_equal(maxsim(query, documents), [[18.0, -3.0, 18.0]])
+    assert maxsim(documents, query).tolist() == [[9.0], [-3.0], [9.0]]  # the sum is over the query's tokens
+
+
+@pytest.mark.usefixtures("path")
+def test_equal_scores_keep_the_order_of_the_documents(monkeypatch):
+    monkeypatch.setattr(similarity, "_BLOCK", 40)
+    queries, document = ragged([4, 0], 8), ragged([5], 8, seed=1)[0]
+    copies = Ragged.from_matrices([document[:0], *[document] * 50], width=8)
+    scores, indices = maxsim(queries, copies, top_k=7)
+    assert len(set(scores[0].tolist())) == 1 and indices.tolist() == [list(range(1, 8)), list(range(7))]
+
+
+@pytest.mark.usefixtures("path")
+@pytest.mark.parametrize("kind", [np.float16, np.float64, np.int8, "read-only", "strided"], ids=str)
+def test_other_rows_are_computed_in_float32_and_not_changed(kind, recwarn):
+    queries, documents = ragged([3], 8), ragged([4, 5], 16, seed=1)
+    flat = documents.flat[:, :8] if kind == "strided" else documents.flat[:, :8].copy() * 20
+    flat = flat if isinstance(kind, str) else flat.astype(kind)
+    flat.flags.writeable = kind != "read-only"
+    before = flat.copy()
+    given = Ragged(flat=flat, offsets=documents.offsets)
+    scores = maxsim(queries, given)
+    assert scores.dtype == np.float32 and not recwarn.list
+    np.testing.assert_allclose(scores, naive(queries, given), rtol=1e-5)
+    np.testing.assert_array_equal(flat, before)
+
+
+def test_wrong_arguments_of_maxsim_are_named():
+    queries = ragged([3], 8)
+    with pytest.raises(InvalidRequestError, match=r"queries are 8 wide and documents 4"):
+        maxsim(queries, ragged([3], 4))
+    for top_k in (0, -1, True, 2.0, "3"):
+        with pytest.raises(InvalidRequestError, match="top_k"):
+            maxsim(queries, queries, top_k=top_k)
+    for which in ("queries", "documents"):
+        with pytest.raises(TypeError, match=rf"{which} is of type ndarray; pass a Ragged"):
+            maxsim(**{"queries": queries, "documents": queries, which: queries.flat})
+
+
+@pytest.mark.contract
+def test_the_package_exports_lazily():
+    code = (
+        "import sys, millpond.late_interaction as late; assert 'torch' not in sys.modules; "
+        "import millpond.late_interaction.scoring.similarity; assert callable(late.maxsim), late.maxsim; "
+        "assert sorted(late.__all__) == dir(late)"
+    )
+    # With this process's sys.path: the package may be found by PYTHONPATH alone.
+    subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], check=True, timeout=120)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -293,7 +292,7 @@ def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocks, "_FIRST_ROWS", 16)
     monkeypatch.setattr(store, "_DEAD_DOCUMENTS", 10)
     monkeypatch.setattr(store, "_DEAD_ROWS", 60)
-    monkeypatch.setattr(store, "_STEP", 24)
+    monkeypatch.setattr(blocks, "_STEP", 24)
 
 
 @pytest.mark.usefixtures("small_blocks")
@@ -438,15 +437,3 @@ def test_a_number_too_large_for_int8_is_refused() -> None:
     with pytest.raises(InvalidRequestError, match="int8"):
         store.upsert(["a"], [""], [{}], ragged([np.full((1, 32), 1e30, dtype=np.float32)]))
     assert store.snapshot.documents == 0
-
-
-# --- the best ---------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("k", [1, 3, 7, 12, 13, 100])
-def test_the_best_are_chosen_as_by_a_stable_sort(k: int) -> None:
-    random = np.random.default_rng(k)
-    best: Callable[..., Any] = scoring._best
-    for _ in range(50):
-        scores = random.integers(-3, 3, size=12).astype(np.float32)
-        np.testing.assert_array_equal(best(scores, k), np.argsort(-scores, kind="stable")[:k])

@@ -230,7 +230,7 @@ def test_rows_of_deleted_documents_train_no_centroids(tmp_path: Path, monkeypatc
     index.delete([f"d{number}" for number in range(1, 400, 2)])
     monkeypatch.setattr(compaction, "TRAIN_TOKENS", 100)
     index.compact()
-    codec = index._refresh().codec
+    codec = index._refresh().trained
     assert codec is not None
     used = np.abs(codec.centroids.values).max(axis=0) > 0.5
     assert used.tolist() == [True, False, True, False] + [False] * 20

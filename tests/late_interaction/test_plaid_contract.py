@@ -10,7 +10,7 @@ from tests.late_interaction.index_contract import IndexContract
 
 from millpond import Engine
 from millpond.late_interaction import LateInteractionIndex, PlaidIndex
-from millpond.late_interaction.codecs.rows import PlaidCodec
+from millpond.late_interaction.codecs.names import PlaidCodec
 from millpond.late_interaction.plaid import compaction
 
 

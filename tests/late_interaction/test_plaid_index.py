@@ -301,9 +301,9 @@ def test_groups_of_centroids_are_stored_with_them(tmp_path: Path, monkeypatch: p
     reopened = PlaidIndex(tmp_path, None)
     monkeypatch.setattr(centroids_module, "_group", None)  # would have to be called
     for opened in (index, reopened):
-        codec = opened._snapshot.codec
+        codec = opened._snapshot.trained
         assert codec is not None and codec.centroids.groups is not None
-    stored, computed = reopened._snapshot.codec.centroids.groups, index._snapshot.codec.centroids.groups  # type: ignore[union-attr]
+    stored, computed = reopened._snapshot.trained.centroids.groups, index._snapshot.trained.centroids.groups  # type: ignore[union-attr]
     for name in ("centers", "members", "offsets"):
         assert np.array_equal(getattr(stored, name), getattr(computed, name))
     assert len(stored.offsets) > 2

@@ -17,7 +17,7 @@ from tests.late_interaction.plaid_data import WIDTH, filled, matrices, names, ra
 import millpond.late_interaction.index.base as index_module
 import millpond.late_interaction.plaid.storage.lock as lock_module
 from millpond.errors import IndexLockedError, InvalidRequestError
-from millpond.late_interaction import PlaidIndex, Ragged
+from millpond.late_interaction import Hit, PlaidIndex, Ragged
 from millpond.late_interaction.index.documents import Search
 from millpond.late_interaction.plaid import compaction, scoring
 from millpond.late_interaction.plaid.storage.folder import IndexFolder
@@ -111,14 +111,8 @@ def test_a_state_stays_readable_after_its_files_were_removed(tmp_path: Path) -> 
     query = ragged([matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in matrices(2, seed=3)])
     options = Search(k=200, conditions={"third": (1,)}, exact=False)
 
-    def found() -> list[list[tuple[str, float, str]]]:
-        return [
-            [
-                (match.segment.file.id(match.document), match.score, match.segment.file.text(match.document))
-                for match in m
-            ]
-            for m in scoring.search(old, query, options)
-        ]
+    def found() -> list[list[Hit]]:
+        return scoring.search(old, query, options)
 
     before = found()
     names_before = old.manifest.names()

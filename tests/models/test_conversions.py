@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.tiny import SENTENCES, Layout, write_checkpoint
+from tests.tiny import SENTENCES, write_checkpoint
 from tests.tiny.heads import headed, linears
 
 from millpond import LLM, Engine, UnsupportedTaskError
 from millpond.errors import InvalidRequestError, ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
-from millpond.tasks import TASKS
 
 WIDTH = 48
 VECTORS = {"embed", "token_embed"}
@@ -45,7 +44,7 @@ def score(rows: int) -> Heads:
 def serves(engine: Engine) -> set[str]:
     """The tasks that answer a call."""
     answered = set()
-    for task in TASKS:
+    for task in ("embed", "token_embed", "sparse_embed", "classify", "token_classify", "score", "reward"):
         item: Any = (SENTENCES[0], SENTENCES[1]) if task == "score" else SENTENCES[0]
         try:
             engine.encode([item], task=task)
@@ -156,16 +155,6 @@ def test_vllms_older_names_of_a_conversion(options, tasks, tmp_path):
     folder = called("Qwen2ForSequenceClassification", "qwen2", score(3), config=THREE)(tmp_path / "model")
     with LLM(folder, **options) as llm:
         assert llm.engine.tasks == tasks
-
-
-def test_a_pipeline_keeps_its_pooling_with_convert_embed(tmp_path):
-    folder = write_checkpoint(tmp_path / "model", "qwen3", sentence_transformers=Layout(), wrapped=True)
-    with (
-        Engine(folder, dtype="float32", device="cpu") as plain,
-        Engine(folder, dtype="float32", device="cpu", convert="embed") as converted,
-    ):
-        assert plain.spec.pooling == converted.spec.pooling == ("mean",)
-        assert plain.tasks == converted.tasks == VECTORS
 
 
 def test_a_classifier_converted_to_an_embedder_gives_its_backbones_vectors(tmp_path):

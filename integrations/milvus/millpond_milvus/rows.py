@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.late_interaction.codecs.rows import FLOAT32, INT8
-from millpond.late_interaction.kernels.exact import Tokens
+from millpond.late_interaction.scoring.exact import Tokens
 
 FloatArray = npt.NDArray[np.float32]
 

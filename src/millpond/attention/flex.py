@@ -92,11 +92,7 @@ def attend(
     *,
     flex: Callable[..., Any] | None = None,
 ) -> torch.Tensor:  # [tokens, heads, dim]
-    """Attention within each segment, for a call that fits; ``flex`` replaces the compiled function, for tests.
-
-    Raises:
-        KernelError: Calls of this kind cannot be compiled here, or torch's compiler is switched off.
-    """
+    """Attention within each segment, for a call that fits; ``flex`` replaces the compiled function, for tests."""
     blocks = key_blocks(segments, masking)
     operands = [
         *(states.transpose(0, 1)[None] for states in (query, key, value)),  # [1, heads, tokens, dim]

@@ -34,9 +34,6 @@ def packed_attention(
 
     The argument ``is_causal`` wins over the module's attribute: a decoder that its config makes bidirectional still has
     ``module.is_causal`` True.
-
-    Raises:
-        RuntimeError: There is more than one row, a mask, or no segments.
     """
     if segments is None or attention_mask is not None or query.shape[0] != 1:
         raise RuntimeError("the millpond attention runs one packed row with segments, and no mask")

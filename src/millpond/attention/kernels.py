@@ -7,6 +7,7 @@ import threading
 from functools import cache
 
 import torch
+from torch import Tensor
 
 from millpond.attention import flex, matmul_attention, native, sdpa, varlen
 from millpond.attention.segments import Segments
@@ -23,13 +24,7 @@ _disabled: dict[str, str] = {}
 _disabling = threading.Lock()
 
 
-def select(
-    query: torch.Tensor,  # [tokens, heads, dim]
-    key: torch.Tensor,  # [tokens, kv_heads, dim]
-    value: torch.Tensor,  # [tokens, kv_heads, dim]
-    segments: Segments,
-    masking: Masking,
-) -> Kernel:
+def select(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Kernel:
     """The kernel for this call. The only place that decides: no kernel calls another one."""
     for kernel in KERNELS:
         if _disabled and kernel.NAME in _disabled and kernel is not KERNELS[-1]:
@@ -40,15 +35,7 @@ def select(
 
 
 def disable(name: str, reason: str) -> bool:
-    """Let a kernel serve nothing for the rest of this process; any thread may do that while others compute.
-
-    Args:
-        name: Its name. The last kernel of the table serves on: no other fits every call.
-        reason: Why, for people.
-
-    Returns:
-        Whether this call disabled it.
-    """
+    """Let a kernel serve nothing for the rest of this process; any thread may do that while others compute."""
     with _disabling:
         return _disabled.setdefault(name, reason) is reason
 
@@ -58,38 +45,21 @@ def disabled(name: str) -> str | None:
     return _disabled.get(name)
 
 
-def attend(
-    query: torch.Tensor,  # [tokens, heads, dim]
-    key: torch.Tensor,  # [tokens, kv_heads, dim]
-    value: torch.Tensor,  # [tokens, kv_heads, dim]
-    segments: Segments,
-    masking: Masking,
-) -> torch.Tensor:  # [tokens, heads, dim]
+def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Tensor:
     """Attention within each segment of a packed row, by the kernel that :func:`select` names.
 
     A kernel that finds out only now that it cannot run such calls is followed by the next one, with one warning. With
     debug logging, the first call of each kind logs the kernel that served it.
     """
+    kernel = select(query, key, value, segments, masking)
+    if logger.isEnabledFor(logging.DEBUG):
+        heads, kv_heads, called = query.shape[1:], key.shape[1], options(segments, masking)
+        _log_kind(kernel.NAME, query.device.type, query.dtype, heads, kv_heads, called)
     try:
-        return _attend(select(query, key, value, segments, masking), query, key, value, segments, masking)
+        return kernel.attend(query, key, value, segments, masking)
     except KernelError as error:
         logger.warning("%s", error)
     return attend(query, key, value, segments, masking)  # the kernel no longer fits such calls
-
-
-def _attend(
-    kernel: Kernel,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    segments: Segments,
-    masking: Masking,
-) -> torch.Tensor:
-    if logger.isEnabledFor(logging.DEBUG):
-        _log_kind(
-            kernel.NAME, query.device.type, query.dtype, query.shape[1:], key.shape[1], options(segments, masking)
-        )
-    return kernel.attend(query, key, value, segments, masking)
 
 
 def options(segments: Segments, masking: Masking) -> tuple[str, ...]:

@@ -21,23 +21,15 @@ BLOCK = 128
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class KeyBlocks:
-    """The keys of each row, on the device; int32.
+    """The keys of each row, on the device; int32."""
 
-    Attributes:
-        first: ``[tokens]``: first key of each row.
-        stop: ``[tokens]``: one past its last key; not greater than ``first`` if it has none.
-        partial_count: ``[1, 1, blocks]``: blocks of keys of which some row of the block of rows attends to some.
-        partial: ``[1, 1, blocks, blocks]``: their indices; those behind the count mean nothing.
-        full_count: ``[1, 1, blocks]``: blocks of keys to all of which every row attends: they need no mask.
-        full: ``[1, 1, blocks, blocks]``: their indices.
-    """
-
-    first: torch.Tensor
-    stop: torch.Tensor
+    first: torch.Tensor  # `[tokens]`: first key of each row
+    stop: torch.Tensor  # `[tokens]`: one past its last key; not greater than `first` if it has none
+    # `[1, 1, blocks]`: blocks of keys of which some row of the block of rows attends to some
     partial_count: torch.Tensor
-    partial: torch.Tensor
-    full_count: torch.Tensor
-    full: torch.Tensor
+    partial: torch.Tensor  # `[1, 1, blocks, blocks]`: their indices; those behind the count mean nothing
+    full_count: torch.Tensor  # `[1, 1, blocks]`: blocks of keys to all of which every row attends: they need no mask
+    full: torch.Tensor  # `[1, 1, blocks, blocks]`: their indices
 
     @classmethod
     def of(cls, segments: Segments, *, causal: bool, window: int | None) -> KeyBlocks:

@@ -16,6 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from millpond.attention import dense
 from millpond.attention.segments import Joined, Run, Segments
@@ -47,7 +48,7 @@ def unavailable() -> str | None:
     return None
 
 
-def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
+def fits(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> bool:
     """A CPU in bfloat16, or in float32 with a window that is narrow for the longest text."""
     if query.device.type != "cpu":
         return False
@@ -57,16 +58,14 @@ def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: 
     return query.dtype is torch.float32 and window is not None and segments.max_seqlen >= _NARROW * window
 
 
-def attend(
-    query: torch.Tensor,  # [tokens, heads, dim]
-    key: torch.Tensor,  # [tokens, kv_heads, dim]
-    value: torch.Tensor,  # [tokens, kv_heads, dim]
-    segments: Segments,
-    masking: Masking,
-) -> torch.Tensor:  # [tokens, heads, dim]
+def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Tensor:
     """Attention within each segment, for a call that fits."""
     out = query.new_empty(query.shape)
-    for part in segments.parts if _joins(query, masking, segments) else segments.runs:
+    # Runs of nearly equal length are laid out as one, each text filled up by repeating its last token; but not with a
+    # window or a bias, where the weights of a row depend on its position.
+    wide = masking.window is None or masking.window > segments.max_seqlen
+    joins = wide and masking.bias is None and query.dtype in _FAST_DTYPES
+    for part in segments.parts if joins else segments.runs:
         if isinstance(part, Run):
             _attend_run(out, query, key, value, part, masking)
         elif not _attend_joined(out, query, key, value, part, masking):
@@ -75,18 +74,7 @@ def attend(
     return out
 
 
-def _joins(query: torch.Tensor, masking: Masking, segments: Segments) -> bool:
-    """Whether runs of nearly equal length may be laid out as one, each text filled up by repeating its last token.
-
-    Not with a window or a bias, where the weights of a row depend on its position.
-    """
-    wide = masking.window is None or masking.window > segments.max_seqlen
-    return wide and masking.bias is None and query.dtype in _FAST_DTYPES
-
-
-def _attend_run(
-    out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, run: Run, masking: Masking
-) -> None:
+def _attend_run(out: Tensor, query: Tensor, key: Tensor, value: Tensor, run: Run, masking: Masking) -> None:
     """Fill a run's rows of ``out``."""
     q, k, v, mixed = (_split(states, run, key.shape[1]) for states in (query, key, value, out))
     keys = run.keys or run.length
@@ -94,9 +82,7 @@ def _attend_run(
         dense.attend_run(out, query, key, value, run, masking)
 
 
-def _attend_joined(
-    out: torch.Tensor, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, part: Joined, masking: Masking
-) -> bool:
+def _attend_joined(out: Tensor, query: Tensor, key: Tensor, value: Tensor, part: Joined, masking: Masking) -> bool:
     """Fill the rows of ``out`` of runs laid out as one; False if a sum of weights is out of bounds."""
     joined = Run(start=0, count=part.count, length=part.length)
     q, k, v = (_split(states.index_select(0, part.rows), joined, key.shape[1]) for states in (query, key, value))
@@ -108,7 +94,7 @@ def _attend_joined(
     return True
 
 
-def _is_for_torch(run: Run, query: torch.Tensor, masking: Masking) -> bool:
+def _is_for_torch(run: Run, query: Tensor, masking: Masking) -> bool:
     """Whether torch's kernel is to compute a run."""
     # Sequences after a prefix have keys elsewhere; a window that ends before the keys leaves rows without any.
     if run.prefix is not None or (run.keys is not None and masking.window is not None):
@@ -128,7 +114,7 @@ class _Block:
     begin: int
     end: int
 
-    def allowed(self, masking: Masking, like: torch.Tensor) -> torch.Tensor | None:
+    def allowed(self, masking: Masking, like: Tensor) -> Tensor | None:
         """``[rows, keys]``, 1 where a row may attend and 0 elsewhere; ``None``: everywhere."""
         if not masking.causal and masking.window is None:
             return None
@@ -157,14 +143,14 @@ def _blocks(length: int, keys: int, heads: int, masking: Masking) -> Iterator[_B
 
 
 def _attend_batch(
-    out: torch.Tensor,  # [count, kv_heads, groups, length, dim], filled
-    query: torch.Tensor,  # the same shape
-    key: torch.Tensor,  # [count, kv_heads, 1, length, dim]
-    value: torch.Tensor,  # [count, kv_heads, 1, length, dim]
+    out: Tensor,  # [count, kv_heads, groups, length, dim], filled
+    query: Tensor,  # the same shape
+    key: Tensor,  # [count, kv_heads, 1, length, dim]
+    value: Tensor,  # [count, kv_heads, 1, length, dim]
     masking: Masking,
     *,
     keys: int,
-    valid: torch.Tensor | None = None,  # bool [count, length]
+    valid: Tensor | None = None,  # bool [count, length]
 ) -> bool:
     """Attention of equally long texts to the first ``keys`` of their tokens; False if a sum is out of bounds."""
     count, kv_heads, groups, length, dim = query.shape
@@ -201,11 +187,11 @@ def _attend_batch(
 
 
 def _weigh(
-    query: torch.Tensor,  # [heads, groups * rows, dim]
-    key: torch.Tensor,  # [heads, keys, dim]
+    query: Tensor,  # [heads, groups * rows, dim]
+    key: Tensor,  # [heads, keys, dim]
     masking: Masking,
     block: _Block,
-    weights: torch.Tensor,  # [heads, groups * rows, keys], filled
+    weights: Tensor,  # [heads, groups * rows, keys], filled
 ) -> None:
     """``exp(scores)``, unmasked."""
     scale = masking.scale * _LOG2_E if masking.softcap is None else masking.scale / masking.softcap
@@ -218,7 +204,7 @@ def _weigh(
     torch.exp2(weights, out=weights)
 
 
-def _split(states: torch.Tensor, run: Run, kv_heads: int) -> torch.Tensor:
+def _split(states: Tensor, run: Run, kv_heads: int) -> Tensor:
     """A run's rows as ``[count, kv_heads, groups, length, dim]``, a view."""
     heads = states.shape[1]
     rows = states[run.start : run.stop].view(run.count, run.length, kv_heads, heads // kv_heads, states.shape[2])

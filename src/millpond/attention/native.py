@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+from typing import ClassVar
 
 import torch
+from torch import Tensor
 
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
@@ -25,37 +27,13 @@ _int, _pointer = ctypes.c_int64, ctypes.c_void_p
 class _AttentionCall(ctypes.Structure):
     """``struct AttentionCall`` of attention_call.h."""
 
-    _fields_ = [
-        ("query", _pointer),
-        ("key", _pointer),
-        ("value", _pointer),
-        ("out", _pointer),
-        ("cu_seqlens", _pointer),
-        ("seqused_k", _pointer),
-        ("prefixes", _pointer),
-        ("bias", _pointer),
+    _fields_: ClassVar = [
+        *((name, _pointer) for name in ("query", "key", "value", "out", "cu_seqlens", "seqused_k", "prefixes", "bias")),
         ("workspace", _pointer),
-        ("query_token_stride", _int),
-        ("query_head_stride", _int),
-        ("key_token_stride", _int),
-        ("key_head_stride", _int),
-        ("value_token_stride", _int),
-        ("value_head_stride", _int),
-        ("out_token_stride", _int),
-        ("out_head_stride", _int),
-        ("bias_head_stride", _int),
-        ("bias_row_stride", _int),
-        ("segments", _int),
-        ("heads", _int),
-        ("kv_heads", _int),
-        ("dim", _int),
-        ("max_rows", _int),
-        ("max_keys", _int),
-        ("before", _int),
-        ("after", _int),
-        ("threads", _int),
-        ("scale", ctypes.c_double),
-        ("softcap", ctypes.c_double),
+        *((f"{part}_{kind}_stride", _int) for part in ("query", "key", "value", "out") for kind in ("token", "head")),
+        *((name, _int) for name in ("bias_head_stride", "bias_row_stride", "segments", "heads", "kv_heads", "dim")),
+        *((name, _int) for name in ("max_rows", "max_keys", "before", "after", "threads")),
+        *((name, ctypes.c_double) for name in ("scale", "softcap")),
     ]
 
 
@@ -64,7 +42,7 @@ def unavailable() -> str | None:
     return library.unavailable()
 
 
-def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
+def fits(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> bool:
     """Operands that the compiled kernels read, of shapes that go together: ``attend`` takes their addresses."""
     if query.dtype is not torch.bfloat16 or query.shape[2] % LANES != 0:
         return False
@@ -73,13 +51,7 @@ def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: 
     return kernels_for(*operands) is not None and _shapes_agree(query, key, value, segments, bias)
 
 
-def attend(
-    query: torch.Tensor,  # [tokens, heads, dim]
-    key: torch.Tensor,  # [tokens, kv_heads, dim]
-    value: torch.Tensor,  # [tokens, kv_heads, dim]
-    segments: Segments,
-    masking: Masking,
-) -> torch.Tensor:  # [tokens, heads, dim]
+def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Tensor:
     """Attention within each segment, for a call that fits: nothing is checked after that."""
     bias = masking.bias
     out = torch.empty(query.shape, dtype=query.dtype)
@@ -138,9 +110,7 @@ def _run(call: _AttentionCall) -> None:
         kernels.millpond_attention(ctypes.byref(call))
 
 
-def _shapes_agree(
-    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, bias: torch.Tensor | None
-) -> bool:
+def _shapes_agree(query: Tensor, key: Tensor, value: Tensor, segments: Segments, bias: Tensor | None) -> bool:
     """Whether the shapes go together; a bias has no columns for the keys of a shared prefix."""
     bias_agrees = bias is None or (
         not segments.shared and bias.shape[0] == query.shape[1] and min(bias.shape[1:]) >= segments.max_seqlen

@@ -26,21 +26,16 @@ _TOKENS_SHARE, _TOKENS = 0.5, 4096
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PaddedRow:
-    """Where the tokens of a packed row are in a padded one.
+    """Where the tokens of a packed row are in a padded one."""
 
-    Attributes:
-        runs: The dense batches of the padded row, one after the other. None has limited keys (see ``hidden``); the
-            prefix of one names tokens of the padded row.
-        rows: int64 ``[padded]``, on the device: the token of the packed row that each row of the padded one holds; a
-            shorter sequence repeats its last token.
-        places: int64 ``[tokens]``, on the device: the row of the padded row that holds each token.
-        hidden: bool ``[padded]``, on the device: rows that are no keys, repeated ones and those behind a sequence's
-            keys.
-    """
-
+    # The dense batches of the padded row, one after the other. None has limited keys (see `hidden`); the prefix of one
+    # names tokens of the padded row.
     runs: tuple[Run, ...]
+    # int64 `[padded]`, on the device: the token of the packed row that each row of the padded one holds; a shorter
+    # sequence repeats its last token
     rows: torch.Tensor
-    places: torch.Tensor
+    places: torch.Tensor  # int64 `[tokens]`, on the device: the row of the padded row that holds each token
+    # bool `[padded]`, on the device: rows that are no keys, repeated ones and those behind a sequence's keys
     hidden: torch.Tensor
 
     @classmethod

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
 from millpond.attention.dense import attend_run
 from millpond.attention.padded_row import PaddedRow
@@ -24,18 +25,12 @@ def unavailable() -> str | None:
     return None
 
 
-def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
+def fits(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> bool:
     """It fits every call."""
     return True
 
 
-def attend(
-    query: torch.Tensor,  # [tokens, heads, dim]
-    key: torch.Tensor,  # [tokens, kv_heads, dim]
-    value: torch.Tensor,  # [tokens, kv_heads, dim]
-    segments: Segments,
-    masking: Masking,
-) -> torch.Tensor:  # [tokens, heads, dim]
+def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Tensor:
     """Attention within each segment; see :class:`Masking` for which token attends to which."""
     if query.device.type == "cuda" and can_pad(segments, masking):
         return attend_padded(query, key, value, segments, masking)
@@ -58,13 +53,7 @@ def can_pad(segments: Segments, masking: Masking) -> bool:
     return masking.softcap is None and (masking.window is None or masking.window >= longest)
 
 
-def attend_padded(
-    query: torch.Tensor,  # [tokens, heads, dim]
-    key: torch.Tensor,  # [tokens, kv_heads, dim]
-    value: torch.Tensor,  # [tokens, kv_heads, dim]
-    segments: Segments,
-    masking: Masking,
-) -> torch.Tensor:  # [tokens, heads, dim]
+def attend_padded(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Tensor:
     """Attention within each segment in few dense batches, where :func:`can_pad` says so; see :class:`PaddedRow`.
 
     A token that is no key is hidden by one more column of the heads, 1 in queries and far below zero in its key: a mask
@@ -77,7 +66,9 @@ def attend_padded(
     v = _widened(value.index_select(0, row.rows), -(-dim // 8) * 8)
     if hides:
         q[..., dim] = 1
-        k[..., dim] = (row.hidden * _far_below(masking.scale, query.dtype))[:, None]
+        # A product of query and key whose score is -10,000, or as low as the precision has numbers.
+        far_below = max(-1e4 / masking.scale, torch.finfo(query.dtype).min)
+        k[..., dim] = (row.hidden * far_below)[:, None]
     out = v.new_empty(len(q), query.shape[1], v.shape[2])
     for run in row.runs:
         attend_run(out, q, k, v, run, masking)
@@ -89,11 +80,6 @@ def _hides(segments: Segments, masking: Masking) -> bool:
     return segments.keys is not None or not masking.causal
 
 
-def _widened(states: torch.Tensor, width: int) -> torch.Tensor:
+def _widened(states: Tensor, width: int) -> Tensor:
     """``[padded, heads, dim]`` with columns of zeros up to ``width``."""
     return states if states.shape[2] == width else F.pad(states, (0, width - states.shape[2]))
-
-
-def _far_below(scale: float, dtype: torch.dtype) -> float:
-    """A product of query and key whose score is -10,000, or as low as the precision has numbers."""
-    return max(-1e4 / scale, torch.finfo(dtype).min)

@@ -38,21 +38,13 @@ class Run:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Joined:
-    """Neighbouring runs of nearly equal lengths, to be laid out as one dense batch.
+    """Neighbouring runs of nearly equal lengths, to be laid out as one dense batch."""
 
-    Attributes:
-        runs: The runs; none has limited keys or a prefix.
-        count: Number of sequences.
-        length: Length of the longest one.
-        rows: int64 ``[count * length]``, token index for each row; a shorter sequence repeats its last token.
-        valid: bool ``[count, length]``, False for a repeated token.
-    """
-
-    runs: tuple[Run, ...]
-    count: int
-    length: int
-    rows: torch.Tensor
-    valid: torch.Tensor
+    runs: tuple[Run, ...]  # the runs; none has limited keys or a prefix
+    count: int  # number of sequences
+    length: int  # length of the longest one
+    rows: torch.Tensor  # int64 `[count * length]`, token index for each row; a shorter sequence repeats its last token
+    valid: torch.Tensor  # bool `[count, length]`, False for a repeated token
 
     @classmethod
     def of(cls, runs: Sequence[Run]) -> Joined:
@@ -73,20 +65,15 @@ class Joined:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segments:
-    """The lengths of a packed row's sequences, and from these the forms that the kernels need, each made on first use.
+    """The lengths of a packed row's sequences, and the forms of them that kernels need, each made on first use."""
 
-    Attributes:
-        lengths: ``n`` Python ints, on the host.
-        device: Device of the tensors.
-        keys: ``n`` Python ints: how many first tokens of each sequence may be attended to; every token still attends.
-            ``None``: all, as for everything but the expansion of a late-interaction query.
-        continued: Of each sequence the index of the one that it continues (a shared prefix), whose keys it attends to
-            too; -1 for none. ``None``: no sequence continues another one.
-    """
-
-    lengths: tuple[int, ...]
-    device: torch.device | str = "cpu"
+    lengths: tuple[int, ...]  # `n` Python ints, on the host
+    device: torch.device | str = "cpu"  # device of the tensors
+    # `n` Python ints: how many first tokens of each sequence may be attended to; every token still attends. `None`:
+    # all, as for everything but the expansion of a late-interaction query.
     keys: tuple[int, ...] | None = None
+    # Of each sequence the index of the one that it continues (a shared prefix), whose keys it attends to too; -1 for
+    # none. `None`: no sequence continues another one.
     continued: tuple[int, ...] | None = None
 
     @classmethod
@@ -98,19 +85,7 @@ class Segments:
         prefixes: Sequence[int] | None = None,
         cu_seqlens: torch.Tensor | None = None,
     ) -> Segments:
-        """Segments of the given lengths.
-
-        Args:
-            lengths: Tokens of each.
-            device: Device of the tensors.
-            keys: How many first tokens of each may be attended to; ``None``: all.
-            prefixes: For each the index of the sequence that it continues; -1: none.
-            cu_seqlens: The cumulative lengths, if they are on the device already.
-
-        Raises:
-            ValueError: A length is below 1 (a sequence of no tokens has no vector), or a number of keys is not between
-                1 and the length of its sequence.
-        """
+        """Segments of the given lengths."""
         if not lengths or min(lengths) < 1:
             raise ValueError(f"a packed row needs sequences of at least one token; got lengths {list(lengths)[:8]}")
         if keys is not None:
@@ -176,12 +151,7 @@ class Segments:
         return tuple(reversed(parts))
 
     def derive(self, key: Hashable, make: Callable[[], T]) -> T:
-        """What ``make`` returns, made on the first call with ``key``: all layers of a forward share it.
-
-        Args:
-            key: Names the kernel or model that it is for, and what else it depends on.
-            make: Makes it from these segments.
-        """
+        """What ``make`` returns, made on the first call with ``key``: all layers of a forward share it."""
         if key not in self._derived:
             self._derived[key] = make()
         made: T = self._derived[key]

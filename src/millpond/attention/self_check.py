@@ -13,7 +13,7 @@ import json
 import logging
 import os
 import platform
-import tempfile
+import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -58,25 +58,15 @@ _SEGMENTS: tuple[dict[str, Any], ...] = (
 
 @dataclass(frozen=True, kw_only=True)
 class KernelCheck:
-    """One comparison.
+    """One comparison."""
 
-    Attributes:
-        kernel: What was compared, by its name in ``millpond env``.
-        call: What it computed, for people.
-        similarity: Least over all rows; ``None`` if it gave no result. See :func:`similarity`.
-        least: The similarity that it needs.
-        obstacle: Why there is no result: it cannot run here, or it raised.
-        raised: Whether it raised.
-        seconds: Time that it took, the first call's preparations included.
-    """
-
-    kernel: str
-    call: str
-    similarity: float | None = None
-    least: float = LEAST
-    obstacle: str | None = None
-    raised: bool = False
-    seconds: float = 0.0
+    kernel: str  # what was compared, by its name in `millpond env`
+    call: str  # what it computed, for people
+    similarity: float | None = None  # least over all rows; `None` if it gave no result. See :func:`similarity`.
+    least: float = LEAST  # the similarity that it needs
+    obstacle: str | None = None  # why there is no result: it cannot run here, or it raised
+    raised: bool = False  # whether it raised
+    seconds: float = 0.0  # time that it took, the first call's preparations included
 
     @property
     def wrong(self) -> bool:
@@ -97,39 +87,24 @@ class KernelCheck:
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What a kernel computes, and what it must give.
+    """What a kernel computes, and what it must give."""
 
-    Attributes:
-        call: In words.
-        found: Gives the kernel's result, ``[rows, n]``.
-        expected: Gives the reference's in float32 or float64, ``[rows, n]``.
-    """
-
-    call: str
-    found: Callable[[], torch.Tensor]
-    expected: Callable[[], torch.Tensor]
+    call: str  # in words
+    found: Callable[[], torch.Tensor]  # gives the kernel's result, `[rows, n]`
+    expected: Callable[[], torch.Tensor]  # gives the reference's in float32 or float64, `[rows, n]`
 
 
 @dataclass(frozen=True, kw_only=True)
 class Row:
-    """A kernel on a device in a precision.
+    """A kernel on a device in a precision."""
 
-    Attributes:
-        kernel: Its name in ``millpond env``.
-        name: Its name in :func:`millpond.attention.kernels.disable`, which all its rows share.
-        precision: For people.
-        device: Where it runs.
-        cases: Gives what is compared.
-        least: The similarity that each case needs.
-        otherwise: What follows if it is wrong, for people.
-    """
-
-    kernel: str
-    name: str
-    precision: str
-    device: torch.device
-    cases: Callable[[], Iterable[Case]]
-    least: float = LEAST
+    kernel: str  # its name in `millpond env`
+    name: str  # its name in :func:`millpond.attention.kernels.disable`, which all its rows share
+    precision: str  # for people
+    device: torch.device  # where it runs
+    cases: Callable[[], Iterable[Case]]  # gives what is compared
+    least: float = LEAST  # the similarity that each case needs
+    # What follows if it is wrong, for people
     otherwise: str = "It is not used in this process any more; the next kernel of the table serves."
 
     @property
@@ -148,15 +123,7 @@ def is_on() -> bool:
 
 
 def check(rows: Sequence[Row], *, remembered: bool = True) -> list[KernelCheck]:
-    """Run rows, and disable what is wrong, with one warning each.
-
-    Args:
-        rows: What to compare. A row that was disabled in this process is left out.
-        remembered: Leave out what was right before, too, and remember what is right now.
-
-    Returns:
-        A result for each row that ran: that of the case with the least similarity.
-    """
+    """Run rows, and disable what is wrong, with one warning each."""
     known = _read_note() if remembered else frozenset()
     found: dict[str, KernelCheck] = {}
     for row in rows:
@@ -175,11 +142,7 @@ def check(rows: Sequence[Row], *, remembered: bool = True) -> list[KernelCheck]:
 
 
 def run(row: Row) -> KernelCheck | None:
-    """The result of a row: that of the case with the least similarity, and the time of all; ``None`` without a case.
-
-    Raises:
-        DeviceBrokenError: A case raised, and the device does not compute anything any more.
-    """
+    """The result of a row: that of the case with the least similarity, and the time of all; ``None`` without a case."""
     results = [_result(row, case) for case in row.cases()]
     if not results:
         return None
@@ -268,18 +231,15 @@ def _attention_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -
         shares = "prefixes" in segments  # as rerankers do, on a CPU
         if shares and (device.type != "cpu" or not fields.get("causal")):
             continue
+        words = f"{heads[0]} heads of {heads[2]}" + ("" if heads[1] == heads[0] else f", {heads[1]} for keys")
         call = _call(heads, fields, segments, device, dtype)
         if not kernel.fits(*call):
             continue
         yield Case(
-            call=_words(*call),
-            found=lambda call=call: _by_head(kernel.attend(*call)),  # type: ignore[misc]
-            expected=lambda call=call: _by_head(reference(*call)),  # type: ignore[misc]
+            call=", ".join([words, *kernels.options(*call[3:])]),
+            found=lambda call=call: kernel.attend(*call).flatten(0, 1),  # type: ignore[misc]
+            expected=lambda call=call: reference(*call).flatten(0, 1),  # type: ignore[misc]
         )
-
-
-def _by_head(states: torch.Tensor) -> torch.Tensor:
-    return states.flatten(0, 1)
 
 
 def reference(
@@ -315,12 +275,6 @@ def _call(
     bias = drawn(query_heads, max(LENGTHS), max(LENGTHS)) if fields.get("bias") else None
     masking = Masking(scale=2 * dim**-0.5, **{"causal": False, **fields, "bias": bias})
     return query, key, value, Segments.of(LENGTHS, device, **segments), masking
-
-
-def _words(query: torch.Tensor, key: torch.Tensor, _: torch.Tensor, segments: Segments, masking: Masking) -> str:
-    heads, dim = query.shape[1:]
-    grouped = [] if key.shape[1] == heads else [f"{key.shape[1]} for keys"]
-    return ", ".join([f"{heads} heads of {dim}", *grouped, *kernels.options(segments, masking)])
 
 
 def _computes(device: torch.device) -> bool:
@@ -384,19 +338,12 @@ def _read_note() -> frozenset[str]:
 
 def _write_note(right: frozenset[str] | set[str]) -> None:
     """Replace the note; a folder that cannot be written to leaves it as it is."""
-    draft: str | None = None
     try:
         identity = _identity()
         path = _note(identity)
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        handle, draft = tempfile.mkstemp(dir=path.parent, prefix=path.stem)
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            json.dump({"of": identity, "right": sorted(right)}, file, indent=1)
-        os.replace(draft, path)
-        draft = None
+        draft = path.with_suffix(f".{os.getpid()}-{threading.get_ident()}")
+        draft.write_text(json.dumps({"of": identity, "right": sorted(right)}, indent=1), encoding="utf-8")
+        draft.replace(path)
     except (OSError, RuntimeError) as error:
         logger.debug("the self-check could not remember its results: %s", error)
-    finally:
-        if draft is not None:
-            with suppress(OSError):
-                os.unlink(draft)

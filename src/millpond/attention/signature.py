@@ -12,29 +12,19 @@ from millpond.attention.segments import Segments
 
 @dataclass(frozen=True, kw_only=True)
 class Masking:
-    """How scores become weights.
+    """How scores become weights."""
 
-    Attributes:
-        scale: Factor on ``q k^T``.
-        causal: A token attends to itself and to the tokens before it.
-        window: Exclusive bound, as transformers passes it: ``|i - j| < window``; ``None`` is no bound.
-        softcap: ``c tanh(score / c)``; ``None`` is no cap.
-        bias: ``[heads, longest, longest]``, added to the scores; a segment uses its upper left corner.
-    """
-
-    scale: float
-    causal: bool
-    window: int | None = None
-    softcap: float | None = None
+    scale: float  # factor on `q k^T`
+    causal: bool  # a token attends to itself and to the tokens before it
+    window: int | None = None  # exclusive bound, as transformers passes it: `|i - j| < window`; `None` is no bound
+    softcap: float | None = None  # `c tanh(score / c)`; `None` is no cap
+    # `[heads, longest, longest]`, added to the scores; a segment uses its upper left corner
     bias: torch.Tensor | None = None
 
     def mask(self, length: int, device: torch.device, *, keep_causal: bool = False) -> torch.Tensor | None:
-        """bool ``[length, length]``, True where a row may attend; ``None`` if the causal flag, or no mask, is enough.
+        """bool ``[length, length]``, True where a row may attend; ``None`` if no mask is needed.
 
-        Args:
-            length: Tokens of the segment.
-            device: Where to build it.
-            keep_causal: Write out a plain causal mask too, for a kernel without a causal flag.
+        ``keep_causal`` writes out a plain causal mask, too, for a kernel without a causal flag.
         """
         window = self.window if self.window is not None and self.window < length else None
         if window is None and not (self.causal and keep_causal):
@@ -54,15 +44,10 @@ class KernelError(RuntimeError):
 
 
 class Kernel(Protocol):
-    """A packed attention kernel: a module with these names.
+    """A packed attention kernel: a module with these names."""
 
-    Attributes:
-        NAME: Its name in ``millpond env`` and in the log.
-        SERVES: The calls it is for, in a few words.
-    """
-
-    NAME: str
-    SERVES: str
+    NAME: str  # its name in `millpond env` and in the log
+    SERVES: str  # the calls it is for, in a few words
 
     def unavailable(self) -> str | None:
         """Why it cannot run on this machine; ``None`` if it can."""
@@ -87,9 +72,5 @@ class Kernel(Protocol):
         segments: Segments,
         masking: Masking,
     ) -> torch.Tensor:  # [tokens, heads, dim]
-        """Attention within each segment, for a call that fits.
-
-        Raises:
-            KernelError: It cannot run such calls on this machine, which was not known before.
-        """
+        """Attention within each segment, for a call that fits."""
         ...

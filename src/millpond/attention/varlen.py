@@ -12,6 +12,7 @@ from functools import cache
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
@@ -41,7 +42,7 @@ def unavailable() -> str | None:
     return None if parameters() >= _REQUIRED else "this torch has no varlen_attn with a window; 2.11 has one"
 
 
-def fits(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, masking: Masking) -> bool:
+def fits(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> bool:
     """Half precision on CUDA, neither softcap nor bias, and keys that the kernel can limit as the segments do."""
     return (
         query.device.type == "cuda"
@@ -86,13 +87,7 @@ def window_size(masking: Masking, max_seqlen: int) -> tuple[int, int]:
     return (reach, 0 if masking.causal else reach)
 
 
-def attend(
-    query: torch.Tensor,  # [tokens, heads, dim]
-    key: torch.Tensor,  # [tokens, kv_heads, dim]
-    value: torch.Tensor,  # [tokens, kv_heads, dim]
-    segments: Segments,
-    masking: Masking,
-) -> torch.Tensor:  # [tokens, heads, dim]
+def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Tensor:
     """Attention within each segment in one kernel, for a call that fits."""
     from torch.nn.attention.varlen import varlen_attn
 
@@ -116,11 +111,11 @@ def attend(
         window_size=window_size(masking, segments.max_seqlen),
         **options,
     )
-    assert isinstance(out, torch.Tensor)  # a pair only with return_aux
+    assert isinstance(out, Tensor)  # a pair only with return_aux
     return out
 
 
-def readable(states: torch.Tensor) -> torch.Tensor:  # [tokens, heads, dim]
+def readable(states: Tensor) -> Tensor:  # [tokens, heads, dim]
     """The same states as the kernel reads them: without a copy if each head's numbers are in a row of aligned 16 bytes.
 
     Queries, keys and values cut out of one product are.

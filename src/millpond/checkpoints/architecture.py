@@ -23,112 +23,64 @@ from millpond.values.spec import PoolingMode
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFields:
-    """The names of a BERT-like family's sizes in config.json; an empty name: the family does not have that size.
+    """The names of a BERT-like family's sizes in config.json; an empty name: the family does not have that size."""
 
-    Attributes:
-        layers: Number of layers.
-        heads: Number of attention heads.
-        hidden: Width of the hidden states.
-        embedding: Width of the embeddings; empty: ``hidden``.
-        inner: Width inside the feed forward.
-        words: Rows of the vocabulary.
-        positions: Rows of the position table.
-        types: Rows of the table of token types.
-        buckets: Buckets of relative distances.
-        epsilon: Epsilon of every norm; empty: 1e-12.
-        activation: Activation of the feed forward.
-    """
-
-    layers: str = "num_hidden_layers"
-    heads: str = "num_attention_heads"
-    hidden: str = "hidden_size"
-    embedding: str = ""
-    inner: str = "intermediate_size"
-    words: str = "vocab_size"
-    positions: str = "max_position_embeddings"
-    types: str = "type_vocab_size"
-    buckets: str = ""
-    epsilon: str = "layer_norm_eps"
-    activation: str = "hidden_act"
+    layers: str = "num_hidden_layers"  # number of layers
+    heads: str = "num_attention_heads"  # number of attention heads
+    hidden: str = "hidden_size"  # width of the hidden states
+    embedding: str = ""  # width of the embeddings; empty: `hidden`
+    inner: str = "intermediate_size"  # width inside the feed forward
+    words: str = "vocab_size"  # rows of the vocabulary
+    positions: str = "max_position_embeddings"  # rows of the position table
+    types: str = "type_vocab_size"  # rows of the table of token types
+    buckets: str = ""  # buckets of relative distances
+    epsilon: str = "layer_norm_eps"  # epsilon of every norm; empty: 1e-12
+    activation: str = "hidden_act"  # activation of the feed forward
 
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderNames:
-    """Where a BERT-like family keeps its parts: paths of attributes in the loaded class, and names of its tensors.
+    """Where a BERT-like family keeps its parts: paths of attributes in the loaded class, and names of its tensors."""
 
-    Attributes:
-        prefix: Put before the backbone's tensors by a class with a head.
-        layers: The list of layers. The fields below are paths within a layer.
-        query: Projection to queries.
-        key: Projection to keys.
-        value: Projection to values.
-        attention_out: Projection of the attention's output.
-        attention_norm: Norm after the attention.
-        up: First linear of the feed forward.
-        down: Second linear of the feed forward.
-        norm: Norm after the feed forward.
-        relative_bias: Table of relative distances, in the backbone; empty: none.
-        fields: Names in config.json.
-    """
-
-    prefix: str
-    layers: str = "encoder.layer"
-    query: str = "attention.self.query"
-    key: str = "attention.self.key"
-    value: str = "attention.self.value"
-    attention_out: str = "attention.output.dense"
-    attention_norm: str = "attention.output.LayerNorm"
-    up: str = "intermediate.dense"
-    down: str = "output.dense"
-    norm: str = "output.LayerNorm"
-    relative_bias: str = ""
-    fields: EncoderFields = EncoderFields()
+    prefix: str  # put before the backbone's tensors by a class with a head
+    layers: str = "encoder.layer"  # the list of layers. The fields below are paths within a layer.
+    query: str = "attention.self.query"  # projection to queries
+    key: str = "attention.self.key"  # projection to keys
+    value: str = "attention.self.value"  # projection to values
+    attention_out: str = "attention.output.dense"  # projection of the attention's output
+    attention_norm: str = "attention.output.LayerNorm"  # norm after the attention
+    up: str = "intermediate.dense"  # first linear of the feed forward
+    down: str = "output.dense"  # second linear of the feed forward
+    norm: str = "output.LayerNorm"  # norm after the feed forward
+    relative_bias: str = ""  # table of relative distances, in the backbone; empty: none
+    fields: EncoderFields = EncoderFields()  # names in config.json
 
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderTraits:
-    """How a class of transformers differs from Llama's.
+    """How a class of transformers differs from Llama's."""
 
-    Attributes:
-        activation: Field of config.json that names the activation.
-        window: Where a layer's sliding window is found: its attention, the config, or nowhere.
-        centred: Norms multiply by ``1 + weight``, and embeddings come scaled.
-        softcap: Attention scores are capped.
-        rotary_by_kind: Rotary angles differ between kinds of layers.
-    """
-
-    activation: str = "hidden_act"
+    activation: str = "hidden_act"  # field of config.json that names the activation
+    # Where a layer's sliding window is found: its attention, the config, or nowhere
     window: Literal["layer", "config"] | None = None
-    centred: bool = False
-    softcap: bool = False
-    rotary_by_kind: bool = False
+    centred: bool = False  # norms multiply by `1 + weight`, and embeddings come scaled
+    softcap: bool = False  # attention scores are capped
+    rotary_by_kind: bool = False  # rotary angles differ between kinds of layers
 
 
 @dataclass(frozen=True, kw_only=True)
 class MaskedHeadNames:
-    """Where a family's masked language model keeps its head: projection, activation, norm, decoder.
+    """Where a family's masked language model keeps its head: projection, activation, norm, decoder."""
 
-    Attributes:
-        backbone: Prefix of the backbone's tensors.
-        dense: The projection.
-        norm: The norm after its activation.
-        decoder: The product with the vocabulary, absent where it is the embedding table.
-        biases: Names of the decoder's bias; the first that the files have counts.
-        table: The embedding table, in the backbone.
-        activation: Field of config.json that names the activation; empty or missing: gelu.
-        epsilon: Field of config.json with the norm's epsilon; empty: ``default_epsilon``.
-        default_epsilon: The epsilon where config.json gives none.
-    """
-
-    backbone: str
-    dense: str
-    norm: str
-    decoder: str
-    biases: tuple[str, ...]
-    table: str = "embeddings.word_embeddings.weight"
-    activation: str = ""
-    epsilon: str = "layer_norm_eps"
-    default_epsilon: float = 1e-12
+    backbone: str  # prefix of the backbone's tensors
+    dense: str  # the projection
+    norm: str  # the norm after its activation
+    decoder: str  # the product with the vocabulary, absent where it is the embedding table
+    biases: tuple[str, ...]  # names of the decoder's bias; the first that the files have counts
+    table: str = "embeddings.word_embeddings.weight"  # the embedding table, in the backbone
+    activation: str = ""  # field of config.json that names the activation; empty or missing: gelu
+    epsilon: str = "layer_norm_eps"  # field of config.json with the norm's epsilon; empty: `default_epsilon`
+    default_epsilon: float = 1e-12  # the epsilon where config.json gives none
 
     def tensors(self) -> tuple[str, ...]:
         """Every tensor of this head that a file may have, under any of its names."""
@@ -143,73 +95,51 @@ QWEN_REWARD: tuple[FamilyStep, ...] = (Linear(name="score.0"), "relu", Linear(na
 
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
-    """A family of backbones, with all its properties.
+    """A family of backbones, with all its properties."""
 
-    Attributes:
-        prefix: Start of the checkpoints' class names: ``Bert`` for ``BertModel``.
-        model_type: ``model_type`` in config.json.
-        aliases: Other ``model_type`` values of the family.
-        recognized_by: Fields of config.json that mark this family where ``model_type`` is another family's.
-        names: Class names besides ``prefix`` and a suffix.
-        native: transformers' class, if it is not ``{prefix}Model``.
-        module: A module with steps that transformers lacks: any of
-            ``translate(config, name) -> dict`` (config.json in the native class's terms, its ``model_type`` included),
-            ``tensors(state, config) -> dict`` (the checkpoint's tensors under the native names),
-            ``backbone_class() -> type`` (the class to load them into, if transformers may lack it) and
-            ``finish(backbone, checkpoint) -> module`` (the loaded class completed).
-        forward: ``module:class`` of millpond's own packed forward. The class takes the loaded backbone and this row;
-            its ``fits(backbone, row)``, if it has one, says whether the forward does all that the loaded class would.
-            ``None``: transformers' class runs.
-        encoder: Names of a BERT-like family's parts, which :mod:`millpond.models.encoder` runs and
-            :mod:`millpond.models.encoder_file` reads without transformers.
-        traits: Differences of a family like Llama, which :mod:`millpond.models.decoder` runs.
-        head: Its classifiers; ``None``: ``score`` on a decoder's last token, ``classifier`` on an encoder's first.
-        mlm: Its masked-language-model head, which SPLADE reads; ``None``: not known.
-        reward_head: Steps of its ``*ForRewardModel``.
-        reward_token: Id of the token that is appended to a conversation and at which its reward models read the score.
-        weighted_tokens: Class of a token classifier that is a dense model if it has one label, the weight of a token.
-        tokenizers: transformers' tokenizer classes whose tokenizer.json is read without transformers
-            (:mod:`millpond.checkpoints.tokenizer_file`); the first counts where the files name no class.
-        pooling: How a repository without modules.json is pooled.
-        pooling_field: Field of config.json that has precedence over ``pooling``.
-        positions: ``absolute`` (a learned table), ``rotary``, ``relative`` (distances only) or ``none``.
-        offset_positions: The learned table begins after the padding row (RoBERTa): ``padding_idx + 1``.
-        token_types: The class reads ``token_type_ids``.
-        adapters: The backbone takes ``adapter_ids [1, tokens]``, an adapter for each token (-1: none).
-        decoder: A causal language model, with a key-value cache to switch off.
-        recurrent: Some layers carry a state from token to token instead of attending.
-        pooler: The class would build BERT's pooler, which millpond does not use.
-        half: Its half precision on a GPU.
-        example: A well-known checkpoint.
-    """
-
-    prefix: str
-    model_type: str
-    pooling: PoolingMode
+    prefix: str  # start of the checkpoints' class names: `Bert` for `BertModel`
+    model_type: str  # `model_type` in config.json
+    pooling: PoolingMode  # how a repository without modules.json is pooled
+    # `absolute` (a learned table), `rotary`, `relative` (distances only) or `none`
     positions: Literal["absolute", "rotary", "relative", "none"]
-    example: str
-    aliases: tuple[str, ...] = ()
+    example: str  # a well-known checkpoint
+    aliases: tuple[str, ...] = ()  # other `model_type` values of the family
+    # Fields of config.json that mark this family where `model_type` is another family's
     recognized_by: Mapping[str, str] = field(default_factory=dict, hash=False)
-    names: tuple[str, ...] = ()
-    native: str = ""
+    names: tuple[str, ...] = ()  # class names besides `prefix` and a suffix
+    native: str = ""  # transformers' class, if it is not `{prefix}Model`
+    # A module with steps that transformers lacks: any of `translate(config, name) -> dict` (config.json in the native
+    # class's terms, its `model_type` included), `tensors(state, config) -> dict` (the checkpoint's tensors under the
+    # native names), `backbone_class() -> type` (the class to load them into, if transformers may lack it) and
+    # `finish(backbone, checkpoint) -> module` (the loaded class completed)
     module: str | None = None
+    # `module:class` of millpond's own packed forward. The class takes the loaded backbone and this row; its
+    # `fits(backbone, row)`, if it has one, says whether the forward does all that the loaded class would. `None`:
+    # transformers' class runs.
     forward: str | None = None
+    # Names of a BERT-like family's parts, which :mod:`millpond.models.encoder` runs and
+    # :mod:`millpond.models.encoder_file` reads without transformers
     encoder: EncoderNames | None = None
-    traits: DecoderTraits | None = None
+    traits: DecoderTraits | None = None  # differences of a family like Llama, which :mod:`millpond.models.decoder` runs
+    # Its classifiers; `None`: `score` on a decoder's last token, `classifier` on an encoder's first
     head: FamilyHead | None = None
-    mlm: MaskedHeadNames | None = None
-    reward_head: tuple[FamilyStep, ...] = QWEN_REWARD
+    mlm: MaskedHeadNames | None = None  # its masked-language-model head, which SPLADE reads; `None`: not known
+    reward_head: tuple[FamilyStep, ...] = QWEN_REWARD  # steps of its `*ForRewardModel`
+    # Id of the token that is appended to a conversation and at which its reward models read the score
     reward_token: ConfigField | None = None
+    # Class of a token classifier that is a dense model if it has one label, the weight of a token
     weighted_tokens: str = ""
+    # transformers' tokenizer classes whose tokenizer.json is read without transformers
+    # (:mod:`millpond.checkpoints.tokenizer_file`); the first counts where the files name no class
     tokenizers: tuple[str, ...] = ()
-    pooling_field: PoolingField | None = None
-    offset_positions: bool = False
-    token_types: bool = False
-    adapters: bool = False
-    decoder: bool = False
-    recurrent: bool = False
-    pooler: bool = False
-    half: str = "float16"
+    pooling_field: PoolingField | None = None  # field of config.json that has precedence over `pooling`
+    offset_positions: bool = False  # the learned table begins after the padding row (RoBERTa): `padding_idx + 1`
+    token_types: bool = False  # the class reads `token_type_ids`
+    adapters: bool = False  # the backbone takes `adapter_ids [1, tokens]`, an adapter for each token (-1: none)
+    decoder: bool = False  # a causal language model, with a key-value cache to switch off
+    recurrent: bool = False  # some layers carry a state from token to token instead of attending
+    pooler: bool = False  # the class would build BERT's pooler, which millpond does not use
+    half: str = "float16"  # its half precision on a GPU
 
     @property
     def model_class(self) -> str:

@@ -7,6 +7,7 @@ computes something that no other does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from millpond.checkpoints.architecture import (
@@ -37,26 +38,13 @@ from millpond.errors import UnsupportedArchitectureError
 
 # Suffixes of the classes that config.json may name for a backbone. The backbone is loaded; heads are built here.
 _SUFFIXES = (
-    "Model",
-    "ForMaskedLM",
-    "ForCausalLM",
-    "LMHeadModel",
-    "ForPreTraining",
-    "PreTrainedModel",
-    "ForSequenceClassification",
-    "ForTokenClassification",
-    "ForRewardModel",
-    "ForProcessRewardModel",
-    "SpladeSparseEmbeddingModel",
-    "EmbeddingModel",  # this and the rest: the other suffixes in vLLM's table
-    "ForTextEncoding",
-    "ClassificationModel",
-    "RewardModel",
-    "ForRewardModeling",
-)
+    "Model ForMaskedLM ForCausalLM LMHeadModel ForPreTraining PreTrainedModel ForSequenceClassification "
+    "ForTokenClassification ForRewardModel ForProcessRewardModel SpladeSparseEmbeddingModel "
+    # The other suffixes in vLLM's table.
+    "EmbeddingModel ForTextEncoding ClassificationModel RewardModel ForRewardModeling"
+).split()
 
 # Packed forwards.
-_ENCODER = "millpond.models.encoder:PackedEncoder"
 _ROTARY_ENCODER = "millpond.models.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.models.decoder:PackedDecoder"
 
@@ -93,70 +81,63 @@ _MPNET_NAMES = EncoderNames(
     fields=EncoderFields(types="", buckets="relative_attention_num_buckets"),
 )
 
+# What most rows of a kind share.
+_bert_like = partial(Architecture, forward="millpond.models.encoder:PackedEncoder", pooling="cls", positions="absolute")
+_decoder = partial(
+    Architecture, forward=_DECODER, traits=DecoderTraits(), pooling="lasttoken", positions="rotary", decoder=True
+)
+
 ARCHITECTURES = (
-    Architecture(
+    _bert_like(
         prefix="Bert",
         model_type="bert",
-        pooling="cls",
-        positions="absolute",
         token_types=True,
         pooler=True,
-        forward=_ENCODER,
         encoder=EncoderNames(prefix="bert"),
         head=POOLER_HEAD,
         mlm=BERT_MLM,
         tokenizers=("BertTokenizer",),
         example="BAAI/bge-base-en-v1.5",
     ),
-    Architecture(
+    _bert_like(
         prefix="Roberta",
         model_type="roberta",
-        pooling="cls",
-        positions="absolute",
         offset_positions=True,
         pooler=True,
-        forward=_ENCODER,
         encoder=EncoderNames(prefix="roberta"),
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
         tokenizers=("RobertaTokenizer",),
         example="sentence-transformers/all-roberta-large-v1",
     ),
-    Architecture(
+    _bert_like(
         prefix="XLMRoberta",
         model_type="xlm-roberta",
-        pooling="cls",
-        positions="absolute",
         offset_positions=True,
         pooler=True,
         names=("BgeM3EmbeddingModel",),
-        forward=_ENCODER,
         encoder=EncoderNames(prefix="roberta"),
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
         tokenizers=("XLMRobertaTokenizer",),
         example="intfloat/multilingual-e5-base",
     ),
-    Architecture(
+    _bert_like(
         prefix="DistilBert",
         model_type="distilbert",
         pooling="mean",
-        positions="absolute",
-        forward=_ENCODER,
         encoder=_DISTILBERT_NAMES,
         head=FamilyHead(sequence=(Linear(name="pre_classifier"), "relu", *CLASSIFIER)),
         mlm=DISTILBERT_MLM,
         tokenizers=("BertTokenizer", "DistilBertTokenizer"),
         example="sentence-transformers/msmarco-distilbert-base-v4",
     ),
-    Architecture(
+    _bert_like(
         prefix="MPNet",
         model_type="mpnet",
         pooling="mean",
-        positions="absolute",
         offset_positions=True,
         pooler=True,
-        forward=_ENCODER,
         encoder=_MPNET_NAMES,
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("mpnet"),
@@ -189,12 +170,8 @@ ARCHITECTURES = (
         model_type="gte",
         aliases=("new",),
         names=(
-            "NewModel",
-            "NewForMaskedLM",
-            "NewForSequenceClassification",
-            "NewForTokenClassification",
-            "GteNewModel",
-            "GteNewForSequenceClassification",
+            *(f"New{kind}" for kind in ("Model", "ForMaskedLM", "ForSequenceClassification", "ForTokenClassification")),
+            *("GteNewModel", "GteNewForSequenceClassification"),
         ),
         pooling="cls",
         positions="rotary",
@@ -209,13 +186,8 @@ ARCHITECTURES = (
         prefix="JinaEmbeddingsV3",
         model_type="jina_embeddings_v3",
         names=(
-            "XLMRobertaModel",
-            "XLMRobertaForMaskedLM",
-            "XLMRobertaForSequenceClassification",
-            "XLMRobertaForTokenClassification",
-            "XLMRobertaLoRA",
-            "JinaRobertaModel",
-            "ColBERTJinaRobertaModel",
+            *("XLMRobertaModel", "XLMRobertaForMaskedLM", "XLMRobertaForSequenceClassification"),
+            *("XLMRobertaForTokenClassification", "XLMRobertaLoRA", "JinaRobertaModel", "ColBERTJinaRobertaModel"),
         ),
         adapters=True,
         pooling="mean",
@@ -226,13 +198,10 @@ ARCHITECTURES = (
         head=ROBERTA_HEAD,
         example="jinaai/jina-embeddings-v3",
     ),
-    Architecture(
+    _bert_like(
         prefix="Electra",
         model_type="electra",
-        pooling="cls",
-        positions="absolute",
         token_types=True,
-        forward=_ENCODER,
         encoder=EncoderNames(prefix="electra", fields=EncoderFields(embedding="embedding_size")),
         head=ELECTRA_HEAD,
         tokenizers=("BertTokenizer",),
@@ -270,14 +239,9 @@ ARCHITECTURES = (
         head=EUROBERT_HEAD,
         example="EuroBERT/EuroBERT-210m",
     ),
-    Architecture(
+    _decoder(
         prefix="Llama",
         model_type="llama",
-        pooling="lasttoken",
-        positions="rotary",
-        decoder=True,
-        forward=_DECODER,
-        traits=DecoderTraits(),
         pooling_field=LLAMA_POOLING,  # NVIDIA's older checkpoints call themselves llama
         example="samaya-ai/RepLLaMA-reproduced",
     ),
@@ -296,82 +260,53 @@ ARCHITECTURES = (
         pooling_field=LLAMA_POOLING,
         example="nvidia/llama-nemotron-rerank-1b-v2",
     ),
-    Architecture(
+    _decoder(
         prefix="InternLM2",
         model_type="internlm2",
         native="LlamaModel",
-        pooling="lasttoken",
-        positions="rotary",
-        decoder=True,
         half="bfloat16",
         module="millpond.models.internlm2",
-        forward=_DECODER,
-        traits=DecoderTraits(),
         reward_head=(Linear(name="v_head", biased=False),),
         reward_token=ConfigField(name="reward_token_id", default=92527),
         example="internlm/internlm2-1_8b-reward",
     ),
-    Architecture(
+    _decoder(
         prefix="Mistral",
         model_type="mistral",
-        pooling="lasttoken",
-        positions="rotary",
-        decoder=True,
-        forward=_DECODER,
         traits=DecoderTraits(window="config"),
         example="intfloat/e5-mistral-7b-instruct",
     ),
-    Architecture(
+    _decoder(
         prefix="Qwen2",
         model_type="qwen2",
-        pooling="lasttoken",
-        positions="rotary",
-        decoder=True,
-        forward=_DECODER,
         traits=DecoderTraits(window="layer"),
         example="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
     ),
-    Architecture(
+    _decoder(
         prefix="Qwen3",
         model_type="qwen3",
-        pooling="lasttoken",
-        positions="rotary",
-        decoder=True,
-        forward=_DECODER,
         traits=DecoderTraits(window="layer"),
         example="Qwen/Qwen3-Embedding-0.6B",
     ),
-    Architecture(
+    _decoder(
         prefix="Gemma",
         model_type="gemma",
-        pooling="lasttoken",
-        positions="rotary",
-        decoder=True,
         half="bfloat16",
-        forward=_DECODER,
         traits=DecoderTraits(centred=True),
         example="google/gemma-2b",
     ),
-    Architecture(
+    _decoder(
         prefix="Gemma2",
         model_type="gemma2",
-        pooling="lasttoken",
-        positions="rotary",
-        decoder=True,
         half="bfloat16",
-        forward=_DECODER,
         traits=DecoderTraits(centred=True, activation="hidden_activation", window="layer", softcap=True),
         example="BAAI/bge-multilingual-gemma2",
     ),
-    Architecture(
+    _decoder(
         prefix="Gemma3Text",
         model_type="gemma3_text",
         names=("Gemma3ForCausalLM",),
-        pooling="lasttoken",
-        positions="rotary",
-        decoder=True,
         half="bfloat16",
-        forward=_DECODER,
         traits=DecoderTraits(centred=True, activation="hidden_activation", window="layer", rotary_by_kind=True),
         example="google/embeddinggemma-300m",
     ),
@@ -406,13 +341,15 @@ def row_of(model_type: str) -> Architecture | None:
 
 
 def find(config: Mapping[str, Any], name: str) -> Architecture:
-    """The row for a checkpoint's config.json.
-
-    Raises:
-        UnsupportedArchitectureError: No row fits.
-    """
+    """The row for a checkpoint's config.json."""
     model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
-    row = _recognized(config) or row_of(str(model_type))
+    # A checkpoint whose model_type is another family's, else by it.
+    recognized = (
+        row
+        for row in ARCHITECTURES
+        if row.recognized_by and all(config.get(name) == value for name, value in row.recognized_by.items())
+    )
+    row = next(recognized, None) or row_of(str(model_type))
     if row is None:
         remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
         known_types = ", ".join(known for row in ARCHITECTURES for known in (row.model_type, *row.aliases))
@@ -428,11 +365,3 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
             f"of model_type {model_type!r} it runs {', '.join(sorted(known))}"
         )
     return row
-
-
-def _recognized(config: Mapping[str, Any]) -> Architecture | None:
-    """The row of a checkpoint whose ``model_type`` is another family's."""
-    for row in ARCHITECTURES:
-        if row.recognized_by and all(config.get(name) == value for name, value in row.recognized_by.items()):
-            return row
-    return None

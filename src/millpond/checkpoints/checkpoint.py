@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,52 +19,24 @@ from millpond.errors import ModelLoadError
 
 # Keys of config.json that do not change a vector.
 NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
-_TOKENIZER_FILES = (
-    "tokenizer*.json",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-    "*.tiktoken",
-    "chat_template.jinja",
-)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FileState:
-    """State of a file that changes when the file is written, without reading its content."""
-
-    path: Path
-    bytes: int
-    modified_ns: int
-    inode: int
-
-    @classmethod
-    def of(cls, path: Path) -> FileState:
-        """The state of a file as it is now."""
-        stat = path.stat()
-        return cls(path=path, bytes=stat.st_size, modified_ns=stat.st_mtime_ns, inode=stat.st_ino)
+_TRANSFORMER_FILES = (
+    "sentence_*_config.json tokenizer*.json special_tokens_map.json added_tokens.json vocab.* merges.txt *.model "
+    "*.tiktoken chat_template.jinja"
+).split()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint:
-    """Everything that a checkpoint's files describe; no weights.
+    """Everything that a checkpoint's files describe; no weights."""
 
-    Attributes:
-        source: Where the files are.
-        config: config.json of the backbone, the user's ``hf_overrides`` merged in.
-        layout: The pipeline around the backbone.
-        cross_encoder: How it scores pairs, if it is one of sentence-transformers' cross-encoders.
-        files: State of the files that decide a vector, taken before any was read; empty for a hub revision, which
-            cannot change.
-    """
-
-    source: Source
-    config: Mapping[str, Any]
-    layout: PipelineLayout
+    source: Source  # where the files are
+    config: Mapping[str, Any]  # config.json of the backbone, the user's `hf_overrides` merged in
+    layout: PipelineLayout  # the pipeline around the backbone
+    # How it scores pairs, if it is one of sentence-transformers' cross-encoders
     cross_encoder: CrossEncoder | None = None
-    files: tuple[FileState, ...] = ()
+    # The files that decide a vector, with what changes when one is written (size, time, inode), taken before any was
+    # read; empty for a hub revision, which cannot change.
+    files: Mapping[Path, tuple[int, int, int]] = field(default_factory=dict)
 
     @property
     def architecture(self) -> str | None:
@@ -76,10 +48,6 @@ class Checkpoint:
         """SHA-256, in hex, over the files that decide a vector and ``settings`` (what the engine overrides).
 
         A hub revision stands for its files; the files of a local folder are read whole.
-
-        Raises:
-            ModelLoadError: A file of the folder has changed since the checkpoint was read: the digest would not be that
-                of the weights in memory.
         """
         whole = hashlib.sha256()
         config = {key: value for key, value in self.config.items() if key not in NOT_ARITHMETIC}
@@ -91,9 +59,9 @@ class Checkpoint:
             return whole.hexdigest()
         self._check_unchanged()
         try:
-            for state in self.files:
-                whole.update(os.fspath(state.path.relative_to(self.source.folder)).encode() + b"\0")
-                with state.path.open("rb") as file:
+            for path in self.files:
+                whole.update(os.fspath(path.relative_to(self.source.folder)).encode() + b"\0")
+                with path.open("rb") as file:
                     whole.update(hashlib.file_digest(file, "sha256").digest())
         except OSError as error:
             raise ModelLoadError(
@@ -104,8 +72,7 @@ class Checkpoint:
         return whole.hexdigest()
 
     def _check_unchanged(self) -> None:
-        before = {state.path: state for state in self.files}
-        now = {state.path: state for state in _states(self.source.folder, self.layout.transformer)}
+        before, now = self.files, _states(self.source.folder, self.layout.transformer)
         changed = sorted(path for path in before.keys() | now.keys() if before.get(path) != now.get(path))
         if changed:
             raise ModelLoadError(
@@ -115,29 +82,23 @@ class Checkpoint:
             )
 
 
-def _states(folder: Path, transformer: Path) -> tuple[FileState, ...]:
+def _states(folder: Path, transformer: Path) -> dict[Path, tuple[int, int, int]]:
+    """The files that decide a vector, in order, with what changes when one is written."""
+    patterns = ("*.safetensors", "*.bin", "*_linear.pt")
     try:
-        return tuple(FileState.of(path) for path in _vector_files(folder, transformer) if path.is_file())
+        weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
+        configs = [*folder.glob("modules.json"), *folder.glob("[0-9]*/*.json")]
+        of_transformer = [path for name in _TRANSFORMER_FILES for path in transformer.glob(name)]
+        files = [path for path in sorted({*weights, *configs, *of_transformer}) if path.is_file()]
+        return {path: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for path in files for stat in [path.stat()]}
     except OSError as error:
         raise ModelLoadError(f"{folder} cannot be read ({error}); is somebody writing to it?") from error
-
-
-def _vector_files(folder: Path, transformer: Path) -> list[Path]:
-    patterns = ("*.safetensors", "*.bin", "*_linear.pt")
-    weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
-    configs = [*folder.glob("modules.json"), *folder.glob("[0-9]*/*.json"), *transformer.glob("sentence_*_config.json")]
-    tokenizer = [path for name in _TOKENIZER_FILES for path in transformer.glob(name)]
-    return sorted({*weights, *configs, *tokenizer})
 
 
 def read_checkpoint(
     model: str | os.PathLike[str], *, revision: str | None = None, hf_overrides: Mapping[str, Any] | None = None
 ) -> Checkpoint:
-    """Read the descriptions in a checkpoint's files, but no weights.
-
-    Raises:
-        ModelLoadError: It cannot be found, or it describes something that millpond does not run.
-    """
+    """Read the descriptions in a checkpoint's files, but no weights."""
     source = resolve(model, revision)
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     layout = read_layout(source.folder) if pairs is None else _layout_of(pairs)
@@ -149,7 +110,7 @@ def read_checkpoint(
     if names_splade(config) and layout.sparse is None:
         layout = replace(layout, sparse=Splade(folder=layout.transformer))
     # Taken before tokenizer and weights are read, so that every later write is noticed.
-    files = _states(source.folder, layout.transformer) if source.revision is None else ()
+    files = _states(source.folder, layout.transformer) if source.revision is None else {}
     instructions = config.get("task_instructions")  # jina's prompts, if sentence-transformers' files have none
     if not layout.prompts and isinstance(instructions, Mapping) and layout.late_interaction is None:
         layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})

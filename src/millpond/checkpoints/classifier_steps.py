@@ -19,17 +19,11 @@ class Linear:
 
 @dataclass(frozen=True, kw_only=True)
 class Norm:
-    """Layer normalization; the bias is optional in the files.
+    """Layer normalization; the bias is optional in the files."""
 
-    Attributes:
-        name: Prefix of its tensors.
-        eps: Added to the variance.
-        eps_field: Field of config.json that replaces ``eps``; empty: none does.
-    """
-
-    name: str
-    eps: float
-    eps_field: str = ""
+    name: str  # prefix of its tensors
+    eps: float  # added to the variance
+    eps_field: str = ""  # field of config.json that replaces `eps`; empty: none does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,21 +65,13 @@ def _read_step(step: FamilyStep, config: Mapping[str, Any]) -> Step:
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingField:
-    """Fields of config.json that name a pooling.
+    """Fields of config.json that name a pooling."""
 
-    Attributes:
-        names: The fields; the first one with a value counts.
-        default: The value where none has one.
-        modes: The pooling of each known value.
-        of_logits: Values that pool the logits rather than the hidden states.
-        empty_is_absent: An empty value stands for the default; otherwise it is a value, and an unknown one.
-    """
-
-    names: tuple[str, ...]
-    default: str
-    modes: Mapping[str, PoolingMode] = field(hash=False)
-    of_logits: frozenset[str] = frozenset()
-    empty_is_absent: bool = True
+    names: tuple[str, ...]  # the fields; the first one with a value counts
+    default: str  # the value where none has one
+    modes: Mapping[str, PoolingMode] = field(hash=False)  # the pooling of each known value
+    of_logits: frozenset[str] = frozenset()  # values that pool the logits rather than the hidden states
+    empty_is_absent: bool = True  # an empty value stands for the default; otherwise it is a value, and an unknown one
 
     def read(self, config: Mapping[str, Any]) -> Any:
         """The value for a checkpoint, known or not."""
@@ -99,19 +85,13 @@ SCORE = (Linear(name="score", biased=False),)
 
 @dataclass(frozen=True, kw_only=True)
 class FamilyHead:
-    """The steps that a family's classifiers compute from hidden states.
+    """The steps that a family's classifiers compute from hidden states."""
 
-    Attributes:
-        sequence: Steps of ``*ForSequenceClassification``.
-        tokens: Steps of ``*ForTokenClassification``.
-        pooling: The row that a text's logits come from, or the fields of config.json that name it.
-        divisor: Field of config.json that the logits are divided by (a temperature); empty: none.
-    """
-
-    sequence: tuple[FamilyStep, ...] = CLASSIFIER
-    tokens: tuple[FamilyStep, ...] = CLASSIFIER
+    sequence: tuple[FamilyStep, ...] = CLASSIFIER  # steps of `*ForSequenceClassification`
+    tokens: tuple[FamilyStep, ...] = CLASSIFIER  # steps of `*ForTokenClassification`
+    # The row that a text's logits come from, or the fields of config.json that name it
     pooling: PoolingMode | PoolingField = "cls"
-    divisor: str = ""
+    divisor: str = ""  # field of config.json that the logits are divided by (a temperature); empty: none
 
 
 ENCODER_HEAD = FamilyHead()

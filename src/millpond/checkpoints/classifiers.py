@@ -23,39 +23,23 @@ _PROCESS_TAG = ("<extra_0>", 151651)
 
 @dataclass(frozen=True, kw_only=True)
 class Classifier:
-    """Hidden states to logits.
+    """Hidden states to logits."""
 
-    Attributes:
-        folder: Where the tensors are.
-        pooling: The row that a text's logits come from; ``None`` for a head on every token only.
-        pool_logits: Pool the logits rather than the hidden states.
-        steps: Applied in order.
-        labels: Class names by index.
-        activation: Applied to the logits by default.
-        divisor: The logits are divided by it (a temperature).
-        reward: A reward model: it returns raw rewards by default.
-        per_token: It returns a row for each token by default.
-        step_tag: The token whose rows are rewards, as text and as id; ``None`` for every token.
-    """
-
-    folder: Path
-    pooling: PoolingMode | None
-    steps: tuple[Step, ...]
-    labels: tuple[str, ...]
-    activation: Activation
-    pool_logits: bool = False
-    divisor: float = 1.0
-    reward: bool = False
-    per_token: bool = False
+    folder: Path  # where the tensors are
+    pooling: PoolingMode | None  # the row that a text's logits come from; `None` for a head on every token only
+    steps: tuple[Step, ...]  # applied in order
+    labels: tuple[str, ...]  # class names by index
+    activation: Activation  # applied to the logits by default
+    pool_logits: bool = False  # pool the logits rather than the hidden states
+    divisor: float = 1.0  # the logits are divided by it (a temperature)
+    reward: bool = False  # a reward model: it returns raw rewards by default
+    per_token: bool = False  # it returns a row for each token by default
+    # The token whose rows are rewards, as text and as id; `None` for every token
     step_tag: tuple[str, int] | None = None
 
 
 def sequence_classifier(config: Mapping[str, Any], row: Architecture, folder: Path) -> Classifier:
-    """The head of a ``*ForSequenceClassification`` checkpoint.
-
-    Raises:
-        ModelLoadError: config.json names a pooling that the family does not have.
-    """
+    """The head of a ``*ForSequenceClassification`` checkpoint."""
     head = row.classifiers
     pooling, pool_logits = _pooling(config, head.pooling, folder)
     return Classifier(
@@ -104,12 +88,12 @@ def token_scores(
     config: Mapping[str, Any], folder: Path, tokens: tuple[int, ...], *, difference: bool, activation: Activation
 ) -> Classifier:
     """A language model as a classifier: the logits of a few tokens at the end of the text."""
-    count = 1 if difference else len(tokens)
+    count, named = 1 if difference else len(tokens), labels(config)
     return Classifier(
         folder=folder,
         pooling="lasttoken",
         steps=(HeadRows(tokens=tokens, difference=difference),),
-        labels=_labels(config, count),
+        labels=named if len(named) == count else tuple(f"LABEL_{index}" for index in range(count)),
         activation=activation,
     )
 
@@ -132,11 +116,6 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"LABEL_{index}" for index in range(int(count))) if count is not None else ()
 
 
-def _labels(config: Mapping[str, Any], count: int) -> tuple[str, ...]:
-    named = labels(config)
-    return named if len(named) == count else tuple(f"LABEL_{index}" for index in range(count))
-
-
 def activation(config: Mapping[str, Any], width: int) -> Activation:
     """Activation of ``width`` logits: by problem_type, then by sentence-transformers' key, then by the width."""
     default: Activation = "sigmoid" if width == 1 else "softmax"
@@ -153,11 +132,7 @@ def activation(config: Mapping[str, Any], width: int) -> Activation:
 
 
 def torch_activation(dotted: str, width: int) -> Activation:
-    """An activation of ``width`` logits by its class in torch.nn, as sentence-transformers writes it.
-
-    Raises:
-        ModelLoadError: It is another class.
-    """
+    """An activation of ``width`` logits by its class in torch.nn, as sentence-transformers writes it."""
     name = dotted.rsplit(".", 1)[-1]
     if not dotted.startswith("torch.nn.") or name not in ("Identity", "Sigmoid", "Softmax"):
         raise ModelLoadError(

@@ -16,11 +16,7 @@ _WORD_TABLE = re.compile(r"(^|\.)word_embeddings\.(parametrizations\.weight\.ori
 
 
 def translate(row: Architecture, config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """``config`` as the native class reads it.
-
-    Raises:
-        UnsupportedArchitectureError: The config changes the arithmetic to something that class does not do.
-    """
+    """``config`` as the native class reads it."""
     hook = getattr(row.hooks(), "translate", None)
     native: dict[str, Any] = dict(config) if hook is None else hook(config, name)
     refusal = _changed_arithmetic(row, native)

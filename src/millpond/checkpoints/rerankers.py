@@ -23,54 +23,29 @@ Method = Literal["from_2_way_softmax", "no_post_processing"]
 
 @dataclass(frozen=True, kw_only=True)
 class Reranker:
-    """How an LLM scores a pair.
+    """How an LLM scores a pair."""
 
-    Attributes:
-        template: Renders the pair; ``None``: the query followed by the document.
-        tokens: Tokens whose logits are the answer, by their text, ``(false, true)`` for two; empty if the checkpoint
-            has a score head.
-        method: ``from_2_way_softmax``: one score, the true token's logit minus the false token's.
-            ``no_post_processing``: the logit of each token.
-        activation: Applied to the answer; a score head has its own default.
-    """
-
-    template: ScoreTemplate | None
+    template: ScoreTemplate | None  # renders the pair; `None`: the query followed by the document
+    # Tokens whose logits are the answer, by their text, `(false, true)` for two; empty if the checkpoint has a score
+    # head
     tokens: tuple[str, ...] = ()
+    # `from_2_way_softmax`: one score, the true token's logit minus the false token's. `no_post_processing`: the logit
+    # of each token.
     method: Method = "no_post_processing"
-    activation: Activation = "sigmoid"
-
-    @property
-    def true_token(self) -> str | None:
-        """The token of a relevant document; ``None`` for a score head."""
-        return self.tokens[-1] if self.tokens else None
-
-    @property
-    def false_token(self) -> str | None:
-        """The token whose logit is subtracted from the true token's; ``None``: none."""
-        return self.tokens[0] if self.method == "from_2_way_softmax" else None
+    activation: Activation = "sigmoid"  # applied to the answer; a score head has its own default
 
 
 @dataclass(frozen=True, kw_only=True)
 class RerankerFamily:
-    """Rerankers of one maker, which share a template.
+    """Rerankers of one maker, which share a template."""
 
-    Attributes:
-        pattern: Matches the last part of the hub id.
-        model_types: ``model_type`` of their backbones.
-        template: A file of ``templates/``.
-        special_tokens: Whether the tokenizer adds its special tokens around the template.
-        tokens: Tokens whose logits are the answer; empty for a family with score heads only.
-        method: As in :class:`Reranker`.
-        activation: As in :class:`Reranker`.
-    """
-
-    pattern: str
-    model_types: tuple[str, ...]
-    template: str
-    special_tokens: bool
-    tokens: tuple[str, ...] = ()
-    method: Method = "no_post_processing"
-    activation: Activation = "sigmoid"
+    pattern: str  # matches the last part of the hub id
+    model_types: tuple[str, ...]  # `model_type` of their backbones
+    template: str  # a file of `templates/`
+    special_tokens: bool  # whether the tokenizer adds its special tokens around the template
+    tokens: tuple[str, ...] = ()  # tokens whose logits are the answer; empty for a family with score heads only
+    method: Method = "no_post_processing"  # as in :class:`Reranker`
+    activation: Activation = "sigmoid"  # as in :class:`Reranker`
 
 
 QWEN3 = RerankerFamily(
@@ -117,9 +92,6 @@ def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
     """How a ``*ForCausalLM`` or ``*ForSequenceClassification`` checkpoint reranks; ``None`` if it is no LLM reranker.
 
     vLLM's keys ``classifier_from_token``, ``method`` and ``is_original_qwen3_reranker`` in its config have precedence.
-
-    Raises:
-        ModelLoadError: One of these keys has an invalid value.
     """
     config, folder = checkpoint.config, checkpoint.source.folder
     architecture = checkpoint.architecture or ""
@@ -192,17 +164,11 @@ def _override(config: Mapping[str, Any]) -> Reranker | None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Card:
-    """A model card.
+    """A model card."""
 
-    Attributes:
-        base_models: Hub ids from its front matter.
-        heading: The first heading.
-        text: Its text, if its task is ranking; other cards may mention rerankers, too.
-    """
-
-    base_models: tuple[str, ...] = ()
-    heading: str = ""
-    text: str = ""
+    base_models: tuple[str, ...] = ()  # hub ids from its front matter
+    heading: str = ""  # the first heading
+    text: str = ""  # its text, if its task is ranking; other cards may mention rerankers, too
 
     def mentions(self, pattern: str) -> bool:
         word = rf"(?<![\w-])(?:{pattern})(?![\w-])"
@@ -217,14 +183,10 @@ def _read_card(path: Path) -> _Card:
     matter, body = (front.group(1), content[front.end() :]) if front else ("", content)
     task = re.search(r"^pipeline_tag:\s*(\S+)", matter, flags=re.MULTILINE)
     heading = re.search(r"^#\s+(.+)$", body, flags=re.MULTILINE)
+    # One id, or a list of them.
+    bases = re.search(r"^base_model:[ \t]*(.*(?:\n[ \t]*-[ \t]+.*)*)", matter, flags=re.MULTILINE)
     return _Card(
-        base_models=_base_models(matter),
+        base_models=tuple(re.findall(r"[\w.-]+/[\w.-]+", bases.group(1))) if bases else (),
         heading=heading.group(1) if heading else "",
         text=body if task is not None and task.group(1) in _RANKING else "",
     )
-
-
-def _base_models(matter: str) -> tuple[str, ...]:
-    """``base_model`` of a front matter: one id, or a list of them."""
-    match = re.search(r"^base_model:[ \t]*(.*(?:\n[ \t]*-[ \t]+.*)*)", matter, flags=re.MULTILINE)
-    return tuple(re.findall(r"[\w.-]+/[\w.-]+", match.group(1))) if match else ()

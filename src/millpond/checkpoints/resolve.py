@@ -24,25 +24,15 @@ _OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "*/onnx/*", "*/
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
-    """Where a checkpoint is.
+    """Where a checkpoint is."""
 
-    Attributes:
-        name: The hub id or path that the user passed.
-        folder: The folder on disk.
-        revision: The hub's commit hash; ``None`` for a local folder, whose content is hashed instead.
-    """
-
-    name: str
-    folder: Path
-    revision: str | None
+    name: str  # the hub id or path that the user passed
+    folder: Path  # the folder on disk
+    revision: str | None  # the hub's commit hash; `None` for a local folder, whose content is hashed instead
 
 
 def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Source:
-    """Find a checkpoint: a local folder, or a hub id through the hub's cache, which downloads missing files.
-
-    Raises:
-        ModelLoadError: There is neither such a folder nor such a repository, or the hub cannot be reached.
-    """
+    """Find a checkpoint: a local folder, or a hub id through the hub's cache, which downloads missing files."""
     name = os.fspath(model)
     folder = Path(os.path.expanduser(name))
     if folder.is_dir():
@@ -51,14 +41,10 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Sourc
         return Source(name=name, folder=folder, revision=None)
     if folder.is_file():
         raise ModelLoadError(f"{name} is a file; pass the folder that holds config.json")
-    if not _looks_like_hub_id(name):
+    parts = name.split("/")
+    if len(parts) > 2 or not all(parts) or name.startswith((".", "~", "-")) or "\\" in name:
         raise ModelLoadError(f"{name} is no folder, and no hub id (owner/name) either; check the path")
     return _download(name, revision)
-
-
-def _looks_like_hub_id(name: str) -> bool:
-    parts = name.split("/")
-    return 1 <= len(parts) <= 2 and all(parts) and not name.startswith((".", "~", "-")) and "\\" not in name
 
 
 def _download(name: str, revision: str | None) -> Source:

@@ -25,84 +25,38 @@ _ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 # Keys of tokenizer_config.json that are read here, and keys that do not change ids. Any other may change the tokenizer.
 _READ = {
     *_ROLES,
-    "add_prefix_space",
-    "added_tokens_decoder",
-    "do_lower_case",
-    "model_input_names",
-    "model_max_length",
-    "strip_accents",
-    "tokenize_chinese_chars",
-    "tokenizer_class",
-    "trim_offsets",
+    *"add_prefix_space added_tokens_decoder do_lower_case model_input_names model_max_length strip_accents".split(),
+    *"tokenize_chinese_chars tokenizer_class trim_offsets".split(),
 }
-_IGNORED = {
-    "backend",
-    "clean_up_tokenization_spaces",
-    "do_basic_tokenize",
-    "errors",
-    "is_local",
-    "local_files_only",
-    "max_length",
-    "name_or_path",
-    "never_split",
-    "pad_to_multiple_of",
-    "pad_token_type_id",
-    "padding_side",
-    "sp_model_kwargs",
-    "special_tokens_map_file",
-    "stride",
-    "tokenizer_file",
-    "truncation_side",
-    "truncation_strategy",
-}
-_BERT_ROLES = {
-    "unk_token": "[UNK]",
-    "sep_token": "[SEP]",
-    "pad_token": "[PAD]",
-    "cls_token": "[CLS]",
-    "mask_token": "[MASK]",
-}
-_ROBERTA_ROLES = {
-    "bos_token": "<s>",
-    "eos_token": "</s>",
-    "unk_token": "<unk>",
-    "sep_token": "</s>",
-    "pad_token": "<pad>",
-    "cls_token": "<s>",
-    "mask_token": "<mask>",
-}
+_IGNORED = set(
+    (
+        "backend clean_up_tokenization_spaces do_basic_tokenize errors is_local local_files_only max_length "
+        "name_or_path never_split pad_to_multiple_of pad_token_type_id padding_side sp_model_kwargs "
+        "special_tokens_map_file stride tokenizer_file truncation_side truncation_strategy"
+    ).split()
+)
+_BERT_ROLES = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
+_ROBERTA_ROLES = dict(zip(_ROLES, ("<s>", "</s>", "<unk>", "</s>", "<pad>", "<s>", "<mask>"), strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFile:
-    """A tokenizer and the properties of its class.
+    """A tokenizer and the properties of its class."""
 
-    Attributes:
-        backend: The tokenizer; padding and truncation are those of the file.
-        limit: ``model_max_length``; ``None`` if no file has it.
-        specials: Special tokens by role (``cls_token`` and so on).
-        typed: Whether the class returns token types.
-    """
-
-    backend: Tokenizer
-    limit: int | None
-    specials: Mapping[str, str]
-    typed: bool
+    backend: Tokenizer  # the tokenizer; padding and truncation are those of the file
+    limit: int | None  # `model_max_length`; `None` if no file has it
+    specials: Mapping[str, str]  # special tokens by role (`cls_token` and so on)
+    typed: bool  # whether the class returns token types
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Class:
-    """One of transformers' tokenizer classes.
+    """One of transformers' tokenizer classes."""
 
-    Attributes:
-        roles: Special tokens that the files do not name.
-        builds: Given ``(tokenizer, path of its file, settings, roles)``: whether the class would build that tokenizer.
-        typed: Whether it returns token types.
-    """
-
-    roles: Mapping[str, str]
+    roles: Mapping[str, str]  # special tokens that the files do not name
+    # Given `(tokenizer, path of its file, settings, roles)`: whether the class would build that tokenizer
     builds: Callable[[Tokenizer, Path, Mapping[str, Any], Mapping[str, str]], bool]
-    typed: bool = False
+    typed: bool = False  # whether it returns token types
 
 
 def read_as_is(folder: Path) -> TokenizerFile | None:
@@ -127,8 +81,7 @@ def read_as_is(folder: Path) -> TokenizerFile | None:
         if type(error) is not Exception:
             raise
         return None
-    limit = settings.get("model_max_length")
-    names = settings.get("model_input_names")
+    limit, names = settings.get("model_max_length"), settings.get("model_input_names")
     return TokenizerFile(
         backend=backend,
         limit=None if limit is None else int(limit),

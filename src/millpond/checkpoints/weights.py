@@ -18,11 +18,7 @@ _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
 
 
 def read_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
-    """Every tensor of ``folder``'s weight files by name, or those in ``only`` that the files have.
-
-    Raises:
-        ModelLoadError: There is no weight file, or one is damaged.
-    """
+    """Every tensor of ``folder``'s weight files by name, or those in ``only`` that the files have."""
     tensors: dict[str, torch.Tensor] = {}
     for path, names in _files(folder, only).items():
         with _damage(path):
@@ -31,11 +27,7 @@ def read_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict[s
 
 
 def read_pickle(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one pickled file, read without running its code.
-
-    Raises:
-        ModelLoadError: The file is damaged, or holds something else.
-    """
+    """The tensors of one pickled file, read without running its code."""
     with _damage(path):
         return dict(_read_pickled(path, None))
 
@@ -87,11 +79,7 @@ def _damage(path: Path) -> Iterator[None]:
 
 
 def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor in ``folder``'s weight files; only the header of safetensors is read.
-
-    Raises:
-        ModelLoadError: There is no weight file, or one is damaged.
-    """
+    """Shape of every tensor in ``folder``'s weight files; only the header of safetensors is read."""
     shapes: dict[str, tuple[int, ...]] = {}
     for path in _files(folder, None):
         with _damage(path):
@@ -106,11 +94,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 
 def read_rows(folder: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
-    """Some rows of one matrix. safetensors are read row by row, since the head of a vocabulary may take gigabytes.
-
-    Raises:
-        ModelLoadError: There is no weight file, or one is damaged.
-    """
+    """Some rows of one matrix. safetensors are read row by row, since the head of a vocabulary may take gigabytes."""
     import torch
 
     ((path, _),) = _files(folder, (name,)).items()

@@ -16,7 +16,7 @@ from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Pooling
 from millpond.checkpoints.native_config import translate, with_stored_vocabulary
-from millpond.checkpoints.templates.score_template import plain_template, read_template
+from millpond.checkpoints.templates.score_template import read_template, shipped_template
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda
 from millpond.engine.execute.runner import Runner
@@ -61,7 +61,7 @@ class Replicas:
         return ",".join(str(runner.device) for runner in self.runners)
 
     def prepare(self, output: OutputSpec) -> None:
-        """Read the weights of a output's vocabulary entries now, so that no batch waits for them."""
+        """Read the weights of an output's vocabulary entries now, so that no batch waits for them."""
         if output.kind == "head_rows":
             for runner in self.runners:
                 runner.pooler.rows_of(output.token_ids, runner.device)
@@ -222,7 +222,8 @@ def _encoder(
     if ranks or "classify" in detected.tasks:  # classes of two texts, such as entailment
         template = detected.template if config.score_template is None else read_template(config.score_template)
         if template is None and decoder:
-            template = plain_template()
+            # The query followed by the document, which vLLM gives a decoder without a template.
+            template = shipped_template("plain", special_tokens=True)
         pairs = (
             PairTokenizer(tokenizer, prompt=detected.prompt)
             if template is None

@@ -35,37 +35,22 @@ def of_adapter(key: str) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class AdapterChoice:
-    """The adapter of each token.
+    """The adapter of each token."""
 
-    Attributes:
-        adapter_ids: ``[tokens]``; 0 for a token without an adapter, whose ``mask`` is 0.
-        mask: ``[tokens, adapters rank]``: 1 in the columns of the token's adapter, else 0.
-    """
-
-    adapter_ids: torch.Tensor
-    mask: torch.Tensor
+    adapter_ids: torch.Tensor  # `[tokens]`; 0 for a token without an adapter, whose `mask` is 0
+    mask: torch.Tensor  # `[tokens, adapters rank]`: 1 in the columns of the token's adapter, else 0
 
 
 @dataclass(frozen=True, kw_only=True)
 class Adapter:
-    """The factors of all adapters of one matrix.
+    """The factors of all adapters of one matrix."""
 
-    Attributes:
-        down: ``[adapters rank, in]``; for an embedding table ``[adapters, rows, rank]``.
-        up: ``[out, adapters rank]``, multiplied by the scale ``alpha / rank``.
-    """
-
-    down: torch.Tensor
-    up: torch.Tensor
+    down: torch.Tensor  # `[adapters rank, in]`; for an embedding table `[adapters, rows, rank]`
+    up: torch.Tensor  # `[out, adapters rank]`, multiplied by the scale `alpha / rank`
 
 
 class Adapters:
-    """A checkpoint's adapters. Each matrix takes its own once.
-
-    Attributes:
-        count: Adapters of each matrix.
-        rank: Width between the two factors of an adapter.
-    """
+    """A checkpoint's adapters. Each matrix takes its own once."""
 
     def __init__(self, checkpoint: Checkpoint, *, prefix: str, like: torch.Tensor) -> None:
         folder, config = checkpoint.layout.transformer, checkpoint.config
@@ -94,11 +79,7 @@ class Adapters:
         return self._placed(down, self._take(key + UP, (self.rank, shape[1])).flatten(0, 1).T)
 
     def check_all_taken(self) -> None:
-        """Refuse adapters that no matrix took, since they would be lost silently.
-
-        Raises:
-            WeightMismatchError: There is one.
-        """
+        """Refuse adapters that no matrix took, since they would be lost silently."""
         if self._left:
             raise self._mismatch(f"the model does not know {min(self._left)}")
 
@@ -121,12 +102,20 @@ class Adapters:
         )
 
 
-class AdaptedLinear(nn.Module):
-    """Linear layers joined to one, plus each token's adapter, then the activation.
+class _Adapted(nn.Module):
+    """A part that may have adapters."""
 
-    Attributes:
-        activation: Its name; ``None`` for none.
-    """
+    adapter_down: torch.Tensor | None
+    adapter_up: torch.Tensor | None
+
+    def take(self, adapter: Adapter | None) -> None:
+        """Have this adapter."""
+        self.register_buffer("adapter_down", None if adapter is None else adapter.down, persistent=False)
+        self.register_buffer("adapter_up", None if adapter is None else adapter.up, persistent=False)
+
+
+class AdaptedLinear(_Adapted):
+    """Linear layers joined to one, plus each token's adapter, then the activation."""
 
     def __init__(self, parts: tuple[Any, ...], adapters: Adapters, key: str, act: str | None = None) -> None:
         super().__init__()
@@ -136,37 +125,32 @@ class AdaptedLinear(nn.Module):
         # The activation follows the adapter, so it can be fused only into a layer without one.
         self.base = linear(weight, bias, act if adapter is None else None)
         self.activate = activation_of(None if adapter is None else act)
-        self.register_buffer("adapter_down", None if adapter is None else adapter.down, persistent=False)
-        self.register_buffer("adapter_up", None if adapter is None else adapter.up, persistent=False)
+        self.take(adapter)
 
     def forward(
         self, rows: torch.Tensor, choice: AdapterChoice | None
     ) -> torch.Tensor:  # [tokens, in] -> [tokens, out]
         """Multiply, add the adapter, activate."""
         out: torch.Tensor = self.base(rows)
-        if choice is not None and self.adapter_down is not None:
-            assert isinstance(self.adapter_down, torch.Tensor) and isinstance(self.adapter_up, torch.Tensor)
+        if choice is not None and self.adapter_down is not None and self.adapter_up is not None:
             low = F.linear(rows, self.adapter_down) * choice.mask  # [tokens, adapters rank]
             out = torch.addmm(out, low, self.adapter_up.T)
         return self.activate(out)
 
 
-class AdaptedEmbedding(nn.Module):
+class AdaptedEmbedding(_Adapted):
     """An embedding table plus each token's adapter."""
 
     def __init__(self, table: nn.Embedding, adapters: Adapters, key: str) -> None:
         super().__init__()
         self.weight = nn.Parameter(table.weight.detach(), requires_grad=False)
-        adapter = adapters.embedding(key, table.weight.shape)
         self.copies = adapters.count
-        self.register_buffer("adapter_down", None if adapter is None else adapter.down, persistent=False)
-        self.register_buffer("adapter_up", None if adapter is None else adapter.up, persistent=False)
+        self.take(adapters.embedding(key, table.weight.shape))
 
     def forward(self, ids: torch.Tensor, choice: AdapterChoice | None) -> torch.Tensor:  # [tokens] -> [tokens, width]
         """Look up the rows and add the adapter."""
         rows = F.embedding(ids, self.weight)
-        if choice is None or self.adapter_down is None:
+        if choice is None or self.adapter_down is None or self.adapter_up is None:
             return rows
-        assert isinstance(self.adapter_down, torch.Tensor) and isinstance(self.adapter_up, torch.Tensor)
         low = self.adapter_down[choice.adapter_ids, ids]  # [tokens, rank]
         return torch.addmm(rows, low.repeat(1, self.copies) * choice.mask, self.adapter_up.T)

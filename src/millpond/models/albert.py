@@ -10,7 +10,7 @@ from torch import nn
 from millpond.attention.segments import Segments
 from millpond.checkpoints.architecture import Architecture, EncoderNames
 from millpond.models.encoder import Output, PackedLayer
-from millpond.models.linear import linear
+from millpond.models.linear import joined
 
 _NAMES = EncoderNames(
     prefix="albert",
@@ -33,8 +33,7 @@ class PackedAlbert(nn.Module):
         parts: Any = backbone
         config, encoder = parts.config, parts.encoder
         self.embeddings: nn.Module = parts.embeddings
-        wide = encoder.embedding_hidden_mapping_in
-        self.widen = linear(wide.weight.detach(), wide.bias.detach())
+        self.widen = joined(encoder.embedding_hidden_mapping_in)
         groups = [
             [PackedLayer(layer, _NAMES, int(config.num_attention_heads), config.hidden_act) for layer in layers]
             for layers in (group.albert_layers for group in encoder.albert_layer_groups)

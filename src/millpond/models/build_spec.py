@@ -13,7 +13,7 @@ from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Dense, Pooling
 from millpond.errors import ModelLoadError
-from millpond.models.task_detection import DetectedTasks, with_pooling
+from millpond.models.task_detection import DetectedTasks
 from millpond.tasks import Activation
 from millpond.values.spec import ModelSpec, PoolingMode
 
@@ -35,10 +35,12 @@ class SpecOptions:
 
 def complete_layout(checkpoint: Checkpoint, architecture: Architecture, options: SpecOptions) -> PipelineLayout:
     """The checkpoint's layout with all fields set: from the options, else from the files, else the family's default."""
-    layout = checkpoint.layout
-    pooling = layout.pooling or Pooling(
-        modes=(_config_pooling(checkpoint.config, architecture) or architecture.pooling,)
-    )
+    layout, field = checkpoint.layout, architecture.pooling_field
+    pooling = layout.pooling
+    if pooling is None:
+        named = [] if field is None else [checkpoint.config.get(name) for name in field.names]
+        value = next((value for value in named if isinstance(value, str)), None)
+        pooling = Pooling(modes=((field and value and field.modes.get(value)) or architecture.pooling,))
     if options.pooling is not None:
         pooling = replace(pooling, modes=_modes(options.pooling))
     if checkpoint.source.name in _INSTRUCTOR_NAMES:
@@ -48,20 +50,14 @@ def complete_layout(checkpoint: Checkpoint, architecture: Architecture, options:
     return replace(layout, pooling=pooling, normalize=normalize if options.normalize is None else options.normalize)
 
 
-def _config_pooling(config: Mapping[str, Any], architecture: Architecture) -> PoolingMode | None:
-    """The pooling that config.json names, if the family has a field for it."""
-    field = architecture.pooling_field
-    if field is None:
-        return None
-    values = [config.get(name) for name in field.names]
-    return next((field.modes.get(value) for value in values if isinstance(value, str)), None)
-
-
 def override_head(detected: DetectedTasks, options: SpecOptions) -> DetectedTasks:
     """``detected`` with the user's pooling and activation in its head."""
     head = detected.classifier
     if head is not None and options.pooling is not None and head.pooling is not None:
-        head = with_pooling(head, _modes(options.pooling))
+        modes = _modes(options.pooling)
+        if len(modes) != 1:
+            raise ModelLoadError(f"pooling={'+'.join(modes)!r}: a classifier pools one way; choose one of them")
+        head = replace(head, pooling=modes[0])
     return replace(detected, classifier=head, activation=options.activation or detected.activation)
 
 
@@ -83,11 +79,7 @@ def build_spec(
     tokenizer_limit: int | None,
     token_id: Callable[[str], int | None],
 ) -> ModelSpec:
-    """The public description of an engine's model.
-
-    Raises:
-        ModelLoadError: Widths do not fit each other, or the positions do not cover ``max_length``.
-    """
+    """The public description of an engine's model."""
     name, config = checkpoint.source.name, checkpoint.config
     assert layout.pooling is not None and layout.normalize is not None  # complete_layout() set them
     hidden = _chain_width(backbone_width(config), layout.token_heads, name)
@@ -95,11 +87,13 @@ def build_spec(
     trained, declared, smallest = _matryoshka(checkpoint, options)
     max_length = _max_length(architecture, config, layout, options, tokenizer_limit, name)
     without_markers = layout.late_interaction is not None and detected.score_type != "late-interaction"
+    head = detected.classifier
+    own_pooling = None if head is None or "embed" in detected.tasks else head.pooling  # logits, and no vectors
     return ModelSpec(
         name=name,
         architecture=checkpoint.architecture or architecture.model_class,
         model_type=architecture.model_type,
-        pooling=_modes_of(detected, layout.pooling),
+        pooling=(own_pooling,) if own_pooling is not None else layout.pooling.modes,
         normalize=layout.normalize,
         dimensions=dimensions,
         hidden_size=hidden,
@@ -171,20 +165,8 @@ def _step_tag(detected: DetectedTasks, token_id: Callable[[str], int | None]) ->
     return default if number is None else number
 
 
-def _modes_of(detected: DetectedTasks, pooling: Pooling) -> tuple[PoolingMode, ...]:
-    """The pooling of a text's tokens: the head's, if the checkpoint returns logits and no vectors."""
-    head = detected.classifier
-    if head is None or head.pooling is None or "embed" in detected.tasks:
-        return pooling.modes
-    return (head.pooling,)
-
-
 def backbone_width(config: Mapping[str, Any]) -> int:
-    """Columns of a backbone's hidden states.
-
-    Raises:
-        ModelLoadError: The config gives no int, or no layers.
-    """
+    """Columns of a backbone's hidden states."""
     if config.get("num_hidden_layers", config.get("n_layers", config.get("n_layer"))) == 0:
         raise ModelLoadError("num_hidden_layers is 0 in config.json; a model needs at least one layer")
     width = config.get("hidden_size", config.get("dim", config.get("n_embd", 0)))
@@ -217,9 +199,7 @@ def _matryoshka(checkpoint: Checkpoint, options: SpecOptions) -> tuple[bool, tup
     if config.get("is_matryoshka") or checkpoint.layout.truncate_dim is not None:
         return True, None, 1
     family = matryoshka_family(checkpoint.source.name)
-    if family is not None:
-        return True, family.dimensions, family.smallest
-    return False, None, 1
+    return (False, None, 1) if family is None else (True, family.dimensions, family.smallest)
 
 
 def _default_width(layout: PipelineLayout, dimensions: int, options: SpecOptions, name: str) -> int | None:

@@ -37,11 +37,7 @@ _WARM_LENGTH = 8
 
 
 def check_compiler(device: torch.device) -> None:
-    """Refuse ``compile=True`` on a machine that cannot compile, before any weight is read.
-
-    Raises:
-        ModelLoadError: The C++ compiler (CPU) or Triton (GPU) is missing, or the device is neither.
-    """
+    """Refuse ``compile=True`` on a machine that cannot compile, before any weight is read."""
     if device.type == "cpu":
         from torch._inductor.cpp_builder import get_cpp_compiler
         from torch._inductor.exc import InvalidCxxCompiler
@@ -65,13 +61,8 @@ def check_compiler(device: torch.device) -> None:
 def compile_parts(backbone: nn.Module, architecture: Architecture, *, offset: int) -> nn.Module:
     """Compile the parts that the modules of ``backbone`` name, in place, and run them once so that no caller waits.
 
-    A module names its parts in a method ``compiled_parts() -> tuple[str, ...]``: methods of ``rows [tokens, ...]`` and
-    further tensors with as many rows.
-
-    Args:
-        backbone: Loaded, in evaluation mode, on its device.
-        architecture: Its row of the table of architectures.
-        offset: Position of a text's first token.
+    A module names its parts in ``compiled_parts``: methods of ``rows [tokens, ...]`` and further tensors with as many
+    rows.
     """
     device = next(tensor.device for tensor in (*backbone.parameters(), *backbone.buffers()))
     least = _LEAST.get(device.type, 2)
@@ -98,7 +89,9 @@ class CompiledPart:
         self._written: Callable[..., Any] = method
         # torch keeps compiled code, a few versions at most, with the code object: each engine gets a copy of it.
         copy = FunctionType(method.__code__.replace(), method.__globals__, method.__name__, method.__defaults__)
-        self._compiled = torch.compile(copy, fullgraph=True, options=_options())
+        self._compiled = torch.compile(
+            copy, fullgraph=True, options={"guard_filter_fn": _ignore_threads, "cpp.dynamic_threads": True}
+        )
         self._least = least
         self.failed = False
         self.warming = False
@@ -115,13 +108,9 @@ class CompiledPart:
         except (torch._dynamo.exc.TorchDynamoException, OSError) as error:  # raised before anything has run
             self.failed = True
             reason = str(error).strip().partition("\n")[0] or type(error).__name__
-            logger.warning("compile=True: %s runs as written, since it could not be compiled: %s", self.name, reason)
+            name = self._written.__qualname__
+            logger.warning("compile=True: %s runs as written, since it could not be compiled: %s", name, reason)
             return self._written(module, rows, *others)
-
-    @property
-    def name(self) -> str:
-        """Its name in the log."""
-        return self._written.__qualname__
 
 
 class OpaqueLinear(nn.Module):
@@ -134,7 +123,9 @@ class OpaqueLinear(nn.Module):
         self.layer = layer
         self.out = out
         # A tensor, not a number: the compiler would treat a number as a constant and compile each layer separately.
-        self.register_buffer("handle", torch.tensor(_LAYERS.add(layer)), persistent=False)
+        number = next(_HANDLES)
+        _LAYERS[number] = layer
+        self.register_buffer("handle", torch.tensor(number), persistent=False)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, out]
         """Multiply, add, activate."""
@@ -143,54 +134,29 @@ class OpaqueLinear(nn.Module):
         return torch.ops.millpond.opaque_linear(rows, self.handle, self.out)  # type: ignore[no-any-return]
 
 
-class _LayerTable:
-    """Layers by handle, as long as their engine holds them."""
-
-    def __init__(self) -> None:
-        self._layers: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()
-        self._numbers = count()
-
-    def add(self, layer: nn.Module) -> int:
-        """A handle for ``layer``."""
-        number = next(self._numbers)
-        self._layers[number] = layer
-        return number
-
-    def run(self, rows: torch.Tensor, handle: torch.Tensor, out: int) -> torch.Tensor:
-        """The layer's output for ``rows``."""
-        result: torch.Tensor = self._layers[int(handle)](rows)
-        return result
-
-
-def _shape_of(rows: torch.Tensor, handle: torch.Tensor, out: int) -> torch.Tensor:
-    return rows.new_empty(*rows.shape[:-1], out)
-
-
-_LAYERS = _LayerTable()
+_LAYERS: WeakValueDictionary[int, nn.Module] = WeakValueDictionary()  # by handle, as long as their engine holds them
+_HANDLES = count()
 _LIBRARY = torch.library.Library("millpond", "DEF")  # the operator is removed when this object is collected
 _LIBRARY.define("opaque_linear(Tensor rows, Tensor handle, int out) -> Tensor")
-_LIBRARY.impl("opaque_linear", _LAYERS.run, "CPU")
-torch.library.register_fake("millpond::opaque_linear", _shape_of, lib=_LIBRARY)
+_LIBRARY.impl("opaque_linear", lambda rows, handle, out: _LAYERS[int(handle)](rows), "CPU")
+torch.library.register_fake(
+    "millpond::opaque_linear", lambda rows, handle, out: rows.new_empty(*rows.shape[:-1], out), lib=_LIBRARY
+)
 
 
 def _replace(backbone: nn.Module, *, least: int) -> list[CompiledPart]:
     """Replace the methods that the modules name by compiled parts, which all modules of a class share."""
     parts: dict[tuple[type, str], CompiledPart] = {}
     for module in list(backbone.modules()):
-        names: tuple[str, ...] = getattr(module, "compiled_parts", tuple)()
+        names: tuple[str, ...] = getattr(module, "compiled_parts", ())
         for name in names:
             method = getattr(type(module), name)
             part = parts.setdefault((type(module), name), CompiledPart(method, least=least))
             setattr(module, name, partial(part, module))
-        if names:
-            _wrap_linears(module)
+        for name, layer in list(module.named_children()) if names else ():
+            if isinstance(layer, ReorderedLinear | Int8Linear):
+                setattr(module, name, OpaqueLinear(layer, layer.out_features))
     return list(parts.values())
-
-
-def _wrap_linears(module: nn.Module) -> None:
-    for name, layer in list(module.named_children()):
-        if isinstance(layer, ReorderedLinear | Int8Linear):
-            setattr(module, name, OpaqueLinear(layer, layer.out_features))
 
 
 def _run(backbone: nn.Module, architecture: Architecture, texts: int, *, device: torch.device, offset: int) -> None:
@@ -203,10 +169,6 @@ def _run(backbone: nn.Module, architecture: Architecture, texts: int, *, device:
         options["token_type_ids"] = ids
     with torch.inference_mode():
         backbone(input_ids=ids, position_ids=positions, segments=Segments.of([_WARM_LENGTH] * texts, device), **options)
-
-
-def _options() -> dict[str, Any]:
-    return {"guard_filter_fn": _ignore_threads, "cpp.dynamic_threads": True}
 
 
 def _ignore_threads(guards: Sequence[Any]) -> list[bool]:

@@ -24,7 +24,7 @@ from millpond.attention.segments import Run, Segments, on_device
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
-from millpond.models.linear import linear
+from millpond.models.linear import joined
 
 # Attention scores that are computed at once.
 _SCORE_BLOCK = 1 << 24
@@ -44,17 +44,11 @@ def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
 
 @dataclass(frozen=True, kw_only=True)
 class Distances:
-    """Rows of the position table by the distance of two tokens.
+    """Rows of the position table by the distance of two tokens."""
 
-    Attributes:
-        span: The table has ``2 span`` rows; row ``span`` is distance 0.
-        buckets: Near distances have a row each, far ones share logarithmic buckets.
-        farthest: The distance at which the last bucket begins.
-    """
-
-    span: int
-    buckets: bool
-    farthest: int
+    span: int  # the table has `2 span` rows; row `span` is distance 0
+    buckets: bool  # near distances have a row each, far ones share logarithmic buckets
+    farthest: int  # the distance at which the last bucket begins
 
     def rows(self, length: int) -> torch.Tensor:
         """The rows of distances ``1 - length`` to ``length - 1``: int64 ``[2 length - 1]`` on the host."""
@@ -74,16 +68,11 @@ class Distances:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batches:
-    """The dense batches that attention computes, for all layers of a forward.
+    """The dense batches that attention computes, for all layers of a forward."""
 
-    Attributes:
-        runs: The batches, in the packed row or in the padded one.
-        row: Where the tokens are in the padded row; ``None``: the packed row itself holds the batches.
-        distances: int64 ``[2 length - 1]`` on the device for each length of a batch: rows of the position table.
-    """
-
-    runs: tuple[Run, ...]
-    row: PaddedRow | None
+    runs: tuple[Run, ...]  # the batches, in the packed row or in the padded one
+    row: PaddedRow | None  # where the tokens are in the padded row; `None`: the packed row itself holds the batches
+    # int64 `[2 length - 1]` on the device for each length of a batch: rows of the position table
     distances: Mapping[int, torch.Tensor]
 
     def laid_out(self, states: torch.Tensor) -> torch.Tensor:  # [tokens, ...] -> [padded, ...]
@@ -168,9 +157,7 @@ class PackedLayer(nn.Module):
         # One factor for all three products: it gives their sum the variance of a single product.
         width = attention.attention_head_size * (1 + len(used & {"c2p", "p2c"}))
         self.scale = 1 / math.sqrt(width)
-        parts = (attention.query_proj, attention.key_proj, attention.value_proj)
-        weight, bias = (torch.cat([getattr(part, kind).detach() for part in parts]) for kind in ("weight", "bias"))
-        self.qkv = linear(weight, bias)
+        self.qkv = joined(attention.query_proj, attention.key_proj, attention.value_proj)
         # A layer's projections of the table never change: [heads, 2 span, dim] each, or None where one is not used.
         self.position_key: torch.Tensor | None
         self.position_query: torch.Tensor | None
@@ -182,10 +169,10 @@ class PackedLayer(nn.Module):
             queries = self._table(part, table) * self.scale
         self.register_buffer("position_key", keys, persistent=False)
         self.register_buffer("position_query", queries, persistent=False)
-        self.attention_out = _linear_of(layer.attention.output.dense)
+        self.attention_out = joined(layer.attention.output.dense)
         self.attention_norm = AddNorm(layer.attention.output.LayerNorm)
-        self.up = _linear_of(layer.intermediate.dense, activation)
-        self.down = _linear_of(layer.output.dense)
+        self.up = joined(layer.intermediate.dense, activation=activation)
+        self.down = joined(layer.output.dense)
         self.norm = AddNorm(layer.output.LayerNorm)
 
     def forward(self, hidden: torch.Tensor, batches: Batches) -> torch.Tensor:
@@ -266,12 +253,7 @@ class Convolution(nn.Module):
 
 def _row(segments: Segments, device: torch.device) -> PaddedRow | None:
     """The padded row of a forward; ``None`` where the packed row's own runs are computed."""
-    return PaddedRow.of(segments, device) if _pads(device) else None
-
-
-def _pads(device: torch.device) -> bool:
-    """Whether texts of similar lengths are computed as one batch, rather than only those of equal length."""
-    return device.type == "cuda"
+    return PaddedRow.of(segments, device) if device.type == "cuda" else None
 
 
 def skewed(products: torch.Tensor) -> torch.Tensor:
@@ -295,7 +277,3 @@ def _score_blocks(run: Run, heads: int) -> Iterator[tuple[slice, int, int]]:
     for text in range(0, run.count, texts):
         for row in range(0, run.length, rows):
             yield slice(text, text + texts), row, min(row + rows, run.length)
-
-
-def _linear_of(part: Any, activation: str | None = None) -> nn.Module:
-    return linear(part.weight.detach(), part.bias.detach(), activation)

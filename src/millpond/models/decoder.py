@@ -19,7 +19,7 @@ from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 from millpond.checkpoints.architecture import Architecture, DecoderTraits
 from millpond.models.encoder import Output
-from millpond.models.linear import linear
+from millpond.models.linear import joined
 from millpond.models.rms_norm import RMSNorm
 from millpond.models.rotary import apply_rotary
 
@@ -58,9 +58,8 @@ class PackedDecoder(nn.Module):
     @staticmethod
     def fits(backbone: nn.Module, row: Architecture) -> bool:
         """Whether this forward does all that the loaded class would."""
-        return _is_known(backbone, row) and all(
-            _is_plain(layer) for layer in backbone.get_submodule("layers").children()
-        )
+        layers: Any = backbone.get_submodule("layers")
+        return _is_known(backbone, row) and all(_is_plain(layer) for layer in layers)
 
     def forward(
         self,
@@ -88,11 +87,9 @@ class PackedDecoder(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """One pre-norm layer over the weights of the loaded one.
+    """One pre-norm layer over the weights of the loaded one."""
 
-    Attributes:
-        kind: Its attention, as the config calls it, if the rotary angles depend on it.
-    """
+    compiled_parts = ("_heads", "_feed")  # methods that run faster compiled
 
     def __init__(self, layer: Any, config: Any, traits: DecoderTraits, kind: str | None) -> None:
         super().__init__()
@@ -103,26 +100,27 @@ class PackedLayer(nn.Module):
         self.heads = attention.q_proj.out_features // self.dim
         self.kv_heads = attention.k_proj.out_features // self.dim
         self.attention_norm = _norm_of(layer.input_layernorm, traits)
-        self.qkv_proj = _joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.qkv_proj = joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.qk_norm: nn.Module | None = None
         if hasattr(attention, "q_norm"):
             self.qk_norm = _norm_of_heads(attention, self.heads, self.kv_heads, traits)
-        self.o_proj = _joined(attention.o_proj)
+        self.o_proj = joined(attention.o_proj)
         # Gemma 2 and 3 also have a norm after each half of the layer, and other names for the four norms.
         sandwich = hasattr(layer, "pre_feedforward_layernorm")
         before = layer.pre_feedforward_layernorm if sandwich else layer.post_attention_layernorm
         self.attention_post: nn.Module | None = _norm_of(layer.post_attention_layernorm, traits) if sandwich else None
         self.norm = _norm_of(before, traits)
-        self.gate_proj = _joined(layer.mlp.gate_proj, activation=getattr(config, traits.activation))
-        self.up_proj = _joined(layer.mlp.up_proj)
-        self.down_proj = _joined(layer.mlp.down_proj)
+        self.gate_proj = joined(layer.mlp.gate_proj, activation=getattr(config, traits.activation))
+        self.up_proj = joined(layer.mlp.up_proj)
+        self.down_proj = joined(layer.mlp.down_proj)
         self.post: nn.Module | None = _norm_of(layer.post_feedforward_layernorm, traits) if sandwich else None
 
     def forward(
         self, hidden: torch.Tensor, segments: Segments, cos_sin: CosSin, rows: torch.Tensor | None = None
     ) -> torch.Tensor:
         """``[tokens, hidden]`` in and out, with ``rows [n]`` only these tokens out; ``hidden`` is overwritten."""
-        size = _block(hidden)
+        unblocked = hidden.device.type != "cpu" or torch.compiler.is_compiling()
+        size = len(hidden) if unblocked else _ROWS
         blocks = hidden.split(size)
         if len(blocks) == 1:
             query, key, value = self._heads(hidden, *cos_sin)
@@ -156,16 +154,6 @@ class PackedLayer(nn.Module):
         states = self.down_proj(self.gate_proj(states).mul_(self.up_proj(states)))
         hidden.add_(states if self.post is None else self.post(states))
 
-    def compiled_parts(self) -> tuple[str, ...]:
-        """Methods that run faster compiled."""
-        return ("_heads", "_feed")
-
-
-def _block(hidden: torch.Tensor) -> int:
-    """Rows that a layer computes at a time."""
-    unblocked = hidden.device.type != "cpu" or torch.compiler.is_compiling()
-    return len(hidden) if unblocked else _ROWS
-
 
 def _masking(attention: Any, config: Any, traits: DecoderTraits) -> Masking:
     """The masking that the class passes to its attention function."""
@@ -180,16 +168,6 @@ def _masking(attention: Any, config: Any, traits: DecoderTraits) -> Masking:
         window=window,
         softcap=attention.attn_logit_softcapping if traits.softcap else None,
     )
-
-
-def _joined(*parts: Any, activation: str | None = None) -> nn.Module:
-    """One linear layer whose output is those of ``parts`` side by side."""
-    if len(parts) == 1:
-        bias = parts[0].bias
-        return linear(parts[0].weight.detach(), None if bias is None else bias.detach(), activation)
-    weight = torch.cat([part.weight.detach() for part in parts])
-    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
-    return linear(weight, bias, activation)
 
 
 def _norm_of(norm: Any, traits: DecoderTraits) -> RMSNorm:

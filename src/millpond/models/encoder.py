@@ -19,7 +19,7 @@ from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 from millpond.checkpoints.architecture import Architecture, EncoderNames
 from millpond.models.add_norm import AddNorm
-from millpond.models.linear import PlainLinear, linear
+from millpond.models.linear import PlainLinear, joined
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,14 +77,14 @@ class PackedLayer(nn.Module):
     def __init__(self, layer: nn.Module, names: EncoderNames, heads: int, activation: str) -> None:
         super().__init__()
         self.heads = heads
-        parts = [layer.get_submodule(name) for name in (names.query, names.key, names.value)]
-        weight, bias = (torch.cat([getattr(part, kind).detach() for part in parts]) for kind in ("weight", "bias"))
-        self.qkv = linear(weight, bias)
-        self.attention_out = _linear_of(layer.get_submodule(names.attention_out))
+        self.qkv = joined(*(layer.get_submodule(name) for name in (names.query, names.key, names.value)))
+        self.attention_out = joined(layer.get_submodule(names.attention_out))
         self.attention_norm = AddNorm(layer.get_submodule(names.attention_norm))
-        self.up = _linear_of(layer.get_submodule(names.up), activation)
-        self.down = _linear_of(layer.get_submodule(names.down))
+        self.up = joined(layer.get_submodule(names.up), activation=activation)
+        self.down = joined(layer.get_submodule(names.down))
         self.norm = AddNorm(layer.get_submodule(names.norm))
+        # Methods that run faster compiled: none where oneDNN has fused the activation.
+        self.compiled_parts = ("_feed",) if isinstance(self.up, PlainLinear) else ()
 
     def forward(
         self,
@@ -104,10 +104,6 @@ class PackedLayer(nn.Module):
         """The rest of the layer: ``hidden`` and the attention's output to the layer's states."""
         hidden = self.attention_norm(self.attention_out(mixed), hidden)
         return self.norm(self.down(self.up(hidden)), hidden)  # type: ignore[no-any-return]
-
-    def compiled_parts(self) -> tuple[str, ...]:
-        """Methods that run faster compiled: none where oneDNN has fused the activation."""
-        return ("_feed",) if isinstance(self.up, PlainLinear) else ()
 
 
 class RelativeBias(nn.Module):
@@ -138,9 +134,3 @@ class RelativeBias(nn.Module):
         growth = torch.log(reach.clamp(min=1).float() / exact) / torch.log(torch.tensor(self.max_distance / exact))
         far = (exact + (growth * (per_side - exact)).long()).clamp(max=per_side - 1)
         return torch.where(reach < exact, reach, far) + per_side * (distance > 0)
-
-
-def _linear_of(part: nn.Module, activation: str | None = None) -> nn.Module:
-    weight, bias = part.weight, part.bias
-    assert isinstance(weight, torch.Tensor) and isinstance(bias, torch.Tensor)
-    return linear(weight.detach(), bias.detach(), activation)

@@ -53,15 +53,7 @@ def read_encoder(
     dtype: torch.dtype,
     is_head_tensor: Callable[[str], bool],
 ) -> nn.Module | None:
-    """The modules that :class:`millpond.models.encoder.PackedEncoder` takes; ``None`` if transformers has to read them.
-
-    Args:
-        folder: The transformer's folder.
-        config: Its config.json.
-        names: The family's names.
-        dtype: Precision of the weights.
-        is_head_tensor: Whether a tensor belongs to a head, so that a backbone leaves it alone.
-    """
+    """The modules that ``PackedEncoder`` takes; ``None`` if transformers has to read them."""
     shape = _shape(config, names.fields)
     if shape is None:
         return None

@@ -31,11 +31,7 @@ _RENAMING = Renaming(
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json in transformers' terms.
-
-    Raises:
-        UnsupportedArchitectureError: The config needs arithmetic that the class does not have.
-    """
+    """config.json in transformers' terms."""
     for key, only in _FIXED.items():
         if config.get(key, only) != only:
             raise UnsupportedArchitectureError(

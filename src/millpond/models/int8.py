@@ -22,10 +22,6 @@ class Int8Linear(nn.Module):
 
     The 256 steps of an input row run from its least value to its greatest, not symmetrically around zero: on
     all-MiniLM-L6-v2, whose states have a few large columns, a vector's error is 0.4 times that of a symmetric range.
-
-    Attributes:
-        weights: Elements of the weight, which is no parameter.
-        nbytes: Bytes of the weight.
     """
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> None:

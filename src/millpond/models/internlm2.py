@@ -24,11 +24,7 @@ _QKV = "attention.wqkv.weight"
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json in Llama's terms.
-
-    Raises:
-        UnsupportedArchitectureError: Its linears have biases; no checkpoint shows their layout.
-    """
+    """config.json in Llama's terms."""
     if config.get("bias"):
         raise UnsupportedArchitectureError(f"{name}: bias true, which millpond does not run for InternLM2")
     native = {key: value for key, value in config.items() if key != "attn_implementation"}

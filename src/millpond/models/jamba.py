@@ -21,19 +21,12 @@ from millpond.checkpoints.checkpoint import Checkpoint
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PaddedBatch:
-    """Texts of similar length: their tokens in the packed row and in a padded batch.
+    """Texts of similar length: their tokens in the packed row and in a padded batch."""
 
-    Attributes:
-        rows: int64 ``[tokens]``: index of each token in the packed row.
-        slots: int64 ``[tokens]``: index of the same token in the flattened padded batch.
-        texts: Number of texts.
-        longest: Tokens of the longest text.
-    """
-
-    rows: torch.Tensor
-    slots: torch.Tensor
-    texts: int
-    longest: int
+    rows: torch.Tensor  # int64 `[tokens]`: index of each token in the packed row
+    slots: torch.Tensor  # int64 `[tokens]`: index of the same token in the flattened padded batch
+    texts: int  # number of texts
+    longest: int  # tokens of the longest text
 
 
 # A context variable, since a layer passes only the hidden states to its mixer.

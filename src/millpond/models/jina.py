@@ -37,11 +37,7 @@ _RENAMING = Renaming(
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json in transformers' terms.
-
-    Raises:
-        UnsupportedArchitectureError: The rotary positions are scaled, which the original does not do.
-    """
+    """config.json in transformers' terms."""
     if config.get("model_type") == "jina_embeddings_v3":
         return dict(config)
     if config.get("rope_scaling"):
@@ -63,17 +59,15 @@ def tensors(state: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[s
 
 
 def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
-    """The loaded weights in a forward that takes adapters.
-
-    Raises:
-        WeightMismatchError: The adapters do not fit config.json, or the backbone.
-    """
+    """The loaded weights in a forward that takes adapters."""
     like = next(backbone.parameters())
     return JinaEncoder(backbone, Adapters(checkpoint, prefix=_PREFIX, like=like))
 
 
 class JinaEncoder(nn.Module):
     """The loaded backbone, run on one packed row."""
+
+    owners: torch.Tensor  # int64 [adapters rank]: the adapter of each column
 
     def __init__(self, backbone: nn.Module, adapters: Adapters) -> None:
         super().__init__()
@@ -88,7 +82,7 @@ class JinaEncoder(nn.Module):
         )
         adapters.check_all_taken()
         owners = torch.arange(adapters.count, device=self.words.weight.device).repeat_interleave(adapters.rank)
-        self.register_buffer("owners", owners, persistent=False)  # int64 [adapters rank]: the adapter of each column
+        self.register_buffer("owners", owners, persistent=False)
 
     def forward(
         self,
@@ -102,18 +96,16 @@ class JinaEncoder(nn.Module):
         """Hidden states of every token; ``adapter_ids=None``: no adapters, at no cost."""
         words = input_ids[0]
         types = torch.zeros_like(words) if token_type_ids is None else token_type_ids[0]
-        choice = None if adapter_ids is None else self._choice(adapter_ids[0])
+        choice = None
+        if adapter_ids is not None:
+            chosen = adapter_ids[0]
+            mask = (chosen[:, None] == self.owners).to(self.words.weight.dtype)
+            choice = AdapterChoice(adapter_ids=chosen.clamp(min=0), mask=mask)
         hidden: torch.Tensor = self.norm(self.words(words, choice) + self.types(types, choice))  # [tokens, hidden]
         cos, sin = (part[0][:, None] for part in self.rotary(hidden, position_ids))  # [tokens, 1, dim]
         for layer in self.layers:
             hidden = layer(hidden, segments, cos, sin, choice)
         return Output(last_hidden_state=hidden[None])
-
-    def _choice(self, adapter_ids: torch.Tensor) -> AdapterChoice:
-        owners = self.owners
-        assert isinstance(owners, torch.Tensor)
-        mask = (adapter_ids[:, None] == owners).to(self.words.weight.dtype)
-        return AdapterChoice(adapter_ids=adapter_ids.clamp(min=0), mask=mask)
 
 
 class JinaLayer(nn.Module):

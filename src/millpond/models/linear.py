@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -35,6 +36,16 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None, activation: str | No
     return PlainLinear(weight, bias, activation)
 
 
+def joined(*parts: Any, activation: str | None = None) -> nn.Module:
+    """One linear layer whose output is those of ``parts`` side by side."""
+    if len(parts) == 1:  # without a copy
+        bias = parts[0].bias
+        return linear(parts[0].weight.detach(), None if bias is None else bias.detach(), activation)
+    weight = torch.cat([part.weight.detach() for part in parts])
+    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
+    return linear(weight, bias, activation)
+
+
 @contextmanager
 def plain_linears() -> Iterator[None]:
     """Within the block :func:`linear` returns torch's own form, whose weights can be read."""
@@ -50,19 +61,12 @@ def reorder(backbone: nn.Module) -> nn.Module:
     for parent in list(backbone.modules()):
         for name, layer in list(parent.named_children()):
             if type(layer) is PlainLinear:
-                bias = None if layer.bias is None else layer.bias.detach()
-                setattr(parent, name, linear(layer.weight.detach(), bias, layer.activation))
+                setattr(parent, name, joined(layer, activation=layer.activation))
     return backbone
 
 
 class ReorderedLinear(nn.Module):
-    """oneDNN's form: the weight in its blocked order, the activation fused.
-
-    Attributes:
-        out_features: Columns of the result.
-        weights: Elements of the weight, which is no parameter.
-        activation: Its name; ``None`` for none.
-    """
+    """oneDNN's form: the weight in its blocked order, the activation fused."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
         super().__init__()
@@ -87,11 +91,7 @@ class ReorderedLinear(nn.Module):
 
 
 class PlainLinear(nn.Module):
-    """torch's own product, then the activation.
-
-    Attributes:
-        activation: Its name; ``None`` for none.
-    """
+    """torch's own product, then the activation."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None) -> None:
         super().__init__()
@@ -146,11 +146,9 @@ _DIRECT: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _suits_onednn(weight: torch.Tensor, activation: str | None) -> bool:
-    return weight.device.type == "cpu" and weight.dtype is torch.bfloat16 and activation in _FUSED and _has_onednn()
-
-
-def _has_onednn() -> bool:
-    """Whether torch has these operators, which are not public; without them it is only slower."""
+    if weight.device.type != "cpu" or weight.dtype is not torch.bfloat16 or activation not in _FUSED:
+        return False
+    # These operators are not public; without them it is only slower.
     return torch.backends.mkldnn.is_available() and all(
         hasattr(torch.ops.mkldnn, name) for name in ("_linear_pointwise", "_reorder_linear_weight")
     )

@@ -52,21 +52,7 @@ def load_backbone(
     packed: bool = True,
     native: bool = False,
 ) -> nn.Module:
-    """The backbone in evaluation mode, on its device.
-
-    Args:
-        checkpoint: The checkpoint.
-        architecture: Its row in the architecture table.
-        device: Where it runs.
-        dtype: The precision of its weights.
-        quantization: Keeps them in eight bits.
-        packed: ``False`` keeps transformers' own class where millpond has a packed forward: the tests compare them.
-        native: Replace a packed forward on a CPU by one call of the compiled kernels, if they compute all of it.
-
-    Raises:
-        ModelLoadError: The files cannot be read, or the config describes no valid model.
-        WeightMismatchError: A tensor is missing, unknown or of another shape.
-    """
+    """The backbone in evaluation mode, on its device."""
     # In a forked child torch creates its thread pool on first use, which fails if two threads do so at once, and
     # transformers loads with several. This call creates it on one thread.
     torch.set_num_threads(torch.get_num_threads())
@@ -128,7 +114,9 @@ def _load_by_transformers(
     model_class = _backbone_class(architecture)
     rename = getattr(hooks, "tensors", None)
     with _loading_errors(name, model_class), quiet_transformers():
-        config = model_class.config_class.from_dict(_config_fields(checkpoint.config))
+        hidden = ("auto_map", "_attn_implementation")  # what the native class must not see
+        fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}
+        config = model_class.config_class.from_dict(fields)
         backbone, report = model_class.from_pretrained(
             None if rename else folder,
             config=config,
@@ -183,11 +171,6 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
             f"transformers {transformers.__version__} has no {architecture.model_class}; install a newer one"
         )
     return model_class
-
-
-def _config_fields(config: Mapping[str, Any]) -> dict[str, Any]:
-    """config.json without the fields that the native class must not see."""
-    return {key: value for key, value in config.items() if key not in ("auto_map", "_attn_implementation")}
 
 
 def _check_report(report: Mapping[str, Any], architecture: Architecture, name: str) -> None:

@@ -18,7 +18,7 @@ from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 from millpond.checkpoints.architecture import Architecture
 from millpond.models.encoder import Output
-from millpond.models.linear import linear
+from millpond.models.linear import joined, linear
 from millpond.models.rotary import apply_rotary
 
 CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
@@ -64,11 +64,9 @@ class PackedModernBert(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """One pre-norm layer over the weights of the loaded one.
+    """One pre-norm layer over the weights of the loaded one."""
 
-    Attributes:
-        kind: Its attention, as the config calls it, which decides the rotary base.
-    """
+    compiled_parts = ("_heads", "_feed")  # methods that run faster compiled
 
     def __init__(self, layer: Any, config: Any, kind: str) -> None:
         super().__init__()
@@ -76,14 +74,14 @@ class PackedLayer(nn.Module):
         self.heads = int(config.num_attention_heads)
         self.window: int | None = layer.attn.sliding_window
         self.attention_norm: nn.Module = layer.attn_norm  # the first layer has none: identity
-        self.qkv = _linear_of(layer.attn.Wqkv)
-        self.attention_out = _linear_of(layer.attn.Wo)
+        self.qkv = joined(layer.attn.Wqkv)
+        self.attention_out = joined(layer.attn.Wo)
         self.norm: nn.Module = layer.mlp_norm
-        weight, bias = _parameters(layer.mlp.Wi)
-        weights, biases = weight.chunk(2), (None, None) if bias is None else bias.chunk(2)
+        weight, bias = layer.mlp.Wi.weight.detach(), layer.mlp.Wi.bias
+        weights, biases = weight.chunk(2), (None, None) if bias is None else bias.detach().chunk(2)
         self.gate_proj = linear(weights[0], biases[0], config.hidden_activation)
         self.up_proj = linear(weights[1], biases[1])
-        self.down_proj = _linear_of(layer.mlp.Wo)
+        self.down_proj = joined(layer.mlp.Wo)
 
     def forward(
         self, hidden: torch.Tensor, segments: Segments, cos_sin: CosSin, rows: torch.Tensor | None = None
@@ -108,17 +106,3 @@ class PackedLayer(nn.Module):
         states = self.norm(hidden)
         gated = self.gate_proj(states).mul_(self.up_proj(states))  # [tokens, intermediate]
         return self.down_proj(gated).add_(hidden)  # type: ignore[no-any-return]
-
-    def compiled_parts(self) -> tuple[str, ...]:
-        """Methods that run faster compiled."""
-        return ("_heads", "_feed")
-
-
-def _linear_of(part: nn.Module) -> nn.Module:
-    return linear(*_parameters(part))
-
-
-def _parameters(part: nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
-    weight, bias = part.weight, part.bias
-    assert isinstance(weight, torch.Tensor) and isinstance(bias, torch.Tensor | None)
-    return weight.detach(), None if bias is None else bias.detach()

@@ -52,11 +52,7 @@ _RENAMING = Renaming(
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json in transformers' terms; one already in them only gets ``positions_end``.
-
-    Raises:
-        UnsupportedArchitectureError: A mixture of experts (v2), or arithmetic that the class does not have.
-    """
+    """config.json in transformers' terms; one already in them only gets ``positions_end``."""
     if int(config.get("num_experts") or 0) > 1:
         raise UnsupportedArchitectureError(
             f"{name}: num_experts {config['num_experts']}: a NomicBert with a mixture of experts (v2), which millpond "

@@ -18,11 +18,7 @@ DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.
 
 
 def resolve_devices(device: str | Sequence[str]) -> tuple[torch.device, ...]:
-    """One device, or several of one kind joined by commas; each gets a replica of the model.
-
-    Raises:
-        ModelLoadError: A name is no device, a device is missing, or they differ in kind.
-    """
+    """One device, or several of one kind joined by commas; each gets a replica of the model."""
     names = device.split(",") if isinstance(device, str) else list(device)
     devices = tuple(resolve_device(name.strip()) for name in names)
     if len({device.type for device in devices}) > 1:
@@ -31,11 +27,7 @@ def resolve_devices(device: str | Sequence[str]) -> tuple[torch.device, ...]:
 
 
 def resolve_device(device: str) -> torch.device:
-    """``auto`` is cuda, then mps, then cpu; a GPU that this torch cannot use is named in a warning.
-
-    Raises:
-        ModelLoadError: The name is no device, or the device is missing or was used before this process was forked.
-    """
+    """``auto`` is cuda, then mps, then cpu; a GPU that this torch cannot use is named in a warning."""
     if device == "auto":
         if torch.cuda._is_in_bad_fork() and torch.cuda.device_count():  # is_available() would say no
             raise ModelLoadError(
@@ -88,9 +80,6 @@ def resolve_dtype(dtype: str, device: torch.device, architecture: Architecture, 
     ``auto`` on a CPU is bfloat16 if the compiled kernels are faster in it, else float32; without them it is bfloat16 if
     the hardware has bfloat16 products. On a GPU it is bfloat16 if the checkpoint is stored so or its family needs the
     range, else float16.
-
-    Raises:
-        ModelLoadError: The name is unknown.
     """
     if dtype == "auto":
         if device.type == "cpu":

@@ -32,12 +32,7 @@ _INT8_CAPABILITY = (7, 5)
 
 
 def check_quantization(kind: Quantization | None, device: torch.device, dtype: torch.dtype) -> None:
-    """Refuse a quantization that the device cannot run, before any weight is read.
-
-    Raises:
-        MissingExtraError: torchao is needed and not installed.
-        ModelLoadError: The device has no such products, or not in ``dtype``.
-    """
+    """Refuse a quantization that the device cannot run, before any weight is read."""
     if kind is None:
         return
     if device.type == "cpu":
@@ -68,18 +63,7 @@ def check_quantization(kind: Quantization | None, device: torch.device, dtype: t
 
 
 def quantize(backbone: nn.Module, kind: Quantization, device: torch.device, *, warn: bool = True) -> nn.Module:
-    """``backbone`` with the weights of its linear layers in eight bits, changed in place.
-
-    Args:
-        backbone: Loaded, in evaluation mode, on ``device``.
-        kind: ``int8``, ``int8-all`` or ``fp8``; see :func:`check_quantization`.
-        device: Where it runs.
-        warn: Whether to warn that it is not faster on a CPU.
-
-    Raises:
-        MissingExtraError: torchao is needed and not installed.
-        ModelLoadError: The backbone has no linear layer to quantize.
-    """
+    """``backbone`` with the weights of its linear layers in eight bits, changed in place."""
     linears = list(_linears(backbone))
     if not linears:
         raise ModelLoadError(f"quantization={kind!r}: this model has no linear layer to quantize; leave it out")
@@ -90,9 +74,11 @@ def quantize(backbone: nn.Module, kind: Quantization, device: torch.device, *, w
             kind,
         )
     for parent, name, layer in linears:
-        plain = layer.plain() if isinstance(layer, ReorderedLinear) else layer
+        plain: Any = layer.plain() if isinstance(layer, ReorderedLinear) else layer
         if device.type == "cpu":
-            setattr(parent, name, _int8(plain))
+            plain = _as_linear(plain) if _is_conv1d(plain) else plain
+            int8_layer = Int8Linear(plain.weight, plain.bias, getattr(plain, "activation", None))
+            setattr(parent, name, int8_layer)
         elif not isinstance(plain, nn.Linear | PlainLinear):
             setattr(parent, name, _as_linear(plain))
     if device.type != "cpu":
@@ -118,12 +104,6 @@ def _as_linear(layer: Any) -> nn.Linear:
     linear.weight = nn.Parameter(layer.weight.detach().T.contiguous(), requires_grad=False)
     linear.bias = nn.Parameter(layer.bias.detach(), requires_grad=False)
     return linear
-
-
-def _int8(layer: Any) -> Int8Linear:
-    if _is_conv1d(layer):
-        layer = _as_linear(layer)
-    return Int8Linear(layer.weight, layer.bias, getattr(layer, "activation", None))
 
 
 def _quantize_by_torchao(backbone: nn.Module, kind: Quantization) -> None:

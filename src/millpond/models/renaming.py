@@ -17,17 +17,12 @@ QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 
 @dataclass(frozen=True, kw_only=True)
 class Renaming:
-    """A family's names; tensors that already have native names pass unchanged.
+    """A family's names; tensors that already have native names pass unchanged."""
 
-    Attributes:
-        prefixes: Names of the backbone inside a larger model; one of them, or none, precedes a tensor's name.
-        parts: The checkpoint's name of a module to the native one; whole components of a path.
-        fused: Modules whose tensors hold several native ones of equal size, concatenated.
-    """
-
+    # Names of the backbone inside a larger model; one of them, or none, precedes a tensor's name
     prefixes: tuple[str, ...]
-    parts: Mapping[str, str]
-    fused: Mapping[str, tuple[str, ...]]
+    parts: Mapping[str, str]  # the checkpoint's name of a module to the native one; whole components of a path
+    fused: Mapping[str, tuple[str, ...]]  # modules whose tensors hold several native ones of equal size, concatenated
 
     def apply(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """``state`` under the native names."""

@@ -12,14 +12,9 @@ from millpond.native.operands import LANES, kernels_for
 
 
 class RMSNorm(nn.Module):
-    """``x / rms(x) * weight`` over the last dimension, computed in float32 and rounded as transformers does.
+    """``x / rms(x) * weight`` over the last dimension, computed in float32 and rounded as transformers does."""
 
-    Attributes:
-        weight: ``[dim]``, or ``[heads, dim]`` for rows ``[tokens, heads, dim]``.
-        centred: The norm multiplies by ``1 + weight``, as Gemma stores it.
-    """
-
-    weight: torch.Tensor
+    weight: torch.Tensor  # `[dim]`, or `[heads, dim]` for rows `[tokens, heads, dim]`
 
     def __init__(self, weight: torch.Tensor, eps: float, *, centred: bool = False) -> None:
         super().__init__()

@@ -14,11 +14,6 @@ def apply_rotary(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> 
 
     It takes one pass of the compiled kernel on a CPU in bfloat16, elsewhere three and no concatenation. In bfloat16 at
     ModernBERT's width those take a twentieth of the time of transformers' form, which computes in float32.
-
-    Args:
-        states: ``[tokens, heads, dim]``; queries and keys may be rotated together, as heads of one tensor.
-        cos: ``[tokens, 1, dim]``; its two halves are equal.
-        sin: ``[tokens, 1, dim]``; its two halves are equal.
     """
     kernels = kernels_for(states, cos, sin) if _suits(states, cos, sin) else None
     if kernels is not None:

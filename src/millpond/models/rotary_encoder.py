@@ -17,7 +17,7 @@ from millpond.attention.signature import Masking
 from millpond.checkpoints.architecture import Architecture
 from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
-from millpond.models.linear import linear
+from millpond.models.linear import joined
 from millpond.models.rotary import apply_rotary
 
 
@@ -59,16 +59,18 @@ class PackedRotaryEncoder(nn.Module):
 class PackedLayer(nn.Module):
     """One post-norm layer over the weights of the loaded one."""
 
+    compiled_parts = ("_heads", "_feed")  # methods that run faster compiled
+
     def __init__(self, layer: Any, config: Any) -> None:
         super().__init__()
         self.heads = int(config.num_attention_heads)
         attention, mlp = layer.self_attn, layer.mlp
-        self.qkv = _linear_of(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.attention_out = _linear_of(attention.o_proj)
+        self.qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
+        self.attention_out = joined(attention.o_proj)
         self.attention_norm = AddNorm(layer.post_attention_layernorm)
-        self.gate_proj = _linear_of(mlp.gate_proj, activation=config.hidden_act)
-        self.up_proj = _linear_of(mlp.up_proj)
-        self.down_proj = _linear_of(mlp.down_proj)
+        self.gate_proj = joined(mlp.gate_proj, activation=config.hidden_act)
+        self.up_proj = joined(mlp.up_proj)
+        self.down_proj = joined(mlp.down_proj)
         self.norm = AddNorm(layer.post_mlp_layernorm)
 
     def forward(
@@ -98,14 +100,3 @@ class PackedLayer(nn.Module):
         hidden = self.attention_norm(self.attention_out(mixed), hidden)
         gated = self.gate_proj(hidden).mul_(self.up_proj(hidden))  # [tokens, intermediate]
         return self.norm(self.down_proj(gated), hidden)  # type: ignore[no-any-return]
-
-    def compiled_parts(self) -> tuple[str, ...]:
-        """Methods that run faster compiled."""
-        return ("_heads", "_feed")
-
-
-def _linear_of(*parts: Any, activation: str | None = None) -> nn.Module:
-    """One linear layer whose output is those of ``parts`` side by side."""
-    weight = torch.cat([part.weight.detach() for part in parts])
-    bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
-    return linear(weight, bias, activation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from millpond.checkpoints import classifiers
 from millpond.checkpoints.architecture import Architecture
@@ -20,50 +20,28 @@ from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import ModelLoadError
 from millpond.tasks import Activation, ScoreType, Task
-from millpond.values.spec import PoolingMode
 
 _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
 
 
 @dataclass(frozen=True, kw_only=True)
 class DetectedTasks:
-    """The tasks of a checkpoint, and how it computes scores, classes and rewards.
+    """The tasks of a checkpoint, and how it computes scores, classes and rewards."""
 
-    Attributes:
-        tasks: The tasks it serves.
-        score_type: How it scores a pair; ``None``: it does not.
-        labels: Class names by index.
-        activation: Applied to its logits by default.
-        classifier: Its classifier head; ``None`` if it has none.
-        pooled_logits: Whether the pooled vector after its heads is the logits.
-        template: Renders a pair as one text; ``None``: the tokenizer encodes pairs.
-        prompt: Put before the query of every pair.
-    """
-
-    tasks: frozenset[Task]
-    score_type: ScoreType | None
-    labels: tuple[str, ...] = ()
-    activation: Activation = "identity"
-    classifier: Classifier | None = None
-    pooled_logits: bool = False
-    template: ScoreTemplate | None = None
-    prompt: str = ""
+    tasks: frozenset[Task]  # the tasks it serves
+    score_type: ScoreType | None  # how it scores a pair; `None`: it does not
+    labels: tuple[str, ...] = ()  # class names by index
+    activation: Activation = "identity"  # applied to its logits by default
+    classifier: Classifier | None = None  # its classifier head; `None` if it has none
+    pooled_logits: bool = False  # whether the pooled vector after its heads is the logits
+    template: ScoreTemplate | None = None  # renders a pair as one text; `None`: the tokenizer encodes pairs
+    prompt: str = ""  # put before the query of every pair
 
 
 def detect_tasks(
     checkpoint: Checkpoint, row: Architecture, *, convert: str, token_id: Callable[[str], int | None]
 ) -> DetectedTasks:
-    """The tasks of ``checkpoint``.
-
-    Args:
-        checkpoint: The descriptions in its files.
-        row: Its row of the architecture table.
-        convert: ``auto``, ``embed`` or ``classify``.
-        token_id: Gives a token's id in the checkpoint's vocabulary.
-
-    Raises:
-        ModelLoadError: The description of its head is contradictory or not understood.
-    """
+    """The tasks of ``checkpoint``."""
     layout, claimed = checkpoint.layout, checkpoint.architecture or row.model_class
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
@@ -182,31 +160,29 @@ def _token_head(checkpoint: Checkpoint, reranker: Reranker, token_id: Callable[[
     )
 
 
-class _DescribesHead(Protocol):
-    def __call__(self, config: Mapping[str, Any], row: Architecture, folder: Path) -> Classifier: ...
-
-
 def _labelled(
-    describe: _DescribesHead, config: Mapping[str, Any], row: Architecture, folder: Path, *, converted: bool = False
+    describe: Callable[[Mapping[str, Any], Architecture, Path], Classifier],
+    config: Mapping[str, Any],
+    row: Architecture,
+    folder: Path,
+    *,
+    converted: bool = False,
 ) -> Classifier:
     """A head with labels. If config.json has neither their names nor their number, the last tensor's rows are counted.
 
     transformers leaves both out of the file for two labels, its default. The class of a ``converted`` checkpoint is not
     the family's classifier, so its head may be a plain linear.
     """
-    choose = _present_head if converted else _same_head
-    head = choose(describe(config, row, folder))
+    head = describe(config, row, folder)
+    head = _present_head(head) if converted else head
     last = head.steps[-1]
     if head.labels or not isinstance(last, Linear):
         return head
     shapes = tensor_shapes(folder)
     weight = find_tensor(shapes, f"{last.name}.weight")
     count = 2 if weight is None else shapes[weight][0]  # a missing head is reported when it is built
-    return choose(describe({**config, "num_labels": count}, row, folder))
-
-
-def _same_head(head: Classifier) -> Classifier:
-    return head
+    head = describe({**config, "num_labels": count}, row, folder)
+    return _present_head(head) if converted else head
 
 
 def _present_head(head: Classifier) -> Classifier:
@@ -219,14 +195,3 @@ def _has_tensors(head: Classifier) -> bool:
     """Whether the weights have every tensor that ``head`` needs."""
     shapes = tensor_shapes(head.folder)
     return all(find_tensor(shapes, f"{step.name}.weight") for step in head.steps if isinstance(step, Linear))
-
-
-def with_pooling(head: Classifier, modes: tuple[PoolingMode, ...]) -> Classifier:
-    """``head`` with the user's pooling.
-
-    Raises:
-        ModelLoadError: There are several modes, which a classifier does not concatenate.
-    """
-    if len(modes) != 1:
-        raise ModelLoadError(f"pooling={'+'.join(modes)!r}: a classifier pools one way; choose one of them")
-    return replace(head, pooling=modes[0])

@@ -46,17 +46,7 @@ class ClassifierHead(nn.Module):
 
 
 def build_classifier(description: Classifier, *, width: int, device: torch.device) -> ClassifierHead:
-    """The head with its weights, in evaluation mode.
-
-    Args:
-        description: What it computes.
-        width: Columns of the hidden states.
-        device: Device of the weights.
-
-    Raises:
-        ModelLoadError: A weight file is missing or damaged.
-        WeightMismatchError: A tensor is missing, or its width does not fit its neighbours or config.json.
-    """
+    """The head with its weights, in evaluation mode."""
     head = ClassifierHead(description, width=width)
     count = len(description.labels)
     if count and count != head.out_features:
@@ -92,11 +82,7 @@ class _Difference(nn.Module):
 
 
 def head_rows(folder: Path, tokens: tuple[int, ...]) -> VocabularyRows:
-    """The rows of ``tokens`` in the language-model head of ``folder``, in float32.
-
-    Raises:
-        WeightMismatchError: The checkpoint has no such head, or the head has fewer rows.
-    """
+    """The rows of ``tokens`` in the language-model head of ``folder``, in float32."""
     names, config = tensor_shapes(folder), read_json_object(folder / "config.json")
     tied = config.get("tie_word_embeddings", True)
     for name in (*_HEAD_NAMES, *(_EMBEDDING_NAMES if tied else ())):
@@ -119,8 +105,9 @@ def _build(description: Classifier, width: int) -> tuple[nn.Sequential, int]:
         if isinstance(module, nn.Linear | VocabularyRows):
             rows, columns = module.weight.shape
             if columns != width:
+                name = step.name if isinstance(step, Linear | Norm) else "the language-model head"
                 raise WeightMismatchError(
-                    f"{description.folder}: {_name(step)} takes {columns} features, and gets {width}; "
+                    f"{description.folder}: {name} takes {columns} features, and gets {width}; "
                     "check that config.json and weights belong together"
                 )
             width = rows
@@ -129,10 +116,6 @@ def _build(description: Classifier, width: int) -> tuple[nn.Sequential, int]:
             modules.append(_Difference())
             width = 1
     return nn.Sequential(*modules), width
-
-
-def _name(step: Step) -> str:
-    return step.name if isinstance(step, Linear | Norm) else "the language-model head"
 
 
 def _module(step: Step, description: Classifier) -> nn.Module:
@@ -149,17 +132,13 @@ def _module(step: Step, description: Classifier) -> nn.Module:
             return VocabularyRows(rows.weight[1:2] - rows.weight[0:1], softcap=None)
         return rows
     weight, bias = _weights(step.name, description, biased=isinstance(step, Linear) and step.biased)
+    biased = bias is not None
     if isinstance(step, Linear):
-        return _linear(weight, bias)
-    norm = nn.LayerNorm(len(weight), eps=step.eps, bias=bias is not None)
-    norm.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
-    return norm
-
-
-def _linear(weight: torch.Tensor, bias: torch.Tensor | None) -> nn.Linear:
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None)
-    linear.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
-    return linear
+        module: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], bias=biased)
+    else:
+        module = nn.LayerNorm(len(weight), eps=step.eps, bias=biased)
+    module.load_state_dict({"weight": weight} if bias is None else {"weight": weight, "bias": bias})
+    return module
 
 
 def _weights(name: str, description: Classifier, *, biased: bool) -> tuple[torch.Tensor, torch.Tensor | None]:

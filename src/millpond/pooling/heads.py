@@ -53,12 +53,7 @@ class NormalizeHead(nn.Module):
 
 
 def build_heads(descriptions: Sequence[Head], device: torch.device) -> nn.Sequential:
-    """The heads in order, with their weights, in evaluation mode.
-
-    Raises:
-        ModelLoadError: A weight file is missing or damaged.
-        WeightMismatchError: It holds other tensors than the head's config describes.
-    """
+    """The heads in order, with their weights, in evaluation mode."""
     heads: list[nn.Module] = []
     for description in descriptions:
         if isinstance(description, Dense):

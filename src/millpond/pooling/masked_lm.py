@@ -52,12 +52,7 @@ class MaskedLanguageHead(nn.Module):
 
 
 def build_masked_head(folder: Path, config: Mapping[str, Any], device: torch.device) -> MaskedLanguageHead:
-    """The head of the language model in ``folder``; ``config`` is its config.json.
-
-    Raises:
-        UnsupportedArchitectureError: The family's head is not known.
-        WeightMismatchError: The head's tensors are missing, or do not fit each other.
-    """
+    """The head of the language model in ``folder``; ``config`` is its config.json."""
     row = architectures.row_of(str(config.get("model_type")))
     names = None if row is None else row.mlm
     if names is None:

@@ -23,11 +23,6 @@ _PART = 128
 Method = Callable[[torch.Tensor, Segments, "torch.Tensor | None"], torch.Tensor]
 
 
-def _firsts(segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
-    starts = segments.cu_seqlens[:-1]
-    return starts if skip is None else starts + skip
-
-
 def _lengths(segments: Segments) -> torch.Tensor:
     return segments.cu_seqlens[1:] - segments.cu_seqlens[:-1]
 
@@ -56,20 +51,16 @@ def _without_skipped(
     return hidden.masked_fill(skipped[:, None], filler)
 
 
-def _sums(rows: torch.Tensor, segments: Segments) -> torch.Tensor:
-    """``[n, width]`` sum of each segment's rows."""
-    return _reduced(rows, "sum", segments)
-
-
 def _reduced(rows: torch.Tensor, how: str, segments: Segments) -> torch.Tensor:
     """``[n, width]`` of each segment's rows.
 
     On a GPU texts of more than :data:`_PART` tokens are reduced in parts, whatever else is in the row. A shorter text
-    is one part, and its result the same to the bit with parts and without.
+    is one part, and its result the same to the bit with parts and without. ``unsafe`` skips a check of the lengths that
+    would wait for the device.
     """
     if rows.is_cuda and segments.max_seqlen > _PART:
         return _reduced_in_parts(rows, how, segments)
-    return _segment_reduce(rows, how, _lengths(segments))
+    return torch.segment_reduce(rows, how, lengths=_lengths(segments), axis=0, unsafe=True)
 
 
 def _reduced_in_parts(rows: torch.Tensor, how: str, segments: Segments) -> torch.Tensor:
@@ -82,17 +73,14 @@ def _reduced_in_parts(rows: torch.Tensor, how: str, segments: Segments) -> torch
     owner = torch.searchsorted(ends, parts, right=True).clamp_(max=len(lengths) - 1)
     cuts = starts[owner] + (parts - (ends - counts)[owner]) * _PART
     cuts = torch.minimum(cuts, segments.cu_seqlens[1:][owner])
-    return _segment_reduce(_segment_reduce(rows, how, cuts.diff()), how, counts)
-
-
-def _segment_reduce(rows: torch.Tensor, how: str, lengths: torch.Tensor) -> torch.Tensor:
-    """``unsafe`` skips a check of the lengths that would wait for the device."""
-    return torch.segment_reduce(rows, how, lengths=lengths, axis=0, unsafe=True)
+    rows = torch.segment_reduce(rows, how, lengths=cuts.diff(), axis=0, unsafe=True)
+    return torch.segment_reduce(rows, how, lengths=counts, axis=0, unsafe=True)
 
 
 def cls(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
     """The first token's row."""
-    firsts = _firsts(segments, skip)
+    starts = segments.cu_seqlens[:-1]
+    firsts = starts if skip is None else starts + skip
     return hidden[firsts.clamp(max=len(hidden) - 1)]  # an empty segment starts after the last row
 
 
@@ -103,12 +91,12 @@ def lasttoken(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | Non
 
 def mean(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
     """The average row."""
-    return _sums(_without_skipped(hidden, segments, skip, 0.0), segments) / _kept(segments, skip)
+    return _reduced(_without_skipped(hidden, segments, skip, 0.0), "sum", segments) / _kept(segments, skip)
 
 
 def mean_sqrt_len(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
     """The sum over the square root of the count."""
-    return _sums(_without_skipped(hidden, segments, skip, 0.0), segments) / _kept(segments, skip).sqrt()
+    return _reduced(_without_skipped(hidden, segments, skip, 0.0), "sum", segments) / _kept(segments, skip).sqrt()
 
 
 def max_(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | None) -> torch.Tensor:
@@ -121,7 +109,7 @@ def weightedmean(hidden: torch.Tensor, segments: Segments, skip: torch.Tensor | 
     """The average weighted by position (1, 2, 3, ...), as in SGPT; a skipped prompt still counts in the positions."""
     weights = (_positions(segments) + 1).float()[:, None]
     weights = _without_skipped(weights, segments, skip, 0.0)
-    return _sums(hidden * weights, segments) / _sums(weights, segments)
+    return _reduced(hidden * weights, "sum", segments) / _reduced(weights, "sum", segments)
 
 
 METHODS: dict[PoolingMode, Method] = {

@@ -6,7 +6,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,47 +18,30 @@ from millpond.checkpoints.modules import Dense, Head, Pooling
 from millpond.pooling.classifier import ClassifierHead, VocabularyRows, head_rows
 from millpond.pooling.heads import build_heads
 from millpond.pooling.methods import METHODS
+from millpond.pooling.sparse import SparseHead
 from millpond.support.cached_property import cached_property
 
 # Number of sets of vocabulary entries whose rows of the language-model head are kept.
 _KEPT_ROWS = 64
 
 Matrix = npt.NDArray[np.float32]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
 class OutputSpec:
-    """One kind of result read from the hidden states.
+    """One kind of result read from the hidden states."""
 
-    Attributes:
-        kind: ``pooled`` (a vector for each text), ``tokens`` (a vector for each token), ``logits``, ``token_logits``,
-            ``head_rows`` (logits of a few vocabulary entries for each token) or ``sparse``.
-        token_ids: The vocabulary entries of ``head_rows``; the columns of ``token_logits`` to keep, empty: all.
-    """
-
+    # `pooled` (a vector for each text), `tokens` (a vector for each token), `logits`, `token_logits`, `head_rows`
+    # (logits of a few vocabulary entries for each token) or `sparse`
     kind: Literal["pooled", "tokens", "logits", "token_logits", "head_rows", "sparse"]
+    # The vocabulary entries of `head_rows`; the columns of `token_logits` to keep, empty: all
     token_ids: tuple[int, ...] = ()
 
     @property
     def per_token(self) -> bool:
         """Whether a text's result has a row for each of its tokens."""
         return self.kind in ("tokens", "token_logits", "head_rows")
-
-
-class SparseHead(Protocol):
-    """A head that gives each text a weight for some vocabulary entries."""
-
-    def read(
-        self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, Sequence[int]]:
-        """``(token ids [k], weights [k], number of them for each text)``."""
-        ...
-
-    def launch(
-        self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor
-    ) -> Callable[[], tuple[torch.Tensor, torch.Tensor, Sequence[int]]]:
-        """Compute without waiting for the device; the returned function waits, and returns what :meth:`read` does."""
-        ...
 
 
 class Pooler(nn.Module):
@@ -94,15 +77,15 @@ class Pooler(nn.Module):
         self._columns: dict[tuple[int, ...], torch.Tensor] = {}
 
     def reads_mean(self, output: OutputSpec) -> bool:
-        """Whether a output reads only the mean of each text's rows."""
+        """Whether an output reads only the mean of each text's rows."""
         return output.kind == "pooled" and self.modes == ("mean",) and len(self.token_heads) == 0
 
     def is_plain(self, output: OutputSpec) -> bool:
-        """Whether the pooled hidden states are already what a output reads: one way of pooling, and no heads."""
+        """Whether the pooled hidden states are already what an output reads: one way of pooling, and no heads."""
         return output.kind == "pooled" and len(self.modes) == 1 and not (len(self.token_heads) or len(self.heads))
 
     def row_of(self, output: OutputSpec) -> Literal["cls", "lasttoken"] | None:
-        """The one token of each text that a output reads, first or last; ``None`` if it reads more."""
+        """The one token of each text that an output reads, first or last; ``None`` if it reads more."""
         modes: tuple[str | None, ...] = ()
         if output.kind == "pooled":
             modes = self.modes
@@ -125,24 +108,22 @@ class Pooler(nn.Module):
 
     def rows_of(self, tokens: tuple[int, ...], device: torch.device) -> VocabularyRows:
         """Rows of the language-model head, read from the files once."""
-        assert self.language_head is not None
-        with self._lock:
-            rows = self._rows.get(tokens)
-            if rows is None:
-                rows = self._rows[tokens] = head_rows(self.language_head, tokens).to(device)
-                while len(self._rows) > _KEPT_ROWS:  # drops the oldest; a queued call that needs it reads it again
-                    del self._rows[next(iter(self._rows))]
-        return rows
+        folder = self.language_head
+        assert folder is not None
+        return self._kept(self._rows, tokens, lambda: head_rows(folder, tokens).to(device))
 
     def columns_of(self, columns: tuple[int, ...], device: torch.device) -> torch.Tensor:
         """int64 ``[columns]`` on the device, copied once: an index in a Python list waits for the device every time."""
+        return self._kept(self._columns, columns, lambda: torch.tensor(columns, device=device))
+
+    def _kept(self, table: dict[tuple[int, ...], T], key: tuple[int, ...], make: Callable[[], T]) -> T:
         with self._lock:
-            kept = self._columns.get(columns)
-            if kept is None:
-                kept = self._columns[columns] = torch.tensor(columns, device=device)
-                while len(self._columns) > _KEPT_ROWS:
-                    del self._columns[next(iter(self._columns))]
-        return kept
+            found = table.get(key)
+            if found is None:
+                found = table[key] = make()
+                while len(table) > _KEPT_ROWS:  # drops the oldest; a queued call that needs it makes it again
+                    del table[next(iter(table))]
+        return found
 
 
 class PoolerCall:
@@ -213,15 +194,10 @@ def _sparse_rows(ids: torch.Tensor, weights: torch.Tensor, counts: Sequence[int]
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class OutputRows:
-    """Result of a output for a batch.
+    """Result of an output for a batch."""
 
-    Attributes:
-        values: float32 ``[rows, d]`` on the device.
-        counts: Rows of each text, in order; ``None``: one each.
-    """
-
-    values: torch.Tensor
-    counts: Sequence[int] | None
+    values: torch.Tensor  # float32 `[rows, d]` on the device
+    counts: Sequence[int] | None  # rows of each text, in order; `None`: one each
 
     def split(self, values: Matrix) -> Sequence[Matrix]:
         """``values``, copied to the host, by text: ``[d]`` each, or ``[count, d]``."""

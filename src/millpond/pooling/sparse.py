@@ -59,15 +59,7 @@ class SpladeHead(nn.Module):
     def launch(
         self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor, *, half: bool | None = None
     ) -> Callable[[], Weights]:
-        """The pooled rows of all texts, computed without waiting; the returned function waits and reads the weights.
-
-        Args:
-            hidden: ``[tokens, width]``.
-            segments: The texts; their lengths are read on the host.
-            input_ids: Not read.
-            half: Whether the product with the vocabulary is in float16, whose ten bits are TF32's, and which holds the
-                normalized rows and their logits; ``None``: on a GPU, if the backbone is not in float32.
-        """
+        """The pooled rows of all texts, computed without waiting; the returned function waits and reads the weights."""
         if half is None:
             half = hidden.is_cuda and hidden.dtype is not torch.float32
         return partial(self._entries, self._pooled_at_once(hidden, segments, half))
@@ -163,16 +155,11 @@ class TokenWeightHead(nn.Module):
         return (entries % span).int(), weights, counts.tolist()
 
 
-def build_sparse(
-    description: Sparse, config: Mapping[str, Any], *, width: int, device: torch.device
-) -> SpladeHead | TokenWeightHead:
-    """The head of ``description``, in float32; ``width`` is the backbone's.
+SparseHead = SpladeHead | TokenWeightHead
 
-    Raises:
-        ModelLoadError: A weight file is missing or damaged.
-        UnsupportedArchitectureError: It is a SPLADE over a family whose language-model head is not known.
-        WeightMismatchError: The head's tensors are missing or of another shape.
-    """
+
+def build_sparse(description: Sparse, config: Mapping[str, Any], *, width: int, device: torch.device) -> SparseHead:
+    """The head of ``description``, in float32; ``width`` is the backbone's."""
     if isinstance(description, Splade):
         vocabulary = build_masked_head(description.folder, config, device)
         return SpladeHead(vocabulary, description.strategy, description.activation)
@@ -183,12 +170,7 @@ def build_sparse(
 
 
 def build_token_vectors(description: TokenVectors, *, width: int, device: torch.device) -> nn.Linear:
-    """BGE-M3's projection for late interaction, in float32: ``[tokens, width]`` to ``[tokens, out]``.
-
-    Raises:
-        ModelLoadError: The file is damaged.
-        WeightMismatchError: It does not fit the backbone.
-    """
+    """BGE-M3's projection for late interaction, in float32: ``[tokens, width]`` to ``[tokens, out]``."""
     return _linear(description.path, width).to(device).eval()
 
 

@@ -48,16 +48,15 @@ class ApiKeys:
             return path != "/ping"
         return path not in _OPEN and not path.startswith(_OPEN_FOLDERS)
 
-    def accept_one(self, authorizations: Sequence[str]) -> bool:
-        """Whether there is one Authorization header and it holds a key."""
-        return len(authorizations) == 1 and self.accept(authorizations[0])
+    def accept(self, authorizations: Sequence[str]) -> bool:
+        """Whether there is one Authorization header and it holds a key.
 
-    def accept(self, authorization: str) -> bool:
-        """Whether an Authorization header holds a key; every key is compared, so that the time is constant.
-
-        RFC 9110, section 11.4: the scheme, one or more spaces, the key. A tab may only stand around the whole value.
+        Every key is compared, so that the time is constant. RFC 9110, section 11.4: the scheme, one or more spaces,
+        the key. A tab may only stand around the whole value.
         """
-        scheme, _, token = authorization.strip(" \t").partition(" ")
+        if len(authorizations) != 1:
+            return False
+        scheme, _, token = authorizations[0].strip(" \t").partition(" ")
         digest = hashlib.sha256(token.lstrip(" ").encode("latin-1")).digest()
         matched = False
         for known in self._digests:
@@ -84,7 +83,8 @@ class RequestMiddleware:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         start = time.perf_counter()
-        request = _request_id(Headers(scope=scope).get("x-request-id"))
+        header = Headers(scope=scope).get("x-request-id", "")
+        request = _NOT_IN_IDS.sub("", header)[:_MAX_ID_LENGTH] or uuid.uuid4().hex
         state: dict[str, Any] = scope.setdefault("state", {})
         state["request_id"] = request
         state["deadline"] = asyncio.get_running_loop().time() + self._config.request_timeout
@@ -97,7 +97,9 @@ class RequestMiddleware:
         except asyncio.CancelledError:
             if not self._drain.begun or response.status is not None:
                 raise
-            await _stopped()(scope, receive, response)  # the drain timeout has passed
+            message = "The server is shutting down; retry on another instance"  # the drain timeout has passed
+            answer = error_response(503, "ServiceUnavailableError", message, headers={"Retry-After": "1"})
+            await answer(scope, receive, response)
         except _ConnectionClosedError:
             response.status = ClientGoneError().status
         except Exception as error:
@@ -114,8 +116,10 @@ class RequestMiddleware:
     async def _respond(self, scope: Scope, receive: Receive, send: Send) -> None:
         headers = Headers(scope=scope)
         key_required = self._keys.required(scope["method"], route_path(scope))
-        if key_required and not self._keys.accept_one(headers.getlist("authorization")):
-            return await _unauthorized(headers)(scope, receive, send)
+        if key_required and not self._keys.accept(headers.getlist("authorization")):
+            problem = "Invalid API key" if "authorization" in headers else "Missing API key"
+            message, challenge = f"{problem}; send one as 'Authorization: Bearer KEY'", {"WWW-Authenticate": "Bearer"}
+            return await error_response(401, "Unauthorized", message, headers=challenge)(scope, receive, send)
         _check_length(headers, self._config.max_body_bytes)
         await self._app(scope, receive, send)
 
@@ -147,11 +151,6 @@ class _ConnectionClosedError(Exception):
     """The client's connection was closed before the response was sent."""
 
 
-def _request_id(header: str | None) -> str:
-    """The client's own id, reduced to harmless characters and length, or a new one."""
-    return _NOT_IN_IDS.sub("", header or "")[:_MAX_ID_LENGTH] or uuid.uuid4().hex
-
-
 def _check_length(headers: Headers, max_bytes: int) -> None:
     """Refuse a body that would not be read to its end, also on routes that read none."""
     length = headers.get("content-length", "")
@@ -160,18 +159,3 @@ def _check_length(headers: Headers, max_bytes: int) -> None:
     asks_first = headers.get("expect", "").lower() == "100-continue"  # and has not sent any of it
     if asks_first or len(length) > 19 or int(length) > LARGEST_DROPPED * max_bytes:
         raise BodyTooLargeError(max_bytes, unread=True)
-
-
-def _stopped() -> ASGIApp:
-    message = "The server is shutting down; retry on another instance"
-    return error_response(503, "ServiceUnavailableError", message, headers={"Retry-After": "1"})
-
-
-def _unauthorized(headers: Headers) -> ASGIApp:
-    problem = "Invalid API key" if "authorization" in headers else "Missing API key"
-    return error_response(
-        401,
-        "Unauthorized",
-        f"{problem}; send one as 'Authorization: Bearer KEY'",
-        headers={"WWW-Authenticate": "Bearer"},
-    )

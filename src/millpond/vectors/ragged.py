@@ -92,3 +92,16 @@ class Ragged:
     def lengths(self) -> npt.NDArray[np.int64]:
         """``[n]`` number of rows of each matrix."""
         return np.diff(self.offsets)
+
+
+def runs(ends: npt.NDArray[np.int64], rows: int, matrices: int) -> Iterator[tuple[int, int]]:
+    """``(start, stop)`` over runs of at most ``matrices`` matrices and ``rows`` rows, or of a single matrix.
+
+    ``ends`` is ``[n + 1]``: where each matrix begins and the last one ends.
+    """
+    start, count = 0, len(ends) - 1
+    while start < count:
+        fits = int(np.searchsorted(ends, ends[start] + rows, side="right")) - 1
+        stop = max(start + 1, min(fits, start + matrices))
+        yield start, stop
+        start = stop

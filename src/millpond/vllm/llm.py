@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Self, cast
+from typing import Any, Self, TypedDict, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -19,13 +19,30 @@ from millpond.tasks import Task
 from millpond.values.inputs import Item, Pair
 from millpond.values.params import PoolingParams
 from millpond.vllm import arguments
-from millpond.vllm.model import Pending, PoolingModel
+from millpond.vllm.model import Pending, PoolingModel, rows_of_output
 from millpond.vllm.outputs import ClassificationData, EmbeddingData, PoolingData, RequestOutput, ScoringData
 from millpond.vllm.params import Params, per_prompt
 from millpond.vllm.pooler_config import PoolerConfig
 from millpond.vllm.prompts import Tokenization, read_prompts, read_texts
 
 FloatArray = npt.NDArray[np.float32]
+
+
+class PromptOptions(TypedDict, total=False):
+    """The options of :meth:`LLM.embed`, :meth:`LLM.classify` and :meth:`LLM.reward`.
+
+    Attributes:
+        pooling_params: :class:`~millpond.PoolingParams`, one or one for each prompt.
+        tokenization_kwargs: Any of ``truncation``, ``max_length``, ``truncate_prompt_tokens``, ``truncation_side`` and
+            ``add_special_tokens``. Without truncation a prompt that is too long is an error.
+        truncate_prompt_tokens: Cut to this many tokens; -1 is the model's maximum.
+        use_tqdm: Draw a progress bar, if the output is a terminal or a notebook.
+    """
+
+    pooling_params: Params
+    tokenization_kwargs: Mapping[str, Any] | None
+    truncate_prompt_tokens: int | None
+    use_tqdm: bool
 
 
 class LLM:
@@ -75,24 +92,12 @@ class LLM:
         self._model = PoolingModel(self.engine, self.pooler_config, task=None if task == "auto" else task)
         self._numbers = itertools.count()
 
-    def embed(
-        self,
-        prompts: Any,
-        *,
-        pooling_params: Params = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = True,
-    ) -> list[RequestOutput]:
+    def embed(self, prompts: Any, **options: Unpack[PromptOptions]) -> list[RequestOutput]:
         """A vector for each prompt, as ``.outputs.embedding``.
 
         Args:
             prompts: A str, ``{"prompt": ...}``, ``{"prompt_token_ids": [...]}``, token ids, or a list of these.
-            pooling_params: :class:`~millpond.PoolingParams`, one or one for each prompt.
-            tokenization_kwargs: Any of ``truncation``, ``max_length``, ``truncate_prompt_tokens``, ``truncation_side``
-                and ``add_special_tokens``. Without truncation a prompt that is too long is an error.
-            truncate_prompt_tokens: Cut to this many tokens; -1 is the model's maximum.
-            use_tqdm: Draw a progress bar, if the output is a terminal or a notebook.
+            **options: See :class:`PromptOptions`.
 
         Returns:
             One output for each prompt; ``.outputs.embedding`` is a list of ``d`` floats.
@@ -101,66 +106,20 @@ class LLM:
             InvalidRequestError: A prompt or an option that cannot be served.
             UnsupportedTaskError: The checkpoint does not embed.
         """
-        tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
-        outputs = self._each("embed", prompts, pooling_params, tokenization, use_tqdm)
+        outputs = self._each("embed", prompts, **options)
         return [self._output(EmbeddingData(embedding=rows.tolist()), ids) for rows, ids in outputs]
 
-    def classify(
-        self,
-        prompts: Any,
-        *,
-        pooling_params: Params = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = True,
-    ) -> list[RequestOutput]:
-        """Probabilities of the classes for each prompt, as ``.outputs.probs``.
-
-        Args:
-            prompts: As :meth:`embed`.
-            pooling_params: As :meth:`embed`.
-            tokenization_kwargs: As :meth:`embed`.
-            truncate_prompt_tokens: As :meth:`embed`.
-            use_tqdm: As :meth:`embed`.
-
-        Returns:
-            One output for each prompt; ``.outputs.probs`` is a list of floats, one for each class.
-
-        Raises:
-            InvalidRequestError: As :meth:`embed`.
-            UnsupportedTaskError: The checkpoint does not classify.
-        """
-        tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
-        outputs = self._each("classify", prompts, pooling_params, tokenization, use_tqdm)
+    def classify(self, prompts: Any, **options: Unpack[PromptOptions]) -> list[RequestOutput]:
+        """Probabilities of the classes for each prompt, as the list ``.outputs.probs``; otherwise as :meth:`embed`."""
+        outputs = self._each("classify", prompts, **options)
         return [self._output(ClassificationData(probs=rows.tolist()), ids) for rows, ids in outputs]
 
-    def reward(
-        self,
-        prompts: Any,
-        *,
-        pooling_params: Params = None,
-        tokenization_kwargs: Mapping[str, Any] | None = None,
-        truncate_prompt_tokens: int | None = None,
-        use_tqdm: bool = True,
-    ) -> list[RequestOutput]:
-        """A row of rewards for each token (or step), as the tensor ``.outputs.data``; raw by default.
+    def reward(self, prompts: Any, **options: Unpack[PromptOptions]) -> list[RequestOutput]:
+        """A row of rewards for each token (or step), raw by default; otherwise as :meth:`embed`.
 
-        Args:
-            prompts: As :meth:`embed`.
-            pooling_params: As :meth:`embed`.
-            tokenization_kwargs: As :meth:`embed`.
-            truncate_prompt_tokens: As :meth:`embed`.
-            use_tqdm: As :meth:`embed`.
-
-        Returns:
-            One output for each prompt; ``.outputs.data`` is float32 ``[tokens, columns]``, or ``[steps, columns]``.
-
-        Raises:
-            InvalidRequestError: As :meth:`embed`.
-            UnsupportedTaskError: The checkpoint has no rewards.
+        ``.outputs.data`` is a float32 tensor ``[tokens, columns]``, or ``[steps, columns]``.
         """
-        tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
-        return self._tensors(self._each("reward", prompts, pooling_params, tokenization, use_tqdm))
+        return self._tensors(self._each("reward", prompts, **options))
 
     def encode(
         self,
@@ -191,11 +150,17 @@ class LLM:
             InvalidRequestError: As :meth:`embed`.
             UnsupportedTaskError: The checkpoint does not serve the task.
         """
-        tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         params = [pooling_params] if isinstance(pooling_params, PoolingParams | None) else list(pooling_params)
         named = next((each.task for each in params[:1] if each is not None), None)
-        task = self._model.task(pooling_task or named)
-        return self._tensors(self._each(task, prompts, pooling_params, tokenization, use_tqdm))
+        outputs = self._each(
+            self._model.task(pooling_task or named),
+            prompts,
+            pooling_params=pooling_params,
+            tokenization_kwargs=tokenization_kwargs,
+            truncate_prompt_tokens=truncate_prompt_tokens,
+            use_tqdm=use_tqdm,
+        )
+        return self._tensors(outputs)
 
     def score(
         self,
@@ -257,11 +222,19 @@ class LLM:
         self.engine.__exit__(*error)
 
     def _each(
-        self, task: Task, prompts: Any, params: Params, tokenization: Tokenization, use_tqdm: bool
+        self,
+        task: Task,
+        prompts: Any,
+        *,
+        pooling_params: Params = None,
+        tokenization_kwargs: Mapping[str, Any] | None = None,
+        truncate_prompt_tokens: int | None = None,
+        use_tqdm: bool = True,
     ) -> list[tuple[FloatArray, Callable[[], list[int]]]]:
         """The rows of each prompt, and a function that gives its token ids."""
+        tokenization = Tokenization.of(tokenization_kwargs, truncate_prompt_tokens)
         items = self._model.without_special_tokens(read_prompts(prompts), tokenization)
-        completed = [self._model.complete(task, each, tokenization) for each in per_prompt(params, len(items))]
+        completed = [self._model.complete(task, each, tokenization) for each in per_prompt(pooling_params, len(items))]
         groups: dict[PoolingParams, list[int]] = {}  # prompts with equal options are one call
         for i, each in enumerate(completed):
             groups.setdefault(each, []).append(i)
@@ -272,7 +245,7 @@ class LLM:
                 calls.append((indices, self._model.submit(task, [items[i] for i in indices], each)))
             with draw_bar(show=use_tqdm, total=len(items), desc="Pooling") as bar:
                 for indices, pending in calls:
-                    for i, rows in zip(indices, self._rows(pending.result()), strict=True):
+                    for i, rows in zip(indices, rows_of_output(pending.result()), strict=True):
                         rows_of[i] = rows
                     bar.update(len(indices))
         except BaseException:
@@ -283,13 +256,6 @@ class LLM:
             (rows, self._ids_of(task, item, each))
             for rows, item, each in zip(cast("list[FloatArray]", rows_of), items, completed, strict=True)
         ]
-
-    @staticmethod
-    def _rows(output: Any) -> list[FloatArray]:
-        """The output of a call as one array for each prompt."""
-        if hasattr(output, "embeddings"):
-            return list(output.embeddings)
-        return list(output.rewards) if hasattr(output, "rewards") else list(output.probs)
 
     def _ids_of(self, task: Task, item: Item, params: PoolingParams) -> Callable[[], list[int]]:
         return lambda: self.engine.token_ids(self._model.engine_task(task, params), item, params)

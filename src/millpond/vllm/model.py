@@ -40,6 +40,11 @@ class Pending(Generic[Output]):
         return self.finish(self.future.result())
 
 
+def rows_of_output(output: Any) -> Any:
+    """The numbers of any kind of output: an array for each item."""
+    return next(getattr(output, name) for name in ("embeddings", "rewards", "probs") if hasattr(output, name))
+
+
 class PoolingModel:
     """One checkpoint with vLLM's defaults: over-long prompts are errors, and no prompt of the checkpoint is added."""
 

@@ -10,7 +10,7 @@ from tests.tiny.tokenizers import write_tokenizer
 from transformers import AutoTokenizer
 
 from millpond import Pair
-from millpond.checkpoints.templates.score_template import ScoreTemplate, plain_template, shipped_template
+from millpond.checkpoints.templates.score_template import ScoreTemplate, shipped_template
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import Tokenized
@@ -202,7 +202,7 @@ def test_texts_that_the_template_trims_or_repeats(tokenizers: Any) -> None:
 
 def test_without_a_template_a_decoder_reads_one_text_behind_the_other(tokenizers: Any) -> None:
     ours, theirs = tokenizers("llama")
-    tokenizer = TemplateTokenizer(ours, plain_template())
+    tokenizer = TemplateTokenizer(ours, shipped_template("plain", special_tokens=True))
     (mine,) = encode(tokenizer, PAIRS[1])
     assert mine.ids.tolist() == theirs(PAIRS[1].query + PAIRS[1].document)["input_ids"]
     assert mine.ids.tolist() != theirs(*PAIRS[1])["input_ids"]
@@ -222,7 +222,10 @@ def test_an_instruction_fills_its_slot(tokenizers: Any) -> None:
 def test_pairs_without_tokens_get_a_placeholder(tokenizers: Any) -> None:
     ours, theirs = tokenizers("llama")
     (mine,) = encode(
-        TemplateTokenizer(ours, ScoreTemplate(source=plain_template().source, special_tokens=False)), Pair("", "")
+        TemplateTokenizer(
+            ours, ScoreTemplate(source=shipped_template("plain", special_tokens=True).source, special_tokens=False)
+        ),
+        Pair("", ""),
     )
     assert mine.ids.tolist() == [theirs.eos_token_id]
     assert encode(PairTokenizer(ours)) == []

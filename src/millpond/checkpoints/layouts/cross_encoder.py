@@ -13,16 +13,14 @@ from typing import Any, Literal
 
 from millpond.checkpoints.classifiers import torch_activation
 from millpond.checkpoints.layouts.sentence_transformers import (
-    TRANSFORMER_CONFIGS,
-    read_dense,
-    read_layer_norm,
+    read_head,
     read_modules,
-    read_normalize,
     read_pooling,
     read_prompts,
     read_transformer_settings,
+    transformer_config,
 )
-from millpond.checkpoints.modules import Head, Normalize, Pooling
+from millpond.checkpoints.modules import Head, Pooling
 from millpond.checkpoints.resolve import read_json_object
 from millpond.checkpoints.templates.chat_template import read_chat_template
 from millpond.checkpoints.templates.score_template import ScoreTemplate
@@ -39,28 +37,21 @@ _NO_VARIABLES = frozenset(
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEncoder:
-    """A CrossEncoder repository.
+    """A CrossEncoder repository."""
 
-    Attributes:
-        transformer: Folder of the backbone.
-        kind: Source of the logits: the model's own head (``sequence-classification``), the language model's logits of
-            ``tokens`` (``text-generation``), or ``pooling`` and ``heads`` (``feature-extraction``).
-        tokens: ``(false, true)``: the score is the difference of their logits; ``(true,)``: the logit of this one.
-        pooling: Pooling of a bare encoder.
-        heads: Run on the pooled row, in order; the last gives the logits.
-        template: Renders the pair as a chat; ``None``: pairs go through the tokenizer's pair template.
-        activation: Applied to the logits; ``None``: by the number of labels (one: sigmoid, more: identity).
-        prompt: Put before every query by default, if there is no template.
-    """
-
-    transformer: Path
+    transformer: Path  # folder of the backbone
+    # Source of the logits: the model's own head (`sequence-classification`), the language model's logits of `tokens`
+    # (`text-generation`), or `pooling` and `heads` (`feature-extraction`)
     kind: Kind = "sequence-classification"
+    # `(false, true)`: the score is the difference of their logits; `(true,)`: the logit of this one
     tokens: tuple[int, ...] = ()
-    pooling: Pooling | None = None
-    heads: tuple[Head, ...] = ()
+    pooling: Pooling | None = None  # pooling of a bare encoder
+    heads: tuple[Head, ...] = ()  # run on the pooled row, in order; the last gives the logits
+    # Renders the pair as a chat; `None`: pairs go through the tokenizer's pair template
     template: ScoreTemplate | None = None
+    # Applied to the logits; `None`: by the number of labels (one: sigmoid, more: identity)
     activation: Activation | None = None
-    prompt: str = ""
+    prompt: str = ""  # put before every query by default, if there is no template
     prompts: Mapping[str, str] = field(default_factory=dict)
     max_seq_length: int | None = None
     do_lower_case: bool = False
@@ -81,21 +72,17 @@ def is_cross_encoder(folder: Path) -> bool:
 
 
 def read_cross_encoder(folder: Path) -> CrossEncoder:
-    """How the cross-encoder in ``folder`` scores a pair.
-
-    Raises:
-        ModelLoadError: A module is not run by millpond, or a file is not understood.
-    """
+    """How the cross-encoder in ``folder`` scores a pair."""
     settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
     listed = folder / "modules.json"
     modules = read_modules(listed) if listed.is_file() else []
     transformer = modules[0][1] if modules else folder
     config = read_json_object(transformer / "config.json")
-    transformer_config = _transformer_config(transformer)
-    kind = _kind(transformer_config, config, listed if modules else None)
+    module = transformer_config(transformer)
+    kind = _kind(module, config, listed if modules else None)
     prompts = read_prompts(settings, folder)
     default = prompts["prompts"].get(prompts["default_prompt_name"], "")
-    template = _template(transformer_config, transformer, instruction=default or None)
+    template = _template(module, transformer, instruction=default or None)
     return CrossEncoder(
         transformer=transformer,
         kind=kind,
@@ -108,16 +95,16 @@ def read_cross_encoder(folder: Path) -> CrossEncoder:
     )
 
 
-def _kind(transformer_config: Mapping[str, Any], config: Mapping[str, Any], listed: Path | None) -> Kind:
+def _kind(module: Mapping[str, Any], config: Mapping[str, Any], listed: Path | None) -> Kind:
     if listed is None:
         names = config.get("architectures") or [""]
         return "text-generation" if str(names[0]).endswith("ForCausalLM") else "sequence-classification"
     kind: Kind
     for kind in ("sequence-classification", "text-generation", "feature-extraction"):
-        if transformer_config.get("transformer_task", "feature-extraction") == kind:
+        if module.get("transformer_task", "feature-extraction") == kind:
             return kind
     raise ModelLoadError(
-        f"{listed}: its Transformer is for {transformer_config['transformer_task']!r}, from which millpond scores no "
+        f"{listed}: its Transformer is for {module['transformer_task']!r}, from which millpond scores no "
         "pairs (it does from sequence-classification, text-generation and feature-extraction)"
     )
 
@@ -133,24 +120,16 @@ def _read_scoring(kind: Kind, modules: list[tuple[str, Path]], listed: Path) -> 
     if kind == "text-generation" and not modules:
         return {}  # the tokens "yes" and "no", as in the rerankers' table
     if kind == "feature-extraction" and names[:1] == ["Pooling"] and names[-1] == "Dense":
-        heads = tuple(_read_head(name, path, listed, last=path == following[-1][1]) for name, path in following[1:])
+        last = following[-1][1]
+        heads = tuple(
+            read_head(name, path, listed, output="scores" if path == last else None) for name, path in following[1:]
+        )
         return {"pooling": read_pooling(following[0][1]), "heads": heads}
     raise ModelLoadError(
         f"{listed} lists {' and '.join(names) or 'nothing'} behind a Transformer for {kind}, which millpond does not "
         "run (it runs LogitScore behind text-generation, and Pooling with Dense last behind feature-extraction); "
         "refusing to skip it"
     )
-
-
-def _read_head(name: str, place: Path, listed: Path, *, last: bool) -> Head:
-    if name == "Dense":
-        return read_dense(place, "sentence_embedding", output="scores" if last else None)
-    if name == "LayerNorm":
-        return read_layer_norm(place)
-    if name == "Normalize":
-        read_normalize(place)
-        return Normalize()
-    raise ModelLoadError(f"{listed} lists {name} after Pooling, which millpond does not run; refusing to skip it")
 
 
 def _read_logit_score(path: Path) -> tuple[int, ...]:
@@ -161,12 +140,6 @@ def _read_logit_score(path: Path) -> tuple[int, ...]:
     if config.get("module_input_name", "causal_logits") != "causal_logits":
         raise ModelLoadError(f"{path} reads {config['module_input_name']!r}; it must be causal_logits")
     return (true,) if false is None else (false, true)
-
-
-def _transformer_config(folder: Path) -> dict[str, Any]:
-    """The Transformer module's settings, from the first of its files that exists."""
-    path = next((folder / name for name in TRANSFORMER_CONFIGS if (folder / name).is_file()), None)
-    return {} if path is None else read_json_object(path)
 
 
 def _template(settings: Mapping[str, Any], folder: Path, *, instruction: str | None) -> ScoreTemplate | None:

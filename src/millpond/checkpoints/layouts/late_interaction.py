@@ -27,57 +27,32 @@ _PUNCTUATION = tuple(string.punctuation)
 _PROJECTIONS = ("linear.weight", "colbert_linear.weight")
 # Keys of artifact.metadata that config.json (through hf_overrides) may replace.
 _METADATA = (
-    "query_token_id",
-    "doc_token_id",
-    "query_maxlen",
-    "doc_maxlen",
-    "mask_punctuation",
-    "attend_to_mask_tokens",
-    "similarity",
-    "interaction",
-)
+    "query_token_id doc_token_id query_maxlen doc_maxlen mask_punctuation attend_to_mask_tokens similarity interaction"
+).split()
 # As in sentence-transformers, a file with any of these keys is in PyLate's format.
 _PYLATE = frozenset(
     (
-        "query_length",
-        "document_length",
-        "query_expansion",
-        "do_query_expansion",
-        "attend_to_expansion_tokens",
-        "attend_to_mask_tokens",
-        "query_prefix",
-        "document_prefix",
-        "skiplist_words",
-    )
+        "query_length document_length query_expansion do_query_expansion attend_to_expansion_tokens "
+        "attend_to_mask_tokens query_prefix document_prefix skiplist_words"
+    ).split()
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class LateInteraction:
-    """How texts become the tokens whose vectors are compared. Lengths include special tokens and the marker.
+    """How texts become the tokens whose vectors are compared. Lengths include special tokens and the marker."""
 
-    Attributes:
-        query_marker: The token after a query's leading special token; ``""``: none.
-        document_marker: The same for a document.
-        query_length: Most tokens of a query; ``None``: the model's limit.
-        document_length: The same for a document.
-        expand_to: Queries are padded to this many tokens; ``None``: not at all.
-        expansion_token: The padding; ``None``: the mask token, or without one the end-of-sequence token.
-        attend_to_expansion: Other tokens attend to the padding. It attends to the text, and is scored, in either case.
-        skiplist: Tokens that are not scored.
-        skiplist_roles: The roles for which they are not.
-        similarity: ``maxsim`` sums over the query's rows; ``meanmaxsim`` divides the sum by their number.
-    """
-
-    query_marker: str = ""
-    document_marker: str = ""
-    query_length: int | None = None
-    document_length: int | None = None
-    expand_to: int | None = None
-    expansion_token: str | None = None
+    query_marker: str = ""  # the token after a query's leading special token; `""`: none
+    document_marker: str = ""  # the same for a document
+    query_length: int | None = None  # most tokens of a query; `None`: the model's limit
+    document_length: int | None = None  # the same for a document
+    expand_to: int | None = None  # queries are padded to this many tokens; `None`: not at all
+    expansion_token: str | None = None  # the padding; `None`: the mask token, or without one the end-of-sequence token
+    # Other tokens attend to the padding. It attends to the text, and is scored, in either case.
     attend_to_expansion: bool = False
-    skiplist: tuple[str, ...] = ()
-    skiplist_roles: tuple[Role, ...] = ("document",)
+    skiplist: tuple[str, ...] = ()  # tokens that are not scored
+    skiplist_roles: tuple[Role, ...] = ("document",)  # the roles for which they are not
+    # `maxsim` sums over the query's rows; `meanmaxsim` divides the sum by their number
     similarity: Similarity = "maxsim"
 
     @property
@@ -98,10 +73,6 @@ def read_stanford(folder: Path, config: Mapping[str, Any]) -> tuple[LateInteract
     """Stanford's layout: ``artifact.metadata``, and the projection without bias in the backbone's file.
 
     ``config`` has precedence over the metadata: ``hf_overrides={"attend_to_mask_tokens": True}``.
-
-    Raises:
-        ModelLoadError: The metadata names something that millpond does not compute.
-        WeightMismatchError: The projection is missing, or it is no linear layer without bias.
     """
     path = folder / "artifact.metadata"
     metadata = read_json_object(path, optional=True)
@@ -154,17 +125,7 @@ def _read_projection(folder: Path) -> Dense:
 def read_settings(
     settings: Mapping[str, Any], transformer: Path, mask: Mapping[str, Any] | None, path: Path
 ) -> LateInteraction:
-    """PyLate's keys and those of sentence-transformers' own modules, which have precedence.
-
-    Args:
-        settings: config_sentence_transformers.json.
-        transformer: Folder of the Transformer module.
-        mask: The MultiVectorMask module's config; ``None`` if modules.json lists no such module (PyLate).
-        path: The file of ``settings``, for errors.
-
-    Raises:
-        ModelLoadError: A value is of the wrong kind, or is not run by millpond.
-    """
+    """PyLate's keys and those of sentence-transformers' own modules, which have precedence."""
     native = settings.get("model_type") == "MultiVectorEncoder"
     options = _pylate_settings(settings, path, native=native)
     module = read_json_object(transformer / "sentence_bert_config.json", optional=True)
@@ -206,11 +167,7 @@ def _pylate_settings(settings: Mapping[str, Any], path: Path, *, native: bool) -
         options["query_expansion"] = settings["query_expansion"]
     elif settings.get("do_query_expansion") is not False:
         attend = settings.get("attend_to_expansion_tokens", settings.get("attend_to_mask_tokens"))
-        options["query_expansion"] = {
-            "strategy": "fixed",
-            "attend": bool(attend),
-            "length": query_length,
-        }
+        options["query_expansion"] = {"strategy": "fixed", "attend": bool(attend), "length": query_length}
     return options
 
 

@@ -33,57 +33,37 @@ _OLD_MODES: dict[str, PoolingMode] = {
     "pooling_mode_lasttoken": "lasttoken",
 }
 _NEW_MODES: dict[str, PoolingMode] = {"mean_sqrt_len_tokens": "mean_sqrt_len"}
-TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
+_TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
     f"sentence_{name}_config.json" for name in ("roberta", "distilbert", "camembert", "albert", "xlm-roberta", "xlnet")
 ]
 # ``model_type`` of a late-interaction checkpoint, PyLate's and sentence-transformers'.
 _LATE = ("ColBERT", "MultiVectorEncoder")
 # jina-embeddings-v3's own Transformer chooses an adapter, which the engine does here.
 _WITH_ADAPTERS = "custom_st.Transformer"
-_DEFAULT_PROMPTS = frozenset({"query", "document"})
 
 
 @dataclass(frozen=True, kw_only=True)
 class PipelineLayout:
-    """A checkpoint's pipeline: backbone, heads on tokens, pooling, heads on the pooled row, final normalization.
+    """A checkpoint's pipeline: backbone, heads on tokens, pooling, heads on the pooled row, final normalization."""
 
-    Attributes:
-        transformer: Folder of the backbone.
-        token_heads: Run on every token row before pooling.
-        pooling: ``None`` if the checkpoint does not name it.
-        heads: Run on the pooled row, up to the final Normalize.
-        normalize: Whether the last module is Normalize; ``None`` if there is no list of modules.
-        max_seq_length: Most tokens of a text; ``None``: the tokenizer's and the backbone's limit.
-        do_lower_case: Texts are lower-cased before the tokenizer.
-        prompts: Text put before an input, by name.
-        default_prompt_name: The prompt that is used without one being named.
-        truncate_dim: Width that vectors are cut to by default.
-        late_interaction: How a ColBERT reads queries and documents; ``token_heads`` give its vectors.
-        sparse: The head that weighs vocabulary entries; a SPLADE has no other output.
-        token_vectors: BGE-M3's projection for ``token_embed``.
-    """
-
-    transformer: Path
-    token_heads: tuple[Dense, ...] = ()
-    pooling: Pooling | None = None
-    heads: tuple[Head, ...] = ()
-    normalize: bool | None = None
-    max_seq_length: int | None = None
-    do_lower_case: bool = False
-    prompts: Mapping[str, str] = field(default_factory=dict)
-    default_prompt_name: str | None = None
-    truncate_dim: int | None = None
+    transformer: Path  # folder of the backbone
+    token_heads: tuple[Dense, ...] = ()  # run on every token row before pooling
+    pooling: Pooling | None = None  # `None` if the checkpoint does not name it
+    heads: tuple[Head, ...] = ()  # run on the pooled row, up to the final Normalize
+    normalize: bool | None = None  # whether the last module is Normalize; `None` if there is no list of modules
+    max_seq_length: int | None = None  # most tokens of a text; `None`: the tokenizer's and the backbone's limit
+    do_lower_case: bool = False  # texts are lower-cased before the tokenizer
+    prompts: Mapping[str, str] = field(default_factory=dict)  # text put before an input, by name
+    default_prompt_name: str | None = None  # the prompt that is used without one being named
+    truncate_dim: int | None = None  # width that vectors are cut to by default
+    # How a ColBERT reads queries and documents; `token_heads` give its vectors
     late_interaction: LateInteraction | None = None
-    sparse: Sparse | None = None
-    token_vectors: TokenVectors | None = None
+    sparse: Sparse | None = None  # the head that weighs vocabulary entries; a SPLADE has no other output
+    token_vectors: TokenVectors | None = None  # BGE-M3's projection for `token_embed`
 
 
 def read_layout(folder: Path) -> PipelineLayout:
-    """The pipeline that ``folder`` describes; without modules.json, a bare backbone.
-
-    Raises:
-        ModelLoadError: A module is not run by millpond, or a file is not understood.
-    """
+    """The pipeline that ``folder`` describes; without modules.json, a bare backbone."""
     settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
     kind = settings.get("model_type", "SentenceTransformer")
     if kind not in ("SentenceTransformer", "SparseEncoder", *_LATE):
@@ -94,8 +74,13 @@ def read_layout(folder: Path) -> PipelineLayout:
     modules = read_modules(listed) if listed.is_file() else []
     transformer = modules[0][1] if modules else folder
     names = [name for name, _ in modules[1:]]
-    if modules and (kind == "SparseEncoder" or "SpladePooling" in names):
-        return _sparse_layout(modules, settings, folder)
+    if modules and (kind == "SparseEncoder" or "SpladePooling" in names):  # no pooled vector, and so no heads
+        return PipelineLayout(
+            transformer=transformer,
+            sparse=read_splade(modules, listed),
+            **read_transformer_settings(transformer),
+            **read_prompts(settings, folder),
+        )
     if kind in _LATE or ("Dense" in names and "Pooling" not in names):
         return _late_layout(modules, settings, folder)
     return PipelineLayout(
@@ -106,17 +91,6 @@ def read_layout(folder: Path) -> PipelineLayout:
         truncate_dim=settings.get("truncate_dim"),
         sparse=read_token_weights(folder, transformer),
         token_vectors=read_token_vectors(folder),
-    )
-
-
-def _sparse_layout(modules: list[tuple[str, Path]], settings: Mapping[str, Any], folder: Path) -> PipelineLayout:
-    """The pipeline of a SPLADE, which has no pooled vector and so no heads."""
-    sparse = read_splade(modules, folder / "modules.json")
-    return PipelineLayout(
-        transformer=sparse.folder,
-        sparse=sparse,
-        **read_transformer_settings(sparse.folder),
-        **read_prompts(settings, folder),
     )
 
 
@@ -135,13 +109,10 @@ def read_modules(listed: Path) -> list[tuple[str, Path]]:
     return modules
 
 
-def _has_adapters(folder: Path) -> bool:
-    return bool(read_json_object(folder / "config.json", optional=True).get("lora_adaptations"))
-
-
 def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
     dotted = str(entry.get("type", ""))
-    if dotted == _WITH_ADAPTERS and _has_adapters(listed.parent / entry.get("path", "")):
+    config = listed.parent / entry.get("path", "") / "config.json"
+    if dotted == _WITH_ADAPTERS and read_json_object(config, optional=True).get("lora_adaptations"):
         return "Transformer"
     if not dotted.startswith(("sentence_transformers.", "pylate.")):
         raise ModelLoadError(
@@ -158,22 +129,16 @@ def _read_chain(modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]
     heads: list[Head] = []
     pooling: Pooling | None = None
     for name, folder in modules:
-        if name == "Pooling" and pooling is None:
+        if name == "Dropout":
+            continue
+        if pooling is not None:
+            heads.append(read_head(name, folder, listed))
+        elif name == "Pooling":
             pooling = read_pooling(folder)
-        elif name == "Dense" and pooling is None:
-            token_heads.append(read_dense(folder, "token_embeddings"))
         elif name == "Dense":
-            heads.append(read_dense(folder, "sentence_embedding"))
-        elif name == "LayerNorm" and pooling is not None:
-            heads.append(read_layer_norm(folder))
-        elif name == "Normalize" and pooling is not None:
-            heads.append(read_normalize(folder))
-        elif name != "Dropout":
-            raise ModelLoadError(
-                f"{listed} lists {name} {'before' if pooling is None else 'after'} Pooling, "
-                "which millpond does not run "
-                "(it runs Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout); refusing to skip it"
-            )
+            token_heads.append(read_dense(folder, "token_embeddings"))
+        else:
+            raise _not_run(name, "before", listed)
     if pooling is None:
         raise ModelLoadError(f"{listed} lists no Pooling, and no Dense on tokens either, so it describes no embedder")
     normalize = bool(heads) and isinstance(heads[-1], Normalize)
@@ -183,6 +148,28 @@ def _read_chain(modules: list[tuple[str, Path]], listed: Path) -> dict[str, Any]
         "heads": tuple(heads[:-1] if normalize else heads),
         "normalize": normalize,
     }
+
+
+def read_head(name: str, folder: Path, listed: Path, *, output: str | None = None) -> Head:
+    """A module after the pooling; a Dense may write ``output``."""
+    if name == "Dense":
+        return read_dense(folder, "sentence_embedding", output=output)
+    if name == "Normalize":
+        return read_normalize(folder)
+    if name != "LayerNorm":
+        raise _not_run(name, "after", listed)
+    config = read_json_object(folder / "config.json")
+    width = config.get("dimension", config.get("embedding_dimension"))
+    if not isinstance(width, int):
+        raise ModelLoadError(f"{folder / 'config.json'} must give dimension as an int")
+    return LayerNorm(folder=folder, dimensions=width)
+
+
+def _not_run(name: str, place: str, listed: Path) -> ModelLoadError:
+    return ModelLoadError(
+        f"{listed} lists {name} {place} Pooling, which millpond does not run "
+        "(it runs Transformer, Pooling, Dense, LayerNorm, Normalize and Dropout); refusing to skip it"
+    )
 
 
 def read_pooling(folder: Path) -> Pooling:
@@ -236,22 +223,8 @@ def read_dense(folder: Path, stage: str, *, unnamed: str = "sentence_embedding",
     )
 
 
-def read_layer_norm(folder: Path) -> LayerNorm:
-    """A LayerNorm module's config."""
-    path = folder / "config.json"
-    config = read_json_object(path)
-    width = config.get("dimension", config.get("embedding_dimension"))
-    if not isinstance(width, int):
-        raise ModelLoadError(f"{path} must give dimension as an int")
-    return LayerNorm(folder=folder, dimensions=width)
-
-
 def stanford_layout(layout: PipelineLayout, config: Mapping[str, Any]) -> PipelineLayout:
-    """The layout of a plain repository that names itself a ColBERT, with Stanford's files read.
-
-    Raises:
-        ModelLoadError: It has a modules.json, which describes a pooled embedder.
-    """
+    """The layout of a plain repository that names itself a ColBERT, with Stanford's files read."""
     if layout.pooling is not None:
         raise ModelLoadError(
             f"{layout.transformer} is called a {config['architectures'][0]}, but its modules.json describes a pooled "
@@ -313,25 +286,23 @@ def read_normalize(folder: Path, stage: str = "sentence_embedding") -> Normalize
 
 def read_transformer_settings(folder: Path) -> dict[str, Any]:
     """Length limit and lower-casing of a Transformer module, as fields of :class:`PipelineLayout`."""
-    for name in TRANSFORMER_CONFIGS:
-        if (folder / name).is_file():
-            config = read_json_object(folder / name)
-            return {
-                "max_seq_length": config.get("max_seq_length"),
-                "do_lower_case": bool(config.get("do_lower_case", False)),
-            }
-    return {}
+    config = transformer_config(folder)
+    limit, lower = config.get("max_seq_length"), bool(config.get("do_lower_case", False))
+    return {"max_seq_length": limit, "do_lower_case": lower}
+
+
+def transformer_config(folder: Path) -> dict[str, Any]:
+    """A Transformer module's settings, from the first of its files that exists."""
+    path = next((folder / name for name in _TRANSFORMER_CONFIGS if (folder / name).is_file()), None)
+    return {} if path is None else read_json_object(path)
 
 
 def read_prompts(settings: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     """Prompts and the name of the default one, as fields of :class:`PipelineLayout`."""
-    prompts = settings.get("prompts") or {}
+    path, prompts = folder / "config_sentence_transformers.json", settings.get("prompts") or {}
     if not isinstance(prompts, dict) or not all(isinstance(text, str) for text in prompts.values()):
-        raise ModelLoadError(f"{folder / 'config_sentence_transformers.json'}: prompts must map names to texts")
+        raise ModelLoadError(f"{path}: prompts must map names to texts")
     default = settings.get("default_prompt_name")
-    if default is not None and default not in _DEFAULT_PROMPTS | prompts.keys():
-        raise ModelLoadError(
-            f"{folder / 'config_sentence_transformers.json'}: "
-            f"default_prompt_name {default!r} is none of {sorted(prompts)}"
-        )
+    if default is not None and default not in {"query", "document", *prompts}:
+        raise ModelLoadError(f"{path}: default_prompt_name {default!r} is none of {sorted(prompts)}")
     return {"prompts": prompts, "default_prompt_name": default}

@@ -25,30 +25,19 @@ _UNUSED = ("cls_token", "eos_token", "pad_token", "unk_token")
 
 @dataclass(frozen=True, kw_only=True)
 class Splade:
-    """Weights from the vocabulary's logits: ``log1p(relu(logits))`` pooled over a text's tokens.
+    """Weights from the vocabulary's logits: ``log1p(relu(logits))`` pooled over a text's tokens."""
 
-    Attributes:
-        folder: The folder of the language model's tensors.
-        strategy: How tokens are pooled: ``max`` (SPLADE v2 and later) or ``sum``.
-        activation: ``log1p_relu`` takes the logarithm twice, as OpenSearch's checkpoints do.
-    """
-
-    folder: Path
-    strategy: Strategy = "max"
-    activation: Saturation = "relu"
+    folder: Path  # the folder of the language model's tensors
+    strategy: Strategy = "max"  # how tokens are pooled: `max` (SPLADE v2 and later) or `sum`
+    activation: Saturation = "relu"  # `log1p_relu` takes the logarithm twice, as OpenSearch's checkpoints do
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenWeights:
-    """BGE-M3's token weights: ``relu(linear(hidden))``; a repeated token has the largest.
+    """BGE-M3's token weights: ``relu(linear(hidden))``; a repeated token has the largest."""
 
-    Attributes:
-        path: The layer's file.
-        unused: Ids of the special tokens that have no weight.
-    """
-
-    path: Path
-    unused: tuple[int, ...]
+    path: Path  # the layer's file
+    unused: tuple[int, ...]  # ids of the special tokens that have no weight
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,11 +60,7 @@ def names_splade(config: Mapping[str, Any]) -> bool:
 
 
 def read_splade(modules: Sequence[tuple[str, Path]], listed: Path) -> Splade:
-    """The SPLADE that modules.json lists, the backbone first.
-
-    Raises:
-        ModelLoadError: The pipeline is another one, or a setting is unknown.
-    """
+    """The SPLADE that modules.json lists, the backbone first."""
     names = [name for name, _ in modules]
     if names[1:] != ["SpladePooling"]:
         raise ModelLoadError(
@@ -104,11 +89,7 @@ def _one_of(value: Any, known: tuple[str, ...], name: str, path: Path) -> Any:
 
 
 def read_token_weights(folder: Path, transformer: Path) -> TokenWeights | None:
-    """BGE-M3's token weights, if ``folder`` has them.
-
-    Raises:
-        ModelLoadError: The tokenizer's files do not give the ids of its special tokens.
-    """
+    """BGE-M3's token weights, if ``folder`` has them."""
     path = folder / WEIGHT_FILE
     return TokenWeights(path=path, unused=_unused_ids(transformer)) if path.is_file() else None
 

@@ -21,17 +21,7 @@ def read_chat_template(
     instruction: str | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> ScoreTemplate | None:
-    """The chat template of the checkpoint in ``folder``, with its special tokens; ``None`` if it has none.
-
-    Args:
-        folder: The folder of tokenizer_config.json.
-        variant: Name of the template, if there are several.
-        instruction: The template's default instruction.
-        variables: Further variables of the template.
-
-    Raises:
-        ModelLoadError: A file cannot be read.
-    """
+    """The chat template of the checkpoint in ``folder``, with its special tokens; ``None`` if it has none."""
     config = read_json_object(folder / "tokenizer_config.json", optional=True)
     source = _from_file(folder, variant) or _from_field(config.get("chat_template"), variant)
     if source is None:

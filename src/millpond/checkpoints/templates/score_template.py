@@ -35,33 +35,22 @@ _EXAMPLE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ScoreTemplate:
-    """How a query and a document become one text.
+    """How a query and a document become one text."""
 
-    Attributes:
-        source: The Jinja source.
-        name: Its name in errors.
-        special_tokens: Whether the tokenizer adds its special tokens around the text, as in vLLM; a chat template, as
-            sentence-transformers applies it, contains all of them.
-        instruction: The instruction of a request that has none.
-        variables: Further variables of the template.
-    """
-
-    source: str
-    name: str = "score_template"
+    source: str  # the Jinja source
+    name: str = "score_template"  # its name in errors
+    # Whether the tokenizer adds its special tokens around the text, as in vLLM; a chat template, as sentence-
+    # transformers applies it, contains all of them
     special_tokens: bool = True
-    instruction: str | None = None
-    variables: Mapping[str, Any] = field(default_factory=dict)
+    instruction: str | None = None  # the instruction of a request that has none
+    variables: Mapping[str, Any] = field(default_factory=dict)  # further variables of the template
 
     def bound(self, variables: Mapping[str, Any]) -> ScoreTemplate:
         """This template with more variables; its own have precedence."""
         return replace(self, variables={**variables, **self.variables})
 
     def check(self) -> None:
-        """Refuse a template that leaves the query or the document out.
-
-        Raises:
-            InvalidRequestError: It leaves one out, or cannot be rendered at all.
-        """
+        """Refuse a template that leaves the query or the document out."""
         if (failure := self.failure) is not None:
             raise InvalidRequestError(
                 f"the template {self.name} {failure}; it must render messages of both roles, for example\n{_EXAMPLE}"
@@ -82,7 +71,7 @@ class ScoreTemplate:
         """Whether it renders both roles and ignores unknown roles, as a chat template for pairs does."""
         if self.failure is not None:
             return False
-        strangers = [{"role": f"unknown_{role}", "content": self._content(_MARK)} for role in _ROLES]
+        strangers = _messages({f"unknown_{role}": _MARK for role in _ROLES}, self._structured)
         try:
             return _MARK not in self._render(strangers, None)
         except InvalidRequestError:
@@ -94,16 +83,10 @@ class ScoreTemplate:
         return _MARK * 3 in self.render("q", "d", instruction=_MARK * 3)
 
     def render(self, query: str, document: str, *, instruction: str | None = None) -> str:
-        """The text for one pair.
-
-        Raises:
-            InvalidRequestError: The template raised an error.
-        """
+        """The text for one pair."""
         instruction = self.instruction if instruction is None else instruction
-        messages = [] if instruction is None else [{"role": "system", "content": self._content(instruction)}]
-        messages += [{"role": "query", "content": self._content(query)}]
-        messages += [{"role": "document", "content": self._content(document)}]
-        return self._render(messages, instruction)
+        system = {} if instruction is None else {"system": instruction}
+        return self._render(_messages({**system, "query": query, "document": document}, self._structured), instruction)
 
     def around(
         self, query: str, document: str, text: str, *, instruction: str | None = None
@@ -112,9 +95,6 @@ class ScoreTemplate:
 
         A template may trim or change its inputs, so they are not searched for in the text; each is located by rendering
         a mark in its place. A query that appears several times counts as part of the template.
-
-        Raises:
-            InputTooLongError: The document appears several times, so it cannot be cut.
         """
         marks = _marks(query, document)
         around_query = self.render(marks[0], document, instruction=instruction).split(marks[0])
@@ -153,8 +133,7 @@ class ScoreTemplate:
         """Whether it reads a message's content as a list of parts instead of a text."""
         query, document = _marks("", "")
         for structured in (False, True):
-            contents = [_content(text, structured=structured) for text in (query, document)]
-            messages = [{"role": role, "content": content} for role, content in zip(_ROLES, contents, strict=True)]
+            messages = _messages(dict(zip(_ROLES, (query, document), strict=True)), structured)
             try:
                 text = self._render(messages, None)
             except InvalidRequestError:
@@ -164,16 +143,9 @@ class ScoreTemplate:
                 return structured
         return False
 
-    def _content(self, text: str) -> Any:
-        return _content(text, structured=self._structured)
-
 
 def read_template(value: str) -> ScoreTemplate:
-    """The user's template: the path of a ``.jinja`` file, or Jinja source; not checked yet.
-
-    Raises:
-        InvalidRequestError: The file cannot be read.
-    """
+    """The user's template: the path of a ``.jinja`` file, or Jinja source; not checked yet."""
     path = Path(value) if value.endswith(_SUFFIXES) and "\n" not in value and "{" not in value else None
     if path is None:
         return ScoreTemplate(source=value)
@@ -191,9 +163,12 @@ def shipped_template(name: str, *, special_tokens: bool) -> ScoreTemplate:
     return ScoreTemplate(source=source, name=name, special_tokens=special_tokens)
 
 
-def plain_template() -> ScoreTemplate:
-    """The query followed by the document, which vLLM gives a decoder without a template."""
-    return shipped_template("plain", special_tokens=True)
+def _messages(texts: Mapping[str, str], structured: bool) -> list[dict[str, Any]]:
+    """A message of each role."""
+    return [
+        {"role": role, "content": [{"type": "text", "text": text}] if structured else text}
+        for role, text in texts.items()
+    ]
 
 
 def _marks(query: str, document: str) -> tuple[str, str]:
@@ -209,10 +184,6 @@ def _fits(parts: list[str], text: str) -> bool:
     if len(parts) != 2 or len(text) < len(parts[0]) + len(parts[1]):
         return False
     return text.startswith(parts[0]) and text.endswith(parts[1])
-
-
-def _content(text: str, *, structured: bool) -> Any:
-    return [{"type": "text", "text": text}] if structured else text
 
 
 def _environment() -> Any:

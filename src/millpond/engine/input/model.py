@@ -34,7 +34,7 @@ class LoadedModel:
         return TemplateTokenizer(self.encoder.texts, read_template(template))
 
     def width(self, output: OutputSpec) -> int:
-        """Columns of a output's rows."""
+        """Columns of an output's rows."""
         if output.kind == "pooled":
             return self.spec.dimensions
         if output.kind == "tokens":
@@ -44,7 +44,7 @@ class LoadedModel:
         return len(self.labels(output))
 
     def labels(self, output: OutputSpec) -> tuple[str, ...]:
-        """Names of the columns of a output's logits; a vocabulary entry is named by its id."""
+        """Names of the columns of an output's logits; a vocabulary entry is named by its id."""
         if output.kind == "head_rows":
             return tuple(str(token) for token in output.token_ids)
         labels = self.spec.labels

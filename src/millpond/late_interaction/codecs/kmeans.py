@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import isqrt
 
 import numpy as np
@@ -12,6 +11,7 @@ from millpond.late_interaction.kernels.centroids import MAX_CENTROIDS, Centroids
 
 # Rows of the sample for each centroid.
 POINTS_PER_CENTROID = 32
+_ROUNDS = 3
 
 
 def centroid_count(tokens: int) -> int:
@@ -27,42 +27,24 @@ def sample_count(tokens: int) -> int:
 
 
 def train(
-    sample: npt.NDArray[np.float32],
-    k: int,
-    *,
-    rounds: int = 3,
-    seed: int = 0,
-    threads: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    sample: npt.NDArray[np.float32], k: int, *, seed: int = 0, threads: int | None = None
 ) -> npt.NDArray[np.float32]:
-    """Centroids of unit length; a centroid without points moves to a random point.
+    """Centroids of unit length, float32 ``[min(k, n), d]``; one without points moves to a random point.
 
     Args:
         sample: ``[n, d]``, L2-normalized.
-        k: Centroids; never more than there are points.
-        rounds: Assignments of all points.
+        k: Centroids.
         seed: The same seed, sample and ``k`` give the same centroids.
         threads: Most threads; ``None`` is as many as torch uses.
-        progress: Called with the rounds done and ``rounds`` after each round.
-
-    Returns:
-        float32 ``[min(k, n), d]``.
-
-    Raises:
-        ValueError: The sample has no rows, or ``k`` is less than 1.
     """
-    if len(sample) == 0 or k < 1:
-        raise ValueError(f"{k} centroids cannot be trained on {len(sample)} rows; both must be at least 1")
     random = np.random.default_rng(seed)
     k = min(k, len(sample), MAX_CENTROIDS)
     centroids = np.asarray(sample[np.sort(random.choice(len(sample), k, replace=False))], dtype=np.float32)
-    for done in range(1, rounds + 1):
+    for _ in range(_ROUNDS):
         owner = nearest(sample, Centroids.of(centroids), threads=threads)
         centroids = _means(sample, owner, k)
         empty = np.flatnonzero(~centroids.any(axis=1))
         centroids[empty] = sample[random.integers(len(sample), size=len(empty))]
-        if progress is not None:
-            progress(done, rounds)
     # Similar centroids side by side: the tokens of a document are similar, and so share cache lines in a scan.
     groups = Centroids.of(centroids).groups
     return centroids if groups is None else centroids[groups.members]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import ctypes
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +10,11 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.late_interaction.codecs import kmeans
-from millpond.late_interaction.kernels import residuals as kernel
 from millpond.late_interaction.kernels.centroids import Centroids, nearest
+from millpond.late_interaction.kernels.compiled import compiled, fields, run, thread_count
 from millpond.support.cached_property import cached_property
+
+FloatArray = npt.NDArray[np.float32]
 
 # Lloyd-Max levels of a unit Gaussian: its quantization with the least squared error.
 _LEVELS = {
@@ -23,50 +25,40 @@ _LEVELS = {
         *(0.1284, 0.3881, 0.6568, 0.9424, 1.256, 1.618, 2.069, 2.733),
     ),
 }
-BITS = (2, 4)
 _STD_ROWS = 100_000  # rows of the sample that the spread of the residuals is measured on
 # A dimension without spread in the sample may have some elsewhere: it must not outweigh all others there.
 _LEAST_SPREAD = 0.05
+_BLOCK = 1 << 15  # rows encoded at a time without the kernel
+
+
+class _EncodeCall(ctypes.Structure):
+    """``struct EncodeCall`` of residuals.h."""
+
+    _fields_ = fields(
+        pointers="rows centroids codes std levels scales residuals", integers="count dim bits width threads next failed"
+    )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Encoded:
-    """Encoded rows.
+    """Encoded rows."""
 
-    Attributes:
-        codes: uint16 ``[n]``, the centroid of each row.
-        scales: float16 ``[n]``, the scale of each row's residual.
-        residuals: uint8 ``[n, ceil(d * bits / 8)]``. With ``width`` bytes a row, byte ``j`` holds the dimensions
-            ``j``, ``j + width``, ..., the first of them in the lowest bits.
-    """
-
-    codes: npt.NDArray[np.uint16]
-    scales: npt.NDArray[np.float16]
+    codes: npt.NDArray[np.uint16]  # uint16 `[n]`, the centroid of each row
+    scales: npt.NDArray[np.float16]  # float16 `[n]`, the scale of each row's residual
+    # uint8 `[n, ceil(d * bits / 8)]`. With `width` bytes a row, byte `j` holds the dimensions `j`, `j + width`, ...,
+    # the first of them in the lowest bits.
     residuals: npt.NDArray[np.uint8]
-
-    def __len__(self) -> int:
-        return len(self.codes)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ResidualCodec:
-    """A trained codec.
-
-    A row is read as ``centroid + scale * std * level[bits]``.
-
-    Attributes:
-        centroids: The centroids.
-        std: float32 ``[d]``, the spread of each dimension of the residuals.
-        bits: 2 or 4 bits a dimension; 0 keeps no residuals, for rows that are stored in another way.
-    """
+    """A trained codec. A row is read as ``centroid + scale * std * level[bits]``."""
 
     centroids: Centroids
-    std: npt.NDArray[np.float32]
-    bits: int
+    std: FloatArray  # float32 `[d]`, the spread of each dimension of the residuals
+    bits: int  # 2 or 4 bits a dimension; 0 keeps no residuals, for rows that are stored in another way
 
     def __post_init__(self) -> None:
-        if self.bits not in _LEVELS:
-            raise ValueError(f"bits is {self.bits}; it must be 2 or 4, or 0 for no residuals")
         if self.std.shape != (self.centroids.dim,) or self.std.dtype != np.float32:
             raise ValueError(f"std is {self.std.dtype} {self.std.shape}, not float32 [{self.centroids.dim}]")
 
@@ -92,34 +84,10 @@ class ResidualCodec:
 
     @classmethod
     def train(
-        cls,
-        sample: npt.NDArray[np.float32],
-        *,
-        bits: int,
-        k: int | None = None,
-        rounds: int = 3,
-        seed: int = 0,
-        threads: int | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        cls, sample: FloatArray, *, bits: int, k: int, seed: int = 0, threads: int | None = None
     ) -> ResidualCodec:
-        """Train the centroids on a sample, and measure the residuals that they leave.
-
-        Args:
-            sample: ``[n, d]``, L2-normalized; :func:`~millpond.late_interaction.codecs.kmeans.sample_count` says how
-                many of a collection. Rows in a random order.
-            bits: As the attribute.
-            k: Centroids; ``None`` is :func:`millpond.late_interaction.codecs.kmeans.centroid_count` of the sample.
-            rounds: Rounds of k-means.
-            seed: Of k-means.
-            threads: Most threads; ``None`` is as many as torch uses.
-            progress: Called with the rounds of k-means done and their number.
-
-        Raises:
-            ValueError: The sample has no rows.
-        """
-        k = kmeans.centroid_count(len(sample)) if k is None else k
-        trained = kmeans.train(sample, k, rounds=rounds, seed=seed, threads=threads, progress=progress)
-        centroids = Centroids.of(trained)
+        """Train ``k`` centroids on a sample ``[n, d]`` of unit rows in random order, and measure what they leave."""
+        centroids = Centroids.of(kmeans.train(sample, k, seed=seed, threads=threads))
         some = np.asarray(sample[:_STD_ROWS], dtype=np.float32)
         spread = (some - centroids.values[nearest(some, centroids, threads=threads)]).std(axis=0)
         typical = float(np.sqrt(np.square(spread, dtype=np.float64).mean()))
@@ -127,45 +95,68 @@ class ResidualCodec:
         return cls(centroids=centroids, std=std.astype(np.float32), bits=bits)
 
     def encode(self, rows: npt.NDArray[np.floating[Any]], *, threads: int | None = None) -> Encoded:
-        """Encode rows ``[n, d]``. A row's encoding does not depend on the others."""
+        """Encode rows ``[n, d]``. A row's encoding does not depend on the others.
+
+        A residual is divided by ``std`` and by its own root mean square, and each number rounded to the nearest level.
+        The scale of the result makes its error small above all along the row itself: queries that find a row point the
+        same way, so that part of the error counts ``d`` times as much as the others. (The loss is that of anisotropic
+        vector quantization, arXiv 1908.10396; with one number a row to choose, its minimum is a quotient.)
+        """
         codes = nearest(rows, self.centroids, threads=threads)
-        if self.bits:
-            values = self.centroids.values
-            scales, packed = kernel.encode(np.asarray(rows, dtype=np.float32), codes, values, self, threads=threads)
-        else:
-            scales, packed = np.zeros(len(rows), dtype=np.float16), np.empty((len(rows), 0), dtype=np.uint8)
+        scales = np.zeros(len(rows), dtype=np.float16)
+        packed = np.zeros((len(rows), self.width), dtype=np.uint8)
+        kernel = compiled("encode_residuals")
+        if self.bits and kernel is not None:
+            levels = self.levels * np.float32(self.level_scale)
+            arrays = (np.ascontiguousarray(rows, dtype=np.float32), self.centroids.values, codes, self.std, levels)
+            sizes = (len(rows), self.dim, self.bits, self.width, thread_count(threads))
+            run(kernel, _EncodeCall, (*arrays, scales, packed), *sizes)
+        elif self.bits:
+            for begin in range(0, len(rows), _BLOCK):
+                some = slice(begin, begin + _BLOCK)
+                scales[some], packed[some] = self._encoded(np.asarray(rows[some], dtype=np.float32), codes[some])
         return Encoded(codes=codes, scales=scales, residuals=packed)
 
-    def decode(
-        self,
-        codes: npt.NDArray[np.uint16],
-        scales: npt.NDArray[np.float16],
-        residuals: npt.NDArray[np.uint8],
-    ) -> npt.NDArray[np.float32]:
-        """The rows that the encoding stands for, float32 ``[n, d]``; not normalized."""
-        rows = self.centroids.values[codes]
-        if self.bits:
-            levels = self.levels * np.float32(self.level_scale)
-            steps = levels[kernel.unpack(residuals, self.bits, self.dim)] * self.std
-            rows += scales.astype(np.float32)[:, None] * steps
-        return rows
+    def _encoded(self, rows: FloatArray, codes: npt.NDArray[np.uint16]) -> tuple[FloatArray, npt.NDArray[np.uint8]]:
+        """Scales and packed residuals of some rows, without the kernel."""
+        levels = self.levels * np.float32(self.level_scale)
+        residuals = rows - self.centroids.values[codes]
+        spread = residuals / self.std
+        spread /= np.sqrt(np.square(spread).mean(axis=1, keepdims=True)) + np.float32(1e-9)
+        numbers = np.searchsorted((levels[1:] + levels[:-1]) / 2, spread.ravel()).astype(np.uint8).reshape(spread.shape)
+        scale = _scale(rows, residuals, levels[numbers] * self.std)
+        return np.minimum(scale, np.finfo(np.float16).max), pack(numbers, self.bits)
 
-    def arrays(self) -> dict[str, npt.NDArray[Any]]:
-        """The codec as plain arrays, for :meth:`from_arrays`."""
-        return {
-            "centroids": self.centroids.rows,
-            "centroid_scales": self.centroids.scales,
-            "std": self.std,
-            "bits": np.array(self.bits, dtype=np.int64),
-        }
 
-    @classmethod
-    def from_arrays(cls, arrays: Mapping[str, npt.NDArray[Any]]) -> ResidualCodec:
-        """The codec of :meth:`arrays`.
+def _scale(rows: FloatArray, residuals: FloatArray, steps: FloatArray) -> FloatArray:
+    """The scales of ``steps``, the quantized residuals; at most twice or half the one of least squared error."""
 
-        Raises:
-            KeyError: An array is missing.
-            ValueError: An array has another type or shape than a codec's.
-        """
-        centroids = Centroids(rows=arrays["centroids"], scales=arrays["centroid_scales"])
-        return cls(centroids=centroids, std=arrays["std"], bits=int(arrays["bits"]))
+    def products(a: FloatArray, b: FloatArray) -> FloatArray:
+        each: FloatArray = np.einsum("nd,nd->n", a, b)
+        return each
+
+    length, size = products(rows, rows), products(steps, steps)
+    along, wanted, match = products(rows, steps), products(rows, residuals), products(residuals, steps)
+    weight = rows.shape[1] / np.where(length > 0, length, np.inf)
+    plain = match / size
+    scale: FloatArray = (weight * along * wanted + match) / (weight * along * along + size)
+    return np.clip(scale, plain / 2, plain * 2)
+
+
+def pack(numbers: npt.NDArray[np.uint8], bits: int) -> npt.NDArray[np.uint8]:
+    """Numbers below ``2 ** bits``, ``[n, d]``, in ``ceil(d * bits / 8)`` bytes a row."""
+    rows, dim = numbers.shape
+    parts = 8 // bits
+    width = -(-dim // parts)
+    padded = np.zeros((rows, parts * width), dtype=np.uint8)
+    padded[:, :dim] = numbers
+    shifts = np.arange(parts, dtype=np.uint8)[:, None] * np.uint8(bits)
+    packed: npt.NDArray[np.uint8] = np.bitwise_or.reduce(padded.reshape(rows, parts, width) << shifts, axis=1)
+    return packed
+
+
+def unpack(packed: npt.NDArray[np.uint8], bits: int, dim: int) -> npt.NDArray[np.uint8]:
+    """The numbers ``[n, dim]`` of :func:`pack`."""
+    mask = np.uint8((1 << bits) - 1)
+    parts = [(packed >> np.uint8(part * bits)) & mask for part in range(8 // bits)]
+    return np.concatenate(parts, axis=1)[:, :dim]

@@ -5,27 +5,22 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
-from millpond.late_interaction.kernels.compiled import (
-    address,
-    aligned,
-    compiled,
-    contiguous,
-    fields,
-    run,
-    thread_count,
-)
+from millpond.late_interaction.kernels.compiled import aligned, compiled, fields, run, tensor, thread_count
 from millpond.support.cached_property import cached_property
+
+FloatArray = npt.NDArray[np.float32]
+IndexArray = npt.NDArray[np.int64]
 
 # A code is a uint16.
 MAX_CENTROIDS = 65_536
-# Columns of a similarity matrix come in vectors of this many; those behind the query's tokens are 0.
-LANES = 16
+# Centroids of a tile, and columns that a similarity matrix has a multiple of; those behind the query's tokens are 0.
+TILE = 16
 
 _LEVEL = 127  # largest int8 level
 _SMALLEST = 1e-30  # a row without a larger number is 0: its scale would lose bits
@@ -56,15 +51,10 @@ class _SimilaritiesCall(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Centroids:
-    """Centroids on an int8 grid: the values are exactly ``rows * scales``, so that products with them are integer.
+    """Centroids on an int8 grid: the values are exactly ``rows * scales``, so that products with them are integer."""
 
-    Attributes:
-        rows: int8 ``[K, d]``.
-        scales: float32 ``[K]``.
-    """
-
-    rows: npt.NDArray[np.int8]
-    scales: npt.NDArray[np.float32]
+    rows: npt.NDArray[np.int8]  # int8 `[K, d]`
+    scales: FloatArray  # float32 `[K]`
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.rows.dtype != np.int8 or not 0 < len(self.rows) <= MAX_CENTROIDS:
@@ -73,11 +63,9 @@ class Centroids:
             )
         if self.scales.shape != (len(self.rows),) or self.scales.dtype != np.float32:
             raise ValueError(f"scales are {self.scales.dtype} {self.scales.shape}, not float32 [{len(self.rows)}]")
-        if not (self.rows.flags.c_contiguous and self.scales.flags.c_contiguous):
-            raise ValueError("rows and scales must be contiguous")
 
     @classmethod
-    def of(cls, values: npt.NDArray[np.float32]) -> Centroids:
+    def of(cls, values: FloatArray) -> Centroids:
         """Round float32 ``[K, d]`` to the grid."""
         rows, scales = int8_rows(values)
         return cls(rows=rows, scales=scales)
@@ -91,7 +79,7 @@ class Centroids:
         return int(self.rows.shape[1])
 
     @cached_property
-    def values(self) -> npt.NDArray[np.float32]:
+    def values(self) -> FloatArray:
         """float32 ``[K, d]``, read-only."""
         values = self.rows * self.scales[:, None]
         values.flags.writeable = False
@@ -109,92 +97,54 @@ class Centroids:
         return sums
 
     @cached_property
-    def lanes(self) -> Lanes:
-        """The centroids in one group, as the compiled kernel compares them."""
-        everything = np.arange(len(self))
-        return _lanes(self, everything, np.array([0, len(self)]), np.zeros((1, self.dim), dtype=np.float32))
-
-    @cached_property
-    def grouped_lanes(self) -> Lanes:
-        """The groups, as the compiled kernel compares them."""
-        groups = self.groups
-        return self.lanes if groups is None else _lanes(self, groups.members, groups.offsets, groups.centers)
+    def tiles(self) -> Tiles:
+        """The centroids as the compiled kernel compares them, in one group where there are no groups."""
+        groups = self.groups or Groups(
+            centers=np.zeros((1, self.dim), dtype=np.float32),
+            members=np.arange(len(self)),
+            offsets=np.array([0, len(self)]),
+        )
+        return _tiles(self, groups)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Groups:
-    """Centroids, grouped around centers.
+    """Centroids, grouped around centers."""
 
-    Attributes:
-        centers: float32 ``[G, d]``.
-        members: int64 ``[K]``: the centroids, group by group, ascending within one.
-        offsets: int64 ``[G + 1]`` into ``members``. No group is empty.
-    """
-
-    centers: npt.NDArray[np.float32]
-    members: npt.NDArray[np.int64]
-    offsets: npt.NDArray[np.int64]
+    centers: FloatArray  # float32 `[G, d]`
+    members: IndexArray  # int64 `[K]`: the centroids, group by group, ascending within one
+    offsets: IndexArray  # int64 `[G + 1]` into `members`. No group is empty.
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Lanes:
-    """Groups of centroids, packed for the compiled kernel: 16 to a tile, a group's last one repeated in its last tile.
+class Tiles(NamedTuple):
+    """Groups of centroids, packed for the compiled kernel, 16 to a tile; a group's last one fills its last tile."""
 
-    Attributes:
-        packed: uint8 ``[tiles, ceil(d / 4), 16, 4]``: int8 + 128, and 0 in columns from the width on.
-        scales: float32 ``[tiles * 16]``.
-        ids: uint16 ``[tiles * 16]``: the centroid of each lane.
-        first_tile: int64 ``[groups + 1]``.
-        centers: uint8, the centers packed like the centroids; all have one scale.
-    """
-
+    # uint8 `[tiles, ceil(d / 4), 16, 4]`, the numbers with 128 added; 0 in columns from the width on
     packed: npt.NDArray[np.uint8]
-    scales: npt.NDArray[np.float32]
-    ids: npt.NDArray[np.uint16]
-    first_tile: npt.NDArray[np.int64]
-    centers: npt.NDArray[np.uint8]
+    scales: FloatArray  # float32 `[tiles * 16]`
+    ids: npt.NDArray[np.uint16]  # uint16 `[tiles * 16]`: the centroid at each place
+    first_tile: IndexArray  # int64 `[groups + 1]`
+    centers: npt.NDArray[np.uint8]  # uint8, the centers packed like the centroids; all have one scale
 
 
 def nearest(
-    rows: npt.NDArray[np.floating[Any]], centroids: Centroids, *, exhaustive: bool = False, threads: int | None = None
+    rows: npt.NDArray[np.floating[Any]], centroids: Centroids, *, threads: int | None = None
 ) -> npt.NDArray[np.uint16]:
-    """The centroid with the largest inner product with each row; of equal ones the first.
+    """The centroid with the largest inner product with each of ``n`` rows; of equal ones the first.
 
     With many centroids only those of the groups whose centers are nearest to the row are compared: of the rows of a
     real text collection that finds the nearest of all but a few percent, and for those one about as near.
-
-    Args:
-        rows: ``[n, d]``.
-        centroids: The centroids.
-        exhaustive: Compare every centroid.
-        threads: Most threads; ``None`` is as many as torch uses.
-
-    Returns:
-        uint16 ``[n]``.
     """
     found = np.empty(len(rows), dtype=np.uint16)
     kernel = compiled("nearest_centroids")
     if kernel is not None:
-        lanes = centroids.lanes if exhaustive else centroids.grouped_lanes
-        rows = contiguous(rows, np.float32)
-        groups_count = len(lanes.first_tile) - 1
-        call = _NearestCall(
-            rows=address(rows),
-            found=address(found),
-            members=address(lanes.packed),
-            scales=address(lanes.scales),
-            ids=address(lanes.ids),
-            first_tile=address(lanes.first_tile),
-            centers=address(lanes.centers),
-            count=len(rows),
-            dim=centroids.dim,
-            groups=groups_count,
-            probes=min(_PROBES, groups_count),
-            threads=thread_count(threads),
-        )
-        run(kernel, call)
+        tiles = centroids.tiles
+        count = len(tiles.first_tile) - 1
+        arrays = (np.ascontiguousarray(rows, dtype=np.float32), found, *tiles)
+        sizes = (len(rows), centroids.dim, count, min(_PROBES, count), thread_count(threads))
+        run(kernel, _NearestCall, arrays, *sizes)
         return found
-    groups = None if exhaustive else centroids.groups
+    groups = centroids.groups
     wide = len(centroids) if groups is None else len(groups.centers)
     for begin, block in _blocks(rows, wide):
         picked = _nearest_of_all(block, centroids.values) if groups is None else _probe(block, centroids, groups)
@@ -204,48 +154,32 @@ def nearest(
 
 def similarities(
     query: npt.NDArray[np.floating[Any]], centroids: Centroids, *, threads: int | None = None
-) -> npt.NDArray[np.float32]:
-    """The inner product of every centroid with every token of a query, the query rounded to int8.
-
-    Args:
-        query: ``[tokens, d]``.
-        centroids: The centroids.
-        threads: Most threads; ``None`` is as many as torch uses.
+) -> FloatArray:
+    """The inner product of every centroid with every token of a query, the query ``[tokens, d]`` rounded to int8.
 
     Returns:
         float32 ``[K, columns]``: a column for each token, and columns of zeros up to a multiple of 16.
     """
     levels, scales = int8_rows(query)
-    columns = -(-len(levels) // LANES) * LANES
+    columns = -(-len(levels) // TILE) * TILE
     out = aligned((len(centroids), columns), np.float32)
     kernel = compiled("centroid_similarities")
     if kernel is not None:
         scales = np.concatenate((scales, np.zeros(columns - len(scales), dtype=np.float32)))
-        call = _SimilaritiesCall(
-            rows=address(centroids.rows),
-            scales=address(centroids.scales),
-            sums=address(centroids.sums),
-            query=address(levels),
-            query_scales=address(scales),
-            out=address(out),
-            count=len(centroids),
-            dim=centroids.dim,
-            tokens=len(levels),
-            columns=columns,
-            threads=thread_count(threads),
-        )
-        run(kernel, call)
+        arrays = (centroids.rows, centroids.scales, centroids.sums, levels, scales, out)
+        sizes = (len(centroids), centroids.dim, len(levels), columns, thread_count(threads))
+        run(kernel, _SimilaritiesCall, arrays, *sizes)
         return out
     out[:, len(levels) :] = 0
     # Integers below 2^24 are exact in float32: the product is that of the compiled kernel.
-    products = _tensor(centroids.rows.astype(np.float32)) @ _tensor(levels.astype(np.float32)).T
-    products *= _tensor(scales)
-    products *= _tensor(centroids.scales)[:, None]
+    products = tensor(centroids.rows).float() @ tensor(levels).float().T
+    products *= tensor(scales)
+    products *= tensor(centroids.scales)[:, None]
     out[:, : len(levels)] = products.numpy()
     return out
 
 
-def int8_rows(values: npt.NDArray[np.floating[Any]]) -> tuple[npt.NDArray[np.int8], npt.NDArray[np.float32]]:
+def int8_rows(values: npt.NDArray[np.floating[Any]]) -> tuple[npt.NDArray[np.int8], FloatArray]:
     """Rows of int8 levels, and the float32 scale of each: the largest number of a row becomes 127."""
     # The levels have the order of the values in memory, and the kernels read row after row.
     values = np.ascontiguousarray(values, dtype=np.float32)
@@ -254,31 +188,30 @@ def int8_rows(values: npt.NDArray[np.floating[Any]]) -> tuple[npt.NDArray[np.int
     return np.rint(values / scales[:, None]).astype(np.int8), scales
 
 
-def _blocks(rows: npt.NDArray[np.floating[Any]], wide: int) -> Iterator[tuple[int, npt.NDArray[np.float32]]]:
+def _blocks(rows: npt.NDArray[np.floating[Any]], wide: int) -> Iterator[tuple[int, FloatArray]]:
     """Rows in blocks that have at most ``_BLOCK`` similarities to ``wide`` centroids."""
     step = max(1, _BLOCK // wide)
     for begin in range(0, len(rows), step):
         yield begin, np.asarray(rows[begin : begin + step], dtype=np.float32)
 
 
-def _nearest_of_all(rows: npt.NDArray[np.float32], values: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
-    products = _tensor(rows) @ _tensor(values).T
+def _nearest_of_all(rows: FloatArray, values: FloatArray) -> IndexArray:
     # torch.argmax does not promise the first of equal ones.
-    found: npt.NDArray[np.int64] = products.numpy().argmax(axis=1)
+    found: IndexArray = (tensor(rows) @ tensor(values).T).numpy().argmax(axis=1)
     return found
 
 
-def _probe(rows: npt.NDArray[np.float32], centroids: Centroids, groups: Groups) -> npt.NDArray[np.int64]:
+def _probe(rows: FloatArray, centroids: Centroids, groups: Groups) -> IndexArray:
     """The nearest centroid among those of the groups nearest to each row."""
-    block = _tensor(rows)
+    block = tensor(rows)
     probes = min(_PROBES, len(groups.centers))
-    group_of = (block @ _tensor(groups.centers).T).topk(probes, dim=1, sorted=False).indices.numpy()  # [n, probes]
+    group_of = (block @ tensor(groups.centers).T).topk(probes, dim=1, sorted=False).indices.numpy()  # [n, probes]
     order = np.argsort(group_of, axis=None, kind="stable")
     bounds = np.searchsorted(group_of.ravel()[order], np.arange(len(groups.centers) + 1))
     order //= probes  # the row of each (row, probe)
     best = np.full(len(rows), -np.inf, dtype=np.float32)
     found = np.zeros(len(rows), dtype=np.int64)
-    values = _tensor(centroids.values)
+    values = tensor(centroids.values)
     for group in np.flatnonzero(np.diff(bounds)):
         some = order[bounds[group] : bounds[group + 1]]
         members = groups.members[groups.offsets[group] : groups.offsets[group + 1]]
@@ -291,37 +224,29 @@ def _probe(rows: npt.NDArray[np.float32], centroids: Centroids, groups: Groups) 
     return found
 
 
-def _lanes(
-    centroids: Centroids,
-    members: npt.NDArray[np.int64],
-    offsets: npt.NDArray[np.int64],
-    centers: npt.NDArray[np.float32],
-) -> Lanes:
-    counts = np.diff(offsets)
-    tiles = -(-counts // LANES)
+def _tiles(centroids: Centroids, groups: Groups) -> Tiles:
+    counts = np.diff(groups.offsets)
+    tiles = -(-counts // TILE)
     first_tile = np.concatenate(([0], np.cumsum(tiles))).astype(np.int64)
-    # The place of each lane in `members`; lanes behind a group's last member repeat it.
-    lane = np.arange(first_tile[-1] * LANES) - np.repeat(first_tile[:-1] * LANES, tiles * LANES)
-    ids = members[np.repeat(offsets[:-1], tiles * LANES) + np.minimum(lane, np.repeat(counts - 1, tiles * LANES))]
+    # The number of each place in its group; those behind a group's last member repeat it.
+    place = np.arange(first_tile[-1] * TILE) - np.repeat(first_tile[:-1] * TILE, tiles * TILE)
+    place = np.minimum(place, np.repeat(counts - 1, tiles * TILE))
+    ids = groups.members[np.repeat(groups.offsets[:-1], tiles * TILE) + place]
+    centers = groups.centers
     largest = float(np.abs(centers).max(initial=0)) or 1.0
-    rows = np.zeros((-(-len(centers) // LANES) * LANES, centroids.dim), dtype=np.int8)
+    rows = np.zeros((-(-len(centers) // TILE) * TILE, centroids.dim), dtype=np.int8)
     rows[: len(centers)] = np.rint(centers * np.float32(_LEVEL / largest))
-    return Lanes(
-        packed=_packed(centroids.rows[ids]),
-        scales=centroids.scales[ids],
-        ids=ids.astype(np.uint16),
-        first_tile=first_tile,
-        centers=_packed(rows),
-    )
+    packed = _packed(centroids.rows[ids])
+    return Tiles(packed, centroids.scales[ids], ids.astype(np.uint16), first_tile, _packed(rows))
 
 
 def _packed(rows: npt.NDArray[np.int8]) -> npt.NDArray[np.uint8]:
-    """int8 ``[n, d]``, with n a multiple of 16, as lanes."""
+    """int8 ``[n, d]``, with n a multiple of 16, as tiles."""
     count, dim = rows.shape
     groups = -(-dim // _GROUP)
     padded = np.zeros((count, groups * _GROUP), dtype=np.uint8)
     padded[:, :dim] = rows.view(np.uint8) ^ np.uint8(128)
-    return np.ascontiguousarray(padded.reshape(-1, LANES, groups, _GROUP).transpose(0, 2, 1, 3))
+    return np.ascontiguousarray(padded.reshape(-1, TILE, groups, _GROUP).transpose(0, 2, 1, 3))
 
 
 def _group(centroids: Centroids) -> Groups:
@@ -338,8 +263,3 @@ def _group(centroids: Centroids) -> Groups:
         count = len(taken)
     offsets = np.concatenate(([0], np.cumsum(np.bincount(owner, minlength=count))))
     return Groups(centers=centers, members=np.argsort(owner, kind="stable"), offsets=offsets)
-
-
-def _tensor(rows: npt.NDArray[np.float32]) -> torch.Tensor:
-    """A float32 tensor, copied only if torch cannot use the memory (read-only, for example)."""
-    return torch.from_numpy(np.require(rows, dtype=np.float32, requirements=["C", "W"]))

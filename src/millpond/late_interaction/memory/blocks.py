@@ -6,8 +6,8 @@ live; views never change, so that a reader who holds some sees the same document
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
@@ -17,12 +17,14 @@ import torch
 
 from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.index.metadata_filter import MetadataTable
-from millpond.late_interaction.kernels.exact import DeviceTokens, Tokens
+from millpond.late_interaction.scoring.exact import DeviceTokens, Tokens
 from millpond.support.cached_property import cached_property
+from millpond.vectors.ragged import runs
 
 # Bytes of the rows of a full block: what a compaction copies at a time. A search takes 50 microseconds a block.
 FULL_BLOCK = 1 << 28
 _FIRST_ROWS = 1 << 12
+_STEP = 1 << 16  # rows copied at a time
 
 IndexArray = npt.NDArray[np.int64]
 _serials = count()
@@ -30,27 +32,16 @@ _serials = count()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Packed documents to append.
-
-    Attributes:
-        ids: Their ids.
-        texts: Their texts.
-        metadata: Their metadata.
-        lengths: int64 ``[n]``, rows of each.
-        width: Columns of a row before it was packed.
-        rows: Packed rows ``[tokens, columns]``.
-        scales: float16 ``[tokens]`` of int8 rows, else ``None``.
-        codes: uint16 ``[tokens]``; ``None`` without centroids.
-    """
+    """Packed documents to append."""
 
     ids: Sequence[str]
     texts: Sequence[str]
     metadata: Sequence[Mapping[str, Any]]
-    lengths: IndexArray
-    width: int
-    rows: npt.NDArray[Any]
-    scales: npt.NDArray[np.float16] | None
-    codes: npt.NDArray[np.uint16] | None
+    lengths: IndexArray  # int64 `[n]`, rows of each
+    width: int  # columns of a row before it was packed
+    rows: npt.NDArray[Any]  # packed rows `[tokens, columns]`
+    scales: npt.NDArray[np.float16] | None  # float16 `[tokens]` if the codec has scales, else `None`
+    codes: npt.NDArray[np.uint16] | None  # uint16 `[tokens]`; `None` without centroids
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -71,13 +62,9 @@ class Batch:
 
 
 class Block:
-    """An array of rows that documents are appended to, by one thread at a time.
+    """An array of ``capacity`` rows that documents are appended to, by one thread at a time.
 
-    Args:
-        codec: How rows are packed.
-        width: Columns of a row before it was packed.
-        capacity: Rows that there is memory for.
-        device: The device of the rows; texts, metadata and codes are in host memory.
+    The rows are on ``device``; texts, metadata and codes are in host memory. ``width`` is that of rows before packing.
     """
 
     def __init__(self, codec: Codec, width: int, capacity: int, device: torch.device) -> None:
@@ -93,7 +80,7 @@ class Block:
         self.rows = torch.empty(capacity, codec.width(width), dtype=codec.torch_dtype, device=device)
         self.scales = torch.empty(capacity, dtype=torch.float16, device=device) if codec.scaled else None
         self.offsets = np.zeros(64, dtype=np.int64)  # [documents + 1], then unused
-        self._table: tuple[int, MetadataTable] = (0, MetadataTable([]))
+        self._table: tuple[int, MetadataTable] = (0, MetadataTable(0, list))
 
     @classmethod
     def of(cls, width: int, rows: int, least: int, codec: Codec, device: torch.device) -> Block:
@@ -139,28 +126,21 @@ class Block:
         """The metadata of the first documents. Kept for the next filter."""
         known, table = self._table
         if known != documents:
-            table = MetadataTable(self.metadata[:documents])
+            metadata = self.metadata[:documents]
+            table = MetadataTable(documents, lambda: metadata)
             self._table = documents, table
         return table
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class View:
-    """The first documents of a block.
-
-    Attributes:
-        block: The block.
-        documents: How many documents of it, deleted ones included.
-        offsets: int64 ``[documents + 1]``, of their rows.
-        live: bool ``[documents]``, those that are not deleted; ``None`` is all.
-        codes: uint16 ``[capacity]``, the centroid of each row; ``None`` without centroids.
-    """
+    """The first documents of a block."""
 
     block: Block
-    documents: int
-    offsets: IndexArray
-    live: npt.NDArray[np.bool_] | None
-    codes: npt.NDArray[np.uint16] | None
+    documents: int  # how many documents of it, deleted ones included
+    offsets: IndexArray  # int64 `[documents + 1]`, of their rows
+    live: npt.NDArray[np.bool_] | None  # bool `[documents]`, those that are not deleted; `None` is all
+    codes: npt.NDArray[np.uint16] | None  # uint16 `[capacity]`, the centroid of each row; `None` without centroids
 
     @property
     def rows(self) -> int:
@@ -216,62 +196,55 @@ class View:
     @cached_property
     def host_tokens(self) -> Tokens:
         """The rows, for the kernels. They are in host memory."""
-        return Tokens(
-            codec=self.block.codec,
-            rows=_array(self.block.rows[: self.rows]),
-            scales=None if self.block.scales is None else self.block.scales[: self.rows].numpy(),
-            offsets=self.offsets,
-        )
+        codec, scales = self.block.codec, self.block.scales
+        rows = codec.to_numpy(self.block.rows[: self.rows])
+        scales_here = None if scales is None else scales[: self.rows].numpy()
+        return Tokens(codec=codec, rows=rows, scales=scales_here, offsets=self.offsets)
 
     @cached_property
     def device_tokens(self) -> DeviceTokens:
         """The rows, for torch on their device."""
-        return DeviceTokens(
-            codec=self.block.codec,
-            rows=self.block.rows[: self.rows],
-            scales=None if self.block.scales is None else self.block.scales[: self.rows],
-            offsets=self.offsets,
-        )
+        rows, scales = self.block.rows[: self.rows], self.block.scales
+        scales = None if scales is None else scales[: self.rows]
+        return DeviceTokens(codec=self.block.codec, rows=rows, scales=scales, offsets=self.offsets)
+
+    def unpacked(self, rows: slice | IndexArray) -> npt.NDArray[np.float32]:
+        """float32 ``[n, width]``: some of the rows, which are in host memory."""
+        tokens = self.host_tokens
+        scales = None if tokens.scales is None else tokens.scales[rows]
+        return self.block.codec.unpack(tokens.rows[rows], scales, self.block.width)
 
     def without(self, documents: IndexArray) -> View:
         """The view after documents were deleted."""
         live = np.ones(self.documents, dtype=np.bool_) if self.live is None else self.live.copy()
         live[documents] = False
-        return View(block=self.block, documents=self.documents, offsets=self.offsets, live=live, codes=self.codes)
-
-    def with_codes(self, codes: npt.NDArray[np.uint16] | None) -> View:
-        """The view with other codes ``[capacity]``."""
-        return View(block=self.block, documents=self.documents, offsets=self.offsets, live=self.live, codes=codes)
+        return replace(self, live=live)
 
     def live_numbers(self) -> IndexArray:
         """int64, the documents that are not deleted."""
         return np.arange(self.documents) if self.live is None else np.flatnonzero(self.live)
 
-    def batch(self, documents: IndexArray) -> Batch:
+    def batches(self) -> Iterator[Batch]:
+        """The documents that are not deleted, about ``_STEP`` rows at a time."""
+        numbers = self.live_numbers()
+        ends = np.concatenate(([0], np.cumsum(self.lengths[numbers])))
+        for start, stop in runs(ends, _STEP, _STEP):
+            yield self._batch(numbers[start:stop])
+
+    def _batch(self, documents: IndexArray) -> Batch:
         """Some documents, ascending, as they are stored: copies of their rows in host memory."""
         block = self.block
-        lengths = self.lengths[documents]
-        chosen = _row_numbers(self.offsets[documents], lengths)
-        rows, scales = block.rows[: self.rows], block.scales
+        starts, lengths = self.offsets[documents], self.lengths[documents]
+        before = np.cumsum(lengths) - lengths
+        numbers = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))  # of their rows
+        chosen = torch.from_numpy(numbers).to(block.device)
         return Batch(
             ids=[block.ids[i] for i in documents],
             texts=[block.texts[i] for i in documents],
             metadata=[block.metadata[i] for i in documents],
             lengths=lengths,
             width=block.width,
-            rows=_array(rows[chosen.to(block.device)].cpu()),
-            scales=None if scales is None else scales[chosen.to(block.device)].cpu().numpy(),
-            codes=None if self.codes is None else self.codes[chosen.numpy()],
+            rows=block.codec.to_numpy(block.rows[: self.rows][chosen].cpu()),
+            scales=None if block.scales is None else block.scales[chosen].cpu().numpy(),
+            codes=None if self.codes is None else self.codes[numbers],
         )
-
-
-def _row_numbers(starts: IndexArray, lengths: IndexArray) -> torch.Tensor:
-    """The rows of documents that begin at ``starts``, one document after the other."""
-    before = np.cumsum(lengths) - lengths
-    return torch.from_numpy(np.repeat(starts - before, lengths) + np.arange(int(lengths.sum())))
-
-
-def _array(rows: torch.Tensor) -> npt.NDArray[Any]:
-    """Rows of a CPU as packed rows of numpy, which has no bfloat16."""
-    array: npt.NDArray[Any] = (rows.view(torch.uint16) if rows.dtype == torch.bfloat16 else rows).numpy()
-    return array

@@ -9,28 +9,30 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 
 from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotFoundError
+from millpond.late_interaction.codecs.names import MemoryCodec
 from millpond.late_interaction.codecs.residual import ResidualCodec
-from millpond.late_interaction.codecs.rows import CODECS, MEMORY_CODECS, Codec
+from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.index.settings import IndexSettings
 from millpond.late_interaction.kernels.centroids import Centroids
-from millpond.late_interaction.kernels.exact import runs
 from millpond.late_interaction.memory import old_files
 from millpond.late_interaction.memory.blocks import Batch
 from millpond.late_interaction.memory.store import Snapshot
 from millpond.late_interaction.plaid.segment import Segment
-from millpond.late_interaction.plaid.segment_writer import segment_specs
-from millpond.late_interaction.plaid.snapshot import open_snapshot, write_codec, write_projection
+from millpond.late_interaction.plaid.segment_writer import OFFSETS_OF, segment_specs
+from millpond.late_interaction.plaid.snapshot import open_snapshot, write_arrays, write_trained
 from millpond.late_interaction.plaid.storage.array_file import ArrayFileWriter
 from millpond.late_interaction.plaid.storage.columns import ByteStrings, Ids, id_hashes, metadata_bytes
 from millpond.late_interaction.plaid.storage.folder import OWN_FILES, IndexFolder, Transaction
 from millpond.late_interaction.plaid.storage.lock import LOCK, WriteLock
 from millpond.late_interaction.plaid.storage.manifest import CURRENT, Manifest, SegmentEntry
+from millpond.vectors.ragged import runs
 
 _PRIVATE = 0o600
 _ROWS = 1 << 18  # rows read at a time
@@ -38,27 +40,16 @@ _ROWS = 1 << 18  # rows read at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredIndex:
-    """A saved index.
+    """A saved index."""
 
-    Attributes:
-        codec: How its rows are packed.
-        settings: How they were made; ``None`` if it has none.
-        dimensions: The option that its first rows will be made with.
-        pool_factor: The option that its first rows will be made with.
-        tokens: Its rows.
-        centroids: What its codes refer to; ``None`` without codes.
-        trained_tokens: Tokens that the centroids were trained for.
-        batches: Its documents in order.
-    """
-
-    codec: Codec
-    settings: IndexSettings | None
-    dimensions: int | None
-    pool_factor: int | None
-    tokens: int
-    centroids: Centroids | None
-    trained_tokens: int
-    batches: Iterator[Batch]
+    codec: str  # the name of its codec
+    settings: IndexSettings | None  # how its rows were made; `None` if it has none
+    dimensions: int | None  # the option that its first rows will be made with
+    pool_factor: int | None  # the option that its first rows will be made with
+    tokens: int  # its rows
+    centroids: Centroids | None  # what its codes refer to; `None` without codes
+    trained_tokens: int  # tokens that the centroids were trained for
+    batches: Iterator[Batch]  # its documents in order
 
 
 def write_index(
@@ -82,8 +73,7 @@ def write_index(
     _make_folder(path)
     folder = IndexFolder(path)
     with WriteLock(path / LOCK).held(threading.TIMEOUT_MAX):
-        before = _manifest_of(folder)
-        transaction = Transaction(folder, before, mode=_PRIVATE)
+        transaction = Transaction(folder, _manifest_of(folder), mode=_PRIVATE)
         with transaction.rolled_back_on_error():
             manifest = Manifest(
                 payload=codec.name,
@@ -92,8 +82,7 @@ def write_index(
                 settings=None if settings is None else settings.to_json(),
                 saved=True,
             )
-            manifest = _write_files(transaction, manifest, snapshot, codec, settings)
-            _, manifest = transaction.commit(manifest)
+            manifest = transaction.commit(_write_files(transaction, manifest, snapshot, codec, settings))
         folder.remove([*folder.orphans(manifest), *old_files.names(path)])
 
 
@@ -110,20 +99,23 @@ def read_index(path: Path) -> StoredIndex:
             raise SourceNotFoundError(f"{str(path)!r} has no index that MemoryIndex.save wrote; check the path")
         return StoredIndex(**old_files.read(path))
     snapshot = open_snapshot(IndexFolder(path))
-    manifest, trained = snapshot.manifest, snapshot.codec
+    manifest, trained = snapshot.manifest, snapshot.trained
     if not manifest.saved:
         raise InvalidRequestError(f"{str(path)!r} has a PlaidIndex; open it with PlaidIndex.open")
-    if manifest.payload not in MEMORY_CODECS:
+    if manifest.payload not in get_args(MemoryCodec):
         raise IndexCorruptedError(f"{path / manifest.name} is damaged: no saved index has codec {manifest.payload!r}")
+    centroids = None if trained is None else trained.centroids
     return StoredIndex(
-        codec=CODECS[manifest.payload],
+        codec=manifest.payload,
         settings=snapshot.settings,
         dimensions=manifest.width,
         pool_factor=manifest.pool_factor,
         tokens=manifest.tokens,
-        centroids=None if trained is None else trained.centroids,
+        centroids=centroids,
         trained_tokens=manifest.trained_tokens,
-        batches=_batches(snapshot.segments, CODECS[manifest.payload], snapshot.settings, trained),
+        batches=_batches(
+            snapshot.segments, manifest.row_codec, snapshot.settings, 0 if centroids is None else len(centroids)
+        ),
     )
 
 
@@ -158,33 +150,20 @@ def _write_files(
     projection = trained = entry = None
     if settings is not None and settings.projection is not None:
         path = transaction.new_path("projection")
-        write_projection(path, settings.projection.matrix, mode=_PRIVATE)
+        write_arrays(path, {"matrix": settings.projection.matrix}, mode=_PRIVATE)
         projection = transaction.entry(path)
     if snapshot.centroids is not None:
         spread = np.ones(snapshot.centroids.dim, dtype=np.float32)  # of residuals, which are not stored
         trained = ResidualCodec(centroids=snapshot.centroids, std=spread, bits=0)
         path = transaction.new_path("codec")
-        write_codec(path, trained, mode=_PRIVATE)
+        write_trained(path, trained, mode=_PRIVATE)
         entry = transaction.entry(path)
     path = transaction.new_path("segment")
     _write_segment(path, snapshot, codec, trained, dim=0 if settings is None else settings.width)
-    segment = SegmentEntry(
-        file=transaction.entry(path),
-        documents=snapshot.documents,
-        tokens=snapshot.tokens,
-        coded=trained is not None,
-    )
-    return Manifest(
-        payload=manifest.payload,
-        width=manifest.width,
-        pool_factor=manifest.pool_factor,
-        settings=manifest.settings,
-        saved=True,
-        projection=projection,
-        codec=entry,
-        trained_tokens=snapshot.trained_tokens,
-        segments=(segment,),
-    )
+    file, coded = transaction.entry(path), trained is not None
+    segment = SegmentEntry(file=file, documents=snapshot.documents, tokens=snapshot.tokens, coded=coded)
+    trained_tokens = snapshot.trained_tokens
+    return replace(manifest, projection=projection, codec=entry, trained_tokens=trained_tokens, segments=(segment,))
 
 
 def _write_segment(path: Path, snapshot: Snapshot, codec: Codec, trained: ResidualCodec | None, *, dim: int) -> None:
@@ -195,14 +174,14 @@ def _write_segment(path: Path, snapshot: Snapshot, codec: Codec, trained: Residu
     hashes = id_hashes([id.encode() for id, _, _ in snapshot.contents()])
     ids = Ids.of(ByteStrings(data=np.empty(0, dtype=np.uint8), offsets=ends[:, 0]), hashes)
     lengths = [view.lengths[view.live_numbers()] for view in snapshot.views]
-    totals = dict(zip(("ids", "texts", "metadata"), ends[-1].tolist(), strict=True))
-    specs = segment_specs(len(sizes), snapshot.tokens, totals, dim=dim, rows=codec, codec=trained)
+    totals = dict(zip(OFFSETS_OF, ends[-1].tolist(), strict=True))
+    specs = segment_specs(len(sizes), snapshot.tokens, totals, dim=dim, codec=codec, trained=trained)
     with ArrayFileWriter(path, specs, mode=_PRIVATE) as file:
         file.write("offsets", np.cumsum(np.concatenate([np.zeros(1, dtype=np.int64), *lengths])))
         file.write("id_hashes", ids.hashes)
         file.write("id_order", ids.order)
-        for column, name in enumerate(("id", "text", "metadata")):
-            file.write(f"{name}_offsets", ends[:, column])
+        for column, name in enumerate(OFFSETS_OF.values()):
+            file.write(name, ends[:, column])
         document = token = 0
         for batch in snapshot.batches():
             for name, part in (("rows", batch.rows), ("scales", batch.scales), ("codes", batch.codes)):
@@ -219,24 +198,24 @@ def _encoded(id: str, text: str, metadata: object) -> tuple[bytes, bytes, bytes]
 
 
 def _batches(
-    segments: tuple[Segment, ...], codec: Codec, settings: IndexSettings | None, trained: ResidualCodec | None
+    segments: tuple[Segment, ...], codec: Codec, settings: IndexSettings | None, centroids: int
 ) -> Iterator[Batch]:
     """The documents in order, about ``_ROWS`` rows at a time."""
     width = 0 if settings is None else settings.width
     for segment in segments:
         file = segment.file
         file.check(segment.entry.file.sha256)
-        columns = file.tokens(0 if trained is None else len(trained.centroids))
+        columns = file.tokens(centroids)
         rows, scales, codes = columns.rows, columns.scales, columns.codes
         fits = rows is not None and rows.dtype == codec.dtype and rows.shape[1] == codec.width(width)
         if rows is None or not fits or codec.scaled == (scales is None):
             raise IndexCorruptedError(f"{file.path} is damaged: its rows are not {width} columns of {codec.name}")
         for start, stop in runs(columns.offsets, _ROWS, _ROWS):
-            part = slice(int(columns.offsets[start]), int(columns.offsets[stop]))
+            part, documents = slice(int(columns.offsets[start]), int(columns.offsets[stop])), range(start, stop)
             yield Batch(
-                ids=[file.id(document) for document in range(start, stop)],
-                texts=[file.text(document) for document in range(start, stop)],
-                metadata=[file.object(document) for document in range(start, stop)],
+                ids=list(map(file.id, documents)),
+                texts=list(map(file.text, documents)),
+                metadata=list(map(file.object, documents)),
                 lengths=np.diff(columns.offsets[start : stop + 1]),
                 width=width,
                 rows=rows[part],

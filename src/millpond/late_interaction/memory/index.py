@@ -7,12 +7,13 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Self, cast
+from typing import Any, Self, cast, get_args
 
 import torch
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.codecs.rows import MEMORY_CODECS, MemoryCodec, codec_of
+from millpond.late_interaction.codecs.names import MemoryCodec
+from millpond.late_interaction.codecs.rows import codec_of
 from millpond.late_interaction.index.arguments import TokenEngine, check_count
 from millpond.late_interaction.index.base import CLOSED, LateInteractionIndex
 from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
@@ -56,7 +57,9 @@ class MemoryIndex(LateInteractionIndex):
     ) -> None:
         super().__init__(engine, dimensions=dimensions, pool_factor=pool_factor)
         check_count("threads", threads, optional=True)
-        self._open_store: TokenStore | None = TokenStore(codec_of(codec, MEMORY_CODECS), _device(device), threads)
+        self._open_store: TokenStore | None = TokenStore(
+            codec_of(codec, get_args(MemoryCodec)), _device(device), threads
+        )
 
     def stats(self) -> IndexStats:
         """The size of the index; ``details`` has its blocks of memory, deleted documents and centroids."""
@@ -134,7 +137,7 @@ class MemoryIndex(LateInteractionIndex):
         options = {"dimensions": dimensions, "pool_factor": pool_factor}
         if stored.settings is None:  # of no rows: the options that were not named are its own
             options = {"dimensions": dimensions or stored.dimensions, "pool_factor": pool_factor or stored.pool_factor}
-        index = cls(engine, cast("MemoryCodec", stored.codec.name), **options, device=device, threads=threads)
+        index = cls(engine, cast("MemoryCodec", stored.codec), **options, device=device, threads=threads)
         if stored.settings is not None:
             index._encoding.restore(stored.settings, owner=f"index {str(path)!r}")
         index._store.load(stored.batches, stored.tokens, stored.centroids, stored.trained_tokens)

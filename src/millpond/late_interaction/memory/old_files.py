@@ -15,7 +15,6 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import IndexCorruptedError
-from millpond.late_interaction.codecs.rows import CODECS
 from millpond.late_interaction.index.settings import IndexSettings
 from millpond.late_interaction.kernels.centroids import Centroids
 from millpond.late_interaction.memory.blocks import Batch
@@ -55,7 +54,7 @@ def read(folder: Path) -> dict[str, Any]:
         if (len(documents), int(arrays["lengths"].sum())) != (content["documents"], len(arrays["rows"])):
             raise ValueError("its documents do not fit its rows")
     return {
-        "codec": CODECS[content["codec"]],
+        "codec": content["codec"],
         "settings": settings,
         "dimensions": content["width"],
         "pool_factor": content["pool_factor"],

@@ -13,10 +13,10 @@ import numpy.typing as npt
 from millpond.late_interaction.index.documents import SEARCH_TURNS, Hit, Search
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.compiled import thread_count
-from millpond.late_interaction.kernels.exact import score, score_on_device
-from millpond.late_interaction.kernels.scan import Codes, candidates_of, table
+from millpond.late_interaction.kernels.scan import Codes, best_first, candidates_of, table
 from millpond.late_interaction.memory.blocks import IndexArray, View
 from millpond.late_interaction.memory.store import Snapshot
+from millpond.late_interaction.scoring.exact import score, score_on_device
 from millpond.vectors.ragged import Ragged
 
 # Documents that the codes keep for exact scoring: so many, or so many for each hit.
@@ -86,7 +86,7 @@ def _best_of(queries: Ragged, selections: Sequence[_Selection], k: int, threads:
     scores = np.concatenate([selection.scores(queries, threads) for selection in selections], axis=1)
     results = []
     for row, length in zip(scores, queries.lengths, strict=True):
-        best: Sequence[Any] | IndexArray = _best(row, k) if length else ()
+        best: Sequence[Any] | IndexArray = best_first(row, k) if length else ()
         owners = np.searchsorted(starts, best, side="right") - 1
         results.append(
             [
@@ -99,17 +99,11 @@ def _best_of(queries: Ragged, selections: Sequence[_Selection], k: int, threads:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Selection:
-    """Documents of a view that a search may find: each has rows.
+    """Documents of a view that a search may find: each has rows."""
 
-    Attributes:
-        view: The view.
-        documents: int64, their numbers in ascending order; ``None`` is all.
-        by_torch: Whether torch compares them.
-    """
-
-    view: View
-    documents: IndexArray | None
-    by_torch: bool
+    view: View  # the view
+    documents: IndexArray | None  # int64, their numbers in ascending order; `None` is all
+    by_torch: bool  # whether torch compares them
 
     @classmethod
     def of(cls, view: View, search: Search, numbers: Mapping[int, Sequence[int]] | None, *, by_torch: bool) -> Self:
@@ -155,16 +149,3 @@ class _Selection:
             text=block.texts[number],
             metadata=copy.deepcopy(block.metadata[number]),
         )
-
-
-def _best(scores: npt.NDArray[np.float32], k: int) -> IndexArray:
-    """The indices of the ``k`` largest scores, best first; of equal ones the first."""
-    if k < len(scores):
-        least = np.partition(scores, len(scores) - k)[len(scores) - k]
-        above = np.flatnonzero(scores > least)
-        chosen = np.concatenate((above, np.flatnonzero(scores == least)[: k - len(above)]))
-    else:
-        chosen = np.arange(len(scores))
-    # Equal scores are in ascending order, and a stable sort leaves them there.
-    best: IndexArray = chosen[np.argsort(-scores[chosen], kind="stable")]
-    return best

@@ -25,7 +25,7 @@ _CODED_DOCUMENTS = 20_000
 _GROWTH = 4
 # Deleted documents and rows are kept up to this share of all, or up to so many.
 _DEAD_SHARE, _DEAD_DOCUMENTS, _DEAD_ROWS = 0.2, 1_024, 1 << 16
-_STEP = 1 << 16  # rows copied or encoded at a time
+_STEP = 1 << 16  # rows encoded at a time
 
 # A document's place: the serial number of its block, then its number there in these bits.
 _NUMBER_BITS = 40
@@ -33,17 +33,11 @@ _NUMBER_BITS = 40
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """The documents at one time. It never changes.
+    """The documents at one time. It never changes."""
 
-    Attributes:
-        views: Their blocks, those with the documents added earlier first.
-        centroids: What the codes of the views refer to; ``None`` as long as they have none.
-        trained_tokens: Tokens that the centroids were trained for.
-    """
-
-    views: tuple[View, ...] = ()
-    centroids: Centroids | None = None
-    trained_tokens: int = 0
+    views: tuple[View, ...] = ()  # their blocks, those with the documents added earlier first
+    centroids: Centroids | None = None  # what the codes of the views refer to; `None` as long as they have none
+    trained_tokens: int = 0  # tokens that the centroids were trained for
 
     @property
     def documents(self) -> int:
@@ -69,7 +63,7 @@ class Snapshot:
     def batches(self) -> Iterator[Batch]:
         """The documents in order, about 65,536 rows at a time."""
         for view in self.views:
-            yield from _batches(view)
+            yield from view.batches()
 
 
 class TokenStore:
@@ -126,6 +120,7 @@ class TokenStore:
         rows, scales = self.codec.pack(embeddings.flat)
         with self._writing:
             before = self.snapshot
+            centroids, flat = before.centroids, embeddings.flat
             batch = Batch(
                 ids=ids,
                 texts=texts,
@@ -134,7 +129,7 @@ class TokenStore:
                 width=embeddings.flat.shape[1],
                 rows=rows,
                 scales=scales,
-                codes=None if before.centroids is None else self._nearest(embeddings.flat, before.centroids),
+                codes=None if centroids is None else nearest(flat, centroids, threads=self.threads),
             )
             replaced = [place for id in ids if (place := self._places.get(id)) is not None]
             views, places = self._appended(_without(before.views, replaced), batch)
@@ -183,7 +178,7 @@ class TokenStore:
                 views = []
                 for view in now.views:  # some may have grown, others be new
                     rows, codes = encoded.get(view.block.serial, (0, None))
-                    views.append(view.with_codes(self._codes(view, centroids, first=rows, codes=codes)))
+                    views.append(replace(view, codes=self._codes(view, centroids, first=rows, codes=codes)))
                 self._publish(Snapshot(views=tuple(views), centroids=centroids, trained_tokens=tokens))
         finally:
             self._training.release()
@@ -282,7 +277,7 @@ class TokenStore:
         block = Block(self.codec, widths[0] if widths else group[0].block.width, capacity, self.device)
         copy = block.view(None if group[0].codes is None else np.empty(capacity, dtype=np.uint16))
         for view in group:
-            for batch in _batches(view):
+            for batch in view.batches():
                 copy = block.append(copy, batch)
         snapshot = self.snapshot
         serials = {view.block.serial for view in group}
@@ -303,11 +298,8 @@ class TokenStore:
         codes = np.empty(view.block.capacity, dtype=np.uint16) if codes is None else codes
         for start in range(first, view.rows, _STEP):
             rows = slice(start, min(start + _STEP, view.rows))
-            codes[rows] = self._nearest(_unpacked(view, rows), centroids)
+            codes[rows] = nearest(view.unpacked(rows), centroids, threads=self.threads)
         return codes
-
-    def _nearest(self, rows: npt.NDArray[np.float32], centroids: Centroids) -> npt.NDArray[np.uint16]:
-        return nearest(rows, centroids, threads=self.threads)
 
     def _has_grown(self, snapshot: Snapshot) -> bool:
         if not self.uses_kernels or snapshot.documents < _CODED_DOCUMENTS or not snapshot.tokens:
@@ -331,24 +323,6 @@ def _without(views: tuple[View, ...], places: Iterable[int]) -> tuple[View, ...]
     )
 
 
-def _batches(view: View) -> Iterator[Batch]:
-    """The documents of a view that are not deleted, about ``_STEP`` rows at a time."""
-    numbers = view.live_numbers()
-    ends = np.cumsum(view.lengths[numbers])
-    start = 0
-    while start < len(numbers):
-        rows = int(ends[start - 1]) if start else 0
-        stop = min(max(start + 1, int(np.searchsorted(ends, rows + _STEP, side="right"))), start + _STEP)
-        yield view.batch(numbers[start:stop])
-        start = stop
-
-
-def _unpacked(view: View, rows: slice | npt.NDArray[np.int64]) -> npt.NDArray[np.float32]:
-    tokens = view.host_tokens
-    scales = None if tokens.scales is None else tokens.scales[rows]
-    return view.block.codec.unpack(tokens.rows[rows], scales, view.block.width)
-
-
 def _sample(views: Sequence[View], count: int) -> npt.NDArray[np.float32]:
     """About ``count`` random rows, the same for the same views."""
     ends = np.cumsum([view.rows for view in views])
@@ -357,5 +331,5 @@ def _sample(views: Sequence[View], count: int) -> npt.NDArray[np.float32]:
     starts = ends - [view.rows for view in views]
     parts = np.split(chosen, bounds[:-1])
     return np.concatenate(
-        [_unpacked(view, part - start) for view, part, start in zip(views, parts, starts, strict=True) if len(part)]
+        [view.unpacked(part - start) for view, part, start in zip(views, parts, starts, strict=True) if len(part)]
     )

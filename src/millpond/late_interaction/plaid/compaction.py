@@ -6,7 +6,7 @@ from itertools import groupby
 
 from millpond.late_interaction.plaid.storage.manifest import Manifest, SegmentEntry
 
-# Up to here a scan of int8 rows takes no longer than one of codes, and centroids of fewer rows would be worse ones.
+# Up to here a scan of whole rows takes no longer than one of codes, and centroids of fewer rows would be worse ones.
 TRAIN_TOKENS = 1 << 17
 # Centroids of an eighth of the rows are a third as many as there should be.
 OUTGROWN = 8
@@ -27,23 +27,17 @@ def is_trainable(manifest: Manifest) -> bool:
 def is_outgrown(manifest: Manifest) -> bool:
     """Whether there are too many rows for the centroids, and the rows to train better ones on.
 
-    Residuals of 2 or 4 bits are not the rows any more: encoding them anew would add one error to the other.
+    Residuals are not the rows any more: encoding them anew would add one error to the other.
     """
-    return (
-        manifest.payload == "int8"
-        and manifest.codec is not None
-        and manifest.tokens >= OUTGROWN * max(manifest.trained_tokens, 1)
-    )
+    trained = manifest.codec is not None and not manifest.row_codec.bits
+    return trained and manifest.tokens >= OUTGROWN * max(manifest.trained_tokens, 1)
 
 
 def is_compact(manifest: Manifest) -> bool:
     """Whether compaction has nothing to do."""
-    return (
-        len(manifest.segments) <= 1
-        and not any(segment.deleted_documents for segment in manifest.segments)
-        and not is_trainable(manifest)
-        and not is_outgrown(manifest)
-    )
+    segments = manifest.segments
+    whole = len(segments) <= 1 and not any(segment.deleted_documents for segment in segments)
+    return whole and not is_trainable(manifest) and not is_outgrown(manifest)
 
 
 def due_segments(manifest: Manifest) -> range | None:

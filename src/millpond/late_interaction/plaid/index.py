@@ -9,19 +9,19 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, get_args
 
 import numpy as np
 
 from millpond.errors import IndexLockedError, InvalidRequestError, SourceNotFoundError
-from millpond.late_interaction.codecs.rows import PLAID_CODECS, PlaidCodec, codec_of
+from millpond.late_interaction.codecs.names import PlaidCodec
+from millpond.late_interaction.codecs.rows import codec_of
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
 from millpond.late_interaction.plaid import compaction, scoring, writer
 from millpond.late_interaction.plaid.pending import PendingDocuments
 from millpond.late_interaction.plaid.snapshot import Snapshot, open_snapshot
-from millpond.late_interaction.plaid.storage.check import check_folder
 from millpond.late_interaction.plaid.storage.folder import IndexFolder, Transaction
 from millpond.late_interaction.plaid.storage.lock import LOCK, WriteLock
 from millpond.late_interaction.plaid.storage.manifest import Manifest
@@ -82,7 +82,7 @@ class PlaidIndex(LateInteractionIndex):
     ) -> None:
         super().__init__(engine, dimensions=dimensions, pool_factor=pool_factor)
         if codec is not None:
-            codec_of(codec, PLAID_CODECS)
+            codec_of(codec, get_args(PlaidCodec))
         self._path = Path(path)
         self._folder = IndexFolder(self._path)
         self._lock = WriteLock(self._path / LOCK)
@@ -150,7 +150,7 @@ class PlaidIndex(LateInteractionIndex):
     def check(self) -> list[str]:
         """Read every file, and say which are damaged: a sentence for each, empty if none is."""
         self._check_open()
-        return check_folder(self._path)
+        return self._folder.check()
 
     def stats(self) -> IndexStats:
         """The size of the index; ``details`` has ``segments``, ``deleted_documents`` and ``centroids``."""
@@ -161,7 +161,7 @@ class PlaidIndex(LateInteractionIndex):
             for segment in snapshot.segments
             for array in (*segment.file.columns.token_arrays.values(), segment.file.columns.offsets)
         ]
-        codec = snapshot.codec
+        trained = snapshot.trained
         tables = 0 if manifest.codec is None else manifest.codec.bytes
         return IndexStats(
             documents=manifest.documents,
@@ -172,7 +172,7 @@ class PlaidIndex(LateInteractionIndex):
             details={
                 "segments": len(snapshot.segments),
                 "deleted_documents": sum(segment.deleted_documents for segment in manifest.segments),
-                "centroids": 0 if codec is None else len(codec.centroids),
+                "centroids": 0 if trained is None else len(trained.centroids),
                 "bytes_on_disk": sum(entry.bytes for entry in manifest.files()),
             },
         )
@@ -184,13 +184,13 @@ class PlaidIndex(LateInteractionIndex):
         """Release the files; the engine stays open. Every later call raises InvalidRequestError."""
         super().close()
         # A search that has just begun takes the files again, and lets them go when it ends.
-        self._snapshot = replace(self._snapshot, current=b"", segments=(), codec=None)
+        self._snapshot = replace(self._snapshot, current=b"", segments=(), trained=None)
 
     # ------------------------------------------------------------------------------------------------------ changes
 
     @contextmanager
     def _adding(self) -> Iterator[None]:
-        self._local.pending = PendingDocuments()
+        self._local.pending = PendingDocuments(self._snapshot.manifest.row_codec)
         try:
             yield
         finally:
@@ -211,7 +211,9 @@ class PlaidIndex(LateInteractionIndex):
             raise self._other_rows()
         pending.add(documents, settings)
         if pending.tokens >= _COMMIT_TOKENS or pending.text_bytes >= _COMMIT_BYTES:
-            self._local.pending = PendingDocuments()  # first: what cannot be committed is not tried again
+            self._local.pending = PendingDocuments(
+                snapshot.manifest.row_codec
+            )  # first: what cannot be committed is not tried again
             self._commit(pending)
         return len(documents) - known
 
@@ -289,20 +291,7 @@ class PlaidIndex(LateInteractionIndex):
     # ------------------------------------------------------------------------------------------------------ reading
 
     def _search(self, queries: Ragged, search: Search) -> list[list[Hit]]:
-        snapshot = self._refresh()
-        return [
-            [
-                Hit(
-                    id=match.segment.file.id(match.document),
-                    score=match.score,
-                    exact=match.segment.file.columns.rows is not None,
-                    text=match.segment.file.text(match.document),
-                    metadata=match.segment.file.object(match.document),
-                )
-                for match in matches
-            ]
-            for matches in scoring.search(snapshot, queries, search)
-        ]
+        return scoring.search(self._refresh(), queries, search)
 
     def _ids(self) -> list[str]:
         snapshot = self._refresh()

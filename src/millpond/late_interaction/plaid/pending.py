@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.codecs.rows import INT8
+from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.index.documents import Documents
 from millpond.late_interaction.index.settings import IndexSettings
 from millpond.late_interaction.plaid.storage.columns import ByteStrings, Columns, Ids, id_hashes, metadata_bytes
 
 
 class PendingDocuments:
-    """Documents whose ids are all different, with int8 rows."""
+    """Documents whose ids are all different, with packed rows."""
 
-    def __init__(self) -> None:
+    def __init__(self, codec: Codec) -> None:
         self.ids: list[bytes] = []
         self.tokens = 0
         self.text_bytes = 0
         self.settings: IndexSettings | None = None
+        self._codec = codec
         self._texts: list[bytes] = []
         self._metadata: list[bytes] = []
         self._lengths: list[npt.NDArray[np.int64]] = []
-        self._rows: list[tuple[npt.NDArray[np.int8], npt.NDArray[np.float16]]] = []
+        self._packed: list[tuple[npt.NDArray[Any], npt.NDArray[np.float16] | None]] = []
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -48,21 +51,20 @@ class PendingDocuments:
         self._metadata += metadata
         self._lengths.append(documents.embeddings.lengths)
         if len(documents.embeddings.flat):
-            rows, scales = INT8.pack(documents.embeddings.flat)
-            assert scales is not None
-            self._rows.append((rows, scales))
+            self._packed.append(self._codec.pack(documents.embeddings.flat))
         self.tokens += len(documents.embeddings.flat)
         self.text_bytes += sum(map(len, texts)) + sum(map(len, metadata))
 
     def columns(self) -> Columns:
         """The documents as arrays."""
-        lengths = np.concatenate(self._lengths)
-        none = (np.empty((0, 0), dtype=np.int8), np.empty(0, dtype=np.float16))
-        rows = self._rows or [none]
+        none = self._codec.pack(np.empty((0, 0), dtype=np.float32))
+        packed = self._packed or [none]
         return Columns(
-            offsets=np.concatenate(([0], np.cumsum(lengths))).astype(np.int64),
-            scales=np.concatenate([scales for _, scales in rows]),
-            rows=np.concatenate([part for part, _ in rows]),
+            offsets=np.concatenate(([0], np.cumsum(np.concatenate(self._lengths)))).astype(np.int64),
+            scales=np.concatenate([scales for _, scales in packed if scales is not None])
+            if self._codec.scaled
+            else None,
+            rows=np.concatenate([rows for rows, _ in packed]),
             codes=None,
             residuals=None,
             ids=Ids.of(ByteStrings.of(self.ids), id_hashes(self.ids)),

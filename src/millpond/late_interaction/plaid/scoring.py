@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from millpond.late_interaction.codecs.residual import ResidualCodec
-from millpond.late_interaction.codecs.rows import INT8
-from millpond.late_interaction.index.documents import SEARCH_TURNS, Search
-from millpond.late_interaction.kernels import exact, residuals, scan
+from millpond.late_interaction.codecs.residual import Encoded
+from millpond.late_interaction.index.documents import SEARCH_TURNS, Hit, Search
+from millpond.late_interaction.kernels import scan
 from millpond.late_interaction.kernels.centroids import similarities
 from millpond.late_interaction.kernels.compiled import thread_count
 from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.snapshot import Snapshot
+from millpond.late_interaction.scoring import exact, residuals
 from millpond.vectors.ragged import Ragged
 
 # Candidates that are scored exactly, at least and for each hit.
@@ -25,104 +24,80 @@ _CANDIDATES_PER_HIT = 20
 _QUERIES = 32
 
 FloatArray = npt.NDArray[np.float32]
+IndexArray = npt.NDArray[np.int64]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """A document and its score.
-
-    Attributes:
-        segment: Its segment.
-        document: Its index there.
-        score: MaxSim.
-    """
-
-    segment: Segment
-    document: int
-    score: float
-
-
-def search(snapshot: Snapshot, queries: Ragged, options: Search, *, threads: int | None = None) -> list[list[Match]]:
+def search(snapshot: Snapshot, queries: Ragged, options: Search) -> list[list[Hit]]:
     """The best documents for each query, best first; of equal ones the one that was added earlier."""
     segments = [
-        _Searched(segment, mask, snapshot.codec)
+        _Searched(snapshot, segment, mask)
         for segment, mask in zip(snapshot.segments, _allowed(snapshot, options), strict=True)
         if segment.entry.tokens and (mask is None or mask.any())
     ]
     keep = options.candidates or max(_LEAST_CANDIDATES, _CANDIDATES_PER_HIT * options.k)
-    coded = [segment for segment in segments if segment.coded]
+    coded = [segment for segment in segments if segment.segment.entry.coded]
     # A scan pays if it leaves documents out.
-    scanned = coded if not options.exact and sum(segment.count for segment in coded) > keep else []
-    most = thread_count(threads)
-    matches: list[list[Match]] = []
+    scanned = coded if not options.exact and sum(len(segment.documents) for segment in coded) > keep else []
+    most = thread_count(None)
+    results: list[list[Hit]] = []
     for start in range(0, len(queries), _QUERIES):
         group = queries[start : start + _QUERIES]
-        with SEARCH_TURNS.turn(most) as share:
-            scored = {
-                id(segment): segment.score_all(group, share)
-                for segment in segments
-                if segment.columns.rows is not None and segment not in scanned
-            }
+        matrices = Ragged.from_matrices(group, width=queries.flat.shape[1])
+        with SEARCH_TURNS.turn(most) as share:  # rows are read once for all of them
+            whole = [segment for segment in segments if segment.tokens is not None and segment not in scanned]
+            scored = {segment: segment.score_rows(matrices, segment.chosen, share) for segment in whole}
         for index, query in enumerate(group):
-            known = {key: scores[index] for key, scores in scored.items()}
+            known = {segment: scores[index] for segment, scores in scored.items()}
             with SEARCH_TURNS.turn(most) as share:
-                matches.append(_best(segments, scanned, query, known, snapshot.codec, keep, options.k, share))
-    return matches
+                results.append(_best(segments, scanned, query, known, keep, options.k, share))
+    return results
 
 
 class _Searched:
-    """A segment in one search."""
+    """A segment in one search, and those of its documents that may be found; ``chosen`` is ``None`` for all."""
 
-    def __init__(self, segment: Segment, allowed: npt.NDArray[np.bool_] | None, codec: ResidualCodec | None) -> None:
+    def __init__(self, snapshot: Snapshot, segment: Segment, allowed: npt.NDArray[np.bool_] | None) -> None:
         self.segment = segment
-        self.coded = segment.entry.coded
-        self.columns = segment.file.tokens(0 if codec is None else len(codec.centroids))
-        self.documents = np.arange(len(self.columns)) if allowed is None else np.flatnonzero(allowed)
-        self.count = len(self.documents)
-        packed = None if allowed is None else np.packbits(allowed, bitorder="little")
-        columns = self.columns
-        self._every = allowed is None
-        self._codes = (
-            None if columns.codes is None else scan.Codes(codes=columns.codes, offsets=columns.offsets, allowed=packed)
-        )
-        self._tokens = (
-            None
-            if columns.rows is None
-            else exact.Tokens(codec=INT8, rows=columns.rows, scales=columns.scales, offsets=columns.offsets)
-        )
+        self.trained = snapshot.trained
+        self.columns = segment.file.tokens(0 if self.trained is None else len(self.trained.centroids))
+        self.allowed = allowed
+        self.chosen = None if allowed is None else np.flatnonzero(allowed)
+        self.documents = np.arange(len(self.columns)) if self.chosen is None else self.chosen
+        rows, scales, offsets = self.columns.rows, self.columns.scales, self.columns.offsets
+        codec = snapshot.manifest.row_codec
+        self.tokens = rows if rows is None else exact.Tokens(codec=codec, rows=rows, scales=scales, offsets=offsets)
 
-    @property
     def codes(self) -> scan.Codes:
         """What the scan of codes reads."""
-        assert self._codes is not None
-        return self._codes
+        assert self.columns.codes is not None
+        packed = None if self.allowed is None else np.packbits(self.allowed, bitorder="little")
+        return scan.Codes(codes=self.columns.codes, offsets=self.columns.offsets, allowed=packed)
 
-    def score_all(self, queries: Sequence[FloatArray], threads: int | None) -> FloatArray:
-        """MaxSim ``[q, documents]`` of int8 rows, which are read once for all queries."""
-        assert self._tokens is not None
-        matrices = Ragged.from_matrices(queries, width=queries[0].shape[1])
-        return exact.score(matrices, self._tokens, documents=None if self._every else self.documents, threads=threads)
+    def score_rows(self, queries: Ragged, documents: IndexArray | None, threads: int) -> FloatArray:
+        """MaxSim ``[q, documents]`` of whole rows."""
+        assert self.tokens is not None
+        return exact.score(queries, self.tokens, documents=documents, threads=threads)
 
     def score(
-        self,
-        query: FloatArray,
-        documents: npt.NDArray[np.int64],
-        codec: ResidualCodec | None,
-        similarity: FloatArray | None,
-        threads: int | None,
+        self, query: FloatArray, documents: IndexArray, similarity: FloatArray | None, threads: int
     ) -> FloatArray:
         """MaxSim ``[documents]``; ``-inf`` for one without tokens."""
-        columns = self.columns
-        if self._tokens is not None:
-            matrix = Ragged.from_matrices([query], width=query.shape[1])
-            scores: FloatArray = exact.score(matrix, self._tokens, documents=documents, threads=threads)[0]
+        if self.tokens is not None:
+            scores: FloatArray = self.score_rows(
+                Ragged.from_matrices([query], width=query.shape[1]), documents, threads
+            )[0]
             return scores
+        columns, trained = self.columns, self.trained
         assert columns.codes is not None and columns.residuals is not None and columns.scales is not None
-        assert codec is not None and similarity is not None
-        stored = residuals.Stored(
-            codes=columns.codes, scales=columns.scales, residuals=columns.residuals, offsets=columns.offsets
-        )
-        return residuals.score(query, stored, documents, codec, similarity, threads=threads)
+        assert trained is not None and similarity is not None
+        stored = Encoded(codes=columns.codes, scales=columns.scales, residuals=columns.residuals)
+        return residuals.score(query, stored, columns.offsets, documents, trained, similarity, threads=threads)
+
+    def hit(self, document: int, score: float) -> Hit:
+        """A document as a hit."""
+        file = self.segment.file
+        text, metadata = file.text(document), file.object(document)
+        return Hit(id=file.id(document), score=score, exact=self.tokens is not None, text=text, metadata=metadata)
 
 
 def _allowed(snapshot: Snapshot, options: Search) -> list[npt.NDArray[np.bool_] | None]:
@@ -145,53 +120,42 @@ def _best(
     segments: list[_Searched],
     scanned: list[_Searched],
     query: FloatArray,
-    known: Mapping[int, FloatArray],
-    codec: ResidualCodec | None,
+    known: Mapping[_Searched, FloatArray],
     keep: int,
     k: int,
-    threads: int | None,
-) -> list[Match]:
-    """The best matches of one query.
+    threads: int,
+) -> list[Hit]:
+    """The best hits of one query.
 
     Args:
         segments: The segments.
         scanned: Those of them whose codes choose ``keep`` candidates, all together.
         query: ``[tokens, d]``.
         known: For some of the others, the scores of all their documents.
-        codec: The codec of segments with codes.
         keep: Candidates.
-        k: Most matches.
+        k: Most hits.
         threads: Most threads.
     """
     if not len(query) or not segments:
         return []
-    similarity = None
-    if codec is not None and len(known) < len(segments):
-        similarity = similarities(query, codec.centroids, threads=threads)
-    candidates = {}
+    similarity, candidates = None, {}
+    trained = segments[0].trained
+    if trained is not None and len(known) < len(segments):
+        similarity = similarities(query, trained.centroids, threads=threads)
     if scanned and similarity is not None:
         table = scan.table(similarity, query)
-        kept = scan.candidates_of(table, [segment.codes for segment in scanned], keep, threads=threads)
-        candidates = dict(zip(map(id, scanned), kept, strict=True))
-    documents = [candidates.get(id(segment), segment.documents) for segment in segments]
+        kept = scan.candidates_of(table, [segment.codes() for segment in scanned], keep, threads=threads)
+        candidates = dict(zip(scanned, kept, strict=True))
+    documents = [candidates.get(segment, segment.documents) for segment in segments]
     scores = [
-        known[id(segment)] if id(segment) in known else segment.score(query, some, codec, similarity, threads)
+        known[segment] if segment in known else segment.score(query, some, similarity, threads)
         for segment, some in zip(segments, documents, strict=True)
     ]
     score, document = np.concatenate(scores), np.concatenate(documents)
-    ends = np.cumsum([len(some) for some in documents])
-    best = _top(score, k)
+    found = np.flatnonzero(score > -np.inf)
+    best = found[scan.best_first(score[found], k)]
+    owners = np.searchsorted(np.cumsum([len(some) for some in documents]), best, side="right")
     return [
-        Match(segment=segments[owner].segment, document=int(document[index]), score=float(score[index]))
-        for index, owner in zip(best, np.searchsorted(ends, best, side="right").tolist(), strict=True)
+        segments[owner].hit(int(document[index]), float(score[index]))
+        for index, owner in zip(best, owners.tolist(), strict=True)
     ]
-
-
-def _top(scores: FloatArray, k: int) -> npt.NDArray[np.int64]:
-    """Indices of the ``k`` largest finite scores, best first; of equal ones the lower index."""
-    found = np.flatnonzero(scores > -np.inf)
-    if len(found) > k:
-        least = np.partition(scores[found], len(found) - k)[len(found) - k]
-        found = found[scores[found] >= least]
-    order = np.lexsort((found, -scores[found]))[:k]
-    return found[order]

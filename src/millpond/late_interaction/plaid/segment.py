@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, overload
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -23,13 +23,9 @@ from millpond.support.cached_property import cached_property
 class SegmentFile:
     """The documents of a segment, mapped: opening one reads a page.
 
-    Args:
-        folder: The index.
-        entry: What the manifest says of it.
-
     Raises:
         FileNotFoundError: There is no such file.
-        IndexCorruptedError: It has another size, or other arrays than a segment's.
+        IndexCorruptedError: It has another size, or other arrays than the manifest says.
     """
 
     def __init__(self, folder: Path, entry: SegmentEntry) -> None:
@@ -56,53 +52,38 @@ class SegmentFile:
         columns = self.columns
         lengths = {len(array) for array in columns.token_arrays.values()}
         counts = {len(columns), len(columns.ids), len(columns.ids.order), len(columns.texts), len(columns.metadata)}
-        if (
-            lengths != {entry.tokens}
-            or counts != {entry.documents}
-            or (columns.rows is None) == (columns.residuals is None)
-        ):
+        one_kind = (columns.rows is None) != (columns.residuals is None)
+        if lengths != {entry.tokens} or counts != {entry.documents} or not one_kind:
             raise self._damaged("its arrays do not have the lengths in the manifest")
 
     def check(self, sha256: str) -> None:
-        """Read all of it.
-
-        Raises:
-            IndexCorruptedError: Its checksum is another one.
-        """
+        """Read all of it, and raise IndexCorruptedError if its checksum is another one."""
         self._file.check(sha256)
 
     def tokens(self, centroids: int) -> Columns:
         """The columns, once it is certain that offsets and codes point inside the arrays: kernels do not check that.
 
-        Args:
-            centroids: Number of centroids.
-
         Raises:
-            IndexCorruptedError: They do not.
+            IndexCorruptedError: They do not, with this number of centroids.
         """
-        offsets, codes = self._checked_tokens
-        if codes >= max(centroids, 1) or not offsets:
+        ordered, largest = self._checked_tokens
+        if largest >= max(centroids, 1) or not ordered:
             raise self._damaged("its offsets or codes point outside of its arrays")
         return self.columns
 
     @cached_property
     def metadata(self) -> MetadataTable:
         """Its metadata by key and value."""
-        return MetadataTable(_Objects(self))
+        count = len(self.columns)
+        return MetadataTable(count, lambda: map(self.object, range(count)))
 
     def id(self, document: int) -> str:
         """The id of a document."""
-        try:
-            return self.columns.ids.strings[document].decode()
-        except UnicodeDecodeError as error:
-            raise self._damaged(f"the id of document {document} is no UTF-8") from error
+        return self._decoded(self.columns.ids.strings, document)
 
     def text(self, document: int) -> str:
         """The text of a document."""
-        try:
-            return self.columns.texts[document].decode()
-        except UnicodeDecodeError as error:
-            raise self._damaged(f"the text of document {document} is no UTF-8") from error
+        return self._decoded(self.columns.texts, document)
 
     def object(self, document: int) -> Mapping[str, Any]:
         """The metadata of a document."""
@@ -114,6 +95,12 @@ class SegmentFile:
         except ValueError as error:
             raise self._damaged(f"the metadata of document {document} is no JSON object") from error
         return value
+
+    def _decoded(self, strings: ByteStrings, document: int) -> str:
+        try:
+            return strings[document].decode()
+        except UnicodeDecodeError as error:
+            raise self._damaged(f"the id or text of document {document} is no UTF-8") from error
 
     @cached_property
     def _checked_tokens(self) -> tuple[bool, int]:
@@ -129,17 +116,11 @@ class SegmentFile:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
-    """A segment as one manifest has it.
+    """A segment as one manifest has it."""
 
-    Attributes:
-        entry: What the manifest says of it.
-        file: Its documents.
-        live: bool ``[documents]``, those that are not deleted; ``None`` if all are.
-    """
-
-    entry: SegmentEntry
-    file: SegmentFile
-    live: npt.NDArray[np.bool_] | None
+    entry: SegmentEntry  # what the manifest says of it
+    file: SegmentFile  # its documents
+    live: npt.NDArray[np.bool_] | None  # bool `[documents]`, those that are not deleted; `None` if all are
 
     @classmethod
     def open(cls, folder: Path, entry: SegmentEntry, known: Mapping[FileEntry, Segment]) -> Segment:
@@ -170,27 +151,3 @@ def _read_bitmap(folder: Path, entry: FileEntry, documents: int) -> npt.NDArray[
         )
     bits = np.unpackbits(np.frombuffer(content, dtype=np.uint8), count=documents, bitorder="little")
     return bits.view(np.bool_)
-
-
-class _Objects(Sequence[Mapping[str, Any]]):
-    """The metadata of a segment's documents, read when asked for."""
-
-    def __init__(self, file: SegmentFile) -> None:
-        self._file = file
-
-    def __len__(self) -> int:
-        return len(self._file.columns)
-
-    @overload
-    def __getitem__(self, index: int) -> Mapping[str, Any]: ...
-    @overload
-    def __getitem__(self, index: slice) -> Sequence[Mapping[str, Any]]: ...
-    def __getitem__(self, index: int | slice) -> Mapping[str, Any] | Sequence[Mapping[str, Any]]:
-        if isinstance(index, slice):
-            return [self._file.object(document) for document in range(*index.indices(len(self)))]
-        if not 0 <= index < len(self):
-            raise IndexError(index)
-        return self._file.object(index)
-
-    def __iter__(self) -> Iterator[Mapping[str, Any]]:
-        return (self._file.object(document) for document in range(len(self)))

@@ -11,33 +11,33 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.late_interaction.codecs.residual import ResidualCodec
-from millpond.late_interaction.codecs.rows import INT8, Codec
+from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.plaid.storage.array_file import ArrayFileWriter, ArraySpec
 from millpond.late_interaction.plaid.storage.columns import ByteStrings, Columns, Ids
+
+OFFSETS_OF = {"ids": "id_offsets", "texts": "text_offsets", "metadata": "metadata_offsets"}
+"""The arrays of byte strings, and of their offsets."""
 
 # Rows encoded or copied at a time.
 _BLOCK = 1 << 16
 _BLOCK_BYTES = 1 << 22
 
+IndexArray = npt.NDArray[np.int64]
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Source:
-    """Documents to copy.
-
-    Attributes:
-        columns: The documents.
-        live: bool ``[documents]``, those to copy; ``None`` for all.
-    """
+    """Documents to copy: those that are ``live``, or all."""
 
     columns: Columns
     live: npt.NDArray[np.bool_] | None = None
 
     @property
-    def offsets(self) -> npt.NDArray[np.int64]:
+    def offsets(self) -> IndexArray:
         """int64 ``[copied documents + 1]`` into the copied tokens."""
         return _copied_offsets(self.columns.offsets, self.live)
 
-    def runs(self) -> npt.NDArray[np.int64]:
+    def runs(self) -> IndexArray:
         """int64 ``[runs, 2]``: first document and the one after the last of each run to copy."""
         count = len(self.columns)
         if self.live is None:
@@ -47,129 +47,100 @@ class Source:
 
 
 def write_segment(
-    path: Path,
-    sources: Sequence[Source],
-    *,
-    dim: int,
-    codec: ResidualCodec | None,
-    encode: bool,
-    threads: int | None = None,
+    path: Path, sources: Sequence[Source], *, dim: int, codec: Codec, trained: ResidualCodec | None, encode: bool
 ) -> tuple[int, int]:
-    """Write a file. The caller syncs it.
+    """Write a file, which the caller syncs; returns its documents and token rows.
 
     Args:
         path: The file; it must not exist.
         sources: The documents, one after the other, all of one width.
         dim: Columns of a row.
-        codec: The codec of the segment; ``None`` keeps int8 rows without codes.
-        encode: Encode the rows of sources that have codes anew, from their int8 rows.
-        threads: Most threads; ``None`` is as many as torch uses.
-
-    Returns:
-        Its documents and token rows.
+        codec: How rows are packed.
+        trained: What codes and residuals refer to; ``None`` keeps rows without codes.
+        encode: Encode the rows of sources that have codes anew.
     """
-    ids = ByteStringsPlan([source.columns.ids.strings for source in sources], sources)
-    texts = ByteStringsPlan([source.columns.texts for source in sources], sources)
-    metadata = ByteStringsPlan([source.columns.metadata for source in sources], sources)
-    offsets = _joined([source.offsets for source in sources])
-    hashes = Ids.of(
-        ByteStrings(data=np.empty(0, dtype=np.uint8), offsets=ids.offsets),
-        np.concatenate([_copied(source.columns.ids.hash_of_each, source.live) for source in sources]),
-    )
+    strings = {
+        "ids": [source.columns.ids.strings for source in sources],
+        "texts": [source.columns.texts for source in sources],
+        "metadata": [source.columns.metadata for source in sources],
+    }
+    ends = {name: _joined_offsets([part.offsets for part in parts], sources) for name, parts in strings.items()}
+    offsets = _joined_offsets([source.columns.offsets for source in sources], sources)
+    hashes = [source.columns.ids.hash_of_each for source in sources]
+    live_hashes = [
+        some if source.live is None else some[source.live] for some, source in zip(hashes, sources, strict=True)
+    ]
+    ids = Ids.of(ByteStrings(data=np.empty(0, dtype=np.uint8), offsets=ends["ids"]), np.concatenate(live_hashes))
     documents, tokens = len(offsets) - 1, int(offsets[-1])
-    sizes = {name: int(plan.offsets[-1]) for name, plan in (("ids", ids), ("texts", texts), ("metadata", metadata))}
-    specs = segment_specs(documents, tokens, sizes, dim=dim, rows=INT8, codec=codec)
-    with ArrayFileWriter(path, specs) as file:
+    sizes = {name: int(some[-1]) for name, some in ends.items()}
+    with ArrayFileWriter(path, segment_specs(documents, tokens, sizes, dim=dim, codec=codec, trained=trained)) as file:
         file.write("offsets", offsets)
-        file.write("id_hashes", hashes.hashes)
-        file.write("id_order", hashes.order)
-        for name, plan in (("id", ids), ("text", texts), ("metadata", metadata)):
-            file.write(f"{name}_offsets", plan.offsets)
-            plan.write(file, {"id": "ids", "text": "texts", "metadata": "metadata"}[name])
+        file.write("id_hashes", ids.hashes)
+        file.write("id_order", ids.order)
+        for name, parts in strings.items():
+            file.write(OFFSETS_OF[name], ends[name])
+            _write_strings(file, name, parts, sources)
         start = 0
-        for source in sources:
-            for block in _token_blocks(source):
-                stored = _encoded(block, dim, codec, encode, threads)
-                for name, values in stored.items():
-                    file.write(name, values, start)
-                start += len(next(iter(stored.values())))
+        for block in _token_blocks(sources):
+            stored = block
+            if trained is not None and (encode or "codes" not in block):
+                stored = _encoded(block, dim, codec, trained)
+            for name, values in stored.items():
+                file.write(name, values, start)
+            start += len(next(iter(stored.values())))
     return documents, tokens
 
 
-class ByteStringsPlan:
-    """Byte strings of several sources, to be written as one array."""
-
-    def __init__(self, strings: Sequence[ByteStrings], sources: Sequence[Source]) -> None:
-        self._strings = strings
-        self._sources = sources
-        self.offsets = _joined(
-            [_copied_offsets(some.offsets, source.live) for some, source in zip(strings, sources, strict=True)]
-        )
-
-    def write(self, file: ArrayFileWriter, name: str) -> None:
-        """Write the array."""
-        start = 0
-        for some, source in zip(self._strings, self._sources, strict=True):
-            for pieces in _blocks(source.runs(), some.offsets, _BLOCK_BYTES):
-                block = _gather(some.data, pieces)
-                file.write(name, block, start)
-                start += len(block)
-
-
 def segment_specs(
-    documents: int, tokens: int, sizes: Mapping[str, int], *, dim: int, rows: Codec, codec: ResidualCodec | None
+    documents: int, tokens: int, sizes: Mapping[str, int], *, dim: int, codec: Codec, trained: ResidualCodec | None
 ) -> dict[str, ArraySpec]:
-    """The arrays of a segment's file, in order.
-
-    Args:
-        documents: How many there are.
-        tokens: Their token rows.
-        sizes: Bytes of all ``ids``, ``texts`` and ``metadata``.
-        dim: Columns of a row.
-        rows: How rows are packed.
-        codec: What codes, and residuals in place of the rows, refer to; ``None`` without codes.
-    """
+    """The arrays of a segment's file, in order; ``sizes`` are the bytes of all ``ids``, ``texts`` and ``metadata``."""
     specs = {"offsets": ArraySpec(dtype="int64", shape=(documents + 1,))}
-    if rows.scaled:
+    residuals = trained is not None and trained.bits > 0
+    if codec.scaled or residuals:
         specs["scales"] = ArraySpec(dtype="float16", shape=(tokens,))
-    if codec is not None:
+    if trained is not None:
         specs["codes"] = ArraySpec(dtype="uint16", shape=(tokens,))
-    if codec is not None and codec.bits:
-        specs["residuals"] = ArraySpec(dtype="uint8", shape=(tokens, codec.width))
+    if trained is not None and residuals:
+        specs["residuals"] = ArraySpec(dtype="uint8", shape=(tokens, trained.width))
     else:
-        specs["rows"] = ArraySpec(dtype=rows.dtype.name, shape=(tokens, rows.width(dim)))
-    for one, many in (("id", "ids"), ("text", "texts"), ("metadata", "metadata")):
-        specs[many] = ArraySpec(dtype="uint8", shape=(sizes[many],))
-        specs[f"{one}_offsets"] = ArraySpec(dtype="int64", shape=(documents + 1,))
-        if one == "id":
+        specs["rows"] = ArraySpec(dtype=codec.dtype.name, shape=(tokens, codec.width(dim)))
+    for name, offsets in OFFSETS_OF.items():
+        specs[name] = ArraySpec(dtype="uint8", shape=(sizes[name],))
+        specs[offsets] = ArraySpec(dtype="int64", shape=(documents + 1,))
+        if name == "ids":
             specs["id_hashes"] = ArraySpec(dtype="uint64", shape=(documents,))
             specs["id_order"] = ArraySpec(dtype="uint32", shape=(documents,))
     return specs
 
 
+def _write_strings(file: ArrayFileWriter, name: str, parts: Sequence[ByteStrings], sources: Sequence[Source]) -> None:
+    start = 0
+    for some, source in zip(parts, sources, strict=True):
+        for pieces in _blocks(source.runs(), some.offsets, _BLOCK_BYTES):
+            block = _gather(some.data, pieces)
+            file.write(name, block, start)
+            start += len(block)
+
+
 def _encoded(
-    block: dict[str, npt.NDArray[Any]],
-    dim: int,
-    codec: ResidualCodec | None,
-    encode: bool,
-    threads: int | None,
+    block: dict[str, npt.NDArray[Any]], dim: int, codec: Codec, trained: ResidualCodec
 ) -> dict[str, npt.NDArray[Any]]:
-    """The arrays of a block of tokens as the segment stores them."""
-    if codec is None or ("codes" in block and not encode):
-        return block
-    encoded = codec.encode(INT8.unpack(block["rows"], block["scales"], dim), threads=threads)
-    if not codec.bits:
-        return {"codes": encoded.codes, "rows": block["rows"], "scales": block["scales"]}
+    """The arrays of a block of rows with codes, and residuals in their place if there are some."""
+    encoded = trained.encode(codec.unpack(block["rows"], block.get("scales"), dim))
+    if not trained.bits:
+        return {**block, "codes": encoded.codes}
     return {"codes": encoded.codes, "residuals": encoded.residuals, "scales": encoded.scales}
 
 
-def _token_blocks(source: Source) -> Iterator[dict[str, npt.NDArray[Any]]]:
+def _token_blocks(sources: Sequence[Source]) -> Iterator[dict[str, npt.NDArray[Any]]]:
     """The arrays of the tokens to copy, a block at a time."""
-    for pieces in _blocks(source.runs(), source.columns.offsets, _BLOCK):
-        yield {name: _gather(array, pieces) for name, array in source.columns.token_arrays.items()}
+    for source in sources:
+        for pieces in _blocks(source.runs(), source.columns.offsets, _BLOCK):
+            yield {name: _gather(array, pieces) for name, array in source.columns.token_arrays.items()}
 
 
-def _blocks(runs: npt.NDArray[np.int64], offsets: npt.NDArray[np.int64], size: int) -> Iterator[list[tuple[int, int]]]:
+def _blocks(runs: IndexArray, offsets: IndexArray, size: int) -> Iterator[list[tuple[int, int]]]:
     """Bounds of the elements of runs of documents, in lists of at most ``size`` elements."""
     pieces: list[tuple[int, int]] = []
     room = size
@@ -191,22 +162,11 @@ def _gather(array: npt.NDArray[Any], pieces: list[tuple[int, int]]) -> npt.NDArr
     return np.concatenate([array[start:stop] for start, stop in pieces])
 
 
-def _copied(array: npt.NDArray[Any], live: npt.NDArray[np.bool_] | None) -> npt.NDArray[Any]:
-    return array if live is None else array[live]
+def _copied_offsets(offsets: IndexArray, live: npt.NDArray[np.bool_] | None) -> IndexArray:
+    return offsets if live is None else np.concatenate(([0], np.cumsum(np.diff(offsets)[live])))
 
 
-def _copied_offsets(offsets: npt.NDArray[np.int64], live: npt.NDArray[np.bool_] | None) -> npt.NDArray[np.int64]:
-    if live is None:
-        return offsets
-    lengths = np.diff(offsets)[live]
-    return np.concatenate(([0], np.cumsum(lengths)))
-
-
-def _joined(parts: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
-    """Offsets of several arrays that are concatenated."""
-    joined = [np.zeros(1, dtype=np.int64)]
-    end = 0
-    for part in parts:
-        joined.append(part[1:] + end)
-        end += int(part[-1])
-    return np.concatenate(joined)
+def _joined_offsets(parts: Sequence[IndexArray], sources: Sequence[Source]) -> IndexArray:
+    """Offsets of the copied parts of several arrays, one after the other."""
+    lengths = [np.diff(_copied_offsets(part, source.live)) for part, source in zip(parts, sources, strict=True)]
+    return np.concatenate(([0], np.cumsum(np.concatenate(lengths)))).astype(np.int64)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ import numpy.typing as npt
 
 from millpond.errors import IndexCorruptedError, SourceNotFoundError
 from millpond.late_interaction.codecs.residual import ResidualCodec
-from millpond.late_interaction.codecs.rows import CODECS
 from millpond.late_interaction.index.settings import IndexSettings
-from millpond.late_interaction.kernels.centroids import Groups
+from millpond.late_interaction.kernels.centroids import Centroids, Groups
 from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.storage.array_file import ArrayFile, ArrayFileWriter, ArraySpec
 from millpond.late_interaction.plaid.storage.columns import id_hashes
@@ -26,21 +25,13 @@ _GROUPS = ("centers", "members", "offsets")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """One state of an index.
+    """One state of an index."""
 
-    Attributes:
-        current: The content of ``CURRENT`` that named it.
-        manifest: Its manifest.
-        segments: Its segments, oldest first.
-        codec: Its codec; ``None`` before training.
-        settings: How texts became its rows; ``None`` as long as there are none.
-    """
-
-    current: bytes
+    current: bytes  # the content of `CURRENT` that named it
     manifest: Manifest
-    segments: tuple[Segment, ...]
-    codec: ResidualCodec | None
-    settings: IndexSettings | None
+    segments: tuple[Segment, ...]  # its segments, oldest first
+    trained: ResidualCodec | None  # its centroids and residual codec; `None` before training
+    settings: IndexSettings | None  # how texts became its rows; `None` as long as there are none
 
     def find(self, ids: Sequence[str]) -> list[npt.NDArray[np.int64]]:
         """For each segment, the live documents among these ids, -1 for an id that is not in it."""
@@ -56,11 +47,7 @@ class Snapshot:
 
 
 def open_snapshot(folder: IndexFolder, known: Snapshot | None = None) -> Snapshot:
-    """Open the state that ``CURRENT`` names now.
-
-    Args:
-        folder: The index.
-        known: An earlier state, whose open files are used again.
+    """Open the state that ``CURRENT`` names now, with the files that an earlier state has open already.
 
     Raises:
         SourceNotFoundError: There is no index.
@@ -80,43 +67,39 @@ def open_snapshot(folder: IndexFolder, known: Snapshot | None = None) -> Snapsho
                 raise IndexCorruptedError(f"{error.filename} is missing; restore it, or build the index anew") from None
 
 
-def write_codec(path: Path, codec: ResidualCodec, *, mode: int = 0o666) -> None:
-    """Write the file of a codec. The caller syncs it."""
-    arrays = {name: array for name, array in codec.arrays().items() if name != "bits"}  # the payload says that
-    groups = codec.centroids.groups
-    if groups is not None:  # computing them takes as long as encoding thousands of rows
-        arrays |= {f"group_{name}": getattr(groups, name) for name in _GROUPS}
+def write_trained(path: Path, trained: ResidualCodec, *, mode: int = 0o666) -> None:
+    """Write the file of centroids and residual codec. The caller syncs it."""
+    centroids = trained.centroids
+    arrays: dict[str, npt.NDArray[Any]]
+    arrays = {"centroids": centroids.rows, "centroid_scales": centroids.scales, "std": trained.std}
+    if centroids.groups is not None:  # computing them takes as long as encoding thousands of rows
+        arrays |= {f"group_{name}": getattr(centroids.groups, name) for name in _GROUPS}
+    write_arrays(path, arrays, mode=mode)
+
+
+def write_arrays(path: Path, arrays: Mapping[str, npt.NDArray[Any]], *, mode: int = 0o666) -> None:
+    """Write a file of small arrays. The caller syncs it."""
     specs = {name: ArraySpec(dtype=array.dtype.name, shape=array.shape) for name, array in arrays.items()}
     with ArrayFileWriter(path, specs, mode=mode) as file:
         for name, array in arrays.items():
             file.write(name, array)
 
 
-def write_projection(path: Path, matrix: npt.NDArray[np.float32], *, mode: int = 0o666) -> None:
-    """Write the file of a projection. The caller syncs it."""
-    specs = {"matrix": ArraySpec(dtype="float32", shape=matrix.shape)}
-    with ArrayFileWriter(path, specs, mode=mode) as file:
-        file.write("matrix", matrix)
-
-
 def _open(folder: IndexFolder, current: bytes, known: Snapshot | None) -> Snapshot:
     manifest = folder.manifest(current)
     segments_known = {} if known is None else {segment.entry.file: segment for segment in known.segments}
     segments = tuple(Segment.open(folder.path, entry, segments_known) for entry in manifest.segments)
-    if manifest.codec is None:
-        codec = None
-    elif known is not None and known.manifest.codec == manifest.codec:
-        codec = known.codec
+    before = None if known is None else known.manifest
+    if known is not None and before is not None and before.codec == manifest.codec:
+        trained = known.trained
     else:
-        codec = _read_codec(folder.path, manifest.codec, manifest)
-    if known is not None and (known.manifest.settings, known.manifest.projection) == (
-        manifest.settings,
-        manifest.projection,
-    ):
+        trained = _read_trained(folder.path, manifest.codec, manifest)
+    made = (manifest.settings, manifest.projection)
+    if known is not None and before is not None and (before.settings, before.projection) == made:
         settings = known.settings
     else:
         settings = _read_settings(folder.path, manifest)
-    return Snapshot(current=current, manifest=manifest, segments=segments, codec=codec, settings=settings)
+    return Snapshot(current=current, manifest=manifest, segments=segments, trained=trained, settings=settings)
 
 
 def _read_settings(folder: Path, manifest: Manifest) -> IndexSettings | None:
@@ -132,21 +115,23 @@ def _read_settings(folder: Path, manifest: Manifest) -> IndexSettings | None:
         raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
 
 
-def _read_codec(folder: Path, entry: FileEntry, manifest: Manifest) -> ResidualCodec:
+def _read_trained(folder: Path, entry: FileEntry | None, manifest: Manifest) -> ResidualCodec | None:
+    if entry is None:
+        return None
     path = folder / entry.name
     arrays = _read_arrays(path, entry)
-    arrays["bits"] = np.array(CODECS[manifest.payload].bits)
     width = (manifest.settings or {}).get("width")
     try:
-        codec = ResidualCodec.from_arrays(arrays)
-        if codec.dim != width:
-            raise ValueError(f"its rows have {codec.dim} columns instead of {width}")
+        centroids = Centroids(rows=arrays["centroids"], scales=arrays["centroid_scales"])
+        if centroids.dim != width:
+            raise ValueError(f"its rows have {centroids.dim} columns instead of {width}")
+        trained = ResidualCodec(centroids=centroids, std=arrays["std"], bits=manifest.row_codec.bits)
     except (KeyError, ValueError) as error:
         raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
     if "group_centers" in arrays:
         # Where the cached property keeps what it would compute.
-        vars(codec.centroids)["groups"] = Groups(**{name: arrays[f"group_{name}"] for name in _GROUPS})
-    return codec
+        vars(centroids)["groups"] = Groups(**{name: arrays[f"group_{name}"] for name in _GROUPS})
+    return trained
 
 
 def _read_arrays(path: Path, entry: FileEntry) -> dict[str, npt.NDArray[Any]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -10,12 +10,10 @@ import numpy.typing as npt
 
 from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.codecs.residual import ResidualCodec
-from millpond.late_interaction.codecs.rows import CODECS, INT8
-from millpond.late_interaction.index.settings import IndexSettings
 from millpond.late_interaction.plaid.pending import PendingDocuments
 from millpond.late_interaction.plaid.segment import Segment, bitmap
 from millpond.late_interaction.plaid.segment_writer import Source, write_segment
-from millpond.late_interaction.plaid.snapshot import Snapshot, write_codec, write_projection
+from millpond.late_interaction.plaid.snapshot import Snapshot, write_arrays, write_trained
 from millpond.late_interaction.plaid.storage.folder import Transaction
 from millpond.late_interaction.plaid.storage.manifest import Manifest, SegmentEntry
 
@@ -23,18 +21,18 @@ _SEED = 0
 
 
 def append(transaction: Transaction, snapshot: Snapshot, pending: PendingDocuments) -> Manifest:
-    """Store documents in a new segment, and delete older ones of equal ids.
-
-    Args:
-        transaction: The transaction.
-        snapshot: The state now.
-        pending: The documents.
-    """
+    """Store documents in a new segment, and delete older ones of equal ids."""
     replaced = snapshot.find([id.decode() for id in pending.ids])
-    kept = delete(transaction, snapshot, [documents[documents >= 0] for documents in replaced])
+    manifest = delete(transaction, snapshot, [documents[documents >= 0] for documents in replaced])
     settings = pending.settings
-    manifest = kept if settings is None or kept.settings is not None else _with_settings(transaction, kept, settings)
-    segment = _write(transaction, manifest, [Source(columns=pending.columns())], snapshot.codec)
+    if settings is not None and manifest.settings is None:
+        projection = None
+        if settings.projection is not None:
+            path = transaction.new_path("projection")
+            write_arrays(path, {"matrix": settings.projection.matrix})
+            projection = transaction.entry(path)
+        manifest = replace(manifest, settings=settings.to_json(), projection=projection)
+    segment = _write(transaction, manifest, [Source(columns=pending.columns())], snapshot.trained)
     return replace(manifest, segments=(*manifest.segments, segment))
 
 
@@ -50,55 +48,41 @@ def delete(transaction: Transaction, snapshot: Snapshot, documents: Sequence[npt
 def merge(transaction: Transaction, snapshot: Snapshot, merged: range) -> Manifest:
     """Make one segment of neighbouring ones, without their deleted documents."""
     entries = list(snapshot.manifest.segments)
-    segments = [snapshot.segments[index] for index in merged]
-    sources = [Source(columns=segment.file.columns, live=segment.live) for segment in segments]
-    entries[merged.start : merged.stop] = [_write(transaction, snapshot.manifest, sources, snapshot.codec)]
+    sources = _sources(snapshot.segments[merged.start : merged.stop])
+    entries[merged.start : merged.stop] = [_write(transaction, snapshot.manifest, sources, snapshot.trained)]
     return replace(snapshot.manifest, segments=tuple(entries))
 
 
-def train(
-    transaction: Transaction,
-    snapshot: Snapshot,
-    *,
-    progress: Callable[[int, int], None] | None = None,
-) -> Manifest:
-    """Train centroids on the int8 rows of all segments, and make one segment of them with the new codes."""
+def train(transaction: Transaction, snapshot: Snapshot) -> Manifest:
+    """Train centroids on the rows of all segments, and make one segment of them with the new codes."""
     manifest = snapshot.manifest
     tokens = manifest.tokens
-    codec = ResidualCodec.train(
-        _sample(snapshot, kmeans.sample_count(tokens)),
-        bits=CODECS[manifest.payload].bits,
-        k=kmeans.centroid_count(tokens),
-        seed=_SEED,
-        progress=progress,
-    )
+    sample = _sample(snapshot, kmeans.sample_count(tokens))
+    bits, k = manifest.row_codec.bits, kmeans.centroid_count(tokens)
+    trained = ResidualCodec.train(sample, bits=bits, k=k, seed=_SEED)
     path = transaction.new_path("codec")
-    write_codec(path, codec)
-    sources = [Source(columns=segment.file.columns, live=segment.live) for segment in snapshot.segments]
-    entry = _write(transaction, manifest, sources, codec, encode=True)
+    write_trained(path, trained)
+    entry = _write(transaction, manifest, _sources(snapshot.segments), trained, encode=True)
     return replace(manifest, codec=transaction.entry(path), trained_tokens=tokens, segments=(entry,))
 
 
-def _with_settings(transaction: Transaction, manifest: Manifest, settings: IndexSettings) -> Manifest:
-    entry = None
-    if settings.projection is not None:
-        path = transaction.new_path("projection")
-        write_projection(path, settings.projection.matrix)
-        entry = transaction.entry(path)
-    return replace(manifest, settings=settings.to_json(), projection=entry)
+def _sources(segments: Sequence[Segment]) -> list[Source]:
+    return [Source(columns=segment.file.columns, live=segment.live) for segment in segments]
 
 
 def _write(
     transaction: Transaction,
     manifest: Manifest,
     sources: Sequence[Source],
-    codec: ResidualCodec | None,
+    trained: ResidualCodec | None,
     *,
     encode: bool = False,
 ) -> SegmentEntry:
     path = transaction.new_path("segment")
-    documents, tokens = write_segment(path, sources, dim=_dim(manifest), codec=codec, encode=encode)
-    return SegmentEntry(file=transaction.entry(path), documents=documents, tokens=tokens, coded=codec is not None)
+    documents, tokens = write_segment(
+        path, sources, dim=_dim(manifest), codec=manifest.row_codec, trained=trained, encode=encode
+    )
+    return SegmentEntry(file=transaction.entry(path), documents=documents, tokens=tokens, coded=trained is not None)
 
 
 def _dim(manifest: Manifest) -> int:
@@ -121,13 +105,12 @@ def _with_deleted(transaction: Transaction, segment: Segment, documents: npt.NDA
 def _sample(snapshot: Snapshot, count: int) -> npt.NDArray[np.float32]:
     """Rows of live documents drawn at random, float32 ``[count, columns]``."""
     random = np.random.default_rng(_SEED)
-    positions = np.sort(random.choice(snapshot.manifest.tokens, count, replace=False))
+    manifest = snapshot.manifest
+    positions = np.sort(random.choice(manifest.tokens, count, replace=False))
     rows = []
     start = 0
-    for segment in snapshot.segments:
-        columns = segment.file.columns
-        assert columns.rows is not None and columns.scales is not None
-        source = Source(columns=columns, live=segment.live)
+    for segment, source in zip(snapshot.segments, _sources(snapshot.segments), strict=True):
+        columns = source.columns
         stop = start + segment.entry.live_tokens
         some = positions[np.searchsorted(positions, start) : np.searchsorted(positions, stop)] - start
         # From a position among the copied tokens to one among all.
@@ -136,7 +119,9 @@ def _sample(snapshot: Snapshot, count: int) -> npt.NDArray[np.float32]:
         original = columns.offsets[:-1] if segment.live is None else columns.offsets[:-1][segment.live]
         tokens = original[document] + some - copied[document]
         if len(tokens):  # a segment that was written before the first rows has no width
-            rows.append(INT8.unpack(columns.rows[tokens], columns.scales[tokens], _dim(snapshot.manifest)))
+            assert columns.rows is not None
+            scales = None if columns.scales is None else columns.scales[tokens]
+            rows.append(manifest.row_codec.unpack(columns.rows[tokens], scales, _dim(manifest)))
         start = stop
     sample = np.concatenate(rows)
     random.shuffle(sample)

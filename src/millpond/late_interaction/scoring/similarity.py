@@ -14,8 +14,8 @@ import torch
 
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction.codecs.rows import FLOAT32
-from millpond.late_interaction.kernels.exact import Tokens, runs, score
-from millpond.vectors.ragged import Ragged
+from millpond.late_interaction.scoring.exact import Tokens, score
+from millpond.vectors.ragged import Ragged, runs
 
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]

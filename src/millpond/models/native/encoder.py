@@ -27,6 +27,7 @@ _LARGE_MODEL, _LEAST_BLOCK_OF_LARGE = 32 << 20, 256
 # AMX have 2 MiB of second cache, and a third cache that takes what exceeds it.
 _TILES_BYTES, _LEAST_TILES_BLOCK = 1792 << 10, 384
 
+Ints = npt.NDArray[np.int32]
 Rows = Literal["all", "first", "last", "mean"]
 _READINGS: dict[Rows, int] = {
     "all": structs.ALL_ROWS,
@@ -37,12 +38,7 @@ _READINGS: dict[Rows, int] = {
 
 
 class NativeEncoder(nn.Module):
-    """A plan and its workspaces; any number of threads may call it at once.
-
-    Attributes:
-        plan: What it runs.
-        block: Tokens of a block, which stay in the cache through all layers.
-    """
+    """A plan and its workspaces; any number of threads may call it at once."""
 
     takes_rows = True
 
@@ -55,38 +51,23 @@ class NativeEncoder(nn.Module):
 
     def encode(
         self,
-        ids: npt.NDArray[np.int32],  # [tokens]
-        bounds: npt.NDArray[np.int32],  # [texts + 1]
+        ids: Ints,  # [tokens], one text behind another
+        bounds: Ints,  # [texts + 1], where each text begins and ends
         *,
-        offset: int = 0,
-        types: npt.NDArray[np.int32] | None = None,  # [tokens]
-        keys: npt.NDArray[np.int32] | None = None,  # [texts]
-        skip: npt.NDArray[np.int32] | None = None,  # [texts]
-        leads: npt.NDArray[np.int32] | None = None,  # [texts]
+        offset: int = 0,  # position of a text's first token
+        types: Ints | None = None,  # [tokens]
+        keys: Ints | None = None,  # [texts], number of first tokens that are attended to; None: all
+        skip: Ints | None = None,  # [texts], number of first tokens that a mean and the first row leave out
+        leads: Ints | None = None,  # [texts], see below
         rows: Rows = "all",
-        adapters: npt.NDArray[np.int32] | None = None,  # [texts]
-        threads: int = 1,
-        timings: npt.NDArray[np.float64] | None = None,  # [8]
+        adapters: Ints | None = None,  # [texts], -1: none
+        threads: int = 1,  # this one included
+        timings: npt.NDArray[np.float64] | None = None,  # [8], seconds of each kind of step are added here
     ) -> torch.Tensor:
         """float32 ``[tokens, hidden]``, or ``[texts, hidden]`` unless all rows are read; C-contiguous.
 
-        Args:
-            ids: Token ids of all texts, one text behind another.
-            bounds: Where each text begins and ends.
-            offset: Position of a text's first token.
-            types: Token types; ``None``: all 0.
-            keys: Number of first tokens of each text that are attended to; ``None``: all.
-            skip: Number of first tokens of each text that a mean and the first row leave out; ``None``: none.
-            leads: Index of the text that each text continues, -1 for none: its positions go on from there, and it
-                attends to that text, too. A lead continues no other text. ``None``: no text continues another.
-            rows: Which rows are read.
-            adapters: The adapter of each text, -1 for none; ``None``: none at all.
-            threads: Threads to run on, this one included.
-            timings: Seconds of each kind of step are added here.
-
-        Raises:
-            IndexError: A token, a type or a position has no row in its table, or there is no such adapter.
-            MemoryError: There is none for the workspace.
+        ``leads`` gives the index of the text that each text continues, -1 for none: its positions go on from there, and
+        it attends to that text, too. A lead continues no other text.
         """
         texts = len(bounds) - 1
         self._check(ids, bounds, offset=offset, types=types, leads=leads, adapters=adapters)
@@ -143,14 +124,7 @@ class NativeEncoder(nn.Module):
         return Output(last_hidden_state=(hidden if rows is None else hidden[rows])[None])
 
     def _check(
-        self,
-        ids: npt.NDArray[np.int32],
-        bounds: npt.NDArray[np.int32],
-        *,
-        offset: int,
-        types: npt.NDArray[np.int32] | None,
-        leads: npt.NDArray[np.int32] | None,
-        adapters: npt.NDArray[np.int32] | None,
+        self, ids: Ints, bounds: Ints, *, offset: int, types: Ints | None, leads: Ints | None, adapters: Ints | None
     ) -> None:
         """The kernels check nothing: no address outside of a table may be reached."""
         plan = self.plan

@@ -12,19 +12,19 @@ from torch import nn
 
 from millpond.attention.kernels import disabled
 from millpond.models.native.encoder import NativeEncoder
-from millpond.models.native.kernels import Int8, encoder_name, kernels_of
+from millpond.models.native.kernels import Int8, Kernels, encoder_name, kernels_of
 from millpond.models.native.plan import Plan
 from millpond.models.native.weight_packer import NotSupported
 
 logger = logging.getLogger(__name__)
 
-# The packed forward's class and the module with its plan; imported when a backbone is of that class.
+# The packed forward's class, and the module and function of its plan; imported when a backbone is of that class.
 _PLANS = {
-    "PackedEncoder": "millpond.models.native.bert",
-    "PackedDecoder": "millpond.models.native.decoder",
-    "PackedModernBert": "millpond.models.native.modernbert",
-    "JinaEncoder": "millpond.models.native.jina",
-    "PackedRotaryEncoder": "millpond.models.native.rotary_encoder",
+    "PackedEncoder": ("post_norm", "bert_plan"),
+    "PackedRotaryEncoder": ("post_norm", "rotary_plan"),
+    "JinaEncoder": ("post_norm", "jina_plan"),
+    "PackedDecoder": ("pre_norm", "decoder_plan"),
+    "PackedModernBert": ("pre_norm", "modernbert_plan"),
 }
 
 
@@ -35,15 +35,21 @@ def native_forward(backbone: nn.Module, int8: Int8 = "none") -> NativeEncoder | 
     that they lack. The weights are copied: ``backbone`` is not needed any more. ``int8`` says which of them are in
     eight bits.
     """
-    module = _PLANS.get(type(backbone).__name__)
     weight = next(backbone.parameters(), None)
-    if module is None or weight is None or disabled(encoder_name(weight.dtype, int8)) is not None:
+    if type(backbone).__name__ not in _PLANS or weight is None:
         return None
-    if (kernels := kernels_of(weight.dtype, int8=int8)) is None:
+    kernels = kernels_of(weight.dtype, int8=int8)
+    if kernels is None or disabled(encoder_name(weight.dtype, int8)) is not None:
         return None
-    build: Callable[[Any, Any, torch.dtype], Plan] = import_module(module).plan
     try:
-        return NativeEncoder(build(backbone, kernels, weight.dtype))
+        return encoder_of(backbone, kernels, weight.dtype)
     except NotSupported as reason:
         logger.debug("%s runs in torch's operators: %s", type(backbone).__name__, reason)
         return None
+
+
+def encoder_of(backbone: nn.Module, kernels: Kernels, dtype: torch.dtype) -> NativeEncoder:
+    """The native forward of a backbone that has a plan; else it raises ``NotSupported``."""
+    module, name = _PLANS[type(backbone).__name__]
+    plan: Callable[[Any, Kernels, torch.dtype], Plan] = getattr(import_module(f"{__package__}.{module}"), name)
+    return NativeEncoder(plan(backbone, kernels, dtype))

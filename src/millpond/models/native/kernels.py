@@ -15,25 +15,15 @@ Int8 = Literal["none", "feeds", "all"]
 
 @dataclass(frozen=True, kw_only=True)
 class Kernels:
-    """The entries of the kernel table for one precision.
+    """The entries of the kernel table for one precision."""
 
-    Attributes:
-        pack: Packs a weight.
-        encode: Runs a forward pass.
-        workspace: Bytes of workspace for each thread of a call.
-        lanes: Columns of gate and up that alternate in a gated feed.
-        pack_int8: Packs a weight in eight bits.
-        int8: Which weights are in eight bits.
-        tiles: Whether they multiply tiles (AMX).
-    """
-
-    pack: Any
-    encode: Any
-    workspace: Any
-    lanes: int
-    pack_int8: Any = None
-    int8: Int8 = "none"
-    tiles: bool = False
+    pack: Any  # packs a weight
+    encode: Any  # runs a forward pass
+    workspace: Any  # bytes of workspace for each thread of a call
+    lanes: int  # columns of gate and up that alternate in a gated feed
+    pack_int8: Any = None  # packs a weight in eight bits
+    int8: Int8 = "none"  # which weights are in eight bits
+    tiles: bool = False  # whether they multiply tiles (AMX)
 
 
 def encoder_name(dtype: torch.dtype, int8: Int8) -> str:
@@ -43,13 +33,7 @@ def encoder_name(dtype: torch.dtype, int8: Int8) -> str:
 
 
 def kernels_of(dtype: torch.dtype, highest: str | None = None, *, int8: Int8 = "none") -> Kernels | None:
-    """The fastest kernels for a precision on this processor; ``None`` if it has none.
-
-    Args:
-        dtype: float32 or bfloat16, of the states and of the weights that are not in eight bits.
-        highest: The highest instruction set; ``None``: that of ``MILLPOND_ISA``.
-        int8: Which weights are in eight bits.
-    """
+    """The fastest kernels for a precision on this processor; ``None`` if it has none."""
     table = library.kernel_table(highest)
     name = {torch.float32: "float32", torch.bfloat16: "bfloat16"}.get(dtype)
     if table is None or name is None or not getattr(table, f"encode_{name}"):

@@ -16,11 +16,7 @@ _PRIVATE = {"flags": mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS} if hasattr(mmap, "MA
 
 
 class Memory:
-    """Zeroed memory outside of Python's heap, on a boundary of 2 MiB and in huge pages where the system has them.
-
-    Raises:
-        MemoryError: There is none.
-    """
+    """Zeroed memory outside of Python's heap, on a boundary of 2 MiB and in huge pages where the system has them."""
 
     def __init__(self, size: int) -> None:
         try:

@@ -24,62 +24,31 @@ _WEIGHTS = ("weight", "down", "low")  # of a step
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Plan:
-    """A model's steps with everything that they point to.
+    """A model's steps with everything that they point to."""
 
-    Attributes:
-        model: The struct; valid as long as the plan lives.
-        kernels: What runs it.
-        hidden: Columns of the result.
-        weights: Numbers of all weights that every token is multiplied with.
-        vocabulary: Rows of the word table.
-        types: Rows of the table of token types; 0: none.
-        positions: Positions that the model has; 0: any number.
-        adapters: Adapters of each weight; 0: none.
-        rotations: Tables of rotary positions, which have to cover a call's longest text.
-        owned: What the struct points to.
-    """
-
-    model: structs.Model
-    kernels: Kernels
-    hidden: int
-    weights: int
-    vocabulary: int
-    types: int
-    positions: int
-    adapters: int
-    rotations: tuple[Rotation, ...]
-    owned: tuple[Any, ...]
+    model: structs.Model  # the struct; valid as long as the plan lives
+    kernels: Kernels  # what runs it
+    hidden: int  # columns of the result
+    weights: int  # numbers of all weights that every token is multiplied with
+    vocabulary: int  # rows of the word table
+    types: int  # rows of the table of token types; 0: none
+    positions: int  # positions that the model has; 0: any number
+    adapters: int  # adapters of each weight; 0: none
+    rotations: tuple[Rotation, ...]  # tables of rotary positions, which have to cover a call's longest text
+    owned: tuple[Any, ...]  # what the struct points to
 
 
 class PlanBuilder:
-    """Collects steps; :meth:`build` packs their weights.
-
-    Raises:
-        NotSupported: By every method, if a size or an activation has no kernel.
-    """
+    """Collects steps; :meth:`build` packs their weights."""
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype, *, adapters: int = 0, rank: int = 0) -> None:
-        """Start without steps.
-
-        Args:
-            kernels: What will run the plan.
-            dtype: The precision of the model.
-            adapters: Adapters of each weight.
-            rank: Of an adapter.
-        """
         self._kernels = kernels
         self._packer = WeightPacker(kernels, dtype, adapters=adapters, rank=rank)
         self._steps: list[structs.Step] = []
         self._rotations: dict[int, Rotation] = {}  # by step
-        self._hidden = 0
-        self._heads = 0
-        self._inner = 0
+        self._hidden = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = False
-        self._vocabulary = 0
-        self._types = 0
-        self._positions = 0
-        self._adapters = adapters
-        self._rank = rank
+        self._adapters, self._rank = adapters, rank
 
     def embed(
         self,
@@ -193,8 +162,11 @@ class PlanBuilder:
         ``window`` counts positions in each direction, the own one included.
         """
         self._packer.columns(dim)
+        reach, padded = 0, None
         if distances is not None:
-            self._bound((distances.shape[1] + 1) // 2)
+            reach = (distances.shape[1] + 1) // 2
+            padded = self._packer.floats(nn.functional.pad(distances.flatten(), (0, UNIT)))
+            self._bound(reach)
         before = (1 << 40) if window is None else window - 1
         self._add(
             kind=structs.ATTENTION,
@@ -205,10 +177,8 @@ class PlanBuilder:
             before=before,
             after=0 if causal else before,
             softcap=softcap or 0.0,
-            distances=None
-            if distances is None
-            else self._packer.floats(nn.functional.pad(distances.flatten(), (0, UNIT))),
-            reach=0 if distances is None else (distances.shape[1] + 1) // 2,
+            distances=padded,
+            reach=reach,
             last=last,
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -15,30 +15,14 @@ from millpond.models.native.weight_packer import NotSupported
 _FIRST = 512
 
 
-class Angles(Protocol):
-    """The rotary module of transformers' class."""
-
-    def __call__(self, states: torch.Tensor, position_ids: torch.Tensor, *kind: str) -> Any:
-        """Cosines and sines ``[1, positions, dim]``, whose halves are equal, in the precision of ``states``."""
-
-
 class Rotation:
-    """The tables of one base, float32 ``[positions, dim / 2]``.
+    """The tables of one base of a rotary module of transformers, float32 ``[positions, dim / 2]``.
 
     A larger pair of tables replaces a smaller one. The smaller one stays in memory for the calls that read it, so all
     tables together have less than twice the size of the largest.
     """
 
     def __init__(self, rotary: nn.Module, *kind: str) -> None:
-        """Wrap a rotary module.
-
-        Args:
-            rotary: Gives cosines and sines of positions.
-            kind: The kind of layer, if the module has a base for each.
-
-        Raises:
-            NotSupported: The angles depend on the longest text of a batch.
-        """
         types: Any = getattr(rotary, "rope_type", "default")
         name = types.get(*kind) if isinstance(types, dict) else types
         if not isinstance(name, str) or "dynamic" in name or name == "longrope":

@@ -125,11 +125,7 @@ def read(states: torch.Tensor, lengths: Sequence[int], rows: Rows, skip: Any = N
 
 
 class _Formulas:
-    """Computes what is told to a ``PlanBuilder`` in float64, for one text.
-
-    Attributes:
-        states: ``[tokens, hidden]``, as of the last step.
-    """
+    """Computes what is told to a ``PlanBuilder`` in float64, for one text."""
 
     def __init__(self, *, ids: torch.Tensor, types: torch.Tensor, offset: int, keys: int | None, adapter: int) -> None:
         self._ids, self._types, self._keys, self._adapter = ids, types, keys, adapter

@@ -27,27 +27,15 @@ class NotSupported(Exception):  # noqa: N818 - not an error: the backbone runs i
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LowRank:
-    """The factors of all adapters of a weight.
+    """The factors of all adapters of a weight."""
 
-    Attributes:
-        down: ``[adapters rank, in]``, one adapter below the other; of an embedding table ``[adapters, rows, rank]``.
-        up: ``[out, adapters rank]``.
-    """
-
+    # `[adapters rank, in]`, one adapter below the other; of an embedding table `[adapters, rows, rank]`
     down: torch.Tensor
-    up: torch.Tensor
+    up: torch.Tensor  # `[out, adapters rank]`
 
 
 class WeightPacker:
-    """Takes weights one after another; :meth:`pack` packs them, and only then arranges each.
-
-    Attributes:
-        owned: What the structs point to, but for the packed weights.
-        low: Columns of the first factors of all adapters.
-
-    Raises:
-        NotSupported: By every method, if a size has no kernel.
-    """
+    """Takes weights one after another; :meth:`pack` packs them, and only then arranges each."""
 
     def __init__(self, kernels: Kernels, dtype: torch.dtype, *, adapters: int, rank: int) -> None:
         self.owned: list[Any] = []

@@ -11,14 +11,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from millpond.engine.engine import Engine
 from millpond.errors import EngineClosedError, InputTooLongError
+from millpond.late_interaction import TokenMatch
 from millpond.late_interaction.scoring import explanation
-from millpond.late_interaction.scoring.explanation import TokenMatch
 from millpond.server.api import openapi
 from millpond.server.api.indexes import Match
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
-from millpond.server.requests.fields import absent_if_null
-from millpond.server.requests.limits import check_length
+from millpond.server.requests.fields import absent_if_null, check_length
 from millpond.server.responses.encoding import json_response
 from millpond.server.responses.response_fields import UsageInfo, usage
 from millpond.server.served.models import ServedModel

@@ -15,7 +15,7 @@ from millpond.late_interaction.index.documents import Hit
 from millpond.server.api import openapi
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
-from millpond.server.requests.limits import check_count
+from millpond.server.requests.fields import check_count
 from millpond.server.responses.encoding import json_response
 from millpond.server.served.indexes import ServedIndex
 from millpond.server.state import record_model, state_of
@@ -174,7 +174,7 @@ async def search(request: Request, name: str) -> Response:
     served = _find(request, name)
     body = await bodies.read(request, SearchRequest)
     queries = body.queries if body.queries is not None else [str(body.query)]
-    check_count(len(queries), state_of(request).config.max_inputs, field="queries")
+    check_count(request, len(queries), field="queries")
     options = SearchOptions(k=body.k, filter=body.filter, ids=body.ids, candidates=body.candidates, exact=body.exact)
     check_queries(queries)
     checked_search(**options)  # before anything is encoded
@@ -194,7 +194,7 @@ async def add(request: Request, name: str) -> Response:
     served = _find(request, name)
     _check_writable(request)
     body = await bodies.read(request, AddRequest)
-    check_count(len(body.texts), state_of(request).config.max_inputs, field="texts")
+    check_count(request, len(body.texts), field="texts")
     async with served.writing:
         report = await asyncio.to_thread(served.index.add, body.ids, body.texts, body.metadata)
     return await json_response({"index": name, **asdict(report)})

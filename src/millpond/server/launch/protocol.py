@@ -7,7 +7,6 @@ import logging
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from http import HTTPStatus
 from typing import Any
 
@@ -38,12 +37,22 @@ _QUIET_SECONDS = 60.0  # between two warnings about the cap
 _UPGRADE = re.compile(rb"\r\nupgrade[ \t]*:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 
 
-@dataclass(frozen=True, kw_only=True)
-class HttpRejection:
-    """Why a message is not taken as a request."""
+# Why a message is not taken as a request: the status and the message of the response.
+Rejection = tuple[HTTPStatus, str]
 
-    status: HTTPStatus  # the status of the response
-    message: str  # what is wrong with it
+_LONG_HEAD: Rejection = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"The headers have more than {_MAX_HEAD} bytes; send fewer",
+)
+_LONG_TRAILERS: Rejection = (
+    HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
+    f"The trailers have more than {_MAX_HEAD} bytes; leave them out, nobody reads them",
+)
+_LONG_FRAMING: Rejection = (
+    HTTPStatus.BAD_REQUEST,
+    f"The chunks of the body have more than {_MAX_FRAMING} bytes around their content; send larger chunks, without "
+    "extensions",
+)
 
 
 class ConnectionCap:
@@ -111,7 +120,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._ended = False  # a head or a body, in the latest data
         self._keep_alive = False  # after the response, if the request is complete by then
         self._stopping = False  # the server is
-        self._rejection: HttpRejection | None = None
+        self._rejection: Rejection | None = None
         self._dropped = 0
         self._unsent = 0  # bytes that the client had still to read when its time was last over
         self._since: float | None = None  # when the client's turn began
@@ -126,7 +135,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._timer = self.loop.call_later(self.timeout_keep_alive, self._check_time)
         if self._cap.exceeded(len(self.connections), self._since):
             message = f"The server has {self._cap.most} connections, which is the most; retry in about 1 s"
-            self._reject(HttpRejection(status=HTTPStatus.SERVICE_UNAVAILABLE, message=message))
+            self._reject((HTTPStatus.SERVICE_UNAVAILABLE, message))
             self.loop.call_later(_FULL_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -210,7 +219,7 @@ class HttpProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """Called for invalid HTTP."""
-        self._reject(self._rejection or HttpRejection(status=HTTPStatus.BAD_REQUEST, message=msg))
+        self._reject(self._rejection or (HTTPStatus.BAD_REQUEST, msg))
 
     # Called by the server
 
@@ -265,7 +274,7 @@ class HttpProtocol(HttpToolsProtocol):
             self._wire.abort()
         elif self._receiving:
             message = f"No more of the body arrived in {self.timeout_keep_alive} s; send it without a pause"
-            self._reject(HttpRejection(status=HTTPStatus.REQUEST_TIMEOUT, message=message))
+            self._reject((HTTPStatus.REQUEST_TIMEOUT, message))
         else:
             self.close()
 
@@ -284,11 +293,11 @@ class HttpProtocol(HttpToolsProtocol):
         elif self._overhead > _MAX_HEAD:
             self._reject(_LONG_HEAD)
 
-    def _stop(self, rejection: HttpRejection) -> None:
+    def _stop(self, rejection: Rejection) -> None:
         self._rejection = rejection
         raise _ProtocolError
 
-    def _reject(self, rejection: HttpRejection) -> None:
+    def _reject(self, rejection: Rejection) -> None:
         """Answer a message that is not a request, after the requests before it, and close."""
         if self.closing:
             return
@@ -297,21 +306,21 @@ class HttpProtocol(HttpToolsProtocol):
             self._receiving, cycle = False, self._unanswered.pop()
             if self.pipeline and self.pipeline[0][0] is cycle:
                 self.pipeline.popleft()
-            cycle.scope["state"]["rejection"] = (rejection.status.value, rejection.status.phrase, rejection.message)
+            cycle.scope["state"]["rejection"] = rejection
             _abandon(cycle)
             if cycle.response_started:
                 return self.close()
         if not self._unanswered:
             self._send_rejection(rejection)
 
-    def _send_rejection(self, rejection: HttpRejection) -> None:
+    def _send_rejection(self, rejection: Rejection) -> None:
+        status, message = rejection
         headers = {"Connection": "close"}
-        if rejection.status is HTTPStatus.SERVICE_UNAVAILABLE:
+        if status is HTTPStatus.SERVICE_UNAVAILABLE:
             headers["Retry-After"] = "1"
-        response = error_response(rejection.status.value, rejection.status.phrase, rejection.message, headers=headers)
+        response = error_response(status.value, status.phrase, message, headers=headers)
         head = b"".join(b"%b: %b\r\n" % header for header in response.raw_headers)
-        status_line = b"HTTP/1.1 %d %b\r\n" % (rejection.status, rejection.status.phrase.encode())
-        self._wire.write(b"%b%b\r\n%b" % (status_line, head, bytes(response.body)))
+        self._wire.write(b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (status, status.phrase.encode(), head, bytes(response.body)))
         self.close()
 
 
@@ -321,11 +330,11 @@ def _abandon(cycle: RequestResponseCycle) -> None:
     cycle.message_event.set()
 
 
-def _rejection(version: str, headers: Sequence[tuple[bytes, bytes]]) -> HttpRejection | None:
+def _rejection(version: str, headers: Sequence[tuple[bytes, bytes]]) -> Rejection | None:
     """What is wrong with a head by RFC 9112, beyond what the parser refuses; ``None`` if it is that of a request."""
     if version not in ("1.0", "1.1"):
         status = HTTPStatus.BAD_REQUEST if version == "0.9" else HTTPStatus.HTTP_VERSION_NOT_SUPPORTED
-        return HttpRejection(status=status, message=f"Unsupported HTTP version {version}; use HTTP/1.1")
+        return status, f"Unsupported HTTP version {version}; use HTTP/1.1"
     hosts = sum(name == b"host" for name, _ in headers)
     codings = [value.lower() for name, value in headers if name == b"transfer-encoding"]
     if hosts > 1:
@@ -338,21 +347,4 @@ def _rejection(version: str, headers: Sequence[tuple[bytes, bytes]]) -> HttpReje
         message = "Transfer-Encoding is other than chunked, which is all that is read here; send it alone"
     else:
         return None
-    return HttpRejection(status=HTTPStatus.BAD_REQUEST, message=message)
-
-
-_LONG_HEAD = HttpRejection(
-    status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    message=f"The headers have more than {_MAX_HEAD} bytes; send fewer",
-)
-_LONG_TRAILERS = HttpRejection(
-    status=HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE,
-    message=f"The trailers have more than {_MAX_HEAD} bytes; leave them out, nobody reads them",
-)
-_LONG_FRAMING = HttpRejection(
-    status=HTTPStatus.BAD_REQUEST,
-    message=(
-        f"The chunks of the body have more than {_MAX_FRAMING} bytes around their content; "
-        "send larger chunks, without extensions"
-    ),
-)
+    return HTTPStatus.BAD_REQUEST, message

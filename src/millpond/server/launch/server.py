@@ -42,7 +42,22 @@ class Server(uvicorn.Server):
         started: Callable[[], None] = lambda: None,
         keep_alive: float = KEEP_ALIVE_SECONDS,
     ) -> None:
-        super().__init__(_uvicorn_config(app, config, keep_alive))
+        settings = uvicorn.Config(
+            app,
+            http=HttpProtocol,
+            log_config=None,  # the program's own handlers write the log
+            access_log=False,  # RequestMiddleware logs more
+            server_header=False,
+            lifespan="on",
+            ws="none",
+            timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # HttpProtocol's timer takes fractions
+            timeout_graceful_shutdown=math.ceil(config.drain_timeout),
+            ssl_certfile=config.ssl_certfile,
+            ssl_keyfile=config.ssl_keyfile,
+            ssl_ca_certs=None if config.ssl_ca_certs is None else str(config.ssl_ca_certs),
+            ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
+        )
+        super().__init__(settings)
         self._app = app
         self._settings = config
         self._started = started
@@ -78,21 +93,3 @@ class Server(uvicorn.Server):
             os._exit(128 + sig)  # not by the signal itself, which a container's first process ignores
         self._app.state.drain.begin()
         self.should_exit = True
-
-
-def _uvicorn_config(app: FastAPI, config: ServerConfig, keep_alive: float) -> uvicorn.Config:
-    return uvicorn.Config(
-        app,
-        http=HttpProtocol,
-        log_config=None,  # the program's own handlers write the log
-        access_log=False,  # RequestMiddleware logs more
-        server_header=False,
-        lifespan="on",
-        ws="none",
-        timeout_keep_alive=keep_alive,  # type: ignore[arg-type]  # HttpProtocol's timer takes fractions
-        timeout_graceful_shutdown=math.ceil(config.drain_timeout),
-        ssl_certfile=config.ssl_certfile,
-        ssl_keyfile=config.ssl_keyfile,
-        ssl_ca_certs=None if config.ssl_ca_certs is None else str(config.ssl_ca_certs),
-        ssl_cert_reqs=ssl.CERT_NONE if config.ssl_ca_certs is None else ssl.CERT_REQUIRED,
-    )

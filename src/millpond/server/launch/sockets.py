@@ -84,7 +84,8 @@ def check_certificates(config: ServerConfig) -> None:
             raise InvalidRequestError(f"{name}={str(path)!r} is not there, or cannot be read; give a PEM file")
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     try:
-        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password=_no_password)
+        # Without a password OpenSSL asks the terminal for that of an encrypted key.
+        context.load_cert_chain(config.ssl_certfile, config.ssl_keyfile, password="")
         if config.ssl_ca_certs is not None:
             context.load_verify_locations(config.ssl_ca_certs)
     except (ssl.SSLError, OSError) as error:
@@ -92,11 +93,6 @@ def check_certificates(config: ServerConfig) -> None:
             f"ssl_certfile={str(config.ssl_certfile)!r}, its key and its authorities do not work together "
             f"({error.strerror or error}); give PEM files that belong to each other, and a key that is not encrypted"
         ) from None
-
-
-def _no_password() -> str:
-    """Without this OpenSSL asks the terminal for the password of an encrypted key."""
-    return ""
 
 
 def _bind_address(family: int, address: tuple[object, ...], *, alone: bool) -> socket.socket:
@@ -117,24 +113,19 @@ def _bind_file(path: Path) -> socket.socket:
     """A Unix socket that only its owner can connect to; the file of a stopped server is replaced."""
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        if path.exists():
-            if not stat.S_ISSOCK(path.stat().st_mode):
-                raise InvalidRequestError(f"uds={str(path)!r} is a file of another kind; choose another path")
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-                if probe.connect_ex(str(path)) == 0:
-                    raise InvalidRequestError(f"uds={str(path)!r} belongs to a server that runs; choose another path")
-            path.unlink()
-        bound.bind(str(path))
-        path.chmod(0o600)
+        problem = "is a file of another kind" if path.exists() and not stat.S_ISSOCK(path.stat().st_mode) else None
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+            if problem is None and probe.connect_ex(str(path)) == 0:
+                problem = "belongs to a server that runs"
+        if problem is None:
+            path.unlink(missing_ok=True)
+            bound.bind(str(path))
+            path.chmod(0o600)
+            return bound
     except OSError as error:
-        bound.close()
-        raise InvalidRequestError(
-            f"uds={str(path)!r} cannot be listened on ({error.strerror or error}); choose another path"
-        ) from None
-    except InvalidRequestError:
-        bound.close()
-        raise
-    return bound
+        problem = f"cannot be listened on ({error.strerror or error})"
+    bound.close()
+    raise InvalidRequestError(f"uds={str(path)!r} {problem}; choose another path")
 
 
 def listen_error(config: ServerConfig, error: OSError) -> InvalidRequestError:

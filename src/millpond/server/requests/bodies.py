@@ -24,7 +24,6 @@ _INLINE_BYTES = 1 << 16
 _MAX_CONTAINERS = 1 << 16
 _CONTAINERS_PER_INPUT = 8  # raises the limit for servers with a large max_inputs
 _STRINGS = re.compile(rb'"(?:[^"\\]++|\\.)*+(?:"|\\?\Z)', re.DOTALL)
-_TOO_SLOW = "The body did not arrive within {seconds:g} s; send less, or over a faster line"
 
 
 async def read(request: Request, schema: type[Body] | TypeAdapter[Body], *, queued: bool = True) -> Body:
@@ -70,20 +69,15 @@ async def _within_time(request: Request) -> bytearray:
             return await _whole(request, state_of(request).config.max_body_bytes)
     except TimeoutError:
         seconds = state_of(request).config.request_timeout
-        raise RequestError(
-            _TOO_SLOW.format(seconds=seconds), status=408, type="Request Timeout", headers={"Connection": "close"}
-        ) from None
+        message = f"The body did not arrive within {seconds:g} s; send less, or over a faster line"
+        headers = {"Connection": "close"}
+        raise RequestError(message, status=408, type="Request Timeout", headers=headers) from None
     except ClientDisconnect:
-        raise _rejection(request) from None
-
-
-def _rejection(request: Request) -> RequestError:
-    """What the protocol has answered in the middle of the body, for the log; otherwise the client is gone."""
-    rejection = getattr(request.state, "rejection", None)
-    if rejection is None:
-        return ClientGoneError()
-    status, type, message = rejection
-    return RequestError(message, status=status, type=type)
+        rejection = getattr(request.state, "rejection", None)
+        if rejection is None:
+            raise ClientGoneError from None
+        status, message = rejection  # what the protocol has answered in the middle of the body, for the log
+        raise RequestError(message, status=status.value, type=status.phrase) from None
 
 
 async def _whole(request: Request, max_bytes: int) -> bytearray:
@@ -106,32 +100,24 @@ async def _whole(request: Request, max_bytes: int) -> bytearray:
 
 def _parsed_within(data: bytearray, schema: type[Body] | TypeAdapter[Body], limit: int) -> Body:
     """A large body, parsed only if it has at most ``limit`` lists and objects."""
-    if _containers(data) > limit:  # strings may hold any number of brackets
-        count = _containers(_STRINGS.sub(b"", data))
+    if data.count(b"[") + data.count(b"{") > limit:
+        outside = _STRINGS.sub(b"", data)  # strings may hold any number of brackets
+        count = outside.count(b"[") + outside.count(b"{")
         if count > limit:
             raise RequestError(f"The body has {count} lists and objects; this server reads {limit}: send it in parts")
     return _parsed(data, schema)
 
 
-def _containers(data: bytes | bytearray) -> int:
-    return data.count(b"[") + data.count(b"{")
-
-
 def _parsed(data: bytearray, schema: type[Body] | TypeAdapter[Body]) -> Body:
     try:
         if b"NaN" in data or b"Infinity" in data:  # most likely in a string; elsewhere they are not JSON
-            _refuse_constants(data)
+            from_json(bytes(data), allow_inf_nan=False)
         if isinstance(schema, TypeAdapter):
             return schema.validate_json(data)
         assert issubclass(schema, BaseModel)
         return schema.model_validate_json(data)
     except ValidationError as error:
         raise validation_error(error.errors(include_url=False, include_context=False)) from None
-
-
-def _refuse_constants(data: bytearray) -> None:
-    try:
-        from_json(bytes(data), allow_inf_nan=False)
-    except ValueError as error:
+    except ValueError as error:  # of from_json
         message = f"1 validation error: body: Invalid JSON: {error} [type=json_invalid]"
         raise RequestError(message, type="Bad Request") from None

@@ -14,7 +14,7 @@ from fastapi import Request
 from millpond.errors import EngineClosedError
 from millpond.server.errors import ClientGoneError, RequestError
 from millpond.server.requests.body_budget import BodyBudget
-from millpond.server.requests.limits import check_count
+from millpond.server.requests.fields import check_count
 from millpond.server.requests.prepare_executor import prepare_executor_of
 from millpond.server.served.models import ServedModel
 from millpond.server.state import state_of
@@ -36,9 +36,12 @@ async def run(
     if model is not None:
         model.engine.check_room(texts)
     async with _until_disconnect_or_deadline(request):
-        pending = await _submitted(
-            prepare_executor_of(request).submit(submit, body_bytes=BodyBudget.taken(request.scope))
-        )
+        submission = prepare_executor_of(request).submit(submit, body_bytes=BodyBudget.taken(request.scope))
+        try:
+            pending = await asyncio.wrap_future(submission)
+        except asyncio.CancelledError:  # the thread goes on; its call is cancelled as soon as it exists
+            submission.add_done_callback(_cancel)
+            raise
         output = await _result(pending.future)
         if model is not None:
             _record_work(request, model, pending, output)
@@ -61,7 +64,7 @@ async def run_task(
     field: str,
 ) -> Any:
     """The output of ``task`` for ``items``, which are in the request's ``field``."""
-    check_count(len(items), state_of(request).config.max_inputs, field=field)
+    check_count(request, len(items), field=field)
     pooling = model.pooling
     return await run(
         request,
@@ -73,13 +76,10 @@ async def run_task(
 
 def _record_work(request: Request, model: ServedModel, pending: Pending[Any], output: Any) -> None:
     """Store the work of a finished call as ``request.state.work``, for the telemetry."""
-    timings = pending.future.timings
-    if timings is None:  # never, since the future has a result; not worth failing the request
-        return
+    assert pending.future.timings is not None  # of every future with a result
     request.state.work = Work(
-        model=model.name,
         device=model.engine.device.partition(":")[0],
-        timings=timings,
+        timings=pending.future.timings,
         tokens=output.usage.prompt_tokens,
         characters=sum(size_of(item) for item in pending.items if not isinstance(item, TokenIds)),
         ended=time.time_ns(),
@@ -94,15 +94,6 @@ async def _result(future: Future[Output]) -> Output:
         task = asyncio.current_task()
         if task is not None and not task.cancelling():  # cancelled by the engine
             raise EngineClosedError("the engine was stopped before this request had its turn") from None
-        raise
-
-
-async def _submitted(submission: Future[Pending[Output]]) -> Pending[Output]:
-    """The submitted call; cancelling this coroutine cancels the call as soon as it exists."""
-    try:
-        return await asyncio.wrap_future(submission)
-    except asyncio.CancelledError:
-        submission.add_done_callback(_cancel)
         raise
 
 
@@ -124,7 +115,11 @@ async def _until_disconnect_or_deadline(request: Request) -> AsyncIterator[None]
             disconnected = True
             task.cancel()
 
-    watch = asyncio.ensure_future(_disconnection(request))
+    async def disconnection() -> None:
+        while (await request.receive())["type"] != "http.disconnect":
+            pass
+
+    watch = asyncio.ensure_future(disconnection())
     watch.add_done_callback(cancel_body)
     try:
         async with asyncio.timeout_at(getattr(request.state, "deadline", None)):
@@ -141,9 +136,3 @@ async def _until_disconnect_or_deadline(request: Request) -> AsyncIterator[None]
     finally:
         over = True
         watch.cancel()
-
-
-async def _disconnection(request: Request) -> None:
-    """Returns when the client disconnects."""
-    while (await request.receive())["type"] != "http.disconnect":
-        pass

@@ -1,13 +1,15 @@
-"""Fields of every request in OpenAI's or vLLM's format."""
+"""Fields of every request in OpenAI's or vLLM's format, and how many texts, of which length, one may have."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
+from fastapi import Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pydantic_core import PydanticUseDefault
 
 from millpond.server.errors import RequestError
+from millpond.server.state import state_of
 from millpond.vllm.prompts import Tokenization
 
 
@@ -73,4 +75,27 @@ class PoolingRequest(BaseModel):
                 "padding": self.padding,
                 "add_special_tokens": special_tokens if self.add_special_tokens is None else self.add_special_tokens,
             }
+        )
+
+
+# A longer text is not tokenized in full. The limit is the larger of these two; the second is per token of the model.
+_MAX_CHARACTERS = 1 << 21
+_MAX_CHARACTERS_PER_TOKEN = 64
+
+
+def check_count(request: Request, count: int, *, field: str) -> None:
+    """Refuse a request with more texts than the server accepts."""
+    limit = state_of(request).config.max_inputs
+    if count > limit:
+        raise RequestError(
+            f"{count} {field} in one request; this server takes {limit}: send them in parts", param=field
+        )
+
+
+def check_length(text: str, max_model_len: int) -> None:
+    """Refuse a text whose full tokenization would take gigabytes."""
+    limit = max(_MAX_CHARACTERS, _MAX_CHARACTERS_PER_TOKEN * max_model_len)
+    if len(text) > limit:
+        raise RequestError(
+            f"a text has {len(text)} characters; {limit} are the most to be tokenized whole: send it in parts"
         )

@@ -10,13 +10,11 @@ from fastapi import Request
 from pydantic import Field
 
 from millpond.engine.composite.scoring import pair_up
-from millpond.errors import InvalidRequestError
-from millpond.server.errors import NotServedError, RequestError
+from millpond.server.errors import RequestError
 from millpond.server.requests import calls
 from millpond.server.requests.chat import check_trusted
-from millpond.server.requests.fields import PoolingRequest, absent_if_null
-from millpond.server.requests.limits import check_count
-from millpond.server.served.models import ServedModel, ServedModels
+from millpond.server.requests.fields import PoolingRequest, absent_if_null, check_count
+from millpond.server.served.models import ServedModel, only
 from millpond.server.state import record_model, state_of
 from millpond.tasks import Activation, ScoreMethod, ScoreType
 from millpond.values.outputs import ScoreOutput
@@ -53,20 +51,6 @@ class PairRequest(PoolingRequest):
     chat_template_kwargs: dict[str, Any] | None = Field(None, description="Only `instruction` is read.")
     method: ScoreMethod | None = Field(None, description=METHOD)
 
-    @property
-    def reranker_instruction(self) -> str | None:
-        """The instruction, from its own field or from chat_template_kwargs."""
-        other = (self.chat_template_kwargs or {}).get("instruction")
-        return other if self.instruction is None and isinstance(other, str) else self.instruction
-
-    @property
-    def cross_encoder_activation(self) -> bool | None:
-        """Whether to activate logits; ``None``: the checkpoint's default."""
-        switch: bool | None = one_value(
-            {"use_activation": self.use_activation, "activation": self.activation, "softmax": self.softmax}
-        )
-        return switch
-
 
 # An embedder can score pairs too, but if there is a reranker, a rerank request means that one.
 _PREFERENCE: tuple[tuple[ScoreType, ...], ...] = (("cross-encoder", "late-interaction"), ("bi-encoder",))
@@ -74,36 +58,23 @@ _PREFERENCE: tuple[tuple[ScoreType, ...], ...] = (("cross-encoder", "late-intera
 
 def find_scorer(request: Request, name: str | None, *, api: str) -> ServedModel:
     """The model that scores the request's pairs; without a name, the only reranker, or else the only embedder."""
-    return record_model(request, _scorer(state_of(request).models, name, api=api))
-
-
-def _scorer(models: ServedModels, name: str | None, *, api: str) -> ServedModel:
-    if name:
-        model = models.find(name, tasks=(), api=api)
-        if model.engine.spec.score_type is None:
-            raise NotServedError(f"The model does not support {api}")
-        return model
-    for kinds in _PREFERENCE:
-        able = [model for model in models if model.engine.spec.score_type in kinds]
-        if len(able) == 1:
-            return able[0]
-        if able:
-            names = ", ".join(model.name for model in able)
-            raise InvalidRequestError(f"several models serve the {api}; name one as model: {names}")
-    raise NotServedError(f"The model does not support {api}")
+    models = state_of(request).models
+    candidates = [models.find(name, tasks=(), api=api)] if name else list(models)
+    by_kind = ([each for each in candidates if each.engine.spec.score_type in kinds] for kinds in _PREFERENCE)
+    return record_model(request, only(next(filter(None, by_kind), []), api))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Scoring:
     """How the pairs of one request are scored."""
 
-    tokenization: Tokenization  # how the texts are tokenized
+    tokenization: Tokenization
     activation: bool | Activation | None = None  # of a cross-encoder's logit; None is the checkpoint's default
     instruction: str | None = None  # fills the slot in an LLM reranker's template
     query_tokens: int = 0  # cut each query to this many tokens; 0 keeps all
     document_tokens: int = 0  # the same for each document
-    template: str | None = None  # A score template that replaces the checkpoint's own
-    method: ScoreMethod = "auto"  # how pairs are scored, as in millpond.Engine.score
+    template: str | None = None  # a score template that replaces the checkpoint's own
+    method: ScoreMethod = "auto"
     ranking: bool = False  # whether the scores rank documents: auto is then that of millpond.Engine.rerank
 
     @classmethod
@@ -121,10 +92,11 @@ class Scoring:
         if truncate and tokenization.limit is None:
             tokenization = tokenization.cutting_to(limit)
         check_trusted(body.chat_template, state_of(request).config)
+        other = (body.chat_template_kwargs or {}).get("instruction")
         return cls(
             tokenization=tokenization,
-            activation=body.cross_encoder_activation,
-            instruction=body.reranker_instruction,
+            activation=one_value({name: getattr(body, name) for name in ("use_activation", "activation", "softmax")}),
+            instruction=other if body.instruction is None and isinstance(other, str) else body.instruction,
             query_tokens=_cut_length("max_tokens_per_query", body.max_tokens_per_query, limit, truncate=truncate),
             document_tokens=_cut_length("max_tokens_per_doc", body.max_tokens_per_doc or 0, limit, truncate=truncate),
             template=body.chat_template,
@@ -142,7 +114,7 @@ class Scoring:
             raise RequestError("At least one text_pair element must be given")
         if len(queries) not in (1, len(documents)):
             raise RequestError("Input lengths must be either 1:1, 1:N or N:N")
-        check_count(len(documents), state_of(request).config.max_inputs, field="documents")
+        check_count(request, len(documents), field="documents")
         return await calls.run(
             request, lambda: self._submit(model, queries, documents), model=model, texts=len(documents)
         )

@@ -9,9 +9,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from millpond.server.errors import RequestError
 from millpond.server.requests import calls, chat
-from millpond.server.requests.chat import ChatFields, Conversation, Message, as_batch, is_batch
-from millpond.server.requests.fields import PoolingRequest
-from millpond.server.requests.limits import check_count, check_length
+from millpond.server.requests.chat import ChatFields, Conversation, Message, as_batch
+from millpond.server.requests.fields import PoolingRequest, check_count, check_length
 from millpond.server.served.models import ServedModel
 from millpond.server.settings.config import ServerConfig
 from millpond.server.state import state_of
@@ -19,20 +18,19 @@ from millpond.tasks import Task
 from millpond.values.inputs import Item, TokenIds
 from millpond.values.params import PoolingParams
 from millpond.vllm.model import Pending
-from millpond.vllm.prompts import Tokenization
 
 TokenList = Annotated[list[int], Field(fail_fast=True)]
 
 
 def _kind(value: Any) -> str:
     """The form of ``input``, by its first item, so that errors refer to that form only."""
-    first = value[0] if isinstance(value, list) and value else None
     if not isinstance(value, list):
         return "text"
-    if isinstance(first, dict):
+    first = value[0] if value else None
+    if isinstance(first, dict | Message):
         return "conversation"
     if isinstance(first, list):
-        return "conversations" if first and isinstance(first[0], dict) else "token_lists"
+        return "conversations" if first and isinstance(first[0], dict | Message) else "token_lists"
     return "texts" if first is None or isinstance(first, str) else "tokens"
 
 
@@ -70,22 +68,13 @@ class PromptRequest(PoolingRequest, ChatFields):
         """The conversations, if the prompts are conversations."""
         if self.messages is not None:
             return as_batch(self.messages)
-        return as_batch(self.input) if _holds_messages(self.input) else None
+        return as_batch(self.input) if _kind(self.input).startswith("conversation") else None
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
         """The texts or token ids, if the prompts are not conversations."""
-        if isinstance(self.input, str):
-            return [self.input]
         items: Any = self.input
-        return [items] if items and isinstance(items[0], int) else items
-
-
-def _holds_messages(value: Any) -> bool:
-    first = value[0] if isinstance(value, list) and value else None
-    if is_batch(value):
-        first = first[0] if first else None
-    return isinstance(first, Message)
+        return [items] if _kind(items) in ("text", "tokens") else items
 
 
 def count(body: PromptRequest, request: Request) -> int:
@@ -94,12 +83,12 @@ def count(body: PromptRequest, request: Request) -> int:
     number = len(body.prompts if conversations is None else conversations)
     if number == 0:
         raise RequestError("You must pass at least one prompt; input is an empty list", param="input")
-    check_count(number, state_of(request).config.max_inputs, field="input")
+    check_count(request, number, field="input")
     return number
 
 
 async def run(request: Request, model: ServedModel, task: Task, body: PromptRequest, params: PoolingParams) -> Any:
-    """The output of ``task`` for the prompts of ``body``; errors as :func:`count`, :func:`submit` and ``calls.run``."""
+    """The output of ``task`` for the prompts of ``body``."""
     config = state_of(request).config
     return await calls.run(
         request, lambda: submit(task, body, params, model, config), model=model, texts=count(body, request)
@@ -110,14 +99,6 @@ def submit(
     task: Task, body: PromptRequest, params: PoolingParams, model: ServedModel, config: ServerConfig
 ) -> Pending[Any]:
     """Render, check and queue the prompts of ``body``; runs in a thread, since rendering takes time."""
-    items, tokenization = read(body, model, config)
-    if body.selects_prompt:
-        _check_prompt_applies(items, params, task, model)
-    return model.pooling.submit(task, items, model.pooling.complete(task, params, tokenization))
-
-
-def read(body: PromptRequest, model: ServedModel, config: ServerConfig) -> tuple[list[Item], Tokenization]:
-    """The items of the call, and tokenization they are tokenized."""
     conversations = body.conversations
     tokenization = body.tokenization(model.max_model_len, special_tokens=conversations is None)
     prompts = body.prompts if conversations is None else chat.render(conversations, body, model, config)
@@ -125,8 +106,11 @@ def read(body: PromptRequest, model: ServedModel, config: ServerConfig) -> tuple
         for prompt in prompts:
             if isinstance(prompt, str):
                 check_length(prompt, model.max_model_len)
-    items = [prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in prompts]
-    return model.pooling.without_special_tokens(items, tokenization), tokenization
+    read = [prompt if isinstance(prompt, str) else TokenIds(tuple(prompt)) for prompt in prompts]
+    items = model.pooling.without_special_tokens(read, tokenization)
+    if body.selects_prompt:
+        _check_prompt_applies(items, params, task, model)
+    return model.pooling.submit(task, items, model.pooling.complete(task, params, tokenization))
 
 
 def _check_prompt_applies(items: list[Item], params: PoolingParams, task: Task, model: ServedModel) -> None:

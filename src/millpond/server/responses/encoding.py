@@ -27,24 +27,34 @@ _TORCH_NAMES = {"bfloat16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2":
 class NumberFormat:
     """How a response writes its numbers."""
 
-    encoding: EncodingFormat = "float"  # JSON, base64, or binary with or without a header
-    dtype: EmbedDtype = "float32"  # type of the numbers in base64 and binary
-    order: Endianness = "little"  # their byte order
+    encoding: EncodingFormat = "base64"  # JSON, base64, or binary with or without a header
+    dtype: EmbedDtype = "float32"  # in base64 and binary
+    order: Endianness = "little"
+
+    @property
+    def byte_order(self) -> Literal["big", "little"]:
+        """``order``, with ``native`` replaced by that of this machine."""
+        return sys.byteorder if self.order == "native" else self.order
+
+    def to_bytes(self, rows: npt.NDArray[np.float32]) -> bytes:
+        """The numbers of ``rows``, one row after the other."""
+        typed = _as(rows, self.dtype)
+        foreign = self.byte_order != sys.byteorder and typed.dtype.itemsize > 1
+        return (typed.byteswap() if foreign else typed).tobytes()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Base64:
     """Numbers that become base64 when the JSON is written."""
 
-    rows: npt.NDArray[np.float32]  # the numbers
-    dtype: EmbedDtype = "float32"  # type of the encoded numbers
-    order: Endianness = "little"  # their byte order
+    rows: npt.NDArray[np.float32]
+    form: NumberFormat = NumberFormat()
 
 
-async def json_response(content: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
-    """A JSON response."""
+async def json_response(content: Any) -> Response:
+    """A response of mappings with str keys, lists, numpy arrays and :class:`Base64`; what is not finite is null."""
     body = await encoded(lambda: to_json(content), numbers=_numbers(content))
-    return Response(body, status_code=status, headers=headers, media_type="application/json")
+    return Response(body, media_type="application/json")
 
 
 async def encoded(encode: Callable[[], bytes], *, numbers: int) -> bytes:
@@ -68,23 +78,6 @@ def repeatable(value: Any) -> Any:
     return value
 
 
-def to_bytes(rows: npt.NDArray[np.float32], dtype: EmbedDtype = "float32", order: Endianness = "little") -> bytes:
-    """The numbers of ``rows``, one row after the other."""
-    typed = _as(rows, dtype)
-    foreign = resolved(order) != sys.byteorder and typed.dtype.itemsize > 1
-    return (typed.byteswap() if foreign else typed).tobytes()
-
-
-def to_base64(rows: npt.NDArray[np.float32], dtype: EmbedDtype = "float32", order: Endianness = "little") -> str:
-    """:func:`to_bytes` as base64."""
-    return base64.b64encode(to_bytes(rows, dtype, order)).decode("ascii")
-
-
-def resolved(order: Endianness) -> Literal["big", "little"]:
-    """``order``, with ``native`` replaced by the byte order of this machine."""
-    return sys.byteorder if order == "native" else order
-
-
 def _as(rows: npt.NDArray[np.float32], dtype: EmbedDtype) -> npt.NDArray[Any]:
     """``rows`` in another precision; types that numpy lacks are viewed as integers of the same width."""
     if dtype in ("float32", "float16"):
@@ -99,7 +92,7 @@ def _as(rows: npt.NDArray[np.float32], dtype: EmbedDtype) -> npt.NDArray[Any]:
 def _fragment(value: Any) -> orjson.Fragment:
     """An array, encoded separately: between two arrays the event loop can run, during one long call it cannot."""
     if isinstance(value, Base64):
-        return orjson.Fragment(f'"{to_base64(value.rows, value.dtype, value.order)}"')
+        return orjson.Fragment(f'"{base64.b64encode(value.form.to_bytes(value.rows)).decode("ascii")}"')
     if not isinstance(value, np.ndarray | np.generic):
         raise TypeError(f"a {type(value).__name__} has no form in JSON")
     if isinstance(value, np.ndarray) and not value.flags.c_contiguous:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import Any, Generic, Literal, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel
@@ -19,6 +19,20 @@ class UsageInfo(BaseModel):
     completion_tokens: int = 0
     prompt_tokens_details: None = None
     completion_tokens_details: None = None
+
+
+Item = TypeVar("Item")
+
+
+class ListResponse(BaseModel, Generic[Item]):
+    """Items in the order of the request."""
+
+    id: str
+    object: Literal["list"] = "list"
+    created: int
+    model: str
+    data: list[Item]
+    usage: UsageInfo
 
 
 def envelope(request: Request, prefix: str, model: ServedModel, *, request_id: str | None = None) -> dict[str, Any]:

@@ -109,20 +109,10 @@ class ServedModels:
             NotServedError: The named model, or every model, serves none of the tasks (501).
             InvalidRequestError: No name, and several models serve the tasks (400).
         """
-        if name:
-            model = self._by_name.get(name)
-            if model is None:
-                raise UnknownModelError(f"The model `{name}` does not exist.")
-            if tasks and not model.engine.tasks & frozenset(tasks):
-                raise NotServedError(f"The model does not support {api}")
-            return model
-        able = [model for model in self._models if not tasks or model.engine.tasks & frozenset(tasks)]
-        if not able:
-            raise NotServedError(f"The model does not support {api}")
-        if len(able) > 1:
-            names = ", ".join(model.name for model in able)
-            raise InvalidRequestError(f"several models serve the {api}; name one as model: {names}")
-        return able[0]
+        if name and name not in self._by_name:
+            raise UnknownModelError(f"The model `{name}` does not exist.")
+        candidates = (self._by_name[name],) if name else self._models
+        return only([each for each in candidates if not tasks or each.engine.tasks & frozenset(tasks)], api)
 
     def check_health(self) -> None:
         """Raise if only a new process helps; until then the other devices serve.
@@ -141,6 +131,16 @@ class ServedModels:
         """Finish the queued work, then stop every engine."""
         for model in self._models:
             model.engine.close()
+
+
+def only(able: Sequence[ServedModel], api: str) -> ServedModel:
+    """The model that is able to serve a request; of several, the request has to name one."""
+    if not able:
+        raise NotServedError(f"The model does not support {api}")
+    if len(able) > 1:
+        names = ", ".join(model.name for model in able)
+        raise InvalidRequestError(f"several models serve the {api}; name one as model: {names}")
+    return able[0]
 
 
 def _load(config: ModelConfig) -> ServedModel:

@@ -10,7 +10,7 @@ from typing import Any
 
 from starlette.types import Scope
 
-from millpond.server.telemetry.scope import client_address, declared_path, request_state
+from millpond.server.telemetry.scope import declared_path, request_state
 
 logger = logging.getLogger("millpond.access")
 
@@ -26,7 +26,7 @@ def access(scope: Scope, *, status: int | None, seconds: float) -> None:
     state = request_state(scope)
     fields: dict[str, Any] = {
         "request_id": state.get("request_id"),
-        "client": client_address(scope),
+        "client": scope["client"][0] if scope.get("client") else None,
         "method": scope["method"],
         # An unknown path is not logged, because it may contain anything.
         "route": declared_path(scope),

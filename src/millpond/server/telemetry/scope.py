@@ -29,11 +29,6 @@ def request_state(scope: Scope) -> Mapping[str, Any]:
     return state
 
 
-def client_address(scope: Scope) -> str | None:
-    """The client's IP address; ``None`` on a Unix socket."""
-    return scope["client"][0] if scope.get("client") else None
-
-
 class StatusObserver:
     """An ASGI ``send`` that remembers the HTTP status of the response."""
 

@@ -16,10 +16,9 @@ from millpond.values.stats import Timings
 class Work:
     """The work that a model did for a request."""
 
-    model: str  # name of the model
     device: str  # cpu, cuda or mps
-    timings: Timings  # of the engine's call
-    tokens: int  # input tokens
+    timings: Timings
+    tokens: int
     characters: int  # characters of the texts; token ids have none
     ended: int  # when the engine had the result, in Unix nanoseconds
 

@@ -13,27 +13,17 @@ from pathlib import Path
 
 from millpond.errors import IndexCorruptedError, InvalidRequestError, MillpondError, SourceNotFoundError
 from millpond.late_interaction.plaid.storage.lock import LOCK
-from millpond.late_interaction.plaid.storage.manifest import (
-    CURRENT,
-    FileEntry,
-    Manifest,
-    current_bytes,
-    read_current,
-    without_empty,
-)
+from millpond.late_interaction.plaid.storage.manifest import CURRENT, FileEntry, Manifest
 
 _TEMPORARY = ".tmp"
 OWN_FILES = re.compile(rf"((segment|deleted|codec|projection)-\d{{8,}}\.bin|manifest-\d{{8,}}\.json|{CURRENT})(\.tmp)?")
 # What a process that died while it created an index leaves behind.
 _UNBORN = re.compile(rf"{LOCK}|manifest-0{{8}}\.json(\.tmp)?|{CURRENT}\.tmp")
+_CURRENT_FORM = re.compile(rb"(manifest-\d{8,}\.json) ([0-9a-f]{64})\n?")
 
 
 class IndexFolder:
-    """The files of an index.
-
-    Args:
-        path: The folder; it need not exist.
-    """
+    """The files of an index; the folder need not exist."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,14 +77,39 @@ class IndexFolder:
             FileNotFoundError: It was removed.
             IndexCorruptedError: It, or ``CURRENT``, is damaged.
         """
-        name, checksum = read_current(self.path / CURRENT, current)
-        path = self.path / name
+        form = _CURRENT_FORM.fullmatch(current)
+        if form is None:
+            raise IndexCorruptedError(
+                f"{self.path / CURRENT} is damaged: it has no name and checksum of a manifest; restore it, or build "
+                "the index anew"
+            )
+        path = self.path / form[1].decode()
         content = path.read_bytes()
-        if hashlib.sha256(content).hexdigest() != checksum:
+        if hashlib.sha256(content).hexdigest() != form[2].decode():
             raise IndexCorruptedError(
                 f"{path} is damaged: its checksum is not the one in {CURRENT}; restore it, or build the index anew"
             )
         return Manifest.from_bytes(path, content)
+
+    def check(self) -> list[str]:
+        """Read every file; returns a sentence for each one that is damaged. Others may write the index meanwhile.
+
+        Raises:
+            SourceNotFoundError: There is no index any more.
+        """
+        while True:
+            current = self.current()
+            try:
+                entries = self.manifest(current).files()
+            except IndexCorruptedError as error:
+                return [str(error)]
+            except FileNotFoundError as error:
+                found = [f"{error.filename} is missing"]
+            else:
+                found = [sentence for entry in entries if (sentence := _wrong(self.path / entry.name, entry))]
+            # Files that a writer removed meanwhile are not missing.
+            if not found or self.current() == current:
+                return found
 
     def orphans(self, manifest: Manifest) -> list[str]:
         """Files of an index that the manifest does not name: what a process left that died, or what one writes now."""
@@ -117,12 +132,9 @@ class IndexFolder:
 
 
 class Transaction:
-    """New files, and the manifest that names them. The caller holds the lock.
+    """New files of a folder, to be named by the manifest after the one now. The caller holds the lock.
 
-    Args:
-        folder: The folder.
-        manifest: The manifest now.
-        mode: Who may read the files, before the umask.
+    ``mode`` says who may read the files, before the umask.
     """
 
     def __init__(self, folder: IndexFolder, manifest: Manifest, *, mode: int = 0o666) -> None:
@@ -156,32 +168,36 @@ class Transaction:
         _write(path, content, self._mode)
         return FileEntry(name=path.name, bytes=len(content), sha256=hashlib.sha256(content).hexdigest())
 
-    def commit(self, manifest: Manifest) -> tuple[bytes, Manifest]:
-        """Publish a manifest that follows the one now; then remove the files that only that one names.
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Publish a manifest that follows the one now, and remove the files that only that one names.
+
+        Segments whose documents are all deleted are left out; without documents, centroids are trained anew.
 
         Returns:
-            The new content of ``CURRENT``, and the manifest as it was written.
+            The manifest as it was written.
         """
-        manifest = replace(
-            without_empty(manifest), generation=self._manifest.generation + 1, next_number=self._next_number
-        )
-        current = self.publish(manifest)
+        segments = tuple(segment for segment in manifest.segments if segment.live_documents)
+        generation = self._manifest.generation + 1
+        manifest = replace(manifest, segments=segments, generation=generation, next_number=self._next_number)
+        if not segments:
+            manifest = replace(manifest, codec=None, trained_tokens=0)
+        self.publish(manifest)
         self._folder.remove(sorted(self._manifest.names() - manifest.names()))
-        return current, manifest
+        return manifest
 
-    def publish(self, manifest: Manifest) -> bytes:
-        """Write a manifest, then ``CURRENT``; returns the content of that."""
+    def publish(self, manifest: Manifest) -> None:
+        """Write a manifest, then ``CURRENT``, which has its name and checksum."""
         content = manifest.to_bytes()
-        folder = self._folder.path
-        self._written += [manifest.name, manifest.name + _TEMPORARY, CURRENT + _TEMPORARY]
-        _write(folder / (manifest.name + _TEMPORARY), content, self._mode)
-        os.replace(folder / (manifest.name + _TEMPORARY), folder / manifest.name)
+        self._replace(manifest.name, content)
+        self._current = f"{manifest.name} {hashlib.sha256(content).hexdigest()}\n".encode()
+        self._replace(CURRENT, self._current)
+
+    def _replace(self, name: str, content: bytes) -> None:
+        temporary = self._folder.path / (name + _TEMPORARY)
+        self._written += [temporary.name] if name == CURRENT else [name, temporary.name]
+        _write(temporary, content, self._mode)
+        os.replace(temporary, self._folder.path / name)
         self._folder.sync()
-        self._current = current_bytes(manifest.name, content)
-        _write(folder / (CURRENT + _TEMPORARY), self._current, self._mode)
-        os.replace(folder / (CURRENT + _TEMPORARY), folder / CURRENT)
-        self._folder.sync()
-        return self._current
 
     @contextmanager
     def rolled_back_on_error(self) -> Iterator[Transaction]:
@@ -201,6 +217,22 @@ class Transaction:
             return self._folder.current() == self._current
         except (OSError, SourceNotFoundError):
             return True  # cannot tell: what is not needed is swept later
+
+
+def _wrong(path: Path, entry: FileEntry) -> str | None:
+    """What is wrong with a file."""
+    try:
+        with path.open("rb") as file:
+            size = os.fstat(file.fileno()).st_size
+            if size != entry.bytes:
+                return f"{path} has {size} bytes instead of {entry.bytes}"
+            if hashlib.file_digest(file, "sha256").hexdigest() != entry.sha256:
+                return f"{path} is damaged: its checksum is not the one in the manifest"
+    except FileNotFoundError:
+        return f"{path} is missing"
+    except OSError as error:
+        return f"{path} cannot be read: {error.strerror}"
+    return None
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from hashlib import sha256
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
 from millpond.errors import IndexCorruptedError
-from millpond.late_interaction.codecs.rows import CODECS
+from millpond.late_interaction.codecs.rows import CODECS, Codec
 
 CURRENT = "CURRENT"
 # Of the files of this version; a later one may read an older one's, never the reverse.
@@ -19,13 +18,7 @@ _FORMAT = 1
 
 @dataclass(frozen=True, kw_only=True)
 class FileEntry:
-    """One file of an index.
-
-    Attributes:
-        name: Its name in the index's folder.
-        bytes: Its size.
-        sha256: Checksum of its content, in hexadecimal digits.
-    """
+    """One file of an index: its name there, its size, and the checksum of its content in hexadecimal digits."""
 
     name: str
     bytes: int
@@ -34,25 +27,15 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentEntry:
-    """One segment: documents that were written together.
+    """One segment: documents that were written together."""
 
-    Attributes:
-        file: Rows, ids, texts and metadata.
-        documents: Its documents, deleted ones included.
-        tokens: Their token rows.
-        coded: Whether its rows have centroid codes; rows are int8 without them.
-        deleted: A bitmap of its deleted documents; ``None`` if there are none.
-        deleted_documents: Documents in that bitmap.
-        deleted_tokens: Their token rows.
-    """
-
-    file: FileEntry
-    documents: int
-    tokens: int
-    coded: bool
-    deleted: FileEntry | None = None
-    deleted_documents: int = 0
-    deleted_tokens: int = 0
+    file: FileEntry  # rows, ids, texts and metadata
+    documents: int  # its documents, deleted ones included
+    tokens: int  # their token rows
+    coded: bool  # whether its rows have centroid codes
+    deleted: FileEntry | None = None  # A bitmap of its deleted documents; `None` if there are none
+    deleted_documents: int = 0  # documents in that bitmap
+    deleted_tokens: int = 0  # their token rows
 
     @property
     def live_documents(self) -> int:
@@ -67,39 +50,30 @@ class SegmentEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One state of an index.
+    """One state of an index."""
 
-    Attributes:
-        generation: 0 for a new index, one more with every change.
-        next_number: Number of the next file that is written.
-        payload: The codec: how rows are stored, in a Plaid index in coded segments.
-        width: The option that the index was created with; ``settings`` have the width of the rows.
-        pool_factor: The option that the index was created with.
-        settings: :class:`millpond.late_interaction.index.settings.IndexSettings` as JSON; ``None`` as long as no row
-            was added.
-        projection: The file of their projection; ``None`` if they have none.
-        codec: The file of the trained codec; ``None`` before training.
-        trained_tokens: Token rows of the index when the codec was trained.
-        segments: The segments, oldest first.
-        saved: Whether ``MemoryIndex.save`` wrote it; then there is one segment.
-    """
-
-    generation: int = 0
-    next_number: int = 1
-    payload: str
-    width: int | None = None
-    pool_factor: int | None = None
+    generation: int = 0  # 0 for a new index, one more with every change
+    next_number: int = 1  # number of the next file that is written
+    payload: str  # the name of the codec
+    width: int | None = None  # the option that the index was created with; `settings` have the width of the rows
+    pool_factor: int | None = None  # the option that the index was created with
+    # `IndexSettings` as JSON; `None` as long as no row was added
     settings: Mapping[str, Any] | None = field(default=None, hash=False)
-    projection: FileEntry | None = None
-    codec: FileEntry | None = None
-    trained_tokens: int = 0
-    segments: tuple[SegmentEntry, ...] = ()
-    saved: bool = False
+    projection: FileEntry | None = None  # the file of their projection; `None` if they have none
+    codec: FileEntry | None = None  # the file of the centroids and the residual codec; `None` before training
+    trained_tokens: int = 0  # token rows of the index when the centroids were trained
+    segments: tuple[SegmentEntry, ...] = ()  # the segments, oldest first
+    saved: bool = False  # whether `MemoryIndex.save` wrote it; then there is one segment
+
+    @property
+    def row_codec(self) -> Codec:
+        """How rows are stored."""
+        return CODECS[self.payload]
 
     @property
     def name(self) -> str:
         """The manifest's own file."""
-        return manifest_name(self.generation)
+        return f"manifest-{self.generation:08d}.json"
 
     @property
     def documents(self) -> int:
@@ -113,12 +87,8 @@ class Manifest:
 
     def files(self) -> list[FileEntry]:
         """Every file that it names."""
-        entries = [entry for entry in (self.projection, self.codec) if entry is not None]
-        for segment in self.segments:
-            entries.append(segment.file)
-            if segment.deleted is not None:
-                entries.append(segment.deleted)
-        return entries
+        segments = [entry for segment in self.segments for entry in (segment.file, segment.deleted)]
+        return [entry for entry in (self.projection, self.codec, *segments) if entry is not None]
 
     def names(self) -> set[str]:
         """The names of its files and its own."""
@@ -148,54 +118,17 @@ class Manifest:
                 )
             if fields["payload"] not in CODECS:
                 raise ValueError(f"unknown codec {fields['payload']!r}")
-            codec, projection = fields.pop("codec"), fields.pop("projection")
-            segments = tuple(_segment(segment) for segment in fields.pop("segments"))
-            return cls(
-                projection=None if projection is None else FileEntry(**projection),
-                codec=None if codec is None else FileEntry(**codec),
-                segments=segments,
-                **fields,
-            )
+            for name in ("codec", "projection"):
+                fields[name] = _file(fields[name])
+            for segment in fields["segments"]:
+                segment |= {"file": _file(segment["file"]), "deleted": _file(segment["deleted"])}
+            fields["segments"] = tuple(SegmentEntry(**segment) for segment in fields["segments"])
+            return cls(**fields)
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             raise IndexCorruptedError(
                 f"{path} is not a manifest ({error}); restore it, or build the index anew"
             ) from error
 
 
-def manifest_name(generation: int) -> str:
-    """The file of a manifest."""
-    return f"manifest-{generation:08d}.json"
-
-
-def current_bytes(manifest: str, content: bytes) -> bytes:
-    """The content of ``CURRENT``: a manifest's name and checksum."""
-    return f"{manifest} {sha256(content).hexdigest()}\n".encode()
-
-
-def read_current(path: Path, content: bytes) -> tuple[str, str]:
-    """Name and checksum of the manifest that ``CURRENT`` names.
-
-    Raises:
-        IndexCorruptedError: It has another form.
-    """
-    try:
-        name, checksum = content.decode("ascii").removesuffix("\n").split(" ")
-        generation = name.removeprefix("manifest-").removesuffix(".json")
-        if name != manifest_name(int(generation)) or len(checksum) != sha256().digest_size * 2:
-            raise ValueError("no name and checksum of a manifest")
-    except ValueError as error:
-        raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
-    return name, checksum
-
-
-def without_empty(manifest: Manifest) -> Manifest:
-    """Without the segments whose documents are all deleted; without documents, centroids are trained anew."""
-    segments = tuple(segment for segment in manifest.segments if segment.live_documents)
-    if not segments:
-        return replace(manifest, segments=(), codec=None, trained_tokens=0)
-    return replace(manifest, segments=segments)
-
-
-def _segment(fields: dict[str, Any]) -> SegmentEntry:
-    file, deleted = fields.pop("file"), fields.pop("deleted")
-    return SegmentEntry(file=FileEntry(**file), deleted=None if deleted is None else FileEntry(**deleted), **fields)
+def _file(fields: dict[str, Any] | None) -> FileEntry | None:
+    return None if fields is None else FileEntry(**fields)

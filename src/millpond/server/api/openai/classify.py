@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
@@ -11,7 +9,7 @@ from millpond.server.api import openapi
 from millpond.server.requests import bodies, prompts
 from millpond.server.requests.prompts import PromptRequest
 from millpond.server.responses.encoding import json_response
-from millpond.server.responses.response_fields import UsageInfo, envelope, usage
+from millpond.server.responses.response_fields import ListResponse, envelope, usage
 from millpond.server.state import find_model
 from millpond.tasks import Activation
 from millpond.values.outputs import ClassificationOutput
@@ -41,15 +39,8 @@ class ClassificationData(BaseModel):
     num_classes: int
 
 
-class ClassificationResponse(BaseModel):
+class ClassificationResponse(ListResponse[ClassificationData]):
     """The classes of each text, in the order of the request."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[ClassificationData]
-    usage: UsageInfo
 
 
 router = APIRouter(tags=["vLLM"])

@@ -8,13 +8,12 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, Field
 
 from millpond.server.api import openapi
-from millpond.server.errors import NotServedError, RequestError
+from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, prompts
 from millpond.server.requests.vectors import VectorRequest
-from millpond.server.responses.response_fields import UsageInfo, envelope, usage
+from millpond.server.responses.response_fields import ListResponse, envelope, usage
 from millpond.server.responses.vectors import vector_response
-from millpond.server.served.models import ServedModel, ServedModels
-from millpond.server.state import record_model, state_of
+from millpond.server.state import find_model, state_of
 from millpond.tasks import Task
 from millpond.values.outputs import EmbeddingOutput, TokenEmbeddingOutput
 
@@ -34,15 +33,8 @@ class EmbeddingData(BaseModel):
     shape: list[int] | None = Field(None, description="Rows and columns of a base64 matrix.")
 
 
-class EmbeddingResponse(BaseModel):
+class EmbeddingResponse(ListResponse[EmbeddingData]):
     """A vector for each text, in the order of the request."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[EmbeddingData]
-    usage: UsageInfo
 
 
 router = APIRouter(tags=["OpenAI"])
@@ -52,7 +44,10 @@ router = APIRouter(tags=["OpenAI"])
 async def embeddings(request: Request) -> Response:
     """A vector for each text; from a model with token vectors only, a matrix."""
     body = await bodies.read(request, EmbeddingRequest)
-    model = record_model(request, _model(state_of(request).models, body.model))
+    tasks: set[Task] = {"embed", "token_embed"}
+    if not body.model and any("embed" in each.engine.tasks for each in state_of(request).models):
+        tasks = {"embed"}  # a model that embeds texts is preferred to one that embeds tokens
+    model = find_model(request, body.model, tasks=tasks, api="Embeddings API")
     if body.late_chunking_params is not None:
         raise RequestError(
             "late_chunking_params is not served; embed the chunks as texts of their own", param="late_chunking_params"
@@ -69,14 +64,3 @@ async def embeddings(request: Request) -> Response:
         item="embedding",
         field="embedding",
     )
-
-
-def _model(models: ServedModels, name: str | None) -> ServedModel:
-    """The model for a request; without a name, a model that embeds texts is preferred to one that embeds tokens."""
-    api = "Embeddings API"
-    if not name:
-        try:
-            return models.find(None, tasks={"embed"}, api=api)
-        except NotServedError:
-            pass
-    return models.find(name, tasks={"embed", "token_embed"}, api=api)

@@ -14,8 +14,7 @@ from millpond.server.errors import NotServedError, RequestError
 from millpond.server.requests import bodies, calls, prompts
 from millpond.server.requests.fields import INT64
 from millpond.server.requests.vectors import VectorRequest
-from millpond.server.responses.binary import RowsOrMatrices
-from millpond.server.responses.response_fields import UsageInfo, envelope, usage
+from millpond.server.responses.response_fields import ListResponse, envelope, usage
 from millpond.server.responses.vectors import vector_response
 from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.settings.config import ServerConfig
@@ -23,7 +22,7 @@ from millpond.server.state import record_model, state_of
 from millpond.tasks import Activation, Task
 from millpond.values.spec import ModelSpec
 from millpond.vllm.arguments import POOLING_TASKS
-from millpond.vllm.model import Pending
+from millpond.vllm.model import Pending, rows_of_output
 from millpond.vllm.params import PoolingParams
 
 TokenId = Annotated[int, Field(ge=0, lt=INT64)]
@@ -65,15 +64,8 @@ class PoolingData(BaseModel):
     shape: list[int] | None = Field(None, description="Rows and columns of a base64 matrix.")
 
 
-class PoolingResponse(BaseModel):
+class PoolingResponse(ListResponse[PoolingData]):
     """A result for each prompt, in the order of the request."""
-
-    id: str
-    object: Literal["list"] = "list"
-    created: int
-    model: str
-    data: list[PoolingData]
-    usage: UsageInfo
 
 
 router = APIRouter(tags=["vLLM"])
@@ -91,7 +83,12 @@ async def pooling(request: Request) -> Response:
     )
     head = envelope(request, "pooling", model, request_id=body.request_id)
     return await vector_response(
-        _rows(output), body.number_format, head, usage(output.usage.prompt_tokens), item="pooling", field="data"
+        rows_of_output(output),
+        body.number_format,
+        head,
+        usage(output.usage.prompt_tokens),
+        item="pooling",
+        field="data",
     )
 
 
@@ -122,12 +119,3 @@ def _served(*models: ServedModel) -> tuple[Task, ...]:
     """The tasks of this route that at least one of the models serves."""
     tasks = {task for choices in POOLING_TASKS.values() for task in choices}
     return tuple(sorted(tasks & frozenset().union(*(model.engine.tasks for model in models))))
-
-
-def _rows(output: Any) -> RowsOrMatrices:
-    """The numbers of any kind of output."""
-    for name in ("embeddings", "rewards", "probs"):
-        if hasattr(output, name):
-            rows: RowsOrMatrices = getattr(output, name)
-            return rows
-    raise TypeError(f"a {type(output).__name__} holds no rows")

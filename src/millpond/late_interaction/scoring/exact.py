@@ -1,4 +1,4 @@
-"""Exact MaxSim over packed token rows: as int8 with a float16 scale for each token, as bfloat16, or as float32.
+"""Exact MaxSim over packed token rows.
 
 The compiled kernels read each row from memory once for all queries of a call (up to 256 query tokens at a time), and
 rows may be memory-mapped files: nothing is copied or converted, and nothing behind the last row is read. Without the
@@ -8,17 +8,17 @@ kernels torch computes the same.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.kernels.compiled import compiled, run, tensor
-from millpond.vectors.ragged import Ragged
+from millpond.late_interaction.codecs.rows import Codec
+from millpond.late_interaction.kernels.compiled import compiled, fields, run, tensor, thread_count
+from millpond.vectors.ragged import Ragged, runs
 
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
@@ -28,66 +28,24 @@ _BLOCK = 1 << 19
 # Query tokens compared at a time.
 _QUERY_TOKENS = 256
 
-_int, _pointer = ctypes.c_int64, ctypes.c_void_p
-
-
-class RowCodec(Protocol):
-    """The part of :class:`millpond.late_interaction.codecs.rows.Codec` that scoring needs."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]:
-        """Of a packed row's numbers."""
-        ...
-
-    @property
-    def scaled(self) -> bool:
-        """Whether each row has a scale."""
-        ...
-
-    @property
-    def kernel(self) -> str:
-        """The compiled kernel that scores such rows."""
-        ...
-
-    def width(self, dim: int) -> int:
-        """Columns of packed rows of ``dim`` numbers."""
-        ...
-
-    def to_torch(self, rows: npt.NDArray[Any]) -> torch.Tensor:
-        """Packed rows as torch computes with them."""
-        ...
-
-    def queries(self, rows: FloatArray, width: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Query tokens rounded as documents are: ``[query tokens, width]``, and their scales."""
-        ...
-
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tokens:
-    """The packed token rows of ``n`` documents; the arrays may be memory-mapped and read-only.
+    """The packed token rows of ``n`` documents; the arrays may be memory-mapped and read-only."""
 
-    Attributes:
-        codec: How rows are stored.
-        rows: ``[tokens, width]`` in the codec's dtype, as its ``pack`` makes them. They are read fastest if they begin
-            at a multiple of 64 bytes; no room behind them is needed.
-        scales: float16 ``[tokens]`` if the codec has scales, else ``None``.
-        offsets: int64 ``[n + 1]``; document ``i`` has the rows from ``offsets[i]`` to before ``offsets[i + 1]``.
-    """
-
-    codec: RowCodec
+    codec: Codec  # how rows are stored
+    # `[tokens, width]`, as the codec packs them. They are read fastest if they begin at a multiple of 64 bytes; no
+    # room behind them is needed.
     rows: npt.NDArray[Any]
-    scales: npt.NDArray[np.float16] | None
-    offsets: IndexArray
+    scales: npt.NDArray[np.float16] | None  # float16 `[tokens]` if the codec has scales, else `None`
+    offsets: IndexArray  # int64 `[n + 1]`; document `i` has the rows from `offsets[i]` to before `offsets[i + 1]`
 
     def __post_init__(self) -> None:
         codec, rows, scales, offsets = self.codec, self.rows, self.scales, self.offsets
         if rows.ndim != 2 or rows.dtype != codec.dtype or codec.width(rows.shape[1]) != rows.shape[1]:
-            raise ValueError(
-                f"rows are of shape {rows.shape} and dtype {rows.dtype}; they must be [tokens, width] of "
-                f"{codec.dtype}, with a width that is a multiple of {codec.width(1)}"
-            )
+            raise ValueError(f"rows are {rows.dtype} {rows.shape}, which codec {codec.name!r} does not pack")
         if codec.scaled != (scales is not None):
-            raise ValueError(f"scales must be {'given' if codec.scaled else 'None'} for rows of {codec.dtype}")
+            raise ValueError(f"scales must be {'given' if codec.scaled else 'None'} for codec {codec.name!r}")
         if scales is not None and (scales.shape != rows.shape[:1] or scales.dtype != np.float16):
             raise ValueError(f"scales must be float16 [{len(rows)}], not {scales.dtype} {list(scales.shape)}")
         if offsets.ndim != 1 or offsets.dtype != np.int64 or len(offsets) == 0:
@@ -102,20 +60,10 @@ class Tokens:
 class _MaxSimCall(ctypes.Structure):
     """``struct MaxSimCall`` of maxsim.h."""
 
-    _fields_ = [
-        ("rows", _pointer),
-        ("scales", _pointer),
-        ("offsets", _pointer),
-        ("documents", _pointer),
-        ("queries", _pointer),
-        ("query_offsets", _pointer),
-        ("out", _pointer),
-        ("count", _int),
-        ("query_count", _int),
-        ("dim", _int),
-        ("stride", _int),
-        ("threads", _int),
-    ]
+    _fields_ = fields(
+        pointers="rows scales offsets documents queries query_offsets out",
+        integers="count query_count dim stride threads",
+    )
 
 
 def score(
@@ -138,7 +86,7 @@ def score(
         tokens 0, and a NaN stays visible.
 
     Raises:
-        InvalidRequestError: The queries have another width, an index is out of range, or ``threads`` is less than 1.
+        InvalidRequestError: The queries have another width, or an index is out of range.
     """
     dim = queries.flat.shape[1]
     if tokens.codec.width(dim) != tokens.rows.shape[1]:
@@ -146,47 +94,28 @@ def score(
             f"queries are {dim} wide, and the rows of the documents {tokens.rows.shape[1]}; "
             "both must come from one model, cut to one width"
         )
-    chosen = None if documents is None else _indices(documents, len(tokens))
-    if threads is None:
-        threads = torch.get_num_threads()
-    if threads < 1:
-        raise InvalidRequestError(f"threads={threads} must be 1 or more")
+    chosen = None if documents is None else np.require(documents, dtype=np.int64, requirements="C")
+    if chosen is not None and chosen.size and (chosen.min() < 0 or chosen.max() >= len(tokens)):
+        raise InvalidRequestError(f"documents has indices outside of 0 to {len(tokens) - 1}, those of the documents")
     kernel = compiled(tokens.codec.kernel)
     rows = tokens.rows
     if kernel is None or dim == 0 or rows.strides[1] != rows.itemsize or rows.strides[0] <= 0:
-        return _torch_score(queries, DeviceTokens.of(tokens, "cpu"), chosen)
+        return score_on_device(queries, DeviceTokens.of(tokens, "cpu"), documents=chosen)
     count = len(tokens) if chosen is None else len(chosen)
     out = np.empty((len(queries), count), dtype=np.float32)
-    flat = np.require(queries.flat, dtype=np.float32, requirements="C")
-    query_offsets = np.require(queries.offsets, dtype=np.int64, requirements="C")
+    flat = np.ascontiguousarray(queries.flat, dtype=np.float32)
+    query_offsets = np.ascontiguousarray(queries.offsets, dtype=np.int64)
     scales = None if tokens.scales is None else np.ascontiguousarray(tokens.scales)
-    offsets = np.ascontiguousarray(tokens.offsets)
-    call = _MaxSimCall(
-        rows.ctypes.data,
-        None if scales is None else scales.ctypes.data,
-        offsets.ctypes.data,
-        None if chosen is None else chosen.ctypes.data,
-        flat.ctypes.data,
-        query_offsets.ctypes.data,
-        out.ctypes.data,
-        count,
-        len(queries),
-        dim,
-        rows.strides[0],
-        threads,
-    )
-    run(kernel, call)
+    arrays = (rows, scales, np.ascontiguousarray(tokens.offsets), chosen, flat, query_offsets, out)
+    run(kernel, _MaxSimCall, arrays, count, len(queries), dim, rows.strides[0], thread_count(threads))
     return out
-
-
-# --- torch ------------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DeviceTokens:
     """As :class:`Tokens`, with rows and scales on a torch device: scored there by torch's operators."""
 
-    codec: RowCodec
+    codec: Codec
     rows: torch.Tensor
     scales: torch.Tensor | None
     offsets: IndexArray
@@ -198,27 +127,15 @@ class DeviceTokens:
         scales = None if tokens.scales is None else tensor(tokens.scales).to(device)
         return cls(codec=tokens.codec, rows=rows.to(device), scales=scales, offsets=tokens.offsets)
 
-    def __len__(self) -> int:
-        return len(self.offsets) - 1
 
-
-def score_on_device(queries: Ragged, tokens: DeviceTokens, *, documents: npt.ArrayLike | None = None) -> FloatArray:
+def score_on_device(queries: Ragged, tokens: DeviceTokens, *, documents: IndexArray | None = None) -> FloatArray:
     """As :func:`score`, by torch on the device of ``tokens``, with float32 products (exact ones for int8).
 
-    Raises:
-        InvalidRequestError: The queries have another width, or an index is out of range.
+    A run of documents and some query tokens are compared at a time.
     """
-    dim = queries.flat.shape[1]
-    if tokens.codec.width(dim) != tokens.rows.shape[1]:
-        raise InvalidRequestError(f"queries are {dim} wide, and the rows of the documents {tokens.rows.shape[1]}")
-    return _torch_score(queries, tokens, None if documents is None else _indices(documents, len(tokens)))
-
-
-def _torch_score(queries: Ragged, tokens: DeviceTokens, chosen: IndexArray | None) -> FloatArray:
-    """Scores ``[q, n]``, a run of documents and some query tokens at a time."""
     starts, lengths = tokens.offsets[:-1], np.diff(tokens.offsets)  # [n]
-    if chosen is not None:
-        starts, lengths = starts[chosen], lengths[chosen]
+    if documents is not None:
+        starts, lengths = starts[documents], lengths[documents]
     ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))  # [n + 1] of all rows in order
     device = tokens.rows.device
     query_rows, query_scales = tokens.codec.queries(np.require(queries.flat, dtype=np.float32), tokens.rows.shape[1])
@@ -235,7 +152,7 @@ def _torch_score(queries: Ragged, tokens: DeviceTokens, chosen: IndexArray | Non
             best = torch.full((stop - start, len(query_rows[part])), -torch.inf, device=device)
             for first in range(int(ends[start]), int(ends[stop]), most):
                 last = min(first + most, int(ends[stop]))
-                if chosen is None:
+                if documents is None:
                     rows: slice | torch.Tensor = slice(int(starts[0]) + first, int(starts[0]) + last)
                 else:
                     document = np.searchsorted(ends, np.arange(first, last), side="right") - 1
@@ -251,35 +168,3 @@ def _torch_score(queries: Ragged, tokens: DeviceTokens, chosen: IndexArray | Non
     scored = scores.cpu().numpy()
     scored[np.ix_(np.diff(queries.offsets) > 0, lengths == 0)] = -np.inf
     return scored
-
-
-def runs(ends: IndexArray, rows: int, documents: int) -> Iterator[tuple[int, int]]:
-    """``(start, stop)`` over runs of at most ``documents`` documents and ``rows`` rows, or of a single document.
-
-    Args:
-        ends: ``[n + 1]``, where each document begins and the last one ends.
-        rows: Most rows of a run.
-        documents: Most documents of a run.
-    """
-    start, count = 0, len(ends) - 1
-    while start < count:
-        fits = int(np.searchsorted(ends, ends[start] + rows, side="right")) - 1
-        stop = max(start + 1, min(fits, start + documents))
-        yield start, stop
-        start = stop
-
-
-def _indices(documents: npt.ArrayLike, count: int) -> IndexArray:
-    """Document indices as int64 ``[m]``.
-
-    Raises:
-        InvalidRequestError: One is out of range, or they are no list of integers.
-    """
-    indices = np.asarray(documents)
-    if indices.ndim != 1 or (indices.size and indices.dtype.kind not in "iu"):
-        raise InvalidRequestError(f"documents is of shape {indices.shape} and {indices.dtype}; pass a list of indices")
-    chosen = np.require(indices, dtype=np.int64, requirements="C")
-    if chosen.size and (chosen.min() < 0 or chosen.max() >= count):
-        outside = chosen[(chosen < 0) | (chosen >= count)][0]
-        raise InvalidRequestError(f"documents has the index {outside}, and there are {count} documents, from 0")
-    return chosen
