@@ -67,6 +67,16 @@ def batches_through(gate: LoopGate, engine: Engine) -> Iterator[None]:
 
 
 @contextmanager
+def loading_through(gate: LoopGate) -> Iterator[None]:
+    """Every load of a checkpoint goes through the gate."""
+    from millpond.engine import engine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "load", gate.hold(engine.load))
+        yield
+
+
+@contextmanager
 def batches_held(engine: Engine) -> Iterator[threading.Event]:
     """No batch of the engine runs before the end of the context. The event is set when the first one is due."""
     due, release = threading.Event(), threading.Event()

@@ -12,13 +12,17 @@ from typing import Any, NamedTuple
 import pytest
 from tests.tiny import Layout
 from tests.tiny.heads import write_cross_encoder, write_stanford
+from typer.main import get_command
 
-from millpond.cli.app import main
+from millpond.cli.app import app, main
 from millpond.cli.demo.stdlib_docs import read_stdlib
 from millpond.ingest import Record
 
 FLOAT32 = ("--engine", "dtype=float32", "--engine", "device=cpu")
-FORCED = ("--hf-overrides", '{"is_matryoshka": true}')
+FORCED = ("--engine", 'hf_overrides={"is_matryoshka": true}')
+
+
+PROGRAM = get_command(app)
 
 
 class Finished(NamedTuple):

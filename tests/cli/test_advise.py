@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from tests.cli.conftest import FORCED, Run
 
-from millpond.ingest.pages import charts
-
 
 @pytest.fixture
 def beir(tmp_path: Path) -> Path:
@@ -35,7 +33,7 @@ def test_a_beir_folder_needs_no_further_options(run: Run, beir: Path, model: Pat
     assert commands and all(words[2] == str(beir / "corpus.jsonl") for words in commands)
     for words in commands:
         assert words[words.index("--id") + 1] == "_id"
-        assert json.loads(words[words.index("--hf-overrides") + 1]) == {"is_matryoshka": True}
+        assert words[words.index("--engine") + 1] == FORCED[1]
     assert "! 2 of 12 queries have no relevant document" in done.out
 
 
@@ -98,6 +96,6 @@ def test_without_queries_the_option_is_named(run: Run, tmp_path: Path, model: Pa
 def test_without_matplotlib_nothing_is_measured(
     run: Run, beir: Path, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(charts, "find_spec", lambda name: None)
+    monkeypatch.setattr("millpond.ingest.pages.charts.find_spec", lambda name: None)
     done = run("advise", beir, "--model", model, "--out", beir / "x.html")
     assert done.code == 1 and 'pip install "millpond[report]"' in done.err and done.out == ""

@@ -12,8 +12,6 @@ from tests.tiny import write_checkpoint
 
 import millpond
 from millpond.attention import kernels, matmul_attention, self_check
-from millpond.attention.self_check import KernelCheck
-from millpond.cli.output.kernel_checks import as_objects, table
 from millpond.native import library
 
 pytestmark = pytest.mark.contract  # every kernel of the machine is compared
@@ -111,19 +109,6 @@ def test_a_models_table_ignores_the_variable_that_leaves_the_check_out(
 def test_a_model_without_check_is_refused(run: Run):
     result = run("env", "some/model")
     assert result.code == 2 and "--check" in result.err
-
-
-def test_the_lines_of_a_table():
-    checks = [
-        KernelCheck(kernel="varlen", call="float16", similarity=0.25, seconds=0.001),
-        KernelCheck(kernel="flex", call="CUDA", obstacle="no CUDA device"),
-        KernelCheck(kernel="sdpa", call="float32", obstacle="RuntimeError: no", raised=True),
-    ]
-    lines = list(table(checks))
-    assert [line.split()[:2] for line in lines[1:]] == [["varlen", "WRONG"], ["flex", "not"], ["sdpa", "WRONG"]]
-    assert lines[1].split()[2:] == ["0.250000", "1.0", "float16"]
-    assert lines[2].endswith("CUDA: no CUDA device")
-    assert [entry["wrong"] for entry in as_objects(checks)] == [True, False, True]
 
 
 def test_variables_are_named_and_their_values_are_never_printed(run: Run, monkeypatch: pytest.MonkeyPatch):

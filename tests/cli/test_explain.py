@@ -92,6 +92,7 @@ def test_the_page_replaces_an_older_one(run: Run, colbert: Path, folder: Path, t
     assert page.startswith("<!DOCTYPE html>") and page.endswith("</html>\n")
     assert "<title>flour</title>" in page and "&lt;" in page
     assert "<turns>" not in page and "older" not in page and "🌊" in page
+    assert page.count("<mark ") > 2 and "miller</mark>" in page and "<script" not in page and "http" not in page
     again = run("explain", QUERY, "--text", TEXT, "--model", colbert, "--html", tmp_path / "new.html")
     assert again.code == 0
     assert "<title>Matches</title>" in (tmp_path / "new.html").read_text(encoding="utf-8")
@@ -112,12 +113,12 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
     ("words", "part"),
     [
         ([" ", "--text", "a", "-m", "{model}"], "QUERY: it is blank"),
-        (["a", "-m", "{model}"], "no text is named"),
+        (["a", "-m", "{model}"], "pass one text: FILE"),
         (["a", "--text", "a"], "name the model"),
-        (["a", "{here}/a.txt", "--text", "a", "-m", "{model}"], "FILE and --text are 2 texts"),
-        (["a", "--text", "a", "--index", "{index}", "--id", "pond"], "--text and --index are 2 texts"),
-        (["a", "--text", "a", "--id", "pond", "-m", "{model}"], "a document of --index"),
-        (["a", "--index", "{index}"], "name one of its documents with --id"),
+        (["a", "{here}/a.txt", "--text", "a", "-m", "{model}"], "pass one text: FILE"),
+        (["a", "--text", "a", "--index", "{index}", "--id", "pond"], "pass one text: FILE"),
+        (["a", "--text", "a", "--id", "pond", "-m", "{model}"], "--index and --id name a document together"),
+        (["a", "--index", "{index}"], "--index and --id name a document together"),
         (["a", "--index", "{here}/none", "--id", "pond"], "build it first"),
         (["a", "--index", "{index}", "--id", "gone", "-m", "{model}"], "no document of id 'gone'"),
         (["a", "--text", "\u200b", "-m", "{model}"], "the text is blank"),

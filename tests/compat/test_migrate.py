@@ -20,9 +20,7 @@ from tests.compat import hub_cache
 from tests.compat.hub_cache import WRITERS, HubCache, write_onnx
 from tests.compat.migration_page import INDEX, PAGES, SERVERS, Pair, assert_pair, cosines, read_all, results
 
-from millpond import Engine
-from millpond.compat.notices import prompt_notice
-from millpond.compat.prompts import PromptOptions
+from langchain_millpond import MillpondEmbeddings
 
 pytestmark = pytest.mark.contract
 
@@ -46,15 +44,6 @@ def environment(hub: HubCache, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setenv("FASTEMBED_CACHE_PATH", str(hub.folder))
     monkeypatch.setenv("LLAMA_INDEX_CACHE_DIR", str(hub.folder))
     monkeypatch.chdir(tmp_path)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _engines() -> Iterator[None]:
-    """The engines that adapters share are closed at the end."""
-    yield
-    from millpond.engine.shared import close_shared
-
-    close_shared()
 
 
 def prepare(hub: HubCache, code: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,8 +215,6 @@ def test_prompts_separate_an_old_index_from_new_questions(hub: HubCache) -> None
     """What the section "An existing index is protected" says, and its way out."""
     from sentence_transformers import SentenceTransformer
 
-    from langchain_millpond import MillpondEmbeddings
-
     folder = hub.add("google/embeddinggemma-300m")
     page = INDEX.read_text(encoding="utf-8")
     block = re.search(r'```python title="keep old vectors"\n(.*?)^```', page, re.DOTALL | re.MULTILINE)
@@ -242,17 +229,15 @@ def test_prompts_separate_an_old_index_from_new_questions(hub: HubCache) -> None
     assert cosines(prompted.embed_query(text[0]), old[0]) < 0.99
 
 
-def test_the_page_quotes_the_notice_that_protects_an_index(hub: HubCache) -> None:
-    hub.add("google/embeddinggemma-300m")
-    with Engine("google/embeddinggemma-300m") as engine:
-        notice = prompt_notice(
-            engine.spec,
-            {"query": PromptOptions(), "document": PromptOptions()},
-            normalize=None,
-            replaced="HuggingFaceEmbeddings",
-        )
+def test_the_page_quotes_the_notice_that_protects_an_index(
+    hub: HubCache, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "google"  # the line is logged once for each name
+    folder.symlink_to(hub.add("google/embeddinggemma-300m"))
+    MillpondEmbeddings(model=folder).embed_query("a")
+    told = [record.getMessage().replace(str(folder), "google/embeddinggemma-300m") for record in caplog.records]
     quoted = re.findall(r"^```text\n(.*?)\n```$", INDEX.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    assert [" ".join(text.split()) for text in quoted] == [notice]
+    assert [" ".join(text.split()) for text in quoted] == told
 
 
 def test_the_index_leads_to_every_library() -> None:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -26,9 +28,10 @@ from tests.tiny.heads import (
 from tests.tiny.hub import STAND_INS
 
 from millpond import Engine
+from millpond.cli.app import main
 from millpond.late_interaction import PlaidIndex
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
-from millpond.server.launch import sockets
+from millpond.server.launch import run, sockets
 from millpond.server.launch.server import Server
 
 CHAT_TEMPLATE = (
@@ -202,6 +205,23 @@ def indexes(colbert: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[st
             with PlaidIndex(folder / name, engine) as index:
                 index.add(["wheel", "pond", "query"], [*TEXTS, QUERY], [{"year": 1790}, {"year": 1812}, None])
     return tuple(f"{name}={folder / name}" for name in INDEXES)
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, unlogged: None) -> Callable[..., tuple[list[ModelConfig], ServerConfig]]:
+    """What ``millpond serve`` with some words would serve."""
+
+    def command(*words: object, before: Sequence[str] = ()) -> tuple[list[ModelConfig], ServerConfig]:
+        served: list[Any] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(run, "serve", lambda models, config, ready: served.extend((models, config)))
+            patch.setattr(sys, "argv", ["millpond", *before, "serve", *map(str, words)])
+            with pytest.raises(SystemExit) as ended:
+                main()
+        assert ended.value.code in (0, None)
+        return served[0], served[1]
+
+    return command
 
 
 @pytest.fixture

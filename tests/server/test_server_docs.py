@@ -14,7 +14,6 @@ from starlette.testclient import TestClient
 
 from millpond.late_interaction import PlaidIndex
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
-from millpond.server.settings.sources import read
 
 PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
 COMMANDS = [
@@ -87,16 +86,3 @@ def test_every_route_has_its_curl(client: TestClient):
     described = client.get("/openapi.json").json()["paths"]
     documented = {path for path in described if path in PAGE}
     assert set(described) - documented <= {"/load", "/v1/models/{name}"}
-
-
-def test_the_file_is_read(tmp_path: Path):
-    (block,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
-    path = tmp_path / "server.yaml"
-    path.write_text(block, encoding="utf-8")
-    settings = read([], {"config": str(path)}, {})
-    assert settings.server.port == 8080
-    assert [(model.served_names, model.dtype, model.max_model_len, model.max_queue) for model in settings.models] == [
-        (("bge",), "bfloat16", 256, 16384),
-        (("BAAI/bge-reranker-base", "judge", "ranker"), "bfloat16", None, 4096),
-    ]
-    assert [model.model for model in read(["bge"], {"config": str(path)}, {}).models] == ["BAAI/bge-small-en-v1.5"]

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
 
 from langchain_core.cross_encoders import BaseCrossEncoder
 
 from langchain_millpond.source import LangChainSource
 from millpond.compat.adapter import ScorerSource
 from millpond.compat.notices import log_rerank_method
-from millpond.errors import InvalidRequestError
 
 
 class MillpondCrossEncoder(ScorerSource, LangChainSource, BaseCrossEncoder):
@@ -44,7 +42,8 @@ class MillpondCrossEncoder(ScorerSource, LangChainSource, BaseCrossEncoder):
                 f"text_pairs must be a list of (query, document) pairs, not a {type(text_pairs).__name__}; "
                 "write score([(query, document)])"
             )
-        pairs = [_pair(pair, index) for index, pair in enumerate(text_pairs)]
+        # The engine takes tuples, and refuses anything else by its index; a row of an array has tolist().
+        pairs = [tuple(pair) if isinstance(pair, list) or hasattr(pair, "tolist") else pair for pair in text_pairs]
         engine = self._engine()
         from millpond import PoolingParams
 
@@ -54,12 +53,3 @@ class MillpondCrossEncoder(ScorerSource, LangChainSource, BaseCrossEncoder):
         output = engine.submit("score", pairs, PoolingParams(**options), method=method, ranking=True).result()
         scores: list[float] = output.scores.tolist()
         return scores
-
-
-def _pair(pair: Any, index: int) -> Any:
-    """A pair as a tuple, also of a list or a row of an array; the engine refuses anything else by its index."""
-    if isinstance(pair, str | bytes) or not (isinstance(pair, Sequence) or hasattr(pair, "tolist")):
-        return pair
-    if len(pair) != 2:
-        raise InvalidRequestError(f"the pair at index {index} has {len(pair)} parts; pass (query, document)")
-    return tuple(pair)

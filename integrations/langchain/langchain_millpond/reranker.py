@@ -63,20 +63,7 @@ class MillpondReranker(ScorerSource, LangChainSource, BaseDocumentCompressor):
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> list[Document]:
-        """As :meth:`compress_documents`; cancelling the task drops the pairs still queued.
-
-        Args:
-            documents: The retrieved documents; if there are none, no model is loaded.
-            query: The query.
-            callbacks: Accepted because LangChain passes them, and ignored.
-
-        Returns:
-            As :meth:`compress_documents`.
-
-        Raises:
-            TypeError: ``documents`` is not a list of documents.
-            MillpondError: As :meth:`compress_documents`.
-        """
+        """As :meth:`compress_documents`; cancelling the task drops the pairs still queued."""
         documents = _listed(documents)
         texts = [document.page_content for document in documents]
         return self._best(documents, await self._aranked(query, texts, self.top_n)) if documents else []
@@ -99,7 +86,6 @@ def _listed(documents: Iterable[Document]) -> list[Document]:
     listed = list(documents)
     for index, document in enumerate(listed):
         if not isinstance(document, Document):
-            raise TypeError(
-                f"the document at index {index} is a {type(document).__name__}; write Document(page_content=text)"
-            )
+            kind = type(document).__name__
+            raise TypeError(f"the document at index {index} is a {kind}; write Document(page_content=text)")
     return listed

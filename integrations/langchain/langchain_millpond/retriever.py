@@ -15,38 +15,19 @@ from langchain_core.vectorstores import VectorStore
 from pydantic import BeforeValidator, ConfigDict, Field, model_validator
 
 if TYPE_CHECKING:
-    from millpond.late_interaction.index.base import LateInteractionIndex
-    from millpond.late_interaction.index.documents import Hit
+    from millpond.late_interaction import Hit, LateInteractionIndex
 else:
     # Importing the class would import torch; `_check_index` checks the value instead.
     LateInteractionIndex = Any
 
-_SCORE, _SPANS = "relevance_score", "spans"
-
 
 def _check_index(value: object) -> object:
-    from millpond.late_interaction.index.base import LateInteractionIndex
+    from millpond.late_interaction import LateInteractionIndex
 
     if not isinstance(value, LateInteractionIndex):
         raise ValueError(
             f"index is of type {type(value).__name__}; pass a MemoryIndex, a PlaidIndex, a QdrantIndex or a MilvusIndex"
         )
-    return value
-
-
-def _check_sources(value: object) -> object:
-    if value is None:
-        return None
-    if isinstance(value, str) or not isinstance(value, Sequence):
-        raise ValueError(f"sources is of type {type(value).__name__}; pass a list of sources")
-    if not value:
-        raise ValueError("sources=[] finds no candidates; leave it out to search the index")
-    for source in value:
-        if not (source in ("index", "exact") if isinstance(source, str) else callable(source) or _searches(source)):
-            raise ValueError(
-                f'{source!r} is not a source of candidates; pass "index", "exact", a retriever, a vector store or a '
-                "function (query, limit) that returns ids"
-            )
     return value
 
 
@@ -84,7 +65,7 @@ class MillpondColBERTRetriever(BaseRetriever):
     filter: dict[str, Any] | None = None
     candidates: int | None = Field(default=None, gt=0, strict=True)
     exact: bool = False
-    sources: Annotated[Sequence[Any] | None, BeforeValidator(_check_sources)] = Field(default=None, exclude=True)
+    sources: list[Any] | None = Field(default=None, exclude=True)
     weights: Sequence[float] | None = None
     id_key: str | None = None
     include_spans: bool = False
@@ -119,15 +100,12 @@ class MillpondColBERTRetriever(BaseRetriever):
     def from_documents(
         cls, documents: Iterable[Document], *, index: LateInteractionIndex, **options: Any
     ) -> MillpondColBERTRetriever:
-        """A retriever over an index to which ``documents`` are added.
+        """A retriever over an index to which documents are added.
 
         Args:
             documents: As :meth:`add_documents`.
             index: The index, for example ``MemoryIndex(Engine("..."))``.
             **options: The other fields.
-
-        Returns:
-            The retriever.
 
         Raises:
             ValueError: An invalid option.
@@ -184,8 +162,8 @@ class MillpondColBERTRetriever(BaseRetriever):
     ) -> list[Document]:
         from millpond.late_interaction.retrieval import retrieve
 
-        hits = retrieve(self.index, query, **self._options(k, filter), sources=self._functions())
-        return self._documents(query, hits)
+        sources = self.sources and [_function(source, self.id_key) for source in self.sources]
+        return self._documents(query, retrieve(self.index, query, **self._options(k, filter), sources=sources))
 
     async def _aget_relevant_documents(
         self,
@@ -197,7 +175,8 @@ class MillpondColBERTRetriever(BaseRetriever):
     ) -> list[Document]:
         from millpond.late_interaction.retrieval import aretrieve
 
-        hits = await aretrieve(self.index, query, **self._options(k, filter), sources=self._async_functions())
+        sources = self.sources and [_async_function(source, self.id_key) for source in self.sources]
+        hits = await aretrieve(self.index, query, **self._options(k, filter), sources=sources)
         if not self.include_spans:
             return self._documents(query, hits)
         return await asyncio.to_thread(self._documents, query, hits)
@@ -216,9 +195,9 @@ class MillpondColBERTRetriever(BaseRetriever):
         for hit in hits:
             if self.score_threshold is not None and hit.score < self.score_threshold:
                 continue
-            metadata = {**deepcopy(dict(hit.metadata)), _SCORE: hit.score}
+            metadata = {**deepcopy(dict(hit.metadata)), "relevance_score": hit.score}
             if self.include_spans:
-                metadata[_SPANS] = [
+                metadata["spans"] = [
                     {"token": match.token, "score": match.score, "start": match.start, "end": match.end}
                     | {"text": match.text}
                     for match in self.index.explain(query, hit.id)
@@ -226,48 +205,36 @@ class MillpondColBERTRetriever(BaseRetriever):
             documents.append(Document(id=hit.id, page_content=hit.text, metadata=metadata))
         return documents
 
-    def _functions(self) -> list[Any] | None:
-        """The sources as functions that return ids."""
-        return None if self.sources is None else [self._function(source) for source in self.sources]
 
-    def _async_functions(self) -> list[Any] | None:
-        return None if self.sources is None else [self._async_function(source) for source in self.sources]
+def _function(source: Any, id_key: str | None) -> Any:
+    """A source as a function that returns ids."""
+    if isinstance(source, VectorStore):
+        return lambda query, limit: _ids(source, source.similarity_search(query, k=limit), id_key)
+    if isinstance(source, BaseRetriever):  # k is ignored by a retriever that does not take it
+        return lambda query, limit: _ids(source, source.invoke(query, k=limit), id_key)
+    return source
 
-    def _function(self, source: Any) -> Any:
-        if isinstance(source, VectorStore):
-            return lambda query, limit: self._ids(source, source.similarity_search(query, k=limit))
-        if isinstance(source, BaseRetriever):  # k is ignored by a retriever that does not take it
-            return lambda query, limit: self._ids(source, source.invoke(query, k=limit))
+
+def _async_function(source: Any, id_key: str | None) -> Any:
+    if not isinstance(source, VectorStore | BaseRetriever):
         return source
+    find = source.asimilarity_search if isinstance(source, VectorStore) else source.ainvoke
 
-    def _async_function(self, source: Any) -> Any:
-        if isinstance(source, VectorStore):
+    async def ids(query: str, limit: int) -> list[str]:
+        return _ids(source, await find(query, k=limit), id_key)
 
-            async def of_store(query: str, limit: int) -> list[str]:
-                return self._ids(source, await source.asimilarity_search(query, k=limit))
-
-            return of_store
-        if isinstance(source, BaseRetriever):
-
-            async def of_retriever(query: str, limit: int) -> list[str]:
-                return self._ids(source, await source.ainvoke(query, k=limit))
-
-            return of_retriever
-        return source
-
-    def _ids(self, source: object, documents: Sequence[Document]) -> list[str]:
-        ids = []
-        for document in documents:
-            id = document.metadata.get(self.id_key) if self.id_key else document.id or document.metadata.get("id")
-            if id is None:
-                where = f"metadata[{self.id_key!r}]" if self.id_key else "id, nor metadata['id']"
-                raise ValueError(
-                    f"a document of {type(source).__name__} has no {where}; id_key= names the metadata key that holds "
-                    "the id under which the index has the document"
-                )
-            ids.append(str(id))
-        return ids
+    return ids
 
 
-def _searches(source: object) -> bool:
-    return isinstance(source, VectorStore | BaseRetriever)
+def _ids(source: object, documents: Sequence[Document], id_key: str | None) -> list[str]:
+    ids = [
+        document.metadata.get(id_key) if id_key else document.id or document.metadata.get("id")
+        for document in documents
+    ]
+    if None in ids:
+        where = f"metadata[{id_key!r}]" if id_key else "id, nor metadata['id']"
+        raise ValueError(
+            f"a document of {type(source).__name__} has no {where}; id_key= names the metadata key that holds "
+            "the id under which the index has the document"
+        )
+    return [str(id) for id in ids]

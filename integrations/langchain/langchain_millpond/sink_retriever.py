@@ -21,8 +21,6 @@ else:
     # Importing the classes would import torch; `_check_sink` and the search check the values instead.
     Sink, Engine = Any, Any
 
-_SCORE = "relevance_score"
-
 
 def _check_sink(value: object) -> object:
     if not callable(getattr(value, "search", None)) or not hasattr(value, "collection"):
@@ -75,12 +73,7 @@ class MillpondSinkRetriever(LangChainSource, BaseRetriever):
         return False
 
     def _get_relevant_documents(
-        self,
-        query: str,
-        *,
-        run_manager: CallbackManagerForRetrieverRun,
-        k: int | None = None,
-        filter: Any = None,
+        self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None, filter: Any = None
     ) -> list[Document]:
         hits = self.sink.search(
             self._engine(),
@@ -93,7 +86,11 @@ class MillpondSinkRetriever(LangChainSource, BaseRetriever):
             sparse_engine=self.sparse_engine,
         )
         return [
-            Document(id=hit.id, page_content=hit.text, metadata={**deepcopy(dict(hit.metadata)), _SCORE: hit.score})
+            Document(
+                id=hit.id,
+                page_content=hit.text,
+                metadata={**deepcopy(dict(hit.metadata)), "relevance_score": hit.score},
+            )
             for hit in hits
             if self.score_threshold is None or hit.score >= self.score_threshold
         ]

@@ -32,11 +32,7 @@ class LangChainSource(EngineSource, Serializable):
         return True
 
     def to_json(self) -> SerializedConstructor | SerializedNotImplemented:
-        """As LangChain's ``dumps`` writes it; with ``engine=``, that it cannot be loaded again.
-
-        Returns:
-            The class and its options.
-        """
+        """As LangChain's ``dumps`` writes it; with ``engine=``, that it cannot be loaded again."""
         return super().to_json() if self.engine is None else self.to_json_not_implemented()
 
     def __repr_args__(self) -> Any:

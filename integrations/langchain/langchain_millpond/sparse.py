@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Literal, Self
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, model_validator
+from pydantic import BaseModel
 
 from langchain_millpond.source import LangChainSource
 from millpond.compat.adapter import PromptSource
@@ -61,13 +62,10 @@ class MillpondSparseEmbeddings(PromptSource, LangChainSource, SparseEmbeddings):
     show_progress: bool = False
 
     def embed_documents(self, texts: list[str]) -> list[Any]:
-        """The sparse vectors of documents.
+        """One vector per document, in order, as ``store`` says; without entries of weight 0.
 
         Args:
             texts: Any number of documents.
-
-        Returns:
-            One vector per document, in order, as ``store`` says; without entries of weight 0.
 
         Raises:
             TypeError: ``texts`` is a bare str.
@@ -79,47 +77,16 @@ class MillpondSparseEmbeddings(PromptSource, LangChainSource, SparseEmbeddings):
         return [self._vector(row) for row in rows]
 
     def embed_query(self, text: str) -> Any:
-        """The sparse vector of a query.
-
-        Args:
-            text: The query.
-
-        Returns:
-            The vector, as ``store`` says.
-
-        Raises:
-            MillpondError: As :meth:`embed_documents`.
-        """
+        """The vector of a query, as ``store`` says."""
         engine = self._engine()
         return self._vector(engine.encode([text], **self._options(engine, "query"))[0])
 
     async def aembed_documents(self, texts: list[str]) -> list[Any]:
-        """As :meth:`embed_documents`; cancelling the task drops the texts still queued.
-
-        Args:
-            texts: Any number of documents.
-
-        Returns:
-            One vector per document, in order, as ``store`` says.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            MillpondError: As :meth:`embed_documents`.
-        """
+        """As :meth:`embed_documents`; cancelling the task drops the texts still queued."""
         return await self._avectors(texts, "document")
 
     async def aembed_query(self, text: str) -> Any:
-        """As :meth:`embed_query`, without blocking the event loop.
-
-        Args:
-            text: The query.
-
-        Returns:
-            The vector, as ``store`` says.
-
-        Raises:
-            MillpondError: As :meth:`embed_documents`.
-        """
+        """As :meth:`embed_query`, without blocking the event loop."""
         return (await self._avectors([text], "query"))[0]
 
     async def _avectors(self, texts: list[str], role: Role) -> list[Any]:
@@ -146,21 +113,14 @@ class MillpondSparseEmbeddings(PromptSource, LangChainSource, SparseEmbeddings):
         params = PoolingParams(role=role, prompt=self._prompt(engine, role), truncate=self.truncate)
         return {"task": "sparse_embed", "params": params}
 
-    @model_validator(mode="after")
-    def _count_as_milvus(self) -> Self:
-        _register(self.store)
-        return self
+    def model_post_init(self, context: Any) -> None:
+        """Make the class one of langchain-milvus's, which looks for its own. Its import takes a second."""
+        if self.store == "milvus":
+            with suppress(ImportError):  # not required: the vectors are dicts
+                from langchain_milvus.utils.sparse import BaseSparseEmbedding
+
+                BaseSparseEmbedding.register(MillpondSparseEmbeddings)
 
     def __setstate__(self, state: dict[Any, Any]) -> None:
         super().__setstate__(state)
-        _register(self.store)
-
-
-def _register(store: str) -> None:
-    """Make the class one of langchain-milvus's, which looks for its own. Its import takes a second."""
-    if store == "milvus":
-        try:
-            from langchain_milvus.utils.sparse import BaseSparseEmbedding
-        except ImportError:  # not required: the vectors are dicts
-            return
-        BaseSparseEmbedding.register(MillpondSparseEmbeddings)
+        self.model_post_init(None)

@@ -14,13 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_index.core import Document
+from llama_index.core import Document, VectorStoreIndex
+from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
+from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.ingestion import DocstoreStrategy, IngestionCache, IngestionPipeline
+from llama_index.core.instrumentation.events.embedding import EmbeddingEndEvent, EmbeddingStartEvent
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.schema import BaseNode, TextNode
 from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.vector_stores.qdrant import QdrantVectorStore
 from qdrant_client import AsyncQdrantClient, QdrantClient
+from tests.adapters import QUESTION
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from millpond import Engine
@@ -159,24 +163,61 @@ def test_one_more_document_embeds_one_with_the_models_cache(minilm: str, tmp_pat
     assert embedded == [(4, 4), (5, 1), (0, 0)]
 
 
+@pytest.mark.parametrize("style", ["sync", "async"])
+async def test_every_start_has_its_end(engine: Engine, texts: list[str], recorder: Any, style: str) -> None:
+    debug = LlamaDebugHandler(print_trace_on_end=False)
+    embedding = MillpondEmbedding(engine=engine, embed_batch_size=5, callback_manager=CallbackManager([debug]))
+    if style == "sync":
+        vectors = embedding.get_text_embedding_batch(texts)
+        vectors.append(embedding.get_query_embedding(QUESTION))
+    else:
+        vectors = await embedding.aget_text_embedding_batch(texts)
+        vectors.append(await embedding.aget_query_embedding(QUESTION))
+    starts, ends = recorder.of(EmbeddingStartEvent), recorder.of(EmbeddingEndEvent)
+    assert [len(end.chunks) for end in ends] == [5, 5, 2, 1]
+    assert [vector for end in ends for vector in end.embeddings] == vectors
+    assert [start.model_dict["model_name"] for start in starts] == [engine.spec.name] * 4
+    assert all(set(start.model_dict) == {"class_name", "model_name", "embed_batch_size"} for start in starts)
+    assert len(debug.get_event_pairs(CBEventType.EMBEDDING)) == 4
+
+
+@pytest.mark.contract
+@pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
+def test_a_pipeline_into_qdrant(prompted: str, engine: Engine, texts: list[str]) -> None:
+    embedding = MillpondEmbedding(model_name=prompted, dtype="float32")
+    store = QdrantVectorStore(client=QdrantClient(":memory:"), collection_name="docs")
+    IngestionPipeline(transformations=[embedding], vector_store=store).run(
+        nodes=[TextNode(text=text) for text in texts]
+    )
+
+    index = VectorStoreIndex.from_vector_store(store, embed_model=embedding)
+    hits = index.as_retriever(similarity_top_k=12).retrieve(QUESTION)
+    documents = engine.embed(texts, prompt="search_document: ").embeddings
+    query = engine.embed([QUESTION], prompt="search_query: ").embeddings[0]
+    scores = documents @ query / (np.linalg.norm(documents, axis=1) * np.linalg.norm(query))
+    order = np.argsort(-scores)
+    assert [hit.text for hit in hits] == [texts[i] for i in order]
+    np.testing.assert_allclose([hit.score for hit in hits], scores[order], atol=1e-5)
+
+
 def test_an_empty_run_loads_no_model() -> None:
     pipeline = IngestionPipeline(transformations=[MillpondEmbedding("./no-such-folder")])
     assert pipeline.run(documents=[]) == []
     assert asyncio.run(pipeline.arun(documents=[])) == []
 
 
-def test_a_loaded_embedding_with_locks_around_it_is_pickled_whole(minilm: str, quiet: pytest.LogCaptureFixture) -> None:
+def test_a_loaded_embedding_with_locks_is_pickled_whole(minilm: str, caplog: pytest.LogCaptureFixture) -> None:
     built = MillpondEmbedding(minilm, dtype="float32", query_prompt="ask: ")
     expected = built.get_query_embedding("tides")  # loads the engine, which has locks and threads
     pipeline = IngestionPipeline(transformations=[built])
     (after,) = pickle.loads(pickle.dumps(pipeline.transformations))
     assert after._engine() is built._engine()
     assert after.get_query_embedding("tides") == pytest.approx(expected, abs=1e-6)
-    assert not quiet.records
+    assert not caplog.records
     # LlamaIndex's base class drops a limiter that holds a lock, and says so; the rest of the object is whole.
     built.rate_limiter = threading.Lock()
     after = pickle.loads(pickle.dumps(built))
-    assert [record.message for record in quiet.records] == ["Removing unpickleable attribute rate_limiter"]
+    assert [record.message for record in caplog.records] == ["Removing unpickleable attribute rate_limiter"]
     assert (after.rate_limiter, after.query_prompt) == (None, "ask: ")
     assert after.get_query_embedding("tides") == pytest.approx(expected, abs=1e-6)
 

@@ -11,23 +11,17 @@ from typing import Any
 import numpy as np
 import pytest
 from llama_index.core.postprocessor import SentenceTransformerRerank
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from tests.tiny.heads import write_cross_encoder, write_stanford
+from llama_index.core.schema import NodeWithScore, QueryBundle
+from tests.adapters import QUESTION, write_prompted
+from tests.tiny.heads import write_stanford
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.postprocessor.millpond_rerank import MillpondRerank
-from llama_index.retrievers.millpond import MillpondColBERTRetriever
-from millpond import Engine
-from millpond.compat import notices as notices_module
-from millpond.late_interaction import MemoryIndex
-
-QUESTION = "What makes dough rise?"
 
 
 @pytest.fixture
-def notices(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[[], list[str]]:
-    """The warnings of the adapters so far, of a process that has logged none before."""
-    monkeypatch.setattr(notices_module, "_logged", type(notices_module._logged)())
+def notices(caplog: pytest.LogCaptureFixture) -> Callable[[], list[str]]:
+    """The warnings of the adapters so far; they are logged once in a process, of a folder of the test's own."""
     caplog.set_level(logging.WARNING)
     return lambda: [
         one.getMessage() for one in caplog.records if one.name.startswith(("millpond.compat", "llama_index"))
@@ -69,8 +63,9 @@ def test_a_line_of_hugging_face_embedding_gives_its_vectors(
 
 
 def test_an_existing_index_of_a_checkpoint_with_prompts_is_protected(
-    prompted: str, engine: Engine, notices: Callable[[], list[str]]
+    minilm: str, tmp_path: Path, notices: Callable[[], list[str]]
 ) -> None:
+    prompted = str(write_prompted(tmp_path / "prompted", minilm))
     module = pytest.importorskip("llama_index.embeddings.huggingface")
     replaced = module.HuggingFaceEmbedding(prompted)
     old = np.array([replaced.get_text_embedding("tides"), replaced.get_query_embedding("tides")])
@@ -87,16 +82,6 @@ def test_an_existing_index_of_a_checkpoint_with_prompts_is_protected(
     same = np.array([kept.get_text_embedding("tides"), kept.get_query_embedding("tides")])
     np.testing.assert_allclose(same, old, atol=2e-5)
     assert len(notices()) == before + 1
-
-
-async def test_the_notice_comes_with_the_first_embedding_of_any_method(
-    prompted: str, notices: Callable[[], list[str]]
-) -> None:
-    embedding = MillpondEmbedding(prompted, dtype="float32")
-    assert notices() == []
-    await embedding.aget_query_embedding("tides")
-    await embedding.aget_text_embedding_batch(["tides"])
-    assert len(notices()) == 1
 
 
 @pytest.mark.parametrize(
@@ -131,39 +116,6 @@ def test_the_notices_advice_gives_the_old_vectors(
         np.testing.assert_allclose(new, old, atol=1e-5)
 
 
-def test_the_retriever_tells_its_model(engine: Engine) -> None:
-    retriever = MillpondColBERTRetriever(MemoryIndex(engine))
-    assert retriever.model == retriever.model_name == engine.spec.name
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": "owner/colbert"}, r"write MillpondColBERTRetriever\(MemoryIndex\(Engine\('owner/colbert'\)\)\)"),
-        ({"model_name": "owner/colbert"}, r"MemoryIndex\(Engine\('owner/colbert'\)\)"),
-        ({"engine": None}, r"MemoryIndex\(engine\)"),
-        ({"k": 3}, "k=3 is not an option; write similarity_top_k=3"),
-        ({"top_n": 3}, "write similarity_top_k=3"),
-        ({"gpus": 1}, "gpus=1 is not an option of MillpondColBERTRetriever"),
-    ],
-    ids=["model", "model_name", "engine", "k", "top_n", "unknown"],
-)
-def test_the_retriever_refuses_other_options_with_the_line_to_write(
-    engine: Engine, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(TypeError, match=message):
-        MillpondColBERTRetriever(MemoryIndex(engine), **options)
-
-
-@pytest.fixture(scope="module")
-def ranker(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(write_cross_encoder(tmp_path_factory.mktemp("ranker") / "model"))
-
-
-def hits_of(texts: list[str]) -> list[NodeWithScore]:
-    return [NodeWithScore(node=TextNode(text=text, metadata={"n": n}), score=n / 20) for n, text in enumerate(texts)]
-
-
 @pytest.mark.parametrize(
     "build",
     [
@@ -176,21 +128,21 @@ def hits_of(texts: list[str]) -> list[NodeWithScore]:
     ids=["names", "all-names", "positional", "top_n-positional", "device-none"],
 )
 def test_a_line_of_sentence_transformer_rerank_gives_its_scores(
-    ranker: str, texts: list[str], build: Callable[[Any, str], Any]
+    cross_encoder: str, hits: list[NodeWithScore], build: Callable[[Any, str], Any]
 ) -> None:
-    replaced, ours = build(SentenceTransformerRerank, ranker), build(MillpondRerank, ranker)
-    assert (ours.top_n, ours.model, ours.model_name) == (5, ranker, ranker)
-    expected = replaced.postprocess_nodes(hits_of(texts), query_str=QUESTION)
+    replaced, ours = build(SentenceTransformerRerank, cross_encoder), build(MillpondRerank, cross_encoder)
+    assert (ours.top_n, ours.model, ours.model_name) == (5, cross_encoder, cross_encoder)
+    expected = replaced.postprocess_nodes(hits, query_str=QUESTION)
     exact = ours.model_copy(update={"dtype": "float32"})  # half precision, where the machine is fast at it, differs
-    found = exact.postprocess_nodes(hits_of(texts), query_str=QUESTION)
+    found = exact.postprocess_nodes(hits, query_str=QUESTION)
     assert [hit.node.metadata["n"] for hit in found] == [hit.node.metadata["n"] for hit in expected]
     np.testing.assert_allclose([hit.score for hit in found], [hit.score for hit in expected], atol=1e-4)
 
 
-def test_model_and_top_n_may_be_positional(ranker: str) -> None:
-    for built in (MillpondRerank(ranker, 5), MillpondRerank(5, ranker), MillpondRerank(ranker, top_n=5)):
-        assert (built.model, built.top_n) == (ranker, 5)
-    assert MillpondRerank(Path(ranker)).top_n == 3
+def test_model_and_top_n_may_be_positional(cross_encoder: str) -> None:
+    for built in (MillpondRerank(cross_encoder, 5), MillpondRerank(5, cross_encoder)):
+        assert (built.model, built.top_n) == (cross_encoder, 5)
+    assert MillpondRerank(Path(cross_encoder)).top_n == 3
     with pytest.raises(TypeError, match=r"got 3 positional arguments: \(5, 'a', 'cpu'\); pass the others by name"):
         MillpondRerank(5, "a", "cpu")
     with pytest.raises(TypeError, match="top_n twice: 5 and top_n=6"):
@@ -200,14 +152,14 @@ def test_model_and_top_n_may_be_positional(ranker: str) -> None:
 
 
 def test_auto_of_an_embedding_checkpoint_says_its_method(
-    minilm: str, ranker: str, tmp_path: Path, texts: list[str], notices: Callable[[], list[str]]
+    minilm: str, cross_encoder: str, tmp_path: Path, hits: list[NodeWithScore], notices: Callable[[], list[str]]
 ) -> None:
-    colbert = str(write_stanford(tmp_path / "colbert"))
-    for options in ({"model": ranker}, {"model": colbert}, {"model": minilm, "method": "cosine"}):
-        MillpondRerank(**options).postprocess_nodes(hits_of(texts), query_str=QUESTION)
+    embedder, colbert = str(write_prompted(tmp_path / "embedder", minilm)), str(write_stanford(tmp_path / "colbert"))
+    for options in ({"model": cross_encoder}, {"model": colbert}, {"model": embedder, "method": "cosine"}):
+        MillpondRerank(**options).postprocess_nodes(hits, query_str=QUESTION)
     assert notices() == []
     for _ in range(2):
-        MillpondRerank(minilm).postprocess_nodes(hits_of(texts), QueryBundle(QUESTION))
+        MillpondRerank(embedder).postprocess_nodes(hits, QueryBundle(QUESTION))
     (told,) = notices()
     assert "was trained to embed, not to rerank: its pairs are scored by MaxSim" in told
     assert 'Write method="maxsim"' in told

@@ -4,31 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
-import llama_index.core.instrumentation as instrument
 import numpy as np
 import pytest
 from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
-from pydantic import Field, ValidationError
-from tests.gates import LoopGate, batches_through
+from pydantic import ValidationError
+from tests.adapters import QUESTION, TEMPLATE
 
 from llama_index.postprocessor.millpond_rerank import MillpondRerank
 from millpond import Engine
-from millpond.engine.composite import comparison
-from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
-
-QUESTION = "What makes dough rise?"
-TEMPLATE = (
-    "{{ instruction or 'wheel' }} "
-    "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }} "
-    "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
-)
+from millpond.errors import InvalidRequestError, ModelLoadError
 
 Process = Callable[..., list[NodeWithScore]]
 
@@ -45,38 +35,9 @@ def process(request: pytest.FixtureRequest) -> Process:
     return call
 
 
-@pytest.fixture
-def hits(texts: list[str]) -> list[NodeWithScore]:
-    """Retrieved nodes: each text with an optional score."""
-    return [
-        NodeWithScore(node=TextNode(id_=f"id-{i}", text=text, metadata={"n": i}), score=1 - i / 20)
-        for i, text in enumerate(texts)
-    ]
-
-
 def read(hits: list[NodeWithScore]) -> list[str]:
     """The text of the nodes that a model reads."""
     return [hit.node.get_content(metadata_mode=MetadataMode.EMBED) for hit in hits]
-
-
-class Recorder(BaseEventHandler):
-    """Records every rerank event."""
-
-    events: list[Any] = Field(default_factory=list)
-
-    def handle(self, event: Any, **_: Any) -> None:
-        if isinstance(event, ReRankStartEvent | ReRankEndEvent):
-            self.events.append(event)
-
-
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    dispatcher = instrument.get_dispatcher()  # type: ignore[attr-defined]
-    recorder = Recorder()
-    before = list(dispatcher.event_handlers)
-    dispatcher.add_event_handler(recorder)
-    yield recorder
-    dispatcher.event_handlers = before
 
 
 @pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
@@ -137,10 +98,9 @@ def test_without_a_query_nothing_is_ranked(engine: Engine, process: Process, hit
         process(MillpondRerank(engine=engine), hits, None)
 
 
-@pytest.mark.parametrize("style", ["sync", "async"])
-@pytest.mark.parametrize("empty", [False, True])
+@pytest.mark.parametrize(("style", "empty"), [("sync", False), ("async", False), ("sync", True)])
 async def test_every_start_has_its_end(
-    engine: Engine, hits: list[NodeWithScore], recorder: Recorder, style: str, empty: bool
+    engine: Engine, hits: list[NodeWithScore], recorder: Any, style: str, empty: bool
 ) -> None:
     debug = LlamaDebugHandler(print_trace_on_end=False)
     reranker = MillpondRerank(engine=engine, top_n=2, callback_manager=CallbackManager([debug]))
@@ -150,7 +110,7 @@ async def test_every_start_has_its_end(
         found = reranker.postprocess_nodes(given, query_bundle=bundle)
     else:
         found = await reranker.apostprocess_nodes(given, query_bundle=bundle)
-    start, end = recorder.events
+    (start,), (end,) = recorder.of(ReRankStartEvent), recorder.of(ReRankEndEvent)
     assert (start.top_n, start.model_name, len(start.nodes)) == (2, engine.spec.name, len(given))
     assert start.query.query_str == QUESTION
     assert [hit.node.id_ for hit in end.nodes] == [hit.node.id_ for hit in found]
@@ -172,21 +132,14 @@ def test_options_reach_the_engine(cross_encoder: str, process: Process, hits: li
     raw = np.array([hit.score for hit in process(MillpondRerank(**options), hits)])
     squashed = [hit.score for hit in process(MillpondRerank(**options, activation="sigmoid"), hits)]
     np.testing.assert_allclose(squashed, 1 / (1 + np.exp(-raw)), atol=1e-5)
-    with pytest.raises(InputTooLongError, match="max_length=9"):
-        process(MillpondRerank(**options, max_length=9, truncate="error"), hits)
+    template = {**options, "score_template": TEMPLATE}
+    scores = [
+        [hit.get_score() for hit in process(MillpondRerank(**template, instruction=each), hits)]
+        for each in (None, "wheel", "tides")
+    ]
+    assert scores[0] == pytest.approx(scores[1], abs=1e-5) != pytest.approx(scores[2], abs=1e-3)
     with pytest.raises(InvalidRequestError, match="instruction='be kind'"):
         process(MillpondRerank(**options, instruction="be kind"), hits)
-
-
-def test_an_instruction_fills_the_templates_slot(
-    cross_encoder: str, process: Process, hits: list[NodeWithScore]
-) -> None:
-    def scores(**options: Any) -> list[float]:
-        reranker = MillpondRerank(model=cross_encoder, dtype="float32", score_template=TEMPLATE, **options)
-        return [hit.get_score() for hit in process(reranker, hits)]
-
-    assert scores(instruction="wheel") == pytest.approx(scores(), abs=1e-5)
-    assert scores(instruction="tides") != pytest.approx(scores(), abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -196,42 +149,11 @@ def test_an_instruction_fills_the_templates_slot(
         ({"model": ""}, "at least 1"),
         ({"model": "a", "top_k": 3}, "top_k=.* is not available here"),
         ({"model": "a", "top_n": 0}, "greater than 0"),
-        ({"model": "a", "top_n": True}, "valid integer"),
         ({"model": "a", "truncate": "middle"}, "'end', 'start' or 'error'"),
         ({"model": "a", "method": "dot"}, "'auto', 'cosine' or 'maxsim'.*input_value='dot'"),
-        ({"model": "a", "method": None}, "'auto', 'cosine' or 'maxsim'"),
         ({"model": "a", "activation": "tanh"}, "'identity', 'sigmoid' or 'softmax'"),
-        ({"model": "a", "engine": "b"}, "must be a millpond.Engine"),
     ],
 )
 def test_nonsense_is_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises((ValidationError, TypeError), match=message):
         MillpondRerank(**options)
-
-
-@pytest.mark.parametrize(("model", "count"), [("minilm", 40), ("cross_encoder", 300)])
-async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, model: str, count: int
-) -> None:
-    reranker = MillpondRerank(model=request.getfixturevalue(model), dtype="float32", top_n=None)
-    many = [NodeWithScore(node=TextNode(text=f"the {i}th passage, about {i * i} things " * 4)) for i in range(count)]
-    await reranker.apostprocess_nodes(many[:1], query_str=QUESTION)  # loads the model
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("the adapter took a thread of the loop's pool")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
-
-    async def blocks() -> list[NodeWithScore]:
-        return reranker.postprocess_nodes(many, query_str=QUESTION)
-
-    for call, gate in (
-        (reranker.apostprocess_nodes(many, query_str=QUESTION), LoopGate()),
-        (blocks(), LoopGate(seconds=0.2)),
-    ):
-        with batches_through(gate, reranker._engine()), monkeypatch.context() as patch:
-            patch.setattr(comparison, "maxsim", gate.hold(comparison.maxsim))
-            assert len(await gate.run(call)) == count
-        assert {"run", "start"} & set(gate.calls)
-        assert ("maxsim" in gate.calls) is (model == "minilm")
-        assert gate.blocked is (call.__name__ == "blocks")  # the gate detects a blocked loop

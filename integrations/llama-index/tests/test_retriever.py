@@ -7,14 +7,12 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.llms import MockLLM
-from llama_index.core.query_engine import RetrieverQueryEngine
-from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
 
 from llama_index.retrievers.millpond import MillpondColBERTRetriever
 from millpond import Engine
+from millpond.errors import InvalidRequestError
 from millpond.late_interaction import MemoryIndex
 
 QUESTION = "what makes dough rise?"
@@ -144,35 +142,19 @@ def test_candidates_come_from_another_retriever(index: MemoryIndex, nodes: list[
     }
 
 
-@pytest.mark.parametrize("arguments", [{"similarity_top_k": 0}, {"similarity_top_k": True}, {"index": "docs"}], ids=str)
-def test_bad_arguments_are_refused(index: MemoryIndex, arguments: dict[str, Any]) -> None:
-    with pytest.raises((TypeError, ValueError), match="similarity_top_k|index is of type"):
-        MillpondColBERTRetriever(**{"index": index, **arguments})
-
-
-def test_it_works_in_a_query_engine_and_in_a_fusion(index: MemoryIndex) -> None:
-    retriever = MillpondColBERTRetriever(index, 2)
-    response = RetrieverQueryEngine.from_args(retriever, llm=MockLLM()).query(QUESTION)
-    assert ids(response.source_nodes) == ids(retriever.retrieve(QUESTION))
-    fusion = QueryFusionRetriever([retriever], llm=MockLLM(), num_queries=1, similarity_top_k=2, use_async=False)
-    assert ids(fusion.retrieve(QUESTION)) == ids(retriever.retrieve(QUESTION))
-
-
-@pytest.mark.parametrize(
-    ("sources", "message"),
-    [
-        ("index", "sources is of type str"),
-        (3, "sources is of type int"),
-        ([3], "3 is not a source"),
-        (["bm25"], "'bm25'"),
-    ],
-    ids=["a-str", "an-int", "of-an-int", "an-unknown-name"],
-)
-def test_sources_that_are_none_are_refused_when_the_retriever_is_made(
-    index: MemoryIndex, sources: Any, message: str
-) -> None:
-    with pytest.raises(TypeError, match=message):
-        MillpondColBERTRetriever(index, sources=sources)
+def test_what_is_wrong_is_named(index: MemoryIndex) -> None:
+    for options, message in (
+        ({"index": "docs"}, "index is of type str; pass a MemoryIndex"),
+        ({"k": 3}, "k=3 is not an option .* similarity_top_k= is the number"),
+        ({"model": "a"}, r"model='a' is not an option .* MillpondColBERTRetriever\(MemoryIndex\(Engine"),
+        ({"similarity_top_k": 0}, "k=0"),
+        ({"sources": [3]}, "3 is not a source"),
+    ):
+        arguments: dict[str, Any] = {"index": index, **options}
+        with pytest.raises((TypeError, InvalidRequestError), match=message):
+            MillpondColBERTRetriever(**arguments).retrieve(QUESTION)
+    retriever = MillpondColBERTRetriever(index)
+    assert retriever.model == retriever.model_name == index.engine.spec.name
 
 
 def test_spans_are_positions_in_the_text_of_the_node(engine: Engine) -> None:

@@ -3,73 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
-import llama_index.core.instrumentation as instrument
 import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.ingestion import IngestionPipeline
-from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events.embedding import SparseEmbeddingEndEvent, SparseEmbeddingStartEvent
 from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode
 from llama_index.vector_stores.qdrant import QdrantVectorStore
-from pydantic import Field
 from qdrant_client import AsyncQdrantClient, QdrantClient
-from tests.gates import LoopGate, batches_held, batches_through
-from tests.tiny.heads import write_m3, write_splade
+from tests.adapters import QUESTION, many
+from tests.gates import batches_held
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from llama_index.sparse_embeddings.millpond import MillpondSparseEmbedding
 from millpond import Engine
-from millpond.errors import EngineOverloadedError, InputTooLongError, InvalidRequestError
+from millpond.errors import EngineOverloadedError
 
-QUESTION = "What makes dough rise?"
 pytestmark = pytest.mark.filterwarnings("ignore:Payload indexes have no effect in the local Qdrant")
 
 
-@pytest.fixture(scope="module")
-def splade(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a tiny SPLADE checkpoint."""
-    return str(write_splade(tmp_path_factory.mktemp("splade") / "model"))
-
-
-@pytest.fixture(scope="module")
-def m3(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """The folder of a tiny BGE-M3, which makes dense and sparse vectors."""
-    return str(write_m3(tmp_path_factory.mktemp("m3") / "model"))
-
-
-@pytest.fixture(scope="module")
-def sparse_engine(splade: str) -> Iterator[Engine]:
-    with Engine(splade, dtype="float32") as engine:
-        yield engine
-
-
 @pytest.fixture
-def sparse(sparse_engine: Engine) -> MillpondSparseEmbedding:
-    return MillpondSparseEmbedding(engine=sparse_engine)
-
-
-class Recorder(BaseEventHandler):
-    """Records every event of sparse embeddings."""
-
-    events: list[Any] = Field(default_factory=list)
-
-    def handle(self, event: Any, **_: Any) -> None:
-        if isinstance(event, SparseEmbeddingStartEvent | SparseEmbeddingEndEvent):
-            self.events.append(event)
-
-
-@pytest.fixture
-def recorder() -> Iterator[Recorder]:
-    dispatcher = instrument.get_dispatcher()  # type: ignore[attr-defined]
-    recorder = Recorder()
-    before = list(dispatcher.event_handlers)
-    dispatcher.add_event_handler(recorder)
-    yield recorder
-    dispatcher.event_handlers = before
+def sparse(splade_engine: Engine) -> MillpondSparseEmbedding:
+    return MillpondSparseEmbedding(engine=splade_engine)
 
 
 def close(found: dict[int, float], expected: dict[int, float]) -> bool:
@@ -105,39 +62,6 @@ def test_a_text_without_entries_has_empty_lists(m3: str) -> None:
     assert len(indices[2]) == len(weights[2]) > 0
 
 
-@pytest.mark.parametrize(
-    "method",
-    [
-        "doc_fn",
-        "query_fn",
-        "get_text_embedding_batch",
-        "aget_text_embedding_batch",
-        "get_agg_embedding_from_queries",
-        "aget_agg_embedding_from_queries",
-    ],
-)
-@pytest.mark.parametrize("value", ["tides", "", b"tides", {"tides": 1}, 3], ids=repr)
-def test_a_str_is_no_list_of_texts(sparse: MillpondSparseEmbedding, method: str, value: Any) -> None:
-    def call() -> None:
-        result = getattr(sparse, method)(value)
-        asyncio.run(result)  # of a coroutine; the others have raised before
-
-    with pytest.raises(TypeError, match=rf"{method} takes a list of (texts|queries), not a {type(value).__name__}"):
-        call()
-
-
-def test_bad_texts_are_named(sparse: MillpondSparseEmbedding) -> None:
-    bad: Any = ["a", None]
-    with pytest.raises(InvalidRequestError, match="index 1 is a NoneType"):
-        sparse.doc_fn(bad)
-
-
-def test_options_reach_the_engine(splade: str) -> None:
-    short = MillpondSparseEmbedding(splade, dtype="float32", max_length=4, truncate="error")
-    with pytest.raises(InputTooLongError, match="max_length=4"):
-        short.doc_fn(["a text of far more than four tokens"])
-
-
 def test_one_checkpoint_and_one_engine_make_dense_and_sparse_vectors(m3: str) -> None:
     dense = MillpondEmbedding(m3, dtype="float32", truncate="start", max_length=32)
     sparse = dense.sparse
@@ -149,49 +73,25 @@ def test_one_checkpoint_and_one_engine_make_dense_and_sparse_vectors(m3: str) ->
         assert MillpondEmbedding(engine=engine).sparse.engine is engine
 
 
-async def test_every_start_has_its_end(sparse_engine: Engine, texts: list[str], recorder: Recorder) -> None:
-    sparse = MillpondSparseEmbedding(engine=sparse_engine, embed_batch_size=5)
+async def test_every_start_has_its_end(splade_engine: Engine, texts: list[str], recorder: Any) -> None:
+    sparse = MillpondSparseEmbedding(engine=splade_engine, embed_batch_size=5)
     sparse.doc_fn(texts)
     sparse.query_fn([QUESTION, "tides"])
     await sparse.aget_text_embedding_batch(texts)
-    starts = [event for event in recorder.events if isinstance(event, SparseEmbeddingStartEvent)]
-    ends = [event for event in recorder.events if isinstance(event, SparseEmbeddingEndEvent)]
+    starts, ends = recorder.of(SparseEmbeddingStartEvent), recorder.of(SparseEmbeddingEndEvent)
     assert [len(end.chunks) for end in ends] == [5, 5, 2, 1, 1, 5, 5, 2]
     assert [start.model_dict for start in starts] == [
         {
             "class_name": "MillpondSparseEmbedding",
-            "model_name": sparse_engine.spec.name,
+            "model_name": splade_engine.spec.name,
             "embed_batch_size": 5,
         }
     ] * 8
 
 
-async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
-    sparse: MillpondSparseEmbedding, sparse_engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("the adapter took a thread of the loop's pool")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
-    gate = LoopGate()
-    with batches_through(gate, sparse_engine):
-        assert len(await gate.run(sparse.aget_text_embedding_batch([f"text {i}" for i in range(40)]))) == 40
-        await gate.run(sparse.aget_query_embedding(QUESTION))
-    assert gate.calls
-    assert not gate.blocked
-
-    async def blocks() -> object:
-        return sparse.doc_fn(["tides"])
-
-    gate = LoopGate(seconds=0.2)
-    with batches_through(gate, sparse_engine):
-        await gate.run(blocks())
-    assert gate.blocked  # the gate detects a blocked loop
-
-
-async def test_a_corpus_larger_than_the_queue_waits_for_its_turn(splade: str) -> None:
-    texts = [f"the {i}th passage" for i in range(48)]
-    with Engine(splade, dtype="float32", max_queue=20) as engine:
+async def test_a_corpus_larger_than_the_queue_waits_for_its_turn(prompted_splade: str) -> None:
+    texts = many(48)
+    with Engine(prompted_splade, dtype="float32", max_queue=20) as engine:
         sparse = MillpondSparseEmbedding(engine=engine, embed_batch_size=8)
         assert len(await sparse.aget_text_embedding_batch(texts)) == 48
         # A query raises, so that its caller can react.
@@ -205,7 +105,7 @@ def nodes_of(texts: list[str]) -> list[TextNode]:
 
 @pytest.mark.contract
 def test_hybrid_search_in_qdrant(
-    sparse: MillpondSparseEmbedding, sparse_engine: Engine, engine: Engine, texts: list[str]
+    sparse: MillpondSparseEmbedding, splade_engine: Engine, engine: Engine, texts: list[str]
 ) -> None:
     embedding = MillpondEmbedding(engine=engine)
     store = QdrantVectorStore(
@@ -217,8 +117,8 @@ def test_hybrid_search_in_qdrant(
         batch_size=5,
     )
     IngestionPipeline(transformations=[embedding], vector_store=store).run(nodes=nodes_of([*texts, ""]))
-    documents = sparse_engine.sparse_embed([*texts, ""], role="document")
-    (query,) = sparse_engine.sparse_embed([QUESTION], role="query")
+    documents = splade_engine.sparse_embed([*texts, ""], role="document")
+    (query,) = splade_engine.sparse_embed([QUESTION], role="query")
     scores = {text: inner(query, own) for text, own in zip([*texts, ""], documents, strict=True)}
 
     found = store.query(
@@ -236,7 +136,7 @@ def test_hybrid_search_in_qdrant(
     # Each search gives its best node: the sparse one differs from the dense one for some of these questions.
     differing = 0
     for question in (QUESTION, "copper or iron?", "a network of processes", "what feeds the wheel?", "strings"):
-        (query,) = sparse_engine.sparse_embed([question], role="query")
+        (query,) = splade_engine.sparse_embed([question], role="query")
         by_words = max([*texts, ""], key=lambda text: inner(query, documents[[*texts, ""].index(text)]))
         by_meaning = index.as_retriever(similarity_top_k=1).retrieve(question)[0].text
         assert {hit.text for hit in hybrid.retrieve(question)} == {by_words, by_meaning}
@@ -246,7 +146,7 @@ def test_hybrid_search_in_qdrant(
 
 @pytest.mark.contract
 async def test_hybrid_search_in_qdrants_async_methods(
-    sparse: MillpondSparseEmbedding, engine: Engine, texts: list[str], recorder: Recorder
+    sparse: MillpondSparseEmbedding, engine: Engine, texts: list[str], recorder: Any
 ) -> None:
     embedding = MillpondEmbedding(engine=engine)
     store = QdrantVectorStore(
@@ -257,7 +157,7 @@ async def test_hybrid_search_in_qdrants_async_methods(
         sparse_query_fn=sparse.query_fn,
     )
     await store.async_add(list(await embedding.acall(nodes_of(texts))))
-    assert len(recorder.events) == 2  # the whole batch in one call of the engine
+    assert len(recorder.of(SparseEmbeddingEndEvent)) == 1  # the whole batch in one call of the engine
     found = await store.aquery(
         VectorStoreQuery(query_str=QUESTION, sparse_top_k=12, similarity_top_k=12, mode=VectorStoreQueryMode.SPARSE)
     )

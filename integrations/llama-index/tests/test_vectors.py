@@ -8,20 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.storage.kvstore import SimpleKVStore
-from tests.gates import LoopGate, batches_held, batches_through
+from tests.adapters import many
+from tests.gates import batches_held
 
 from llama_index.embeddings.millpond import MillpondEmbedding
 from millpond import Engine
-from millpond.engine import engine as engine_module
-from millpond.errors import EngineOverloadedError, InputTooLongError, InvalidRequestError
-
-PROMPTS = {"query": "search_query: ", "document": "search_document: "}
-
-
-def many(count: int) -> list[str]:
-    return [f"the {i}th passage of {count}, about {i * i} things" for i in range(count)]
+from millpond.errors import EngineOverloadedError
 
 
 @pytest.mark.parametrize("prompt", ["ask: ", ""])
@@ -39,8 +32,6 @@ def test_options_reach_the_engine(minilm: str, engine: Engine, texts: list[str])
     cut = MillpondEmbedding(model_name=minilm, dtype="float32", dimensions=64, hf_overrides={"is_matryoshka": True})
     expected = full[:, :64] / np.linalg.norm(full[:, :64], axis=1, keepdims=True)
     np.testing.assert_allclose(cut.get_text_embedding_batch(texts), expected, atol=1e-6)
-    with pytest.raises(InputTooLongError, match="max_length=4"):
-        MillpondEmbedding(model_name=minilm, max_length=4, truncate="error").get_text_embedding(texts[0])
 
 
 async def test_a_long_text_is_read_to_its_end_in_windows(engine: Engine, texts: list[str]) -> None:
@@ -62,51 +53,6 @@ def test_texts_are_embedded_as_they_are(minilm: str, tmp_path: Path) -> None:
     assert seen.tolist() == [True, False, False]
 
 
-def test_bad_texts_are_named(engine: Engine) -> None:
-    embedding = MillpondEmbedding(engine=engine)
-    bad: Any = ["a", None]
-    with pytest.raises(InvalidRequestError, match="index 1 is a NoneType"):
-        embedding.get_text_embedding_batch(bad)
-    with pytest.raises(InvalidRequestError, match="index 1 is a NoneType"):
-        asyncio.run(embedding.aget_text_embedding_batch(bad))
-
-
-def test_no_texts_no_vectors(engine: Engine) -> None:
-    embedding = MillpondEmbedding(engine=engine)
-    assert embedding.get_text_embedding_batch([]) == []
-    assert asyncio.run(embedding.aget_text_embedding_batch([])) == []
-
-
-async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("the adapter took a thread of the loop's pool")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
-    embedding = MillpondEmbedding(engine=engine)
-    gate = LoopGate()
-    with batches_through(gate, engine):
-        assert len(await gate.run(embedding.aget_text_embedding_batch(many(400)))) == 400
-    assert gate.calls
-    assert not gate.blocked
-    gate = LoopGate(seconds=0.2)
-    with batches_through(gate, engine):
-        await gate.run(BaseEmbedding._aget_text_embedding(embedding, "tides"))
-    assert gate.blocked  # as the base class does; the gate detects it
-
-
-async def test_the_loop_goes_on_while_a_model_loads(minilm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    embedding = MillpondEmbedding(
-        model_name=minilm, dtype="float32", max_batch_tokens=1112
-    )  # an engine that no other test shares
-    gate = LoopGate()
-    monkeypatch.setattr(engine_module, "load", gate.hold(engine_module.load))
-    await gate.run(embedding.aget_query_embedding("tides"))
-    assert gate.calls == ["load"]
-    assert not gate.blocked
-
-
 async def test_a_corpus_larger_than_the_queue_waits_for_its_turn(minilm: str) -> None:
     texts = many(48)
     with Engine(minilm, dtype="float32", max_queue=20) as engine:
@@ -125,3 +71,36 @@ def test_embeddings_cache_still_works(engine: Engine) -> None:
     store.put("c", {"any": [1.0, 2.0]}, collection="embeddings")
     assert embedding.get_text_embedding_batch(["b", "c", "a"]) == [first[1], [1.0, 2.0], first[0]]
     assert asyncio.run(embedding.aget_text_embedding_batch(["c", "a"])) == [[1.0, 2.0], first[0]]
+
+
+@pytest.mark.parametrize("error", [MemoryError("out of memory"), RuntimeError("device lost")], ids=["memory", "device"])
+def test_an_error_comes_at_once_and_the_call_is_not_repeated(
+    minilm: str, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    # HuggingFaceEmbedding tries three times, with seconds between, whatever the error is.
+    with Engine(minilm, dtype="float32") as engine:
+        embedding, calls = MillpondEmbedding(engine=engine), []
+        embed = engine.embed
+
+        def failing(texts: Any, **options: Any) -> Any:
+            calls.append(list(texts))
+            raise error
+
+        monkeypatch.setattr(engine, "embed", failing)
+        with pytest.raises(type(error), match=str(error)):
+            embedding.get_text_embedding_batch(["tides"])
+        assert calls == [["tides"]]
+        monkeypatch.setattr(engine, "embed", embed)
+        assert embedding.get_text_embedding("tides")
+
+
+def test_a_whole_batch_is_one_call_of_the_engine(minilm: str, texts: list[str]) -> None:
+    # The base class passes 10 texts at a time.
+    with Engine(minilm, dtype="float32") as engine:
+        MillpondEmbedding(engine=engine).get_text_embedding_batch(texts * 4)
+        assert engine.stats().calls_done == 1
+
+
+def test_an_event_carries_no_credentials(minilm: str) -> None:
+    payload = MillpondEmbedding(minilm, hf_overrides={"secret": "hf_secret"}).to_payload()
+    assert payload == {"class_name": "MillpondEmbedding", "model_name": minilm, "embed_batch_size": 2048}

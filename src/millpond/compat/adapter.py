@@ -25,11 +25,6 @@ else:
     Engine = Any
 
 
-def _path(value: object) -> object:
-    """A path object as a str; any other value as it is."""
-    return os.fspath(value) if isinstance(value, os.PathLike) else value
-
-
 def _check_engine(value: object) -> object:
     if value is None:
         return None
@@ -42,7 +37,7 @@ def _check_engine(value: object) -> object:
     return value
 
 
-PathStr = Annotated[str, BeforeValidator(_path)]
+PathStr = Annotated[str, BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)]
 Truncation = Literal["end", "start", "error"]
 
 
@@ -92,17 +87,14 @@ class EngineSource(BaseModel):
     @classmethod
     def _translate_options(cls, options: Any) -> Any:
         own = {"model", "model_name", *cls.model_fields}
-        return cls._translated(options, own) if isinstance(options, dict) else options
+        if not isinstance(options, dict):  # an adapter
+            return options
+        return translate_options(options, own=own, kind=cls.kind, replaced=cls.replaced)
 
     @model_validator(mode="before")
     @classmethod
     def _hide_secrets(cls, options: Any) -> Any:
         return hide_secrets(options) if isinstance(options, dict) else options
-
-    @classmethod
-    def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
-        """The options with those of the replaced classes translated; ``own`` are the adapter's."""
-        return translate_options(options, own=own, kind=cls.kind, replaced=cls.replaced)
 
     @model_validator(mode="after")
     def _one_source(self) -> Self:
@@ -110,17 +102,11 @@ class EngineSource(BaseModel):
         return self
 
     def _check_source(self) -> None:
-        """Raise ValueError unless the model is named or a loaded engine is given."""
         if bool(getattr(self, self.named)) == (self.engine is not None):
             raise ValueError(f"pass either {self.named}= (a hub id or a folder) or engine= (a loaded millpond.Engine)")
-        if self.engine is not None:
-            self._check_loading()
-
-    def _check_loading(self) -> None:
-        """Raise ValueError for an option that a loaded engine can no longer read."""
         fields = type(self).model_fields
         unread = [name for name in self.loading if getattr(self, name) != fields[name].default]
-        if unread:
+        if self.engine is not None and unread:
             raise ValueError(f"{unread[0]}= is read when a model is loaded, and engine= is loaded; give it to Engine")
 
     def _engine(self) -> Engine:

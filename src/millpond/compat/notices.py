@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from millpond.compat.prompts import AUTO, PromptOptions, ReplacedClass, replaced_prompt
 from millpond.tasks import ROLES, Role, ScoreMethod
-from millpond.values.spec import ModelSpec, PoolingMode
+from millpond.values.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -40,88 +40,47 @@ def log_prompt_notice(
     prompts: Mapping[Role, PromptOptions],
     *,
     normalize: bool | None,
-    pooling: str | None = None,
+    pooling: str | None,
     replaced: ReplacedClass,
 ) -> None:
-    """Log :func:`prompt_notice` as a warning, once per process and configuration."""
-    notice = prompt_notice(spec, prompts, normalize=normalize, pooling=pooling, replaced=replaced)
-    if notice is not None:
-        log_once(notice)
+    """Log once where vectors differ from those of the replaced class, and how to keep the old ones.
 
-
-def prompt_notice(
-    spec: ModelSpec,
-    prompts: Mapping[Role, PromptOptions],
-    *,
-    normalize: bool | None,
-    pooling: str | None = None,
-    replaced: ReplacedClass,
-) -> str | None:
-    """One line that says where vectors differ from those of the replaced class, and how to keep the old ones.
-
-    ``None`` if they are the same, or if the caller has set the options that differ, and so knows.
-
-    Args:
-        spec: The loaded checkpoint.
-        prompts: The adapter's options for each role.
-        normalize: The adapter's option; ``None`` is the checkpoint's own.
-        pooling: The adapter's option; ``None`` is the checkpoint's own.
-        replaced: The class that the adapter replaces.
+    Nothing is logged if they are the same, or if the caller has set the options that differ, and so knows.
     """
-    notice = _Notice(replaced)
-    unset: list[Role] = [role for role in ROLES if prompts[role] == PromptOptions()]
-    for role in unset:
-        old, new = replaced_prompt(spec, role, replaced), spec.role_prompt(role) or ""
-        notice.keep.append(f'{role}_prompt="{_escaped(old)}"')
-        if old != new:
-            notice.differ(f"{_PLURALS[role]} get {_named(new)}", _named(old))
-            notice.stay.append(f'{role}_prompt="{AUTO if new else ""}"')
-    old_pooling = spec.pooling if spec.has_modules else _bare_pooling(spec)
-    if pooling is None and old_pooling != spec.pooling:
-        ours, theirs = "+".join(spec.pooling), "+".join(old_pooling)
-        notice.differ(f'the pooling is "{ours}", as there is no modules.json', f'"{theirs}"')
-        notice.keep.append(f'pooling="{theirs}"')
-        notice.stay.append(f'pooling="{ours}"')
-    # HuggingFaceEmbedding normalizes by default; HuggingFaceEmbeddings leaves it to the modules.
-    normalized = replaced == "HuggingFaceEmbedding" or (spec.has_modules and spec.normalize)
+    differ: list[str] = []
+    keep: list[str] = []  # the options that keep the old vectors
+    stay: list[str] = []  # those that keep the new ones, without this notice
+    for role in ROLES:
+        if prompts[role] == PromptOptions():
+            old, new = replaced_prompt(spec, role, replaced), spec.role_prompt(role) or ""
+            keep.append(f'{role}_prompt="{_escaped(old)}"')
+            if old != new:
+                differ.append(f"{_PLURALS[role]} get {_named(new)} ({replaced}: {_named(old)})")
+                stay.append(f'{role}_prompt="{AUTO if new else ""}"')
+    # How sentence-transformers pools a checkpoint whose files do not say it.
+    bare = ("lasttoken",) if spec.architecture.endswith("ForCausalLM") else ("mean",)
+    if pooling is None and not spec.has_modules and bare != spec.pooling:
+        ours, theirs = "+".join(spec.pooling), "+".join(bare)
+        differ.append(f'the pooling is "{ours}", as there is no modules.json ({replaced}: "{theirs}")')
+        keep.append(f'pooling="{theirs}"')
+        stay.append(f'pooling="{ours}"')
+    # HuggingFaceEmbedding normalizes by default, and with normalize=False leaves the checkpoint's modules as they are;
+    # HuggingFaceEmbeddings leaves it to the modules.
+    by_modules = spec.has_modules and spec.normalize
+    normalized = by_modules or (replaced == "HuggingFaceEmbedding" and normalize is None)
     if normalize is None and normalized != spec.normalize:
-        notice.differ(f"vectors are {_NORMALIZED[spec.normalize]}", _NORMALIZED[normalized])
-        notice.keep.append(f"normalize={normalized}")
-        notice.stay.append(f"normalize={spec.normalize}")
-    if normalize is False and replaced == "HuggingFaceEmbedding" and spec.has_modules and spec.normalize:
-        # HuggingFaceEmbedding's normalize=False leaves the checkpoint's modules as they are.
-        notice.differ("vectors are not normalized", "normalized by modules.json, in spite of the option")
-        notice.keep.append("normalize=True")
-    return notice.line(spec.name)
-
-
-class _Notice:
-    """The parts of a notice: what differs, and the options that keep the old vectors or the new."""
-
-    def __init__(self, replaced: ReplacedClass) -> None:
-        self.replaced = replaced
-        self.differences: list[str] = []
-        self.keep: list[str] = []
-        self.stay: list[str] = []
-
-    def differ(self, new: str, old: str) -> None:
-        """Say that something is ``new`` here and ``old`` in the replaced class."""
-        self.differences.append(f"{new} ({self.replaced}: {old})")
-
-    def line(self, model: str) -> str | None:
-        """The notice, if there is anything to say."""
-        if not self.differences:
-            return None
-        line = (
-            f"{model}: {', '.join(self.differences)}; so vectors differ from those of an index built with "
-            f'{self.replaced}. To keep its vectors: {", ".join(self.keep)}, dtype="float32"'
+        differ.append(f"vectors are {_NORMALIZED[spec.normalize]} ({replaced}: {_NORMALIZED[normalized]})")
+        keep.append(f"normalize={normalized}")
+        stay.append(f"normalize={spec.normalize}")
+    if normalize is False and replaced == "HuggingFaceEmbedding" and by_modules:
+        differ.append(f"vectors are not normalized ({replaced}: normalized by modules.json, in spite of the option)")
+        keep.append("normalize=True")
+    if differ:
+        log_once(
+            f"{spec.name}: {', '.join(differ)}; so vectors differ from those of an index built with {replaced}. "
+            f'To keep its vectors: {", ".join(keep)}, dtype="float32"'
+            + (f". To keep these, without this notice: {', '.join(stay)}" if stay else "")
         )
-        return f"{line}. To keep these, without this notice: {', '.join(self.stay)}" if self.stay else line
-
-
-def _bare_pooling(spec: ModelSpec) -> tuple[PoolingMode, ...]:
-    """How sentence-transformers pools a checkpoint whose files do not say it."""
-    return ("lasttoken",) if spec.architecture.endswith("ForCausalLM") else ("mean",)
 
 
 def _named(prompt: str) -> str:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
-from millpond.compat.model_card_prompts import card_prompt
 from millpond.errors import InvalidRequestError
 from millpond.tasks import Role
 from millpond.values.spec import ModelSpec
@@ -35,31 +35,53 @@ _INSTRUCTOR = {
     "query": "Represent the question for retrieving supporting documents: ",
     "document": "Represent the document for retrieval: ",
 }
+_SEARCH_RELEVANT = "Represent this sentence for searching relevant passages: "
+_WEB_SEARCH = "Instruct: Given a web search query, retrieve relevant passages that answer the query\nQuery: "
+# Many checkpoints say only in their model card that they were trained with a prompt. A pattern of the model's name, the
+# prompts of a query and of a document; behind it the card on huggingface.co that they were taken from.
+CARDS: tuple[tuple[str, str, str], ...] = (
+    (r"bge-(small|base|large)-en(-v1\.5)?", _SEARCH_RELEVANT, ""),  # BAAI/bge-base-en-v1.5
+    (r"bge-(small|base|large)-zh(-v1\.5)?", BGE_QUERY_PROMPTS["BAAI/bge-base-zh"], ""),  # BAAI/bge-base-zh-v1.5
+    (r"bge-m3", "", ""),  # BAAI/bge-m3
+    (r"mxbai-embed-large-v1", _SEARCH_RELEVANT, ""),  # mixedbread-ai/mxbai-embed-large-v1
+    (r"UAE-Large-V1", _SEARCH_RELEVANT, ""),  # WhereIsAI/UAE-Large-V1
+    (r"snowflake-arctic-embed-(xs|s|m|m-long|l|m-v1\.5)", _SEARCH_RELEVANT, ""),  # Snowflake/snowflake-arctic-embed-m
+    (r"snowflake-arctic-embed-(m|l)-v2\.0", "query: ", ""),  # Snowflake/snowflake-arctic-embed-l-v2.0
+    (r"e5-(small|base|large)(-v2)?", "query: ", "passage: "),  # intfloat/e5-base-v2
+    (r"multilingual-e5-(small|base|large)", "query: ", "passage: "),  # intfloat/multilingual-e5-base
+    (r"multilingual-e5-large-instruct", _WEB_SEARCH, ""),  # intfloat/multilingual-e5-large-instruct
+    (r"e5-mistral-7b-instruct", _WEB_SEARCH, ""),  # intfloat/e5-mistral-7b-instruct
+    (r"nomic-embed-text-v(1|1\.5|2-moe)", "search_query: ", "search_document: "),  # nomic-ai/nomic-embed-text-v1.5
+    (r"gte-(small|base|large)(-zh)?", "", ""),  # thenlper/gte-base
+    (r"gte-(base|large)-en-v1\.5|gte-multilingual-base", "", ""),  # Alibaba-NLP/gte-base-en-v1.5
+    (r"jina-embeddings-v2-(small|base)-(en|de|es|zh|code)", "", ""),  # jinaai/jina-embeddings-v2-base-en
+    # sentence-transformers/all-MiniLM-L6-v2
+    (r"all-(MiniLM-L(6|12)-v[12]|mpnet-base-v[12]|distilroberta-v1|roberta-large-v1)", "", ""),
+    (r"multi-qa-(MiniLM-L6|mpnet-base|distilbert)-(cos|dot)-v1", "", ""),
+    (r"paraphrase-(multilingual-)?(MiniLM-L\d+|mpnet-base)-v2", "", ""),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PromptOptions:
-    """The prompt options of an adapter for one role.
-
-    Attributes:
-        text: Put before a text; ``"auto"``: the checkpoint's prompt for the role, else that of its model card.
-        name: Name of one of the checkpoint's prompts, if ``text`` is ``None``; ``""``: its default prompt, if it
-            declares one, which is what ``SentenceTransformer.encode`` puts before a text without being told.
-    """
+    """The options of an adapter for one role: a text or ``"auto"``, or the name of a prompt of the checkpoint."""
 
     text: str | None = None
     name: str | None = None
 
 
 def role_prompt(spec: ModelSpec, role: Role, options: PromptOptions) -> str:
-    """What is put before a text of a role.
-
-    Raises:
-        InvalidRequestError: The checkpoint has no prompt of this name; or ``"auto"``, and neither the checkpoint's
-            files nor a known model card has a prompt.
-    """
+    """What is put before a text of a role; an error if it is ``"auto"`` or a name of which nothing is known."""
     if options.text == AUTO:
-        return _auto_prompt(spec, role)
+        declared = spec.role_prompt(role)
+        prompt = declared or _card_prompt(spec.name, role)
+        if prompt is None and declared is None:
+            raise InvalidRequestError(
+                f'{role}_prompt="auto": the files of {spec.name} have no prompt for a {role}, and its model card is '
+                f'not among those known; write {role}_prompt="..." with the text of the model card, or '
+                f'{role}_prompt="" for none'
+            )
+        return prompt or ""
     if options.text is not None:
         return options.text
     if options.name is None:
@@ -77,18 +99,15 @@ def role_prompt(spec: ModelSpec, role: Role, options: PromptOptions) -> str:
     )
 
 
-def _auto_prompt(spec: ModelSpec, role: Role) -> str:
-    declared = spec.role_prompt(role)
-    prompt = declared or card_prompt(spec.name, role)
-    if prompt is None:
-        prompt = declared  # "": the files say that there is none
-    if prompt is None:
-        raise InvalidRequestError(
-            f'{role}_prompt="auto": the files of {spec.name} have no prompt for a {role}, and its model card is not '
-            f'among those known; write {role}_prompt="..." with the text of the model card, or {role}_prompt="" for '
-            "none"
-        )
-    return prompt
+def _card_prompt(model: str, role: Role) -> str | None:
+    """What the model card puts before a text of a role; ``None`` if no card of that name is known."""
+    # The last part of a hub id or a path; in the hub's cache, of the folder models--OWNER--NAME.
+    parts = [part for part in re.split(r"[/\\]", model) if part] or [""]
+    name = next((part.rsplit("--", 1)[-1] for part in reversed(parts) if part.startswith("models--")), parts[-1])
+    for names, query, document in CARDS:
+        if re.fullmatch(names, name, re.IGNORECASE):
+            return query if role == "query" else document
+    return None
 
 
 def default_prompt(spec: ModelSpec) -> str:

@@ -1,12 +1,8 @@
 """The options of the classes that the adapters replace, as the adapters' own.
 
-A line that built ``HuggingFaceEmbeddings``, ``HuggingFaceEmbedding``, ``HuggingFaceCrossEncoder``, ``FastEmbedSparse``,
-``SentenceTransformerRerank`` and the like builds millpond's adapter, too: the options of their documentation are
-translated, a hint about resources is accepted and changes nothing, and every other one is refused with the page that
-says what to write.
-
-Read from sentence-transformers 6.2.0, langchain-huggingface 1.2.3, langchain-community 0.4.2, langchain-qdrant 1.1.0,
-llama-index-core 0.14.25 and llama-index-embeddings-huggingface 0.8.0. The import needs neither torch nor pydantic.
+What their documentation has is translated, a hint about resources is accepted and changes nothing, and all others are
+refused with the page that says what to write. Read from sentence-transformers 6.2.0, langchain-huggingface 1.2.3,
+langchain-community 0.4.2, langchain-qdrant 1.1.0, llama-index-core 0.14.25, llama-index-embeddings-huggingface 0.8.0.
 """
 
 from __future__ import annotations
@@ -25,37 +21,29 @@ GUIDE = "docs/migrate/index.md"
 """The page that the refusals name."""
 
 Kind = Literal["loading", "embedding", "scoring", "sparse"]
+"""What an adapter does beside loading a model."""
 
 # Names that sentence-transformers looks up under an owner of its own, if they are written without one.
 _OWNERS = {
-    "embedding": (r"(all|multi-qa|paraphrase|msmarco|distiluse|stsb|nli)-.+|LaBSE", "sentence-transformers"),
-    "scoring": (r"(ms-marco|mmarco|stsb|nli|qnli|quora)-.+", "cross-encoder"),
+    "embedding": (r"((all|multi-qa|paraphrase|msmarco|distiluse|stsb|nli)-[^/]+|LaBSE)", "sentence-transformers"),
+    "scoring": (r"(ms-marco|mmarco|stsb|nli|qnli|quora)-[^/]+", "cross-encoder"),
 }
 # fastembed's sparse models without a vocabulary head. Compared in lower case.
 _WORD_COUNTERS = ("qdrant/bm25", "qdrant/bm42-all-minilm-l6-v2-attentions", "qdrant/minicoil-v1")
 _SECRETS = frozenset("token use_auth_token hf_token auth_token api_key huggingfacehub_api_token".split())
-_DTYPES = {"half": "float16", "float": "float32", "fp16": "float16", "fp32": "float32", "bf16": "bfloat16"}
+_PROMPT_KINDS = ("prompt", "prompt_name")
+# What HuggingFaceEmbeddings ignored in encode_kwargs with multi_process=True.
+_UNPOOLED = ("normalize_embeddings", "truncate_dim", *_PROMPT_KINDS)
+# Keys of config_kwargs that choose between implementations of a checkpoint's code.
+_IMPLEMENTATION = ("trust_remote_code", "attn_implementation", "use_memory_efficient_attention", "unpad_inputs")
 
 
 def translate_options(
     options: Mapping[str, Any], *, own: Collection[str], kind: Kind = "loading", replaced: ReplacedClass | None = None
 ) -> dict[str, Any]:
-    """The arguments of an adapter, with those of the classes that it replaces translated.
-
-    Args:
-        options: What the caller passed; not changed.
-        own: The adapter's own options, aliases included. An option of the same name is the adapter's.
-        kind: What the adapter does beside loading a model: ``embedding``, ``scoring`` or ``sparse`` vectors.
-        replaced: The class that an embedding adapter replaces.
-
-    Returns:
-        Options of ``own`` only.
-
-    Raises:
-        InvalidRequestError: An option that nobody knows or that is not available, or two that contradict each other.
-    """
-    if replaced == "HuggingFaceEmbedding":  # "deprecated" is the default of options that it no longer takes
-        options = {name: value for name, value in options.items() if not _is(value, "deprecated")}
+    """The options as those of an adapter; ``own`` are its own, aliases included, and win over others of their name."""
+    if replaced == "HuggingFaceEmbedding":  # "deprecated" is the default of what it no longer takes
+        options = {name: value for name, value in options.items() if name != "class_name" and value != "deprecated"}
     translation = _Translation(options, own, replaced)
     if kind == "sparse" and (translation.model or "").lower() in _WORD_COUNTERS:
         raise InvalidRequestError(
@@ -65,8 +53,11 @@ def translate_options(
     translation.read(_RULES[kind])
     if kind == "embedding":
         translation.read_encoding()
-    if kind in _OWNERS:
-        translation.add_owner(*_OWNERS[kind])
+    names, owner = _OWNERS.get(kind, ("", ""))
+    for key in ("model", "model_name"):
+        name = translation.result.get(key)
+        if owner and isinstance(name, str) and re.fullmatch(names, name) and not translation.is_folder:
+            translation.result[key] = f"{owner}/{name}"
     return translation.result
 
 
@@ -93,20 +84,7 @@ def _refusal(source: str, value: object) -> InvalidRequestError:
 
 
 class _Translation:
-    """The options of one adapter, as they are translated.
-
-    Attributes:
-        options: What the caller passed.
-        own: The adapter's own options, which are left as they are.
-        replaced: The class that an embedding adapter replaces.
-        model: The hub id or folder, if it is one of the options.
-        is_folder: Whether it is a folder.
-        result: The translated options.
-        prompts: The prompts of ``model_kwargs``.
-        default_prompt_name: The name of the one that applies by default.
-        documents: ``encode_kwargs``.
-        queries: ``query_encode_kwargs``.
-    """
+    """The options of one adapter, as they are translated into ``result``."""
 
     def __init__(self, options: Mapping[str, Any], own: Collection[str], replaced: ReplacedClass | None) -> None:
         self.options = options
@@ -117,10 +95,10 @@ class _Translation:
         self.is_folder = self.model is not None and Path(os.path.expanduser(self.model)).is_dir()
         self.result: dict[str, Any] = {}
         self._sources: dict[str, str] = {}  # each translated option as the caller wrote it
-        self.prompts: dict[str, str] = {}
+        self.prompts: dict[str, str] = {}  # of model_kwargs
         self.default_prompt_name: str | None = None
-        self.documents: dict[str, Any] = {}
-        self.queries: dict[str, Any] = {}
+        self.documents: dict[str, Any] = {}  # encode_kwargs
+        self.queries: dict[str, Any] = {}  # query_encode_kwargs
 
     def read(self, rules: Mapping[str, _Rule]) -> None:
         """Read the arguments themselves: first the adapter's own, then the others."""
@@ -133,12 +111,8 @@ class _Translation:
                 continue  # the model under its other name
             if name not in self.own:
                 foreign[name] = value
-            elif name == "device":
-                self.result[name] = _device(value)
-            elif name != "dtype":
-                self.result[name] = value
-            elif value is not None:
-                self.result[name] = _dtype_name(value) if _is_torch(value) else value
+            elif name != "dtype" or value is not None:
+                self.result[name] = {"device": _device, "dtype": _plain}.get(name, lambda value: value)(value)
         self.nested("", foreign, rules)
 
     def nested(self, where: str, options: Any, rules: Mapping[str, _Rule]) -> None:
@@ -161,13 +135,6 @@ class _Translation:
         elif self.result[name] != value:
             first = self._sources.get(name, f"{name}={self.result[name]!r}")
             raise InvalidRequestError(f"{first} and {source}={value!r} contradict each other; pass one of them")
-
-    def add_owner(self, names: str, owner: str) -> None:
-        """Complete a hub id that the other library completes, too."""
-        for key in ("model", "model_name"):
-            name = self.result.get(key)
-            if isinstance(name, str) and re.fullmatch(names, name) and "/" not in name and not self.is_folder:
-                self.result[key] = f"{owner}/{name}"
 
     def read_encoding(self) -> None:
         """Read ``encode_kwargs`` and ``query_encode_kwargs``, which replaces it for queries unless it is empty."""
@@ -206,60 +173,41 @@ class _Translation:
         if self.options.get("query_instruction") is not None and not self._has_prompt("document"):
             self.set("document_prompt", "", "the prompt of documents")
         chosen = any(each.get(kind) is not None for each in (self.documents, self.queries) for kind in _PROMPT_KINDS)
-        for role in ROLES if chosen or self.default_prompt_name is not None else ():
-            if not self._has_prompt(role):
-                self.set(f"{role}_prompt_name", "", f"the prompt of a {role}")
         for role in ROLES:
-            both = [f"{role}_{kind}" for kind in _PROMPT_KINDS if self.result.get(f"{role}_{kind}") is not None]
-            if len(both) == 2:
-                first, second = (f"{name}={self.result[name]!r}" for name in both)
-                raise InvalidRequestError(f"{first} and {second} contradict each other; pass one of them")
+            if (chosen or self.default_prompt_name is not None) and not self._has_prompt(role):
+                self.set(f"{role}_prompt_name", "", f"the prompt of a {role}")
+            given = [f"{name}={self.result[name]!r}" for kind in _PROMPT_KINDS if self._has(name := f"{role}_{kind}")]
+            if len(given) == 2:
+                raise InvalidRequestError(f"{' and '.join(given)} contradict each other; pass one of them")
+
+    def _has(self, name: str) -> bool:
+        return self.result.get(name) is not None
 
     def _has_prompt(self, role: Role) -> bool:
-        return any(self.result.get(f"{role}_{kind}") is not None for kind in _PROMPT_KINDS)
+        return any(self._has(f"{role}_{kind}") for kind in _PROMPT_KINDS)
 
 
-_Rule = Callable[[Any, str, Any], None]
+_Rule = Callable[[_Translation, str, Any], None]
 """Reads one option: called with the translation, the option as the caller wrote it, and its value, never ``None``."""
 
-_PROMPT_KINDS = ("prompt", "prompt_name")
-# What HuggingFaceEmbeddings ignored in encode_kwargs with multi_process=True.
-_UNPOOLED = ("normalize_embeddings", "truncate_dim", *_PROMPT_KINDS)
 
-
-def _is(value: object, other: object) -> bool:
-    return type(value) is type(other) and value == other
-
-
-def _is_torch(value: object) -> bool:
-    """Whether it is a device or a dtype of torch, without importing torch."""
-    return type(value).__module__.partition(".")[0] == "torch"
+def _plain(value: Any) -> Any:
+    """A device or dtype of torch by its name, without importing torch; anything else as it is."""
+    of_torch = type(value).__module__.partition(".")[0] == "torch"
+    return str(value).removeprefix("torch.") if of_torch else value
 
 
 def _device(value: Any) -> Any:
-    """A device as millpond spells it: ``None`` is ``auto``, several are joined by commas, each of them once.
+    """A device as millpond spells it: ``None`` is ``auto``, a number a GPU, several are joined by commas.
 
     Anything else is returned as it is, for the adapter to refuse.
     """
-    if value is None:
-        return "auto"
     if isinstance(value, list | tuple) and value:
-        names = [_device_name(name) for name in value]
-        if all(isinstance(name, str) for name in names):
-            return ",".join(dict.fromkeys(names))
-    return _device_name(value)
-
-
-def _device_name(value: Any) -> Any:
-    """One device; a number is a GPU's, as for torch."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return f"cuda:{value}" if value >= 0 else value
-    return str(value) if _is_torch(value) else value
-
-
-def _dtype_name(value: Any) -> Any:
-    name = str(value).removeprefix("torch.") if _is_torch(value) else value
-    return _DTYPES.get(name, name) if isinstance(name, str) else name
+        names = [_device(name) for name in value]
+        return ",".join(dict.fromkeys(names)) if all(isinstance(name, str) for name in names) else value
+    if type(value) is int and value >= 0:
+        return f"cuda:{value}"
+    return "auto" if value is None else _plain(value)
 
 
 def _ignore(translation: _Translation, source: str, value: Any) -> None:
@@ -271,11 +219,11 @@ def _rename(name: str, read: Callable[[Any], Any] = lambda value: value) -> _Rul
     return lambda translation, source, value: translation.set(name, read(value), source)
 
 
-def _one_of(meanings: Mapping[Any, tuple[str, Any] | None]) -> _Rule:
+def _one_of(meanings: Mapping[Any, tuple[str, Any] | None], read: Callable[[Any], Any] = lambda value: value) -> _Rule:
     """For each known value the option that it sets, or ``None`` if it changes nothing; others are refused."""
 
     def rule(translation: _Translation, source: str, value: Any) -> None:
-        known = [meaning for key, meaning in meanings.items() if _is(value, key)]
+        known = [meaning for key, meaning in meanings.items() if type(read(value)) is type(key) and read(value) == key]
         if not known:
             raise _refusal(source, value)
         if known[0] is not None:
@@ -289,27 +237,20 @@ def _nested(name: str) -> _Rule:
     return lambda translation, source, value: translation.nested(source, value, _NESTED[name])
 
 
-def _dtype(translation: _Translation, source: str, value: Any) -> None:
-    name = _dtype_name(value)
-    if name not in ("auto", "float32", "float16", "bfloat16"):
-        raise _refusal(source, value)
-    if name != "auto":  # the default here, too; it is not the dtype of the files, either
-        translation.set("dtype", name, source)
+def _keep(attribute: str, kind: type) -> _Rule:
+    """An option that is read together with others, at the end."""
+
+    def rule(translation: _Translation, source: str, value: Any) -> None:
+        if not isinstance(value, kind):
+            raise InvalidRequestError(f"{source}={value!r} must be a {kind.__name__}")
+        setattr(translation, attribute, value)
+
+    return rule
 
 
-def _cache_folder(translation: _Translation, source: str, value: Any) -> None:
+def _of_the_hub(translation: _Translation, source: str, value: Any) -> None:
     """The place of the hub's files is that of the environment, and means nothing for a folder."""
-    from huggingface_hub import constants
-
-    same = isinstance(value, str | os.PathLike) and Path(value).expanduser() == Path(constants.HF_HUB_CACHE)
-    if not (same or translation.is_folder):
-        raise _refusal(source, value)
-
-
-def _local_files_only(translation: _Translation, source: str, value: Any) -> None:
-    from huggingface_hub import constants
-
-    if not (value is False or constants.HF_HUB_OFFLINE or translation.is_folder):
+    if value is not False and not translation.is_folder:
         raise _refusal(source, value)
 
 
@@ -319,14 +260,9 @@ def _revision(translation: _Translation, source: str, value: Any) -> None:
 
 
 def _config_kwargs(translation: _Translation, source: str, value: Any) -> None:
-    """What is merged into config.json, without what chooses between implementations of a checkpoint's code."""
-    translation.nested(source, value, dict.fromkeys(value, _ignore))
-    kept = {name: inner for name, inner in value.items() if name not in _IMPLEMENTATION}
+    kept = {name: inner for name, inner in dict(value).items() if name not in _IMPLEMENTATION}
     if kept:
         translation.set("hf_overrides", kept, source)
-
-
-_IMPLEMENTATION = ("trust_remote_code", "attn_implementation", "use_memory_efficient_attention", "unpad_inputs")
 
 
 def _show_progress(translation: _Translation, source: str, value: Any) -> None:
@@ -347,35 +283,21 @@ def _instruction(name: str) -> _Rule:
     return rule
 
 
-def _keep(attribute: str, kind: type) -> _Rule:
-    """An option that is read together with others, at the end."""
-
-    def rule(translation: _Translation, source: str, value: Any) -> None:
-        if not isinstance(value, kind):
-            raise InvalidRequestError(f"{source}={value!r} must be a {kind.__name__}")
-        setattr(translation, attribute, value)
-
-    return rule
-
-
 def _parallel_process(translation: _Translation, source: str, value: Any) -> None:
     devices = translation.options.get("target_devices")
     if value is True and devices is not None:
         translation.result["device"] = _device(devices)  # device is only where the model is loaded first
 
 
-def _providers(translation: _Translation, source: str, value: Any) -> None:
-    """ONNX's places of execution, each a name or a name with its options; the first one counts."""
-    names = [each[0] if isinstance(each, tuple) and each else each for each in value] if value else [None]
-    _one_of({f"{kind.upper()}ExecutionProvider": ("device", kind) for kind in ("cpu", "cuda")})(
-        translation, source, names[0]
-    )
+def _first_provider(value: Any) -> Any:
+    """Of ONNX's places of execution, each a name or a name with its options, the first one counts."""
+    first = value[0] if value else None
+    return first[0] if isinstance(first, tuple) and first else first
 
 
-def _activation(translation: _Translation, source: str, value: Any) -> None:
+def _activation_name(value: Any) -> str:
     path = value if isinstance(value, str) else (value if isinstance(value, type) else type(value)).__name__
-    names = ("identity", "sigmoid", "softmax")
-    _one_of({name: ("activation", name) for name in names})(translation, source, path.rsplit(".", 1)[-1].lower())
+    return path.rsplit(".", 1)[-1].lower()
 
 
 def _tokenizer(translation: _Translation, source: str, value: Any) -> None:
@@ -383,6 +305,12 @@ def _tokenizer(translation: _Translation, source: str, value: Any) -> None:
         raise _refusal(source, value)
 
 
+_DTYPES: dict[str, tuple[str, str] | None] = {
+    "auto": None,  # the default here, too; it is not the dtype of the files, either
+    **dict.fromkeys(("float32", "float", "fp32"), ("dtype", "float32")),
+    **dict.fromkeys(("float16", "half", "fp16"), ("dtype", "float16")),
+    **dict.fromkeys(("bfloat16", "bf16"), ("dtype", "bfloat16")),
+}
 # Keys of the classes and of their model_kwargs, which are mixed with those of from_pretrained() in practice.
 _LOADING: dict[str, _Rule] = {
     "model_name_or_path": _rename("model"),
@@ -390,15 +318,16 @@ _LOADING: dict[str, _Rule] = {
     **dict.fromkeys(("trust_remote_code", "attn_implementation", "low_cpu_mem_usage", "use_safetensors"), _ignore),
     **dict.fromkeys(("batch_size", "embed_batch_size", "threads", "padding_side", "similarity_fn_name"), _ignore),
     **{name: _one_of({True: None}) for name in ("token", "use_auth_token")},  # that of the environment
-    **dict.fromkeys(("cache_folder", "cache_dir"), _cache_folder),
-    **dict.fromkeys(("dtype", "torch_dtype"), _dtype),
+    **dict.fromkeys(("cache_folder", "cache_dir", "local_files_only"), _of_the_hub),
+    **dict.fromkeys(("dtype", "torch_dtype"), _one_of(_DTYPES, _plain)),
     **dict.fromkeys(("show_progress", "show_progress_bar"), _show_progress),
     **{name: _nested("loading") for name in ("model_kwargs", "tokenizer_kwargs", "processor_kwargs")},
     "config_kwargs": _config_kwargs,
     "revision": _revision,
-    "local_files_only": _local_files_only,
     "device": _rename("device", _device),
-    "providers": _providers,
+    "providers": _one_of(
+        {"CPUExecutionProvider": ("device", "cpu"), "CUDAExecutionProvider": ("device", "cuda")}, _first_provider
+    ),
     "device_map": _one_of({"auto": None}),
     "backend": _one_of({"torch": None}),
     "truncation_side": _one_of({"right": None, "left": ("truncate", "start")}),
@@ -419,8 +348,7 @@ _EMBEDDING: dict[str, _Rule] = {
     "parallel_process": _parallel_process,
     "target_devices": _ignore,  # parallel_process reads it
     "query_instruction": _instruction("query_prompt"),
-    "text_instruction": _instruction("document_prompt"),
-    "embed_instruction": _instruction("document_prompt"),
+    **dict.fromkeys(("text_instruction", "embed_instruction"), _instruction("document_prompt")),
     "doc_embed_type": _one_of({"default": ("document_prompt", ""), "passage": None}),
 }
 # SentenceTransformer.encode.
@@ -437,7 +365,10 @@ _ENCODING: dict[str, _Rule] = {
 _SCORING: dict[str, _Rule] = {
     **_LOADING,
     **{name: _nested("scoring") for name in ("model_kwargs", "automodel_args", "cross_encoder_kwargs")},
-    **dict.fromkeys(("activation_fn", "default_activation_function"), _activation),
+    **dict.fromkeys(
+        ("activation_fn", "default_activation_function"),
+        _one_of({name: ("activation", name) for name in ("identity", "sigmoid", "softmax")}, _activation_name),
+    ),
     "num_labels": _one_of({1: None}),
     "tokenizer": _tokenizer,
     "use_fp16": _one_of({False: ("dtype", "float32"), True: None}),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,13 +12,13 @@ import pytest
 from langchain_core.documents import Document
 from langchain_milvus import Milvus
 from langchain_qdrant import QdrantVectorStore, RetrievalMode
+from tests.adapters import QUESTION
 
 from langchain_millpond import MillpondEmbeddings, MillpondSparseEmbeddings
 from millpond import Engine
 
 pytestmark = pytest.mark.contract
 
-QUESTION = "What makes dough rise?"
 Scores = npt.NDArray[np.float64]
 
 
@@ -139,21 +138,6 @@ async def test_qdrant_adds_upserts_and_searches_asynchronously(
     ]
 
 
-def test_a_collection_of_both_kinds_is_opened_again(
-    dense: MillpondEmbeddings, sparse: MillpondSparseEmbeddings, texts: list[str], tmp_path: Path
-) -> None:
-    options: dict[str, Any] = {"sparse_embedding": sparse, "retrieval_mode": RetrievalMode.HYBRID}
-    store = QdrantVectorStore.from_texts(texts, dense, path=str(tmp_path / "q"), collection_name="both", **options)
-    before = store.similarity_search_with_score(QUESTION, k=5)
-    store.client.close()
-    again = QdrantVectorStore.from_existing_collection("both", embedding=dense, path=str(tmp_path / "q"), **options)
-    after = again.similarity_search_with_score(QUESTION, k=5)
-    assert [(found.page_content, score) for found, score in after] == [
-        (found.page_content, score) for found, score in before
-    ]
-    again.client.close()
-
-
 def test_texts_without_weights_are_stored_and_found_by_their_dense_vectors(m3: str, texts: list[str]) -> None:
     """BGE-M3 gives both kinds from one model; an empty text has no sparse entries."""
     dense = MillpondEmbeddings(model=m3, dtype="float32")
@@ -190,20 +174,3 @@ def test_milvus_fuses_both_rankings(
     )
     hits = store.similarity_search_with_score(QUESTION, k=12, fetch_k=12, ranker_type="rrf", ranker_params={"k": 60})
     check_fused(hits, [dense_scores, sparse_scores], texts, constant=61, k=12)
-
-
-def test_milvus_by_sparse_vectors_alone(
-    prompted_splade: str, texts: list[str], sparse_scores: Scores, tmp_path: Path
-) -> None:
-    store = Milvus.from_texts(
-        texts,
-        MillpondSparseEmbeddings(model=prompted_splade, dtype="float32", store="milvus"),
-        index_params={"index_type": "SPARSE_INVERTED_INDEX", "metric_type": "IP"},
-        search_params={"metric_type": "IP"},
-        connection_args={"uri": str(tmp_path / "milvus.db")},
-        auto_id=True,
-    )
-    hits = store.similarity_search_with_score(QUESTION, k=12)
-    order = np.argsort(-sparse_scores)
-    assert [document.page_content for document, _ in hits] == [texts[index] for index in order]
-    np.testing.assert_allclose([score for _, score in hits], sparse_scores[order], atol=1e-3)

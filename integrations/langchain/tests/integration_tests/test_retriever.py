@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import copy
 import pickle
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
 from langchain_core.load import dumpd
 from langchain_core.retrievers import BaseRetriever
-from langchain_core.runnables import ConfigurableField
 from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from langchain_core.vectorstores import InMemoryVectorStore
 from langchain_tests.integration_tests import RetrieversIntegrationTests
@@ -23,7 +21,7 @@ from pydantic import ValidationError
 from langchain_millpond import MillpondColBERTRetriever, MillpondEmbeddings
 from millpond import Engine
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction import MemoryIndex, PlaidIndex
+from millpond.late_interaction import MemoryIndex
 
 QUESTION = "what makes dough rise?"
 
@@ -56,17 +54,6 @@ class TestMillpondColBERTRetriever(RetrieversIntegrationTests):
     @property
     def retriever_query_example(self) -> str:
         return QUESTION
-
-
-class TestMillpondColBERTRetrieverOnDisk(TestMillpondColBERTRetriever):
-    """The same over a PlaidIndex."""
-
-    @pytest.fixture(autouse=True)
-    def _index(self, engine: Engine, texts: list[str], tmp_path: Path) -> Iterator[None]:
-        with PlaidIndex(tmp_path / "index", engine) as index:
-            index.add([f"doc-{n}" for n in range(len(texts))], texts)
-            self._index_of_texts = index
-            yield
 
 
 class Keywords(BaseRetriever):
@@ -170,13 +157,28 @@ def test_a_threshold_leaves_out_lower_scores(index: MemoryIndex) -> None:
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{"index": "docs"}, {"k": 0}, {"sources": []}, {"sources": ["bm25"]}, {"sources": "index"}, {"top_k": 3}],
-    ids=["index", "k", "no sources", "name", "str", "unknown"],
+    ("options", "message"),
+    [
+        ({"index": "docs"}, "index is of type str; pass a MemoryIndex"),
+        ({"k": 0}, "greater than 0"),
+        ({"sources": "index"}, "valid list"),
+        ({"model": "owner/name"}, r"write MillpondColBERTRetriever\(index=MemoryIndex\(Engine\('owner/name'\)\)\)"),
+        ({"engine": None}, r"MemoryIndex\(engine\)"),
+        ({"top_k": 3}, "top_k=3 is not an option; write k=3"),
+    ],
+    ids=["index", "k", "sources", "model", "engine", "top_k"],
 )
-def test_bad_fields_are_refused(index: MemoryIndex, fields: dict[str, Any]) -> None:
-    with pytest.raises(ValidationError):
-        MillpondColBERTRetriever(**{"index": index, **fields})
+def test_a_bad_option_is_refused_with_the_line_to_write(
+    index: MemoryIndex, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValidationError, match=message):
+        MillpondColBERTRetriever(**{"index": index, **options})
+
+
+def test_a_bad_source_is_refused_by_the_search(index: MemoryIndex) -> None:
+    for sources, message in ((["bm25"], "'bm25' is not a source"), ([], "sources=.. finds no candidates")):
+        with pytest.raises((TypeError, InvalidRequestError), match=message):
+            MillpondColBERTRetriever(index=index, sources=sources).invoke(QUESTION)
 
 
 def test_the_model_is_that_of_the_index(index: MemoryIndex, engine: Engine) -> None:
@@ -184,35 +186,10 @@ def test_the_model_is_that_of_the_index(index: MemoryIndex, engine: Engine) -> N
     assert retriever.model == retriever.model_name == engine.spec.name
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"model": "owner/name"}, r"write MillpondColBERTRetriever\(index=MemoryIndex\(Engine\('owner/name'\)\)\)"),
-        ({"model_name": "owner/name"}, r"MemoryIndex\(Engine\('owner/name'\)\)"),
-        ({"engine": None}, r"MemoryIndex\(engine\)"),
-        ({"top_k": 3}, "top_k=3 is not an option; write k=3"),
-    ],
-    ids=["model", "model_name", "engine", "top_k"],
-)
-def test_the_option_of_another_retriever_is_refused_with_the_line_to_write(
-    index: MemoryIndex, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ValidationError, match=message):
-        MillpondColBERTRetriever(index=index, **options)
-    with pytest.raises(ValidationError, match=message):
-        MillpondColBERTRetriever(**options)
-
-
 def test_a_chain_of_retriever_and_function(index: MemoryIndex) -> None:
     chain = MillpondColBERTRetriever(index=index, k=1) | (lambda documents: documents[0].page_content)
     assert chain.invoke(QUESTION).startswith("Bread rises")
     assert chain.batch([QUESTION, "archives of files"]) == [chain.invoke(QUESTION), chain.invoke("archives of files")]
-
-
-# What RAGatouille's as_langchain_retriever gets wrong (and its compressor: see test_rerankers.py)
-
-
-# How it is traced, configured, copied and written down
 
 
 @pytest.mark.parametrize("call", ["invoke", "ainvoke"])
@@ -242,19 +219,6 @@ def test_an_index_without_a_model_is_traced_without_one(engine: Engine) -> None:
     empty = MemoryIndex(engine)
     assert empty.model is None
     assert "ls_embedding_model" not in MillpondColBERTRetriever(index=empty)._get_ls_params()
-
-
-def test_an_error_ends_the_run(index: MemoryIndex) -> None:
-    collector = RunCollectorCallbackHandler()
-    with pytest.raises(InvalidRequestError, match="blank"):
-        MillpondColBERTRetriever(index=index).invoke("", {"callbacks": [collector]})
-    assert "blank" in str(collector.traced_runs[0].error)
-
-
-def test_fields_are_configurable_at_run_time(index: MemoryIndex) -> None:
-    retriever = MillpondColBERTRetriever(index=index, k=2).configurable_fields(k=ConfigurableField(id="k"))
-    assert len(retriever.invoke(QUESTION)) == 2
-    assert len(retriever.with_config(configurable={"k": 5}).invoke(QUESTION)) == 5
 
 
 @pytest.mark.parametrize("journey", ["copy", "deepcopy", "model_copy", "deep model_copy"])
@@ -291,12 +255,3 @@ def test_what_is_written_down_has_the_settings_and_no_index(index: MemoryIndex) 
     with pytest.raises(ValidationError, match="index\n  Field required"):
         MillpondColBERTRetriever(**written)
     assert_same(MillpondColBERTRetriever(index=index, **written).invoke(QUESTION), retriever.invoke(QUESTION))
-
-
-async def test_batches_and_streams_are_those_of_single_calls(index: MemoryIndex) -> None:
-    retriever = MillpondColBERTRetriever(index=index, k=1)
-    questions = [QUESTION, "archives of files", "the moon"]
-    singles = [retriever.invoke(question)[0].id for question in questions]
-    assert [found[0].id for found in retriever.batch(questions)] == singles
-    assert [found[0].id for found in await retriever.abatch(questions)] == singles
-    assert [found[0].id async for found in retriever.astream(QUESTION)] == singles[:1]

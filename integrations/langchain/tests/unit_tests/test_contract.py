@@ -1,20 +1,37 @@
-"""The contract of every adapter, and LangChain's own way of writing one."""
+"""The contract of every adapter, LangChain's own way of writing one, and LangChain's unit suite."""
 
 from __future__ import annotations
 
+import json
 from typing import Any, ClassVar
 
 import pytest
 from langchain_core.documents import Document
+from langchain_core.embeddings import Embeddings
 from langchain_core.load import dumps, loads
+from langchain_core.runnables import RunnableLambda
+from langchain_tests.unit_tests import EmbeddingsUnitTests
 from pydantic import ValidationError
+from tests.adapters import QUESTION, CallContract, dense
 
-from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, MillpondReranker, MillpondSparseEmbeddings
+from langchain_millpond import (
+    MillpondColBERTRetriever,
+    MillpondCrossEncoder,
+    MillpondEmbeddings,
+    MillpondReranker,
+    MillpondSparseEmbeddings,
+)
 from millpond import Engine, PoolingParams
+from millpond.late_interaction import MemoryIndex
 from millpond.testing import AdapterContract
 
-QUESTION = "What makes dough rise?"
 TEXTS = ["Tides follow the moon.", "Bread rises because of yeast.", "The heart pumps blood."]
+BETA = pytest.mark.filterwarnings("ignore:The function `loads?` is in beta")
+
+
+def revive(text: str) -> Any:
+    classes: Any = [MillpondEmbeddings, MillpondReranker, MillpondCrossEncoder, MillpondSparseEmbeddings]
+    return loads(text, allowed_objects=classes, valid_namespaces=["langchain_millpond"])
 
 
 class LangChainContract(AdapterContract):
@@ -27,7 +44,7 @@ class LangChainContract(AdapterContract):
         with pytest.raises(ValidationError, match="frozen"):
             one.model = "b"
 
-    @pytest.mark.filterwarnings("ignore:The function `loads?` is in beta")
+    @BETA
     def test_dumps_and_loads_give_an_equal_adapter_without_its_engine(self, engine: Engine) -> None:
         written = {
             "revision": "v1", "device": ["cuda:0", "cuda:1"], "dtype": "float32", "max_length": 64,
@@ -35,14 +52,17 @@ class LangChainContract(AdapterContract):
             "compile": True, "truncate": "error",
         }  # fmt: skip
         built = self.build(model_name="owner/name", **written)
-        allowed: Any = {"allowed_objects": [self.adapter], "valid_namespaces": ["langchain_millpond"]}
-        again = loads(dumps(built), **allowed)
+        again = revive(dumps(built))
         assert type(again) is self.adapter and again == built and again.model_dump() == built.model_dump()
         with pytest.raises(NotImplementedError, match="doesn't implement serialization"):
-            loads(dumps(self.build(engine=engine)), **allowed)
+            revive(dumps(self.build(engine=engine)))
+        changed = json.loads(dumps(built))
+        changed["kwargs"]["dimension"] = 8
+        with pytest.raises(ValueError, match="dimension=8 is not available"):
+            revive(json.dumps(changed))
 
 
-class TestEmbeddings(LangChainContract):
+class TestEmbeddings(LangChainContract, CallContract):
     adapter = MillpondEmbeddings
 
     @pytest.fixture
@@ -63,9 +83,15 @@ class TestEmbeddings(LangChainContract):
         documents = engine.embed(TEXTS, role="document").embeddings
         return [engine.embed(TEXTS[:1], role="query").embeddings[0], *documents]
 
+    def call(self, adapter: Any, texts: Any) -> Any:
+        return adapter.embed_documents(texts)
 
-class TestSparseEmbeddings(LangChainContract):
-    """For Milvus, whose vectors are dicts; the vectors for Qdrant: test_sparse.py."""
+    async def acall(self, adapter: Any, texts: Any) -> Any:
+        return await adapter.aembed_documents(texts)
+
+
+class TestSparseEmbeddings(LangChainContract, CallContract):
+    """For Milvus, whose vectors are dicts; the vectors for Qdrant: test_vectors.py."""
 
     adapter = MillpondSparseEmbeddings
     options: ClassVar = {"store": "milvus"}
@@ -90,9 +116,13 @@ class TestSparseEmbeddings(LangChainContract):
 
         return dense([*rows(TEXTS[:1], "query"), *rows(TEXTS, "document")])
 
+    def call(self, adapter: Any, texts: Any) -> Any:
+        return adapter.embed_documents(texts)
 
-def dense(vectors: list[dict[int, float]]) -> list[list[float]]:
-    return [[vector.get(token, 0.0) for token in range(512)] for vector in vectors]
+    async def acall(self, adapter: Any, texts: Any) -> Any:
+        return await adapter.aembed_documents(texts)
+
+    plain = staticmethod(dense)
 
 
 class _ScorerContract(LangChainContract):
@@ -118,15 +148,28 @@ class TestCrossEncoder(_ScorerContract):
         return self.ask(adapter)  # LangChain's base class has no asynchronous method
 
 
-class TestReranker(_ScorerContract):
+def documents(texts: Any) -> Any:
+    return texts if isinstance(texts, str) else [Document.model_construct(page_content=text) for text in texts]
+
+
+class TestReranker(_ScorerContract, CallContract):
     adapter = MillpondReranker
     options: ClassVar = {"top_n": None}
 
     def ask(self, adapter: Any) -> Any:
-        return by_text(adapter.compress_documents([Document(page_content=text) for text in TEXTS], QUESTION))
+        return by_text(self.call(adapter, TEXTS))
 
     async def aask(self, adapter: Any) -> Any:
-        return by_text(await adapter.acompress_documents([Document(page_content=text) for text in TEXTS], QUESTION))
+        return by_text(await self.acall(adapter, TEXTS))
+
+    def call(self, adapter: Any, texts: Any) -> Any:
+        return adapter.compress_documents(documents(texts), QUESTION)
+
+    async def acall(self, adapter: Any, texts: Any) -> Any:
+        return await adapter.acompress_documents(documents(texts), QUESTION)
+
+    def plain(self, results: Any) -> Any:
+        return [document.metadata["relevance_score"] for document in results]
 
 
 def by_text(found: list[Document]) -> list[list[float]]:
@@ -135,3 +178,34 @@ def by_text(found: list[Document]) -> list[list[float]]:
     assert scores == sorted(scores, reverse=True)
     found = sorted(found, key=lambda document: TEXTS.index(document.page_content))
     return [[document.metadata["relevance_score"]] for document in found]
+
+
+class TestLangChainsSuite(EmbeddingsUnitTests):
+    """Built from a name; nothing is loaded."""
+
+    @property
+    def embeddings_class(self) -> type[Embeddings]:
+        return MillpondEmbeddings
+
+    @property
+    def embedding_model_params(self) -> dict[str, Any]:
+        return {"model": "sentence-transformers/all-MiniLM-L6-v2"}
+
+
+@BETA
+def test_a_line_of_the_replaced_class_survives() -> None:
+    built = MillpondEmbeddings(model_name="owner/name", model_kwargs={"device": "cpu"}, query_instruction="ask: ")
+    again = revive(dumps(built))
+    assert again == built
+    assert (again.device, again.query_prompt, again.document_prompt) == ("cpu", "ask: ", "")
+
+
+@BETA
+def test_a_retriever_holds_an_index_and_is_not_written_and_a_chain_with_a_reranker_is(engine: Engine) -> None:
+    text = dumps(MillpondColBERTRetriever(index=MemoryIndex(engine)))
+    assert json.loads(text)["type"] == "not_implemented"
+    with pytest.raises(NotImplementedError, match="doesn't implement serialization"):
+        revive(text)
+    reranker = MillpondReranker(engine=engine)
+    chain = RunnableLambda(lambda question: question) | RunnableLambda(reranker.compress_documents)
+    assert dumps({"chain": chain, "reranker": reranker})

@@ -14,16 +14,8 @@ from tests.tiny import Layout, Pooling, write_checkpoint
 
 from langchain_millpond import MillpondEmbeddings
 from millpond import Engine
-from millpond.compat import notices as notices_module
 
 NOTICE = "so vectors differ from those of an index built with HuggingFaceEmbeddings"
-SEARCH = "Represent this sentence for searching relevant passages: "
-
-
-@pytest.fixture(autouse=True)
-def nothing_logged(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a process that has logged none of the lines that are logged once."""
-    monkeypatch.setattr(notices_module, "_logged", {})
 
 
 def checkpoint(folder: Path, **layout: Any) -> str:
@@ -84,7 +76,7 @@ def test_a_default_prompt_is_kept_for_both(tmp_path: Path, texts: list[str], cap
     np.testing.assert_allclose(kept.embed_query(texts[0]), expected[0], atol=2e-5)
 
 
-@pytest.mark.parametrize("family", ["bert", "mpnet", "qwen2"])
+@pytest.mark.parametrize("family", ["bert", "qwen2"])
 def test_a_checkpoint_that_does_not_say_how_to_pool_is_kept_too(
     tmp_path: Path, texts: list[str], caplog: pytest.LogCaptureFixture, family: str
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -150,6 +151,25 @@ def test_a_cross_encoder_has_the_same_scores(cross_encoder: str, texts: list[str
     found = reranker.compress_documents([Document(page_content=text) for text in texts], texts[0])
     scores = [document.metadata["relevance_score"] for document in found]
     np.testing.assert_allclose(scores, sorted(expected[:-1], reverse=True), atol=2e-5, rtol=1e-5)
+
+
+def test_newlines_are_not_replaced(tmp_path: Path) -> None:
+    """HuggingFaceEmbeddings replaces them by spaces; a byte-level tokenizer tells them apart."""
+    model = str(write_checkpoint(tmp_path / "model", "modernbert", sentence_transformers=Layout(modules=(Pooling(),))))
+    lines, spaces = "def f():\n    return 1\n\n# end", "def f():     return 1  # end"
+    ours, client = MillpondEmbeddings(model=model, dtype="float32"), SentenceTransformer(model)
+    np.testing.assert_allclose(ours.embed_documents([lines])[0], client.encode(lines), atol=2e-5)
+    np.testing.assert_allclose(ours.embed_query(lines), client.encode(lines), atol=2e-5)
+    assert np.abs(np.subtract(ours.embed_query(lines), ours.embed_query(spaces))).max() > 1e-3
+
+
+def test_multi_process_starts_no_process(checkpoint: str, texts: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr("multiprocessing.process.BaseProcess.start", refuse)
+    ours = MillpondEmbeddings(model_name=checkpoint, multi_process=True, dtype="float32", document_prompt="")
+    np.testing.assert_allclose(ours.embed_documents(texts), SentenceTransformer(checkpoint).encode(texts), atol=2e-5)
 
 
 def test_quantization_compile_and_long_texts_reach_the_engine(checkpoint: str, texts: list[str]) -> None:

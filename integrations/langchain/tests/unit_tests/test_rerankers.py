@@ -12,20 +12,15 @@ import numpy as np
 import pytest
 from langchain_core.documents import Document
 from pydantic import ValidationError
-from tests.gates import LoopGate, batches_held, batches_through, until_set
-from tests.tiny.heads import write_stanford
+from tests.adapters import QUESTION, TEMPLATE
+from tests.tiny import write_checkpoint
+from tests.tiny.heads import write_cross_encoder, write_stanford
 
 from langchain_millpond import MillpondCrossEncoder, MillpondReranker
 from millpond import Engine
-from millpond.engine.composite import comparison
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 
-QUESTION = "What makes dough rise?"
-TEMPLATE = (
-    "{{ instruction or 'wheel' }} "
-    "{{ messages | selectattr('role', 'eq', 'query') | map(attribute='content') | first }} "
-    "{{ messages | selectattr('role', 'eq', 'document') | map(attribute='content') | first }}"
-)
+PAIRS = [("a wheel", "the pond"), ("a wheel", ""), ("Ein Teich, 池", "une étang"), ("a wheel", "the pond")]
 
 Compress = Callable[..., list[Document]]
 
@@ -79,20 +74,6 @@ def test_a_cross_encoder_scores_as_transformers_does(
     assert np.abs(np.array(turned) - expected).max() > 0.1  # swapping query and document changes the score
 
 
-def test_an_embedding_checkpoint_scores_by_its_token_states(
-    engine: Engine, compress: Compress, documents: list[Document], texts: list[str]
-) -> None:
-    expected = engine.rerank(QUESTION, texts, method="maxsim")
-    found = compress(MillpondReranker(engine=engine, top_n=None), documents)
-    assert [document.metadata["n"] for document in found] == [result.index for result in expected]
-    np.testing.assert_allclose(scores_of(found), [result.relevance_score for result in expected], atol=1e-4)
-    assert found[0].page_content.startswith("Bread rises")
-    by_index = sorted((result.index, result.relevance_score) for result in expected)
-    scores = MillpondCrossEncoder(engine=engine).score([(QUESTION, text) for text in texts])
-    np.testing.assert_allclose(scores, [score for _, score in by_index], atol=1e-4)
-    assert max(scores) > 1.1  # so it is not a cosine
-
-
 @pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
 def test_a_method_is_the_engines_method_of_rerank(
     engine: Engine, compress: Compress, documents: list[Document], texts: list[str], method: Any
@@ -102,11 +83,11 @@ def test_a_method_is_the_engines_method_of_rerank(
     found = compress(reranker, documents)
     assert [document.metadata["n"] for document in found] == [result.index for result in expected]
     np.testing.assert_allclose(scores_of(found), [result.relevance_score for result in expected], atol=1e-4)
+    assert found[0].page_content.startswith("Bread rises")
     scores = MillpondCrossEncoder(engine=engine, method=method).score([(QUESTION, text) for text in texts])
-    assert max(scores) == pytest.approx(expected[0].relevance_score, abs=1e-4)
+    by_index = sorted((result.index, result.relevance_score) for result in expected)
+    np.testing.assert_allclose(scores, [score for _, score in by_index], atol=1e-4)
     assert (max(scores) > 1.1) is (method != "cosine")  # the two measures differ
-    assert f"method='{method}'" in repr(reranker)
-    assert reranker.model_dump()["method"] == method
 
 
 def test_a_late_interaction_checkpoint_scores_as_it_was_trained_to(
@@ -130,18 +111,20 @@ def test_the_callers_documents_are_left_alone(engine: Engine, compress: Compress
         assert (document.id, document.page_content) == (original.id, original.page_content)
         assert document.metadata == {**original.metadata, "relevance_score": document.metadata["relevance_score"]}
         assert type(document.metadata["relevance_score"]) is float
-    assert {type(score) for score in MillpondCrossEncoder(engine=engine).score([("a", "b")])} == {float}
 
 
 def test_how_many_are_kept(engine: Engine, compress: Compress, documents: list[Document]) -> None:
     whole = compress(MillpondReranker(engine=engine, top_n=None), documents)
     assert len(whole) == len(documents)
     assert compress(MillpondReranker(engine=engine, top_n=2), documents) == whole[:2]
-    assert compress(MillpondReranker(engine=engine, top_n=99), documents) == whole
+    assert compress(MillpondReranker(engine=engine, top_n=99), (one for one in documents)) == whole
     threshold = scores_of(whole)[4]
     assert compress(MillpondReranker(engine=engine, top_n=None, score_threshold=threshold), documents) == whole[:5]
     assert compress(MillpondReranker(engine=engine, top_n=2, score_threshold=threshold), documents) == whole[:2]
     assert compress(MillpondReranker(engine=engine, score_threshold=1e9), documents) == []
+    for top_n in (0, True, "3"):
+        with pytest.raises(ValidationError, match="top_n"):
+            MillpondReranker(model="a", top_n=top_n)
 
 
 def test_no_documents_no_model(compress: Compress) -> None:
@@ -151,54 +134,29 @@ def test_no_documents_no_model(compress: Compress) -> None:
         compress(absent, [Document(page_content="a")])
 
 
-def test_no_pairs_no_scores(engine: Engine, cross_encoder: str) -> None:
-    assert MillpondCrossEncoder(engine=engine).score([]) == []
-    assert MillpondCrossEncoder(model=cross_encoder, dtype="float32").score([]) == []
-
-
-def test_options_reach_the_engine(cross_encoder: str, documents: list[Document], texts: list[str]) -> None:
+def test_options_reach_the_engine(cross_encoder: str, compress: Compress, documents: list[Document]) -> None:
     options: dict[str, Any] = {"model": cross_encoder, "dtype": "float32"}
-    pairs = [(QUESTION, text) for text in texts]
-    raw = np.array(MillpondCrossEncoder(**options).score(pairs))
-    squashed = MillpondCrossEncoder(**options, activation="sigmoid").score(pairs)
-    np.testing.assert_allclose(squashed, 1 / (1 + np.exp(-raw)), atol=1e-5)
-    best = MillpondReranker(**options, activation="sigmoid").compress_documents(documents, QUESTION)
-    np.testing.assert_allclose(scores_of(best), np.sort(squashed)[::-1][:3], atol=1e-5)
-    with pytest.raises(InputTooLongError, match="max_length=9"):
-        MillpondReranker(**options, max_length=9, truncate="error").compress_documents(documents, QUESTION)
-    with pytest.raises(InputTooLongError, match="max_length=9"):
-        MillpondCrossEncoder(**options, max_length=9, truncate="error").score(pairs)
-    long = [(QUESTION, "wheel " * 30 + "pond")]
-    end = MillpondCrossEncoder(**options, max_length=12).score(long)
-    assert end != MillpondCrossEncoder(**options, max_length=12, truncate="start").score(long)
+    pairs = [(QUESTION, document.page_content) for document in documents]
 
-
-def test_an_instruction_fills_the_templates_slot(
-    cross_encoder: str, compress: Compress, documents: list[Document]
-) -> None:
-    def best(**options: Any) -> list[float]:
-        reranker = MillpondReranker(model=cross_encoder, dtype="float32", score_template=TEMPLATE, **options)
-        pairs = [(QUESTION, document.page_content) for document in documents]
-        scores = MillpondCrossEncoder(model=cross_encoder, dtype="float32", score_template=TEMPLATE, **options).score(
-            pairs
-        )
-        found = scores_of(compress(reranker, documents))
+    def best(**more: Any) -> list[float]:
+        """The scores of the reranker, which are the best of the cross-encoder."""
+        scores = MillpondCrossEncoder(**options, **more).score(pairs)
+        found = scores_of(compress(MillpondReranker(**options, **more), documents))
         np.testing.assert_allclose(found, np.sort(scores)[::-1][:3], atol=1e-5)
         return found
 
-    assert best(instruction="wheel") == pytest.approx(best(), abs=1e-5)
-    assert best(instruction="tides") != pytest.approx(best(), abs=1e-3)
-
-
-@pytest.mark.parametrize("model", ["minilm", "cross_encoder"])
-def test_an_instruction_without_a_slot_is_refused(
-    request: pytest.FixtureRequest, compress: Compress, documents: list[Document], model: str
-) -> None:
-    options: dict[str, Any] = {"model": request.getfixturevalue(model), "dtype": "float32", "instruction": "be kind"}
-    with pytest.raises(InvalidRequestError, match="instruction='be kind'"):
-        compress(MillpondReranker(**options), documents)
-    with pytest.raises(InvalidRequestError, match="instruction='be kind'"):
-        MillpondCrossEncoder(**options).score([("a", "b")])
+    np.testing.assert_allclose(best(activation="sigmoid"), 1 / (1 + np.exp(-np.array(best()))), atol=1e-5)
+    template = {"score_template": TEMPLATE}
+    assert best(instruction="wheel", **template) == pytest.approx(best(**template), abs=1e-5)
+    assert best(instruction="tides", **template) != pytest.approx(best(**template), abs=1e-3)
+    with pytest.raises(InputTooLongError, match="max_length=9"):
+        MillpondCrossEncoder(**options, max_length=9, truncate="error").score(pairs)
+    for call in (
+        lambda: compress(MillpondReranker(**options, instruction="be kind"), documents),
+        lambda: MillpondCrossEncoder(**options, instruction="be kind").score([("a", "b")]),
+    ):
+        with pytest.raises(InvalidRequestError, match="instruction='be kind'"):  # no slot
+            call()
 
 
 @pytest.mark.parametrize(
@@ -210,59 +168,6 @@ def test_bad_queries_are_named(engine: Engine, compress: Compress, query: Any, m
 
 
 @pytest.mark.parametrize(
-    ("pairs", "error"), [("ab", TypeError), ([("a", None)], InvalidRequestError), (["ab"], InvalidRequestError)]
-)
-def test_bad_pairs_are_refused(engine: Engine, cross_encoder: str, pairs: Any, error: type[Exception]) -> None:
-    for adapter in (MillpondCrossEncoder(engine=engine), MillpondCrossEncoder(model=cross_encoder, dtype="float32")):
-        with pytest.raises(error):
-            adapter.score(pairs)
-
-
-@pytest.mark.parametrize("top_n", [0, -1, True, "3"])
-def test_a_number_of_documents_is_one(top_n: Any) -> None:
-    with pytest.raises(ValidationError, match="top_n"):
-        MillpondReranker(model="a", top_n=top_n)
-
-
-@pytest.mark.parametrize(("model", "count"), [("minilm", 40), ("cross_encoder", 300)])
-async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, model: str, count: int
-) -> None:
-    reranker = MillpondReranker(model=request.getfixturevalue(model), dtype="float32", top_n=None)
-    many = [Document(page_content=f"the {i}th passage, about {i * i} things " * 4) for i in range(count)]
-    await reranker.acompress_documents(many[:1], QUESTION)  # loads the model
-
-    def refuse(*_: object) -> None:
-        raise AssertionError("the adapter took a thread of the loop's pool")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
-
-    async def blocks() -> list[Document]:
-        return reranker.compress_documents(many, QUESTION)
-
-    for call, gate in ((reranker.acompress_documents(many, QUESTION), LoopGate()), (blocks(), LoopGate(seconds=0.2))):
-        with batches_through(gate, reranker._engine()), monkeypatch.context() as patch:
-            patch.setattr(comparison, "maxsim", gate.hold(comparison.maxsim))
-            assert len(await gate.run(call)) == count
-        assert {"run", "start"} & set(gate.calls)
-        assert ("maxsim" in gate.calls) is (model == "minilm")
-        assert gate.blocked is (call.__name__ == "blocks")  # the gate detects a blocked loop
-
-
-async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine, documents: list[Document]) -> None:
-    reranker = MillpondReranker(engine=engine)
-    many = [Document(page_content=f"the {i}th passage, about {i * i} things") for i in range(1000)]
-    with batches_held(engine) as due:
-        call = asyncio.ensure_future(reranker.acompress_documents(many, QUESTION))
-        await until_set(due)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-    found = await reranker.acompress_documents(documents, QUESTION)
-    assert found[0].page_content.startswith("Bread rises")
-
-
-@pytest.mark.parametrize(
     ("documents", "message"),
     [
         ("a text", "takes a list of documents, not a str"),
@@ -271,16 +176,87 @@ async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine, docume
     ],
     ids=["str", "document", "texts"],
 )
-async def test_what_is_no_list_of_documents_is_a_type_error(documents: Any, message: str) -> None:
-    reranker = MillpondReranker(model="not/loaded")
+def test_what_is_no_list_of_documents_is_a_type_error(compress: Compress, documents: Any, message: str) -> None:
     with pytest.raises(TypeError, match=message):
-        reranker.compress_documents(documents, "a question")
-    with pytest.raises(TypeError, match=message):
-        await reranker.acompress_documents(documents, "a question")
+        compress(MillpondReranker(model="not/loaded"), documents)
 
 
-def test_any_iterable_of_documents_is_reranked(cross_encoder: str) -> None:
-    documents = [Document(page_content="a wheel"), Document(page_content="a mill")]
-    reranker = MillpondReranker(model=cross_encoder)
-    found = reranker.compress_documents((one for one in documents), "a question")  # type: ignore[arg-type]
-    assert found == reranker.compress_documents(documents, "a question")
+# Pairs: any sequence of two texts
+
+
+@pytest.fixture(params=["cross_encoder_engine", "engine"])
+def scorer(request: pytest.FixtureRequest) -> MillpondCrossEncoder:
+    return MillpondCrossEncoder(engine=request.getfixturevalue(request.param))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        lambda pairs: [pairs[0], *(list(pair) for pair in pairs[1:])],
+        np.array,
+        lambda pairs: zip(*map(list, zip(*pairs, strict=True)), strict=True),
+    ],
+    ids=["mixed", "array", "zip"],
+)
+def test_pairs_may_be_any_sequences_of_two(scorer: MillpondCrossEncoder, kind: Any) -> None:
+    scores = scorer.score(kind(PAIRS))
+    np.testing.assert_allclose(scores, scorer.score(PAIRS), atol=1e-5)
+    assert {type(score) for score in scores} == {float}
+    assert scores[0] == pytest.approx(scores[3], abs=1e-5)
+    assert scorer.score([]) == []
+
+
+@pytest.mark.parametrize(
+    ("pairs", "error", "message"),
+    [
+        ("ab", TypeError, r"not a str; write score\(\[\(query, document\)\]\)"),
+        ({"a": "b"}, TypeError, "not a dict"),
+        (("a", "b"), InvalidRequestError, "index 0"),
+        ([("a", "b"), ("a", "b", "c")], InvalidRequestError, "index 1 is a tuple, not a .query, document. tuple"),
+        ([("a", "b"), ["a", None]], InvalidRequestError, "document at index 1 is a NoneType"),
+        ([("a", "b"), 7], InvalidRequestError, "index 1 is a int"),
+        ([("a", "\ud800")], InvalidRequestError, "lone surrogate"),
+    ],
+    ids=["str", "dict", "one-pair", "three", "none", "int", "surrogate"],
+)
+def test_what_is_no_pair_is_named(
+    scorer: MillpondCrossEncoder, pairs: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        scorer.score(pairs)
+
+
+# What a reranker over an embedding checkpoint says once: what it computes by default
+
+
+def said(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if "MaxSim" in record.getMessage()]
+
+
+@pytest.mark.parametrize("call", ["rerank", "arerank", "score"])
+def test_an_embedder_reranks_by_maxsim_and_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, call: str
+) -> None:
+    model, two = str(write_checkpoint(tmp_path / "model")), [Document(page_content="a"), Document(page_content="b")]
+    calls: dict[str, Any] = {
+        "rerank": lambda: MillpondReranker(model=model).compress_documents(two, "wheel"),
+        "arerank": lambda: asyncio.run(MillpondReranker(model=model).acompress_documents(two, "wheel")),
+        "score": lambda: MillpondCrossEncoder(model=model).score([("wheel", "the pond")]),
+    }
+    for method in ("cosine", "maxsim"):  # who names the method is told nothing
+        MillpondReranker(model=model, method=method).compress_documents(two, "wheel")
+    assert said(caplog) == []
+    calls[call]()
+    (line,) = said(caplog)
+    assert all(part in line for part in (model, 'method="maxsim"', 'method="cosine"'))
+    for other in calls.values():
+        other()
+    assert len(said(caplog)) == 1
+
+
+@pytest.mark.parametrize("write", [write_cross_encoder, write_stanford], ids=["cross-encoder", "colbert"])
+def test_a_model_that_was_trained_to_rerank_is_told_nothing_about(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, write: Any
+) -> None:
+    MillpondReranker(model=str(write(tmp_path / "model"))).compress_documents([Document(page_content="a")], "wheel")
+    assert said(caplog) == []

@@ -1,25 +1,27 @@
-"""The vectors of MillpondEmbeddings are the engine's, with the right role, for sync and async callers."""
+"""The vectors of MillpondEmbeddings and MillpondSparseEmbeddings are the engine's, in the types that stores expect."""
 
 from __future__ import annotations
 
 import asyncio
+import pickle
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.gates import LoopGate, batches_held, batches_through, until_set
+from langchain_milvus.utils.sparse import BaseSparseEmbedding
+from langchain_qdrant import SparseEmbeddings, SparseVector
+from pydantic import BaseModel, ConfigDict
 
-from langchain_millpond import MillpondEmbeddings
+import langchain_millpond
+from langchain_millpond import MillpondEmbeddings, MillpondSparseEmbeddings
 from millpond import Engine
-from millpond.engine import engine as engine_module
-from millpond.errors import InputTooLongError, InvalidRequestError
+from millpond.errors import UnsupportedTaskError
 
-PROMPTS = {"query": "search_query: ", "document": "search_document: "}
-
-
-def many(count: int) -> list[str]:
-    return [f"the {i}th passage of {count}, about {i * i} things" for i in range(count)]
+WORDS = ["stone", "wheel", "river", "bread and yeast", "the mill pond feeds the wheel", "heart, lung, bone"]
+STORES: tuple[Any, ...] = ("qdrant", "milvus")
 
 
 @pytest.mark.parametrize("prompt", ["ask: ", ""])
@@ -39,105 +41,153 @@ def test_options_reach_the_engine(minilm: str, engine: Engine, texts: list[str])
     np.testing.assert_allclose(cut.embed_documents(texts), expected, atol=1e-6)
 
 
-def test_a_long_text_is_cut_or_refused_as_told(minilm: str) -> None:
-    long = "word " * 20 + "tail"
-    options: dict[str, Any] = {"model": minilm, "dtype": "float32", "max_length": 8}
-    head = MillpondEmbeddings(**options).embed_query(long)
-    assert head == MillpondEmbeddings(**options).embed_query("word " * 20)
-    assert head != MillpondEmbeddings(**options, truncate="start").embed_query(long)
-    with pytest.raises(InputTooLongError, match="max_length=8"):
-        MillpondEmbeddings(**options, truncate="error").embed_documents(["short", long])
-
-
 def test_texts_are_embedded_as_they_are(minilm: str, tmp_path: Path) -> None:
     text = " two\nlines,  two spaces\t"
-    MillpondEmbeddings(model=minilm, dtype="float32", cache=str(tmp_path / "c.db")).embed_documents([text])
+    vectors = MillpondEmbeddings(model=minilm, dtype="float32", cache=str(tmp_path / "c.db")).embed_documents([text])
+    assert {type(number) for number in vectors[0]} == {float}
     # Cache keys depend on the exact characters, so a hit shows which text reached the engine.
     with Engine(minilm, dtype="float32", cache=tmp_path / "c.db") as engine:
         seen = engine.embed([text, text.replace("\n", " "), text.strip()], role="document").cached
     assert seen.tolist() == [True, False, False]
 
 
-def test_the_numbers_are_builtin_floats(engine: Engine) -> None:
-    embeddings = MillpondEmbeddings(engine=engine)
-    for vector in (embeddings.embed_query("a"), *embeddings.embed_documents(["a", "b"])):
-        assert isinstance(vector, list)
-        assert {type(number) for number in vector} == {float}
+# Sparse vectors
 
 
-@pytest.mark.slow
-def test_a_hundred_thousand_texts_in_one_call(minilm: str) -> None:
-    # Few distinct texts at a small width, since only the size of the call matters.
-    embeddings = MillpondEmbeddings(model=minilm, dtype="float32", dimensions=8, hf_overrides={"is_matryoshka": True})
-    distinct = many(50)
-    vectors = embeddings.embed_documents(distinct * 2000)
-    assert len(vectors) == 100_000
-    np.testing.assert_allclose(vectors[-50:], embeddings.embed_documents(distinct), atol=1e-6)
+def as_dict(vector: Any) -> dict[int, float]:
+    return vector if isinstance(vector, dict) else dict(zip(vector.indices, vector.values, strict=True))
 
 
-def test_no_texts_no_vectors(engine: Engine) -> None:
-    embeddings = MillpondEmbeddings(engine=engine)
-    assert embeddings.embed_documents([]) == []
-    assert asyncio.run(embeddings.aembed_documents([])) == []
+def assert_same(found: list[Any], expected: list[dict[int, float]]) -> None:
+    assert len(found) == len(expected)
+    for vector, weights in zip(found, expected, strict=True):
+        row = as_dict(vector)
+        assert {type(key) for key in row} <= {int}
+        assert {type(value) for value in row.values()} <= {float}
+        assert row == pytest.approx(weights, abs=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("texts", "error", "message"),
-    [
-        ("one text", TypeError, "not a str"),
-        (["a", None], InvalidRequestError, "index 1 is a NoneType"),
-        (["a", "\ud800"], InvalidRequestError, "index 1 holds a lone surrogate"),
-    ],
-)
-def test_bad_texts_are_named(engine: Engine, texts: Any, error: type[Exception], message: str) -> None:
-    embeddings = MillpondEmbeddings(engine=engine)
-    with pytest.raises(error, match=message):
-        embeddings.embed_documents(texts)
-    with pytest.raises(error, match=message):
-        asyncio.run(embeddings.aembed_documents(texts))
+def test_classes_and_types_are_those_that_the_stores_check(splade_engine: Engine) -> None:
+    qdrant = MillpondSparseEmbeddings(engine=splade_engine)
+    milvus = MillpondSparseEmbeddings(engine=splade_engine, store="milvus")
+    assert isinstance(qdrant, SparseEmbeddings)
+    assert isinstance(milvus, BaseSparseEmbedding)
+    assert type(qdrant.embed_query("a")) is SparseVector
+    assert {type(vector) for vector in qdrant.embed_documents(["a", "b"])} == {SparseVector}
+    assert type(milvus.embed_query("a")) is dict
+    again = pickle.loads(pickle.dumps(MillpondSparseEmbeddings(model="a", store="milvus")))
+    assert isinstance(again, BaseSparseEmbedding)
+
+    class Settings(BaseModel):
+        """As a user's own pydantic class would hold them."""
+
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+
+        sparse: SparseEmbeddings
+        vector: SparseVector
+
+    assert Settings(sparse=qdrant, vector=qdrant.embed_query("a")).sparse is qdrant
 
 
-async def test_async_neither_blocks_the_loop_nor_takes_a_thread(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("store", STORES)
+def test_roles_give_the_checkpoints_prompts_and_prompts_of_the_caller_win(
+    store: Any, prompted_splade: str, splade_engine: Engine
 ) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("the adapter took a thread of the loop's pool")
-
-    monkeypatch.setattr(asyncio.get_running_loop(), "run_in_executor", refuse)
-    embeddings = MillpondEmbeddings(engine=engine)
-    gate = LoopGate()
-    with batches_through(gate, engine):
-        assert len(await gate.run(embeddings.aembed_documents(many(400)))) == 400
-    assert gate.calls
-    assert not gate.blocked
-
-    async def blocks() -> list[list[float]]:
-        return embeddings.embed_documents(many(40))
-
-    gate = LoopGate(seconds=0.2)
-    with batches_through(gate, engine):
-        await gate.run(blocks())
-    assert gate.blocked  # the gate detects a blocked loop
+    sparse = MillpondSparseEmbeddings(model=prompted_splade, dtype="float32", store=store)
+    by_prompt = {
+        prompt: splade_engine.sparse_embed([prompt + "bread rises"]).embeddings
+        for prompt in ("ask: ", "passage: ", "own: ", "")
+    }
+    assert len({tuple(rows[0].items()) for rows in by_prompt.values()}) == 4
+    assert_same([sparse.embed_query("bread rises")], by_prompt["ask: "])
+    assert_same(sparse.embed_documents(["bread rises"]), by_prompt["passage: "])
+    for prompt in ("own: ", ""):
+        chosen = sparse.model_copy(update={"query_prompt": prompt, "document_prompt": prompt})
+        assert_same([chosen.embed_query("bread rises")], by_prompt[prompt])
+        assert_same(asyncio.run(chosen.aembed_documents(["bread rises"])), by_prompt[prompt])
 
 
-async def test_the_loop_goes_on_while_a_model_loads(minilm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    embeddings = MillpondEmbeddings(
-        model=minilm, dtype="float32", max_batch_tokens=1111
-    )  # an engine that no other test shares
-    gate = LoopGate()
-    monkeypatch.setattr(engine_module, "load", gate.hold(engine_module.load))
-    await gate.run(embeddings.aembed_query("tides"))
-    assert gate.calls == ["load"]
-    assert not gate.blocked
+def test_bge_m3_gives_dense_and_sparse_vectors_from_one_engine(m3: str) -> None:
+    dense, sparse = MillpondEmbeddings(model=m3, dtype="float32"), MillpondSparseEmbeddings(model=m3, dtype="float32")
+    assert len(dense.embed_query("the mill")) == 48
+    assert sparse._engine() is dense._engine()
+    expected = dense._engine().sparse_embed(WORDS, role="document").embeddings
+    for store in STORES:  # special tokens have no weight, and an empty text has no others
+        empty, *full = MillpondSparseEmbeddings(model=m3, dtype="float32", store=store).embed_documents(["", *WORDS])
+        assert as_dict(empty) == {} and any(map(as_dict, full))
+        assert_same(full, expected)
 
 
-async def test_a_cancelled_call_leaves_the_engine_working(engine: Engine) -> None:
-    embeddings = MillpondEmbeddings(engine=engine)
-    with batches_held(engine) as due:
-        call = asyncio.ensure_future(embeddings.aembed_documents(many(2000)))
-        await until_set(due)
-        call.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await call
-    query = await embeddings.aembed_query("tides")
-    np.testing.assert_allclose(query, engine.embed(["tides"]).embeddings[0], atol=1e-6)
+def test_a_model_without_sparse_vectors_is_refused(engine: Engine) -> None:
+    with pytest.raises(UnsupportedTaskError, match="sparse_embed"):
+        MillpondSparseEmbeddings(engine=engine).embed_query("a")
+
+
+_WITHOUT = """
+import sys, types
+for name in ("langchain_qdrant", "langchain_milvus"):
+    sys.modules[name] = None  # as if it were not installed
+import asyncio, pickle
+from langchain_millpond import MillpondSparseEmbeddings
+assert "torch" not in sys.modules
+sparse = MillpondSparseEmbeddings(model=sys.argv[1], dtype="float32")
+vector = sparse.embed_query("bread")
+assert vector.indices and len(vector.indices) == len(vector.values), vector
+assert vector == asyncio.run(sparse.aembed_query("bread")) == pickle.loads(pickle.dumps(vector))
+row = MillpondSparseEmbeddings(model=sys.argv[1], dtype="float32", store="milvus").embed_documents(["bread"])[0]
+assert row == dict(zip(vector.indices, vector.values))
+print(type(vector).__module__)
+"""
+
+
+@pytest.mark.contract
+def test_neither_store_is_required(splade: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", _WITHOUT, splade], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "langchain_millpond.sparse"
+
+
+@pytest.mark.contract
+def test_the_package_imports_no_store_and_no_torch() -> None:
+    program = (
+        "import sys, langchain_millpond as package; package.MillpondEmbeddings(model='a'); "
+        "package.MillpondReranker(model='a'); print(*sys.modules); "
+        "package.MillpondSparseEmbeddings(model='a'); print(*sys.modules)"
+    )
+    before, after = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert not {"langchain_qdrant", "langchain_milvus", "qdrant_client", "pymilvus", "torch"} & set(before.split())
+    assert "langchain_qdrant" in after.split()
+    assert not {"langchain_milvus", "torch"} & set(after.split())
+
+
+def test_an_unknown_name_of_the_package_is_an_error() -> None:
+    with pytest.raises(AttributeError, match="has no attribute 'MillpondSparse'"):
+        _ = langchain_millpond.MillpondSparse
+    assert set(dir(langchain_millpond)) == set(langchain_millpond.__all__)
+
+
+async def test_the_loop_turns_while_many_vectors_are_made(
+    splade_engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns, made_at = 0, []
+
+    def made(*_: Any) -> None:
+        made_at.append(turns)
+
+    monkeypatch.setattr(MillpondSparseEmbeddings, "_vector", made)
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    ticker = asyncio.ensure_future(count())
+    await MillpondSparseEmbeddings(engine=splade_engine).aembed_documents(["mill"] * 1000)
+    ticker.cancel()
+    assert len(made_at) == 1000
+    assert max(made_at.count(turn) for turn in set(made_at)) <= 64

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import inspect
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
-import typer
-
 from millpond.cli.arguments import options
 from millpond.cli.arguments.input_texts import read_texts
-from millpond.cli.arguments.settings import engine_settings, read_setting
+from millpond.cli.arguments.options import option
+from millpond.cli.arguments.settings import engine_settings, read_setting, sink_settings
 from millpond.ingest.record import Record, Rejected
 from millpond.values.config import EngineConfig
 
@@ -38,7 +36,7 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def run(*args: Any, **given: Any) -> None:
         for name, group in groups.items():
-            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+            given[name] = group(**{each.name: given.pop(each.name) for each in fields(group)})
         command(*args, **given)
 
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
@@ -48,51 +46,33 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
 
 def _fields_of(group: Any) -> Iterator[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
-    for field in fields(group):
-        default = inspect.Parameter.empty if field.default is MISSING else field.default
-        yield inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[field.name]
-        )
-
-
-EngineSettings = Annotated[
-    list[Any] | None,
-    typer.Option(
-        parser=read_setting,
-        help="Another option of Engine: dtype=float32, device=cuda:0, max_length=256, revision=NAME, ...",
-        metavar="NAME=VALUE",
-    ),
-]
-HfOverrides = Annotated[
-    dict[str, Any] | None,
-    typer.Option(
-        parser=options.read_object,
-        help="""JSON object merged into the checkpoint's config.json, e.g. '{"is_matryoshka": true}'.""",
-        metavar="JSON",
-    ),
-]
-
-
-SinkSettings = Annotated[
-    list[Any] | None,
-    typer.Option(
-        parser=read_setting,
-        help="Another option of the database's sink: timeout=30, datatype=float16, index_quantization=scalar, ...",
-        metavar="NAME=VALUE",
-    ),
-]
+    for each in fields(group):
+        default = inspect.Parameter.empty if each.default is MISSING else each.default
+        hint = hints[each.name]
+        annotation = Annotated[hint, each.metadata["option"]] if each.metadata else hint
+        yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineOptions:
     """The options of an engine."""
 
-    engine: EngineSettings = None
+    engine: list[Any] | None = option(
+        None,
+        "Another option of Engine: dtype=float32, device=cuda:0, max_length=256, revision=NAME, ...",
+        "NAME=VALUE",
+        parser=read_setting,
+    )
 
     @property
     def settings(self) -> dict[str, Any]:
         """The arguments of an Engine but its model and its cache."""
         return engine_settings(self.engine)
+
+    @property
+    def written(self) -> list[str]:
+        """The options as they are written on a command line."""
+        return [word for name, value in self.engine or () for word in ("--engine", f"{name}={value}")]
 
     @property
     def placement(self) -> dict[str, Any]:
@@ -113,36 +93,32 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EmbedderOptions(EngineOptions):
-    """The options of an engine whose vectors may be cut to a width."""
+class SinkOptions:
+    """The options of a database's sink."""
 
-    hf_overrides: HfOverrides = None
+    sink: list[Any] | None = option(
+        None,
+        "Another option of the database's sink: timeout=30, datatype=float16, index_quantization=scalar, ...",
+        "NAME=VALUE",
+        parser=read_setting,
+    )
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The arguments of an Engine but its model and its cache."""
-        return super().settings | ({} if self.hf_overrides is None else {"hf_overrides": self.hf_overrides})
-
-    @property
-    def written(self) -> list[str]:
-        """The options as they are written on a command line."""
-        words = [word for name, value in self.engine or () for word in ("--engine", f"{name}={value}")]
-        return words if self.hf_overrides is None else [*words, "--hf-overrides", json.dumps(self.hf_overrides)]
+        """The further arguments of the sink."""
+        return sink_settings(self.sink)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TextOptions:
     """How a source of texts is read."""
 
-    lines: Annotated[
-        bool, typer.Option("--lines", help="Read one text per line, whatever the file name or first character.")
-    ] = False
     id_column: options.IdColumn = "id"
     text_column: options.TextColumn = "text"
 
     def read(self, source: str) -> Iterator[Record | Rejected]:
         """The texts of a source, as :func:`read_texts` takes it."""
-        return read_texts(source, lines=self.lines, id_column=self.id_column, text_column=self.text_column)
+        return read_texts(source, id_column=self.id_column, text_column=self.text_column)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,16 +17,20 @@ from millpond.ingest.sources.read import RECORD_SUFFIXES, read
 _BOM = b"\xef\xbb\xbf"
 
 
-def read_texts(source: str, *, lines: bool, id_column: str, text_column: str) -> Iterator[Record | Rejected]:
-    """Read texts from a path, or from standard input (``-``)."""
+def read_texts(source: str, *, id_column: str, text_column: str) -> Iterator[Record | Rejected]:
+    """Read texts from a path, or from standard input (``-``).
+
+    Files of records and folders are read as by :func:`millpond.ingest.read`; any other file has one text per line,
+    whose number is the id. Standard input is JSONL if it begins with ``{``.
+    """
     path = Path(source)
     if source == "-":
         if sys.stdin is None:
             raise InvalidRequestError("standard input is closed; name a file, or pipe texts in")
         beginning = cast("BufferedReader", sys.stdin.buffer).peek(1)
-        plain = lines or not beginning.removeprefix(_BOM).lstrip().startswith(b"{")
+        plain = not beginning.removeprefix(_BOM).lstrip().startswith(b"{")
     else:
-        plain = lines or not (path.is_dir() or kind_of(path) in RECORD_SUFFIXES)
+        plain = not (path.is_dir() or kind_of(path) in RECORD_SUFFIXES)
     if not plain:
         return read(source, id_column=id_column, text_column=text_column)
     if source != "-" and not path.is_file():

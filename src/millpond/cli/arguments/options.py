@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,6 +19,20 @@ Cache = Annotated[
 ]
 IdColumn = Annotated[str, typer.Option("--id", help="Key or column that holds the id.", metavar="COLUMN")]
 TextColumn = Annotated[str, typer.Option("--text", help="Key or column that holds the text.", metavar="COLUMN")]
+TextSource = Annotated[
+    str,
+    typer.Argument(
+        help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
+        "one text per line (also as .gz or .zst), or - (stdin)."
+    ),
+]
+RecordSource = Annotated[
+    str,
+    typer.Argument(
+        help="A .jsonl, .ndjson, .json, .csv or .tsv file (also as .gz or .zst), a .parquet, .arrow or .feather, a "
+        "folder of .txt and .md files, or - (JSONL on stdin)."
+    ),
+]
 Widths = Annotated[str | None, typer.Option("--dimensions", help="Matryoshka widths, e.g. 128,768.", metavar="N,N")]
 Types = Annotated[
     str | None,
@@ -27,6 +42,13 @@ Types = Annotated[
         metavar="COLUMN=TYPE,...",
     ),
 ]
+
+
+def option(default: Any, words: str, metavar: str | None = None, *, flags: str = "", **more: Any) -> Any:
+    """A field of a group: its default (``MISSING``: it is required), and what the help says of it."""
+    return field(
+        default=default, metadata={"option": typer.Option(*flags.split(), help=words, metavar=metavar, **more)}
+    )
 
 
 def read_object(text: str) -> dict[str, Any]:

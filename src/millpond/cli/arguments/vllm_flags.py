@@ -13,12 +13,24 @@ from millpond.cli.arguments.flags import Command
 from millpond.errors import InvalidRequestError
 from millpond.vllm.arguments import SERVER_IGNORED_ARGS, SWITCHES
 
-IGNORED_ARGS = "millpond.ignored_args"  # key in a context's meta for vLLM's arguments that have no effect
+# Keys in a context's meta: vLLM's arguments that have no effect, and settings that are no options of typer.
+IGNORED_ARGS, UNLISTED = "millpond.ignored_args", "millpond.unlisted"
 
-_SHORT = {"-tp": "--tensor-parallel-size", "-pp": "--pipeline-parallel-size", "-q": "--quantization"}
+_OTHER_NAMES = {
+    "-tp": "--tensor-parallel-size",
+    "-pp": "--pipeline-parallel-size",
+    "-q": "--quantization",
+    "--override-pooler-config": "--pooler-config",
+    "--max-num-batched-tokens": "--max-batch-tokens",
+    "--enable-log-requests": "--log-requests",
+    "--no-enable-log-requests": "--disable-log-requests",
+}
 _NAMES = "--served-model-name"
 # JSON options that may be given key by key: --pooler-config.pooling_type CLS
 _OBJECTS = ("--hf-overrides", "--pooler-config")
+# vLLM's settings that nobody needs here, and the help leaves out.
+_UNLISTED = ("--runner", "--task")
+_REMOTE_CODE = {"--trust-remote-code": True, "--no-trust-remote-code": False}
 
 
 class ServeCommand(Command):
@@ -32,8 +44,9 @@ class ServeCommand(Command):
             for name in (*option.opts, *option.secondary_opts)
             if name.startswith("-")
         }
-        words, ctx.meta[IGNORED_ARGS] = read(args, takes_value)
-        return super().parse_args(ctx, words)
+        words = _Words(args, takes_value)
+        ctx.meta[IGNORED_ARGS], ctx.meta[UNLISTED] = words.ignored, words.unlisted
+        return super().parse_args(ctx, words.read())
 
     def option_of(self, ctx: Any, param: str) -> str | None:
         """The option that is passed on as the argument ``param``, unless its value may come from elsewhere."""
@@ -61,80 +74,82 @@ class ServeCommand(Command):
                 formatter.write_dl(lines)
 
 
-def read(args: Sequence[str], takes_value: Mapping[str, bool]) -> tuple[list[str], dict[str, str]]:
-    """(arguments for typer, vLLM's arguments that have no effect)."""
-    words = _Words(args, takes_value)
-    while words.waiting:
-        words.step()
-    return words.result()
-
-
 class _Words:
     """The arguments of a command line, rewritten one after the other."""
 
     def __init__(self, args: Sequence[str], takes_value: Mapping[str, bool]) -> None:
-        self.waiting = deque(args)
+        self.ignored: dict[str, str] = {}
+        self.unlisted: dict[str, Any] = {}
+        self._waiting = deque(args)
         self._takes_value = takes_value
         self._words: list[str] = []
-        self._ignored: dict[str, str] = {}
         self._objects: dict[str, dict[str, Any]] = {}
 
-    def step(self) -> None:
-        """Rewrite the next argument, and its value."""
-        word = self.waiting.popleft()
-        if word == "--":
-            self._words += [word, *self.waiting]
-            return self.waiting.clear()
-        if not word.startswith("-") or word == "-":
-            return self._words.append(word)
-        typed, equals, value = word.partition("=")
-        base, _, path = _SHORT.get(typed, typed).partition(".")
-        flag = f"--{base[2:].replace('_', '-')}" if base.startswith("--") else base
-        if equals:
-            self.waiting.appendleft(value)
-        if path and flag in _OBJECTS:
-            _put(self._objects.setdefault(flag, {}), path, self._next(typed), typed)
-        elif not path and flag in self._takes_value:
-            self._own(flag, typed, bool(equals))
-        elif not path and _setting(flag).removeprefix("no_") in SERVER_IGNORED_ARGS:
-            self._ignore(_setting(flag), typed, bool(equals))
-        else:
-            raise _no_such_flag(typed, self._takes_value)
-
-    def result(self) -> tuple[list[str], dict[str, str]]:
-        """(arguments for typer, vLLM's arguments that have no effect)."""
+    def read(self) -> list[str]:
+        """The arguments for typer."""
+        while self._waiting:
+            self._step()
         for flag, content in self._objects.items():
             if flag in self._words:
                 raise InvalidRequestError(f"{flag} is given as JSON and key by key; give it in one way")
             self._words += [flag, json.dumps(content)]
-        return self._words, self._ignored
+        return self._words
 
-    def _own(self, flag: str, typed: str, equals: bool) -> None:
-        if flag == _NAMES and not equals:
+    def _step(self) -> None:
+        """Rewrite the next argument, and its value."""
+        word = self._waiting.popleft()
+        if word == "--":
+            self._words += [word, *self._waiting]
+            return self._waiting.clear()
+        if not word.startswith("-") or word == "-":
+            return self._words.append(word)
+        typed, equals, value = word.partition("=")
+        base, _, path = typed.partition(".")
+        flag = f"--{base[2:].replace('_', '-')}" if base.startswith("--") else base
+        flag = _OTHER_NAMES.get(flag, flag)
+        name = flag[2:].replace("-", "_")
+        if equals:
+            self._waiting.appendleft(value)
+        if path:
+            if flag not in _OBJECTS:
+                raise self._no_such_flag(typed)
+            _put(self._objects.setdefault(flag, {}), path, self._next(typed), typed)
+        elif flag == _NAMES and not equals:
             self._words += self._names()
-        elif self._takes_value[flag]:
+        elif flag == "--model":
+            self._words.append(self._next(typed))
+        elif flag in _UNLISTED:
+            self.unlisted[name] = self._next(typed)
+        elif self._takes_value.get(flag):
             self._words += [flag, self._next(typed)]
+        elif flag not in self._takes_value and name in SERVER_IGNORED_ARGS - SWITCHES:
+            self.ignored[name] = self._next(typed)
         else:
-            _refuse_value(typed, equals)
-            self._words.append(flag)
+            self._switch(flag, typed, bool(equals))
 
-    def _ignore(self, name: str, typed: str, equals: bool) -> None:
-        if name in SERVER_IGNORED_ARGS - SWITCHES:
-            self._ignored[name] = self._next(typed)
+    def _switch(self, flag: str, typed: str, equals: bool) -> None:
+        positive = flag[2:].removeprefix("no-").replace("-", "_")
+        if flag not in self._takes_value and flag not in _REMOTE_CODE and positive not in SERVER_IGNORED_ARGS:
+            raise self._no_such_flag(typed)
+        if equals:
+            raise InvalidRequestError(f"{typed} takes no value; write {typed}, or the flag for the opposite")
+        if flag in self._takes_value:
+            self._words.append(flag)
+        elif flag in _REMOTE_CODE:
+            self.unlisted["trust_remote_code"] = _REMOTE_CODE[flag]
         else:
-            _refuse_value(typed, equals)
-            self._ignored[name.removeprefix("no_")] = "true" if name in SWITCHES else "false"
+            self.ignored[positive] = "false" if flag.startswith("--no-") else "true"
 
     def _next(self, typed: str) -> str:
-        if not self.waiting:
+        if not self._waiting:
             raise InvalidRequestError(f"{typed} needs a value behind it")
-        return self.waiting.popleft()
+        return self._waiting.popleft()
 
     def _names(self) -> list[str]:
         """The names: as in vLLM, every word up to the next flag."""
         names = []
-        while self.waiting and not self.waiting[0].startswith("-"):
-            names.append(self.waiting.popleft())
+        while self._waiting and not self._waiting[0].startswith("-"):
+            names.append(self._waiting.popleft())
         if not names:
             raise InvalidRequestError(f"{_NAMES} needs a name behind it")
         if _NAMES in self._words and len(names) > 1:
@@ -144,14 +159,10 @@ class _Words:
             )
         return [word for name in names for word in (_NAMES, name)]
 
-
-def _setting(flag: str) -> str:
-    return flag[2:].replace("-", "_")
-
-
-def _refuse_value(typed: str, equals: bool) -> None:
-    if equals:
-        raise InvalidRequestError(f"{typed} takes no value; write {typed}, or the flag for the opposite")
+    def _no_such_flag(self, typed: str) -> InvalidRequestError:
+        near = difflib.get_close_matches(typed, list(self._takes_value), n=1)
+        hint = f"did you mean {near[0]}?" if near else "millpond serve --help lists what there is"
+        return InvalidRequestError(f"serve has no flag {typed}; {hint}")
 
 
 def _put(content: dict[str, Any], path: str, text: str, typed: str) -> None:
@@ -165,9 +176,3 @@ def _put(content: dict[str, Any], path: str, text: str, typed: str) -> None:
         content[last] = json.loads(text)
     except ValueError:
         content[last] = text
-
-
-def _no_such_flag(typed: str, takes_value: Mapping[str, bool]) -> InvalidRequestError:
-    near = difflib.get_close_matches(typed, list(takes_value), n=1)
-    hint = f"did you mean {near[0]}?" if near else "millpond serve --help lists what there is"
-    return InvalidRequestError(f"serve has no flag {typed}; {hint}")

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EmbedderOptions, grouped
+from millpond.cli.arguments.groups import EngineOptions, grouped
 from millpond.cli.arguments.input_texts import read_texts
+from millpond.cli.arguments.options import option
 from millpond.cli.output.columns import aligned
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
@@ -26,20 +27,13 @@ if TYPE_CHECKING:
 class QueryOptions:
     """What is asked, and how good answers are measured."""
 
-    queries: Annotated[
-        str | None,
-        typer.Option(help="Queries, in any of these files (default: the queries of a BEIR folder).", metavar="SOURCE"),
-    ] = None
-    qrels: Annotated[
-        Path | None,
-        typer.Option(help="Judgements, of TREC or BEIR: nDCG@10 is then measured, and decides.", metavar="FILE"),
-    ] = None
-    id_column: Annotated[
-        str | None,
-        typer.Option(
-            "--id", help="Key or column of the ids of records and queries (default: id; _id of BEIR).", metavar="COLUMN"
-        ),
-    ] = None
+    queries: str | None = option(
+        None, "Queries, in any of these files (default: the queries of a BEIR folder).", "SOURCE"
+    )
+    qrels: Path | None = option(None, "Judgements, of TREC or BEIR: nDCG@10 is then measured, and decides.", "FILE")
+    id_column: str | None = option(
+        None, "Key or column of the ids of records and queries (default: id; _id of BEIR).", "COLUMN", flags="--id"
+    )
     text_column: options.TextColumn = "text"
 
 
@@ -48,17 +42,10 @@ class MeasureOptions:
     """What is measured: the arguments of :func:`millpond.ingest.advice.advisor.advise`."""
 
     dimensions: options.Widths = None
-    database: Annotated[
-        str | None,
-        typer.Option(help="Only what this installed database can store (default: what any can).", metavar="NAME"),
-    ] = None
-    k: Annotated[int, typer.Option("--k", "-k", help="Rows to find.", metavar="N", min=1)] = 10
-    keep: Annotated[
-        float, typer.Option(help="Share of the full width's nDCG, or recall, that the advice keeps.", metavar="SHARE")
-    ] = 0.99
-    sample: Annotated[
-        int, typer.Option(help="Most records to embed; they are chosen at random.", metavar="N", min=1)
-    ] = 20_000
+    database: str | None = option(None, "Only what this installed database can store (default: what any can).", "NAME")
+    k: int = option(10, "Rows to find.", "N", flags="--k -k", min=1)
+    keep: float = option(0.99, "Share of the full width's nDCG, or recall, that the advice keeps.", "SHARE")
+    sample: int = option(20_000, "Most records to embed; they are chosen at random.", "N", min=1)
 
     @property
     def arguments(self) -> dict[str, Any]:
@@ -71,15 +58,9 @@ class MeasureOptions:
 class OutputOptions:
     """What is printed and drawn."""
 
-    out: Annotated[
-        Path | None, typer.Option(help="Write a page with charts too; needs millpond[report].", metavar="FILE.html")
-    ] = None
-    output: Annotated[
-        Literal["table", "json"], typer.Option(help="table: the best trade-offs and the advice; json: everything.")
-    ] = "table"
-    every: Annotated[bool, typer.Option("--all", help="All layouts in the table, not only the best trade-offs.")] = (
-        False
-    )
+    out: Path | None = option(None, "Write a page with charts too; needs millpond[report].", "FILE.html")
+    output: Literal["table", "json"] = option("table", "table: the best trade-offs and the advice; json: everything.")
+    every: bool = option(False, "All layouts in the table, not only the best trade-offs.", flags="--all")
 
 
 @grouped
@@ -97,7 +78,7 @@ def advise(
     measured: MeasureOptions,
     shown: OutputOptions,
     cache: options.Cache = None,
-    engine_options: EmbedderOptions,
+    engine_options: EngineOptions,
 ) -> None:
     """Measure what each width, datatype, quantization and coarse-to-fine search keeps, on your texts and queries.
 
@@ -162,10 +143,10 @@ def _source(source: str, asked: QueryOptions) -> tuple[str, QueryOptions, Iterab
 
 
 def _texts(source: str, asked: QueryOptions) -> Iterator[Record | Rejected]:
-    return read_texts(source, lines=False, id_column=asked.id_column or "id", text_column=asked.text_column)
+    return read_texts(source, id_column=asked.id_column or "id", text_column=asked.text_column)
 
 
-def _further(asked: QueryOptions, cache: Path | None, engine_options: EmbedderOptions) -> list[str]:
+def _further(asked: QueryOptions, cache: Path | None, engine_options: EngineOptions) -> list[str]:
     """What the command that is advised has in common with this one."""
     given = {
         "--id": asked.id_column,

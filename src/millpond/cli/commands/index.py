@@ -18,6 +18,7 @@ from millpond.cli.arguments import options
 from millpond.cli.arguments.flags import Command
 from millpond.cli.arguments.groups import EngineOptions, RecordOptions, grouped
 from millpond.cli.arguments.opened_index import opened_index, reopened_index, stored_index
+from millpond.cli.arguments.options import option
 from millpond.errors import MillpondError
 from millpond.late_interaction.codecs.names import PlaidCodec
 
@@ -38,13 +39,6 @@ app = typer.Typer(
 )
 
 IndexPath = Annotated[Path, typer.Argument(help="Folder of the index.", metavar="INDEX")]
-Source = Annotated[
-    str,
-    typer.Argument(
-        help="A .jsonl, .ndjson, .json, .csv or .tsv file (also as .gz or .zst), a .parquet, .arrow or .feather, a "
-        "folder of .txt and .md files, or - (JSONL on stdin)."
-    ),
-]
 Filter = Annotated[
     dict[str, Any] | None,
     typer.Option(
@@ -86,24 +80,20 @@ class Counts:
 class LayoutOptions:
     """How a new index stores token vectors: the arguments of :class:`millpond.late_interaction.PlaidIndex`."""
 
-    codec: Annotated[
-        PlaidCodec,
-        typer.Option(help="How token vectors are stored; 4 and 2 are residuals of so many bits beside a centroid."),
-    ] = "4"
-    dimensions: Annotated[
-        int | None,
-        typer.Option(help="Columns to keep of a token vector (Matryoshka if trained, else PCA).", metavar="N", min=1),
-    ] = None
-    pool_factor: Annotated[
-        int, typer.Option(help="Mean number of a document's tokens that become one vector.", metavar="N", min=1)
-    ] = 1
+    codec: PlaidCodec = option(
+        "4", "How token vectors are stored; 4 and 2 are residuals of so many bits beside a centroid."
+    )
+    dimensions: int | None = option(
+        None, "Columns to keep of a token vector (Matryoshka if trained, else PCA).", "N", min=1
+    )
+    pool_factor: int = option(1, "Mean number of a document's tokens that become one vector.", "N", min=1)
 
 
 @app.command(cls=IndexCommand)
 @grouped
 def build(
     index: IndexPath,
-    source: Source,
+    source: options.RecordSource,
     *,
     model: options.Model,
     layout: LayoutOptions,
@@ -125,7 +115,7 @@ def build(
 @grouped
 def add(
     index: IndexPath,
-    source: Source,
+    source: options.RecordSource,
     *,
     model: options.StoredModel = None,
     records: RecordOptions,
@@ -163,12 +153,10 @@ def delete(
 class SearchOptions:
     """Which documents: the options of :meth:`millpond.late_interaction.PlaidIndex.search`."""
 
-    k: Annotated[int, typer.Option("--k", "-k", help="Most documents to print.", metavar="N", min=1)] = 10
+    k: int = option(10, "Most documents to print.", "N", flags="--k -k", min=1)
     filter: Filter = None
-    candidates: Annotated[
-        int | None, typer.Option(help="Documents that the first stage keeps for exact scoring.", metavar="N", min=1)
-    ] = None
-    exact: Annotated[bool, typer.Option("--exact", help="Score every document, without a first stage.")] = False
+    candidates: int | None = option(None, "Documents that the first stage keeps for exact scoring.", "N", min=1)
+    exact: bool = option(False, "Score every document, without a first stage.", flags="--exact")
 
 
 @app.command(cls=IndexCommand)

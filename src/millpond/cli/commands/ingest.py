@@ -9,13 +9,13 @@ from contextlib import ExitStack, closing
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EmbedderOptions, RecordOptions, SinkSettings, grouped
-from millpond.cli.arguments.settings import sink_settings
+from millpond.cli.arguments.groups import EngineOptions, RecordOptions, SinkOptions, grouped
+from millpond.cli.arguments.options import option
 from millpond.cli.arguments.stop_signals import StopSignals, stop_signals
 from millpond.errors import MillpondError
 from millpond.ingest.record import Record, Rejected
@@ -31,46 +31,31 @@ Start = Callable[..., "IngestReport"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectionOptions:
+class CollectionOptions(SinkOptions):
     """The collection, and what it stores."""
 
-    to: Annotated[
-        str,
-        typer.Option(
-            help="URL of the collection, {sinks}. Keys are read from environment variables, which millpond env lists.",
-            metavar="URL",
-        ),
-    ]
+    to: str = option(
+        MISSING,
+        "URL of the collection, {sinks}. Keys are read from environment variables, which millpond env lists.",
+        "URL",
+    )
     dimensions: options.Widths = None
-    fields: Annotated[
-        str, typer.Option(help="Layout of the stored records: plain, langchain or llama_index.", metavar="FORM")
-    ] = "plain"
-    sparse_model: Annotated[
-        str | None, typer.Option(help="Model of the sparse vectors, if it is another one.", metavar="MODEL")
-    ] = None
-    sink: SinkSettings = None
+    fields: str = option("plain", "Layout of the stored records: plain, langchain or llama_index.", "FORM")
+    sparse_model: str | None = option(None, "Model of the sparse vectors, if it is another one.", "MODEL")
 
     @property
     def widths(self) -> list[int] | None:
         """The widths to store."""
         return options.read_widths(self.dimensions)
 
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Further arguments of the sink."""
-        return sink_settings(self.sink)
-
 
 @dataclass(frozen=True, kw_only=True)
 class ColumnOptions(RecordOptions):
     """How a source of records is read."""
 
-    metadata_columns: Annotated[
-        str | None,
-        typer.Option(
-            "--metadata", help="Keys or columns to store as metadata (default: all others).", metavar="COLUMN,..."
-        ),
-    ] = None
+    metadata_columns: str | None = option(
+        None, "Keys or columns to store as metadata (default: all others).", "COLUMN,...", flags="--metadata"
+    )
 
     def records(self, source: str) -> Iterator[Record | Rejected]:
         """The records of a source."""
@@ -82,23 +67,20 @@ class ColumnOptions(RecordOptions):
 class ChunkOptions:
     """How long texts are cut; the last two are the fields of :class:`millpond.ingest.Chunking`."""
 
-    chunk: Annotated[
-        bool, typer.Option("--chunk", help="Cut texts that are longer than the model reads into chunks, a row each.")
-    ] = False
-    max_tokens: Annotated[
-        int | None,
-        typer.Option("--chunk-tokens", help="Cut texts into chunks of at most so many tokens.", metavar="N", min=1),
-    ] = None
-    overlap: Annotated[
-        float | None,
-        typer.Option(
-            "--chunk-overlap",
-            help="Share of a chunk that the next one repeats, or from 1 on a number of tokens.",
-            metavar="N",
-            min=0.0,
-            show_default="0.1",
-        ),
-    ] = None
+    chunk: bool = option(
+        False, "Cut texts that are longer than the model reads into chunks, a row each.", flags="--chunk"
+    )
+    max_tokens: int | None = option(
+        None, "Cut texts into chunks of at most so many tokens.", "N", flags="--chunk-tokens", min=1
+    )
+    overlap: float | None = option(
+        None,
+        "Share of a chunk that the next one repeats, or from 1 on a number of tokens.",
+        "N",
+        flags="--chunk-overlap",
+        min=0.0,
+        show_default="0.1",
+    )
 
     @property
     def chunking(self) -> Chunking | None:
@@ -118,41 +100,24 @@ class RunOptions:
     """What the run leaves out, keeps and does at its end."""
 
     cache: options.Cache = None
-    journal: Annotated[
-        Path | None,
-        typer.Option(
-            help="File that notes what is written, so that the same command goes on where a run was stopped or killed "
-            "(default: the cache's name with .journal).",
-            metavar="PATH",
-        ),
-    ] = None
-    resume: Annotated[
-        bool, typer.Option("--resume/--no-resume", help="Leave out what the journal knows as written.")
-    ] = True
-    keep_blank: Annotated[bool, typer.Option("--keep-blank", help="Store records without a visible character too.")] = (
-        False
+    journal: Path | None = option(
+        None,
+        "File that notes what is written, so that the same command goes on where a run was stopped or killed "
+        "(default: the cache's name with .journal).",
+        "PATH",
     )
-    dead_letters: Annotated[
-        Path | None,
-        typer.Option(
-            help="File for the records that are left out, which can be ingested itself (default: the journal's name "
-            "with .dead.jsonl).",
-            metavar="PATH",
-        ),
-    ] = None
-    sync: Annotated[
-        bool, typer.Option("--sync", help="Then delete the rows of records that the source no longer has.")
-    ] = False
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Then look for every row, and compare the vectors of a sample.")
-    ] = False
-    report: Annotated[
-        Path | None, typer.Option("--report", help="Draw the run into an HTML page.", metavar="FILE.html")
-    ] = None
-    retry_for: Annotated[
-        float,
-        typer.Option(help="Seconds to wait for a database that does not answer.", metavar="SECONDS", min=0.0),
-    ] = 120.0
+    resume: bool = option(True, "Leave out what the journal knows as written.", flags="--resume/--no-resume")
+    keep_blank: bool = option(False, "Store records without a visible character too.", flags="--keep-blank")
+    dead_letters: Path | None = option(
+        None,
+        "File for the records that are left out, which can be ingested itself (default: the journal's name with "
+        ".dead.jsonl).",
+        "PATH",
+    )
+    sync: bool = option(False, "Then delete the rows of records that the source no longer has.", flags="--sync")
+    verify: bool = option(False, "Then look for every row, and compare the vectors of a sample.", flags="--verify")
+    report: Path | None = option(None, "Draw the run into an HTML page.", "FILE.html")
+    retry_for: float = option(120.0, "Seconds to wait for a database that does not answer.", "SECONDS", min=0.0)
 
     def arguments(self, source: str) -> dict[str, Any]:
         """The arguments of ``ingest``; the journal is opened, so that an error names it before there is a database."""
@@ -182,22 +147,17 @@ class RunOptions:
 class RayOptions:
     """The cluster that embeds; the arguments of :func:`millpond.ingest.ray.ingest_dataset`."""
 
-    address: Annotated[
-        str | None,
-        typer.Option(
-            "--ray",
-            help="Embed on a Ray cluster: local (this machine), auto (a cluster that runs here), ray://host:10001.",
-            metavar="ADDRESS",
-        ),
-    ] = None
-    workers: Annotated[
-        int | None,
-        typer.Option("--ray-workers", help="Workers of the cluster (default: as many as fit).", metavar="N", min=1),
-    ] = None
-    num_cpus: Annotated[float, typer.Option("--ray-cpus", help="CPU cores of each worker.", metavar="N", min=0.0)] = 1.0
-    num_gpus: Annotated[
-        float, typer.Option("--ray-gpus", help="GPUs of each worker; 0.25 puts four on a GPU.", metavar="N", min=0.0)
-    ] = 0.0
+    address: str | None = option(
+        None,
+        "Embed on a Ray cluster: local (this machine), auto (a cluster that runs here), ray://host:10001.",
+        "ADDRESS",
+        flags="--ray",
+    )
+    workers: int | None = option(
+        None, "Workers of the cluster (default: as many as fit).", "N", flags="--ray-workers", min=1
+    )
+    num_cpus: float = option(1.0, "CPU cores of each worker.", "N", flags="--ray-cpus", min=0.0)
+    num_gpus: float = option(0.0, "GPUs of each worker; 0.25 puts four on a GPU.", "N", flags="--ray-gpus", min=0.0)
 
     def check(self) -> None:
         """Refuse the options of a cluster without one."""
@@ -207,13 +167,7 @@ class RayOptions:
 
 @grouped
 def ingest(
-    source: Annotated[
-        str,
-        typer.Argument(
-            help="A .jsonl, .ndjson, .json, .csv or .tsv file (each also as .gz or .zst), a .parquet, .arrow or "
-            ".feather file, a folder of .txt and .md files, or - (JSONL on stdin)."
-        ),
-    ],
+    source: options.RecordSource,
     *,
     model: options.Model,
     collection: CollectionOptions,
@@ -221,7 +175,7 @@ def ingest(
     chunks: ChunkOptions,
     run: RunOptions,
     ray: RayOptions,
-    engine: EmbedderOptions,
+    engine: EngineOptions,
 ) -> None:
     """Embed records, write them to a database with their texts and metadata, and print the counts as JSON.
 
@@ -267,7 +221,7 @@ def ingest(
 
 
 def _here(
-    stack: ExitStack, model: str, collection: CollectionOptions, engine: EmbedderOptions, vectors: VectorCache | None
+    stack: ExitStack, model: str, collection: CollectionOptions, engine: EngineOptions, vectors: VectorCache | None
 ) -> tuple[Start, str]:
     """A run in this process, with everything open, and the name of its collection."""
     from millpond.engine.engine import Engine
@@ -285,7 +239,7 @@ def _here(
 
 
 def _on_ray(
-    model: str, collection: CollectionOptions, cache: Path | None, ray: RayOptions, engine: EmbedderOptions
+    model: str, collection: CollectionOptions, cache: Path | None, ray: RayOptions, engine: EngineOptions
 ) -> Start:
     """A run on a cluster."""
     from millpond.ingest.ray import ingest_dataset

@@ -13,6 +13,7 @@ import typer
 
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
+from millpond.cli.arguments.options import option
 from millpond.ingest.record import Record
 from millpond.support.blank import is_blank
 from millpond.tasks import ScoreMethod, Truncate
@@ -27,34 +28,18 @@ logger = logging.getLogger(__name__)
 class RankOptions:
     """How the documents are scored, and which are printed."""
 
-    top_n: Annotated[int | None, typer.Option(help="Print the N best documents only.", metavar="N", min=1)] = None
-    method: Annotated[
-        ScoreMethod,
-        typer.Option(
-            help="cosine of vectors; maxsim of token vectors; auto: a reranker's own score, or maxsim of an embedder."
-        ),
-    ] = "auto"
-    instruction: Annotated[
-        str | None, typer.Option(help="Instruction for the template of an LLM reranker.", metavar="TEXT")
-    ] = None
-    truncate: Annotated[
-        Truncate, typer.Option(help="Which end of a text that is too long is cut; error refuses it.")
-    ] = "end"
-    keep_blank: Annotated[
-        bool, typer.Option("--keep-blank", help="Rank blank texts too, instead of leaving them out.")
-    ] = False
+    top_n: int | None = option(None, "Print the N best documents only.", "N", min=1)
+    method: ScoreMethod = option(
+        "auto", "cosine of vectors; maxsim of token vectors; auto: a reranker's own score, or maxsim of an embedder."
+    )
+    instruction: str | None = option(None, "Instruction for the template of an LLM reranker.", "TEXT")
+    truncate: Truncate = option("end", "Which end of a text that is too long is cut; error refuses it.")
 
 
 @grouped
 def rerank(
     query: Annotated[str, typer.Argument(help="Query that the documents are scored for.")],
-    file: Annotated[
-        str,
-        typer.Argument(
-            help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
-            "one text per line, or - (stdin)."
-        ),
-    ] = "-",
+    file: options.TextSource = "-",
     *,
     model: options.Model,
     ranking: RankOptions,
@@ -71,7 +56,7 @@ def rerank(
     by token (MaxSim). With --method cosine, an embedding checkpoint compares one vector of each.
 
     Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id; blank
-    lines only separate texts. A blank text of another source is left out and counted, unless --keep-blank. An invalid
+    lines only separate texts. A blank text of another source is left out and counted. An invalid
     line is reported, the others are ranked, and the exit code is 1.
     """
     if is_blank(query):
@@ -80,10 +65,10 @@ def rerank(
         raise typer.BadParameter("name a file, or pipe texts in", param_hint="FILE")
     records, failed = _read(texts, file)
     # Special tokens alone have vectors too, which would rank an empty text above some real ones.
-    blank = {index for index, record in enumerate(records) if not ranking.keep_blank and is_blank(record.text)}
+    blank = {index for index, record in enumerate(records) if is_blank(record.text)}
     if blank:
         count, verb = len(blank), "is" if len(blank) == 1 else "are"
-        logger.warning("%d of %d texts %s blank and left out; --keep-blank ranks them too", count, len(records), verb)
+        logger.warning("%d of %d texts %s blank and left out", count, len(records), verb)
     with engine_options.load(model) as engine:
         # The blank ones too, and left out below: so an index is that of the text in an error and in a warning as well.
         results = engine.rerank(

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EngineOptions, SinkSettings, TextOptions, grouped
-from millpond.cli.arguments.settings import sink_settings
+from millpond.cli.arguments.groups import EngineOptions, SinkOptions, TextOptions, grouped
+from millpond.cli.arguments.options import option
 from millpond.cli.output.search_stages import SearchStages, StageOptions
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
@@ -29,14 +29,12 @@ logger = logging.getLogger(__name__)
 class QuestionOptions(TextOptions):
     """Where questions are read from, if not from the command line."""
 
-    queries: Annotated[
-        str | None,
-        typer.Option(
-            help="Read questions from a .jsonl, .json, .csv, .tsv, .parquet or .arrow file, any other file with one a "
-            "line, or - (stdin).",
-            metavar="FILE",
-        ),
-    ] = None
+    queries: str | None = option(
+        None,
+        "Read questions from a .jsonl, .json, .csv, .tsv, .parquet or .arrow file, any other file with one a line, or "
+        "- (stdin).",
+        "FILE",
+    )
 
     def questions(self, words: list[str] | None) -> Iterable[Record | Rejected]:
         """The questions of the command line, or of a file."""
@@ -54,13 +52,10 @@ class QuestionOptions(TextOptions):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectionOptions:
+class CollectionOptions(SinkOptions):
     """How the collection is opened."""
 
-    dimensions: Annotated[
-        str | None, typer.Option(help="Stored widths to search, e.g. 128,768 (default: all).", metavar="N,N")
-    ] = None
-    sink: SinkSettings = None
+    dimensions: str | None = option(None, "Stored widths to search, e.g. 128,768 (default: all).", "N,N")
 
 
 Filter = Annotated[
@@ -118,8 +113,7 @@ def search(
     from millpond.ingest.sinks.url import open_sink
 
     with ExitStack() as stack:
-        further = sink_settings(collection.sink)
-        sink = stack.enter_context(closing(open_sink(url, dimensions=widths, must_exist=True, **further)))
+        sink = stack.enter_context(closing(open_sink(url, dimensions=widths, must_exist=True, **collection.settings)))
         if not isinstance(sink, CollectionSink):
             raise InvalidRequestError(f"{url.partition(':')[0]!r} only writes; it cannot be searched")
         opened = SearchStages.open(stack, sink, options=stages, engine_options=engine, filter=conditions)

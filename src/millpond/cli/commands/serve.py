@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from millpond.cli.arguments.serve_options import takes_options
-from millpond.cli.arguments.vllm_flags import IGNORED_ARGS
+from millpond.cli.arguments.vllm_flags import IGNORED_ARGS, UNLISTED
 from millpond.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -42,12 +42,11 @@ def serve(
 
     from millpond.server.settings import sources
 
-    given = {name: value for name, value in flags.items() if value not in (None, [], ())}
-    models = [*(models or ()), *given.pop("model", ())]
+    given = ctx.meta[UNLISTED] | {name: value for name, value in flags.items() if value not in (None, [], ())}
     level_source = ctx.parent.get_parameter_source("log_level") if ctx.parent is not None else None
     if level_source is not None and level_source.name == "COMMANDLINE" and ctx.parent is not None:
         given.setdefault("log_level", ctx.parent.params["log_level"])  # millpond --log-level debug serve
-    settings = sources.read(models, given, os.environ, ignored_args=ctx.meta.get(IGNORED_ARGS))
+    settings = sources.read(models or (), given, os.environ, ignored_args=ctx.meta[IGNORED_ARGS])
 
     from millpond.server.launch import run
 

@@ -10,8 +10,6 @@ from typing import Annotated
 
 import typer
 
-from millpond.cli.arguments.groups import EngineSettings
-from millpond.cli.arguments.settings import engine_settings
 from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError
 
 
@@ -21,7 +19,6 @@ def demo(
         str | None, typer.Option(help="Ask this question instead of the ten built-in ones.", metavar="TEXT")
     ] = None,
     short: Annotated[bool, typer.Option("--short", help="Search 400 passages instead of all.")] = False,
-    k: Annotated[int, typer.Option("--k", "-k", help="Answers to show per question.", min=1, max=30, metavar="N")] = 3,
     state: Annotated[
         Path | None,
         typer.Option(
@@ -29,7 +26,6 @@ def demo(
             metavar="DIR",
         ),
     ] = None,
-    engine: EngineSettings = None,
 ) -> None:
     """Search the documentation of this Python's standard library, in two databases.
 
@@ -55,7 +51,7 @@ def demo(
     log = logging.getLogger("millpond.engine")
     log.setLevel(logging.ERROR)  # the demo itself says how many texts are cut
     try:
-        run(Path(get_model_path()), folder, short=short, ask=ask, k=k, settings=engine_settings(engine))
+        run(Path(get_model_path()), folder, short=short, ask=ask)
     except (OSError, sqlite3.Error) as error:
         if isinstance(error, MillpondError | BrokenPipeError):  # a closed output pipe is not an error of the folder
             raise

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -54,11 +53,6 @@ def table(checks: list[KernelCheck]) -> Iterator[str]:
             )
         )
     return aligned(rows)
-
-
-def as_objects(checks: list[KernelCheck]) -> list[dict[str, Any]]:
-    """The checks for ``--json``."""
-    return [{**dataclasses.asdict(check), "wrong": check.wrong} for check in checks]
 
 
 def _result(row: Row) -> KernelCheck | None:

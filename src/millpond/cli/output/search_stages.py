@@ -9,12 +9,12 @@ import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
 from millpond.cli.arguments.groups import EngineOptions
-from millpond.cli.arguments.options import StoredModel
+from millpond.cli.arguments.options import StoredModel, option
 from millpond.cli.output.results_table import Answer, RankedHit, score_name
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.ingest.record import Record
@@ -40,56 +40,40 @@ SELF = "self"
 class StageOptions:
     """What the stages of a search are, and which records are printed."""
 
-    k: Annotated[int, typer.Option("--k", "-k", help="Most records to print for a question.", metavar="N", min=1)] = 10
-    threshold: Annotated[float | None, typer.Option(help="Print records of at least this score.", metavar="SCORE")] = (
-        None
+    k: int = option(10, "Most records to print for a question.", "N", flags="--k -k", min=1)
+    threshold: float | None = option(None, "Print records of at least this score.", "SCORE")
+    per_record: bool = option(False, "Print a record of several chunks once, by its best chunk.", flags="--per-record")
+    coarse_to_fine: bool = option(
+        True,
+        "Find candidates by the smallest width and score them by the largest, or search that one alone.",
+        flags="--coarse-to-fine/--no-coarse-to-fine",
     )
-    per_record: Annotated[
-        bool, typer.Option("--per-record", help="Print a record of several chunks once, by its best chunk.")
-    ] = False
-    coarse_to_fine: Annotated[
-        bool,
-        typer.Option(
-            "--coarse-to-fine/--no-coarse-to-fine",
-            help="Find candidates by the smallest width and score them by the largest, or search that one alone.",
-        ),
-    ] = True
-    hybrid: Annotated[
-        bool | None,
-        typer.Option(
-            "--hybrid/--no-hybrid",
-            help="Fuse the ranking with that of sparse vectors (default: if the collection has them).",
-        ),
-    ] = None
-    rerank: Annotated[
-        str | None,
-        typer.Option(
-            help="Score what is found again: by a cross-encoder, an LLM reranker or a ColBERT checkpoint, or, as "
-            "'self', by the token vectors of the collection's model.",
-            metavar="MODEL",
-        ),
-    ] = None
-    candidates: Annotated[
-        int | None,
-        typer.Option(
-            help="Records that the stage before the last keeps (default: coarse to fine the larger of 100 and 10 k, "
-            "for --rerank of 50 and 5 k).",
-            metavar="N",
-            min=1,
-        ),
-    ] = None
-    method: Annotated[
-        ScoreMethod,
-        typer.Option(help="How --rerank scores: cosine of vectors, maxsim of token vectors, auto by what it is."),
-    ] = "auto"
-    instruction: Annotated[
-        str | None, typer.Option(help="Instruction for the template of an LLM reranker.", metavar="TEXT")
-    ] = None
+    hybrid: bool | None = option(
+        None,
+        "Fuse the ranking with that of sparse vectors (default: if the collection has them).",
+        flags="--hybrid/--no-hybrid",
+    )
+    rerank: str | None = option(
+        None,
+        "Score what is found again: by a cross-encoder, an LLM reranker or a ColBERT checkpoint, or, as 'self', by the "
+        "token vectors of the collection's model.",
+        "MODEL",
+    )
+    candidates: int | None = option(
+        None,
+        "Records that the stage before the last keeps (default: coarse to fine the larger of 100 and 10 k, for "
+        "--rerank of 50 and 5 k).",
+        "N",
+        min=1,
+    )
+    method: ScoreMethod = option(
+        "auto", "How --rerank scores: cosine of vectors, maxsim of token vectors, auto by what it is."
+    )
+    instruction: str | None = option(None, "Instruction for the template of an LLM reranker.", "TEXT")
     model: StoredModel = None
-    sparse_model: Annotated[
-        str | None,
-        typer.Option(help="Model of the question's sparse vector (default: the stored hub id).", metavar="MODEL"),
-    ] = None
+    sparse_model: str | None = option(
+        None, "Model of the question's sparse vector (default: the stored hub id).", "MODEL"
+    )
 
     def check(self) -> None:
         """Refuse options that contradict each other, before anything is opened."""
@@ -99,9 +83,9 @@ class StageOptions:
             raise typer.BadParameter(f"{self.threshold} is not a score", param_hint="--threshold")
         if self.rerank is not None and not self.rerank.strip():
             raise typer.BadParameter("it is blank; name a model, or write self", param_hint="--rerank")
-        for option, given in (("--method", self.method != "auto"), ("--instruction", self.instruction is not None)):
+        for name, given in (("--method", self.method != "auto"), ("--instruction", self.instruction is not None)):
             if given and self.rerank is None:
-                raise typer.BadParameter("it is an option of the second stage; name --rerank, too", param_hint=option)
+                raise typer.BadParameter("it is an option of the second stage; name --rerank, too", param_hint=name)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,24 +115,30 @@ class SearchStages:
         manifest.widths_to_search(sink.dimensions, collection=sink.collection)
         fused = sink.fusible if options.hybrid is None else options.hybrid
         identity = ModelIdentity(fingerprint=manifest.fingerprint, model=manifest.model, settings=manifest.settings)
-        dense = _Model.of(identity, options.model, engine_options.settings, option="--model")
+        dense = _stored(identity, options.model, engine_options.settings, option="--model")
         manifest.check_model(dense.spec, collection=sink.collection)
         sparse = second = None
         placement = engine_options.placement
         if fused and manifest.sparse is not None and manifest.sparse.fingerprint != dense.spec.fingerprint:
             option = "--sparse-model, or leave --hybrid out"
-            sparse = _Model.of(manifest.sparse, options.sparse_model, placement, option=option)
+            sparse = _stored(manifest.sparse, options.sparse_model, placement, option=option)
             manifest.check_sparse(sparse.spec, collection=sink.collection)
         if options.rerank is not None and options.rerank not in (SELF, dense.spec.name):
-            second = _Model.named(options.rerank, placement)
-        engine = stack.enter_context(dense.load())
+            second = _named(options.rerank, placement)
+
+        from millpond.engine.engine import Engine
+
+        def load(model: _Model) -> Engine:
+            return stack.enter_context(Engine(model.spec.name, **model.settings))
+
+        engine = load(dense)
         reranker = None if options.rerank is None else engine
         return cls(
             sink=sink,
             options=options,
             engine=engine,
-            sparse_engine=None if sparse is None else stack.enter_context(sparse.load()),
-            rerank_engine=reranker if second is None else stack.enter_context(second.load()),
+            sparse_engine=None if sparse is None else load(sparse),
+            rerank_engine=reranker if second is None else load(second),
             hybrid=fused,
             filter=filter,
         )
@@ -198,7 +188,7 @@ class SearchStages:
             title += f", then by {score_name(spec, self.options.method)} ({stored_name(spec)})"
         return title
 
-    def _retrieve(self, question: str, **changes: Any) -> list[Hit]:
+    def _retrieve(self, question: str) -> list[Hit]:
         staged = self.rerank_engine is not None or self.options.per_record
         k, candidates, limit = self.options.k, self.options.candidates, self.sink.max_results
         if candidates is not None and limit is not None and candidates > limit and staged:
@@ -208,65 +198,57 @@ class SearchStages:
         fetched = candidates or max(_CANDIDATES, _CANDIDATES_PER_HIT * k)
         if candidates is None and limit is not None:
             fetched = max(k, min(fetched, limit))
-        arguments: dict[str, Any] = {
-            "k": fetched if staged else k,
-            "coarse_to_fine": self.options.coarse_to_fine,
-            "candidates": None if staged else candidates,
-            "filter": self.filter,
-            "hybrid": self.hybrid,
-            "sparse_engine": self.sparse_engine,
-        }
-        return self.sink.search(self.engine, question, **{**arguments, **changes})
+        return self.sink.search(
+            self.engine,
+            question,
+            k=fetched if staged else k,
+            coarse_to_fine=self.options.coarse_to_fine,
+            candidates=None if staged else candidates,
+            filter=self.filter,
+            hybrid=self.hybrid,
+            sparse_engine=self.sparse_engine,
+        )
 
     def _why_none(self, question: Record, ranked: list[RankedHit]) -> str:
-        """Why there is nothing to print, and what there is."""
+        """Why there is nothing to print."""
         where = f"question {question.id}: "
         if ranked:
             return f"{where}no score reaches --threshold {self.options.threshold:g}; the best is {ranked[0].score:.4g}"
-        nearest = self._retrieve(question.text, k=1, candidates=None, filter=None) if self.filter else []
-        if not nearest:
-            return f"{where}collection {self.sink.collection!r} is empty"
-        metadata = nearest[0].metadata
-        stored = {key: metadata[key] for key in self.filter or () if key in metadata}
-        shown = f"has {_shown(stored)}" if stored else f"has {_shown(metadata) or 'no metadata'}"
-        return f"{where}no record matches the filter {_shown(self.filter or {})}; the nearest one {shown}"
+        if self.filter:
+            shown = json.dumps(self.filter, ensure_ascii=False)
+            return f"{where}no record matches the filter {shown}; a number in quotes is a str, and matches no number"
+        return f"{where}collection {self.sink.collection!r} is empty"
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Model:
+class _Model(NamedTuple):
     """A model that is checked and not loaded."""
 
-    settings: Mapping[str, Any]
     spec: ModelSpec
+    settings: Mapping[str, Any]
 
-    @classmethod
-    def named(cls, name: str, settings: Mapping[str, Any]) -> _Model:
-        from millpond.engine.loading import describe
 
-        return cls(settings=settings, spec=describe(EngineConfig(model=name, **settings)))
+def _named(name: str, settings: Mapping[str, Any]) -> _Model:
+    from millpond.engine.loading import describe
 
-    @classmethod
-    def of(cls, identity: ModelIdentity, name: str | None, settings: Mapping[str, Any], *, option: str) -> _Model:
-        """The model that filled a collection, with the settings of then where the command names none."""
-        try:
-            model = cls.named(name or identity.model, settings)
-            stored = {
-                each.name: identity.settings[each.name]
-                for each in differences(identity.settings, model.spec)
-                if each.is_option and settings.get(each.name) is None
-            }
-            return cls.named(name or identity.model, {**settings, **stored}) if stored else model
-        except ModelLoadError as error:
-            if name is None:
-                error.add_note(
-                    f"The collection was filled by {identity.model!r}. If that was a folder, name it with {option}."
-                )
-            raise
+    return _Model(describe(EngineConfig(model=name, **settings)), settings)
 
-    def load(self) -> Engine:
-        from millpond.engine.engine import Engine
 
-        return Engine(self.spec.name, **self.settings)
+def _stored(identity: ModelIdentity, name: str | None, settings: Mapping[str, Any], *, option: str) -> _Model:
+    """The model that filled a collection, with the settings of then where the command names none."""
+    try:
+        model = _named(name or identity.model, settings)
+        stored = {
+            each.name: identity.settings[each.name]
+            for each in differences(identity.settings, model.spec)
+            if each.is_option and settings.get(each.name) is None
+        }
+        return _named(name or identity.model, {**settings, **stored}) if stored else model
+    except ModelLoadError as error:
+        if name is None:
+            error.add_note(
+                f"The collection was filled by {identity.model!r}. If that was a folder, name it with {option}."
+            )
+        raise
 
 
 @contextmanager
@@ -278,9 +260,3 @@ def _quiet(name: str) -> Iterator[None]:
         yield
     finally:
         log.disabled = before
-
-
-def _shown(metadata: Mapping[str, Any]) -> str:
-    """Metadata as ``--filter`` takes it, with the quotes of each str."""
-    text = ", ".join(f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in metadata.items())
-    return text if len(text) <= 300 else f"{text[:299]}…"

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from millpond.errors import InvalidRequestError, SinkUnavailableError
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
@@ -23,9 +23,6 @@ from millpond.ingest.sinks.protocol import Reads
 from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.telemetry.progress_bar import IngestProgress
 from millpond.ingest.telemetry.report import IngestReport, Verification
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

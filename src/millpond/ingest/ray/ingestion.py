@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 from ray.data import Dataset
 
@@ -15,12 +15,11 @@ from millpond.engine.loading import read_model
 from millpond.ingest.arguments import check_sink
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.ingest import check_model, run_ingest
-from millpond.ingest.pipeline.options import IngestOptions, RunOptions
+from millpond.ingest.pipeline.options import RunOptions
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.ray.cluster import connected, count_workers
 from millpond.ingest.ray.dataset import DatasetReader, engine_config
-from millpond.ingest.ray.engine import ClusterEngine
-from millpond.ingest.ray.pool import CALLS_PER_WORKER, WorkerPool
+from millpond.ingest.ray.pool import CALLS_PER_WORKER, ClusterEngine, WorkerPool
 from millpond.ingest.ray.run import ClusterRun
 from millpond.ingest.ray.worker import WorkerSettings
 from millpond.ingest.sinks.protocol import Sink
@@ -41,7 +40,7 @@ def ingest_dataset(
     workers: int | None = None,
     num_cpus: float = 1.0,
     num_gpus: float = 0.0,
-    **options: Unpack[IngestOptions],
+    **options: Any,
 ) -> IngestReport:
     """Embed records on a Ray cluster and write them to a database: :func:`~millpond.ingest.ingest` with many engines.
 
@@ -100,7 +99,6 @@ def ingest_dataset(
             fingerprint=described.spec.fingerprint,
             widths=tuple(widths),
             open_sink=factory if writes else None,
-            hybrid=bool(getattr(opened, "hybrid", False)),
             chunked=run_options.chunking is not None,
             policy=run_options.retry or RetryPolicy(),
         )

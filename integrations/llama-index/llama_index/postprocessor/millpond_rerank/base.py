@@ -12,10 +12,9 @@ from llama_index.core.callbacks import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.rerank import ReRankEndEvent, ReRankStartEvent
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
-from pydantic import AliasChoices, ConfigDict, Field
+from pydantic import AliasChoices, Field
 
-from llama_index.embeddings.millpond.source import LlamaIndexSource
-from llama_index.embeddings.millpond.text_lists import listed
+from llama_index.embeddings.millpond.source import LlamaIndexSource, listed
 from millpond.compat.adapter import PathStr, ScorerSource
 
 if TYPE_CHECKING:
@@ -50,8 +49,6 @@ class MillpondRerank(LlamaIndexSource, ScorerSource, BaseNodePostprocessor):
             nodes; embedding models and language models do not see it.
     """
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-
     model: PathStr | None = Field(default=None, validation_alias=AliasChoices("model", "model_name"), min_length=1)
     top_n: int | None = Field(default=3, gt=0, strict=True)
     keep_retrieval_score: bool = False
@@ -71,17 +68,6 @@ class MillpondRerank(LlamaIndexSource, ScorerSource, BaseNodePostprocessor):
         names = ("top_n", "model") if positional and isinstance(positional[0], int) else ("model", "top_n")
         super().__init__(**self._with_positional(positional, options, *names))
 
-    @classmethod
-    def _translated(cls, options: dict[str, Any], own: set[str]) -> dict[str, Any]:
-        if options.get("keep_retrieval_score", False) is None:  # ColbertRerank takes it for False
-            options = {name: options[name] for name in options if name != "keep_retrieval_score"}
-        return super()._translated(options, own)
-
-    @classmethod
-    def class_name(cls) -> str:
-        """The name of this class in serialized data."""
-        return "MillpondRerank"
-
     @property
     def model_name(self) -> str | None:
         """``model``; with ``engine=``, that of the engine."""
@@ -90,7 +76,7 @@ class MillpondRerank(LlamaIndexSource, ScorerSource, BaseNodePostprocessor):
     def _postprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        nodes, query = listed(nodes, "postprocess_nodes", "node"), _query_of(query_bundle)
+        nodes, query = listed(nodes, "postprocess_nodes", "nodes"), _query_of(query_bundle)
         with self._reported(nodes, query) as best:
             if nodes:
                 best += self._scored(nodes, self._ranked(query.query_str, _texts_of(nodes), self.top_n))
@@ -99,7 +85,7 @@ class MillpondRerank(LlamaIndexSource, ScorerSource, BaseNodePostprocessor):
     async def _apostprocess_nodes(
         self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
     ) -> list[NodeWithScore]:
-        nodes, query = listed(nodes, "apostprocess_nodes", "node"), _query_of(query_bundle)
+        nodes, query = listed(nodes, "apostprocess_nodes", "nodes"), _query_of(query_bundle)
         with self._reported(nodes, query) as best:
             if nodes:
                 best += self._scored(nodes, await self._aranked(query.query_str, _texts_of(nodes), self.top_n))

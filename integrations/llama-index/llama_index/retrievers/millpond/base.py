@@ -13,12 +13,11 @@ from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithS
 from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.utils import metadata_dict_to_node, node_to_metadata_dict
 
-from llama_index.embeddings.millpond.text_lists import listed
-from millpond.late_interaction.index.base import LateInteractionIndex
-from millpond.late_interaction.index.documents import Hit
+from llama_index.embeddings.millpond.source import listed
+from millpond.late_interaction import Hit, LateInteractionIndex
 from millpond.late_interaction.retrieval import aretrieve, retrieve
 
-_SPANS, _NODE = "spans", "_node_content"
+_SPANS = "spans"
 
 
 class RetrieverOptions(TypedDict, total=False):
@@ -78,19 +77,26 @@ class MillpondColBERTRetriever(BaseRetriever):
                 ``end`` and ``text`` of its best match, as positions in the node's text; ``start`` and ``end`` are
                 ``None`` where the match is in metadata, which is read before the text. The nodes returned are encoded
                 again for it.
-            **options: :class:`RetrieverOptions`; the error for an option of another retriever says what to write.
+            **options: :class:`RetrieverOptions`.
 
         Raises:
-            TypeError: ``index`` or a source is of another kind, or an unknown option.
-            ValueError: ``similarity_top_k`` is not a positive int, or a filter that the index does not have.
+            TypeError: ``index`` is of another kind, or an unknown option.
+            ValueError: A filter that the index does not have.
         """
         for name, value in options.items():
             if name not in RetrieverOptions.__annotations__:
-                raise TypeError(_refusal(name, value))
-        _check_arguments(index, similarity_top_k, sources)
+                raise TypeError(
+                    f"{name}={value!r} is not an option of MillpondColBERTRetriever: the index holds the model, as in "
+                    "MillpondColBERTRetriever(MemoryIndex(Engine('...'))), and similarity_top_k= is the number of nodes"
+                )
+        if not isinstance(index, LateInteractionIndex):
+            raise TypeError(
+                f"index is of type {type(index).__name__}; pass a MemoryIndex, a PlaidIndex, a QdrantIndex or a "
+                "MilvusIndex, for example MillpondColBERTRetriever(MemoryIndex(Engine('...')))"
+            )
         self.index = index
         self.similarity_top_k = similarity_top_k
-        self._sources = None if sources is None else list(sources)
+        self._sources = sources
         self._include_spans = include_spans
         framework: dict[str, Any] = {**options}
         self._options: dict[str, Any] = {
@@ -130,12 +136,19 @@ class MillpondColBERTRetriever(BaseRetriever):
             TypeError: ``nodes`` is not a list of nodes.
             MillpondError: A text cannot be encoded or stored.
         """
-        nodes = listed(nodes, "add_nodes", "node")
+        nodes = listed(nodes, "add_nodes", "nodes")
         ids = [node.node_id for node in nodes]
         self.index.add(
             ids,
             [node.get_content(metadata_mode=MetadataMode.EMBED) for node in nodes],
-            [node_to_metadata_dict(_without_object(node), remove_text=False, flat_metadata=False) for node in nodes],
+            [
+                node_to_metadata_dict(
+                    node.model_copy(update={"obj": None}) if isinstance(node, IndexNode) else node,
+                    remove_text=False,
+                    flat_metadata=False,
+                )
+                for node in nodes
+            ],
             show_progress=show_progress,
         )
         self.object_map |= {
@@ -144,27 +157,17 @@ class MillpondColBERTRetriever(BaseRetriever):
         return ids
 
     def delete_nodes(self, node_ids: Sequence[str]) -> int:
-        """Remove nodes from the index; ids that it does not have are ignored.
-
-        Args:
-            node_ids: Any number of ids.
-
-        Returns:
-            How many nodes were removed.
-
-        Raises:
-            TypeError: ``node_ids`` is not a list of ids.
-        """
-        return self.index.delete(listed(node_ids, "delete_nodes", "id"))
+        """Remove nodes from the index, and return how many; ids that it does not have are ignored."""
+        return self.index.delete(listed(node_ids, "delete_nodes", "ids"))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        query = query_bundle.query_str
-        hits = retrieve(self.index, query, k=self.similarity_top_k, sources=self._functions(), **self._options)
-        return self._nodes(query, hits)
+        query, sources = query_bundle.query_str, self._sources and [_function(source) for source in self._sources]
+        return self._nodes(
+            query, retrieve(self.index, query, k=self.similarity_top_k, sources=sources, **self._options)
+        )
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        query = query_bundle.query_str
-        sources = self._async_functions()
+        query, sources = query_bundle.query_str, self._sources and [_async_function(source) for source in self._sources]
         hits = await aretrieve(self.index, query, k=self.similarity_top_k, sources=sources, **self._options)
         if not self._include_spans:
             return self._nodes(query, hits)
@@ -173,7 +176,12 @@ class MillpondColBERTRetriever(BaseRetriever):
     def _nodes(self, query: str, hits: Sequence[Hit]) -> list[NodeWithScore]:
         found = []
         for hit in hits:
-            node = _node(hit)
+            metadata: dict[str, Any] = deepcopy(dict(hit.metadata))
+            node: BaseNode = (
+                metadata_dict_to_node(metadata)
+                if "_node_content" in metadata
+                else TextNode(id_=hit.id, text=hit.text, metadata=metadata)
+            )
             if self._include_spans:
                 first = max(hit.text.rfind(node.get_content(metadata_mode=MetadataMode.NONE)), 0)  # after metadata
                 node.metadata[_SPANS] = [
@@ -190,63 +198,6 @@ class MillpondColBERTRetriever(BaseRetriever):
                 node.excluded_llm_metadata_keys = [*node.excluded_llm_metadata_keys, _SPANS]
             found.append(NodeWithScore(node=node, score=hit.score))
         return found
-
-    def _functions(self) -> list[Any] | None:
-        """The sources as functions that return ids."""
-        return None if self._sources is None else [_function(source) for source in self._sources]
-
-    def _async_functions(self) -> list[Any] | None:
-        return None if self._sources is None else [_async_function(source) for source in self._sources]
-
-
-def _check_arguments(index: object, similarity_top_k: object, sources: object) -> None:
-    if not isinstance(index, LateInteractionIndex):
-        raise TypeError(
-            f"index is of type {type(index).__name__}; pass a MemoryIndex, a PlaidIndex, a QdrantIndex or a "
-            "MilvusIndex, for example "
-            f"MillpondColBERTRetriever(MemoryIndex(Engine({index if isinstance(index, str) else 'model'!r})))"
-        )
-    if type(similarity_top_k) is not int or similarity_top_k < 1:
-        raise ValueError(f"similarity_top_k={similarity_top_k!r} must be an int from 1")
-    if sources is None:
-        return
-    if isinstance(sources, str) or not isinstance(sources, Sequence):
-        raise TypeError(f"sources is of type {type(sources).__name__}; pass a list of sources")
-    for source in sources:
-        if not (source in ("index", "exact") if isinstance(source, str) else _is_source(source)):
-            raise TypeError(
-                f'{source!r} is not a source of candidates; pass "index", "exact", a retriever or a function '
-                "(query, limit) that returns ids"
-            )
-
-
-def _refusal(name: str, value: object) -> str:
-    """Why an option is refused, and what to write instead."""
-    if name in ("model", "model_name", "engine"):
-        engine = "engine" if name == "engine" else f"Engine({value!r})"
-        return (
-            f"{name}= is not an option: the index holds the model; write "
-            f"MillpondColBERTRetriever(MemoryIndex({engine}))"
-        )
-    if name in ("k", "top_k", "top_n"):
-        return f"{name}={value!r} is not an option; write similarity_top_k={value!r}"
-    return f"{name}={value!r} is not an option of MillpondColBERTRetriever"
-
-
-def _without_object(node: BaseNode) -> BaseNode:
-    """The node as it can be stored."""
-    return node.model_copy(update={"obj": None}) if isinstance(node, IndexNode) else node
-
-
-def _node(hit: Hit) -> BaseNode:
-    metadata = deepcopy(dict(hit.metadata))
-    if _NODE in metadata:
-        return metadata_dict_to_node(metadata)
-    return TextNode(id_=hit.id, text=hit.text, metadata=metadata)
-
-
-def _is_source(source: object) -> bool:
-    return callable(source) or isinstance(source, BaseRetriever)
 
 
 def _function(source: Any) -> Any:
@@ -273,15 +224,12 @@ def _conditions(filters: MetadataFilters | Mapping[str, Any] | None) -> dict[str
         return dict(filters)
     if not isinstance(filters, MetadataFilters):
         raise ValueError(f"filters is of type {type(filters).__name__}; pass a dict of metadata or MetadataFilters")
+    if len(filters.filters) > 1 and filters.condition != FilterCondition.AND:
+        raise ValueError(f"the filters are joined by {filters.condition!r}; a late-interaction index joins by AND")
     conditions: dict[str, Any] = {}
+    equal = (FilterOperator.EQ, FilterOperator.IN, FilterOperator.ANY)
     for condition in filters.filters:
-        if len(filters.filters) > 1 and filters.condition != FilterCondition.AND:
-            raise ValueError(f"the filters are joined by {filters.condition!r}; a late-interaction index joins by AND")
-        if not isinstance(condition, MetadataFilter) or condition.operator not in (
-            FilterOperator.EQ,
-            FilterOperator.IN,
-            FilterOperator.ANY,
-        ):
+        if not isinstance(condition, MetadataFilter) or condition.operator not in equal:
             raise ValueError(f"the filter {condition!r} is not ==, in or any, which a late-interaction index has")
         if condition.key in conditions:
             raise ValueError(f"two filters name the key {condition.key!r}; a late-interaction index takes one for each")

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-from typing import Any, Self
+from typing import Any
 
 from llama_index.core.base.embeddings.base_sparse import BaseSparseEmbedding, SparseEmbedding
-from pydantic import AliasChoices, ConfigDict, Field, model_validator
 
-from llama_index.embeddings.millpond.source import LlamaIndexSource
-from llama_index.embeddings.millpond.text_lists import TextLists, listed
+from llama_index.embeddings.millpond.source import TextSource, listed
 from millpond.compat.adapter import PathStr, Truncation
-from millpond.errors import EngineOverloadedError
 from millpond.tasks import Role
 
 # What LlamaIndex's Qdrant store expects of its two functions: for each text its indices, for each text its weights.
 BatchSparseEncoding = tuple[list[list[int]], list[list[float]]]
 
 
-class MillpondSparseEmbedding(TextLists, LlamaIndexSource, BaseSparseEmbedding):
+class MillpondSparseEmbedding(TextSource, BaseSparseEmbedding):
     """Weights of vocabulary entries for each text, by a SPLADE checkpoint or BGE-M3 that runs in this process.
 
     For hybrid search in Qdrant, pass the functions of this object to the store::
@@ -45,48 +41,20 @@ class MillpondSparseEmbedding(TextLists, LlamaIndexSource, BaseSparseEmbedding):
         cache: As in ``MillpondEmbedding``, whose vectors it holds; sparse weights are computed anew.
     """
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-
     kind = "sparse"
-    named = "model_name"
-    loading = (*LlamaIndexSource.loading, "pooling", "cache")
+    loading = (*TextSource.loading, "pooling", "cache")
 
-    model_name: PathStr = Field(default="", validation_alias=AliasChoices("model_name", "model"))
-    embed_batch_size: int = Field(default=2048, gt=0, le=2048)
-    # Without a limit the base class would submit a whole corpus to the engine's bounded queue at once.
-    num_workers: int | None = 16
     truncate: Truncation = "end"
     pooling: str | None = None
     cache: PathStr | None = None
 
     def __init__(self, *positional: str | os.PathLike[str], **options: Any) -> None:
-        """From the fields, of which only ``model_name`` may be positional.
+        super().__init__(*positional, **options)  # type checkers would take it for one without positional arguments
 
-        Args:
-            *positional: The model's name.
-            **options: The fields.
-
-        Raises:
-            TypeError: More positional arguments, or the model twice.
-            ValueError: An unknown or invalid option.
-        """
-        super().__init__(**self._with_positional(positional, options, "model_name"))
-
-    @classmethod
-    def class_name(cls) -> str:
-        """The name of this class in serialized data."""
-        return "MillpondSparseEmbedding"
-
-    @property
-    def model(self) -> str:
-        """``model_name``."""
-        return self.model_name
-
-    @model_validator(mode="after")
-    def _name_of_engine(self) -> Self:
+    def _check_source(self) -> None:
+        super()._check_source()
         if self.engine is not None:
             self.model_name = self.engine.spec.name
-        return self
 
     def doc_fn(self, texts: list[str]) -> BatchSparseEncoding:
         """The weights of documents, as ``QdrantVectorStore(sparse_doc_fn=)`` expects them.
@@ -104,45 +72,11 @@ class MillpondSparseEmbedding(TextLists, LlamaIndexSource, BaseSparseEmbedding):
             TypeError: ``texts`` is not a list.
             MillpondError: The model cannot be loaded, makes no sparse weights, or a text cannot be read.
         """
-        return _encoded(self.get_text_embedding_batch(listed(texts, "doc_fn", "text")))
+        return _encoded(self.get_text_embedding_batch(listed(texts, "doc_fn", "texts")))
 
     def query_fn(self, texts: list[str]) -> BatchSparseEncoding:
-        """The weights of queries, as ``QdrantVectorStore(sparse_query_fn=)`` expects them.
-
-        Args:
-            texts: Any number of queries.
-
-        Returns:
-            As ``doc_fn``.
-
-        Raises:
-            TypeError: ``texts`` is not a list.
-            MillpondError: As ``doc_fn``.
-        """
-        return _encoded([self.get_query_embedding(query) for query in listed(texts, "query_fn", "query")])
-
-    def _get_query_embedding(self, query: str) -> SparseEmbedding:
-        return self._embed([query], "query")[0]
-
-    def _get_text_embedding(self, text: str) -> SparseEmbedding:
-        return self._embed([text], "document")[0]
-
-    def _get_text_embeddings(self, texts: list[str]) -> list[SparseEmbedding]:
-        return self._embed(texts, "document")
-
-    async def _aget_query_embedding(self, query: str) -> SparseEmbedding:
-        return (await self._aembed([query], "query"))[0]
-
-    async def _aget_text_embedding(self, text: str) -> SparseEmbedding:
-        return (await self._aembed([text], "document"))[0]
-
-    async def _aget_text_embeddings(self, texts: list[str]) -> list[SparseEmbedding]:
-        while True:
-            try:
-                return await self._aembed(texts, "document")
-            except EngineOverloadedError as error:
-                # The queue may be full of other batches of the same corpus, so waiting helps.
-                await asyncio.sleep(error.retry_after)
+        """As ``doc_fn``, of queries, as ``QdrantVectorStore(sparse_query_fn=)`` expects them."""
+        return _encoded([self.get_query_embedding(query) for query in listed(texts, "query_fn", "queries")])
 
     def _embed(self, texts: list[str], role: Role) -> list[SparseEmbedding]:
         return self._engine().sparse_embed(texts, role=role, truncate=self.truncate).embeddings
