@@ -92,6 +92,7 @@ def test_the_page_replaces_an_older_one(run: Run, colbert: Path, folder: Path, t
     assert page.startswith("<!DOCTYPE html>") and page.endswith("</html>\n")
     assert "<title>flour</title>" in page and "&lt;" in page
     assert "<turns>" not in page and "older" not in page and "🌊" in page
+    assert page.count("<mark ") > 2 and "miller</mark>" in page and "<script" not in page and "http" not in page
     again = run("explain", QUERY, "--text", TEXT, "--model", colbert, "--html", tmp_path / "new.html")
     assert again.code == 0
     assert "<title>Matches</title>" in (tmp_path / "new.html").read_text(encoding="utf-8")

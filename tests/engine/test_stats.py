@@ -19,7 +19,7 @@ from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule import timing
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
@@ -150,7 +150,7 @@ def test_time_between_batches_is_no_inference(clock: Clock):
 
 
 def test_a_batch_that_was_put_back_does_not_run_meanwhile(clock: Clock):
-    call = Call(["a"], PLAN, CallHooks(assemble=assemble), native_width=2)
+    call = Call(["a"], PLAN, assemble=assemble, native_width=2)
     scheduler = Scheduler(100)
     scheduler.put(call, [Request(call=call, slot=0, ids=np.zeros(3, dtype=np.int32))])
     picked = scheduler.pick()

@@ -15,7 +15,7 @@ from millpond.errors import (
     SinkUnavailableError,
 )
 from millpond.ingest import Record, RetryPolicy, StopRequest, WriteBatch, point_id
-from millpond.ingest.pipeline.delivery import RejectedRow, RetryingWriter
+from millpond.ingest.pipeline.delivery import RetryingWriter
 
 
 class Clock(StopRequest):
@@ -171,7 +171,7 @@ def test_rows_that_are_refused_are_found_and_the_others_written(clock):
     made, _ = delivery(clock)
     database = Picky(bad={"r0", "r13", "r14", "r63"})
     refused = made.write(database, batch(64))
-    assert refused == [RejectedRow(number, f"r{number} is bad") for number in (0, 13, 14, 63)]
+    assert refused == [(number, f"r{number} is bad") for number in (0, 13, 14, 63)]
     assert len(database.written) == 60 and len(database.requests) < 50
     bad = {f"r{number}" for number in range(100) if number % 10}  # one that is accepted ends a series of refusals
     assert len(made.write(Picky(bad=bad), batch(100))) == 90

@@ -470,7 +470,7 @@ def test_the_command_ends_by_sigterm_with_143_and_goes_on(model, tmp_path):
     lines = [
         json.dumps({"id": f"r{i}", "text": f"text {i}"}) + "\n" for i in range(13_000)
     ]  # more batches than are on their way
-    command = [sys.executable, "-m", "millpond", "ingest", "-", "--model", str(model), "--device", "cpu"]
+    command = [sys.executable, "-m", "millpond", "ingest", "-", "--model", str(model), "--engine", "device=cpu"]
     command += ["--to", f"qdrant+path:{tmp_path / 'db'}#docs", "--journal", str(journal)]
     command += ["--ray", "local", "--ray-workers", "2", "--ray-cpus", "0.5"]
     first = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)

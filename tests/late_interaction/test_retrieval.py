@@ -10,7 +10,7 @@ import pytest
 from millpond import TokenEmbeddingOutput, Usage
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction import MemoryIndex, Ragged
-from millpond.late_interaction.retrieval import aretrieve, reciprocal_rank_fusion, retrieve
+from millpond.late_interaction.retrieval import aretrieve, retrieve
 
 
 class OneHot:
@@ -40,27 +40,16 @@ def ids(hits):
     return [hit.id for hit in hits]
 
 
-def test_fusion_adds_reciprocal_ranks():
-    fused = reciprocal_rank_fusion([["a", "b", "c"], ["c", "a"]])
-    assert fused == [("a", 1 / 61 + 1 / 62), ("c", 1 / 63 + 1 / 61), ("b", 1 / 62)]
-
-
-def test_of_equal_scores_the_id_seen_first_comes_first():
-    assert [id for id, _ in reciprocal_rank_fusion([["b"], ["a"]])] == ["b", "a"]
-
-
-def test_an_id_counts_once_in_a_ranking():
-    assert dict(reciprocal_rank_fusion([["a", "a", "b"]])) == {"a": 1 / 61, "b": 1 / 62}
-
-
-def test_weights_scale_a_ranking():
-    assert [id for id, _ in reciprocal_rank_fusion([["a"], ["b"]], weights=[1, 2])] == ["b", "a"]
-
-
-@pytest.mark.parametrize("weights", [[1], [1, -1], [1, float("nan")]], ids=str)
-def test_weights_that_do_not_fit_are_refused(weights):
-    with pytest.raises(InvalidRequestError, match="weights"):
-        reciprocal_rank_fusion([["a"], ["b"]], weights=weights)
+def test_rankings_are_fused_by_reciprocal_ranks(index):
+    """With one candidate to score, the hit is the best of the fused ranking, whatever MaxSim says of the others."""
+    for rankings, weights, best in (
+        ([["zeta", "cab"], ["zeta"]], None, "zeta"),
+        ([["bad"], ["cab"]], None, "bad"),  # of equal scores the id that was seen first
+        ([["bad"], ["cab"]], [1, 2], "cab"),
+        ([["zeta", "zeta", "cab"], ["bad", "cab"]], None, "cab"),  # an id counts once in a ranking
+    ):
+        sources = [lambda query, limit, found=found: found for found in rankings]
+        assert ids(retrieve(index, "abcd", k=1, candidates=1, sources=sources, weights=weights)) == [best]
 
 
 def test_without_sources_the_index_is_searched(index):
@@ -77,11 +66,6 @@ def test_maxsim_sorts_the_candidates_of_a_function(index):
     hits = retrieve(index, "abcd", k=5, sources=[source])
     assert [(hit.id, hit.score) for hit in hits] == [("bad", 3.0), ("zeta", 1.0)]
     assert asked == [("abcd", 100)]
-
-
-def test_the_best_of_the_fused_ranking_are_scored(index):
-    hits = retrieve(index, "abcd", k=1, candidates=1, sources=[lambda q, n: ["zeta", "cab"], lambda q, n: ["zeta"]])
-    assert ids(hits) == ["zeta"]  # first of both rankings, so the only candidate, though cab matches better
 
 
 @pytest.mark.parametrize("name", ["index", "exact"])
@@ -101,12 +85,9 @@ def test_candidates_that_cannot_be_hits_take_no_places(index):
     assert ids(retrieve(index, "abcd", k=1, candidates=1, sources=filtered, filter={"n": 2})) == ["dance"]
 
 
-def test_no_candidates_are_no_hits(index):
-    assert retrieve(index, "abcd", sources=[lambda q, n: []]) == []
-
-
 def test_candidates_that_the_index_does_not_have_are_logged(index, caplog):
     assert retrieve(index, "abcd", sources=[lambda q, n: ["other-1", "other-2"]]) == []
+    assert retrieve(index, "abcd", sources=[lambda q, n: []]) == []
     assert "none of 2 candidates is in the index (the first is 'other-1')" in caplog.text
 
 
@@ -121,13 +102,15 @@ def test_candidates_that_the_index_does_not_have_are_logged(index, caplog):
         ({"sources": ["bm25"]}, TypeError, "'bm25' is not a source"),
         ({"sources": ["index"], "exact": True}, InvalidRequestError, "exact=True"),
         ({"sources": ["index"], "candidates": 3, "k": 4}, InvalidRequestError, "candidates=3"),
-        ({"sources": ["index"], "weights": [1, 2]}, InvalidRequestError, "2 weights for 1"),
+        ({"sources": ["index"], "weights": [1, 2]}, InvalidRequestError, "must be 1 numbers"),
+        ({"sources": ["index"], "weights": [float("nan")]}, InvalidRequestError, "from 0"),
+        ({"sources": ["index"], "weights": [-1]}, InvalidRequestError, "from 0"),
         ({"weights": [1]}, InvalidRequestError, "require sources"),
         ({"sources": [lambda q, n: "a"]}, TypeError, "return a list of ids"),
         ({"sources": [lambda q, n: [1]]}, TypeError, "the id 1"),
         ({"query": " "}, InvalidRequestError, "blank"),
     ],
-    ids=range(13),
+    ids=range(15),
 )
 def test_bad_arguments_are_refused(index, arguments, error, words):
     arguments = {"query": "abc", **arguments}

@@ -12,7 +12,7 @@ from millpond.support.fair_semaphore import FairSemaphore
 
 def waiting(turns, count):
     """Returns when so many searches wait."""
-    until(lambda: len(turns._waiting) >= count)
+    until(lambda: len(turns._line) > count)
 
 
 def start(turns, threads, name, order, gate=None):
@@ -32,7 +32,7 @@ def test_a_search_alone_uses_every_thread():
     for _ in range(3):
         with turns.turn(4) as share:
             assert share == 4
-    assert not turns._running and not turns._waiting
+    assert not turns._line
 
 
 def test_turns_come_in_the_order_of_arrival():
@@ -47,14 +47,14 @@ def test_turns_come_in_the_order_of_arrival():
         thread.join(timeout=30)
         assert not thread.is_alive()
     assert [name for name, _ in order] == ["first", *range(20)]
-    assert not turns._running and not turns._waiting
+    assert not turns._line
 
 
 def test_no_more_searches_run_than_there_are_threads():
     turns, order, gate = FairSemaphore(), [], threading.Event()
     threads = [start(turns, 2, number, order, gate) for number in range(5)]
-    waiting(turns, 3)
-    assert len(turns._running) == 2
+    waiting(turns, 4)
+    assert len(order) == 2
     gate.set()
     for thread in threads:
         thread.join(timeout=30)
@@ -86,20 +86,14 @@ def test_one_who_stops_waiting_takes_no_turn(monkeypatch):
     first = start(turns, 1, "first", order, gate)
     until(lambda: order)
 
-    class Ticket:
-        """One whose wait is interrupted."""
+    def interrupted(condition: object) -> bool:
+        raise KeyboardInterrupt
 
-        def __init__(self):
-            self.called = self
-
-        def acquire(self):
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr("millpond.support.fair_semaphore._Ticket", Ticket)
+    monkeypatch.setattr(turns._changed, "wait_for", interrupted)
     with pytest.raises(KeyboardInterrupt), turns.turn(1):
         pass
     monkeypatch.undo()
-    assert not turns._waiting
+    assert len(turns._line) == 1
     second = start(turns, 1, "second", order)
     waiting(turns, 1)
     gate.set()

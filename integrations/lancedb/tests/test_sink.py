@@ -282,7 +282,7 @@ import numpy as np
 from millpond.ingest import Record, WriteBatch, point_id
 from millpond_lancedb import LanceDBSink
 sink = LanceDBSink(sys.argv[1], "docs", dimensions=[32])
-sink._manifest = sink._opened()
+sink.manifest = sink.open()
 for n in range(int(sys.argv[2]), 10**9, 50):
     records = [Record(f"r{i}", f"text {i}") for i in range(n, n + 50)]
     vectors = np.full((50, 32), 32**-0.5, np.float32)

@@ -625,7 +625,7 @@ def test_a_killed_writer_loses_no_row_that_was_acknowledged(engine: Engine, dsn:
             "from millpond.ingest import Record, WriteBatch, point_id\n"
             "from millpond_pgvector import PgVectorSink\n"
             "sink = PgVectorSink(sys.argv[1], 'docs', dimensions=[32])\n"
-            "sink._manifest = sink._opened()\n"
+            "sink.manifest = sink.open()\n"
             "for n in range(int(sys.argv[2]), 10**9, 50):\n"
             "    records = [Record(f'r{i}', f'text {i}') for i in range(n, n + 50)]\n"
             "    ids = [point_id(record.id) for record in records]\n"

@@ -82,7 +82,7 @@ class QdrantSink(CollectionSink[models.Filter]):
             SinkError: The database does not answer, or refuses.
         """
         self._connection.check_name("alias", alias)
-        self._opened()
+        self.open()
         return self._connection.request("an alias swap", lambda: self._swap(alias, delete_former=delete_former))
 
     def _swap(self, alias: str, *, delete_former: bool) -> str | None:

@@ -139,8 +139,8 @@ from millpond.errors import SinkError
 from millpond_qdrant import QdrantSink
 
 sink = QdrantSink(sys.argv[1], "docs", dimensions=[64])
-sink._manifest = sink._stored_manifest()
-sink._driver.prepare(sink._manifest)
+sink.manifest = sink._stored_manifest()
+sink._driver.prepare(sink.manifest)
 sink.write(batch(0))
 open(os.environ["SYNC_FAILS"], "w").close()
 for start in (20, 40):

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.index.arguments import Filter, SearchOptions, check_count
+from millpond.late_interaction.index.arguments import Filter, check_candidates, check_count
 from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.index.documents import Hit
 
@@ -22,39 +22,8 @@ CandidateSource = Literal["index", "exact"] | Callable[[str, int], Iterable[str]
 The function takes a query and the number of candidates wanted, and returns ids of the index, best first.
 """
 
-# Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion", 2009: 60 was best on all their collections.
+# Cormack, Clarke and Büttcher, "Reciprocal Rank Fusion", SIGIR 2009: 60 was best on all their collections.
 _CONSTANT = 60
-
-
-def reciprocal_rank_fusion(
-    rankings: Sequence[Iterable[str]], *, weights: Sequence[float] | None = None, constant: int = _CONSTANT
-) -> list[tuple[str, float]]:
-    """Fuse rankings by their ranks: ``score(id) = sum over rankings of weight / (constant + rank)``, ranks from 1.
-
-    Source: Cormack, Clarke and Büttcher, SIGIR 2009.
-
-    Args:
-        rankings: Ids, best first; an id that comes twice in one ranking counts at its better rank.
-        weights: A weight for each ranking; equal by default.
-        constant: The larger, the less the first ranks count.
-
-    Returns:
-        (id, score), best first; of equal scores the id that was seen first comes first.
-
-    Raises:
-        InvalidRequestError: Not one weight for each ranking, or a weight or constant that is negative.
-    """
-    if weights is None:
-        weights = [1.0] * len(rankings)
-    if len(weights) != len(rankings):
-        raise InvalidRequestError(f"{len(weights)} weights for {len(rankings)} rankings; pass one for each")
-    if constant < 0 or not all(weight >= 0 for weight in weights):  # NaN too
-        raise InvalidRequestError(f"weights={list(weights)!r} and constant={constant!r} must not be negative")
-    scores: dict[str, float] = {}
-    for ranking, weight in zip(rankings, weights, strict=True):
-        for rank, id in enumerate(dict.fromkeys(ranking), start=1):
-            scores[id] = scores.get(id, 0.0) + weight / (constant + rank)
-    return sorted(scores.items(), key=lambda item: -item[1])
 
 
 class RetrieveOptions(TypedDict, total=False):
@@ -63,7 +32,7 @@ class RetrieveOptions(TypedDict, total=False):
     Attributes:
         k: Most hits, 10 by default.
         sources: Where candidates come from; ``None`` is ``index.search`` alone.
-        weights: A weight for each source.
+        weights: A weight for each source; equal by default.
         candidates: How many each source is asked for, and how many are scored: ``max(100, 10 * k)`` by default. Without
             ``sources``, as of ``index.search``.
         filter: As of ``index.search``. It is applied to the candidates of a function after they were found, so a
@@ -82,17 +51,9 @@ class RetrieveOptions(TypedDict, total=False):
 def retrieve(index: LateInteractionIndex, query: str, **options: Unpack[RetrieveOptions]) -> list[Hit]:
     """The documents that match a query best, among the candidates of several searches.
 
-    Every source is asked for candidates; their rankings are fused by :func:`reciprocal_rank_fusion`, and MaxSim sorts
-    the best ``candidates`` of the fused ranking. If fewer than ``k`` of these are in the index and match the filter,
-    more are scored. Without ``sources`` this is ``index.search``.
-
-    Args:
-        index: The index; a candidate that it does not have is ignored.
-        query: One query.
-        options: :class:`RetrieveOptions`.
-
-    Returns:
-        At most ``k`` hits, best first, scored by MaxSim.
+    Every source is asked for candidates. A candidate's score is the sum of ``weight / (60 + rank)`` over the sources
+    that found it, and MaxSim sorts the best ``candidates`` by that. If fewer than ``k`` of these are in the index and
+    match the filter, more are scored. Without ``sources`` this is ``index.search``.
 
     Raises:
         TypeError: ``query`` is not a str, a source is neither a name nor a function, or an option is unknown.
@@ -100,7 +61,7 @@ def retrieve(index: LateInteractionIndex, query: str, **options: Unpack[Retrieve
     """
     retrieval = _Retrieval(index=index, query=query, **options)
     if retrieval.sources is None:
-        return index.search([query], **retrieval.alone)[0]
+        return retrieval.alone()
     rankings = []
     for source in retrieval.sources:
         found = retrieval.ask(source)
@@ -113,23 +74,10 @@ def retrieve(index: LateInteractionIndex, query: str, **options: Unpack[Retrieve
 
 
 async def aretrieve(index: LateInteractionIndex, query: str, **options: Unpack[RetrieveOptions]) -> list[Hit]:
-    """As :func:`retrieve`, for an event loop: the sources are asked at the same time, plain functions in threads.
-
-    Args:
-        index: As :func:`retrieve`.
-        query: As :func:`retrieve`.
-        options: As :func:`retrieve`; a source may be awaitable.
-
-    Returns:
-        At most ``k`` hits, best first, scored by MaxSim.
-
-    Raises:
-        TypeError: As :func:`retrieve`.
-        InvalidRequestError: An argument out of range.
-    """
+    """As :func:`retrieve`, for an event loop: the sources are asked at the same time, plain functions in threads."""
     retrieval = _Retrieval(index=index, query=query, **options)
     if retrieval.sources is None:
-        return (await index.asearch([query], **retrieval.alone))[0]
+        return await asyncio.to_thread(retrieval.alone)
 
     async def ranking_of(source: CandidateSource) -> list[str]:
         if inspect.iscoroutinefunction(source) or inspect.iscoroutinefunction(type(source).__call__):  # an object's
@@ -156,13 +104,13 @@ class _Retrieval:
     exact: bool = False
 
     def __post_init__(self) -> None:
-        k, sources, candidates = self.k, self.sources, self.candidates
+        sources, weights = self.sources, self.weights
         if not isinstance(self.query, str):
             raise TypeError(f"query is of type {type(self.query).__name__}; pass one str")
-        check_count("k", k)
+        check_count("k", self.k)
         if sources is None:
-            if self.weights is not None:
-                raise InvalidRequestError(f"weights={self.weights!r} require sources; pass both, or leave weights out")
+            if weights is not None:
+                raise InvalidRequestError(f"weights={weights!r} require sources; pass both, or leave weights out")
             return
         if isinstance(sources, str) or not isinstance(sources, Sequence):
             raise TypeError(f"sources is of type {type(sources).__name__}; pass a list of sources")
@@ -170,8 +118,11 @@ class _Retrieval:
             raise InvalidRequestError("sources=[] finds no candidates; leave it out to search the index")
         if self.exact:
             raise InvalidRequestError('exact=True searches the index alone; pass sources=["exact", ...] instead')
-        if candidates is not None and (type(candidates) is not int or candidates < k):
-            raise InvalidRequestError(f"candidates={candidates!r} must be an int from k={k}")
+        check_candidates(self.candidates, self.k)
+        if weights is not None and (len(weights) != len(sources) or not all(weight >= 0 for weight in weights)):  # NaN
+            raise InvalidRequestError(
+                f"weights={list(weights)!r} must be {len(sources)} numbers from 0, one for each source"
+            )
         for source in sources:
             if not callable(source) and source not in ("index", "exact"):
                 raise TypeError(
@@ -179,14 +130,14 @@ class _Retrieval:
                 )
 
     @property
-    def alone(self) -> SearchOptions:
-        """The options of a search without sources."""
-        return {"k": self.k, "filter": self.filter, "candidates": self.candidates, "exact": self.exact}
-
-    @property
     def limit(self) -> int:
         """How many candidates each source is asked for."""
         return self.candidates if self.candidates is not None else max(100, 10 * self.k)
+
+    def alone(self) -> list[Hit]:
+        """A search without sources."""
+        k, filter, candidates = self.k, self.filter, self.candidates
+        return self.index.search([self.query], k=k, filter=filter, candidates=candidates, exact=self.exact)[0]
 
     def ask(self, source: CandidateSource) -> Any:
         """What a source finds."""
@@ -196,8 +147,12 @@ class _Retrieval:
         return [hit.id for hit in hits]
 
     def score(self, rankings: Sequence[Sequence[str]]) -> list[Hit]:
-        """The best of the fused candidates, by MaxSim."""
-        fused = [id for id, _ in reciprocal_rank_fusion(rankings, weights=self.weights)]
+        """The best of the fused candidates, by MaxSim; of equal ones the id that was seen first comes first."""
+        scores: dict[str, float] = {}
+        for ranking, weight in zip(rankings, self.weights or [1.0] * len(rankings), strict=True):
+            for rank, id in enumerate(dict.fromkeys(ranking), start=1):
+                scores[id] = scores.get(id, 0.0) + weight / (_CONSTANT + rank)
+        fused = sorted(scores, key=lambda id: -scores[id])
         hits: list[Hit] = []
         # The best may hold too few that the index has and the filter lets through: then more are scored.
         for best in range(self.limit, len(fused) + self.limit, self.limit):
@@ -205,11 +160,10 @@ class _Retrieval:
             if len(hits) == self.k:
                 break
         if fused and not hits and not self.filter:
-            logger.warning(
-                "none of %d candidates is in the index (the first is %r); sources must return the ids of the index",
-                len(fused),
-                fused[0],
+            message = (
+                "none of %d candidates is in the index (the first is %r); sources must return the ids of the index"
             )
+            logger.warning(message, len(fused), fused[0])
         return hits
 
 

@@ -7,7 +7,7 @@ import torch
 from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Prefix, Request
 from millpond.pooling.pooler import OutputSpec
 
@@ -15,7 +15,7 @@ PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate=
 
 
 def batch_of(fields, *, rounded=False, plan=PLAN):
-    call = Call([str(i) for i in range(len(fields))], plan, CallHooks(assemble=assemble), native_width=4)
+    call = Call([str(i) for i in range(len(fields))], plan, assemble=assemble, native_width=4)
     requests = [Request(call=call, slot=i, **each) for i, each in enumerate(fields)]
     return DeviceBatch.pack(requests, position_offset=2, device=torch.device("cpu"), rounded=rounded)
 

@@ -9,7 +9,7 @@ from millpond import Engine
 from millpond.engine.execute.packing import PackedRequests, rounded_up
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.pooling.pooler import OutputSpec
 
@@ -18,7 +18,7 @@ TEXTS = [" ".join(SENTENCES[i : i + 1 + i % 4]) for i in range(12)]
 
 
 def packed(lengths, **fields):
-    call = Call([str(i) for i in range(len(lengths))], PLAN, CallHooks(assemble=assemble), native_width=4)
+    call = Call([str(i) for i in range(len(lengths))], PLAN, assemble=assemble, native_width=4)
     requests = [
         Request(call=call, slot=i, ids=np.arange(1, n + 1, dtype=np.int32), **fields) for i, n in enumerate(lengths)
     ]

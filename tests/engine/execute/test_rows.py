@@ -8,7 +8,7 @@ from millpond import Engine, PoolingParams
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input import resolve
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 
 # Each family with one pooling here, and all with both in the second ring.
@@ -77,6 +77,6 @@ def a_request(engine, task):
     """The request of one text, as the engine queues it."""
     loaded = engine._loaded
     plan = resolve.plan(task, PoolingParams(), loaded, count=1)
-    call = Call(["a river"], plan, CallHooks(assemble=assemble), native_width=loaded.width(plan.output))
+    call = Call(["a river"], plan, assemble=assemble, native_width=loaded.width(plan.output))
     ids = loaded.encoder.encode(["a river"], plan, index_of=lambda i: i)[0].ids
     return Request(call=call, slot=0, ids=ids)

@@ -8,7 +8,7 @@ from millpond.engine.execute.device_errors import is_out_of_memory
 from millpond.engine.execute.worker import Worker
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import MillpondError
@@ -38,7 +38,7 @@ def drive(refuse, *lengths_of_calls, budget=1000):
     calls = []
     for lengths in lengths_of_calls:
         texts = [f"{i}" for i in range(len(lengths))]
-        call = Call(texts, PLAN, CallHooks(assemble=assemble), native_width=2)
+        call = Call(texts, PLAN, assemble=assemble, native_width=2)
         requests = [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
         scheduler.put(call, requests)
         calls.append(call)
@@ -85,7 +85,7 @@ def test_any_error_is_kept_to_the_call_that_caused_it():
 
 def test_a_vector_that_is_not_finite_fails_with_its_index():
     scheduler = Scheduler(100)
-    call = Call(["a", "b"], PLAN, CallHooks(assemble=assemble), native_width=2)
+    call = Call(["a", "b"], PLAN, assemble=assemble, native_width=2)
     requests = [Request(call=call, slot=i, ids=np.zeros(3, dtype=np.int32)) for i in range(2)]
     scheduler.put(call, requests)
     scheduler.close()

@@ -7,14 +7,13 @@ import pytest
 import torch
 
 from millpond import Engine
-from millpond.engine import dispatcher
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.execute.worker_slots import CpuWorkerSlots
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.pooling.pooler import OutputSpec
@@ -38,7 +37,7 @@ class Runs:
 
 def a_call(lengths):
     texts = [str(i) for i in range(len(lengths))]
-    call = Call(texts, PLAN, CallHooks(assemble=assemble), native_width=2)
+    call = Call(texts, PLAN, assemble=assemble, native_width=2)
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 
@@ -176,11 +175,6 @@ def test_the_callers_own_modes_change_nothing(engine):
         np.testing.assert_allclose(engine.embed(["a river"]).embeddings, expected, atol=1e-6)
     with torch.device("meta"):
         np.testing.assert_allclose(engine.embed(["a river"]).embeddings, expected, atol=1e-6)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert dispatcher._has_torch_modes()
-    with torch.device("meta"):
-        assert dispatcher._has_torch_modes()
-    assert not dispatcher._has_torch_modes()
 
 
 def test_torchs_threads_stay_as_they_were():

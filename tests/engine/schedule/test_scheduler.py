@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule import scheduler as scheduling
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.pooling.pooler import OutputSpec
@@ -23,7 +23,7 @@ def a_call(lengths, refills=None):
     """A call with a request of each length, and those requests."""
     refill = (lambda call, left: refills.append(left)) if refills is not None else (lambda call, left: None)
     texts = [str(i) for i in range(len(lengths))]
-    call = Call(texts, PLAN, CallHooks(assemble=assemble, refill=refill), native_width=4)
+    call = Call(texts, PLAN, assemble=assemble, refill=refill, native_width=4)
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.pooling.pooler import OutputSpec
@@ -18,7 +18,8 @@ def a_call(lengths, left=None):
     call = Call(
         texts,
         PLAN,
-        CallHooks(assemble=assemble, refill=lambda call, queued: None if left is None else left.append(queued)),
+        assemble=assemble,
+        refill=lambda call, queued: None if left is None else left.append(queued),
         native_width=4,
     )
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]

@@ -20,7 +20,7 @@ from millpond.ingest.pages.html_page import check_page_path, write_page
 from millpond.support.blank import is_blank
 
 if TYPE_CHECKING:
-    from millpond.late_interaction.scoring.explanation import TokenMatch
+    from millpond.late_interaction import TokenMatch
 
 _BOM = "\ufeff"
 
@@ -83,11 +83,11 @@ def explain(
             raise InvalidRequestError("the text is blank; there is nothing in it to match")
         matches = _of_text(query, found, str(model), engine_options)
     if html is not None:
-        from millpond.late_interaction.scoring import explanation
+        from millpond.cli.output import heat_map
 
         title = source.id or (Path(file).name if file and file != "-" else "Matches")
         try:
-            write_page(html, explanation.html(matches, found, query=query, title=title))
+            write_page(html, heat_map.page(matches, found, query=query, title=title))
         except OSError as error:
             reason = f"{str(html)!r} cannot be written ({error.strerror})"
             raise typer.BadParameter(reason, param_hint="--html") from None
@@ -135,10 +135,11 @@ def _read(file: str) -> str:
 
 def _print(matches: Sequence[TokenMatch], text: str, query: str, output: str | None) -> None:
     from millpond.cli.output.results_table import one_line
-    from millpond.late_interaction.scoring import explanation
 
     if output == "heatmap" or (output is None and sys.stdout.isatty()):
-        print(explanation.terminal(matches, text, query=query), end="")
+        from millpond.cli.output.heat_map import print_heat_map
+
+        print_heat_map(matches, text, query=query)
         return
     for match in matches:
         if output == "jsonl":

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from tenacity import RetryCallState, Retrying, retry_if_exception, stop_before_delay, wait_exponential, wait_random
 
@@ -45,13 +45,6 @@ class RetryPolicy:
                 raise InvalidRequestError(f"{name}={value!r} must be a number of seconds from {least:g}")
 
 
-class RejectedRow(NamedTuple):
-    """A row that the database does not take."""
-
-    row: int  # its place in the batch
-    reason: str  # what the database said
-
-
 class RetryingWriter:
     """Sends requests to one sink."""
 
@@ -81,14 +74,17 @@ class RetryingWriter:
         """Make a request until it succeeds; returns its result."""
         return self._retrying.copy()(request)
 
-    def write(self, write: Callable[[WriteBatch], object], batch: WriteBatch) -> list[RejectedRow]:
-        """Write a batch; one that is too large goes in halves, and rows that the database refuses are left out."""
-        rejected: list[RejectedRow] = []
+    def write(self, write: Callable[[WriteBatch], object], batch: WriteBatch) -> list[tuple[int, str]]:
+        """Write a batch; one that is too large goes in halves.
+
+        The rows that the database refuses are left out and returned: the place of each in the batch, and the reason.
+        """
+        rejected: list[tuple[int, str]] = []
         self._write(write, batch, 0, rejected)
         return rejected
 
     def _write(
-        self, write: Callable[[WriteBatch], object], batch: WriteBatch, first: int, rejected: list[RejectedRow]
+        self, write: Callable[[WriteBatch], object], batch: WriteBatch, first: int, rejected: list[tuple[int, str]]
     ) -> None:
         try:
             self.send(lambda: write(batch))
@@ -97,7 +93,7 @@ class RetryingWriter:
                 self._rejected += 1
                 if self._rejected > _MAX_REJECTED_ROWS:
                     raise
-                rejected.append(RejectedRow(first, str(error)))
+                rejected.append((first, str(error)))
                 return
             middle = len(batch) // 2
             self._write(write, batch.part(slice(0, middle)), first, rejected)

@@ -71,51 +71,6 @@ class EmbeddedRecords:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class EmbeddedRows:
-    """Rows of chunks, as parallel arrays."""
-
-    chunks: Sequence[Record]
-    vectors: Mapping[int, FloatArray]  # for each width, `[n, width]` float32, normalized
-    weights: Sequence[Mapping[int, float]] | None  # of a hybrid sink, `n` sparse vectors
-    cached: npt.NDArray[np.bool_]  # `[n]`, whether the vector came from the engine's cache
-    truncated: npt.NDArray[np.bool_]  # `[n]`, whether the text was cut to the engine's `max_length`
-
-    def storable(self) -> npt.NDArray[np.bool_]:
-        """``[n]``, whether the vectors of every width have a cosine."""
-        rows: npt.NDArray[np.bool_] = np.logical_and.reduce([storable(each) for each in self.vectors.values()])
-        return rows
-
-    def select(self, mask: npt.NDArray[np.bool_]) -> EmbeddedRows:
-        """The rows where ``mask [n]`` is true."""
-        return EmbeddedRows(
-            chunks=list(compress(self.chunks, mask)),
-            vectors={width: rows[mask] for width, rows in self.vectors.items()},
-            weights=None if self.weights is None else list(compress(self.weights, mask)),
-            cached=self.cached[mask],
-            truncated=self.truncated[mask],
-        )
-
-    def of(self, records: Sequence[PlannedRecord]) -> EmbeddedRecords:
-        """The rows as those of ``records``, whose chunks they are in order."""
-        ends = list(accumulate(len(record.chunks) for record in records))
-        whole = len(self.chunks) == len(records)  # one chunk each, as in nearly every run
-        spans = pairwise([0, *ends])
-        cut_ids = [self.chunks[index].id for index in np.flatnonzero(self.truncated).tolist()]
-        return EmbeddedRecords(
-            records=records,
-            batch=WriteBatch(
-                records=self.chunks,
-                ids=[point_id(chunk.id, chunk.chunk) for chunk in self.chunks],
-                vectors=self.vectors,
-                sparse=self.weights,
-            ),
-            ends=ends,
-            cached=self.cached.tolist() if whole else [bool(self.cached[start:end].all()) for start, end in spans],
-            truncated_ids=cut_ids if whole else list(dict.fromkeys(cut_ids)),
-        )
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
 class UnembeddedRecord:
     """A record that has no vector."""
 
@@ -128,7 +83,7 @@ class EmbeddingCall:
     """A call that the engine works on, for some records."""
 
     records: Sequence[PlannedRecord]
-    dense: Future[EmbeddingOutput]
+    dense: Future[Any]  # an EmbeddingOutput, or what a worker of a cluster has written
     sparse: Future[SparseEmbeddingOutput] | None  # the call for the sparse vectors, of a hybrid sink
 
     def wait(self, seconds: float) -> bool:
@@ -214,27 +169,26 @@ class RecordEmbedder:
         self, records: Sequence[PlannedRecord], output: EmbeddingOutput, sparse: SparseEmbeddingOutput | None
     ) -> list[EmbeddedRecords | UnembeddedRecord]:
         """The records with the vectors of every width, but for those of which one cannot be stored."""
-        embeddings = output.embeddings  # [chunks, d]
         chunks = [chunk for record in records for chunk in record.chunks]
-        rows = EmbeddedRows(
-            chunks=chunks,
-            vectors={width: matryoshka.cut(embeddings, width, normalize=True) for width in self._widths},
-            weights=None if sparse is None else sparse.embeddings,
-            cached=output.cached,
-            truncated=output.truncated,
-        )
-        valid = rows.storable()  # [chunks]
+        vectors = {width: matryoshka.cut(output.embeddings, width, normalize=True) for width in self._widths}
+        weights = None if sparse is None else sparse.embeddings
+        cached, truncated = output.cached, output.truncated
+        valid = np.logical_and.reduce([storable(rows) for rows in vectors.values()])  # [chunks]
         self._trace.note_texts([len(chunk.text) for chunk in chunks])
-        self._trace.note_vectors(embeddings if valid.all() else embeddings[valid])
+        self._trace.note_vectors(output.embeddings if valid.all() else output.embeddings[valid])
         failures: list[EmbeddedRecords | UnembeddedRecord] = []
         if not valid.all():
             owner = np.repeat(np.arange(len(records)), [len(record.chunks) for record in records])  # [chunks]
             bad = set(owner[~valid].tolist())
             reason = "its vector is not finite, or all zero"
             failures = [UnembeddedRecord(record=records[index], reason=reason) for index in sorted(bad)]
-            rows = rows.select(~np.isin(owner, list(bad)))
             records = [record for index, record in enumerate(records) if index not in bad]
-        return [*failures, rows.of(records)] if records else failures
+            kept = ~np.isin(owner, list(bad))
+            chunks = list(compress(chunks, kept))
+            vectors = {width: rows[kept] for width, rows in vectors.items()}
+            weights = None if weights is None else list(compress(weights, kept))
+            cached, truncated = cached[kept], truncated[kept]
+        return [*failures, _joined(records, chunks, vectors, weights, cached, truncated)] if records else failures
 
     def _bisect_failures(
         self, records: Sequence[PlannedRecord], error: Exception
@@ -252,3 +206,25 @@ class RecordEmbedder:
         if self._failing_records > _MAX_FAILING_RECORDS:
             raise error
         yield UnembeddedRecord(record=records[0], reason=str(error) or repr(error))
+
+
+def _joined(
+    records: Sequence[PlannedRecord],
+    chunks: Sequence[Record],
+    vectors: Mapping[int, FloatArray],
+    weights: Sequence[Mapping[int, float]] | None,
+    cached: npt.NDArray[np.bool_],
+    truncated: npt.NDArray[np.bool_],
+) -> EmbeddedRecords:
+    """The rows of ``chunks``, which are those of ``records`` in order."""
+    ends = list(accumulate(len(record.chunks) for record in records))
+    whole = len(chunks) == len(records)  # one chunk each, as in nearly every run
+    cut_ids = [chunks[index].id for index in np.flatnonzero(truncated).tolist()]
+    ids = [point_id(chunk.id, chunk.chunk) for chunk in chunks]
+    return EmbeddedRecords(
+        records=records,
+        batch=WriteBatch(records=chunks, ids=ids, vectors=vectors, sparse=weights),
+        ends=ends,
+        cached=cached.tolist() if whole else [bool(cached[start:end].all()) for start, end in pairwise([0, *ends])],
+        truncated_ids=cut_ids if whole else list(dict.fromkeys(cut_ids)),
+    )

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, closing
 from typing import TYPE_CHECKING, Any
 
-from millpond.errors import InvalidRequestError, UnsupportedTaskError
-from millpond.ingest.arguments import check_engine, check_sink
+from millpond.errors import InvalidRequestError
+from millpond.ingest.arguments import check_embeds, check_engine, check_sink
 from millpond.ingest.chunking import Chunking
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.delivery import RetryPolicy
@@ -62,13 +62,9 @@ def ingest(
     to the sink's widths, normalized and written. Ids do not depend on the model and a write replaces rows with the same
     id, so a run can be repeated safely: with a cache it embeds no text twice, with a journal it writes no row twice.
 
-    A line or item that holds no record, that the engine cannot embed although it embeds others, or that the database
-    refuses although it takes others, is logged, counted as failed and kept as a dead letter; the run goes on. A blank
-    text (no visible character) has a vector without a meaning, which is near to many questions: it is left out and
-    counted as blank, and a row that an earlier run wrote for its id is deleted. Texts that are cut to the engine's
-    ``max_length`` are counted, and the log names the first of them once.
-
-    A database that does not answer, or is too busy, is asked again for as long as ``retry`` says.
+    What holds no record, cannot be embedded or is refused by the database is logged, counted as failed and kept as a
+    dead letter; the run goes on. Blank texts are left out and counted, and rows that an earlier run wrote for their ids
+    are deleted.
 
     An exception of the source ends the run: the records before it are written, then it is raised, with a note that
     tells after how many. Any other error of the engine, the database or the journal stops the run and is raised once
@@ -145,7 +141,7 @@ def run_ingest(
     with ExitStack() as stack:
         reader = stack.enter_context(closing(reader_for(records)))
         journal, dead_letters = _open_files(stack, options, records)
-        sparse = _prepare(sink, engine, sparse_engine, chunked=chunker is not None)
+        sparse = prepare_sink(sink, engine, sparse_engine, chunked=chunker is not None)
         entries = None if journal is None else journal.collection(f"{_target(sink)} {engine.spec.fingerprint}")
         if entries is not None and options.resume and isinstance(sink, Reads):
             forget_missing(sink, entries)
@@ -183,32 +179,24 @@ def _open_files(stack: ExitStack, options: RunOptions, source: object) -> tuple[
         letters = f"{os.fspath(path)}.dead.jsonl"
     journal = None if path is None else stack.enter_context(Journal(path))
     file = letters if isinstance(letters, DeadLetterFile | None) else DeadLetterFile(letters, source=source)
-    if file is not None:
-        _check_dead_letters(file, journal, sync=options.sync)
+    if file is not None and journal is not None and file.path == journal.path:
+        raise InvalidRequestError(
+            f"dead_letters={str(file.path)!r} is the journal; name another file, or leave dead_letters out"
+        )
+    if file is not None and options.sync and file.replaces:
+        raise InvalidRequestError(
+            f"sync=True would delete every row but those of the dead letters in {str(file.path)!r}; leave sync out"
+        )
     return journal, file
 
 
 def check_model(spec: ModelSpec, dimensions: Sequence[int] | None) -> list[int]:
     """The widths that a model writes, ascending."""
-    if "embed" not in spec.tasks:
-        raise UnsupportedTaskError(
-            f"{spec.name} does not embed (it serves {', '.join(sorted(spec.tasks))}); choose an embedding model"
-        )
+    check_embeds(spec)
     return sorted({spec.check_dimensions(width) for width in check_widths(dimensions) or (None,)})
 
 
-def _check_dead_letters(letters: DeadLetterFile, journal: Journal | None, *, sync: bool) -> None:
-    if journal is not None and letters.path == journal.path:
-        raise InvalidRequestError(
-            f"dead_letters={str(letters.path)!r} is the journal; name another file, or leave dead_letters out"
-        )
-    if sync and letters.replaces:
-        raise InvalidRequestError(
-            f"sync=True would delete every row but those of the dead letters in {str(letters.path)!r}; leave sync out"
-        )
-
-
-def _prepare(sink: Sink, engine: Engine, sparse_engine: Engine | None, *, chunked: bool) -> Engine | None:
+def prepare_sink(sink: Sink, engine: Engine, sparse_engine: Engine | None, *, chunked: bool) -> Engine | None:
     """Open the collection; returns the engine of the sparse vectors, if the sink stores some."""
     options: dict[str, Any] = {"chunked": True} if chunked else {}
     if getattr(sink, "hybrid", False):

@@ -142,15 +142,11 @@ class CollectionEntries:
 
     def remove(self, ids: Iterable[str]) -> None:
         """Remove the entries of records that the collection holds no more, and of their pieces that were records."""
-        removed = list(ids)
         with self._journal.writing() as connection:
-            connection.executemany(
-                "DELETE FROM records WHERE target = ? AND id = ?", [(self._number, each) for each in removed]
-            )
             # The name of a piece is the id, NUL and its number.
             connection.executemany(
-                "DELETE FROM records WHERE target = ? AND id > ? AND id < ?",
-                [(self._number, f"{each}\0", f"{each}\1") for each in removed],
+                "DELETE FROM records WHERE target = ? AND id >= ? AND id < ?",
+                [(self._number, each, f"{each}\1") for each in ids],
             )
 
     def rows(self) -> int:

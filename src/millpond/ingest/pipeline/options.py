@@ -6,7 +6,7 @@ import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypedDict
+from typing import TYPE_CHECKING, Protocol
 
 from millpond.ingest.chunking import Chunker, Chunking
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
@@ -29,22 +29,6 @@ class Splitter(Protocol):
 
     def split(self, record: Record) -> Sequence[Record]:
         """The chunks of a record, at least one."""
-
-
-class IngestOptions(TypedDict, total=False):
-    """The options of :func:`ingest`, for functions that pass them on."""
-
-    journal: str | os.PathLike[str] | None
-    resume: bool
-    show_progress: bool
-    keep_blank: bool
-    dead_letters: str | os.PathLike[str] | DeadLetterFile | None
-    chunking: Chunking | Splitter | None
-    sync: bool
-    verify: bool
-    retry: RetryPolicy | None
-    stop: threading.Event | None
-    trace: RunTrace | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

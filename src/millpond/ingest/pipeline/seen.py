@@ -62,7 +62,3 @@ class SeenRecords:
         ).fetchall():
             yield [(row_id, record_id) for _, row_id, record_id in page]
             last = page[-1][0]
-
-    def close(self) -> None:
-        """Delete the file."""
-        self._database.close()

@@ -5,11 +5,11 @@ from __future__ import annotations
 import queue
 import threading
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from functools import partial
 
-from millpond.ingest.pipeline.delivery import RejectedRow, RetryingWriter
+from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
 from millpond.ingest.pipeline.ledger import RunLedger
@@ -83,10 +83,12 @@ class BatchWriter:
                     self._delete(batch.records)
                     continue
                 self._invalidate(batch.records)
-                for part in _parts(batch):
+                rejected: dict[int, str] = {}
+                for rows, completed in _parts(batch):
                     if self._dropping:
                         break
-                    self._write(batch, part)
+                    self._write(batch, rows, rejected)
+                    self._enter(completed, batch, rejected)
             except BaseException as error:  # raised again in the caller's thread
                 self._failure = error
 
@@ -95,46 +97,37 @@ class BatchWriter:
         if self._entries is not None and (keys := [each.key for each in records if each.id_in_flight]):
             self._entries.invalidate(keys)
 
-    def _write(self, batch: EmbeddedRecords, part: _Part) -> None:
-        rows = batch.batch if part.whole else batch.batch.part(part.rows)
-        with self._trace.stage("write", len(rows)):
-            rejected = self._requests.write(self._sink.write, rows)
-        self._counts.add(written=len(rows) - len(rejected))
-        part.rejected.extend(RejectedRow(part.rows.start + row, reason) for row, reason in rejected)
-        self._enter(part.completed, batch, part.rejected)
+    def _write(self, batch: EmbeddedRecords, rows: slice, rejected: dict[int, str]) -> None:
+        """Write some rows; those that the database refuses are added to ``rejected``."""
+        part = batch.batch if rows.stop - rows.start == len(batch.batch) else batch.batch.part(rows)
+        with self._trace.stage("write", len(part)):
+            refused = self._requests.write(self._sink.write, part)
+        self._counts.add(written=len(part) - len(refused))
+        rejected |= {rows.start + row: reason for row, reason in refused}
 
-    def _enter(self, completed: Sequence[int], batch: EmbeddedRecords, rejected: Sequence[RejectedRow]) -> None:
-        """Enter the records of which every row is written, and leave out those of which one was refused."""
-        if rejected:
-            written = self._leave_out(completed, batch, rejected)
-        else:
-            written = [batch.records[index] for index in completed]
+    def _enter(self, completed: Sequence[int], batch: EmbeddedRecords, rejected: Mapping[int, str]) -> None:
+        """Enter the records of which every row is written; of those with a refused one no row stays behind."""
+        # The rows of a batch are in the order of its records.
+        reasons: dict[int, str] = {}
+        for row, reason in rejected.items():
+            reasons.setdefault(bisect_right(batch.ends, row), reason)
+        written = []
+        for index in completed:
+            record = batch.records[index]
+            if index not in reasons:
+                written.append(record)
+                continue
+            self._counts.add(**({"cached": -1} if batch.cached[index] else {"embedded": -1}))
+            self._ledger.fail(record, reasons[index])
+            if len(record.chunks) > 1 and isinstance(self._sink, Reads):
+                self._drop_stale_chunks([record], batch)  # first: behind a gap no later run would find them
+                row_ids = [point_id(chunk.id, chunk.chunk) for chunk in reversed(record.chunks)]
+                self._requests.send(partial(self._sink.delete_rows, row_ids))
         self._drop_stale_chunks(written, batch)
         if self._entries is not None and written:
             with self._trace.stage("journal", len(written)):
                 self._entries.add(JournalEntry(each.key, each.digest, len(each.chunks)) for each in written)
         self._counts.add(finished=len(written))
-
-    def _leave_out(
-        self, completed: Sequence[int], batch: EmbeddedRecords, rejected: Sequence[RejectedRow]
-    ) -> list[PlannedRecord]:
-        """The completed records of which no row was refused; of the others no row stays behind."""
-        # The rows of a batch are in the order of its records.
-        reasons = {bisect_right(batch.ends, row): reason for row, reason in reversed(rejected)}
-        good = []
-        for index in completed:
-            record, cached = batch.records[index], batch.cached[index]
-            reason = reasons.get(index)
-            if reason is None:
-                good.append(record)
-                continue
-            self._counts.add(**({"cached": -1} if cached else {"embedded": -1}))
-            self._ledger.fail(record, reason)
-            if len(record.chunks) > 1 and isinstance(self._sink, Reads):
-                self._drop_stale_chunks([record], batch)  # first: behind a gap no later run would find them
-                row_ids = [point_id(chunk.id, chunk.chunk) for chunk in reversed(record.chunks)]
-                self._requests.send(lambda rows=row_ids: self._sink.delete_rows(rows))  # type: ignore[misc]
-        return good
 
     def _drop_stale_chunks(self, records: Sequence[PlannedRecord], batch: EmbeddedRecords) -> None:
         """Delete the rows of longer texts that these records had before, but none of the batch itself."""
@@ -174,20 +167,11 @@ class BatchWriter:
             self._entries.add(JournalEntry(each.key, each.digest, 0) for each in records)
 
 
-class _Part(NamedTuple):
-    """Rows of one write."""
-
-    rows: slice  # which
-    completed: range  # indexes of the records whose last row is among them
-    rejected: list[RejectedRow]  # rows of the batch that the database refused, shared by its parts
-    whole: bool  # whether they are all rows of the batch
-
-
-def _parts(batch: EmbeddedRecords) -> Iterator[_Part]:
-    count, done, rejected = len(batch.batch), 0, list[RejectedRow]()
-    for start in range(0, count, _WRITE_RECORDS):
-        stop = min(start + _WRITE_RECORDS, count)
-        first = done
+def _parts(batch: EmbeddedRecords) -> Iterator[tuple[slice, range]]:
+    """The rows of each write, and the records whose last row is among them."""
+    done = 0
+    for start in range(0, len(batch.batch), _WRITE_RECORDS):
+        stop, first = min(start + _WRITE_RECORDS, len(batch.batch)), done
         while done < len(batch.ends) and batch.ends[done] <= stop:
             done += 1
-        yield _Part(slice(start, stop), range(first, done), rejected, stop - start == count)
+        yield slice(start, stop), range(first, done)

@@ -34,8 +34,9 @@ def connected(address: str | None) -> Iterator[None]:
         # Workers' warnings come back with their results.
         ray.init(address="local" if local else address, log_to_driver=False, logging_level=logging.ERROR, **options)
     except (OSError, RuntimeError, ValueError) as error:
+        reason = (str(error).strip() or repr(error)).splitlines()[0]
         raise InvalidRequestError(
-            f"address={address!r}: there is no Ray cluster that answers ({_first_line(error)}); start one by "
+            f"address={address!r}: there is no Ray cluster that answers ({reason}); start one by "
             "`ray start --head`, or pass 'local'"
         ) from error
     _restore(handlers)  # Ray ends the program at SIGTERM
@@ -91,7 +92,3 @@ def _restore(handlers: Mapping[int, Any]) -> None:
     for number, handler in handlers.items():
         if handler is not None:  # else it was not set by Python
             signal.signal(number, handler)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or repr(error)).splitlines()[0]

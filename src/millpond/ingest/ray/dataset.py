@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
@@ -18,7 +19,7 @@ from millpond.ingest.chunking import Chunker, Chunking
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder
 from millpond.ingest.pipeline.ingest import check_model
 from millpond.ingest.ray.worker import load_engine
-from millpond.ingest.record import Record, Rejected, content_hash, point_id
+from millpond.ingest.record import Record, Rejected, check_int, content_hash, point_id
 from millpond.ingest.sinks.batch import FloatArray
 from millpond.ingest.sinks.protocol import vector_name
 from millpond.ingest.sources.columns import Columns
@@ -89,8 +90,7 @@ def embed_dataset(
     if not isinstance(ds, Dataset):
         raise TypeError(f"ds is of type {type(ds).__name__}; pass a ray.data.Dataset, like ray.data.from_items(...)")
     columns = Columns(id=id_column, text=text_column, metadata=metadata_columns)
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise InvalidRequestError(f"batch_size={batch_size!r} must be an int from 1")
+    check_int("batch_size", batch_size)
     config = engine_config(model, engine_options or {})
     spec = describe(config)
     least, most = (concurrency, concurrency) if isinstance(concurrency, int) else concurrency
@@ -163,28 +163,24 @@ def _records(ds: Dataset, rows: RowReader) -> Iterator[Record | Rejected]:
         context.execution_options.preserve_order, context.enable_progress_bars = former
 
 
+@dataclass(kw_only=True)
 class BatchEmbedder:
     """Embeds batches of rows, in an actor of Ray Data; its arguments are those of :func:`embed_dataset`."""
 
-    def __init__(
-        self,
-        *,
-        config: EngineConfig,
-        fingerprint: str,
-        widths: Sequence[int],
-        cache: str | None,
-        chunking: Chunking | None,
-        keep_blank: bool,
-        keep_failed: bool,
-        columns: Columns,
-    ) -> None:
-        engine = load_engine(config, cache, fingerprint)
-        self._embedder = RecordEmbedder(engine, widths)
-        self._widths = widths
-        self._chunker = None if chunking is None else Chunker.for_engine(engine, chunking)
-        self._keep_blank = keep_blank
-        self._keep_failed = keep_failed
-        self._rows = RowReader("the dataset", columns)
+    config: EngineConfig
+    fingerprint: str
+    widths: Sequence[int]
+    cache: str | None
+    chunking: Chunking | None
+    keep_blank: bool
+    keep_failed: bool
+    columns: Columns
+
+    def __post_init__(self) -> None:
+        engine = load_engine(self.config, self.cache, self.fingerprint)
+        self._embedder = RecordEmbedder(engine, self.widths)
+        self._chunker = None if self.chunking is None else Chunker.for_engine(engine, self.chunking)
+        self._rows = RowReader("the dataset", self.columns)
 
     def __call__(self, table: pa.Table) -> pa.Table:
         """The rows of a batch with their vectors, in order."""
@@ -194,7 +190,7 @@ class BatchEmbedder:
         for index, item in enumerate(items):
             if isinstance(item, Rejected):
                 reasons[index] = item.reason
-            elif self._keep_blank or not is_blank(item.text):
+            elif self.keep_blank or not is_blank(item.text):
                 try:
                     chunks[index] = [item] if self._chunker is None else self._chunker.split(item)
                 except InvalidRequestError as error:
@@ -205,8 +201,11 @@ class BatchEmbedder:
             if index in reasons:
                 where = f"record {item.id!r}" if isinstance(item, Record) else item.where
                 logger.warning("left out %s: %s", where, reasons[index])
-                if self._keep_failed:
-                    rows.append(_failed_row(item) | {"error": reasons[index]})
+                if self.keep_failed:
+                    left_out = (
+                        _row(item) if isinstance(item, Record) else {"id": item.record_id, "metadata": item.content}
+                    )
+                    rows.append(left_out | {"error": reasons[index]})
             for number, chunk in enumerate(chunks.get(index, ()) if index in vectors else ()):
                 found = {vector_name(width): each[number] for width, each in vectors[index].items()}
                 rows.append(_row(chunk) | {"point_id": point_id(chunk.id, chunk.chunk)} | found)
@@ -237,7 +236,7 @@ class BatchEmbedder:
     def _table(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
         columns: dict[str, Any] = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in _TEXTS}
         columns["chunk"] = pa.array([row.get("chunk") for row in rows], pa.int32())
-        for width in self._widths:
+        for width in self.widths:
             found = [row.get(vector_name(width)) for row in rows]
             values = np.stack([np.zeros(width, np.float32) if each is None else each for each in found] or [[]])
             columns[vector_name(width)] = pa.FixedSizeListArray.from_arrays(
@@ -245,7 +244,7 @@ class BatchEmbedder:
                 width,
                 mask=pa.array([each is None for each in found], pa.bool_()),
             )
-        if self._keep_failed:
+        if self.keep_failed:
             columns["error"] = pa.array([row.get("error") for row in rows], pa.string())
         return pa.table(columns)
 
@@ -253,7 +252,3 @@ class BatchEmbedder:
 def _row(record: Record) -> dict[str, Any]:
     metadata, digest = json.dumps(record.metadata, ensure_ascii=False), content_hash(record.text)
     return {"id": record.id, "text": record.text, "metadata": metadata, "content_hash": digest, "chunk": record.chunk}
-
-
-def _failed_row(item: Record | Rejected) -> dict[str, Any]:
-    return _row(item) if isinstance(item, Record) else {"id": item.record_id, "metadata": item.content}

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack, closing
 from functools import partial
-from typing import Any, Unpack, cast
+from typing import Any, cast
 
 from ray.data import Dataset
 
@@ -15,12 +15,11 @@ from millpond.engine.loading import read_model
 from millpond.ingest.arguments import check_sink
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.ingest import check_model, run_ingest
-from millpond.ingest.pipeline.options import IngestOptions, RunOptions
+from millpond.ingest.pipeline.options import RunOptions
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.ray.cluster import connected, count_workers
 from millpond.ingest.ray.dataset import DatasetReader, engine_config
-from millpond.ingest.ray.engine import ClusterEngine
-from millpond.ingest.ray.pool import CALLS_PER_WORKER, WorkerPool
+from millpond.ingest.ray.pool import CALLS_PER_WORKER, ClusterEngine, WorkerPool
 from millpond.ingest.ray.run import ClusterRun
 from millpond.ingest.ray.worker import WorkerSettings
 from millpond.ingest.sinks.protocol import Sink
@@ -41,18 +40,15 @@ def ingest_dataset(
     workers: int | None = None,
     num_cpus: float = 1.0,
     num_gpus: float = 0.0,
-    **options: Unpack[IngestOptions],
+    **options: Any,
 ) -> IngestReport:
     """Embed records on a Ray cluster and write them to a database: :func:`~millpond.ingest.ingest` with many engines.
 
     This process, the driver, reads the source, leaves out what the journal knows, and sends batches to the workers,
     two each ahead of what is finished. A worker embeds a batch and writes it; the driver enters its records in the
     journal when the database has acknowledged them. A database that one process alone can open (a folder, a file,
-    memory) is written by the driver. Rows, ids, counts, dead letters and errors are those of a local run;
-    batches with a record in common keep their order.
-
-    Ray restarts a worker that dies, and its batches are embedded and written again, which replaces their rows. If the
-    driver dies, the next run with the same journal goes on; without a journal, start over.
+    memory) is written by the driver. Rows, ids, counts, dead letters and errors are those of a local run. Ray restarts
+    a worker that dies, and its batches are embedded and written again, which replaces their rows.
 
     Args:
         records: What :func:`~millpond.ingest.ingest` takes, as the result of :func:`~millpond.ingest.read`, or a Ray
@@ -100,7 +96,6 @@ def ingest_dataset(
             fingerprint=described.spec.fingerprint,
             widths=tuple(widths),
             open_sink=factory if writes else None,
-            hybrid=bool(getattr(opened, "hybrid", False)),
             chunked=run_options.chunking is not None,
             policy=run_options.retry or RetryPolicy(),
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import queue
 import threading
+from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -12,9 +13,14 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from millpond.engine.input import resolve
+from millpond.engine.input.model import LoadedModel
 from millpond.errors import EngineClosedError, MillpondError
 from millpond.ingest.ray.cluster import resources
-from millpond.ingest.ray.worker import Reply, Uncached, Worker, WorkerSettings
+from millpond.ingest.ray.worker import Reply, Worker, WorkerSettings
+from millpond.tasks import Role, Task
+from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput
+from millpond.values.params import PoolingParams
 
 logger = logging.getLogger(__name__)
 
@@ -50,19 +56,18 @@ class WorkerPool:
         self._actors: list[Any] = []
         self._free: queue.SimpleQueue[Any] = queue.SimpleQueue()  # an actor for each call that it may get
         self._calls = ThreadPoolExecutor(CALLS_PER_WORKER * workers, "millpond-workers")
-        self._uncached: dict[str, Uncached] = {}  # of each process that has been a worker
+        self._replies: dict[str, Reply] = {}  # the last one of each process that has been a worker
         self._error: BaseException | None = None
-        self._warned = threading.Lock()
 
     @property
     def unwritten(self) -> int:
         """Vectors that the workers' caches could not store."""
-        return sum(each.vectors for each in list(self._uncached.values()))
+        return sum(each.unwritten for each in list(self._replies.values()))
 
     @property
     def write_error(self) -> str | None:
         """Why not."""
-        return next((each.error for each in list(self._uncached.values()) if each.error), None)
+        return next((each.write_error for each in list(self._replies.values()) if each.write_error), None)
 
     def call(self, method: str, *arguments: Any) -> Future[Any]:
         """Call a method of any worker; the future can be cancelled until a worker gets the call.
@@ -95,7 +100,13 @@ class WorkerPool:
         loaded = actor.load.remote()
         try:
             if not ray.wait([loaded], timeout=_SLOW_START_SECONDS)[0] and self._free.empty():
-                self._warn()
+                found = {name: count for name, count in resources().items() if name in ("CPU", "GPU")}
+                logger.warning(
+                    "a worker has not started in %.0f s, and no other has; the cluster has %s, of which other jobs may "
+                    "hold a part",
+                    _SLOW_START_SECONDS,
+                    found,
+                )
             ray.get(loaded)
         except RayActorError as error:
             self._fail(
@@ -125,21 +136,13 @@ class WorkerPool:
             raise _cause(error) from None
         finally:
             self._free.put(actor)
-        self._uncached[reply.worker] = reply.uncached
+        self._replies[reply.worker] = reply._replace(value=None)
         return reply.value
 
     def _fail(self, error: BaseException) -> None:
         """Nothing can be embedded any more: let every call that waits find the error."""
         self._error = self._error or error
         self._free.put(None)
-
-    def _warn(self) -> None:
-        if self._warned.acquire(blocking=False):
-            logger.warning(
-                "no worker has started in %.0f s; the cluster has %s, of which other jobs may hold a part",
-                _SLOW_START_SECONDS,
-                {name: count for name, count in resources().items() if name in ("CPU", "GPU")},
-            )
 
 
 def _cause(error: BaseException) -> BaseException:
@@ -149,7 +152,30 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _reason(error: BaseException) -> str:
-    """The telling part of Ray's message about a death."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = next((line for line in lines if "exit detail" in line.lower() or "killed" in line.lower()), None)
-    return (told or (lines[0] if lines else type(error).__name__)).partition(" Some common causes")[0][:200]
+    """The telling line of Ray's message about a death."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in lines if "exit detail" in line.lower()), lines[0])[:200]
+
+
+class ClusterEngine:
+    """Takes the place of an :class:`~millpond.Engine` in :func:`~millpond.ingest.ingest`."""
+
+    def __init__(self, pool: WorkerPool, model: LoadedModel, *, cached: bool, sparse: bool = False) -> None:
+        self.spec = model.spec
+        self.tasks = model.spec.tasks
+        self.cache = pool if cached else None  # as far as a run asks for it: what is not in it
+        self._pool = pool
+        self._model = model
+        self._sparse = sparse
+
+    def submit(
+        self, task: Task, texts: Sequence[str], params: PoolingParams
+    ) -> Future[EmbeddingOutput | SparseEmbeddingOutput]:
+        """Send an engine call to a worker."""
+        return self._pool.call("embed", self._sparse, task, list(texts), params)
+
+    def count_tokens(self, texts: Sequence[str], *, role: Role | None = None) -> list[int]:
+        """The tokens of texts, counted by the driver: see :meth:`millpond.Engine.count_tokens`."""
+        prompt = resolve.plan("embed", PoolingParams(role=role), self._model, count=2).prompt
+        tokenizer = self._model.encoder.texts
+        return [len(ids) for ids in tokenizer.ids([prompt + text for text in texts], special_tokens=True)]

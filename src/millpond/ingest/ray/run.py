@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 from millpond.errors import SinkUnavailableError
 from millpond.ingest.pipeline.embedder import EmbeddingCall
@@ -19,13 +17,6 @@ _MAX_DEATHS = 4
 # How often a run that waits looks whether it is stopped.
 _STOP_SECONDS = 0.2
 _COUNTS = ("cached", "embedded", "written", "finished")
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class WritingCall(EmbeddingCall):
-    """A batch that a worker embeds and writes."""
-
-    dense: Future[Any]
 
 
 class ClusterRun(IngestRun):
@@ -52,30 +43,21 @@ class ClusterRun(IngestRun):
             self._entries.invalidate(keys)  # by now those batches are written, and entered
         return self._write(batch)
 
-    def _write(self, batch: RecordBatch) -> WritingCall:
-        return WritingCall(records=batch.records, dense=self._pool.call("write", batch), sparse=None)
+    def _write(self, batch: RecordBatch) -> EmbeddingCall:
+        return EmbeddingCall(records=batch.records, dense=self._pool.call("write", batch), sparse=None)
 
     def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
-        assert isinstance(call, WritingCall)
+        assert call is not None
         try:
-            written = self._wait(call)
+            # A run that is stopped leaves out what no worker has yet.
+            while not (cancelled := self._stop.is_set() and call.dense.cancel()) and not call.wait(_STOP_SECONDS):
+                if self._stop.is_set():
+                    self._pool.stop()
+            if not cancelled:
+                self._note(batch, cast("WrittenBatch", call.dense.result()))
         except WorkerDeathsError as error:
             self._bisect_deaths(batch, error)
-        else:
-            if written is not None:
-                self._deaths = 0
-                self._note(batch, written)
         self._in_flight.difference_update(each.record.id for each in (*batch.records, *batch.blanks))
-
-    def _wait(self, call: WritingCall) -> WrittenBatch | None:
-        """What came of a batch; of a run that is stopped, ``None`` if no worker has it yet."""
-        while not call.wait(_STOP_SECONDS):
-            if self._stop.is_set():
-                if call.dense.cancel():
-                    return None
-                self._pool.stop()
-        written: WrittenBatch = call.dense.result()
-        return written
 
     def _bisect_deaths(self, batch: RecordBatch, error: WorkerDeathsError) -> None:
         """Send a batch that kills its workers again by halves, and leave out the records that do it alone."""
@@ -88,22 +70,18 @@ class ClusterRun(IngestRun):
             self._ledger.fail(batch.records[0], str(error))
             return
         middle = len(batch.records) // 2
-        for half in (
-            RecordBatch(batch.records[:middle], batch.blanks),
-            RecordBatch(batch.records[middle:], []),
-        ):
+        for half in (RecordBatch(batch.records[:middle], batch.blanks), RecordBatch(batch.records[middle:], [])):
             if half.records or half.blanks:
                 self._complete(half, self._write(half))
 
     def _note(self, batch: RecordBatch, written: WrittenBatch) -> None:
         """Count and enter what a worker has done."""
+        self._deaths = 0
         for error, seconds in written.retries:
             self._ledger.retrying(SinkUnavailableError(error), seconds)
         for name, took, rows in written.stages:
             self._trace.note_stage(name, took, rows)
         self._trace.note_texts([len(chunk.text) for each in batch.records for chunk in each.chunks])
-        if written.vectors is not None:
-            self._trace.note_vectors(written.vectors)
         planned = {each.key: each for each in batch.records}
         for key, reason in written.failures:
             self._ledger.fail(planned[key], reason)

@@ -13,19 +13,16 @@ from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import FingerprintMismatchError
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder
+from millpond.ingest.pipeline.ingest import prepare_sink
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
 from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.pipeline.planner import RecordBatch
 from millpond.ingest.pipeline.writer import BatchWriter, BlankRecords
-from millpond.ingest.sinks.batch import FloatArray
 from millpond.ingest.sinks.protocol import Sink
 from millpond.ingest.telemetry.trace import RunTrace
 from millpond.tasks import Task
 from millpond.values.config import EngineConfig
 from millpond.values.params import PoolingParams
-
-# Full-width vectors of a batch that go back to the driver, for the sample of its trace.
-_SAMPLED_VECTORS = 16
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,24 +35,17 @@ class WorkerSettings:
     fingerprint: str  # that of the driver's model
     widths: tuple[int, ...]
     open_sink: Callable[[], Sink] | None  # opens the sink; `None` if the driver writes
-    hybrid: bool
     chunked: bool
     policy: RetryPolicy
 
 
-class Uncached(NamedTuple):
-    """What a worker's cache could not store."""
-
-    vectors: int
-    error: str | None
-
-
 class Reply(NamedTuple):
-    """The result of a call to a worker."""
+    """The result of a call to a worker, and what the cache of this process could not store since it started."""
 
-    value: Any  # the result
+    value: Any
     worker: str
-    uncached: Uncached  # of its cache since it started
+    unwritten: int
+    write_error: str | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -68,7 +58,6 @@ class WrittenBatch:
     truncated_ids: Sequence[str]  # ids of the records of which a text was cut
     retries: Sequence[tuple[str, float]]  # why requests were sent again, and the seconds waited
     stages: Sequence[tuple[str, float, int]]  # name, seconds and rows of each timed call
-    vectors: FloatArray | None  # `[m, d]`, some of the vectors, of full width
 
 
 class Worker:
@@ -80,7 +69,8 @@ class Worker:
         self._stop = threading.Event()
         self._loading, self._writing = threading.Lock(), threading.Lock()
         self._sink: Sink | None = None
-        self._engines: tuple[Engine, Engine] | None = None  # of the vectors and of the sparse vectors
+        self._sparse: Engine | None = None  # of a hybrid sink
+        self._engines: tuple[Engine, Engine | None] | None = None  # of the vectors and of the sparse vectors
 
     def load(self) -> Reply:
         """Load the model."""
@@ -89,25 +79,23 @@ class Worker:
 
     def embed(self, sparse: bool, task: Task, texts: Sequence[str], params: PoolingParams) -> Reply:
         """The output of one engine call."""
+        dense, other = self._load()
         with TruncatedTexts.quiet():  # the driver reports the texts of all calls
-            return self._reply(self._load()[int(sparse)].submit(task, texts, params).result())
+            return self._reply(((other if sparse else None) or dense).submit(task, texts, params).result())
 
     def write(self, batch: RecordBatch) -> Reply:
         """Embed a batch, write it, and return once the database has acknowledged it."""
-        engine, sparse = self._load()
+        engine, _ = self._load()
+        with self._writing:
+            sink, sparse = self._opened()
         log = _BatchLog()
-        embedder = RecordEmbedder(
-            engine,
-            self._settings.widths,
-            sparse_engine=sparse if self._settings.hybrid else None,
-            trace=log.trace,
-        )
+        embedder = RecordEmbedder(engine, self._settings.widths, sparse_engine=sparse, trace=log.trace)
         results = list(embedder.complete(embedder.submit(batch.records))) if batch.records else []
         truncated: list[str] = []
         with self._writing:
             requests = RetryingWriter(self._settings.policy, self._stop, log.retrying)
             # The journal is the driver's.
-            writer = BatchWriter(self._prepared(), requests, log, cast("CollectionEntries", log.entries))
+            writer = BatchWriter(sink, requests, log, cast("CollectionEntries", log.entries))
             try:
                 if batch.blanks:
                     writer.put(BlankRecords(records=batch.blanks))
@@ -131,7 +119,6 @@ class Worker:
                 truncated_ids=truncated,
                 retries=log.retries,
                 stages=log.trace.calls,
-                vectors=log.trace.some_vectors,
             )
         )
 
@@ -145,44 +132,39 @@ class Worker:
         with self._writing:
             if self._sink is not None:
                 self._sink.close()
-        for engine in set(self._engines or ()):
-            engine.close()
+        for engine in self._engines or ():
+            if engine is not None:
+                engine.close()
 
-    def _load(self) -> tuple[Engine, Engine]:
+    def _load(self) -> tuple[Engine, Engine | None]:
         with self._loading:
             if self._engines is None:
                 settings = self._settings
                 engine = load_engine(settings.engine, settings.cache, settings.fingerprint)
-                sparse = engine if settings.sparse is None else load_engine(settings.sparse, None, None)
-                self._engines = engine, sparse
+                self._engines = engine, None if settings.sparse is None else load_engine(settings.sparse, None, None)
             return self._engines
 
-    def _prepared(self) -> Sink:
-        """The sink; the driver has created the collection before the first batch."""
+    def _opened(self) -> tuple[Sink, Engine | None]:
+        """The sink, whose collection the driver has created, and the engine of its sparse vectors."""
         if self._sink is None:
             assert self._settings.open_sink is not None
             sink = self._settings.open_sink()
-            options: dict[str, Any] = {"chunked": True} if self._settings.chunked else {}
-            engine, sparse = self._load()
-            if self._settings.hybrid:
-                options["sparse"] = sparse.spec
             try:
-                sink.prepare(engine.spec, **options)
+                self._sparse = prepare_sink(sink, *self._load(), chunked=self._settings.chunked)
             except BaseException:
                 sink.close()
                 raise
             self._sink = sink
-        return self._sink
+        return self._sink, self._sparse
 
     def _reply(self, value: Any) -> Reply:
         cache = self._load()[0].cache
         error = getattr(cache, "write_error", None)
-        uncached = Uncached(getattr(cache, "unwritten", 0), None if error is None else str(error))
-        return Reply(value, self._name, uncached)
+        return Reply(value, self._name, getattr(cache, "unwritten", 0), None if error is None else str(error))
 
 
 def load_engine(config: EngineConfig, cache: str | None, fingerprint: str | None) -> Engine:
-    """The engine of a configuration."""
+    """The engine of a configuration; raises FingerprintMismatchError if its model has another fingerprint."""
     options = {each.name: getattr(config, each.name) for each in fields(config)}
     engine = Engine(options.pop("model"), cache=cache, **options)
     spec = engine.spec
@@ -196,20 +178,14 @@ def load_engine(config: EngineConfig, cache: str | None, fingerprint: str | None
 
 
 class _BatchTrace(RunTrace):
-    """Keeps the times of a batch, and some of its vectors, for the driver's trace."""
+    """Keeps the times of a batch for the driver's trace."""
 
     def __init__(self) -> None:
         super().__init__(vectors=0)
         self.calls: list[tuple[str, float, int]] = []
-        self.some_vectors: FloatArray | None = None
 
     def note_stage(self, name: str, seconds: float, rows: int = 0) -> None:
         self.calls.append((name, seconds, rows))
-
-    def note_vectors(self, rows: FloatArray) -> None:
-        if len(rows):
-            step = -(-len(rows) // _SAMPLED_VECTORS)
-            self.some_vectors = rows[::step].copy()
 
 
 class _BatchEntries:

@@ -33,12 +33,23 @@ _CHUNKS = 64
 class CollectionSink(Generic[NativeFilter]):
     """One collection of a database: ingest writes to it, and it can be searched.
 
+    Every method that makes a request raises SinkError if the database refuses or does not answer, InvalidRequestError
+    if there is no such collection, and FingerprintMismatchError if millpond did not create it.
+
     Args:
         driver: The database's requests.
         dimensions: The widths to store and search; ``None`` stores the width that ``embed`` returns, and searches
             every width that the collection has.
         fields: The layout of the stored fields: ``plain``, ``langchain`` or ``llama_index``.
         hybrid: Store sparse vectors beside the dense ones, for searches that fuse both.
+
+    Attributes:
+        database: Name of the database, for messages.
+        collection: The collection's name.
+        dimensions: The widths passed at construction, ascending; ``None`` stands for the width that ``embed`` returns.
+        hybrid: Whether sparse vectors are stored beside the dense ones.
+        manifest: What the collection stores of its model and its form; ``None`` before it is opened.
+        max_results: Most rows that the database hands out in one search; ``None`` without such a limit.
 
     Raises:
         InvalidRequestError: A width or field layout that is not valid, or sparse vectors that the database lacks.
@@ -54,17 +65,19 @@ class CollectionSink(Generic[NativeFilter]):
     ) -> None:
         self._driver = driver
         self._connection = driver.connection
+        self.database, self.collection = self._connection.database, self._connection.collection
         if hybrid not in (False, True):
-            raise InvalidRequestError(f"hybrid={hybrid!r} must be True or False for {self._connection.database}")
+            raise InvalidRequestError(f"hybrid={hybrid!r} must be True or False for {self.database}")
         if hybrid and not driver.hybrids:
             raise InvalidRequestError(
-                f"hybrid=True: this sink of {self._connection.database} stores no sparse vectors; leave it out"
+                f"hybrid=True: this sink of {self.database} stores no sparse vectors; leave it out"
             )
-        self._hybrid = bool(hybrid)
+        self.hybrid = bool(hybrid)
+        self.max_results = driver.max_results
+        self.dimensions = check_widths(dimensions)
+        self.manifest: CollectionManifest | None = None
         self._failed_write: str | None = None  # of an embedded database, whose later writes would be lost
-        self._dimensions = check_widths(dimensions)
         self._fields = check_fields(fields)
-        self._manifest: CollectionManifest | None = None
         self._read = 0.0  # when the manifest was, on the clock's seconds
 
     @property
@@ -73,24 +86,9 @@ class CollectionSink(Generic[NativeFilter]):
         return self._connection.client
 
     @property
-    def collection(self) -> str:
-        """The collection's name."""
-        return self._connection.collection
-
-    @property
     def target(self) -> str:
         """The database and the collection, as a journal names them: the same from any folder and in any process."""
         return self._connection.target
-
-    @property
-    def dimensions(self) -> tuple[int, ...] | None:
-        """The widths passed at construction, ascending; ``None`` stands for the width that ``embed`` returns."""
-        return self._dimensions
-
-    @property
-    def hybrid(self) -> bool:
-        """Whether sparse vectors are stored beside the dense ones."""
-        return self._hybrid
 
     @property
     def embedded(self) -> bool:
@@ -101,37 +99,27 @@ class CollectionSink(Generic[NativeFilter]):
         return self._connection.embedded
 
     @property
-    def manifest(self) -> CollectionManifest | None:
-        """What the collection stores of its model and its form; ``None`` before it is opened."""
-        return self._manifest
-
-    @property
     def fusible(self) -> bool:
         """Whether the opened collection can be searched with ``hybrid=True``."""
-        return self._manifest is not None and (self._manifest.sparse is not None or self._driver.ranks_texts())
-
-    @property
-    def max_results(self) -> int | None:
-        """Most rows that the database hands out in one search; ``None`` without such a limit."""
-        return self._driver.max_results
-
-    @property
-    def database(self) -> str:
-        """Name of the database, for messages."""
-        return self._connection.database
+        return self.manifest is not None and (self.manifest.sparse is not None or self._driver.ranks_texts())
 
     def open(self) -> CollectionManifest:
-        """Open a collection that exists, to read it; :meth:`prepare` also creates one.
+        """The manifest of a collection that exists, which is loaded on first use; :meth:`prepare` also creates one.
 
         Returns:
-            Its manifest.
-
-        Raises:
-            InvalidRequestError: No such collection.
-            FingerprintMismatchError: millpond did not create it.
-            SinkError: The database does not answer, or refuses.
+            The manifest.
         """
-        return self._opened()
+        if self.manifest is None:
+            if not self._connection.found():
+                raise InvalidRequestError(
+                    f"there is no collection {self.collection!r} at {self._connection.where}; ingest into it first"
+                )
+            manifest = self._stored_manifest()
+            self._driver.load()
+            self.manifest = manifest
+        elif time.monotonic() - self._read > self._driver.trusted:
+            self.manifest = self._stored_manifest()  # an alias may name another collection by now
+        return self.manifest
 
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
         """Create the collection, or check that it was created with this model, these widths and this field layout.
@@ -145,11 +133,10 @@ class CollectionSink(Generic[NativeFilter]):
             UnsupportedTaskError: The sink is hybrid, and the model makes no sparse vectors.
             FingerprintMismatchError: The collection was built by another model, or not by millpond.
             InvalidRequestError: It has other widths or another field layout, or the model does not have these widths.
-            SinkError: The database does not answer, or refuses.
         """
-        chosen = sparse_spec(spec, sparse) if self._hybrid else None
+        chosen = sparse_spec(spec, sparse) if self.hybrid else None
         own = CollectionManifest.of(
-            spec, dimensions=self._dimensions, fields=self._fields, sparse=chosen, chunked=chunked
+            spec, dimensions=self.dimensions, fields=self._fields, sparse=chosen, chunked=chunked
         )
         with self._connection.creating():
             if not self._connection.found():
@@ -158,11 +145,11 @@ class CollectionSink(Generic[NativeFilter]):
             stored.check_write(own, spec, collection=self.collection, sparse=chosen)
             self._driver.prepare(stored)
             self._driver.load()
-        self._manifest = stored
+        self.manifest = stored
 
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that no request could carry, or that the database cannot store."""
-        self._driver.check(record, self._dimensions or () if self._manifest is None else self._manifest.dimensions)
+        self._driver.check(record, self.dimensions or () if self.manifest is None else self.manifest.dimensions)
 
     def write(self, batch: WriteBatch) -> None:
         """Upsert the rows, in requests that the database accepts, and wait until it has acknowledged them.
@@ -172,7 +159,7 @@ class CollectionSink(Generic[NativeFilter]):
 
         Raises:
             InvalidRequestError: The collection is not prepared, or has other widths.
-            SinkError: The database does not answer, or refuses, or runs in this process and failed in an earlier write.
+            SinkError: The database runs in this process and failed in an earlier write.
         """
         self._check_batch(batch)
         vector_bytes = self._connection.float_bytes * sum(batch.vectors)
@@ -181,8 +168,8 @@ class CollectionSink(Generic[NativeFilter]):
             sizes = [size + _SPARSE_BYTES * len(row) for size, row in zip(sizes, batch.sparse, strict=True)]
         for rows in slices(sizes, max_rows=self._connection.max_rows, max_bytes=self._connection.max_bytes):
             part = batch.part(rows)
-            self._change(f"an upsert of {len(part)} {self._connection.row}s", partial(self._driver.upsert, part))
-        self._settle()
+            self._change(partial(self._driver.upsert, part), f"an upsert of {len(part)} {self._connection.row}s")
+        self._change(self._driver.flush)
 
     def delete(
         self, ids: Sequence[str] | None = None, *, filter: Mapping[str, object] | NativeFilter | None = None
@@ -194,15 +181,13 @@ class CollectionSink(Generic[NativeFilter]):
             filter: What :meth:`search` takes, instead of ``ids``. It must have a condition.
 
         Raises:
-            InvalidRequestError: No such collection, both or neither argument, or a filter without a condition.
-            FingerprintMismatchError: millpond did not create the collection.
-            SinkError: The database does not answer, or refuses.
+            InvalidRequestError: Both or neither argument, or a filter without a condition.
         """
         if (ids is None) == (filter is None):
             raise InvalidRequestError("delete takes either ids or filter; pass one of them")
         if isinstance(ids, str):
             raise InvalidRequestError(f"ids={ids!r} is one str; pass a list of ids")
-        manifest = self._opened()
+        manifest = self.open()
         if ids is not None:
             chunks = self.chunks_from(dict.fromkeys(ids, 1))
             self.delete_rows([*chunks, *(row_id for each in ids for row_id in self._driver.row_ids(each, manifest))])
@@ -210,25 +195,20 @@ class CollectionSink(Generic[NativeFilter]):
         native = self._driver.condition(filter, manifest)
         if native is None or not self._driver.has_condition(native):
             raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
-        self._change("a delete by filter", lambda: self._driver.delete(native, manifest))
-        self._settle()
+        self._change(lambda: self._driver.delete(native, manifest), "a delete by filter")
+        self._change(self._driver.flush)
 
     def delete_rows(self, row_ids: Sequence[Any]) -> None:
         """Delete rows by their own ids, and wait until the database has acknowledged it.
 
         Args:
             row_ids: Ids of rows; those that do not exist are ignored.
-
-        Raises:
-            InvalidRequestError: No such collection.
-            FingerprintMismatchError: millpond did not create the collection.
-            SinkError: The database does not answer, or refuses.
         """
-        manifest = self._opened()
+        manifest = self.open()
         for part in self._parts(row_ids):
             words = f"a delete of {len(part)} {self._connection.row}s"
-            self._change(words, partial(self._driver.delete, part, manifest))
-        self._settle()
+            self._change(partial(self._driver.delete, part, manifest), words)
+        self._change(self._driver.flush)
 
     def fetch(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
         """Those of these rows that exist, with their vectors of some widths.
@@ -239,12 +219,8 @@ class CollectionSink(Generic[NativeFilter]):
 
         Returns:
             The rows by their ids.
-
-        Raises:
-            InvalidRequestError: No such collection.
-            SinkError: The database does not answer, or refuses.
         """
-        manifest = self._opened()
+        manifest = self.open()
         rows: dict[str, StoredRow] = {}
         for part in self._parts(row_ids):
             words = f"a look at {len(part)} {self._connection.row}s"
@@ -264,7 +240,7 @@ class CollectionSink(Generic[NativeFilter]):
         Returns:
             Ids of rows that exist.
         """
-        if not self._opened().chunked:
+        if not self.open().chunked:
             return []
         found: list[list[str]] = []
         pending = dict(first)
@@ -286,13 +262,8 @@ class CollectionSink(Generic[NativeFilter]):
         return [row_id for row_ids in reversed(found) for row_id in row_ids]
 
     def scan(self) -> Iterator[tuple[str, str]]:
-        """The row id and the record id of every row; of a framework's own row both are the row's id.
-
-        Raises:
-            InvalidRequestError: No such collection.
-            SinkError: The database does not answer, or refuses.
-        """
-        pages = self._driver.scan(self._opened())
+        """The row id and the record id of every row; of a framework's own row both are the row's id."""
+        pages = self._driver.scan(self.open())
         while (page := self._connection.request("a scan", lambda: next(pages, None))) is not None:
             yield from page
 
@@ -335,25 +306,22 @@ class CollectionSink(Generic[NativeFilter]):
 
         Raises:
             FingerprintMismatchError: Another model filled the collection.
-            InvalidRequestError: No such collection, or an argument out of range.
-            SinkError: The database does not answer, or refuses, or a row that is found was not written in the
-                collection's field layout.
+            InvalidRequestError: An argument out of range.
+            SinkError: A row that is found was not written in the collection's field layout.
         """
         check_engine(engine)
         limit = self._driver.max_results
         for name, value in (("k", k), ("candidates", candidates)):
             if limit is not None and isinstance(value, int) and value > limit:
-                raise InvalidRequestError(
-                    f"{name}={value} is more than {self._connection.database} hands out ({limit})"
-                )
-        manifest = self._opened()
+                raise InvalidRequestError(f"{name}={value} is more than {self.database} hands out ({limit})")
+        manifest = self.open()
         manifest.check_model(engine.spec, collection=self.collection)
         sparse = None
         if hybrid and not self._driver.ranks_texts():
             sparse = engine if sparse_engine is None else sparse_engine
             check_engine(sparse)
             manifest.check_sparse(sparse.spec, collection=self.collection)
-        widths = manifest.widths_to_search(self._dimensions, collection=self.collection)
+        widths = manifest.widths_to_search(self.dimensions, collection=self.collection)
         condition = self._driver.condition(filter, manifest)
         plan = plan_search(
             engine,
@@ -381,26 +349,26 @@ class CollectionSink(Generic[NativeFilter]):
 
     def __repr__(self) -> str:
         return (
-            f"{type(self).__name__}({self._connection.where!r}, {self.collection!r}, dimensions={self._dimensions}, "
+            f"{type(self).__name__}({self._connection.where!r}, {self.collection!r}, dimensions={self.dimensions}, "
             f"{self._fields!r})"
         )
 
     # ----------------------------------------------------------------------------------------------------------
 
     def _check_batch(self, batch: WriteBatch) -> None:
-        if self._manifest is None:
+        if self.manifest is None:
             raise InvalidRequestError(f"collection {self.collection!r} is not prepared; call prepare(spec) first")
         if self._failed_write is not None:
             raise SinkError(
-                f"{self._connection.database} at {self._connection.where} takes no more writes from this sink, since "
+                f"{self.database} at {self._connection.where} takes no more writes from this sink, since "
                 f"one failed ({self._failed_write}) and what follows might be lost; close it, open it again and verify"
             )
-        if tuple(sorted(batch.vectors)) != self._manifest.dimensions:
+        if tuple(sorted(batch.vectors)) != self.manifest.dimensions:
             raise InvalidRequestError(
-                f"the batch holds the widths {sorted(batch.vectors)}, the collection {list(self._manifest.dimensions)}"
+                f"the batch holds the widths {sorted(batch.vectors)}, the collection {list(self.manifest.dimensions)}"
             )
-        if (batch.sparse is not None) != self._hybrid:
-            wanted = "with sparse vectors" if self._hybrid else "without sparse vectors"
+        if (batch.sparse is not None) != self.hybrid:
+            wanted = "with sparse vectors" if self.hybrid else "without sparse vectors"
             raise InvalidRequestError(f"the sink of collection {self.collection!r} takes batches {wanted}")
 
     def _parts(self, row_ids: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
@@ -408,16 +376,10 @@ class CollectionSink(Generic[NativeFilter]):
         size = self._connection.max_rows
         return (row_ids[start : start + size] for start in range(0, len(row_ids), size))
 
-    def _change(self, words: str, call: Callable[[], None]) -> None:
-        self._noted(lambda: self._connection.request(words, call))
-
-    def _settle(self) -> None:
-        self._noted(self._driver.flush)
-
-    def _noted(self, change: Callable[[], None]) -> None:
-        """Make a change, and note its failure in an embedded database."""
+    def _change(self, change: Callable[[], None], words: str = "") -> None:
+        """Make a change, as a request if it has words, and note its failure in an embedded database."""
         try:
-            change()
+            self._connection.request(words, change) if words else change()
         except BaseException as error:
             refused = isinstance(error, SinkRejectedError) or not isinstance(error, SinkError)  # before it was written
             if self.embedded and not (isinstance(error, MillpondError) and refused):
@@ -427,17 +389,3 @@ class CollectionSink(Generic[NativeFilter]):
     def _stored_manifest(self) -> CollectionManifest:
         self._read = time.monotonic()
         return CollectionManifest.from_dict(self._connection.stored_manifest(), collection=self.collection)
-
-    def _opened(self) -> CollectionManifest:
-        """The manifest of the collection, which is loaded on first use."""
-        if self._manifest is None:
-            if not self._connection.found():
-                raise InvalidRequestError(
-                    f"there is no collection {self.collection!r} at {self._connection.where}; ingest into it first"
-                )
-            manifest = self._stored_manifest()
-            self._driver.load()
-            self._manifest = manifest
-        elif time.monotonic() - self._read > self._driver.trusted:
-            self._manifest = self._stored_manifest()  # an alias may name another collection by now
-        return self._manifest

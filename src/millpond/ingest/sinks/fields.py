@@ -20,18 +20,17 @@ _SOURCE = "1"  # LlamaIndex's NodeRelationship.SOURCE: the document that a node 
 
 def check_fields(fields: str) -> FieldLayout:
     """The layout of this name; raises InvalidRequestError for an unknown name."""
-    for known in FIELD_LAYOUTS:
-        if fields == known:
-            return known
-    raise InvalidRequestError(f"fields={fields!r} is unknown; choose one of {', '.join(FIELD_LAYOUTS)}")
+    if fields not in FIELD_LAYOUTS:
+        raise InvalidRequestError(f"fields={fields!r} is unknown; choose one of {', '.join(FIELD_LAYOUTS)}")
+    return fields
 
 
 def llama_index_fields(record: Record, node_id: str, *, text_inside: bool) -> dict[str, Any]:
     """A record in the format of a TextNode in LlamaIndex's vector stores: flat metadata, and the node itself as JSON.
 
     The record is the node's source document, so that deleting by document id finds it; the span of a chunk in it, which
-    the metadata holds, is the node's. If a metadata key is also a
-    field of the store (:data:`LLAMA_INDEX_KEYS`), the flat key has the store's value, and the node has the record's.
+    the metadata holds, is the node's. If a metadata key is also a field of the store (:data:`LLAMA_INDEX_KEYS`), the
+    flat key has the store's value, and the node has the record's.
     """
     node: dict[str, Any] = {
         "id_": node_id,

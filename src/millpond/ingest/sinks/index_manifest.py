@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
+from millpond.ingest.sinks.manifest import readable
 from millpond.late_interaction.encoding.muvera import Muvera
 from millpond.late_interaction.encoding.projection import Projection
 from millpond.late_interaction.index.settings import IndexSettings
@@ -89,17 +90,12 @@ class IndexManifest:
     @classmethod
     def from_dict(cls, data: object, *, collection: str) -> IndexManifest:
         """The manifest as read from a collection."""
-        if data is None:
-            raise FingerprintMismatchError(
-                f"collection {collection!r} was not made by millpond (it carries no fingerprint of a model), so its "
-                "vectors cannot be trusted to compare; choose another collection name"
-            )
         if isinstance(data, Mapping) and "kind" not in data and "dimensions" in data:
             raise FingerprintMismatchError(
                 f"collection {collection!r} holds one vector for each text, as a sink writes them, and no token "
                 "vectors; choose another collection name"
             )
-        try:
+        with readable(data, collection):
             if not isinstance(data, Mapping) or data["schema"] != _SCHEMA or data["kind"] != _KIND:
                 raise ValueError("another schema")
             muvera = data["muvera"]
@@ -109,11 +105,6 @@ class IndexManifest:
                 prefetch=check_prefetch(data["prefetch"], (*get_args(Prefetch), None)),
                 muvera=None if muvera is None else Muvera.from_parameters(muvera),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise FingerprintMismatchError(
-                f"collection {collection!r} carries a manifest that this version of millpond cannot read ({error}); "
-                "upgrade millpond, or choose another collection name"
-            ) from None
 
 
 def check_prefetch(prefetch: str | None, choices: tuple[Prefetch | None, ...]) -> Prefetch | None:

@@ -23,7 +23,6 @@ from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch, check_
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
-from millpond.late_interaction.index.settings import IndexSettings
 from millpond.support.metadata import Scalar
 from millpond.vectors.ragged import Ragged
 
@@ -250,7 +249,8 @@ class CollectionIndex(LateInteractionIndex):
         for start in range(0, len(ids), self._connection.max_rows):
             points = [point_id(id) for id in ids[start : start + self._connection.max_rows]]
             words = f"a delete of {len(points)} {self._connection.row}s"
-            deleted += self._request(words, partial(self._removed, points))
+            deleted += self._request(words, partial(self._driver.existing, points))
+            self._request(words, partial(self._driver.remove, points))
         self._driver.flush()
         return deleted
 
@@ -346,7 +346,7 @@ class CollectionIndex(LateInteractionIndex):
             with self._connection.creating():
                 self._connection.create(lambda: self._driver.create(manifest))
             opened = self._opened()
-        if opened is None or not _same(opened.settings, settings):
+        if opened is None or opened.settings.to_json() != settings.to_json():
             done = "deleted" if opened is None else "created"
             raise SinkError(
                 f"collection {self._connection.collection!r} was {done} by another process at the same time; add the "
@@ -354,27 +354,12 @@ class CollectionIndex(LateInteractionIndex):
             )
         return opened
 
-    def _removed(self, points: Sequence[str]) -> int:
-        """Delete rows; returns how many there were."""
-        existing = self._driver.existing(points)
-        self._driver.remove(points)
-        return existing
-
     def _next_added(self, count: int) -> int:
         """The first of ``count`` numbers, larger than those of any document before: microseconds, if time allows."""
         with self._numbering:
             first = max(time.time_ns() // 1000, self._last_added + 1)
             self._last_added = first + count - 1
             return first
-
-
-def _same(one: IndexSettings, other: IndexSettings) -> bool:
-    """Whether two settings make the same rows."""
-    if one.to_json() != other.to_json():
-        return False
-    if one.projection is None or other.projection is None:
-        return one.projection is other.projection
-    return np.array_equal(one.projection.matrix, other.projection.matrix)
 
 
 def _parts(ids: Sequence[str] | None) -> Iterator[list[str] | None]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,38 +75,25 @@ class CollectionManifest:
             "payload": self.fields,
             **({"settings": dict(self.settings)} if self.settings else {}),
             **({"chunked": True} if self.chunked else {}),
-            **({} if self.sparse is None else {"sparse": _identity_dict(self.sparse)}),
+            **({} if self.sparse is None else {"sparse": dict(vars(self.sparse))}),
         }
 
     @classmethod
     def from_dict(cls, data: object, *, collection: str) -> CollectionManifest:
-        """The manifest as read from a collection.
-
-        Raises:
-            FingerprintMismatchError: The collection has no manifest, or one that this version cannot read.
-        """
-        if data is None:
-            raise FingerprintMismatchError(
-                f"collection {collection!r} was not made by millpond (it carries no fingerprint of a model), so its "
-                "vectors cannot be trusted to compare; choose another collection name"
-            )
-        try:
+        """The manifest as read from a collection; raises FingerprintMismatchError if it has none that is readable."""
+        with readable(data, collection):
             if not isinstance(data, Mapping) or data["schema"] != _SCHEMA:
                 raise ValueError("another schema")
+            sparse = data.get("sparse")
             return cls(
                 fingerprint=str(data["fingerprint"]),
                 model=str(data["model"]),
                 dimensions=tuple(int(width) for width in data["dimensions"]),
                 fields=data["payload"],
                 settings=settings if isinstance(settings := data.get("settings"), Mapping) else {},
-                sparse=None if data.get("sparse") is None else _read_identity(data["sparse"]),
+                sparse=None if sparse is None else ModelIdentity(**sparse),
                 chunked=bool(data.get("chunked", False)),
             )
-        except (KeyError, TypeError, ValueError) as error:
-            raise FingerprintMismatchError(
-                f"collection {collection!r} carries a manifest that this version of millpond cannot read ({error}); "
-                "upgrade millpond, or choose another collection name"
-            ) from None
 
     def check_model(self, spec: ModelSpec, *, collection: str) -> None:
         """Raises FingerprintMismatchError for any model but the one that filled the collection."""
@@ -133,25 +121,21 @@ class CollectionManifest:
             raise InvalidRequestError(
                 f"collection {collection!r} holds sparse vectors too; pass hybrid=True, or another collection name"
             )
-        if self.dimensions != wanted.dimensions:
-            raise InvalidRequestError(
-                f"collection {collection!r} holds the widths {list(self.dimensions)}, and this sink writes "
-                f"{list(wanted.dimensions)}; pass dimensions={list(self.dimensions)}, or another collection name"
-            )
-        if self.chunked != wanted.chunked:
-            raise InvalidRequestError(
-                f"collection {collection!r} holds "
-                + (
-                    "chunks of records, and this run writes whole ones; cut them too, or pass another collection name"
-                    if self.chunked
-                    else "whole records, and this run cuts them into chunks; leave that out, or pass another name"
-                )
-            )
-        if self.fields != wanted.fields:
-            raise InvalidRequestError(
-                f"collection {collection!r} holds fields of the layout {self.fields!r}, and this sink writes "
-                f"{wanted.fields!r}; pass fields={self.fields!r}, or another collection name"
-            )
+        chunked = "chunks of records, and this run writes whole ones; cut them too"
+        whole = "whole records, and this run cuts them into chunks; leave that out"
+        widths, others = list(self.dimensions), list(wanted.dimensions)
+        for stored, own, words in (
+            (widths, others, f"the widths {widths}, and this sink writes {others}; pass dimensions={widths}"),
+            (self.chunked, wanted.chunked, chunked if self.chunked else whole),
+            (
+                self.fields,
+                wanted.fields,
+                f"fields of the layout {self.fields!r}, and this sink writes {wanted.fields!r}; pass "
+                f"fields={self.fields!r}",
+            ),
+        ):
+            if stored != own:
+                raise InvalidRequestError(f"collection {collection!r} holds {words}, or another collection name")
 
     def widths_to_search(self, wanted: tuple[int, ...] | None, *, collection: str) -> tuple[int, ...]:
         """The widths a search uses: ``wanted``, or by default all stored ones."""
@@ -164,21 +148,21 @@ class CollectionManifest:
         return wanted or self.dimensions
 
 
-def _identity_dict(identity: ModelIdentity) -> dict[str, Any]:
-    return {
-        "fingerprint": identity.fingerprint,
-        "model": identity.model,
-        "settings": dict(identity.settings),
-    }
-
-
-def _read_identity(data: Mapping[str, Any]) -> ModelIdentity:
-    settings = data.get("settings")
-    return ModelIdentity(
-        fingerprint=str(data["fingerprint"]),
-        model=str(data["model"]),
-        settings=settings if isinstance(settings, Mapping) else {},
-    )
+@contextmanager
+def readable(data: object, collection: str) -> Iterator[None]:
+    """Raise FingerprintMismatchError for a collection without a manifest, or with one that the block cannot read."""
+    if data is None:
+        raise FingerprintMismatchError(
+            f"collection {collection!r} was not made by millpond (it carries no fingerprint of a model), so its "
+            "vectors cannot be trusted to compare; choose another collection name"
+        )
+    try:
+        yield
+    except (KeyError, TypeError, ValueError) as error:
+        raise FingerprintMismatchError(
+            f"collection {collection!r} carries a manifest that this version of millpond cannot read ({error}); "
+            "upgrade millpond, or choose another collection name"
+        ) from None
 
 
 def sparse_spec(spec: ModelSpec, sparse: ModelSpec | None) -> ModelSpec:

@@ -119,7 +119,7 @@ class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
 
         What is there already stays. A sink with ``index=`` does so when it is closed after a run.
         """
-        table, width = self._table, self._opened().dimensions[0]
+        table, width = self._table, self.open().dimensions[0]
         index = table.index or table.indexes[0]
         self._connection.request("an index", lambda: table.build_index(width, index), limited=False)
 

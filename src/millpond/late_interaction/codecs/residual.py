@@ -41,33 +41,22 @@ class _EncodeCall(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Encoded:
-    """Encoded rows.
+    """Encoded rows."""
 
-    Attributes:
-        codes: uint16 ``[n]``, the centroid of each row.
-        scales: float16 ``[n]``, the scale of each row's residual.
-        residuals: uint8 ``[n, ceil(d * bits / 8)]``. With ``width`` bytes a row, byte ``j`` holds the dimensions
-            ``j``, ``j + width``, ..., the first of them in the lowest bits.
-    """
-
-    codes: npt.NDArray[np.uint16]
-    scales: npt.NDArray[np.float16]
+    codes: npt.NDArray[np.uint16]  # uint16 `[n]`, the centroid of each row
+    scales: npt.NDArray[np.float16]  # float16 `[n]`, the scale of each row's residual
+    # uint8 `[n, ceil(d * bits / 8)]`. With `width` bytes a row, byte `j` holds the dimensions `j`, `j + width`, ...,
+    # the first of them in the lowest bits.
     residuals: npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ResidualCodec:
-    """A trained codec. A row is read as ``centroid + scale * std * level[bits]``.
-
-    Attributes:
-        centroids: The centroids.
-        std: float32 ``[d]``, the spread of each dimension of the residuals.
-        bits: 2 or 4 bits a dimension; 0 keeps no residuals, for rows that are stored in another way.
-    """
+    """A trained codec. A row is read as ``centroid + scale * std * level[bits]``."""
 
     centroids: Centroids
-    std: FloatArray
-    bits: int
+    std: FloatArray  # float32 `[d]`, the spread of each dimension of the residuals
+    bits: int  # 2 or 4 bits a dimension; 0 keeps no residuals, for rows that are stored in another way
 
     def __post_init__(self) -> None:
         if self.std.shape != (self.centroids.dim,) or self.std.dtype != np.float32:

@@ -30,26 +30,16 @@ class _PackCall(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True)
 class Codec:
-    """How token rows are stored, in memory and on disk.
+    """How token rows are stored, in memory and on disk."""
 
-    Attributes:
-        name: Its name in options, statistics and manifests.
-        dtype: Of a packed row's numbers.
-        torch_dtype: Of the same numbers for torch; numpy has no bfloat16.
-        columns: Packed rows have a multiple of so many: the kernels read words of 4 bytes.
-        packer: The compiled kernel that packs rows, if there is one.
-        kernel: The compiled kernel that scores packed rows, if there is one.
-        scaled: Whether each row has a float16 scale; the numbers are then int8.
-        bits: Bits a dimension of the residuals that replace the rows once there are centroids; 0: the rows stay.
-    """
-
-    name: str
-    dtype: np.dtype[Any]
-    torch_dtype: torch.dtype
-    columns: int = 1
-    packer: str = ""
-    kernel: str = ""
-    scaled: bool = False
+    name: str  # its name in options, statistics and manifests
+    dtype: np.dtype[Any]  # of a packed row's numbers
+    torch_dtype: torch.dtype  # of the same numbers for torch; numpy has no bfloat16
+    columns: int = 1  # packed rows have a multiple of so many: the kernels read words of 4 bytes
+    packer: str = ""  # the compiled kernel that packs rows, if there is one
+    kernel: str = ""  # the compiled kernel that scores packed rows, if there is one
+    scaled: bool = False  # whether each row has a float16 scale; the numbers are then int8
+    # bits a dimension of the residuals that replace the rows once there are centroids; 0: the rows stay
     bits: int = 0
 
     def width(self, dim: int) -> int:

@@ -20,25 +20,16 @@ _LOWER = Lowercase()
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class EncodedText:
-    """One query or document.
+    """One query or document."""
 
-    Attributes:
-        ids: int32 ``[tokens]``: special tokens, marker, prompt, text, and a query's expansion.
-        truncated: Whether the text was cut.
-        attended: Number of leading tokens that attention may see; ``None`` is all.
-        kept: bool ``[tokens]``: the rows that are scored; ``None`` is all.
-        offsets: int32 ``[tokens, 2]``: each token's characters, half open, in ``prompt`` and the text after it, both
-            folded if the checkpoint folds case; ``(0, 0)`` for special tokens, marker and expansion. ``None`` unless
-            requested.
-        prompt: What stands before the text: the part of the marker that is no token, and the prompt.
-    """
-
-    ids: npt.NDArray[np.int32]
-    truncated: bool
-    attended: int | None = None
-    kept: npt.NDArray[np.bool_] | None = None
+    ids: npt.NDArray[np.int32]  # int32 `[tokens]`: special tokens, marker, prompt, text, and a query's expansion
+    truncated: bool  # whether the text was cut
+    attended: int | None = None  # number of leading tokens that attention may see; `None` is all
+    kept: npt.NDArray[np.bool_] | None = None  # bool `[tokens]`: the rows that are scored; `None` is all
+    # int32 `[tokens, 2]`: each token's characters, half open, in `prompt` and the text after it, both folded if the
+    # checkpoint folds case; `(0, 0)` for special tokens, marker and expansion. `None` unless requested.
     offsets: npt.NDArray[np.int32] | None = None
-    prompt: str = ""
+    prompt: str = ""  # what stands before the text: the part of the marker that is no token, and the prompt
 
 
 class ColbertEncoder:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
-from typing import Any, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -19,8 +18,6 @@ logger = logging.getLogger(__name__)
 
 FloatArray = npt.NDArray[np.float32]
 
-# Most rows that a projection is fitted on: more change nothing in the third digit.
-_SAMPLE_ROWS = 1 << 16
 # Rows for each column, below which the user is warned.
 _ROWS_PER_COLUMN = 10
 # Rows multiplied at a time, as float64.
@@ -31,15 +28,9 @@ _RIDGE = 1e-9
 
 @dataclass(frozen=True, eq=False)
 class Projection:
-    """A linear map of token rows to a smaller width; the results are L2-normalized.
+    """A linear map of token rows to a smaller width. An index stores ``matrix``, which is all there is."""
 
-    An index stores ``matrix``, which is all there is.
-
-    Attributes:
-        matrix: float32 ``[d, width]`` with orthonormal columns.
-    """
-
-    matrix: FloatArray
+    matrix: FloatArray  # float32 `[d, width]` with orthonormal columns
 
     def __post_init__(self) -> None:
         matrix = self.matrix
@@ -50,43 +41,17 @@ class Projection:
 
     @classmethod
     def matryoshka(cls, native: int, width: int) -> Projection:
-        """The first ``width`` of ``native`` columns.
-
-        Raises:
-            InvalidDimensionsError: ``width`` is not an int from 1 to ``native``.
-        """
-        return cls(np.eye(native, _check_width(width, native), dtype=np.float32))
+        """The first ``width`` of ``native`` columns."""
+        return cls(np.eye(native, width, dtype=np.float32))
 
     @classmethod
-    def fit(cls, sample: Ragged | npt.NDArray[Any], width: int) -> Projection:
-        """The principal directions of token rows: those in which their squares add up to the most.
+    def fit(cls, rows: FloatArray, width: int) -> Projection:
+        """The principal directions of token rows ``[n, d]``: those in which their squares add up to the most.
 
-        The rows are not centred, since MaxSim compares them by the dot product. Of more than 65,536 rows that many are
-        read, evenly spaced. Each direction's largest component is positive.
-
-        Args:
-            sample: Token rows ``[rows, d]``, such as those of the first documents of an index.
-            width: Columns of the result.
-
-        Raises:
-            InvalidDimensionsError: ``width`` is not an int from 1 to ``d``.
-            InvalidRequestError: The sample has no rows, or a row that is not finite.
+        The rows are not centred, since MaxSim compares them by the dot product. Each direction's largest component is
+        positive.
         """
-        rows = _rows(sample)
         native = rows.shape[1]
-        width = _check_width(width, native)
-        if len(rows) == 0:
-            raise InvalidRequestError(
-                f"a projection to {width} columns needs token rows to be fitted on, and there are none; add texts first"
-            )
-        if len(rows) > _SAMPLE_ROWS:
-            rows = rows[np.linspace(0, len(rows) - 1, _SAMPLE_ROWS).astype(np.int64)]
-        squares = np.zeros((native, native))  # [d, d] sum of the rows' outer products
-        for start in range(0, len(rows), _STEP):
-            step = rows[start : start + _STEP].astype(np.float64)
-            squares += step.T @ step
-        if not np.isfinite(squares).all():
-            raise InvalidRequestError("the sample that a projection is fitted on holds a row that is not finite")
         if len(rows) < _ROWS_PER_COLUMN * width:
             logger.warning(
                 "a projection to %d columns is fitted on %d token rows; texts unlike these lose more of their meaning: "
@@ -96,6 +61,10 @@ class Projection:
                 _ROWS_PER_COLUMN * width,
                 native,
             )
+        squares = np.zeros((native, native))  # [d, d] sum of the rows' outer products
+        for start in range(0, len(rows), _STEP):
+            step = rows[start : start + _STEP].astype(np.float64)
+            squares += step.T @ step
         # Directions in which the sample has nothing are chosen by this alone: the first columns come first.
         squares[np.diag_indices(native)] += _RIDGE * (np.trace(squares) / native or 1) * np.linspace(2, 1, native)
         directions = np.linalg.eigh(squares)[1][:, ::-1][:, :width]  # [d, width], ascending before
@@ -118,62 +87,16 @@ class Projection:
         """Whether it keeps the first columns as they are, as Matryoshka does."""
         return np.array_equal(self.matrix, np.eye(*self.matrix.shape, dtype=np.float32))
 
-    @overload
-    def apply(self, rows: Ragged) -> Ragged: ...
-    @overload
-    def apply(self, rows: npt.NDArray[Any]) -> FloatArray: ...
-    def apply(self, rows: Ragged | npt.NDArray[Any]) -> Ragged | FloatArray:
-        """Project rows and L2-normalize them; a zero row stays zero.
-
-        Args:
-            rows: ``[rows, d]``, or a Ragged of them.
-
-        Returns:
-            float32 ``[rows, width]``, or a Ragged of them.
-
-        Raises:
-            InvalidRequestError: The rows have another width.
-        """
-        flat = _rows(rows)
+    def apply(self, rows: Ragged) -> Ragged:
+        """Project rows ``[n, d]`` to float32 ``[n, width]`` of length 1; a zero row stays zero."""
+        flat = rows.flat.astype(np.float32, copy=False)
         if flat.shape[1] != self.native:
             raise InvalidRequestError(
                 f"the rows have {flat.shape[1]} columns, and the projection was made for {self.native}; "
                 "use the model that it was fitted with"
             )
-        if self.cuts:
-            projected = matryoshka.cut(flat.astype(np.float32, copy=False), self.width, normalize=True)
-        else:
-            projected = matryoshka.cut(flat.astype(np.float32, copy=False) @ self.matrix, self.width, normalize=True)
-        return Ragged(flat=projected, offsets=rows.offsets) if isinstance(rows, Ragged) else projected
-
-
-def choose(spec: ModelSpec, width: int, sample: Ragged | npt.NDArray[Any] | None = None) -> Projection:
-    """The projection of a checkpoint's token rows to ``width``.
-
-    Matryoshka, if the checkpoint says that it was trained for this width; else PCA, fitted on the sample.
-
-    Args:
-        spec: The checkpoint.
-        width: Columns, 1 to ``spec.hidden_size``.
-        sample: Token rows ``[rows, hidden_size]``; read for PCA only.
-
-    Raises:
-        InvalidDimensionsError: ``width`` is not an int from 1 to ``spec.hidden_size``.
-        InvalidRequestError: PCA without a sample.
-    """
-    native = spec.hidden_size
-    width = _check_width(width, native)
-    if is_trained(spec, width):
-        return Projection.matryoshka(native, width)
-    if sample is None:
-        raise InvalidRequestError(
-            f"{spec.name} was not trained for a width of {width}: token rows are needed to fit a projection; "
-            f"pass sample=, or keep its width of {native}"
-        )
-    projection = Projection.fit(sample, width)
-    if projection.native != native:
-        raise InvalidRequestError(f"the sample has {projection.native} columns, and {spec.name} has {native}")
-    return projection
+        projected = matryoshka.cut(flat if self.cuts else flat @ self.matrix, self.width, normalize=True)
+        return Ragged(flat=projected, offsets=rows.offsets)
 
 
 def is_trained(spec: ModelSpec, width: int) -> bool:
@@ -190,16 +113,3 @@ def is_trained(spec: ModelSpec, width: int) -> bool:
     except InvalidDimensionsError:
         return False
     return True
-
-
-def _rows(rows: Ragged | npt.NDArray[Any]) -> npt.NDArray[Any]:
-    flat = rows.flat if isinstance(rows, Ragged) else rows
-    if not isinstance(flat, np.ndarray) or flat.ndim != 2:
-        raise TypeError(f"rows are of type {type(rows).__name__}; pass an array [rows, d], or a Ragged of them")
-    return flat
-
-
-def _check_width(width: Any, native: int) -> int:
-    if isinstance(width, bool) or not isinstance(width, int | np.integer) or not 1 <= width <= native:
-        raise InvalidDimensionsError(f"width={width!r} must be an int from 1 to {native}, the width of the token rows")
-    return int(width)

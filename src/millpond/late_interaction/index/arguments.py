@@ -41,22 +41,19 @@ class SearchOptions(TypedDict, total=False):
 
 
 class TokenEngine(Protocol):
-    """The part of :class:`millpond.Engine` that an index needs."""
+    """The part of :class:`millpond.Engine` that an index needs; ``token_spans`` only for ``explain``."""
 
     @property
     def spec(self) -> ModelSpec:
         """The description of the checkpoint."""
-        ...
 
     def token_embed(
         self, texts: Sequence[str], *, role: Role | None = None, normalize: bool | None = None
     ) -> TokenEmbeddingOutput:
         """As :meth:`millpond.Engine.token_embed`."""
-        ...
 
     def token_spans(self, texts: Sequence[str], *, role: Role | None = None) -> list[TokenSpans]:
-        """As :meth:`millpond.Engine.token_spans`; only :meth:`LateInteractionIndex.explain` needs it."""
-        ...
+        """As :meth:`millpond.Engine.token_spans`."""
 
 
 def checked_engine(engine: TokenEngine | None) -> TokenEngine | None:
@@ -94,35 +91,19 @@ def check_queries(queries: Sequence[str]) -> None:
             raise InvalidRequestError(f"the query at index {index} is blank; leave it out")
 
 
-def checked_ids(ids: Iterable[str]) -> list[str]:
-    """The ids as a list of plain str."""
-    checked = _listed("ids", ids)
-    for index, id in enumerate(checked):
-        check_str(f"the id at index {index}", id)
-        if not id:
-            raise InvalidRequestError(f"the id at index {index} is empty; every document needs one")
-    return [id if type(id) is str else str.__str__(id) for id in checked]  # numpy has a str of its own
-
-
-def checked_texts(texts: Iterable[str]) -> list[str]:
-    """The texts as a list of plain str."""
-    checked = _listed("texts", texts)
-    for index, text in enumerate(checked):
-        check_str(f"the text at index {index}", text)
-    return [text if type(text) is str else str.__str__(text) for text in checked]
-
-
-def _listed(name: str, values: Iterable[Any]) -> list[Any]:
+def checked_strings(name: str, values: Iterable[str]) -> list[str]:
+    """The values of a list as plain str; ``name`` is ``"id"``, which may not be empty, or ``"text"``."""
     if isinstance(values, str | bytes):
-        raise TypeError(f"{name}={_short(values)} is one {type(values).__name__}; pass a list")
+        shown = repr(values) if len(values) <= 60 else f"{values[:60]!r}..."
+        raise TypeError(f"{name}s={shown} is one {type(values).__name__}; pass a list")
     if not isinstance(values, Iterable) or isinstance(values, Mapping):
-        raise TypeError(f"{name} is of type {type(values).__name__}; pass a list of str")
-    return list(values)
-
-
-def _short(value: object) -> str:
-    shown = repr(value)
-    return shown if len(shown) <= 60 else f"{shown[:60]}..."
+        raise TypeError(f"{name}s is of type {type(values).__name__}; pass a list of str")
+    checked = list(values)
+    for index, value in enumerate(checked):
+        check_str(f"the {name} at index {index}", value)
+        if name == "id" and not value:
+            raise InvalidRequestError(f"the id at index {index} is empty; every document needs one")
+    return [value if type(value) is str else str.__str__(value) for value in checked]  # numpy has a str of its own
 
 
 def checked_metadata(metadata: Sequence[Mapping[str, Any] | None] | None, count: int) -> list[dict[str, Any]]:
@@ -140,6 +121,14 @@ def checked_metadata(metadata: Sequence[Mapping[str, Any] | None] | None, count:
             raise InvalidRequestError(f"metadata[{index}] is {describe(item)}; it must be a mapping or None")
         objects.append(json_object(f"metadata[{index}]", item) if item is not None else {})
     return objects
+
+
+def check_candidates(candidates: object, k: int) -> None:
+    """Raise InvalidRequestError for anything but an int from ``k``, and None."""
+    if candidates is not None and (type(candidates) is not int or candidates < k):
+        raise InvalidRequestError(
+            f"candidates={candidates!r} must be an int from k={k}; leave it out for the index's own number"
+        )
 
 
 def checked_filter(filter: Filter | None) -> dict[str, tuple[Scalar, ...]]:
@@ -161,13 +150,10 @@ def checked_search(
 ) -> Search:
     """:class:`SearchOptions`, or their defaults, in a checked form."""
     check_count("k", k)
-    if candidates is not None and (type(candidates) is not int or candidates < k):
-        raise InvalidRequestError(
-            f"candidates={candidates!r} must be an int from k={k}; leave it out for the index's own number"
-        )
+    check_candidates(candidates, k)
     if not isinstance(exact, bool):
         raise InvalidRequestError(f"exact={exact!r} must be True or False")
-    named = None if ids is None else list(dict.fromkeys(checked_ids(ids)))
+    named = None if ids is None else list(dict.fromkeys(checked_strings("id", ids)))
     return Search(k=k, conditions=checked_filter(filter), ids=named, candidates=candidates, exact=exact)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self, Unpack
@@ -19,10 +19,9 @@ from millpond.late_interaction.index.arguments import (
     check_queries,
     checked_engine,
     checked_filter,
-    checked_ids,
     checked_metadata,
     checked_search,
-    checked_texts,
+    checked_strings,
     unit_rows,
 )
 from millpond.late_interaction.index.documents import AddReport, Documents, Hit, IndexStats, Search, StoredDocument
@@ -104,9 +103,9 @@ class LateInteractionIndex(ABC):
             FingerprintMismatchError: The index was built by another model.
         """
         engine = self._required_engine("add")
-        ids, texts = checked_ids(ids), checked_texts(texts)
+        ids, texts = checked_strings("id", ids), checked_strings("text", texts)
         _check_lengths(ids, texts, of="texts")
-        objects = checked_metadata(metadata, len(ids))
+        columns = (ids, texts, checked_metadata(metadata, len(ids)))
         last = {id: index for index, id in enumerate(ids)}  # its insertion order is that of first occurrences
         blank = [index for index in last.values() if is_blank(texts[index])]
         kept = [index for index in last.values() if not is_blank(texts[index])]
@@ -114,14 +113,7 @@ class LateInteractionIndex(ABC):
         with draw_bar(show=show_progress, total=len(kept), unit=" texts") as bar, self._adding():
             for piece in _pieces(kept, [len(text) for text in texts], _PIECE_CHARACTERS):
                 output = engine.token_embed([texts[index] for index in piece], role="document", normalize=True)
-                new = self._upsert(
-                    Documents(
-                        ids=[ids[index] for index in piece],
-                        texts=[texts[index] for index in piece],
-                        metadata=[objects[index] for index in piece],
-                        embeddings=self._encoding.documents(output.embeddings),
-                    )
-                )
+                new = self._upsert(_documents(columns, piece, self._encoding.documents(output.embeddings)))
                 added, replaced = added + new, replaced + len(piece) - new
                 truncated += int(output.truncated.sum())
                 bar.update(len(piece))
@@ -152,13 +144,12 @@ class LateInteractionIndex(ABC):
         """
         self._check_open()
         check_matrices("embeddings", embeddings)
-        ids = checked_ids(ids)
+        ids = checked_strings("id", ids)
         _check_lengths(ids, embeddings, of="embeddings")
-        if texts is not None:
-            if isinstance(texts, str | bytes) or len(texts) != len(ids):
-                raise InvalidRequestError(f"texts must be a list of {len(ids)} texts, one for each id")
-            texts = checked_texts(texts)
-        objects = checked_metadata(metadata, len(ids))
+        if texts is not None and (isinstance(texts, str | bytes) or len(texts) != len(ids)):
+            raise InvalidRequestError(f"texts must be a list of {len(ids)} texts, one for each id")
+        texts = [""] * len(ids) if texts is None else checked_strings("text", texts)
+        columns = (ids, texts, checked_metadata(metadata, len(ids)))
         self._encoding.check("embeddings", embeddings)
         if len(embeddings.flat):
             self._encoding.decide(embeddings)  # a projection is fitted on all of them
@@ -168,14 +159,8 @@ class LateInteractionIndex(ABC):
             for piece in _pieces(last, embeddings.lengths.tolist(), _PIECE_ROWS):
                 matrices = [embeddings[index] for index in piece]
                 rows = Ragged.from_matrices(matrices, width=embeddings.flat.shape[1])
-                added += self._upsert(
-                    Documents(
-                        ids=[ids[index] for index in piece],
-                        texts=[texts[index] if texts is not None else "" for index in piece],
-                        metadata=[objects[index] for index in piece],
-                        embeddings=self._encoding.documents(Ragged(flat=unit_rows(rows.flat), offsets=rows.offsets)),
-                    )
-                )
+                unit = Ragged(flat=unit_rows(rows.flat), offsets=rows.offsets)
+                added += self._upsert(_documents(columns, piece, self._encoding.documents(unit)))
         return AddReport(added=added, replaced=len(ids) - added)
 
     def delete(self, ids: Sequence[str] | None = None, *, filter: Filter | None = None) -> int:
@@ -196,7 +181,7 @@ class LateInteractionIndex(ABC):
         if (ids is None) == (filter is None):
             raise InvalidRequestError("delete takes either ids or filter; pass one of them")
         if ids is not None:
-            return self._delete(list(dict.fromkeys(checked_ids(ids))))
+            return self._delete(list(dict.fromkeys(checked_strings("id", ids))))
         conditions = checked_filter(filter)
         if not conditions:
             raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every document")
@@ -436,6 +421,12 @@ class LateInteractionIndex(ABC):
 def _check_lengths(ids: Sequence[str], contents: Sequence[Any] | Ragged, *, of: str) -> None:
     if len(ids) != len(contents):
         raise InvalidRequestError(f"{len(ids)} ids for {len(contents)} {of}; pass one id for each")
+
+
+def _documents(columns: Iterable[Sequence[Any]], piece: Sequence[int], embeddings: Ragged) -> Documents:
+    """Some of the ids, texts and metadata, with their rows."""
+    ids, texts, metadata = ([column[index] for index in piece] for column in columns)
+    return Documents(ids=ids, texts=texts, metadata=metadata, embeddings=embeddings)
 
 
 def _pieces(indices: Sequence[int], sizes: Sequence[int], most: int) -> Iterator[list[int]]:

@@ -16,19 +16,12 @@ SEARCH_TURNS = FairSemaphore()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Documents:
-    """Documents ready to be stored; every id occurs once.
-
-    Attributes:
-        ids: Their ids.
-        texts: Their texts; ``""`` where there is none.
-        metadata: Their metadata as JSON objects.
-        embeddings: float32 ``[tokens_i, width]`` rows of length 1, pooled and cut to the index's width.
-    """
+    """Documents ready to be stored; every id occurs once."""
 
     ids: Sequence[str]
-    texts: Sequence[str]
-    metadata: Sequence[Mapping[str, Any]]
-    embeddings: Ragged
+    texts: Sequence[str]  # their texts; `""` where there is none
+    metadata: Sequence[Mapping[str, Any]]  # their metadata as JSON objects
+    embeddings: Ragged  # float32 `[tokens_i, width]` rows of length 1, pooled and cut to the index's width
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -68,21 +61,13 @@ class AddReport:
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """The checked options of a search.
+    """The checked options of a search."""
 
-    Attributes:
-        k: Most hits for each query.
-        conditions: For each metadata key its accepted values; empty for no filter.
-        ids: Distinct ids of the only documents to search; ``None`` for all.
-        candidates: Documents to keep for exact scoring; ``None`` for the index's own number.
-        exact: Score every document that matches.
-    """
-
-    k: int
-    conditions: Mapping[str, tuple[Scalar, ...]]
-    ids: Sequence[str] | None = None
-    candidates: int | None = None
-    exact: bool = False
+    k: int  # most hits for each query
+    conditions: Mapping[str, tuple[Scalar, ...]]  # for each metadata key its accepted values; empty for no filter
+    ids: Sequence[str] | None = None  # distinct ids of the only documents to search; `None` for all
+    candidates: int | None = None  # documents to keep for exact scoring; `None` for the index's own number
+    exact: bool = False  # score every document that matches
 
 
 @dataclass(frozen=True, kw_only=True)

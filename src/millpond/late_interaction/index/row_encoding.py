@@ -19,22 +19,10 @@ _SAMPLE_ROWS = 1 << 16
 
 
 class RowEncoding:
-    """Cuts and pools rows.
+    """Cuts and pools rows, as the options of an index and the model ``spec`` of its engine say.
 
-    Args:
-        spec: The model of the index's engine; ``None`` without an engine.
-        dimensions: Columns to keep of every row; ``None`` keeps all.
-        pool_factor: Mean tokens of a document that become one row; ``None`` is 1.
-
-    Attributes:
-        spec: As the argument.
-        dimensions: As the argument, and those of the stored rows once there are some.
-        pool_factor: As the argument, and that of the stored rows.
-        settings: How rows are made, to store with them; ``None`` as long as no row was added. It never changes after
-            that.
-
-    Raises:
-        InvalidRequestError: ``dimensions`` or ``pool_factor`` is not an int from 1.
+    ``settings`` are ``None`` until the first rows decide them, and never change after that; ``dimensions`` and
+    ``pool_factor`` are then those of the stored rows.
     """
 
     def __init__(self, spec: ModelSpec | None, *, dimensions: int | None, pool_factor: int | None) -> None:
@@ -47,26 +35,13 @@ class RowEncoding:
         self._lock = threading.Lock()
 
     def restore(self, settings: IndexSettings, *, owner: str) -> None:
-        """Take the settings that rows were stored with.
-
-        Args:
-            settings: The settings.
-            owner: The index in error messages, as ``index '/data/docs'``.
-
-        Raises:
-            FingerprintMismatchError: The engine has another model.
-            InvalidRequestError: The index was opened with other dimensions or another pool_factor.
-        """
+        """Take the settings that rows were stored with; ``owner`` is the index in errors: ``index '/data/docs'``."""
         settings.check(self.spec, dimensions=self.dimensions, pool_factor=self.pool_factor, owner=owner)
         self.dimensions, self.pool_factor = settings.width, settings.pool_factor
         self.settings = settings
 
     def settings_without_rows(self, native: int) -> IndexSettings:
-        """The settings of an index whose first documents have no rows, for one that must store them with these.
-
-        Raises:
-            InvalidRequestError: The index cuts rows, which it must have some for.
-        """
+        """The settings of an index whose first documents have no rows, for one that must store them with these."""
         if self.dimensions is not None:
             raise InvalidRequestError(
                 f"dimensions={self.dimensions} are fitted on the rows of the first documents, and these have none; "
@@ -88,14 +63,11 @@ class RowEncoding:
 
     def check(self, name: str, matrices: Ragged) -> None:
         """Refuse rows that are not as wide as the rows of the index (of an empty one: of its engine)."""
-        width, settings = matrices.flat.shape[1], self.settings
-        native, of = (
-            (settings.native, "the rows of this index")
-            if settings is not None
-            else (None, "")
-            if self.spec is None
-            else (self.spec.hidden_size, f"the token vectors of {self.spec.name}")
-        )
+        width, native, of = matrices.flat.shape[1], None, "the rows of this index"
+        if self.settings is not None:
+            native = self.settings.native
+        elif self.spec is not None:
+            native, of = self.spec.hidden_size, f"the token vectors of {self.spec.name}"
         if native is not None and len(matrices.flat) and width != native:
             raise InvalidRequestError(f"{name} are {width} wide, and {of} {native}; pass rows of that width")
 

@@ -14,19 +14,12 @@ from millpond.values.spec import ModelSpec
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class IndexSettings:
-    """What turns a text into rows, besides the text.
+    """What turns a text into rows, besides the text."""
 
-    Attributes:
-        model: The model; ``None`` if the index was filled without an engine.
-        native: Columns of the model's rows.
-        pool_factor: Mean tokens of a document that became one row.
-        projection: The map to the index's width; ``None`` if it is the model's.
-    """
-
-    model: ModelIdentity | None
-    native: int
-    pool_factor: int
-    projection: Projection | None
+    model: ModelIdentity | None  # the model; `None` if the index was filled without an engine
+    native: int  # columns of the model's rows
+    pool_factor: int  # mean tokens of a document that became one row
+    projection: Projection | None  # the map to the index's width; `None` if it is the model's
 
     @property
     def width(self) -> int:
@@ -34,17 +27,11 @@ class IndexSettings:
         return self.native if self.projection is None else self.projection.width
 
     def check(self, spec: ModelSpec | None, *, dimensions: int | None, pool_factor: int | None, owner: str) -> None:
-        """Compare with what a caller opens the index with.
-
-        Args:
-            spec: The model of the caller's engine; ``None`` without an engine.
-            dimensions: The width that the caller named; ``None`` if none.
-            pool_factor: The factor that the caller named; ``None`` if none.
-            owner: The index in error messages, as ``index '/data/docs'``.
+        """Compare with the engine and the options, ``None`` if not named, that ``owner`` (in errors) is opened with.
 
         Raises:
             FingerprintMismatchError: The index was filled by another model.
-            InvalidRequestError: It has another width or factor than the caller named.
+            InvalidRequestError: It has another width or factor.
         """
         for name, named, stored in (
             ("dimensions", dimensions, self.width),
@@ -72,27 +59,18 @@ class IndexSettings:
 
     @classmethod
     def from_json(cls, content: Mapping[str, Any], matrix: FloatArray | None) -> IndexSettings:
-        """The settings of :meth:`to_json` and ``projection.matrix``.
-
-        Raises:
-            KeyError: A value is missing.
-            TypeError: A value has another type.
-            ValueError: Matrix and content do not fit each other.
-        """
+        """The settings of :meth:`to_json` and ``projection.matrix``; KeyError, TypeError or ValueError if damaged."""
         model = content["model"]
+        for name in ("native", "pool_factor"):
+            if type(content[name]) is not int or content[name] < 1:
+                raise ValueError(f"{name} {content[name]!r} is not an int from 1")
         settings = cls(
             model=None if model is None else ModelIdentity(**model),
-            native=_positive(content["native"]),
-            pool_factor=_positive(content["pool_factor"]),
+            native=content["native"],
+            pool_factor=content["pool_factor"],
             projection=None if matrix is None else Projection(matrix),
         )
         projection = settings.projection
         if settings.width != content["width"] or (projection is not None and projection.native != settings.native):
             raise ValueError(f"the projection does not make rows of {content['width']} columns of {settings.native}")
         return settings
-
-
-def _positive(value: object) -> int:
-    if type(value) is not int or value < 1:
-        raise ValueError(f"{value!r} is not an int from 1")
-    return value

@@ -51,15 +51,10 @@ class _SimilaritiesCall(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Centroids:
-    """Centroids on an int8 grid: the values are exactly ``rows * scales``, so that products with them are integer.
+    """Centroids on an int8 grid: the values are exactly ``rows * scales``, so that products with them are integer."""
 
-    Attributes:
-        rows: int8 ``[K, d]``.
-        scales: float32 ``[K]``.
-    """
-
-    rows: npt.NDArray[np.int8]
-    scales: FloatArray
+    rows: npt.NDArray[np.int8]  # int8 `[K, d]`
+    scales: FloatArray  # float32 `[K]`
 
     def __post_init__(self) -> None:
         if self.rows.ndim != 2 or self.rows.dtype != np.int8 or not 0 < len(self.rows) <= MAX_CENTROIDS:
@@ -114,35 +109,22 @@ class Centroids:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Groups:
-    """Centroids, grouped around centers.
+    """Centroids, grouped around centers."""
 
-    Attributes:
-        centers: float32 ``[G, d]``.
-        members: int64 ``[K]``: the centroids, group by group, ascending within one.
-        offsets: int64 ``[G + 1]`` into ``members``. No group is empty.
-    """
-
-    centers: FloatArray
-    members: IndexArray
-    offsets: IndexArray
+    centers: FloatArray  # float32 `[G, d]`
+    members: IndexArray  # int64 `[K]`: the centroids, group by group, ascending within one
+    offsets: IndexArray  # int64 `[G + 1]` into `members`. No group is empty.
 
 
 class Tiles(NamedTuple):
-    """Groups of centroids, packed for the compiled kernel: 16 to a tile, a group's last one repeated in its last tile.
+    """Groups of centroids, packed for the compiled kernel, 16 to a tile; a group's last one fills its last tile."""
 
-    Attributes:
-        packed: uint8 ``[tiles, ceil(d / 4), 16, 4]``: int8 + 128, and 0 in columns from the width on.
-        scales: float32 ``[tiles * 16]``.
-        ids: uint16 ``[tiles * 16]``: the centroid at each place.
-        first_tile: int64 ``[groups + 1]``.
-        centers: uint8, the centers packed like the centroids; all have one scale.
-    """
-
+    # uint8 `[tiles, ceil(d / 4), 16, 4]`, the numbers with 128 added; 0 in columns from the width on
     packed: npt.NDArray[np.uint8]
-    scales: FloatArray
-    ids: npt.NDArray[np.uint16]
-    first_tile: IndexArray
-    centers: npt.NDArray[np.uint8]
+    scales: FloatArray  # float32 `[tiles * 16]`
+    ids: npt.NDArray[np.uint16]  # uint16 `[tiles * 16]`: the centroid at each place
+    first_tile: IndexArray  # int64 `[groups + 1]`
+    centers: npt.NDArray[np.uint8]  # uint8, the centers packed like the centroids; all have one scale
 
 
 def nearest(

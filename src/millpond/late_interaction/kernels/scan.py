@@ -37,30 +37,21 @@ class _BestCall(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Table:
-    """The similarity of every centroid to every query token in 8 bits, on one scale for all tokens.
+    """The similarity of every centroid to every query token in 8 bits, on one scale for all tokens."""
 
-    Attributes:
-        cells: uint8 ``[K, columns]``; columns behind the query's tokens are 0.
-        tokens: Tokens of the query.
-    """
-
-    cells: npt.NDArray[np.uint8]
-    tokens: int
+    cells: npt.NDArray[np.uint8]  # uint8 `[K, columns]`; columns behind the query's tokens are 0
+    tokens: int  # tokens of the query
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Codes:
-    """Documents as centroid codes: the part of one segment of an index that a scan reads.
+    """Documents as centroid codes: the part of one segment of an index that a scan reads."""
 
-    Attributes:
-        codes: uint16 ``[tokens]``, each less than the number of centroids: the kernels do not check that.
-        offsets: int64 ``[n + 1]``; document ``i`` is ``codes[offsets[i]:offsets[i + 1]]``.
-        allowed: uint8 ``[ceil(n / 8)]``, as ``numpy.packbits(mask, bitorder="little")`` packs it: the documents that
-            may be found; ``None`` is all.
-    """
-
+    # uint16 `[tokens]`, each less than the number of centroids: the kernels do not check that
     codes: npt.NDArray[np.uint16]
-    offsets: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]  # int64 `[n + 1]`; document `i` is `codes[offsets[i]:offsets[i + 1]]`
+    # uint8 `[ceil(n / 8)]`, as `numpy.packbits(mask, bitorder="little")` packs it: the documents that may be found;
+    # `None` is all
     allowed: npt.NDArray[np.uint8] | None = None
 
     def __len__(self) -> int:

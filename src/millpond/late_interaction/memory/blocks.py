@@ -32,27 +32,16 @@ _serials = count()
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Batch:
-    """Packed documents to append.
-
-    Attributes:
-        ids: Their ids.
-        texts: Their texts.
-        metadata: Their metadata.
-        lengths: int64 ``[n]``, rows of each.
-        width: Columns of a row before it was packed.
-        rows: Packed rows ``[tokens, columns]``.
-        scales: float16 ``[tokens]`` if the codec has scales, else ``None``.
-        codes: uint16 ``[tokens]``; ``None`` without centroids.
-    """
+    """Packed documents to append."""
 
     ids: Sequence[str]
     texts: Sequence[str]
     metadata: Sequence[Mapping[str, Any]]
-    lengths: IndexArray
-    width: int
-    rows: npt.NDArray[Any]
-    scales: npt.NDArray[np.float16] | None
-    codes: npt.NDArray[np.uint16] | None
+    lengths: IndexArray  # int64 `[n]`, rows of each
+    width: int  # columns of a row before it was packed
+    rows: npt.NDArray[Any]  # packed rows `[tokens, columns]`
+    scales: npt.NDArray[np.float16] | None  # float16 `[tokens]` if the codec has scales, else `None`
+    codes: npt.NDArray[np.uint16] | None  # uint16 `[tokens]`; `None` without centroids
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -145,21 +134,13 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class View:
-    """The first documents of a block.
-
-    Attributes:
-        block: The block.
-        documents: How many documents of it, deleted ones included.
-        offsets: int64 ``[documents + 1]``, of their rows.
-        live: bool ``[documents]``, those that are not deleted; ``None`` is all.
-        codes: uint16 ``[capacity]``, the centroid of each row; ``None`` without centroids.
-    """
+    """The first documents of a block."""
 
     block: Block
-    documents: int
-    offsets: IndexArray
-    live: npt.NDArray[np.bool_] | None
-    codes: npt.NDArray[np.uint16] | None
+    documents: int  # how many documents of it, deleted ones included
+    offsets: IndexArray  # int64 `[documents + 1]`, of their rows
+    live: npt.NDArray[np.bool_] | None  # bool `[documents]`, those that are not deleted; `None` is all
+    codes: npt.NDArray[np.uint16] | None  # uint16 `[capacity]`, the centroid of each row; `None` without centroids
 
     @property
     def rows(self) -> int:

@@ -40,27 +40,16 @@ _ROWS = 1 << 18  # rows read at a time
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class StoredIndex:
-    """A saved index.
+    """A saved index."""
 
-    Attributes:
-        codec: The name of its codec.
-        settings: How its rows were made; ``None`` if it has none.
-        dimensions: The option that its first rows will be made with.
-        pool_factor: The option that its first rows will be made with.
-        tokens: Its rows.
-        centroids: What its codes refer to; ``None`` without codes.
-        trained_tokens: Tokens that the centroids were trained for.
-        batches: Its documents in order.
-    """
-
-    codec: str
-    settings: IndexSettings | None
-    dimensions: int | None
-    pool_factor: int | None
-    tokens: int
-    centroids: Centroids | None
-    trained_tokens: int
-    batches: Iterator[Batch]
+    codec: str  # the name of its codec
+    settings: IndexSettings | None  # how its rows were made; `None` if it has none
+    dimensions: int | None  # the option that its first rows will be made with
+    pool_factor: int | None  # the option that its first rows will be made with
+    tokens: int  # its rows
+    centroids: Centroids | None  # what its codes refer to; `None` without codes
+    trained_tokens: int  # tokens that the centroids were trained for
+    batches: Iterator[Batch]  # its documents in order
 
 
 def write_index(

@@ -99,17 +99,11 @@ def _best_of(queries: Ragged, selections: Sequence[_Selection], k: int, threads:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Selection:
-    """Documents of a view that a search may find: each has rows.
+    """Documents of a view that a search may find: each has rows."""
 
-    Attributes:
-        view: The view.
-        documents: int64, their numbers in ascending order; ``None`` is all.
-        by_torch: Whether torch compares them.
-    """
-
-    view: View
-    documents: IndexArray | None
-    by_torch: bool
+    view: View  # the view
+    documents: IndexArray | None  # int64, their numbers in ascending order; `None` is all
+    by_torch: bool  # whether torch compares them
 
     @classmethod
     def of(cls, view: View, search: Search, numbers: Mapping[int, Sequence[int]] | None, *, by_torch: bool) -> Self:

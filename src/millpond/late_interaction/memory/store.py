@@ -33,17 +33,11 @@ _NUMBER_BITS = 40
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """The documents at one time. It never changes.
+    """The documents at one time. It never changes."""
 
-    Attributes:
-        views: Their blocks, those with the documents added earlier first.
-        centroids: What the codes of the views refer to; ``None`` as long as they have none.
-        trained_tokens: Tokens that the centroids were trained for.
-    """
-
-    views: tuple[View, ...] = ()
-    centroids: Centroids | None = None
-    trained_tokens: int = 0
+    views: tuple[View, ...] = ()  # their blocks, those with the documents added earlier first
+    centroids: Centroids | None = None  # what the codes of the views refer to; `None` as long as they have none
+    trained_tokens: int = 0  # tokens that the centroids were trained for
 
     @property
     def documents(self) -> int:

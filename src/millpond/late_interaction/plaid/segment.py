@@ -116,17 +116,11 @@ class SegmentFile:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Segment:
-    """A segment as one manifest has it.
+    """A segment as one manifest has it."""
 
-    Attributes:
-        entry: What the manifest says of it.
-        file: Its documents.
-        live: bool ``[documents]``, those that are not deleted; ``None`` if all are.
-    """
-
-    entry: SegmentEntry
-    file: SegmentFile
-    live: npt.NDArray[np.bool_] | None
+    entry: SegmentEntry  # what the manifest says of it
+    file: SegmentFile  # its documents
+    live: npt.NDArray[np.bool_] | None  # bool `[documents]`, those that are not deleted; `None` if all are
 
     @classmethod
     def open(cls, folder: Path, entry: SegmentEntry, known: Mapping[FileEntry, Segment]) -> Segment:

@@ -25,21 +25,13 @@ _GROUPS = ("centers", "members", "offsets")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Snapshot:
-    """One state of an index.
+    """One state of an index."""
 
-    Attributes:
-        current: The content of ``CURRENT`` that named it.
-        manifest: Its manifest.
-        segments: Its segments, oldest first.
-        trained: Its centroids and residual codec; ``None`` before training.
-        settings: How texts became its rows; ``None`` as long as there are none.
-    """
-
-    current: bytes
+    current: bytes  # the content of `CURRENT` that named it
     manifest: Manifest
-    segments: tuple[Segment, ...]
-    trained: ResidualCodec | None
-    settings: IndexSettings | None
+    segments: tuple[Segment, ...]  # its segments, oldest first
+    trained: ResidualCodec | None  # its centroids and residual codec; `None` before training
+    settings: IndexSettings | None  # how texts became its rows; `None` as long as there are none
 
     def find(self, ids: Sequence[str]) -> list[npt.NDArray[np.int64]]:
         """For each segment, the live documents among these ids, -1 for an id that is not in it."""

@@ -31,20 +31,14 @@ _QUERY_TOKENS = 256
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Tokens:
-    """The packed token rows of ``n`` documents; the arrays may be memory-mapped and read-only.
+    """The packed token rows of ``n`` documents; the arrays may be memory-mapped and read-only."""
 
-    Attributes:
-        codec: How rows are stored.
-        rows: ``[tokens, width]``, as the codec packs them. They are read fastest if they begin at a multiple of 64
-            bytes; no room behind them is needed.
-        scales: float16 ``[tokens]`` if the codec has scales, else ``None``.
-        offsets: int64 ``[n + 1]``; document ``i`` has the rows from ``offsets[i]`` to before ``offsets[i + 1]``.
-    """
-
-    codec: Codec
+    codec: Codec  # how rows are stored
+    # `[tokens, width]`, as the codec packs them. They are read fastest if they begin at a multiple of 64 bytes; no
+    # room behind them is needed.
     rows: npt.NDArray[Any]
-    scales: npt.NDArray[np.float16] | None
-    offsets: IndexArray
+    scales: npt.NDArray[np.float16] | None  # float16 `[tokens]` if the codec has scales, else `None`
+    offsets: IndexArray  # int64 `[n + 1]`; document `i` has the rows from `offsets[i]` to before `offsets[i + 1]`
 
     def __post_init__(self) -> None:
         codec, rows, scales, offsets = self.codec, self.rows, self.scales, self.offsets

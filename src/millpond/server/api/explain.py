@@ -11,8 +11,8 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from millpond.engine.engine import Engine
 from millpond.errors import EngineClosedError, InputTooLongError
+from millpond.late_interaction import TokenMatch
 from millpond.late_interaction.scoring import explanation
-from millpond.late_interaction.scoring.explanation import TokenMatch
 from millpond.server.api import openapi
 from millpond.server.api.indexes import Match
 from millpond.server.errors import RequestError

@@ -19,7 +19,7 @@ from millpond.engine.execute.cuda.graphs import Graphs
 from millpond.engine.execute.packing import PackedRequests
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.pooling.pooler import OutputSpec, Pooler, PoolerCall
 
@@ -74,7 +74,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def packed() -> PackedRequests:
-    call = Call(["a"], PLAN, CallHooks(assemble=assemble), native_width=2)
+    call = Call(["a"], PLAN, assemble=assemble, native_width=2)
     return PackedRequests.of([Request(call=call, slot=0, ids=np.full(5, 7, dtype=np.int32))], position_offset=0)
 
 

@@ -13,7 +13,7 @@ from millpond.engine.execute.cuda import worker as cuda_worker
 from millpond.engine.execute.cuda.worker import OverlappingWorker
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import DeviceLostError
@@ -64,7 +64,7 @@ class Underway:
 
 def queued(scheduler: Scheduler, lengths: Sequence[int]) -> Call:
     """A call of texts of these lengths, in the queue."""
-    call = Call([f"{i}" for i in range(len(lengths))], PLAN, CallHooks(assemble=assemble), native_width=2)
+    call = Call([f"{i}" for i in range(len(lengths))], PLAN, assemble=assemble, native_width=2)
     scheduler.put(call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)])
     return call
 

@@ -33,15 +33,10 @@ _DTYPES = ("int8", "uint8", "uint16", "uint32", "uint64", "int64", "float16", "f
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySpec:
-    """What an array is before it is written.
+    """What an array is before it is written."""
 
-    Attributes:
-        dtype: numpy's name of its type.
-        shape: Its shape.
-    """
-
-    dtype: str
-    shape: tuple[int, ...]
+    dtype: str  # numpy's name of its type
+    shape: tuple[int, ...]  # its shape
 
     @property
     def itemsize(self) -> int:

@@ -16,15 +16,10 @@ from millpond.support.cached_property import cached_property
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class ByteStrings:
-    """Byte strings in one array.
+    """Byte strings in one array."""
 
-    Attributes:
-        data: uint8 ``[bytes]``.
-        offsets: int64 ``[n + 1]``; string ``i`` is ``data[offsets[i]:offsets[i + 1]]``.
-    """
-
-    data: npt.NDArray[np.uint8]
-    offsets: npt.NDArray[np.int64]
+    data: npt.NDArray[np.uint8]  # uint8 `[bytes]`
+    offsets: npt.NDArray[np.int64]  # int64 `[n + 1]`; string `i` is `data[offsets[i]:offsets[i + 1]]`
 
     @classmethod
     def of(cls, strings: Sequence[bytes]) -> Self:
@@ -42,17 +37,11 @@ class ByteStrings:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Ids:
-    """Ids of documents, and where each is found.
+    """Ids of documents, and where each is found."""
 
-    Attributes:
-        strings: The ids in UTF-8.
-        hashes: uint64 ``[n]``, ascending hashes of the ids.
-        order: uint32 ``[n]``: the document of each hash.
-    """
-
-    strings: ByteStrings
-    hashes: npt.NDArray[np.uint64]
-    order: npt.NDArray[np.uint32]
+    strings: ByteStrings  # the ids in UTF-8
+    hashes: npt.NDArray[np.uint64]  # uint64 `[n]`, ascending hashes of the ids
+    order: npt.NDArray[np.uint32]  # uint32 `[n]`: the document of each hash
 
     @classmethod
     def of(cls, strings: ByteStrings, hashes: npt.NDArray[np.uint64]) -> Self:
@@ -90,27 +79,19 @@ class Ids:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Columns:
-    """Documents in arrays.
+    """Documents in arrays."""
 
-    Attributes:
-        offsets: int64 ``[documents + 1]`` into the token rows.
-        scales: float16 ``[tokens]``: of ``rows`` or of ``residuals``; ``None`` if the codec has none.
-        rows: ``[tokens, columns]`` as the codec packs them; ``None`` where residuals stand for them.
-        codes: uint16 ``[tokens]``, the centroid of each row; ``None`` before the centroids were trained.
-        residuals: uint8 ``[tokens, width]`` of :class:`millpond.late_interaction.codecs.residual.Encoded`.
-        ids: The ids.
-        texts: The texts in UTF-8.
-        metadata: JSON objects; no bytes for an empty one.
-    """
-
-    offsets: npt.NDArray[np.int64]
+    offsets: npt.NDArray[np.int64]  # int64 `[documents + 1]` into the token rows
+    # float16 `[tokens]`: of `rows` or of `residuals`; `None` if the codec has none
     scales: npt.NDArray[np.float16] | None
+    # `[tokens, columns]` as the codec packs them; `None` where residuals stand for them
     rows: npt.NDArray[Any] | None
+    # uint16 `[tokens]`, the centroid of each row; `None` before the centroids were trained
     codes: npt.NDArray[np.uint16] | None
-    residuals: npt.NDArray[np.uint8] | None
-    ids: Ids
-    texts: ByteStrings
-    metadata: ByteStrings
+    residuals: npt.NDArray[np.uint8] | None  # uint8 `[tokens, width]` of `Encoded`
+    ids: Ids  # the ids
+    texts: ByteStrings  # the texts in UTF-8
+    metadata: ByteStrings  # JSON objects; no bytes for an empty one
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

@@ -27,25 +27,15 @@ class FileEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class SegmentEntry:
-    """One segment: documents that were written together.
+    """One segment: documents that were written together."""
 
-    Attributes:
-        file: Rows, ids, texts and metadata.
-        documents: Its documents, deleted ones included.
-        tokens: Their token rows.
-        coded: Whether its rows have centroid codes.
-        deleted: A bitmap of its deleted documents; ``None`` if there are none.
-        deleted_documents: Documents in that bitmap.
-        deleted_tokens: Their token rows.
-    """
-
-    file: FileEntry
-    documents: int
-    tokens: int
-    coded: bool
-    deleted: FileEntry | None = None
-    deleted_documents: int = 0
-    deleted_tokens: int = 0
+    file: FileEntry  # rows, ids, texts and metadata
+    documents: int  # its documents, deleted ones included
+    tokens: int  # their token rows
+    coded: bool  # whether its rows have centroid codes
+    deleted: FileEntry | None = None  # A bitmap of its deleted documents; `None` if there are none
+    deleted_documents: int = 0  # documents in that bitmap
+    deleted_tokens: int = 0  # their token rows
 
     @property
     def live_documents(self) -> int:
@@ -60,34 +50,20 @@ class SegmentEntry:
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest:
-    """One state of an index.
+    """One state of an index."""
 
-    Attributes:
-        generation: 0 for a new index, one more with every change.
-        next_number: Number of the next file that is written.
-        payload: The name of the codec.
-        width: The option that the index was created with; ``settings`` have the width of the rows.
-        pool_factor: The option that the index was created with.
-        settings: :class:`millpond.late_interaction.index.settings.IndexSettings` as JSON; ``None`` as long as no row
-            was added.
-        projection: The file of their projection; ``None`` if they have none.
-        codec: The file of the centroids and the residual codec; ``None`` before training.
-        trained_tokens: Token rows of the index when the centroids were trained.
-        segments: The segments, oldest first.
-        saved: Whether ``MemoryIndex.save`` wrote it; then there is one segment.
-    """
-
-    generation: int = 0
-    next_number: int = 1
-    payload: str
-    width: int | None = None
-    pool_factor: int | None = None
+    generation: int = 0  # 0 for a new index, one more with every change
+    next_number: int = 1  # number of the next file that is written
+    payload: str  # the name of the codec
+    width: int | None = None  # the option that the index was created with; `settings` have the width of the rows
+    pool_factor: int | None = None  # the option that the index was created with
+    # `IndexSettings` as JSON; `None` as long as no row was added
     settings: Mapping[str, Any] | None = field(default=None, hash=False)
-    projection: FileEntry | None = None
-    codec: FileEntry | None = None
-    trained_tokens: int = 0
-    segments: tuple[SegmentEntry, ...] = ()
-    saved: bool = False
+    projection: FileEntry | None = None  # the file of their projection; `None` if they have none
+    codec: FileEntry | None = None  # the file of the centroids and the residual codec; `None` before training
+    trained_tokens: int = 0  # token rows of the index when the centroids were trained
+    segments: tuple[SegmentEntry, ...] = ()  # the segments, oldest first
+    saved: bool = False  # whether `MemoryIndex.save` wrote it; then there is one segment
 
     @property
     def row_codec(self) -> Codec:
