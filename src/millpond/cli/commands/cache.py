@@ -12,9 +12,7 @@ import typer
 from millpond.cli.arguments.flags import Command
 
 app = typer.Typer(
-    name="cache",
-    no_args_is_help=True,
-    help="Check and count a vector cache: the file that --cache names.",
+    name="cache", no_args_is_help=True, help="Check and count a vector cache: the file that --cache names."
 )
 
 CachePath = Annotated[Path, typer.Argument(help="File of the cache.", metavar="PATH")]
