@@ -50,53 +50,23 @@ if TYPE_CHECKING:
     from millpond.vectors.ragged import Ragged
     from millpond.vllm.llm import LLM
 
-# Imported on first use, so that `import millpond` is fast and does not import torch.
+# The modules of the names, imported on first use, so that `import millpond` is fast and does not import torch.
 _HOMES = {
-    "AsyncEngine": "engine.async_engine",
-    "CacheError": "errors",
-    "ClassificationOutput": "values.outputs",
-    "EmbeddingOutput": "values.outputs",
-    "DeviceLostError": "errors",
-    "Engine": "engine.engine",
-    "EngineClosedError": "errors",
-    "EngineOverloadedError": "errors",
-    "EngineStats": "values.stats",
-    "Entity": "values.outputs",
-    "FingerprintMismatchError": "errors",
-    "IndexCorruptedError": "errors",
-    "IndexLockedError": "errors",
-    "InputTooLongError": "errors",
-    "InvalidDimensionsError": "errors",
-    "InvalidRequestError": "errors",
-    "LLM": "vllm.llm",
-    "LabelScore": "values.outputs",
-    "MillpondError": "errors",
-    "MissingExtraError": "errors",
-    "ModelLoadError": "errors",
-    "ModelSpec": "values.spec",
-    "Pair": "values.inputs",
-    "PoolingParams": "values.params",
-    "Ragged": "vectors.ragged",
-    "RerankOutput": "values.outputs",
-    "RerankResult": "values.outputs",
-    "RewardOutput": "values.outputs",
-    "ScoreOutput": "values.outputs",
-    "SinkError": "errors",
-    "SourceNotFoundError": "errors",
-    "SpannedText": "values.inputs",
-    "SparseEmbeddingOutput": "values.outputs",
-    "Timings": "values.stats",
-    "TokenClassificationOutput": "values.outputs",
-    "TokenEmbeddingOutput": "values.outputs",
-    "TokenIds": "values.inputs",
-    "TokenSpans": "values.outputs",
-    "UnknownModelError": "errors",
-    "UnsupportedArchitectureError": "errors",
-    "UnsupportedTaskError": "errors",
-    "Usage": "values.outputs",
-    "VectorCache": "cache.vector_cache",
-    "WeightMismatchError": "errors",
+    "cache.vector_cache": "VectorCache",
+    "engine.async_engine": "AsyncEngine",
+    "engine.engine": "Engine",
+    "values.inputs": "Pair SpannedText TokenIds",
+    "values.outputs": (
+        "ClassificationOutput EmbeddingOutput Entity LabelScore RerankOutput RerankResult RewardOutput ScoreOutput "
+        "SparseEmbeddingOutput TokenClassificationOutput TokenEmbeddingOutput TokenSpans Usage"
+    ),
+    "values.params": "PoolingParams",
+    "values.spec": "ModelSpec",
+    "values.stats": "EngineStats Timings",
+    "vectors.ragged": "Ragged",
+    "vllm.llm": "LLM",
 }
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names.split()}
 
 __all__ = [
     "LLM",
@@ -151,10 +121,9 @@ def __getattr__(name: str) -> Any:
         from importlib.metadata import version
 
         return version("millpond")
-    home = _HOMES.get(name)
-    if home is None:
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(f"{__name__}.{home}"), name)
+    return getattr(import_module(f"{__name__}.{_HOME_OF.get(name, 'errors')}"), name)
 
 
 def __dir__() -> list[str]:

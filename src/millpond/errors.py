@@ -162,19 +162,10 @@ class DeviceLostError(MillpondError):
         reason: The device's own error, in one line; ``None`` if it is not known.
     """
 
-    device: str | None = None
-    reason: str | None = None
-
     def __init__(self, message: str, *, device: str | None = None, reason: str | None = None) -> None:
         super().__init__(message)
-        if device is not None:
-            self.device = device
-        if reason is not None:
-            self.reason = reason
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Keep the attributes: exceptions are unpickled from their positional arguments only."""
-        return partial(type(self), device=self.device, reason=self.reason), self.args, self.__dict__
+        self.device = device
+        self.reason = reason
 
 
 class CacheError(MillpondError):
@@ -199,16 +190,9 @@ class SinkUnavailableError(SinkError):
         retry_after: Seconds that the database asks to wait; ``None`` if it did not say so.
     """
 
-    retry_after: float | None = None
-
     def __init__(self, message: str, *, retry_after: float | None = None) -> None:
         super().__init__(message)
-        if retry_after is not None:
-            self.retry_after = retry_after
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Keep ``retry_after``: exceptions are unpickled from their positional arguments only."""
-        return partial(type(self), retry_after=self.retry_after), self.args, self.__dict__
+        self.retry_after = retry_after
 
 
 class SinkTooLargeError(SinkError):

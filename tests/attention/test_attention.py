@@ -1,6 +1,5 @@
 """Every packed attention kernel against attention written out naively, one segment at a time."""
 
-import inspect
 import logging
 from dataclasses import replace
 from types import SimpleNamespace
@@ -195,47 +194,6 @@ def test_tokens_that_are_no_keys_do_not_matter():
     torch.testing.assert_close(sdpa.attend(q, k, v, segments, MASKINGS["full"])[:7], out[:7], atol=0, rtol=0)
 
 
-@pytest.mark.parametrize("name", ["causal", "window", "softcap", "bias"])
-def test_a_dropped_mask_is_seen(name):
-    """Negative control: the comparisons above fail if a kernel ignores the option."""
-    q, k, v = states()
-    forgotten = sdpa.attend(q, k, v, Segments.of(LENGTHS), MASKINGS["full"])
-    assert (forgotten - naive(q, k, v, LENGTHS, MASKINGS[name])).abs().max() > 1e-2
-
-
-def test_window_off_by_one_is_seen():
-    q, k, v = states()
-    wider = sdpa.attend(q, k, v, Segments.of(LENGTHS), Masking(scale=0.25, causal=True, window=6))
-    assert (wider - naive(q, k, v, LENGTHS, MASKINGS["causal window"])).abs().max() > 1e-2
-
-
-def test_bfloat16_is_near():
-    q, k, v = states(torch.bfloat16)
-    out = sdpa.attend(q, k, v, Segments.of(LENGTHS), MASKINGS["full"])
-    reference = naive(q.float(), k.float(), v.float(), LENGTHS, MASKINGS["full"])
-    assert torch.nn.functional.cosine_similarity(out.float().flatten(), reference.flatten(), dim=0) > 0.9999
-
-
-@pytest.mark.filterwarnings("ignore")  # torch warns that the uncompiled function is slow; only tests use it
-@pytest.mark.parametrize("name", ["softcap", "softcap window", "softcap bidirectional"])
-def test_flex_modifiers_equal_naive(name):
-    from torch.nn.attention.flex_attention import flex_attention
-
-    q, k, v = states(kv_heads=2)
-    out = flex.attend(q, k, v, Segments.of(LENGTHS), MASKINGS[name], flex=flex_attention)
-    torch.testing.assert_close(out, naive(q, k, v, LENGTHS, MASKINGS[name]), atol=2e-6, rtol=1e-5)
-
-
-@pytest.mark.filterwarnings("ignore")
-@pytest.mark.parametrize("name", ["softcap", "softcap window", "softcap bidirectional"])
-def test_flex_limits_the_keys(name):
-    from torch.nn.attention.flex_attention import flex_attention
-
-    q, k, v = states(kv_heads=2, lengths=KEY_LENGTHS)
-    out = flex.attend(q, k, v, Segments.of(KEY_LENGTHS, keys=KEYS), MASKINGS[name], flex=flex_attention)
-    torch.testing.assert_close(out, naive(q, k, v, KEY_LENGTHS, MASKINGS[name], KEYS), atol=2e-6, rtol=1e-5)
-
-
 def cuda_query(dtype=torch.bfloat16, dim=16):
     """What kernels read of a query to decide, of one on CUDA, which this machine may not have."""
     return SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=torch.Size((sum(KEY_LENGTHS), 4, dim)))
@@ -296,24 +254,6 @@ def test_only_the_reference_serves_shared_prefixes_on_cuda(name):
     assert on_cuda(MASKINGS[name], shared) is sdpa
 
 
-def test_varlen_windows_are_inclusive_tuples():
-    def window(causal, width):
-        return varlen.window_size(Masking(scale=1.0, causal=causal, window=width), max_seqlen=100)
-
-    assert window(False, None) == (-1, -1)
-    assert window(True, None) == (-1, 0)
-    assert window(True, 5) == (4, 0)
-    assert window(False, 65) == (64, 64)
-    assert window(True, 100) == (-1, 0)  # wider than the longest segment: no bound
-    assert isinstance(window(True, 5), tuple)
-
-
-def test_varlen_reads_its_signature():
-    from torch.nn.attention.varlen import varlen_attn
-
-    assert varlen.parameters() == set(inspect.signature(varlen_attn).parameters)
-
-
 def test_which_kernel_serves_a_call_on_a_cpu():
     for masking in MASKINGS.values():
         narrow = masking.window is not None
@@ -322,26 +262,6 @@ def test_which_kernel_serves_a_call_on_a_cpu():
         serving = {torch.float32: matmul_attention if narrow else sdpa, torch.bfloat16: half, torch.float16: sdpa}
         for dtype, kernel in serving.items():
             assert select(*states(dtype), Segments.of(LENGTHS), masking) is kernel
-
-
-def test_the_first_kernel_of_the_table_that_fits_serves_the_call(monkeypatch):
-    def kernel(name, fits):
-        return SimpleNamespace(NAME=name, fits=lambda *call: fits, attend=lambda *call: name)
-
-    call = (*states(), Segments.of(LENGTHS), MASKINGS["full"])
-    table = (kernel("unfit", False), kernel("first", True), kernel("second", True))
-    monkeypatch.setattr(kernels, "KERNELS", table)
-    assert select(*call) is table[1]
-    assert attend(*call) == "first"
-
-
-def test_no_kernel_uses_another():
-    """The table decides: a kernel that calls another one hides which of them ran."""
-    modules = {kernel.__name__ for kernel in kernels.KERNELS}
-    for kernel in kernels.KERNELS:
-        for value in vars(kernel).values():
-            module = value.__name__ if inspect.ismodule(value) else getattr(value, "__module__", None)
-            assert module == kernel.__name__ or module not in modules
 
 
 def test_the_log_names_the_kernel_once_for_each_kind_of_call(caplog):
@@ -418,3 +338,20 @@ def test_is_causal_as_an_argument_wins_over_the_module():
     )
     expected = naive(*states(), LENGTHS, MASKINGS["full"])
     torch.testing.assert_close(out[0], expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("window", [None, 3, 7, 100])
+@pytest.mark.parametrize("softcap", [None, 2.0])
+def test_attention_over_a_shared_prefix(softcap, window):
+    generator = torch.Generator().manual_seed(1)
+    masking = Masking(scale=0.5, causal=True, window=window, softcap=softcap)
+    prefix, own = 6, (1, 4, 4, 9)
+    states = [torch.randn(prefix + sum(own), heads, 8, generator=generator) for heads in (4, 2, 2)]
+    segments = Segments.of((prefix, *own), prefixes=(-1, 0, 0, 0, 0))
+    out = sdpa.attend(*states, segments, masking)
+    start = prefix
+    for length in own:
+        rows = [torch.cat((part[:prefix], part[start : start + length])) for part in states]
+        alone = sdpa.attend(*rows, Segments.of((prefix + length,)), masking)
+        torch.testing.assert_close(out[start : start + length], alone[prefix:], atol=1e-5, rtol=1e-5)
+        start += length

@@ -1,13 +1,9 @@
-"""The compiled kernels against float32 references over the same numbers, and the hook that builds them."""
+"""The compiled kernels against float32 references over the same numbers, one kernel after the other."""
 
 import ctypes
-import os
-import shutil
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,25 +20,11 @@ from millpond.models.rotary import apply_rotary
 from millpond.native import library as place
 from millpond.native.library import library
 
-ROOT = Path(__file__).parents[2]
 built = pytest.mark.skipif(library() is None, reason="no compiled kernel: no C++ compiler, or no AVX512-BF16")
 # Weights and values are rounded to bfloat16, each by at most 2^-9, and the sum is rounded once more.
 TOLERANCE = {"atol": 0.02, "rtol": 0.01}
 LENGTHS = [[7], [1, 1, 2], [15, 16, 17, 31, 32, 33], [5, 6, 6, 7, 12, 13, 64, 65], [1030, 3, 511, 512, 513]]
 SHAPES = [(4, 4, 32), (4, 2, 16), (3, 1, 48), (2, 2, 64), (2, 1, 80), (2, 1, 96), (4, 2, 128), (1, 1, 256)]
-
-
-@pytest.fixture
-def fresh():
-    """Load the library again in this test, and once more after it."""
-
-    def forget():
-        library.cache_clear()
-        place._load.cache_clear()
-
-    forget()
-    yield forget
-    forget()
 
 
 @pytest.fixture(scope="module")
@@ -66,6 +48,16 @@ def states(lengths, heads, kv_heads, dim, *, size=1.0):
     fused = size * torch.randn(sum(lengths), heads + 2 * kv_heads, dim, generator=generator)
     query, key, value = fused.bfloat16().split([heads, kv_heads, kv_heads], 1)
     return query, key, value / size
+
+
+@contextmanager
+def torch_threads(count):
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def reference(query, key, value, segments, masking):
@@ -200,15 +192,10 @@ def test_threads_change_nothing(masking):
     lengths = [1200, 3, 40, 40, 700]
     qkv, segments = states(lengths, 4, 2, 32), Segments.of(lengths)
     outputs = []
-    before = torch.get_num_threads()
-    try:
-        for threads in (1, 2, 5):
-            torch.set_num_threads(threads)
+    for threads in (1, 2, 5):
+        with torch_threads(threads):
             outputs.append(native.attend(*qkv, segments, masking))
-    finally:
-        torch.set_num_threads(before)
-    assert torch.equal(outputs[0], outputs[1])
-    assert torch.equal(outputs[0], outputs[2])
+    assert torch.equal(outputs[0], outputs[1]) and torch.equal(outputs[0], outputs[2])
 
 
 @built
@@ -249,32 +236,6 @@ def test_which_kernel_serves_a_call():
     assert select(*(x.float() for x in qkv), segments, causal) is sdpa
     assert select(*qkv, segments, replace(causal, bias=torch.zeros(2, 4, 4))) is matmul_attention
     assert select(*qkv, segments, replace(causal, bias=torch.zeros(2, 4, 4).bfloat16())) is native
-
-
-def test_without_the_library_other_kernels_serve_the_calls(fresh, monkeypatch, tmp_path):
-    qkv = states([4], 2, 2, 32)
-    monkeypatch.setattr(place, "LIBRARY", tmp_path / "none.so")
-    assert library() is None
-    assert native.unavailable() == "not built: there was no C++ compiler when millpond was installed"
-    assert select(*qkv, Segments.of([4]), Masking(scale=1.0, causal=True)) is matmul_attention
-    (tmp_path / "none.so").write_bytes(b"not a library")
-    fresh()
-    assert library() is None
-    assert native.unavailable() == "the library cannot be loaded; install millpond again"
-
-
-def test_it_can_be_switched_off(fresh, monkeypatch):
-    monkeypatch.setenv("MILLPOND_NATIVE", "0")
-    assert library() is None
-    assert native.unavailable() == "switched off by MILLPOND_NATIVE=0"
-
-
-@built
-def test_a_library_of_another_version_is_left_alone(fresh, monkeypatch, caplog):
-    monkeypatch.setattr(place, "source_hash", lambda: 1)
-    assert library() is None
-    assert "install millpond again" in caplog.text
-    assert native.unavailable() == "built from other sources; install millpond again"
 
 
 @built
@@ -362,21 +323,6 @@ def test_rows_of_a_wider_tensor():
     assert torch.equal(wide[:, 32:64], middle)
 
 
-@built
-def test_a_norm_of_many_threads():
-    generator = torch.Generator().manual_seed(0)
-    states, residual = (torch.randn(999, 384, generator=generator).bfloat16() for _ in range(2))
-    add_norm = AddNorm(norms(384).bfloat16().requires_grad_(False))
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = add_norm(states.clone(), residual)
-        torch.set_num_threads(3)
-        assert torch.equal(add_norm(states.clone(), residual), one)
-    finally:
-        torch.set_num_threads(before)
-
-
 @pytest.mark.parametrize("norm", [norms(384), norms(24).bfloat16(), torch.nn.LayerNorm(32, bias=False).bfloat16()])
 def test_other_norms_are_torchs(norm, monkeypatch):
     (dim,) = norm.normalized_shape
@@ -434,102 +380,10 @@ def test_norms_and_rotary_positions_of_many_threads():
     rows = torch.randn(999, 4, 64, generator=generator).bfloat16()
     angles = torch.rand(999, 1, 64, generator=generator).bfloat16()
     norm = RMSNorm(torch.rand(4, 64).bfloat16(), 1e-6)
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(1)
-        one = apply_rotary(norm(rows), angles.cos(), angles.sin())
-        torch.set_num_threads(3)
-        assert torch.equal(apply_rotary(norm(rows), angles.cos(), angles.sin()), one)
-    finally:
-        torch.set_num_threads(before)
-
-
-# --- The build --------------------------------------------------------------------------------------------------------
-
-
-def build(tmp_path, monkeypatch, **environment):
-    """Run the build hook over a copy of the sources; returns its build data, its warnings, and the library's path."""
-    pytest.importorskip("hatchling")
-    monkeypatch.syspath_prepend(str(ROOT))
-    import hatch_build
-
-    folder = tmp_path / "src/millpond/native"
-    shutil.copytree(ROOT / "src/millpond/native", folder, ignore=shutil.ignore_patterns("*.so", "__pycache__"))
-    for name in ("CXX", "MILLPOND_NATIVE"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in environment.items():
-        monkeypatch.setenv(name, value)
-    warnings: list[str] = []
-
-    class App:
-        display_warning = staticmethod(warnings.append)
-
-    hook = hatch_build.KernelsBuildHook(str(tmp_path), {}, None, None, str(tmp_path), "wheel", App())
-    data = {"artifacts": []}
-    hook.initialize("standard", data)
-    return data, warnings, folder / "libmillpond.so"
-
-
-@pytest.mark.slow
-@built
-def test_the_hook_builds_a_wheel_of_this_platform(tmp_path, monkeypatch):
-    data, warnings, made = build(tmp_path, monkeypatch)
-    assert not warnings
-    assert data["pure_python"] is False
-    assert data["tag"] == "py3-none-linux_x86_64"
-    assert data["artifacts"] == ["/src/millpond/native/libmillpond.so"]
-    assert list(made.parent.glob("*.so")) == [made]
-    assert ctypes.CDLL(str(made)).millpond_supported() == 1
-
-
-def test_it_is_there_where_this_tree_has_one():
-    """All tests of the kernels skip without the library; that must not hide one that does not load."""
-    if os.environ.get("MILLPOND_NATIVE") == "0" or not Path(place.LIBRARY).exists():
-        pytest.skip("switched off, or not built")
-    if ctypes.CDLL(str(place.LIBRARY)).millpond_supported():
-        assert library() is not None, "install millpond again: its kernels are of other sources"
-
-
-@pytest.mark.contract
-@built
-@pytest.mark.skipif(shutil.which("readelf") is None, reason="no readelf")
-def test_the_library_needs_only_the_c_library():
-    """torch's thread pool is a weak symbol, not a linked library."""
-    listed = subprocess.run(["readelf", "-d", place.LIBRARY], capture_output=True, text=True, check=True).stdout
-    assert [line.partition("[")[2] for line in listed.splitlines() if "NEEDED" in line] in (["libc.so.6]"], [])
-
-
-@pytest.mark.contract
-@built
-def test_a_tree_that_cannot_be_written_gives_a_pure_package(tmp_path, monkeypatch):
-    def refuse(self, *, missing_ok=False):
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    data, warnings, _ = build(tmp_path, monkeypatch, CXX="false")
-    assert len(warnings) == 1
-    assert data == {"artifacts": []}
-
-
-@pytest.mark.contract
-@pytest.mark.parametrize("environment", [{"CXX": "/nowhere/c++"}, {"CXX": "false"}, {"MILLPOND_NATIVE": "0"}])
-def test_without_a_compiler_the_package_is_pure(tmp_path, monkeypatch, environment):
-    data, warnings, made = build(tmp_path, monkeypatch, **environment)
-    assert len(warnings) == 1
-    assert not made.exists()
-    assert data == {"artifacts": []}
-
-
-@pytest.mark.contract
-def test_a_release_insists(tmp_path, monkeypatch):
-    with pytest.raises(RuntimeError, match="could not be built"):
-        build(tmp_path, monkeypatch, CXX="/nowhere/c++", MILLPOND_NATIVE="1")
-
-
-@pytest.mark.contract
-@built
-def test_a_process_without_torchs_threads_can_load_it():
-    """The thread pool is a weak symbol: without torch in the process, one thread does the work."""
-    code = "import ctypes, sys; print(ctypes.CDLL(sys.argv[1]).millpond_supported())"
-    run = subprocess.run([sys.executable, "-c", code, place.LIBRARY], capture_output=True, text=True)
-    assert run.stdout.strip() == "1", run.stderr
+    states, residual = (torch.randn(999, 384, generator=generator).bfloat16() for _ in range(2))
+    add_norm = AddNorm(norms(384).bfloat16().requires_grad_(False))
+    with torch_threads(1):
+        one = apply_rotary(norm(rows), angles.cos(), angles.sin()), add_norm(states.clone(), residual)
+    with torch_threads(3):
+        other = apply_rotary(norm(rows), angles.cos(), angles.sin()), add_norm(states.clone(), residual)
+    assert all(map(torch.equal, one, other))

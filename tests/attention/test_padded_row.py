@@ -11,7 +11,7 @@ from tests.dispatched import Dispatched
 
 from millpond.attention import dense, padded_row, sdpa
 from millpond.attention.padded_row import PaddedRow
-from millpond.attention.segments import Segments, on_device
+from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 
 CPU = torch.device("cpu")
@@ -54,12 +54,6 @@ def states(segments, kv_heads=4, dim=16, size=1.0, dtype=torch.float32):
     return [(size * torch.randn(shape, generator=generator)).to(dtype) for shape in shapes]
 
 
-def reference(q, k, v, segments, masking):
-    """The kernel on a CPU: run by run, which tests hold equal to attention in plain loops."""
-    assert q.device.type == "cpu"
-    return sdpa.attend(q, k, v, segments, masking)
-
-
 # All that the kernel pads; no model has a bias and prefixes.
 PADDED = [
     (layout, masking)
@@ -72,7 +66,7 @@ PADDED = [
 def test_batches_equal_the_reference(layout, masking, kv_heads, monkeypatch):
     segments, masking = segments_of(layout), MASKINGS[masking]
     q, k, v = states(segments, kv_heads)
-    expected = reference(q, k, v, segments, masking)
+    expected = sdpa.attend(q, k, v, segments, masking)
     torch.testing.assert_close(sdpa.attend_padded(q, k, v, segments, masking), expected, atol=2e-6, rtol=1e-5)
     monkeypatch.setattr(padded_row, "_SCORES", 0)  # more batches of fewer texts
     monkeypatch.setattr(padded_row, "_TOKENS", 0)
@@ -95,7 +89,7 @@ def test_what_cannot_be_padded():
 def test_any_width_of_heads_reaches_torch_as_a_multiple_of_8(name, dim, monkeypatch):
     segments = segments_of("unsorted")
     q, k, v = states(segments, dim=dim)
-    expected = reference(q, k, v, segments, MASKINGS[name])
+    expected = sdpa.attend(q, k, v, segments, MASKINGS[name])
     widths = []
     right = dense.F.scaled_dot_product_attention
 
@@ -125,7 +119,7 @@ def test_hidden_tokens_stay_hidden_in_every_precision(dtype, size):
     out = sdpa.attend_padded(q, k, v, segments, MASKINGS["full"])
     assert torch.equal(out, sdpa.attend_padded(q, *changed, segments, MASKINGS["full"]))
     close = {torch.float32: 1e-5, torch.float16: 2e-2, torch.bfloat16: 1e-1}[dtype]
-    torch.testing.assert_close(out, reference(q, k, v, segments, MASKINGS["full"]), atol=close * size, rtol=close)
+    torch.testing.assert_close(out, sdpa.attend(q, k, v, segments, MASKINGS["full"]), atol=close * size, rtol=close)
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -240,19 +234,3 @@ def test_a_mask_takes_two_bytes_for_each_pair(causal, window):
     with Dispatched() as dispatched:
         Masking(scale=1.0, causal=causal, window=100).mask(2000, CPU)
     assert dispatched.largest <= 2 * 2000**2
-
-
-def test_a_copy_to_a_gpu_is_pinned_and_waits_for_nothing():
-    calls = []
-
-    class Host:
-        def pin_memory(self):
-            calls.append("pin")
-            return self
-
-        def to(self, device, non_blocking):
-            calls.append((str(device), non_blocking))
-
-    on_device(Host(), "cuda:1")
-    on_device(Host(), torch.device("cpu"))
-    assert calls == ["pin", ("cuda:1", True), ("cpu", True)]

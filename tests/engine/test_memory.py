@@ -11,7 +11,7 @@ from tests.tiny import SENTENCES, Layout, write_checkpoint
 from millpond import Engine
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call, CallHooks
+from millpond.engine.schedule.call import Call
 from millpond.pooling.pooler import OutputSpec
 from millpond.vectors.matryoshka import cut
 
@@ -87,7 +87,7 @@ def test_a_call_hands_its_own_rows_over_unless_a_cache_is_going_to_read_them(cac
         if call.committed(len(slots)):
             call.finish()
 
-    call = Call(list("abcdef"), plan, CallHooks(assemble=assemble, commit=commit if cached else None), native_width=8)
+    call = Call(list("abcdef"), plan, assemble=assemble, commit=commit if cached else None, native_width=8)
     call.deliver([4, 2], list(rows()[[4, 2]]))
     call.deliver([0, 1, 3, 5], list(rows()[[0, 1, 3, 5]]))
     result = call.future.result().embeddings

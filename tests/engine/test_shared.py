@@ -143,7 +143,7 @@ from millpond.errors import EngineClosedError
 
 engine = module.get_engine(sys.argv[1])
 expected = engine.embed(["tides"]).embeddings
-held = module._REGISTRY._lock
+held = module._lock
 held.acquire()  # as if another thread were inside
 child = os.fork()
 if child == 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,57 +16,26 @@ from tests.tiny import MAX_TOKENS, TEXTS, drop_tensor, edit_json, write_checkpoi
 from tests.tiny.heads import write_m3, write_splade
 from transformers import AutoModel, AutoTokenizer
 
-from millpond.attention.segments import Segments
-from millpond.checkpoints.architectures import find
-from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
-from millpond.checkpoints.layouts.sparse import Splade, TokenWeights
-from millpond.checkpoints.native_config import translate
+from millpond import Engine
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
-from millpond.models.load import load_backbone
-from millpond.pooling.masked_lm import build_masked_head
-from millpond.pooling.sparse import SpladeHead, build_sparse, build_token_vectors
 
-CPU = torch.device("cpu")
 FAMILIES = ("bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "modernbert")
 # A text of one token, and one of the maximum length.
 EXTREMES = ("", " ".join(["deep"] * 2 * MAX_TOKENS))
 
 
-def states(checkpoint: Checkpoint, texts: tuple[str, ...]) -> tuple[torch.Tensor, Segments, torch.Tensor]:
-    """Hidden states [tokens, hidden], segments and ids [tokens] of ``texts`` packed into one row."""
-    name, folder = checkpoint.source.name, checkpoint.layout.transformer
-    row = find(checkpoint.config, name)
-    backbone = load_backbone(checkpoint, row, device=CPU, dtype=torch.float32)
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    ids = tokenizer(list(texts), truncation=True, max_length=MAX_TOKENS)["input_ids"]
-    offset = row.position_offset(translate(row, checkpoint.config, name))
-    places = torch.tensor([i + offset for text in ids for i in range(len(text))])
-    flat, segments = torch.tensor([token for text in ids for token in text]), Segments.of([len(text) for text in ids])
-    types = {"token_type_ids": torch.zeros_like(flat)[None]} if row.token_types else {}
-    with torch.inference_mode():
-        out = backbone(input_ids=flat[None], position_ids=places[None], segments=segments, **types)
-    return out.last_hidden_state[0], segments, flat
+def load(folder: Path, **overrides: Any) -> Engine:
+    return Engine(folder, dtype="float32", device="cpu", hf_overrides=overrides or None)
 
 
-def weights(folder: Path, texts: tuple[str, ...], *, logits: int | None = None, **overrides: Any) -> np.ndarray:
-    """Dense weights ``[n, vocabulary]`` of the checkpoint; ``logits`` limits the logits in memory at once."""
-    checkpoint = read_checkpoint(folder, hf_overrides=overrides or None)
-    description = checkpoint.layout.sparse
-    assert description is not None
-    head: Any = build_sparse(description, checkpoint.config, width=48, device=CPU)
-    if logits is not None:
-        head = SpladeHead(head.vocabulary, description.strategy, description.activation, logits=logits)
-    hidden, segments, ids = states(checkpoint, texts)
-    with torch.inference_mode():
-        entries, values, counts = head.read(hidden, segments, ids)
-    assert entries.dtype is torch.int32
-    assert values.dtype is torch.float32
-    assert (values > 0).all()
-    assert len(counts) == len(texts)
-    dense = np.zeros((len(texts), int(checkpoint.config["vocab_size"])), np.float32)
-    rows = np.repeat(np.arange(len(texts)), counts)
-    assert len({*zip(rows.tolist(), entries.tolist(), strict=True)}) == len(entries)  # no entry twice
-    dense[rows, entries.numpy()] = values.numpy()
+def weights(folder: Path, texts: tuple[str, ...], **overrides: Any) -> np.ndarray:
+    """Dense weights ``[n, vocabulary]`` of the checkpoint."""
+    with load(folder, **overrides) as engine:
+        rows = engine.encode(texts, task="sparse_embed").embeddings
+    dense = np.zeros((len(texts), json.loads((folder / "config.json").read_text())["vocab_size"]), np.float32)
+    for row, found in zip(dense, rows, strict=True):
+        assert all(weight > 0 for weight in found.values())
+        row[list(found.keys())] = list(found.values())
     return dense
 
 
@@ -121,35 +92,13 @@ def test_pooling_strategies(strategy, activation, style, tmp_path):
     assert difference(weights(folder, TEXTS), expected) > VISIBLE
 
 
-@pytest.mark.parametrize("strategy", ["max", "sum"])
-@pytest.mark.parametrize("tokens", [1, 2, 7, 1000])
-def test_chunks_change_nothing(tokens, strategy, tmp_path):
-    folder = write_splade(tmp_path / "model", strategy=strategy)
-    vocabulary = read_checkpoint(folder).config["vocab_size"]
-    expected = weights(folder, TEXTS)
-    assert difference(weights(folder, TEXTS, logits=tokens * vocabulary), expected) <= TOLERANCE
-
-
-def test_no_more_logits_at_once_than_a_chunk(tmp_path):
-    folder = write_splade(tmp_path / "model")
-    checkpoint = read_checkpoint(folder)
-    head = SpladeHead(build_masked_head(folder, checkpoint.config, CPU), "max", "relu", logits=5 * 400)
-    seen: list[int] = []
-    head.vocabulary.register_forward_hook(lambda module, inputs, logits: seen.append(logits.numel()))
-    hidden, segments, ids = states(checkpoint, TEXTS)
-    head.read(hidden, segments, ids)
-    assert sum(seen) == segments.total * head.vocabulary.vocabulary  # each token once
-    assert max(seen) <= 5 * 400
-    assert len(seen) > 10
-
-
 def test_a_plain_masked_language_model_is_a_splade_with_the_override(tmp_path):
     folder = write_checkpoint(tmp_path / "plain", wrapped=True)
-    assert read_checkpoint(folder).layout.sparse is None
-    named = {"architectures": ["BertSpladeSparseEmbeddingModel"]}
-    assert read_checkpoint(folder, hf_overrides=named).layout.sparse == Splade(folder=folder)
+    with load(folder) as engine:
+        assert "sparse_embed" not in engine.tasks
     expected = reference(write_splade(tmp_path / "listed"), TEXTS)
-    assert difference(weights(folder, TEXTS, **named), expected) <= TOLERANCE
+    actual = weights(folder, TEXTS, architectures=["BertSpladeSparseEmbeddingModel"])
+    assert difference(actual, expected) <= TOLERANCE
 
 
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta"])
@@ -236,108 +185,91 @@ def test_m3_gives_special_tokens_no_weight(tmp_path):
 def test_m3_vectors(width, tmp_path):
     folder = write_m3(tmp_path / "model", colbert_width=width)
     expected = m3_reference(folder, TEXTS)[1]
-    checkpoint = read_checkpoint(folder)
-    assert checkpoint.layout.token_vectors is not None
-    head = build_token_vectors(checkpoint.layout.token_vectors, width=48, device=CPU)
-    hidden, segments, _ = states(checkpoint, TEXTS)
-    with torch.inference_mode():
-        rows = torch.nn.functional.normalize(head(hidden), dim=-1).split(list(segments.lengths))
-    for actual, text in zip(rows, expected, strict=True):
-        assert np.abs(actual.numpy()[1:] - text).max() <= TOLERANCE
-    assert np.abs(rows[1].numpy()[:-1] - expected[1]).max() > VISIBLE  # the first token is left out, not the last
+    with load(folder) as engine:
+        rows = engine.token_embed(TEXTS, normalize=True).embeddings
+    for actual, text in zip(rows, expected, strict=True):  # of every token but the first
+        assert np.abs(actual - text).max() <= TOLERANCE
 
 
 def test_m3_is_recognized_by_its_files(tmp_path):
     folder = write_m3(tmp_path / "model")
-    layout = read_checkpoint(folder).layout
-    assert isinstance(layout.sparse, TokenWeights)
-    digest = read_checkpoint(folder).digest()
-    (folder / "colbert_linear.pt").unlink()
-    assert read_checkpoint(folder).layout.token_vectors is None
-    assert read_checkpoint(folder).digest() != digest
+    with load(folder) as engine:
+        assert "sparse_embed" in engine.tasks
     (folder / "sparse_linear.pt").unlink()
-    assert read_checkpoint(folder).layout.sparse is None
+    with load(folder) as engine:
+        assert "sparse_embed" not in engine.tasks
 
 
 # --- Refusals ---------------------------------------------------------------------------------------------------------
 
 
+def change(file: str, **fields: Any) -> Callable[[Path], Any]:
+    return lambda folder: edit_json(folder / file, **fields)
+
+
+def module(old: str, new: str) -> Callable[[Path], Any]:
+    def edit(folder: Path) -> None:
+        modules = (folder / "modules.json").read_text()
+        assert f'.{old}"' in modules
+        (folder / "modules.json").write_text(modules.replace(f'.{old}"', f'.{new}"'))
+
+    return edit
+
+
+def layer(content: Any) -> Callable[[Path], Any]:
+    return lambda folder: torch.save(content, folder / "sparse_linear.pt")
+
+
+POOLING = "1_SpladePooling/config.json"
+OTHERS = ("Router", "SparseStaticEmbedding", "SparseAutoEncoder")
+HEADLESS = "cls.predictions.transform.dense.weight"
+
+
 @pytest.mark.parametrize(
-    ("file", "fields", "match"),
+    ("error", "write", "edit", "match"),
     [
-        ("1_SpladePooling/config.json", {"pooling_strategy": "mean"}, "pooling_strategy 'mean'.*max, sum"),
-        ("1_SpladePooling/config.json", {"activation_function": "gelu"}, "activation_function 'gelu'"),
-        ("sentence_bert_config.json", {"transformer_task": "feature-extraction"}, "must be 'fill-mask'"),
+        (ModelLoadError, write_splade, change(POOLING, pooling_strategy="mean"), "pooling_strategy 'mean'.*max, sum"),
+        (ModelLoadError, write_splade, change(POOLING, activation_function="gelu"), "activation_function 'gelu'"),
+        (
+            ModelLoadError,
+            write_splade,
+            change("sentence_bert_config.json", transformer_task="feature-extraction"),
+            "must be 'fill-mask'",
+        ),
+        *(
+            (ModelLoadError, write_splade, module(old, new), rf"{new}\b.*millpond")
+            for old in ("Transformer", "SpladePooling")
+            for new in OTHERS
+        ),
+        (WeightMismatchError, write_splade, lambda folder: drop_tensor(folder, HEADLESS), "no masked language"),
+        (
+            WeightMismatchError,
+            write_splade,
+            lambda folder: _change(folder, "cls.predictions.bias", lambda tensor: tensor[:-1]),
+            "decoder_bias",
+        ),
+        (WeightMismatchError, write_m3, layer({"weight": torch.ones(1, 40)}), r"\(1, 40\).*48 wide"),
+        (WeightMismatchError, write_m3, layer({"weight": torch.ones(2, 48)}), "must give 1"),
+        (WeightMismatchError, write_m3, layer({"kernel": torch.ones(1, 48)}), "missing"),
+        (
+            WeightMismatchError,
+            write_m3,
+            layer({"weight": torch.ones(1, 48), "scale": torch.ones(1)}),
+            "does not hold a linear layer",
+        ),
+        (ModelLoadError, write_m3, layer({"weight": print}), "damaged"),
+        (ModelLoadError, write_m3, lambda folder: (folder / "sparse_linear.pt").write_bytes(b"none"), "damaged"),
+        (ModelLoadError, write_m3, change("tokenizer.json", added_tokens=[]), "added token"),
     ],
 )
-def test_settings_that_millpond_does_not_know(file, fields, match, tmp_path):
-    folder = write_splade(tmp_path / "model")
-    edit_json(folder / file, **fields)
-    with pytest.raises(ModelLoadError, match=match):
-        read_checkpoint(folder)
-
-
-@pytest.mark.parametrize("place", [0, 1])
-@pytest.mark.parametrize("name", ["Router", "SparseStaticEmbedding", "SparseAutoEncoder"])
-def test_other_sparse_modules_are_refused_by_name(name, place, tmp_path):
-    folder = write_splade(tmp_path / "model")
-    modules = (folder / "modules.json").read_text()
-    old = ("Transformer", "SpladePooling")[place]
-    changed = modules.replace(f'.{old}"', f'.{name}"')
-    assert changed != modules
-    (folder / "modules.json").write_text(changed)
-    with pytest.raises(ModelLoadError, match=rf"{name}\b.*millpond"):
-        read_checkpoint(folder)
-
-
-def test_a_backbone_without_its_language_model(tmp_path):
-    folder = write_splade(tmp_path / "model")
-    drop_tensor(folder, "cls.predictions.transform.dense.weight")
-    with pytest.raises(WeightMismatchError, match=r"cls\.predictions\.transform\.dense\.weight.*no masked language"):
-        weights(folder, TEXTS)
-
-
-def test_a_head_that_does_not_fit(tmp_path):
-    folder = write_splade(tmp_path / "model")
-    _change(folder, "cls.predictions.bias", lambda tensor: tensor[:-1])
-    with pytest.raises(WeightMismatchError, match="decoder_bias"):
-        build_masked_head(folder, read_checkpoint(folder).config, CPU)
+def test_a_sparse_checkpoint_is_refused(error, write, edit, match, tmp_path):
+    folder = write(tmp_path / "model")
+    edit(folder)
+    with pytest.raises(error, match=match):
+        load(folder)
 
 
 def test_a_family_without_a_known_head(tmp_path):
-    folder = write_checkpoint(tmp_path / "model", "llama")
+    folder = write_checkpoint(tmp_path / "model", "llama", wrapped=True)
     with pytest.raises(UnsupportedArchitectureError, match="model_type 'llama'.*bert"):
-        build_masked_head(folder, read_checkpoint(folder).config, CPU)
-
-
-@pytest.mark.parametrize(
-    ("layer", "match"),
-    [
-        ({"weight": torch.ones(1, 40)}, r"\(1, 40\).*48 wide"),
-        ({"weight": torch.ones(2, 48)}, "must give 1"),
-        ({"kernel": torch.ones(1, 48)}, "missing"),
-        ({"weight": torch.ones(1, 48), "scale": torch.ones(1)}, "does not hold a linear layer"),
-    ],
-)
-def test_a_layer_of_m3_that_does_not_fit(layer, match, tmp_path):
-    folder = write_m3(tmp_path / "model")
-    torch.save(layer, folder / "sparse_linear.pt")
-    with pytest.raises(WeightMismatchError, match=match):
-        weights(folder, TEXTS)
-
-
-def test_a_layer_of_m3_that_is_damaged_or_code(tmp_path):
-    folder = write_m3(tmp_path / "model")
-    torch.save({"weight": print}, folder / "sparse_linear.pt")
-    with pytest.raises(ModelLoadError, match="damaged"):
-        weights(folder, TEXTS)
-    (folder / "sparse_linear.pt").write_bytes(b"no tensors")
-    with pytest.raises(ModelLoadError, match="damaged"):
-        weights(folder, TEXTS)
-
-
-def test_m3_without_the_ids_of_its_special_tokens(tmp_path):
-    folder = write_m3(tmp_path / "model")
-    edit_json(folder / "tokenizer.json", added_tokens=[])
-    with pytest.raises(ModelLoadError, match="added token"):
-        read_checkpoint(folder)
+        load(folder, architectures=["LlamaSpladeSparseEmbeddingModel"])

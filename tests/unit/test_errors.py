@@ -49,6 +49,7 @@ OPTIONS = {
     "DeviceLostError": {"device": "cuda:1", "reason": "CUDA error: unspecified launch failure"},
     "EngineOverloadedError": {"retry_after": 1.5},
     "InvalidDimensionsError": {"dimensions": 3, "native": 48, "declared": (8, 16), "smallest": 1, "trained": True},
+    "SinkUnavailableError": {"retry_after": 3.0},
     "InputTooLongError": {"index": 2, "tokens": 70, "limit": 64, "at_least": True},
 }
 

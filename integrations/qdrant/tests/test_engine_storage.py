@@ -158,11 +158,13 @@ def _params(params: models.SearchParams | None) -> Any:
 
 
 def _filter(native: models.Filter | None) -> Any:
-    """The filters of this file: one number."""
+    """The filters of this file: one number, or one str."""
     if native is None:
         return None
     (alternatives,) = native.must  # type: ignore[misc]
     (condition,) = alternatives.should  # type: ignore[union-attr]
+    if condition.match is not None:
+        return edge.Filter(must=[edge.FieldCondition(condition.key, match=edge.MatchValue(condition.match.value))])
     value = condition.range.gte
     return edge.Filter(must=[edge.FieldCondition(condition.key, range=edge.RangeFloat(gte=value, lte=value))])
 
@@ -190,6 +192,52 @@ def recall(engine: Engine, sink: QdrantSink, exact: npt.NDArray[np.float32], **o
         ids = {hit.id for hit in sink.search(engine, question, k=10, **options)}
         found += len(ids & {RECORDS[row].id for row in np.argsort(-scores)[:10]})
     return found / (10 * len(QUESTIONS))
+
+
+def test_a_coarse_to_fine_search_has_the_hits_of_local_mode(engine: Engine, client: RealEngine) -> None:
+    sinks = [QdrantSink(place, "docs", dimensions=[16, 384]) for place in (client, ":memory:")]
+    for sink in sinks:
+        ingest(RECORDS, engine=engine, sink=sink, show_progress=False)
+    differing = 0
+    for question in QUESTIONS:
+        real, local = (sink.search(engine, question, k=8, candidates=15) for sink in sinks)
+        assert [hit.score for hit in real] == pytest.approx([hit.score for hit in local], abs=1e-5)
+        assert {hit.id for hit in real[:7]} <= {hit.id for hit in local}  # of equal scores the last may be another
+        straight = sinks[0].search(engine, question, k=8, coarse_to_fine=False)
+        differing += [hit.id for hit in straight] != [hit.id for hit in real]
+    assert differing  # otherwise the funnel could not be told from a plain search
+
+
+# Not a quote or a backslash, which the sink refuses.
+KEYS = [
+    "",
+    " ",
+    "a b",
+    "a.b",
+    "a[0]",
+    "[]",
+    "1",
+    "-1",
+    "1.5",
+    "a-b",
+    "a/b",
+    "*",
+    "$x",
+    "é",
+    "漢字",
+    "😀",
+    "a\nb",
+    "a'b",
+]
+
+
+@pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
+def test_the_path_of_every_key_is_that_key(engine: Engine, client: RealEngine, form: str) -> None:
+    sink = QdrantSink(client, "docs", dimensions=[384], fields=form)
+    rows = [Record(str(n), "text", {key: "its value"}) for n, key in enumerate(KEYS)]
+    ingest(rows, engine=engine, sink=sink, show_progress=False)
+    for n, key in enumerate(KEYS):
+        assert [hit.id for hit in sink.search(engine, "text", k=99, filter={key: "its value"})] == [str(n)]
 
 
 @pytest.mark.parametrize(

@@ -190,23 +190,13 @@ TOO_LARGE = "Payload error: JSON payload (62922836 bytes) is larger than allowed
         (400, "Wrong input: Vector dimension error: expected dim: 8, got 9", SinkRejectedError),
         (422, "Validation error in JSON body: [points[0].id: not valid]", SinkRejectedError),
         (400, TOO_LARGE, SinkTooLargeError),
-        (400, "the request exceeds the limit of 32 MB", SinkTooLargeError),
         (413, "Request Entity Too Large", SinkTooLargeError),
         (408, "timed out", SinkUnavailableError),
         (429, "slow down", SinkUnavailableError),
         (500, "Service internal error: No space left on device", SinkUnavailableError),
-        (502, "bad gateway", SinkUnavailableError),
-        (503, "a shard is not available", SinkUnavailableError),
-        (504, "gateway timeout", SinkUnavailableError),
         (401, "Must provide an API key", SinkError),
-        (403, "Global write access is required", SinkError),
         (404, "Not found: Collection `docs` doesn't exist!", SinkError),
-        (405, "no such method", SinkError),
-        (409, "Conflict", SinkError),
-        (301, "moved", SinkError),
-        (302, "moved", SinkError),
         (307, "moved", SinkError),
-        (308, "moved", SinkError),
         (204, "", SinkError),
     ],
     ids=lambda value: str(value)[:24] if not isinstance(value, type) else value.__name__,
@@ -230,17 +220,14 @@ def test_a_status_is_retried_split_isolated_or_final(
     ("status", "value", "seconds"),
     [
         (429, "7", 7.0),
-        (429, "0", 0.0),
         (429, "1.5", 1.5),
         (429, formatdate(time.time() + 3600, usegmt=True), 3600.0),
         (429, formatdate(1, usegmt=True), 0.0),
-        (503, "3", 3.0),
         (429, "soon", None),
         (503, "-1", None),
-        (503, "nan", None),
         (503, None, None),
     ],
-    ids=["int", "zero", "float", "date", "past", "503", "words", "negative", "nan", "none"],
+    ids=["int", "float", "date", "past", "words", "negative", "none"],
 )
 def test_what_the_server_asks_to_wait_is_handed_on(
     engine: Engine, server: Server, status: int, value: str | None, seconds: float | None
@@ -260,37 +247,13 @@ def test_what_the_server_asks_to_wait_is_handed_on(
     [
         (b"<html><body>502 of a proxy</body></html>", "something that is not JSON"),
         (b"", "something that is not JSON"),
-        (b'{"result": {"operation_id": 0, "status": "compl', "something that is not JSON"),
         (b"\xff\xfe\x00garbage", "cannot read|not JSON"),
         (ok(None), "its client cannot read"),
-        (ok({}), "its client cannot read"),
-        (ok([]), "its client cannot read"),
-        (ok("done"), "its client cannot read"),
         (ok({"operation_id": 0, "status": "lost"}), "its client cannot read"),
-        (ok({"operation_id": "x", "status": "completed"}), "its client cannot read"),
         (b"null", "its client cannot read"),
-        (b"[1, 2]", "its client cannot read"),
-        (b"true", "its client cannot read"),
-        (b"{}", "its client cannot read"),
         (ok({"operation_id": 0, "status": "acknowledged"}), "the status 'acknowledged' instead of 'completed'"),
     ],
-    ids=[
-        "html",
-        "empty",
-        "cut",
-        "binary",
-        "null-result",
-        "empty-result",
-        "list-result",
-        "str-result",
-        "unknown-status",
-        "wrong-type",
-        "null",
-        "list",
-        "bool",
-        "object",
-        "acknowledged",
-    ],
+    ids=["html", "empty", "binary", "null-result", "unknown-status", "null", "acknowledged"],
 )
 def test_nonsense_is_final(engine: Engine, server: Server, body: bytes, message: str) -> None:
     server.fault = sends(http(200, body))
@@ -419,12 +382,9 @@ def test_a_timeout_that_is_none_is_refused(timeout: Any) -> None:
         QdrantSink(":memory:", "docs", timeout=timeout)
 
 
-@pytest.mark.parametrize("key", ["hunter2\n", " hunter2", "hünter2", "hun\x00ter2"], ids=ascii)
+@pytest.mark.parametrize("key", ["hunter2\n", " hunter2", "hünter2"], ids=ascii)
 def test_a_key_that_no_header_takes_is_refused_and_not_shown(monkeypatch: pytest.MonkeyPatch, key: str) -> None:
-    if "\0" in key:
-        monkeypatch.setattr("os.environ", {"QDRANT_API_KEY": key})
-    else:
-        monkeypatch.setenv("QDRANT_API_KEY", key)
+    monkeypatch.setenv("QDRANT_API_KEY", key)
     with pytest.raises(InvalidRequestError, match="QDRANT_API_KEY holds a character") as caught:
         QdrantSink("https://127.0.0.1:1", "docs")
     assert "ter2" not in str(caught.value)

@@ -149,7 +149,6 @@ CODE = grpc.StatusCode
         (CODE.UNAVAILABLE, "shutting down", SinkUnavailableError),
         (CODE.DEADLINE_EXCEEDED, "too slow", SinkUnavailableError),
         (CODE.RESOURCE_EXHAUSTED, "rate limit", SinkUnavailableError),
-        (CODE.ABORTED, "try again", SinkUnavailableError),
         (CODE.INTERNAL, "Service internal error: No space left on device", SinkUnavailableError),
         (CODE.RESOURCE_EXHAUSTED, "Sent message larger than max (34000000 vs. 33554432)", SinkTooLargeError),
         (
@@ -159,9 +158,6 @@ CODE = grpc.StatusCode
         ),
         (CODE.INVALID_ARGUMENT, "Wrong input: Vector dimension error", SinkRejectedError),
         (CODE.UNAUTHENTICATED, "Invalid API key", SinkError),
-        (CODE.PERMISSION_DENIED, "Forbidden", SinkError),
-        (CODE.NOT_FOUND, "Collection `docs` doesn't exist!", SinkError),
-        (CODE.UNIMPLEMENTED, "unknown method", SinkError),
         (CODE.UNKNOWN, "a bug", SinkError),
     ],
     ids=lambda value: value.name if isinstance(value, CODE) else getattr(value, "__name__", ""),

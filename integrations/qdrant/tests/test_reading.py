@@ -13,7 +13,6 @@ from tests.tiny.heads import write_splade
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.ingest import Chunking, Record, ingest, point_id
 from millpond_qdrant import QdrantSink
-from millpond_qdrant.queries import sparse_vector
 
 pytestmark = pytest.mark.contract
 
@@ -288,11 +287,12 @@ def test_a_hybrid_search_finds_what_lacks_a_vector(
     fill(engine, sink, records, sparse_engine=sparse_engine)
     row = engine.embed(["tides"], role="document", dimensions=64, normalize=True).embeddings[0].tolist()
     (weights,) = sparse_engine.sparse_embed(["tides"], role="document").embeddings
+    only = models.SparseVector(indices=list(weights), values=list(weights.values()))
     client.upsert(
         "docs",
         [
             models.PointStruct(id=1, vector={"d64": row}, payload={"text": "small", "metadata": {}}),
-            models.PointStruct(id=2, vector={"sparse": sparse_vector(weights)}, payload={"text": "only sparse"}),
+            models.PointStruct(id=2, vector={"sparse": only}, payload={"text": "only sparse"}),
         ],
     )
     hits = sink.search(engine, "tides", k=14, hybrid=True, sparse_engine=sparse_engine)

@@ -16,7 +16,7 @@ from collections.abc import (
     Mapping,
     Sequence,
 )
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial, wraps
 from itertools import islice
 from types import TracebackType
@@ -26,10 +26,9 @@ import numpy.typing as npt
 
 from millpond.engine.engine import Engine, submission_of
 from millpond.engine.execute.interrupts import is_interrupt
-from millpond.engine.input.embed_options import EmbedOptions, shows_options_of
 from millpond.engine.schedule.call import CallOptions
 from millpond.engine.submission import Submission
-from millpond.engine.task_methods import TaskMethods
+from millpond.engine.task_methods import EmbedOptions, TaskMethods
 from millpond.engine.tokenize.large_texts import is_large
 from millpond.support.progress import progress_bar
 from millpond.tasks import Role, ScoreMethod, Task, Truncate
@@ -137,98 +136,37 @@ class AsyncEngine:
     reward = _awaited(TaskMethods.reward)
     encode = _awaited(TaskMethods.encode)
 
-    @shows_options_of(TaskMethods.embed)
     async def embed_iter(
         self, texts: Iterable[str] | AsyncIterable[str], **options: Unpack[EmbedOptions]
     ) -> AsyncIterator[npt.NDArray[Any]]:
-        """One ``[d]`` vector per text, in order, from an iterable of any length, in bounded memory.
-
-        Args:
-            texts: Any iterable or asynchronous iterable of texts.
-            **options: The options of :meth:`embed`; ``int8`` and ``uint8`` are refused, since their range is found over
-                a whole call.
-
-        Returns:
-            An asynchronous iterator of float32 ``[d]`` (or of the ``output_dtype``), one for each text, in order.
-
-        Raises:
-            TypeError: ``texts`` is a bare str, or an option is unknown.
-            InvalidRequestError: A text or an option that cannot be served.
-            EngineClosedError: The engine was closed.
-        """
+        """As :meth:`Engine.embed_iter`; ``texts`` may be an asynchronous iterable, too."""
         if isinstance(texts, AsyncIterable):
             texts = _pulled(aiter(texts), asyncio.get_running_loop())
         rows = self.engine.embed_iter(texts, **options)
-        while (chunk := await asyncio.to_thread(_take, rows, _WINDOW)) != []:
+        while chunk := await asyncio.to_thread(lambda: list(islice(rows, _WINDOW))):
             for row in chunk:
                 yield row
 
     async def token_spans(
         self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end"
     ) -> list[TokenSpans]:
-        """Where in its text each row of :meth:`token_embed` comes from; the tokenizer works in a thread.
-
-        Args:
-            texts: A list of texts.
-            role: ``"query"`` or ``"document"``, as in the call of :meth:`token_embed`.
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
-
-        Returns:
-            :class:`~millpond.TokenSpans` of each text: ``tokens`` and ``offsets [rows, 2]``, an entry for each row.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: An element is not a text, or is too long and ``truncate="error"``.
-            UnsupportedTaskError: The checkpoint does not serve ``token_embed``.
-        """
+        """As :meth:`Engine.token_spans`; the tokenizer works in a thread."""
         return await asyncio.to_thread(self.engine.token_spans, texts, role=role, truncate=truncate)
 
     async def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> Any:
-        """The output of any task by its name, from :class:`~millpond.PoolingParams`.
-
-        Args:
-            task: The task.
-            inputs: Texts; (query, document) pairs for ``score``; or :class:`~millpond.TokenIds`.
-            params: The options of the call.
-
-        Returns:
-            The output of the task's own method.
-
-        Raises:
-            TypeError: ``inputs`` is a bare str.
-            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
-        """
+        """The output of any task by its name; ``inputs`` may be :class:`~millpond.TokenIds`, too."""
         return await self._coroutines._run(task, inputs, params or PoolingParams(), False)
 
     async def aclose(self, timeout: float | None = None, cancel: bool = False) -> None:  # noqa: ASYNC109 - Engine's
-        """Finish what is queued, then stop the engine; the loop goes on meanwhile.
+        """As :meth:`Engine.close`; the loop goes on meanwhile.
 
         Cancelling the awaiting task does not stop the closing; ``await aclose(cancel=True)`` ends it soon.
-
-        Args:
-            timeout: Most seconds to wait for what is queued; the calls that are not finished then raise
-                :class:`~millpond.errors.EngineClosedError`. ``None`` waits for all of them.
-            cancel: Drop what is queued at once.
-
-        Raises:
-            InvalidRequestError: ``timeout`` is negative or no number; nothing was closed.
         """
         # In a thread of its own: the threads of the loop may all wait for calls that this is to drop.
-        closed: Future[None] = Future()
-        closed.set_running_or_notify_cancel()
-
-        def close() -> None:
-            try:
-                self.engine.close(timeout, cancel)
-            except BaseException as error:
-                closed.set_exception(error)
-            else:
-                closed.set_result(None)
-
-        threading.Thread(target=close, name="millpond-close").start()
-        await asyncio.wrap_future(closed)
+        thread = ThreadPoolExecutor(1, thread_name_prefix="millpond-close")
+        closing = asyncio.get_running_loop().run_in_executor(thread, self.engine.close, timeout, cancel)
+        thread.shutdown(wait=False)
+        await asyncio.shield(closing)
 
     async def __aenter__(self) -> Self:
         return self
@@ -282,7 +220,3 @@ def _pulled(texts: AsyncIterator[str], loop: asyncio.AbstractEventLoop) -> Itera
 
     while group := asyncio.run_coroutine_threadsafe(read_group(), loop).result():
         yield from group
-
-
-def _take(rows: Iterator[npt.NDArray[Any]], count: int) -> list[npt.NDArray[Any]]:
-    return list(islice(rows, count))

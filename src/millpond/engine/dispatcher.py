@@ -25,7 +25,7 @@ from millpond.engine.input.plan import Plan
 from millpond.engine.loading import Replicas
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.admission import Admission
-from millpond.engine.schedule.call import Call, CallHooks, CallOptions
+from millpond.engine.schedule.call import Call, CallOptions
 from millpond.engine.schedule.committer import Committer
 from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.intake import Intake
@@ -80,34 +80,19 @@ class Dispatcher:
         """One for each slot of each device."""
         workers: list[Worker] = []
         for runner in self._replicas.runners:
-            slots: WorkerSlots = DeviceWorkerSlot()
-            name, device = f"{self._name}-{runner.device}-{len(workers)}", str(runner.device)
+            options: dict[str, Any] = {
+                "name": f"{self._name}-{runner.device}-{len(workers)}",
+                "counters": self.counters,
+                "device": str(runner.device),
+                "lost_devices": self._lost_devices,
+            }
             if runner.overlaps:
-                workers.append(
-                    OverlappingWorker(
-                        self._scheduler,
-                        runner,
-                        name=name,
-                        counters=self.counters,
-                        device=device,
-                        lost_devices=self._lost_devices,
-                    )
-                )
+                workers.append(OverlappingWorker(self._scheduler, runner, **options))
                 continue
+            slots: WorkerSlots = DeviceWorkerSlot()
             if runner.device.type == "cpu":
                 slots = CpuWorkerSlots(Threads(runner.backbone), process_cores())
-            workers += [
-                Worker(
-                    self._scheduler,
-                    runner,
-                    name=name,
-                    slots=slots,
-                    counters=self.counters,
-                    device=device,
-                    lost_devices=self._lost_devices,
-                )
-                for _ in range(slots.count)
-            ]
+            workers += [Worker(self._scheduler, runner, slots=slots, **options) for _ in range(slots.count)]
         return workers
 
     def run_in_caller(self, future: Future[Any]) -> None:
@@ -142,27 +127,21 @@ class Dispatcher:
     def submit(
         self, items: Sequence[Item], plan: Plan, options: CallOptions, *, owner: object = None
     ) -> CallFuture[Any]:
-        """Queue a call."""
+        """Queue a call; ``owner``, whose end stops the dispatcher, is kept alive until the call is over."""
         self.check_process()
         self._check_devices()
         # The cache holds vectors of texts and of token ids, in different namespaces: a mixture is not cached.
         caches = self._committer is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
         outside_inherited_pool(partial(self._replicas.prepare, plan.output))
-        hooks = CallHooks(
-            assemble=assemble,
-            refill=self._intake.refill,
-            commit=self._committer.commit if caches and self._committer is not None else None,
-            progress=options.progress,
-            on_matrices=options.on_matrices,
-        )
         call = Call(
             items,
             plan,
-            hooks,
             native_width=self._model.width(plan.output),
+            assemble=assemble,
+            refill=self._intake.refill,
+            commit=self._committer.commit if caches and self._committer is not None else None,
             labels=self._model.labels(plan.output),
-            first_index=options.first_index,
-            timer=options.timer,
+            options=options,
         )
         self._admission.admit(call, owner, len(items) if options.admit is None else options.admit)
         # A future keeps its callbacks for ever: the call, and its rows, must not stay alive with its result.
@@ -223,13 +202,13 @@ class Dispatcher:
 
     @property
     def _crowded(self) -> bool:
-        """Whether more calls are running than there are slots; callers then leave the work to the workers."""
-        return self._admission.running_calls > len(self.workers)
+        return self._admission.running_calls > len(self.workers)  # callers then leave the work to the workers
 
     @property
     def _leaves_work(self) -> bool:
-        """Whether the calling thread should leave its call to the workers."""
-        return self._crowded or _has_torch_modes() or inherited_pool()
+        # Inside torch.autocast or `with torch.device(...)`, which would change the result; workers never are.
+        modes = torch.is_autocast_enabled("cpu") or torch._C._len_torch_function_stack() > 0
+        return self._crowded or modes or inherited_pool()
 
     @property
     def in_callback(self) -> bool:
@@ -293,11 +272,6 @@ class Dispatcher:
         if call.items and isinstance(call.items[0], TokenIds):
             parts.append(["token ids"])
         return json.dumps(parts)
-
-
-def _has_torch_modes() -> bool:
-    """Whether the calling thread is inside ``torch.autocast`` or ``with torch.device(...)``; workers never are."""
-    return torch.is_autocast_enabled("cpu") or torch._C._len_torch_function_stack() > 0
 
 
 def _intake_threads(replicas: Replicas) -> int:

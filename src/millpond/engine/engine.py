@@ -17,14 +17,13 @@ from millpond.cache.vector_cache import VectorCache
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.input import resolve, validate
-from millpond.engine.input.embed_options import EmbedOptions, embed_params, shows_options_of
 from millpond.engine.input.oversize import split_by_size
 from millpond.engine.input.token_spans import token_spans
 from millpond.engine.loading import load
 from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.submission import Submission
-from millpond.engine.task_methods import TaskMethods
+from millpond.engine.task_methods import EmbedOptions, TaskMethods
 from millpond.errors import DeviceLostError, InvalidRequestError
 from millpond.support.fork import loading, outside_inherited_pool
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
@@ -42,6 +41,11 @@ _GPU_BATCH_TOKENS = 32768
 
 class Engine(TaskMethods):
     """A pooling engine over one checkpoint; thread-safe, and concurrent callers share batches.
+
+    Besides what a method names, every call raises TypeError for a bare str in place of a list, and of
+    :mod:`millpond.errors` InvalidRequestError for a text or an option that cannot be served, UnsupportedTaskError for
+    a task that the checkpoint does not serve, EngineOverloadedError if too many texts are waiting, EngineClosedError
+    after :meth:`close` and in a forked process, and DeviceLostError once no device is left. Nothing was queued then.
 
     Args:
         model: Hub id or local folder.
@@ -175,7 +179,6 @@ class Engine(TaskMethods):
         """
         return tuple(lost.error() for lost in self._dispatcher.lost_devices)
 
-    @shows_options_of(TaskMethods.embed)
     def embed_iter(self, texts: Iterable[str], **options: Unpack[EmbedOptions]) -> Iterator[npt.NDArray[Any]]:
         """One ``[d]`` vector per text, in order, from an iterable of any length, in bounded memory.
 
@@ -188,13 +191,10 @@ class Engine(TaskMethods):
 
         Returns:
             An iterator of float32 ``[d]`` (or of the ``output_dtype``), one for each text, in order.
-
-        Raises:
-            TypeError: ``texts`` is a bare str, or an option is unknown.
-            InvalidRequestError: An option that cannot be served; later, a text that cannot be.
-            EngineClosedError: The engine was closed.
         """
-        return self._submission.stream(texts, *embed_params("embed_iter", options))
+        params: dict[str, Any] = {**options}
+        show_progress = params.pop("show_progress", False)
+        return self._submission.stream(texts, PoolingParams(**params), show_progress)
 
     def submit(
         self,
@@ -219,14 +219,6 @@ class Engine(TaskMethods):
         Returns:
             A future of the task's output. Cancelling it drops what is still queued. Its ``timings``, a
             :class:`~millpond.Timings`, are set when the output is.
-
-        Raises:
-            TypeError: ``inputs`` is a bare str.
-            InvalidRequestError: A text, an option or a template that cannot be served; nothing was queued.
-            UnsupportedTaskError: The checkpoint does not serve the task, or does not have what ``method`` compares.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
-            DeviceLostError: Every device of the engine is lost.
         """
         pairs = None if template is None else resolve.pairs_by(template, task, method, self._loaded)
         return self._submission.start(
@@ -242,10 +234,6 @@ class Engine(TaskMethods):
 
         Returns:
             A list of token ids for each text.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: An element is not a text.
         """
         checked = validate.check_texts(texts, "tokenize", self._loaded)
         tokenizer = self._loaded.encoder.texts
@@ -264,10 +252,6 @@ class Engine(TaskMethods):
 
         Returns:
             The number of tokens of each text.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: An element is not a text.
         """
         checked = validate.check_texts(texts, "count_tokens", self._loaded)
         prompt = resolve.plan("embed", PoolingParams(role=role), self._loaded, count=2).prompt
@@ -290,11 +274,6 @@ class Engine(TaskMethods):
 
         Returns:
             :class:`~millpond.TokenSpans` of each text: ``tokens`` and ``offsets [rows, 2]``, an entry for each row.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: An element is not a text, or is too long and ``truncate="error"``.
-            UnsupportedTaskError: The checkpoint does not serve ``token_embed``.
         """
         checked = validate.check_texts(texts, "token_spans", self._loaded)
         return token_spans(checked, self._loaded, role=role, truncate=truncate)
@@ -308,10 +287,6 @@ class Engine(TaskMethods):
 
         Returns:
             The beginning of each text; a text that has no more tokens, as it is.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: An element is not a text, or ``tokens`` is not a positive int.
         """
         if isinstance(tokens, bool) or not isinstance(tokens, int) or tokens < 1:
             raise InvalidRequestError(f"tokens={tokens!r} must be a positive int")
@@ -335,10 +310,6 @@ class Engine(TaskMethods):
 
         Returns:
             The ids, cut to the limit of the call.
-
-        Raises:
-            InvalidRequestError: An item, an option or a template that cannot be served.
-            UnsupportedTaskError: The checkpoint does not serve the task.
         """
         pairs = None if template is None else resolve.pairs_by(template, task, "auto", self._loaded)
         plan = resolve.plan(task, params, self._loaded, count=2, pairs=pairs)
@@ -350,11 +321,6 @@ class Engine(TaskMethods):
 
         Args:
             texts: Number of texts.
-
-        Raises:
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
-            DeviceLostError: Every device of the engine is lost.
         """
         self._dispatcher.check_room(texts)
 
@@ -363,9 +329,6 @@ class Engine(TaskMethods):
 
         Returns:
             The counters now; a batch is counted before its callers get their results.
-
-        Raises:
-            EngineClosedError: In a forked process.
         """
         return self._dispatcher.stats()
 

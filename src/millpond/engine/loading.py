@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 
@@ -13,6 +12,7 @@ from millpond.attention.self_check import KernelCheck, is_on
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Pooling
 from millpond.checkpoints.native_config import translate, with_stored_vocabulary
@@ -74,9 +74,16 @@ class _Description:
     checkpoint: Checkpoint
     architecture: Architecture
     layout: PipelineLayout
+    pooling: Pooling
     detected: DetectedTasks
-    tokenizer: TextTokenizer
+    encoder: InputEncoder
     spec: ModelSpec
+
+    @property
+    def has_language_head(self) -> bool:
+        """Whether the checkpoint is a decoder with the head of a language model."""
+        name = self.checkpoint.architecture or ""
+        return self.architecture.decoder and name.endswith(("ForCausalLM", "HeadModel"))
 
 
 def describe(config: EngineConfig) -> ModelSpec:
@@ -86,53 +93,54 @@ def describe(config: EngineConfig) -> ModelSpec:
 
 def read_model(config: EngineConfig) -> LoadedModel:
     """What an engine of this configuration would know of its model and of its inputs; no weights are read."""
-    return _model(_read(config), config, torch.device("cpu"))
+    return _model(_read(config), torch.device("cpu"))
 
 
 def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
-    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read."""
+    """Read, check and build; everything that config and tokenizer files decide is checked before weights are read.
+
+    ``check``: whether to compare the kernels that the model may use with float32, those that were right before, too;
+    by default those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
+    """
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
         bound_compiled_products()
     description = _read(config)
-    pooling = description.layout.pooling
-    assert pooling is not None  # complete_layout() fills it in
-    encoder = _encoder(description, config)
+    stored = description.checkpoint.config
     quantization = cast("Quantization | None", config.quantization)  # checked by the config
     requested = "bfloat16" if quantization == "fp8" and config.dtype == "auto" else config.dtype
-    dtype = resolve_dtype(requested, devices[0], description.architecture, _stored_dtype(description.checkpoint.config))
+    stored_dtype = str(stored.get("dtype") or stored.get("torch_dtype")).removeprefix("torch.")
+    dtype = resolve_dtype(requested, devices[0], description.architecture, stored_dtype)
     for device in devices:
         check_quantization(quantization, device, dtype)
         if config.compile:
             from millpond.models.compiled import check_compiler
 
             check_compiler(device)
-    model = _model(description, config, devices[0], encoder)
     checked = is_on() if check is None else check
     checks = check_kernels(devices, dtype, quantization, remembered=not check) if checked else []
-    runners = tuple(
-        _runner(description, pooling, device, dtype, quantization, compiled=config.compile) for device in devices
-    )
+    runners = tuple(_runner(description, device, dtype, quantization, compiled=config.compile) for device in devices)
     for runner in runners if checked else ():
         if runner.device.type == "cuda":
-            vocabulary = int(description.checkpoint.config.get("vocab_size") or 1)
+            vocabulary = int(stored.get("vocab_size") or 1)
             checks += check_graphs(runner, vocabulary=vocabulary, longest=description.spec.max_length)
-    return Replicas(model=model, runners=runners, dtype=str(dtype).removeprefix("torch."), checks=tuple(checks))
+    return Replicas(
+        model=_model(description, devices[0]),
+        runners=runners,
+        dtype=str(dtype).removeprefix("torch."),
+        checks=tuple(checks),
+    )
 
 
-def _model(
-    description: _Description, config: EngineConfig, device: torch.device, encoder: InputEncoder | None = None
-) -> LoadedModel:
-    pooling = description.layout.pooling
-    assert pooling is not None  # complete_layout() fills it in
+def _model(description: _Description, device: torch.device) -> LoadedModel:
     vectors, late = description.layout.token_vectors, description.layout.late_interaction
     return LoadedModel(
         spec=description.spec,
-        encoder=_encoder(description, config) if encoder is None else encoder,
-        include_prompt=pooling.include_prompt,
+        encoder=description.encoder,
+        include_prompt=description.pooling.include_prompt,
         vocabulary=int(description.checkpoint.config.get("vocab_size", 1 << 30)),
         outputs=_outputs(description.detected),
-        language_head=_has_language_head(description),
+        language_head=description.has_language_head,
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
         mean_maxsim=late is not None and late.similarity == "meanmaxsim",
         shares=_shares_prefixes(description, device),
@@ -141,7 +149,6 @@ def _model(
 
 def _runner(
     description: _Description,
-    pooling: Pooling,
     device: torch.device,
     dtype: torch.dtype,
     quantization: Quantization | None,
@@ -154,14 +161,14 @@ def _runner(
     width = backbone_width(config)
     sparse, vectors = layout.sparse, layout.token_vectors
     pooler = Pooler(
-        pooling,
+        description.pooling,
         token_heads=layout.token_heads,
         heads=layout.heads,
         device=device,
         classifier=None if head is None else build_classifier(head, width=width, device=device),
         sparse=None if sparse is None else build_sparse(sparse, config, width=width, device=device),
         token_vectors=None if vectors is None else build_token_vectors(vectors, width=width, device=device),
-        language_head=layout.transformer if _has_language_head(description) else None,
+        language_head=layout.transformer if description.has_language_head else None,
     )
     backbone = load_backbone(
         description.checkpoint,
@@ -194,23 +201,33 @@ def _backend(device: torch.device) -> Backend | None:
     return Cuda(device) if device.type == "cuda" else None
 
 
-def _has_language_head(description: _Description) -> bool:
-    """Whether the checkpoint is a decoder with the head of a language model."""
-    name = description.checkpoint.architecture or ""
-    return description.architecture.decoder and name.endswith(("ForCausalLM", "HeadModel"))
+def _encoder(
+    tokenizer: TextTokenizer,
+    late: LateInteraction | None,
+    detected: DetectedTasks,
+    config: EngineConfig,
+    *,
+    decoder: bool,
+) -> InputEncoder:
+    """How the checkpoint reads; raises for a template that cannot be used.
 
-
-def _encoder(description: _Description, config: EngineConfig) -> InputEncoder:
-    """How the checkpoint reads; raises for a template that cannot be used."""
-    tokenizer, late, detected = description.tokenizer, description.layout.late_interaction, description.detected
+    Pairs are read by the user's template, else the checkpoint's, else the tokenizer's own pair format.
+    """
     pairs: EncodesPairs | None = None
-    if detected.score_type == "cross-encoder":
-        pairs = _pair_reader(description, config.score_template)
-    elif "classify" in detected.tasks and config.score_template is None:
-        pairs = _pair_reader(description, None)  # classes of two texts, such as entailment
-    elif config.score_template is not None:
+    ranks = detected.score_type == "cross-encoder"
+    if config.score_template is not None and not ranks:
         raise InvalidRequestError(
-            f"score_template means nothing to {description.spec.name}, which is not a cross-encoder; leave it out"
+            f"score_template means nothing to {config.model}, which is not a cross-encoder; leave it out"
+        )
+    if ranks or "classify" in detected.tasks:  # classes of two texts, such as entailment
+        template = detected.template if config.score_template is None else read_template(config.score_template)
+        if template is None and decoder:
+            # The query followed by the document, which vLLM gives a decoder without a template.
+            template = shipped_template("plain", special_tokens=True)
+        pairs = (
+            PairTokenizer(tokenizer, prompt=detected.prompt)
+            if template is None
+            else TemplateTokenizer(tokenizer, template)
         )
     colbert = None
     if detected.score_type == "late-interaction" and late is not None:
@@ -218,19 +235,6 @@ def _encoder(description: _Description, config: EngineConfig) -> InputEncoder:
             late = replace(late, document_length=config.max_length)
         colbert = tokenizer.colbert(late)
     return InputEncoder(texts=tokenizer, pairs=pairs, colbert=colbert)
-
-
-def _pair_reader(description: _Description, template: str | None) -> EncodesPairs:
-    """Reads pairs by the user's template, else the checkpoint's, else the tokenizer's own pair format."""
-    tokenizer, detected = description.tokenizer, description.detected
-    if template is not None:
-        return TemplateTokenizer(tokenizer, read_template(template))
-    if detected.template is not None:
-        return TemplateTokenizer(tokenizer, detected.template)
-    if description.architecture.decoder:
-        # The query followed by the document, which vLLM gives a decoder without a template.
-        return TemplateTokenizer(tokenizer, shipped_template("plain", special_tokens=True))
-    return PairTokenizer(tokenizer, prompt=detected.prompt)
 
 
 def _shares_prefixes(description: _Description, device: torch.device) -> bool:
@@ -276,8 +280,13 @@ def _read(config: EngineConfig) -> _Description:
         quantization=config.quantization,
     )
     layout = complete_layout(checkpoint, architecture, options)
+    # The token after a conversation at which a reward model reads its score, if the family has one.
+    reward, claimed = architecture.reward_token, checkpoint.architecture or ""
+    rewards = reward is not None and claimed.startswith(f"{architecture.prefix}ForReward")
     tokenizer = TextTokenizer.load(
-        layout.transformer, lower=layout.do_lower_case, reward_token=_reward_token(checkpoint, architecture)
+        layout.transformer,
+        lower=layout.do_lower_case,
+        reward_token=int(reward.read(checkpoint.config)) if reward is not None and rewards else None,
     )
     detected = detect_tasks(checkpoint, architecture, convert=config.convert, token_id=tokenizer.token_id)
     detected = override_head(detected, options)
@@ -290,24 +299,13 @@ def _read(config: EngineConfig) -> _Description:
         tokenizer_limit=tokenizer.limit,
         token_id=tokenizer.token_id,
     )
+    assert layout.pooling is not None  # complete_layout() fills it in
     return _Description(
         checkpoint=checkpoint,
         architecture=architecture,
         layout=layout,
+        pooling=layout.pooling,
         detected=detected,
-        tokenizer=tokenizer,
+        encoder=_encoder(tokenizer, layout.late_interaction, detected, config, decoder=architecture.decoder),
         spec=spec,
     )
-
-
-def _reward_token(checkpoint: Checkpoint, architecture: Architecture) -> int | None:
-    """The token after a conversation at which a reward model reads its score, if the family has one."""
-    token, claimed = architecture.reward_token, checkpoint.architecture or ""
-    if token is None or not claimed.startswith(f"{architecture.prefix}ForReward"):
-        return None
-    return int(token.read(checkpoint.config))
-
-
-def _stored_dtype(config: Mapping[str, Any]) -> str | None:
-    stored = config.get("dtype") or config.get("torch_dtype")
-    return None if stored is None else str(stored).removeprefix("torch.")

@@ -48,9 +48,10 @@ def get_engine(model: str | os.PathLike[str], *, cache: Cache = None, **options:
         MillpondError: Loading failed; the next call tries again.
     """
     config = EngineConfig(model=os.fspath(model), **options)
-    future, ours = _REGISTRY.acquire(_key(config, cache))
+    key = _key(config, cache)
+    future, ours = _acquire(key)
     if ours:
-        _REGISTRY.resolve(future, partial(_engine, config, cache))
+        _resolve(key, future, partial(_engine, config, cache))
     return future.result()
 
 
@@ -60,10 +61,11 @@ async def get_engine_async(model: str | os.PathLike[str], *, cache: Cache = None
     Cancelling the awaiting task does not stop the loading, which other callers may wait for.
     """
     config = EngineConfig(model=os.fspath(model), **options)
-    future, ours = _REGISTRY.acquire(_key(config, cache))
+    key = _key(config, cache)
+    future, ours = _acquire(key)
     if ours:
         load = partial(_engine, config, cache)
-        threading.Thread(target=_REGISTRY.resolve, args=(future, load), name="millpond-load", daemon=True).start()
+        threading.Thread(target=_resolve, args=(key, future, load), name="millpond-load", daemon=True).start()
     return await asyncio.wrap_future(future)
 
 
@@ -77,58 +79,54 @@ def close_shared(timeout: float | None = None, cancel: bool = False) -> None:
         cancel: As :meth:`millpond.Engine.close`.
     """
     end = None if timeout is None else time.monotonic() + timeout
-    for engine in _REGISTRY.clear():
+    with _lock:
+        loaded = [key for key, future in _engines.items() if key[0] == os.getpid() and future.done()]
+        engines = {_engines.pop(key).result() for key in loaded}
+    for engine in engines:
         engine.close(timeout=None if end is None else max(0.0, end - time.monotonic()), cancel=cancel)
 
 
-class _Registry:
-    """The engines by configuration, each as a future that is done when it is loaded."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._engines: dict[Key, Future[Engine]] = {}
-
-    def acquire(self, key: Key) -> tuple[Future[Engine], bool]:
-        """The future of an engine, and whether the caller has to load it."""
-        with self._lock:
-            future = self._engines.get(key)
-            if future is not None and not (future.done() and future.result().closed):
-                return future, False
-            future = self._engines[key] = ProcessFuture()
-            future.set_running_or_notify_cancel()  # a waiter that is cancelled can no longer cancel it for the others
-            return future, True
-
-    def resolve(self, future: Future[Engine], load: Callable[[], Engine]) -> None:
-        """Load the engine of an acquired future, and hand it to everyone who waits for it."""
-        try:
-            with loading():
-                engine = load()
-        except BaseException as error:
-            # Forget it first: the next call tries again, and no traceback here keeps half a model alive.
-            with self._lock:
-                self._engines = {key: other for key, other in self._engines.items() if other is not future}
-            future.set_exception(error)
-        else:
-            future.set_result(engine)
-
-    def clear(self) -> set[Engine]:
-        """Forget the engines that this process has loaded, and return them."""
-        with self._lock:
-            loaded = [key for key, future in self._engines.items() if key[0] == os.getpid() and future.done()]
-            return {self._engines.pop(key).result() for key in loaded}
-
-    def after_fork(self) -> None:
-        """Renew the lock in a forked child: a thread that exists only in the parent may hold it.
-
-        The parent's engines stay referenced, so that the child does not destroy them; the child's keys do not match
-        theirs.
-        """
-        self._lock = threading.Lock()
+_lock = threading.Lock()
+_engines: dict[Key, Future[Engine]] = {}  # each done when the engine is loaded
 
 
-_REGISTRY = _Registry()
+def _acquire(key: Key) -> tuple[Future[Engine], bool]:
+    """The future of an engine, and whether the caller has to load it."""
+    with _lock:
+        future = _engines.get(key)
+        if future is not None and not (future.done() and future.result().closed):
+            return future, False
+        future = _engines[key] = ProcessFuture()
+        future.set_running_or_notify_cancel()  # a waiter that is cancelled can no longer cancel it for the others
+        return future, True
+
+
+def _resolve(key: Key, future: Future[Engine], load: Callable[[], Engine]) -> None:
+    """Load the engine of an acquired future, and hand it to everyone who waits for it."""
+    try:
+        with loading():
+            engine = load()
+    except BaseException as error:
+        # Forget it first: the next call tries again, and no traceback here keeps half a model alive.
+        with _lock:
+            if _engines.get(key) is future:
+                del _engines[key]
+        future.set_exception(error)
+    else:
+        future.set_result(engine)
+
+
+def _after_fork() -> None:
+    """Renew the lock in a forked child: a thread that exists only in the parent may hold it.
+
+    The parent's engines stay referenced, so that the child does not destroy them; the child's keys do not match theirs.
+    """
+    global _lock
+    _lock = threading.Lock()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_REGISTRY.after_fork)
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _engine(config: EngineConfig, cache: Cache) -> Engine:

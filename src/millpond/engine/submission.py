@@ -26,7 +26,7 @@ from millpond.engine.schedule.intake import INLINE_TEXTS
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import EngineOverloadedError, InvalidRequestError
-from millpond.support.progress import Bar, progress_bar
+from millpond.support.progress import progress_bar
 from millpond.tasks import Role, ScoreMethod, ScoreType, Task
 from millpond.values.inputs import Item
 from millpond.values.outputs import EmbeddingOutput
@@ -100,12 +100,10 @@ class Submission:
     ) -> CallFuture[Any]:
         """Check everything, then queue."""
         options = options or CallOptions()
-        resolve.check_params(params)
+        resolve.check_params(task, params)
         score_type = resolve.check_method(method, self.loaded, ranking=ranking)
-        if method == "auto":
+        if method == "auto":  # for another, check_method has refused what the checkpoint does not serve
             task = resolve.check_task(task, params, self.loaded)
-        else:  # check_method has refused what the checkpoint does not serve
-            resolve.check_params_task(task, params)
         if task == "reward":
             inputs = validate.rendered_conversations(inputs, self.loaded.encoder.texts)
         items = validate.check_items(inputs, task, self.loaded, first=options.first_index)
@@ -114,8 +112,9 @@ class Submission:
         plan = self.plan(task, params, len(items), pairs)
         resolve.check_spans(items, task, plan)
         if params.long_texts is not None:
-            return in_windows(items, plan, self.loaded, self._queue, self.dispatcher.threads)
-        return self._queue(items, plan, options)
+            queue = partial(self.dispatcher.submit, owner=self)
+            return in_windows(items, plan, self.loaded, queue, self.dispatcher.threads)
+        return self.dispatcher.submit(items, plan, options, owner=self)
 
     def plan(self, task: Task, params: PoolingParams, count: int, pairs: EncodesPairs | None = None) -> Plan:
         """The plan of a call; calls with equal options share one, so that their texts are tokenized together."""
@@ -151,7 +150,9 @@ class Submission:
         def oldest() -> Iterator[npt.NDArray[Any]]:
             output = ahead.popleft().result()
             truncated.note(output.truncated)
-            return _each_row(output, bar)
+            for row in output.embeddings:
+                yield row
+                bar.update()
 
         try:
             with progress_bar(texts, show=show_progress) as bar:
@@ -179,9 +180,6 @@ class Submission:
             for future in ahead:
                 future.cancel()
             truncated.log()
-
-    def _queue(self, items: Sequence[Item], plan: Plan, options: CallOptions) -> CallFuture[Any]:
-        return self.dispatcher.submit(items, plan, options, owner=self)
 
     def _score_apart(
         self, items: Sequence[Item], params: PoolingParams, score_type: ScoreType | None, options: CallOptions
@@ -217,9 +215,3 @@ class Submission:
         future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), threads)
         future.add_done_callback(lambda _: comparison.drop())
         return future
-
-
-def _each_row(output: EmbeddingOutput, bar: Bar) -> Iterator[npt.NDArray[Any]]:
-    for row in output.embeddings:
-        yield row
-        bar.update()

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from millpond.engine.composite.scoring import pair_up
 from millpond.engine.input import validate
@@ -20,9 +19,23 @@ from millpond.values.outputs import (
     SparseEmbeddingOutput,
     TokenClassificationOutput,
     TokenEmbeddingOutput,
-    rank,
 )
 from millpond.values.params import PoolingParams
+
+
+class EmbedOptions(TypedDict, total=False):
+    """The options of ``embed``, for ``embed_iter``."""
+
+    role: Role | None
+    prompt: str | None
+    prompt_name: str | None
+    dimensions: int | None
+    normalize: bool | None
+    output_dtype: OutputDtype
+    adapter: str | None
+    long_texts: Literal["mean"] | None
+    truncate: Truncate
+    show_progress: bool
 
 
 class TaskMethods(ABC):
@@ -75,13 +88,6 @@ class TaskMethods(ABC):
 
         Returns:
             ``embeddings [n, d]`` in the order of the texts, with ``cached``, ``truncated`` and ``usage``.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
-            UnsupportedTaskError: The checkpoint does not serve ``embed``.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(
             role=role,
@@ -131,13 +137,6 @@ class TaskMethods(ABC):
 
         Returns:
             ``embeddings``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[tokens_i, d]`` matrices.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
-            UnsupportedTaskError: The checkpoint does not serve ``token_embed``.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(
             role=role,
@@ -171,13 +170,6 @@ class TaskMethods(ABC):
 
         Returns:
             A sequence of n ``{token id: weight}``, without entries of weight 0.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
-            UnsupportedTaskError: The checkpoint does not serve ``sparse_embed``.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(role=role, truncate=truncate)
         output: SparseEmbeddingOutput = self._run("sparse_embed", texts, params, show_progress)
@@ -203,13 +195,6 @@ class TaskMethods(ABC):
 
         Returns:
             ``probs [n, labels]`` with ``labels`` and ``top(k)``.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
-            UnsupportedTaskError: The checkpoint does not serve ``classify``.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(activation=activation, truncate=truncate)
         output: ClassificationOutput = self._run("classify", texts, params, show_progress)
@@ -238,13 +223,6 @@ class TaskMethods(ABC):
         Returns:
             A sequence of n lists of :class:`~millpond.Entity`, with ``probs``, a
             :class:`~millpond.vectors.ragged.Ragged` of ``[tokens_i, labels]``.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
-            UnsupportedTaskError: The checkpoint does not serve ``token_classify``.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(aggregation=aggregation, activation=activation, truncate=truncate)
         output: TokenClassificationOutput = self._run("token_classify", texts, params, show_progress)
@@ -281,13 +259,6 @@ class TaskMethods(ABC):
 
         Returns:
             ``scores [n]``.
-
-        Raises:
-            TypeError: Neither a text nor a list of texts.
-            InvalidRequestError: The numbers do not pair up, or an option that ``method`` does not read.
-            UnsupportedTaskError: The checkpoint does not have what ``method`` compares.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
         pairs = pair_up(queries, documents)
@@ -322,17 +293,16 @@ class TaskMethods(ABC):
 
         Returns:
             A sequence of :class:`~millpond.RerankResult`; of equal scores the earlier document comes first.
-
-        Raises:
-            TypeError: ``query`` is not a str, or ``documents`` is a bare str.
-            InvalidRequestError: A text, or an option that ``method`` does not read.
-            UnsupportedTaskError: The checkpoint does not have what ``method`` compares.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
         """
         pairs = rerank_pairs(query, documents, top_n)
         params = PoolingParams(instruction=instruction, truncate=truncate)
-        finish = partial(rank, documents=[pair.document for pair in pairs], top_n=top_n)
+
+        def finish(scored: ScoreOutput) -> RerankOutput:
+            texts = [pair.document for pair in pairs]
+            return RerankOutput.ranked(
+                scored.scores, texts, top_n=top_n, truncated=scored.truncated, usage=scored.usage
+            )
+
         output: RerankOutput = self._run(
             "score", pairs, params, show_progress, method=method, ranking=True, finish=finish
         )
@@ -363,13 +333,6 @@ class TaskMethods(ABC):
 
         Returns:
             ``rewards``, a :class:`~millpond.vectors.ragged.Ragged` of n ``[rows_i, columns]``.
-
-        Raises:
-            TypeError: The argument is a bare str.
-            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
-            UnsupportedTaskError: The checkpoint does not serve ``reward``.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
         """
         params = PoolingParams(
             step_tag_id=step_tag_id,
@@ -398,12 +361,5 @@ class TaskMethods(ABC):
 
         Returns:
             The output of the task's own method.
-
-        Raises:
-            TypeError: ``texts`` is a bare str.
-            InvalidRequestError: A text or an option that cannot be served; nothing was queued.
-            UnsupportedTaskError: The checkpoint does not serve the task.
-            EngineOverloadedError: Too many texts are waiting.
-            EngineClosedError: The engine was closed.
         """
         return self._run(task, texts, params or PoolingParams(), show_progress)

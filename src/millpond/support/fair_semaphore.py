@@ -8,7 +8,6 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,9 +20,8 @@ class FairSemaphore:
         _semaphores.add(self)
 
     def _renew(self) -> None:
-        self._lock = threading.Lock()
-        self._running: set[_Ticket] = set()
-        self._waiting: deque[_Ticket] = deque()
+        self._changed = threading.Condition()
+        self._line: list[object] = []  # those at the front are inside
 
     @contextmanager
     def turn(self, slots: int) -> Iterator[int]:
@@ -32,35 +30,18 @@ class FairSemaphore:
         Yields:
             The caller's share of the slots: all of them if nobody else is here.
         """
-        ticket = _Ticket()
-        try:  # before it is anywhere, so that no interrupt leaves it there
-            with self._lock:
-                others = len(self._running) + len(self._waiting)
-                if len(self._running) < slots and not self._waiting:
-                    self._running.add(ticket)
-                    ticket.called.release()
-                else:
-                    self._waiting.append(ticket)
-            ticket.called.acquire()
+        ticket = object()
+        try:
+            with self._changed:
+                others = len(self._line)
+                self._line.append(ticket)
+                self._changed.wait_for(lambda: ticket in self._line[:slots])
             yield max(1, slots // (1 + others))
         finally:
-            with self._lock:
-                if ticket in self._running:
-                    self._running.remove(ticket)
-                    if self._waiting:
-                        following = self._waiting.popleft()
-                        self._running.add(following)
-                        following.called.release()
-                elif ticket in self._waiting:
-                    self._waiting.remove(ticket)
-
-
-class _Ticket:
-    """A thread in the queue: ``called`` is released when its turn comes."""
-
-    def __init__(self) -> None:
-        self.called = threading.Lock()
-        self.called.acquire()
+            with self._changed:
+                if ticket in self._line:  # else an interrupt came before it was in line
+                    self._line.remove(ticket)
+                    self._changed.notify_all()
 
 
 _semaphores: weakref.WeakSet[FairSemaphore] = weakref.WeakSet()

@@ -154,7 +154,7 @@ class _OpenMP:
         """Free the calling thread's pool; the next operator makes it anew, in the parent and in the child."""
         if self.stale or os.getpid() != self._pid:  # it would wait for the threads that are missing
             return
-        pause = _pause_function() if "torch._C" in sys.modules else _no_pool
+        pause = _pause_function() if "torch._C" in sys.modules else lambda _: 0
         if pause is not None and pause(_PAUSE_HARD) == 0:
             self._paused.add(threading.get_ident())
 
@@ -209,10 +209,6 @@ def _replace_static_pool() -> None:
     torch = sys.modules.get("torch")
     if torch is not None and hasattr(torch, "set_num_threads"):  # else it was being imported
         torch.set_num_threads(torch.get_num_threads())
-
-
-def _no_pool(_: int) -> int:
-    return 0  # torch is not imported
 
 
 @cache

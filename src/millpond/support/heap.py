@@ -30,7 +30,8 @@ class Heap:
 
     def __init__(self, trim: Callable[[], object] | None = None) -> None:
         """``trim`` gives free memory back; ``None``: glibc's ``malloc_trim``, or nothing with another C library."""
-        self._trim = trim or _malloc_trim()
+        release = _glibc("malloc_trim")
+        self._trim = trim or (None if release is None else lambda: release(ctypes.c_size_t(0)))
         self._next = monotonic() + _SECONDS_APART
         self._timer: threading.Timer | None = None
 
@@ -72,11 +73,6 @@ def limit_arenas() -> bool:
     """
     function = None if "MALLOC_ARENA_MAX" in os.environ else _glibc("mallopt")
     return function is not None and function(_ARENA_MAX, _ARENAS) == 1
-
-
-def _malloc_trim() -> Callable[[], object] | None:
-    function = _glibc("malloc_trim")
-    return None if function is None else lambda: function(ctypes.c_size_t(0))
 
 
 def _glibc(name: str) -> Callable[..., int] | None:

@@ -18,7 +18,6 @@ class Bar(Protocol):
 
     def update(self, n: float | None = 1) -> bool | None:
         """Count ``n`` more items."""
-        ...
 
     def __enter__(self) -> Self: ...
 

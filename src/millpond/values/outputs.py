@@ -372,11 +372,6 @@ class SparseEmbeddingOutput(_Listed[dict[int, float]]):
         return self.embeddings
 
 
-def rank(scored: ScoreOutput, documents: Sequence[str], *, top_n: int | None) -> RerankOutput:
-    """The scores of a query's documents, sorted."""
-    return RerankOutput.ranked(scored.scores, documents, top_n=top_n, truncated=scored.truncated, usage=scored.usage)
-
-
 def _descending(scores: npt.NDArray[np.float32]) -> npt.NDArray[np.intp]:
     """Indices along the last axis, the highest score first; of equal scores the lower index first."""
     return np.argsort(-scores, axis=-1, kind="stable")

@@ -68,17 +68,12 @@ class PoolingParams:
 
     def __post_init__(self) -> None:
         for name in ("dimensions", "step_tag_id", "truncate_prompt_tokens"):
-            object.__setattr__(self, name, _plain_int(getattr(self, name)))
+            object.__setattr__(self, name, plain_int(getattr(self, name)))
         if self.dimensions is not None and type(self.dimensions) is not int:
             raise InvalidDimensionsError(f"dimensions={self.dimensions!r} must be an int, or None for the checkpoint's")
-        check_choice("task", self.task, TASKS)
-        check_choice("role", self.role, ROLES)
-        check_choice("truncate", self.truncate, TRUNCATIONS, optional=False)
-        check_choice("output_dtype", self.output_dtype, OUTPUT_DTYPES, optional=False)
-        check_choice("aggregation", self.aggregation, AGGREGATIONS, optional=False)
-        check_choice("long_texts", self.long_texts, ("mean",))
-        if not isinstance(self.activation, bool):
-            check_choice("activation", self.activation, ACTIVATIONS)
+        for name, choices in _CHOICES.items():
+            if name != "activation" or not isinstance(self.activation, bool):
+                check_choice(name, getattr(self, name), choices)
         self._check_steps()
         if not isinstance(self.normalize, bool | None):
             raise InvalidRequestError(f"normalize={self.normalize!r} must be True, False or None")
@@ -90,7 +85,7 @@ class PoolingParams:
                 f"prompt={self.prompt!r} and prompt_name={self.prompt_name!r} exclude each other; pass one"
             )
         limit = self.truncate_prompt_tokens
-        if limit is not None and (isinstance(limit, bool) or not isinstance(limit, int) or limit < -1 or limit == 0):
+        if limit is not None and limit != -1 and not (_is_token_id(limit) and limit):
             raise InvalidRequestError(f"truncate_prompt_tokens={limit!r} must be a positive int, or -1 for the maximum")
 
     def _check_steps(self) -> None:
@@ -101,29 +96,37 @@ class PoolingParams:
             return
         if isinstance(columns, str | bytes) or not isinstance(columns, Iterable):
             raise InvalidRequestError(f"returned_token_ids={columns!r} must be a list of token ids")
-        ids = tuple(_plain_int(token) for token in columns)
-        if not ids or not all(_is_token_id(token) for token in ids):
+        ids = tuple(plain_int(token) for token in columns)
+        if not ids or not all(map(_is_token_id, ids)):
             raise InvalidRequestError(f"returned_token_ids={columns!r} must hold token ids, ints from 0")
-        object.__setattr__(self, "returned_token_ids", tuple(int(token) for token in ids))
+        object.__setattr__(self, "returned_token_ids", ids)
 
     def given(self) -> frozenset[str]:
         """Names of the fields that differ from their defaults."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) != f.default)
 
 
-def check_choice(name: str, value: object, choices: tuple[str, ...], *, optional: bool = True) -> None:
-    """Refuse a value that is not in ``choices``."""
-    if (value is None and optional) or (isinstance(value, str) and value in choices):
-        return
-    raise InvalidRequestError(f"{name}={value!r} is unknown; choose one of {', '.join(choices)}")
+_CHOICES: dict[str, tuple[str | None, ...]] = {
+    "task": (None, *TASKS),
+    "role": (None, *ROLES),
+    "truncate": TRUNCATIONS,
+    "output_dtype": OUTPUT_DTYPES,
+    "aggregation": AGGREGATIONS,
+    "long_texts": (None, "mean"),
+    "activation": (None, *ACTIVATIONS),
+}
 
 
-def _plain_int(value: Any) -> Any:
+def check_choice(name: str, value: object, choices: tuple[str | None, ...]) -> None:
+    """Refuse a value that is not in ``choices``, which ``None`` may be."""
+    if not isinstance(value, str | None) or value not in choices:
+        raise InvalidRequestError(f"{name}={value!r} is unknown; choose one of {', '.join(filter(None, choices))}")
+
+
+def plain_int(value: Any) -> Any:
     """A whole number of numpy or torch as a Python int; any other value unchanged."""
-    if value is None or isinstance(value, bool):
-        return value
     try:
-        return operator.index(value)
+        return value if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return value
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future, InvalidStateError
+from contextlib import suppress
 from typing import Any
 
 from millpond.engine.schedule.timing import CallFuture, CallTimer
@@ -13,10 +14,11 @@ from millpond.engine.schedule.timing import CallFuture, CallTimer
 def combine(
     parts: Sequence[Future[Any]], assemble: Callable[[list[Any]], Any], threads: Executor | None, timer: CallTimer
 ) -> CallFuture[Any]:
-    """A future of ``assemble([results])``.
+    """A future of ``assemble([results])``; the parts share the ``timer``.
 
     If a part fails, the future fails with its error and the other parts are cancelled; if the future is cancelled, so
-    are all parts.
+    are all parts. ``assemble`` runs in ``threads``, since the thread that finishes a part has batches to run; without
+    them, or if they are shut down, it runs there.
     """
     gathering = _Gathering(parts, assemble, threads, timer)
     gathering.whole.add_done_callback(gathering.whole_done)
@@ -68,25 +70,19 @@ class _Gathering:
         try:
             result = self._assemble([part.result() for part in self._parts])
         except Exception as error:  # no other code would report it to the caller
-            _settle(self.whole, error=error)
-        else:
-            self.whole.timings = self._timer.read()
-            _settle(self.whole, result=result)
+            return self._fail(error)
+        self.whole.timings = self._timer.read()
+        with suppress(InvalidStateError):  # cancelled
+            self.whole.set_result(result)
 
     def _give_up(self, part: Future[Any]) -> None:
         if part.cancelled():
             self.whole.cancel()
         else:
-            _settle(self.whole, error=part.exception())
+            self._fail(part.exception())
         for other in self._parts:
             other.cancel()
 
-
-def _settle(future: Future[Any], *, result: Any = None, error: BaseException | None = None) -> None:
-    try:
-        if error is None:
-            future.set_result(result)
-        else:
-            future.set_exception(error)
-    except InvalidStateError:  # cancelled, or another part failed first
-        pass
+    def _fail(self, error: BaseException | None) -> None:
+        with suppress(InvalidStateError):  # cancelled, or another part failed first
+            self.whole.set_exception(error)

@@ -89,13 +89,10 @@ def _averaged(
 
 
 def windows(ids: Ids, prefix: Ids, suffix: Ids, limit: int) -> list[Ids]:
-    """Cut a text's tokens into windows, each with its own special tokens (and prompt).
+    """Cut a text's tokens into windows, each with its own special tokens and prompt: ``prefix`` and ``suffix``.
 
     Every window but the last is full. A short last window does no harm, since vectors are weighted by their tokens;
     full windows are the fewest, and text added at the end leaves all windows but the last as they were.
-
-    Returns:
-        int32 arrays; without prefix and suffix they are ``ids``, in order. A text without tokens has one window.
     """
     room = limit - len(prefix) - len(suffix)
     if room < 1:

@@ -22,32 +22,26 @@ class ForwardInput(Protocol):
     @property
     def input_ids(self) -> torch.Tensor:
         """int64 ``[1, tokens]``."""
-        ...
 
     @property
     def position_ids(self) -> torch.Tensor:
         """int64 ``[1, tokens]``, restarting per sequence."""
-        ...
 
     @property
     def segments(self) -> Segments:
         """Where each sequence begins and ends."""
-        ...
 
     @property
     def token_types(self) -> torch.Tensor | None:
         """int64 ``[1, tokens]``; ``None``: all 0."""
-        ...
 
     @property
     def adapter_ids(self) -> torch.Tensor | None:
         """int64 ``[1, tokens]``, -1 for none; ``None``: no adapters."""
-        ...
 
     @property
     def skip(self) -> torch.Tensor | None:
         """int32 ``[n]`` prompt tokens that pooling leaves out; ``None``: none."""
-        ...
 
 
 @dataclass(frozen=True, init=False, eq=False)

@@ -30,7 +30,6 @@ class RunsBatches(Protocol):
 
     def run(self, requests: Sequence[Request]) -> list[RequestResult]:
         """Each request with its result."""
-        ...
 
 
 class Worker:

@@ -28,24 +28,19 @@ class WorkerSlots(Protocol):
 
     def enter(self) -> None:
         """Prepare the calling worker thread; called once per thread."""
-        ...
 
     def claim(self, *, wait: bool) -> bool:
         """Claim a slot for one batch, if one is free, or after a ``wait`` for one; returns whether it was claimed."""
-        ...
 
     def release(self) -> None:
         """Give the claimed slot back."""
-        ...
 
     def free(self) -> int:
         """Number of free slots besides the claimed one."""
-        ...
 
     @contextmanager
     def running(self, tokens: int, *, alone: bool) -> Iterator[None]:
         """Context of a batch on a claimed slot; ``alone``: no other request waits."""
-        ...
 
 
 class CpuWorkerSlots:

@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
-import numpy.typing as npt
 
 from millpond.engine.input.oversize import all_small, pre_truncate, split_by_size
 from millpond.engine.input.plan import EncodesPairs, IndexOf, Plan
@@ -165,19 +164,16 @@ def _mark_kept(items: list[Tokenized], plan: Plan) -> list[Tokenized]:
     """Mark the rows that a per-token result contains, by the plan's step tag and leading rows."""
     if plan.step_tag_id is None and not plan.first_kept:
         return items  # with the marks that they have, if any
-    return [_with_kept(item, plan) for item in items]
-
-
-def _with_kept(item: Tokenized, plan: Plan) -> Tokenized:
-    masks: list[npt.NDArray[np.bool_]] = [] if item.kept is None else [item.kept]
-    if plan.step_tag_id is not None:
-        masks.append(item.ids == plan.step_tag_id)
-    if plan.first_kept:
-        masks.append(np.arange(len(item.ids)) >= plan.first_kept)
-    if not masks:
-        return item
-    kept = np.logical_and.reduce(masks)
-    return replace(item, kept=kept, alignment=None if item.alignment is None else item.alignment.take(kept))
+    marked = []
+    for item in items:
+        kept = np.arange(len(item.ids)) >= plan.first_kept
+        if plan.step_tag_id is not None:
+            kept &= item.ids == plan.step_tag_id
+        if item.kept is not None:
+            kept &= item.kept
+        alignment = None if item.alignment is None else item.alignment.take(kept)
+        marked.append(replace(item, kept=kept, alignment=alignment))
+    return marked
 
 
 def _may_truncate(item: Item, plan: Plan) -> bool:

@@ -62,7 +62,7 @@ class PairTokenizer:
             query, document = np.flatnonzero(sides == 0), np.flatnonzero(sides == 1)
             room = _room(limit, len(ids) - len(query) - len(document), "special tokens")
             kept = _longest_first(len(query), len(document), room)
-            stay = _without(len(ids), _dropped(query, kept[0], truncate), _dropped(document, kept[1], truncate))
+            stay = _kept(len(ids), (query, document), kept, truncate)
             ids, types = ids[stay], None if types is None else types[stay]
         return Tokenized(ids=ids, truncated=cut, types=types if types is not None and types.any() else None)
 
@@ -122,7 +122,7 @@ class TemplateTokenizer:
         total = len(encoding.ids)
         room = _room(limit, total - len(query) - len(document), f"the template {self._template.name}")
         kept = _document_first(len(query), len(document), room)
-        return _without(total, _dropped(query, kept[0], truncate), _dropped(document, kept[1], truncate))
+        return _kept(total, (query, document), kept, truncate)
 
     def _tokens_of(
         self, encoding: Encoding, text: str, pair: Pair, instruction: str | None
@@ -179,12 +179,11 @@ def _document_first(query: int, document: int, room: int) -> tuple[int, int]:
     return min(query, room - kept), kept
 
 
-def _dropped(tokens: npt.NDArray[np.int64], kept: int, truncate: Truncate) -> npt.NDArray[np.int64]:
-    return tokens[kept:] if truncate == "end" else tokens[: len(tokens) - kept]
-
-
-def _without(total: int, *dropped: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _kept(
+    total: int, sides: Sequence[npt.NDArray[np.int64]], counts: Sequence[int], truncate: Truncate
+) -> npt.NDArray[np.int64]:
+    """Indices of the tokens that stay: all but those of each side beyond its count."""
     stay = np.ones(total, dtype=np.bool_)
-    for tokens in dropped:
-        stay[tokens] = False
+    for tokens, count in zip(sides, counts, strict=True):
+        stay[tokens[count:] if truncate == "end" else tokens[: len(tokens) - count]] = False
     return np.flatnonzero(stay)

@@ -27,7 +27,6 @@ class EncodesPairs(Protocol):
         index_of: IndexOf,
     ) -> list[Tokenized]:
         """Tokenize each pair."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -42,12 +42,6 @@ _ROLE_ADAPTERS: dict[Role | None, str] = {
 }
 
 
-def check_params(params: Any) -> None:
-    """Refuse anything but PoolingParams, such as a dict."""
-    if not isinstance(params, PoolingParams):
-        raise TypeError(f"params is a {type(params).__name__}; pass millpond.PoolingParams(...)")
-
-
 def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
     """``task``, if the checkpoint serves it."""
     spec = loaded.spec
@@ -61,13 +55,14 @@ def check_task(task: Any, params: PoolingParams, loaded: LoadedModel) -> Task:
             f"{spec.name} ({spec.architecture}) serves {', '.join(sorted(spec.tasks))}, not {task}; "
             f"load another model{_way_out(task, loaded)}"
         )
-    check_params_task(task, params)
     checked: Task = task
     return checked
 
 
-def check_params_task(task: Any, params: PoolingParams) -> None:
-    """Raises InvalidRequestError if ``params`` names another task than the call."""
+def check_params(task: Any, params: PoolingParams) -> None:
+    """Refuse anything but PoolingParams, such as a dict, and those of another task."""
+    if not isinstance(params, PoolingParams):
+        raise TypeError(f"params is a {type(params).__name__}; pass millpond.PoolingParams(...)")
     if params.task is not None and params.task != task:
         raise InvalidRequestError(f"params.task={params.task!r} contradicts the task {task!r} of this call")
 
@@ -89,7 +84,7 @@ def check_method(method: ScoreMethod, loaded: LoadedModel, *, ranking: bool = Fa
     """How ``method`` scores a pair with this checkpoint."""
     if method == "auto":
         return loaded.spec.rerank_type if ranking else loaded.spec.score_type
-    check_choice("method", method, SCORE_METHODS, optional=False)
+    check_choice("method", method, SCORE_METHODS)
     spec = loaded.spec
     task: Task = "token_embed" if method == "maxsim" else "embed"
     if task not in spec.tasks:
@@ -126,6 +121,7 @@ def plan(
         raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")
     check_range(params.output_dtype, count)
     output = _output(task, params, loaded)
+    vectors = task in ("embed", "token_embed")
     colbert = loaded.encoder.colbert is not None and task == "token_embed"
     prompt = _prompt(params, spec, task) if "prompt" in _READS[task] else ""
     return Plan(
@@ -137,8 +133,8 @@ def plan(
         skip=loaded.encoder.texts.prompt_length(prompt) if prompt and not loaded.include_prompt else 0,
         limit=_limit(params, spec),
         truncate=params.truncate,
-        width=_width(task, params, spec) if task in ("embed", "token_embed") else loaded.width(output),
-        normalize=_normalize(params, spec) if task in ("embed", "token_embed") else False,
+        width=_width(task, params, spec) if vectors else loaded.width(output),
+        normalize=vectors and (spec.normalize if params.normalize is None else params.normalize),
         output_dtype=params.output_dtype,
         activation=_activation(task, params, loaded, output),
         instruction=params.instruction,
@@ -154,39 +150,32 @@ def plan(
 def _output(task: Task, params: PoolingParams, loaded: LoadedModel) -> OutputSpec:
     """The output of the task: the result to read from the hidden states."""
     tokens = params.returned_token_ids
-    if tokens is not None and not loaded.language_head and loaded.spec.labels:
-        if max(tokens) >= len(loaded.spec.labels):
-            raise InvalidRequestError(
-                f"returned_token_ids holds {max(tokens)}; the columns of {loaded.spec.name} run from 0 to "
-                f"{len(loaded.spec.labels) - 1}"
-            )
+    if tokens is None:
+        return loaded.outputs[task]
+    if not loaded.language_head and not loaded.spec.labels:
+        raise InvalidRequestError(
+            f"returned_token_ids={list(tokens)} picks columns of a vocabulary head, which {loaded.spec.name} "
+            f"({loaded.spec.architecture}) does not have; leave it out"
+        )
+    columns = loaded.vocabulary if loaded.language_head else len(loaded.spec.labels)
+    if max(tokens) >= columns:
+        raise InvalidRequestError(
+            f"returned_token_ids holds {max(tokens)}; the columns of {loaded.spec.name} run from 0 to {columns - 1}"
+        )
+    if not loaded.language_head:
         return OutputSpec(kind="token_logits", token_ids=tokens)
-    if tokens is not None:
-        if not loaded.language_head:
-            raise InvalidRequestError(
-                f"returned_token_ids={list(tokens)} picks columns of a vocabulary head, which {loaded.spec.name} "
-                f"({loaded.spec.architecture}) does not have; leave it out"
-            )
-        if max(tokens) >= loaded.vocabulary:
-            raise InvalidRequestError(
-                f"returned_token_ids holds {max(tokens)}; this model's ids run from 0 to {loaded.vocabulary - 1}"
-            )
-        if len(tokens) > _MOST_COLUMNS:
-            raise InvalidRequestError(
-                f"returned_token_ids asks for {len(tokens)} columns of the vocabulary; at most {_MOST_COLUMNS} "
-                "are computed"
-            )
-        return OutputSpec(kind="head_rows", token_ids=tokens)
-    return loaded.outputs[task]
+    if len(tokens) > _MOST_COLUMNS:
+        raise InvalidRequestError(
+            f"returned_token_ids asks for {len(tokens)} columns of the vocabulary; at most {_MOST_COLUMNS} are computed"
+        )
+    return OutputSpec(kind="head_rows", token_ids=tokens)
 
 
 def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, output: OutputSpec) -> Activation:
     """The activation of logits; by default, rewards are raw and other tasks use the checkpoint's activation."""
     if task in ("embed", "token_embed", "sparse_embed"):
         return "identity"
-    activation = params.activation
-    if activation is None:
-        activation = task != "reward"
+    activation = task != "reward" if params.activation is None else params.activation
     if activation == "softmax" and loaded.width(output) == 1:
         raise InvalidRequestError(
             f"activation='softmax' of the one logit that {loaded.spec.name} has is 1 for every text; choose sigmoid"
@@ -282,7 +271,3 @@ def _width(task: Task, params: PoolingParams, spec: ModelSpec) -> int:
         model=spec.name,
         smallest=spec.matryoshka_smallest,
     )
-
-
-def _normalize(params: PoolingParams, spec: ModelSpec) -> bool:
-    return spec.normalize if params.normalize is None else params.normalize

@@ -20,12 +20,9 @@ def token_spans(
 ) -> list[TokenSpans]:
     """The tokens of the rows that ``token_embed`` returns for each text."""
     params = PoolingParams(role=role, truncate=truncate)
-    task = resolve.check_task("token_embed", params, loaded)
-    plan = resolve.plan(task, params, loaded, count=len(texts))
-    # Texts with spans are tokenized with their alignment.
-    items = [SpannedText(text, ()) for text in texts]
-    tokenized = loaded.encoder.encode(items, plan, index_of=lambda i: i)
-    return [_spans(item, loaded) for item in tokenized]
+    plan = resolve.plan(resolve.check_task("token_embed", params, loaded), params, loaded, count=len(texts))
+    items = [SpannedText(text, ()) for text in texts]  # texts with spans are tokenized with their alignment
+    return [_spans(item, loaded) for item in loaded.encoder.encode(items, plan, index_of=lambda i: i)]
 
 
 def _spans(item: Tokenized, loaded: LoadedModel) -> TokenSpans:

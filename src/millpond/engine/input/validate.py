@@ -34,23 +34,23 @@ def check_items(inputs: Any, method: str, loaded: LoadedModel, *, first: int = 0
 
 def check_texts(inputs: Any, method: str, loaded: LoadedModel) -> list[str]:
     """The inputs of a method that takes texts only."""
-    texts: list[str] = []
-    for i, item in enumerate(check_items(inputs, method, loaded)):
-        if not isinstance(item, str):
-            raise InvalidRequestError(f"{method} takes a text at index {i}, not a {type(item).__name__}")
-        texts.append(item)
+    items = check_items(inputs, method, loaded)
+    texts = [item for item in items if isinstance(item, str)]
+    if len(texts) < len(items):
+        i, kind = next((i, type(item).__name__) for i, item in enumerate(items) if not isinstance(item, str))
+        raise InvalidRequestError(f"{method} takes a text at index {i}, not a {kind}")
     return texts
 
 
 def check_pairs(items: Sequence[Item], loaded: LoadedModel) -> list[Pair]:
     """The items of a score whose queries and documents are embedded separately."""
-    for i, item in enumerate(items):
-        if not isinstance(item, Pair):
-            raise InvalidRequestError(
-                f"score takes a (query, document) pair at index {i}, not token ids: {loaded.spec.name} scores by "
-                f"{loaded.spec.score_type}, which reads the two apart"
-            )
-    return [item for item in items if isinstance(item, Pair)]
+    pairs = [item for item in items if isinstance(item, Pair)]
+    if len(pairs) < len(items):
+        raise InvalidRequestError(
+            f"score takes (query, document) pairs, not token ids: {loaded.spec.name} scores by "
+            f"{loaded.spec.score_type}, which reads the two apart"
+        )
+    return pairs
 
 
 def _check_item(item: Any, i: int, method: str, loaded: LoadedModel) -> Item:

@@ -28,106 +28,78 @@ from millpond.vectors import matryoshka
 from millpond.vectors.quantization import quantize
 from millpond.vectors.ragged import Ragged
 
+Fields = dict[str, Any]
+
 
 def assemble(call: Call) -> Any:
     """The output of a call that has all of its rows."""
-    return _BY_TASK[call.plan.task](call)
+    output, fields = _BY_TASK[call.plan.task]
+    return output(
+        **fields(call),
+        truncated=call.per_item(call.result.truncated),
+        usage=Usage(prompt_tokens=int(np.add.reduce(call.per_item(call.result.tokens)))),
+    )
 
 
-def _embedding(call: Call) -> EmbeddingOutput:
+def _embedding(call: Call) -> Fields:
     rows = matryoshka.cut(call.result.rows, call.plan.width, normalize=call.plan.normalize, own=call.owns_rows)
-    return EmbeddingOutput(
-        embeddings=quantize(call.per_item(rows), call.plan.output_dtype),
-        cached=call.per_item(call.result.cached),
-        truncated=call.per_item(call.result.truncated),
-        usage=_usage(call),
-    )
+    embeddings = quantize(call.per_item(rows), call.plan.output_dtype)
+    return {"embeddings": embeddings, "cached": call.per_item(call.result.cached)}
 
 
-def _token_embedding(call: Call) -> TokenEmbeddingOutput:
-    stacked = _empty(call) if call.hands_matrices_on else _stacked(call)
+def _token_embedding(call: Call) -> Fields:
+    stacked = _stacked(call)
     flat = matryoshka.cut(stacked.flat, call.plan.width, normalize=call.plan.normalize, own=True)
-    return TokenEmbeddingOutput(
-        embeddings=Ragged(flat=flat, offsets=stacked.offsets),
-        truncated=call.per_item(call.result.truncated),
-        usage=_usage(call),
-    )
+    return {"embeddings": Ragged(flat=flat, offsets=stacked.offsets)}
 
 
-def _sparse(call: Call) -> SparseEmbeddingOutput:
+def _sparse(call: Call) -> Fields:
     weights = [dict(zip(m[:, 0].astype(int).tolist(), m[:, 1].tolist(), strict=True)) for m in call.matrices_per_item()]
-    return SparseEmbeddingOutput(embeddings=weights, truncated=call.per_item(call.result.truncated), usage=_usage(call))
+    return {"embeddings": weights}
 
 
-def _classification(call: Call) -> ClassificationOutput:
-    return ClassificationOutput(
-        probs=call.per_item(activate(call.result.rows, call.plan.activation)),
-        labels=call.labels,
-        truncated=call.per_item(call.result.truncated),
-        usage=_usage(call),
-    )
+def _classification(call: Call) -> Fields:
+    return {"probs": call.per_item(activate(call.result.rows, call.plan.activation)), "labels": call.labels}
 
 
-def _scores(call: Call) -> ScoreOutput:
+def _scores(call: Call) -> Fields:
     scores = activate(call.result.rows, call.plan.activation)[:, 0]
-    return ScoreOutput(
-        scores=call.per_item(np.ascontiguousarray(scores)),
-        truncated=call.per_item(call.result.truncated),
-        usage=_usage(call),
-    )
+    return {"scores": call.per_item(np.ascontiguousarray(scores))}
 
 
-def _rewards(call: Call) -> RewardOutput:
+def _activated(call: Call) -> Ragged:
     stacked = _stacked(call)
-    return RewardOutput(
-        rewards=Ragged(flat=activate(stacked.flat, call.plan.activation), offsets=stacked.offsets),
-        truncated=call.per_item(call.result.truncated),
-        usage=_usage(call),
-    )
+    return Ragged(flat=activate(stacked.flat, call.plan.activation), offsets=stacked.offsets)
 
 
-def _token_classification(call: Call) -> TokenClassificationOutput:
-    stacked = _stacked(call)
-    probs = Ragged(flat=activate(stacked.flat, call.plan.activation), offsets=stacked.offsets)
+def _token_classification(call: Call) -> Fields:
+    probs = _activated(call)
     per_item: list[list[Entity]] = []
     for slot, rows in zip(call.slots(), probs, strict=True):
         alignment = call.result.alignments[slot]
-        if alignment is None:  # token ids, which have no text, or rows of step tags
-            per_item.append([])
-            continue
-        per_item.append(
-            entities(
-                rows,
-                alignment.offsets,
-                alignment.special,
-                alignment.words,
-                text_of(call.items[slot]),
-                call.labels,
-                call.plan.aggregation,
-            )
-        )
-    return TokenClassificationOutput(
-        entities=tuple(per_item),
-        probs=probs,
-        labels=call.labels,
-        truncated=call.per_item(call.result.truncated),
-        usage=_usage(call),
-    )
+        # Token ids have no text, and neither do rows of step tags.
+        text = text_of(call.items[slot])
+        found = [] if alignment is None else entities(rows, alignment, text, call.labels, call.plan.aggregation)
+        per_item.append(found)
+    return {"entities": tuple(per_item), "probs": probs, "labels": call.labels}
 
 
-_BY_TASK: dict[Task, Callable[[Call], Any]] = {
-    "embed": _embedding,
-    "token_embed": _token_embedding,
-    "sparse_embed": _sparse,
-    "classify": _classification,
-    "token_classify": _token_classification,
-    "score": _scores,
-    "reward": _rewards,
+_BY_TASK: dict[Task, tuple[type, Callable[[Call], Fields]]] = {
+    "embed": (EmbeddingOutput, _embedding),
+    "token_embed": (TokenEmbeddingOutput, _token_embedding),
+    "sparse_embed": (SparseEmbeddingOutput, _sparse),
+    "classify": (ClassificationOutput, _classification),
+    "token_classify": (TokenClassificationOutput, _token_classification),
+    "score": (ScoreOutput, _scores),
+    "reward": (RewardOutput, lambda call: {"rewards": _activated(call)}),
 }
 
 
 def _stacked(call: Call) -> Ragged:
     """Every item's rows, in the caller's order; a text with spans has a row for each span."""
+    if call.hands_matrices_on:  # matrices without rows: theirs were taken as they came
+        flat = np.empty((0, call.native_width), dtype=np.float32)
+        return Ragged(flat=flat, offsets=np.zeros(call.size + 1, dtype=np.int64))
     if not call.per_token:
         rows = call.per_item(call.result.rows)
         return Ragged(flat=rows, offsets=np.arange(len(rows) + 1, dtype=np.int64))
@@ -136,16 +108,6 @@ def _stacked(call: Call) -> Ragged:
         item, alignment = call.items[slot], call.result.alignments[slot]
         if isinstance(item, SpannedText) and alignment is not None:
             index = call.index_of(slot)
-            matrix = span_rows(matrix, alignment.offsets, alignment.special, item.spans, index=index)
+            matrix = span_rows(matrix, alignment, item.spans, index=index)
         matrices.append(matrix)
     return Ragged.from_matrices(matrices, width=call.native_width)
-
-
-def _empty(call: Call) -> Ragged:
-    """Matrices without rows: theirs were taken as they came."""
-    flat = np.empty((0, call.native_width), dtype=np.float32)
-    return Ragged(flat=flat, offsets=np.zeros(call.size + 1, dtype=np.int64))
-
-
-def _usage(call: Call) -> Usage:
-    return Usage(prompt_tokens=int(np.add.reduce(call.per_item(call.result.tokens))))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from millpond.engine.tokenize.tokenized import TokenAlignment
 from millpond.tasks import Aggregation
 from millpond.values.outputs import Entity
 
@@ -17,24 +18,21 @@ IntArray = npt.NDArray[np.int64]
 _OUTSIDE = "O"
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Units:
-    """Tokens or words, each with one label."""
+class _Units(NamedTuple):
+    """Tokens or words, ``[u]``, each with one label."""
 
-    best: IntArray  # int64 `[u]` column of the label
-    scores: FloatArray  # float32 `[u]`
-    starts: IntArray  # int64 `[u]` first character
-    stops: IntArray  # int64 `[u]` the character after the last
+    best: IntArray  # column of the label
+    scores: FloatArray
+    starts: IntArray  # first character
+    stops: IntArray  # the character after the last
 
 
 def entities(
-    probs: FloatArray,  # float32 `[tokens, labels]`
-    offsets: npt.NDArray[np.int32],  # int32 `[tokens, 2]` each token's character span (code points), half open
-    special: npt.NDArray[np.bool_],  # bool `[tokens]` tokens that stand for no text
-    words: npt.NDArray[np.int32],  # int32 `[tokens]` number of each token's word; a token with -1 is a word by itself
-    text: str,  # the text that the offsets refer to
-    labels: Sequence[str],  # names of the columns
-    aggregation: Aggregation,  # `none`, `simple`, `first`, `average` or `max`
+    probs: FloatArray,  # [tokens, labels]
+    alignment: TokenAlignment,  # a token whose word is -1 is a word by itself
+    text: str,
+    labels: Sequence[str],  # of the columns
+    aggregation: Aggregation,
 ) -> list[Entity]:
     """Turn the probabilities of a text's tokens into entities.
 
@@ -43,34 +41,25 @@ def entities(
     the mean score of the joined tokens or words. ``simple`` joins tokens. ``first``, ``average`` and ``max`` join
     words; a word has the label of its first token, of the mean of its tokens' probabilities, or of the token with the
     highest probability.
-
-    Returns:
-        Entities in the order of the text.
     """
-    kept = np.flatnonzero(~special)
+    kept = np.flatnonzero(~alignment.special)
     if len(kept) == 0:
         return []
-    spans = offsets[kept].astype(np.int64)
+    spans = alignment.offsets[kept].astype(np.int64)
     if aggregation in ("none", "simple"):
-        units = _tokens(probs[kept], spans)
+        units = _units(probs[kept], spans[:, 0], spans[:, 1])
     else:
-        units = _words(probs[kept], spans, words[kept], aggregation)
+        units = _words(probs[kept], spans, alignment.words[kept], aggregation)
     if aggregation == "none":
         return _named(units, labels, text)
     joined = _join(units, labels)
     groups = [label.split("-", 1)[-1] for label in labels]  # name of an entity that begins with each label
     inside = np.array([group != _OUTSIDE for group in groups])[joined.best]
-    named = _Units(
-        best=joined.best[inside],
-        scores=joined.scores[inside],
-        starts=joined.starts[inside],
-        stops=joined.stops[inside],
-    )
-    return _named(named, groups, text)
+    return _named(_Units(*(column[inside] for column in joined)), groups, text)
 
 
-def _tokens(probs: FloatArray, spans: IntArray) -> _Units:
-    return _Units(best=probs.argmax(axis=1), scores=probs.max(axis=1), starts=spans[:, 0], stops=spans[:, 1])
+def _units(probs: FloatArray, starts: IntArray, stops: IntArray) -> _Units:
+    return _Units(probs.argmax(axis=1), probs.max(axis=1), starts, stops)
 
 
 def _words(probs: FloatArray, spans: IntArray, words: npt.NDArray[np.int32], aggregation: Aggregation) -> _Units:
@@ -90,7 +79,7 @@ def _words(probs: FloatArray, spans: IntArray, words: npt.NDArray[np.int32], agg
         _, first = np.unique(word[candidates], return_index=True)  # of equal ones, the first token
         chosen = probs[candidates[first]]
     lasts = np.append(firsts[1:], len(words)) - 1
-    return _Units(best=chosen.argmax(axis=1), scores=chosen.max(axis=1), starts=spans[firsts, 0], stops=spans[lasts, 1])
+    return _units(chosen, spans[firsts, 0], spans[lasts, 1])
 
 
 def _join(units: _Units, labels: Sequence[str]) -> _Units:
@@ -104,12 +93,7 @@ def _join(units: _Units, labels: Sequence[str]) -> _Units:
     firsts = np.flatnonzero(begins)
     sizes = np.diff(firsts, append=len(kind))
     scores = np.add.reduceat(units.scores, firsts, dtype=np.float64) / sizes
-    return _Units(
-        best=units.best[firsts],
-        scores=scores.astype(np.float32),
-        starts=units.starts[firsts],
-        stops=units.stops[firsts + sizes - 1],
-    )
+    return _Units(units.best[firsts], scores.astype(np.float32), units.starts[firsts], units.stops[firsts + sizes - 1])
 
 
 def _kind(label: str) -> str:
@@ -117,8 +101,7 @@ def _kind(label: str) -> str:
 
 
 def _named(units: _Units, names: Sequence[str], text: str) -> list[Entity]:
-    columns = (units.best.tolist(), units.scores.tolist(), units.starts.tolist(), units.stops.tolist())
     return [
         Entity(label=names[best], score=score, start=start, end=stop, text=text[start:stop])
-        for best, score, start, stop in zip(*columns, strict=True)
+        for best, score, start, stop in zip(*(column.tolist() for column in units), strict=True)
     ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import Counter
 
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.counters import Counters
@@ -21,8 +22,10 @@ class Admission:
         self._changed = threading.Condition(self._lock)
         self._owners: dict[Call, object] = {}  # of each running call the object that it keeps alive
         self._texts = 0  # of those calls
-        self._throughput = _Throughput()
-        self._callers: dict[int, int] = {}  # by thread: calls that it waits for, one inside the other
+        self._done = 0  # texts
+        self._busy = 0.0  # seconds of the busy periods that are over
+        self._since = 0.0  # when the current one began
+        self._callers: Counter[int] = Counter()  # by thread: calls that it waits for, one inside the other
         self._closed = False
 
     @property
@@ -35,18 +38,14 @@ class Admission:
         """Number of running calls."""
         return len(self._owners)
 
-    def check_room(self, texts: int) -> None:
-        """Check that the queue has room for this many more texts."""
-        with self._lock:
-            self._check_room(texts)
-
     def admit(self, call: Call, owner: object, texts: int) -> None:
         """Take a call on, if the queue has room for ``texts`` more texts; ``owner`` is kept alive until it is over."""
         with self._lock:
-            self._check_room(texts)
+            self.check_room(texts)
+            if not self._owners:
+                self._since = time.monotonic()
             self._owners[call] = owner
             self._texts += call.size
-            self._throughput.begin()
 
     def release(self, call: Call) -> object:
         """Stop counting a call that is over; returns its owner.
@@ -57,9 +56,10 @@ class Admission:
         with self._lock:
             owner = self._owners.pop(call, None)
             self._texts -= call.size
-            self._throughput.count(call.size, idle=not self._owners)
+            self._done += call.size
             self._counters.release(call.future.failure(), texts=call.size, hits=call.hits, misses=call.misses)
             if not self._owners:
+                self._busy += time.monotonic() - self._since
                 self._changed.notify_all()
         return owner
 
@@ -80,19 +80,14 @@ class Admission:
 
     def enter_caller(self) -> None:
         """The calling thread runs batches from now on, while it waits for a call of its own."""
-        thread = threading.get_ident()
         with self._lock:
-            self._callers[thread] = self._callers.get(thread, 0) + 1
+            self._callers[threading.get_ident()] += 1
 
     def leave_caller(self) -> None:
         """The calling thread is done with what it began last."""
-        thread = threading.get_ident()
         with self._lock:
-            depth = self._callers.pop(thread) - 1
-            if depth:
-                self._callers[thread] = depth
-            elif not self._callers:
-                self._changed.notify_all()
+            self._callers -= Counter((threading.get_ident(),))
+            self._changed.notify_all()
 
     def wait_for_callers(self) -> None:
         """Wait until no thread runs batches for a call of its own."""
@@ -105,41 +100,19 @@ class Admission:
         with self._lock:
             return list(self._owners)
 
-    def _check_room(self, texts: int) -> None:
+    def check_room(self, texts: int) -> None:
+        """Check that the queue has room for this many more texts."""
         if self._closed:
             raise EngineClosedError("the engine was closed; make a new one")
-        waiting = self._texts
-        if waiting and texts and waiting + texts > self._max_queue:
-            seconds = self._throughput.seconds(waiting)
+        with self._lock:
+            waiting = self._texts
+            if not waiting or not texts or waiting + texts <= self._max_queue:
+                return
+            busy = self._busy + time.monotonic() - self._since
+            seconds = min(60.0, max(0.1, waiting * max(busy, 1e-3) / max(self._done, 1)))
             self._counters.reject()
             raise EngineOverloadedError(
                 f"{waiting} texts are waiting and {texts} more would pass max_queue={self._max_queue}; "
                 f"retry in about {seconds:.1f} s, or raise max_queue",
                 retry_after=seconds,
             )
-
-
-class _Throughput:
-    """Texts per second while there are any, for the retry time of an overload error."""
-
-    def __init__(self) -> None:
-        self._texts = 0
-        self._busy = 0.0  # seconds of the busy periods that are over
-        self._since: float | None = None  # when the current busy period began
-
-    def begin(self) -> None:
-        """Work arrived."""
-        if self._since is None:
-            self._since = time.monotonic()
-
-    def count(self, texts: int, *, idle: bool) -> None:
-        """``texts`` are done; ``idle``: no call is left."""
-        self._texts += texts
-        if idle and self._since is not None:
-            self._busy += time.monotonic() - self._since
-            self._since = None
-
-    def seconds(self, texts: int) -> float:
-        """Seconds that ``texts`` will take, between 0.1 and 60."""
-        busy = self._busy + (0.0 if self._since is None else time.monotonic() - self._since)
-        return min(60.0, max(0.1, texts * max(busy, 1e-3) / max(self._texts, 1)))

@@ -67,7 +67,9 @@ class Backlog:
     def take(self, waiting: int, *, least: int = 1) -> TokenizeChunk | None:
         """The next chunk, which is in flight until it is :meth:`done`; ``None`` if it is not time for one."""
         with self._lock:
-            if not self._left or self._in_flight >= self._feeders or self._has_enough(waiting):
+            texts = waiting + self._texts_in_flight
+            enough = texts >= _LEAST_TEXTS and texts * self._per_text >= _LEAST_BATCHES * self._batch_tokens
+            if not self._left or self._in_flight >= self._feeders or enough:
                 return None
             count, tokens = self._next(least)
             slots = self._slots[self._left - count : self._left].tolist()
@@ -86,11 +88,6 @@ class Backlog:
             self._per_text = tokens / len(chunk.slots)
             # Scale this chunk's own estimate; chunks started together share the previous one.
             self._per_character = chunk.per_character * tokens / chunk.tokens
-
-    def _has_enough(self, waiting: int) -> bool:
-        """Whether the texts that wait, or will in a moment, last for the next batches."""
-        texts = waiting + self._texts_in_flight
-        return texts >= _LEAST_TEXTS and texts * self._per_text >= _LEAST_BATCHES * self._batch_tokens
 
     def _next(self, least: int) -> tuple[int, float]:
         """Number of texts in the next chunk, and their estimated tokens."""

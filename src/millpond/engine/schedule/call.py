@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from millpond.engine.input.plan import Plan
 from millpond.engine.schedule.timing import CallFuture, CallTimer
-from millpond.engine.schedule.truncation import truncated_noun, warn_truncated
+from millpond.engine.schedule.truncation import TruncatedTexts, truncated_noun
 from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized
 from millpond.errors import MillpondError
 from millpond.values.inputs import Item
@@ -26,33 +26,17 @@ OnMatrices = Callable[[Sequence[int], Sequence[npt.NDArray[np.float32]]], None]
 
 
 @dataclass(kw_only=True, slots=True, eq=False)
-class CallHooks:
-    """What a call asks of its engine and of its caller."""
-
-    assemble: Callable[[Call], Any]  # makes the output of the finished call
-    # called with the number of requests still queued, each time a batch takes some
-    refill: Callable[[Call, int], None] | None = None
-    # writes the rows of some slots to the cache, and finishes the call once all are :meth:`Call.committed`; may wait
-    # for earlier rows. `None` if the call is not cached
-    commit: Callable[[Call, Sequence[int]], None] | None = None
-    # called with the number of items newly done, from the threads that do them
-    progress: Callable[[int], object] | None = None
-    # receives each batch's matrices, which the call then does not keep; only if it is `per_token`
-    on_matrices: OnMatrices | None = None
-
-
-@dataclass(kw_only=True, slots=True, eq=False)
 class CallOptions:
     """How a call is queued, besides its plan."""
 
     inline: bool = False  # tokenize in the calling thread, which runs batches then
-    progress: Callable[[int], object] | None = None  # as :attr:`CallHooks.progress`
-    on_matrices: OnMatrices | None = None  # as :attr:`CallHooks.on_matrices`
-    first_index: int = 0  # index of the first item in the caller's list, for errors
-    # number of texts that the queue must have room for; `None`: as many as there are items. The first call of a
-    # request asks for all of its texts, the others for 0
+    progress: Callable[[int], object] | None = None  # called with the number of items newly done, from any thread
+    on_matrices: OnMatrices | None = None  # gets each batch's matrices, which a call `per_token` then does not keep
+    first_index: int = 0  # of the first item in the caller's list, for errors
+    # How many texts the queue must have room for; None: as many as there are items. The first call of a request asks
+    # for all of its texts, the others for 0.
     admit: int | None = None
-    timer: CallTimer | None = None  # the timer of a request that is made of several calls; `None`: a new one
+    timer: CallTimer | None = None  # of a request that is made of several calls; None: a new one
 
 
 class CallResult:
@@ -61,9 +45,8 @@ class CallResult:
     __slots__ = ("alignments", "cached", "matrices", "rows", "tokens", "truncated")
 
     def __init__(self, count: int, width: int, *, per_token: bool) -> None:
-        """Nothing is known yet."""
         self.rows: npt.NDArray[np.float32] = np.zeros((0 if per_token else count, width), dtype=np.float32)
-        self.matrices: list[npt.NDArray[np.float32] | None] = [None] * (count if per_token else 0)
+        self.matrices: list[npt.NDArray[np.float32] | None] = [None] * (count if per_token else 0)  # [rows, width]
         self.alignments: list[TokenAlignment | None] = [None] * (count if per_token else 0)
         self.tokens: npt.NDArray[np.int32] = np.zeros(count, dtype=np.int32)
         self.truncated: npt.NDArray[np.bool_] = np.zeros(count, dtype=np.bool_)
@@ -78,36 +61,38 @@ class Call:
 
     def __init__(
         self,
-        items: Sequence[Item],
+        items: Sequence[Item],  # duplicates included
         plan: Plan,
-        hooks: CallHooks,
         *,
         native_width: int,  # columns of a row before the Matryoshka cut
-        labels: tuple[str, ...] = (),  # names of the columns of its logits
-        first_index: int = 0,  # index of the first item in the caller's list, for errors
-        timer: CallTimer | None = None,  # the timer of a request that is made of several calls; `None`: a new one
+        assemble: Callable[[Call], Any],  # makes the output of the finished call
+        refill: Callable[[Call, int], None] | None = None,  # told how many requests are queued whenever some are taken
+        # Writes rows to the cache, and finishes the call once all are committed; None: the call is not cached.
+        commit: Callable[[Call, Sequence[int]], None] | None = None,
+        labels: tuple[str, ...] = (),  # of the columns of its logits
+        options: CallOptions | None = None,
     ) -> None:
-        self.timer = timer or CallTimer()
+        self._options = options or CallOptions()
+        self.timer = self._options.timer or CallTimer()
         distinct = dict.fromkeys(items)
         self.size = len(items)
-        self.items = list(distinct)
+        self.items = list(distinct)  # by slot
         self._slot_of: npt.NDArray[np.int64] | None = None  # [size] each item's slot, if there are duplicates
         if len(distinct) < len(items):
             slots = {item: slot for slot, item in enumerate(distinct)}
             self._slot_of = np.fromiter((slots[item] for item in items), dtype=np.int64, count=len(items))
-        self._first_index = first_index
         self.plan = plan
         self.labels = labels
         self.future: CallFuture[Any] = CallFuture()
         self.native_width = native_width
-        self.per_token = plan.output.per_token or plan.output.kind == "sparse"
+        self.per_token = plan.output.per_token or plan.output.kind == "sparse"  # an item's result is a matrix
         self.result = CallResult(len(self.items), native_width, per_token=self.per_token)
-        self.hits = self.misses = 0
-        self.is_bulk = False
-        self.continues = False
+        self.hits = self.misses = 0  # items looked up in the cache
+        self.is_bulk = False  # much of the call was queued at once; set by the scheduler
+        self.continues = False  # more of the call is going to be queued; set by the intake
         self._missing = len(self.items)
         self._uncommitted = 0  # rows that were delivered, and are not in the cache yet
-        self._hooks = hooks
+        self._assemble, self._refill, self._commit = assemble, refill, commit
         self._lock = threading.Lock()
         self._truncated_noun = truncated_noun.get()
 
@@ -119,16 +104,16 @@ class Call:
     @property
     def owns_rows(self) -> bool:
         """Whether the result may overwrite the rows; a commit to the cache may read computed ones in another thread."""
-        return self._hooks.commit is None or self.hits == len(self.items)
+        return self._commit is None or self.hits == len(self.items)
 
     def index_of(self, slot: int) -> int:
         """Index of a distinct item in the caller's list; of duplicates, the first one's."""
-        return self._first_index + (slot if self._slot_of is None else int(np.argmax(self._slot_of == slot)))
+        return self._options.first_index + (slot if self._slot_of is None else int(np.argmax(self._slot_of == slot)))
 
     def refill(self, queued: int) -> None:
         """Called when ``queued`` of the call's requests are still waiting."""
-        if self._hooks.refill is not None:
-            self._hooks.refill(self, queued)
+        if self._refill is not None:
+            self._refill(self, queued)
 
     def note(self, slots: Sequence[int], items: Sequence[Tokenized]) -> None:
         """Store the results of tokenization for ``slots``."""
@@ -144,34 +129,38 @@ class Call:
         with self._lock:
             self._missing -= count
             last = self._missing == 0
-        if self._hooks.progress is not None:
-            self._hooks.progress(count)
+        if self._options.progress is not None:
+            self._options.progress(count)
         if last:
             self.finish()
 
     def deliver(self, slots: Sequence[int], results: Sequence[npt.NDArray[np.float32]]) -> None:
         """Take a batch's results for ``slots``; the last ones finish the call."""
         self.timer.returned()
-        hooks = self._hooks
         broken = self._store_matrices(slots, results) if self.per_token else self._store_rows(slots, results)
         if broken is not None:
-            return self.fail(_not_finite(self.index_of(broken)))
+            return self.fail(
+                MillpondError(
+                    f"the text at index {self.index_of(broken)} gave a vector that is not finite; the model overflows "
+                    'in this precision: load it with dtype="bfloat16" or "float32"'
+                )
+            )
         over = self.done  # cancelled: no caller waits, but a computed row is still worth a commit
         with self._lock:  # several threads deliver, never the same slot
             self._missing -= len(slots)
             self._uncommitted += len(slots)
             last = self._missing == 0
-        if hooks.commit is not None:
-            hooks.commit(self, slots)
-        if hooks.progress is not None and not over:
-            hooks.progress(len(slots))
-        if last and hooks.commit is None:
+        if self._commit is not None:
+            self._commit(self, slots)
+        if self._options.progress is not None and not over:
+            self._options.progress(len(slots))
+        if last and self._commit is None:
             self.finish()
 
     def _store_matrices(self, slots: Sequence[int], results: Sequence[npt.NDArray[np.float32]]) -> int | None:
         """Keep matrices, or hand them on; returns the slot of one that is not finite."""
         broken = next((slot for slot, m in zip(slots, results, strict=True) if not np.isfinite(m).all()), None)
-        on_matrices = self._hooks.on_matrices
+        on_matrices = self._options.on_matrices
         if on_matrices is None:
             for slot, result in zip(slots, results, strict=True):
                 self.result.matrices[slot] = result
@@ -206,18 +195,15 @@ class Call:
     def finish(self) -> None:
         """Assemble the output and set the future's result."""
         try:
-            output = self._hooks.assemble(self)
+            output = self._assemble(self)
         except Exception as error:  # no other code would report it to the caller
             return self.fail(error)
-        if self._hooks.progress is not None and self._slot_of is not None:
-            self._hooks.progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
+        if self._options.progress is not None and self._slot_of is not None:
+            self._options.progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
         if self._truncated_noun is not None and np.count_nonzero(self.result.truncated):
-            warn_truncated(
-                self.per_item(self.result.truncated),
-                self.plan.limit,
-                first_index=self._first_index,
-                noun=self._truncated_noun,
-            )
+            texts = TruncatedTexts(self.plan.limit, first_index=self._options.first_index, noun=self._truncated_noun)
+            texts.note(self.per_item(self.result.truncated))
+            texts.log()
         self.future.timings = self.timer.read()
         try:
             self.future.set_result(output)
@@ -231,7 +217,7 @@ class Call:
     @property
     def hands_matrices_on(self) -> bool:
         """Whether the matrices are handed on as they come, so that the call has none."""
-        return self._hooks.on_matrices is not None
+        return self._options.on_matrices is not None
 
     def matrices_per_item(self) -> list[npt.NDArray[np.float32]]:
         """Each item's matrix, in the caller's order."""
@@ -241,10 +227,3 @@ class Call:
     def per_item(self, per_slot: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """``[slots, ...]`` as ``[size, ...]``, in the caller's order."""
         return per_slot if self._slot_of is None else per_slot[self._slot_of]
-
-
-def _not_finite(index: int) -> MillpondError:
-    return MillpondError(
-        f"the text at index {index} gave a vector that is not finite; the model overflows in this precision: "
-        'load it with dtype="bfloat16" or "float32"'
-    )

@@ -6,24 +6,37 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
+from millpond.cache.sqlitefile import kind_of
 from millpond.cache.vector_cache import VectorCache
-from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
 from millpond.errors import CacheError
 from millpond.values.inputs import key_of
+
+logger = logging.getLogger(__name__)
 
 # A batch of texts of this many tokens: so many rows may wait for their commit while the next batches are computed.
 _TOKENS_PER_ROW = 64
 
 
-@dataclass(slots=True, frozen=True, kw_only=True, eq=False)
-class _Delivery:
-    call: Call
-    slots: Sequence[int]
+class CacheErrors:
+    """Errors after which an engine goes on, each kind logged once: a line for each batch would fill a full disk."""
+
+    def __init__(self, consequence: str, level: int) -> None:
+        self._consequence = consequence
+        self._level = level
+        self._kinds: set[str] = set()
+
+    def report(self, error: CacheError) -> None:
+        """Log the error."""
+        level = logging.DEBUG if kind_of(error) in self._kinds else self._level
+        self._kinds.add(kind_of(error))
+        logger.log(level, "%s: %s (the engine goes on; this is logged once)", self._consequence, error)
+
+
+Delivery = tuple[Call, Sequence[int]]
 
 
 class Committer:
@@ -38,7 +51,7 @@ class Committer:
         self._cache = cache
         self._namespace = namespace
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._waiting: list[_Delivery] = []
+        self._waiting: list[Delivery] = []
         self._uncommitted = 0  # rows that wait, or are in the running transaction
         self._scheduled = False  # the thread will look at what waits
         self._finishing = 0  # threads that finish calls, whose callbacks may take any time
@@ -52,7 +65,7 @@ class Committer:
         Waits while too many rows are uncommitted.
         """
         with self._changed:
-            self._waiting.append(_Delivery(call=call, slots=slots))
+            self._waiting.append((call, slots))
             self._uncommitted += len(slots)
             # The thread may be in a callback that waits for these very rows.
             here = self._finishing > 0
@@ -79,12 +92,10 @@ class Committer:
             return self._uncommitted > self.most_waiting
 
     def _run(self) -> None:
-        while True:
+        while self._scheduled:
             self._drain()
             with self._changed:
-                if not self._waiting:
-                    self._scheduled = False
-                    return
+                self._scheduled = bool(self._waiting)
 
     def _drain(self) -> None:
         """Commit what waits, then finish the calls whose last rows were among it."""
@@ -112,28 +123,27 @@ class Committer:
                 self._write(deliveries)
             finally:
                 with self._changed:
-                    self._uncommitted -= sum(len(delivery.slots) for delivery in deliveries)
+                    self._uncommitted -= sum(len(slots) for _, slots in deliveries)
                     self._changed.notify_all()
-        return [delivery.call for delivery in deliveries if delivery.call.committed(len(delivery.slots))]
+        return [call for call, slots in deliveries if call.committed(len(slots))]
 
-    def _write(self, deliveries: Sequence[_Delivery]) -> None:
+    def _write(self, deliveries: Sequence[Delivery]) -> None:
         """Put the rows into the cache; an error that is not the cache's fails the call that it comes from."""
         try:
             keys: list[bytes] = []
-            for delivery in deliveries:
-                call = delivery.call
-                keys += self._cache.keys(self._namespace(call), [key_of(call.items[slot]) for slot in delivery.slots])
+            for call, slots in deliveries:
+                keys += self._cache.keys(self._namespace(call), [key_of(call.items[slot]) for slot in slots])
             self._cache.put(
                 keys,
-                np.concatenate([delivery.call.result.rows[delivery.slots] for delivery in deliveries]),
-                tokens=np.concatenate([delivery.call.result.tokens[delivery.slots] for delivery in deliveries]),
-                truncated=np.concatenate([delivery.call.result.truncated[delivery.slots] for delivery in deliveries]),
+                np.concatenate([call.result.rows[slots] for call, slots in deliveries]),
+                tokens=np.concatenate([call.result.tokens[slots] for call, slots in deliveries]),
+                truncated=np.concatenate([call.result.truncated[slots] for call, slots in deliveries]),
             )
         except CacheError as error:
             # The vectors are right; to lose them because the disk is full would be worse.
             self._errors.report(error)
         except Exception as error:  # no other code would report it to the caller
             if len(deliveries) == 1:
-                return deliveries[0].call.fail(error)
+                return deliveries[0][0].fail(error)
             for delivery in deliveries:
                 self._write([delivery])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import CancelledError
 from time import perf_counter
@@ -16,21 +15,13 @@ logger = logging.getLogger(__name__)
 
 Observer = Callable[[BatchRun], object]
 
-# Batches noted one by one before a worker adds them up.
-_MAX_NOTES = 256
-
 
 class Counters:
-    """An engine's counters.
-
-    Workers never wait here: a batch is a note appended to a list, and a thread that gets the lock at once adds the
-    notes up. Calls are counted under the lock that admits and releases them, see :class:`~.admission.Admission`.
-    """
+    """An engine's counters; those of calls change under the lock of :class:`~.admission.Admission`."""
 
     def __init__(self) -> None:
         self._listeners: tuple[_Listener, ...] = ()
         self._running: list[float] = []  # when each batch began
-        self._notes: deque[tuple[int, int, float]] = deque()  # texts, tokens, seconds
         self._lock = threading.Lock()
         self._batches = self._texts = self._tokens = 0
         self._seconds = 0.0
@@ -57,26 +48,25 @@ class Counters:
 
     def ran(self, begun: float, texts: int, tokens: int) -> None:
         """A batch that began at ``begun`` has run."""
-        note = (texts, tokens, perf_counter() - begun)
-        self._notes.append(note)
-        if len(self._notes) >= _MAX_NOTES and self._lock.acquire(blocking=False):
-            try:
-                self._add_up()
-            finally:
-                self._lock.release()
+        batch = BatchRun(texts=texts, tokens=tokens, seconds=perf_counter() - begun)
+        with self._lock:
+            self._batches += 1
+            self._texts += texts
+            self._tokens += tokens
+            self._seconds += batch.seconds
         for listener in self._listeners:
-            listener.hear(*note)
+            listener.hear(batch)
 
     def end(self, begun: float) -> None:
         """A batch is over, whether it ran or not."""
         self._running.remove(begun)
 
     def reject(self) -> None:
-        """A call was refused; the caller holds the admission's lock."""
+        """A call was refused."""
         self._rejected += 1
 
     def release(self, error: BaseException | None, *, texts: int, hits: int, misses: int) -> None:
-        """A call is over, with an ``error`` or without; the caller holds the admission's lock."""
+        """A call is over, with an ``error`` or without."""
         if error is None:
             self._done += 1
             self._texts_done += texts
@@ -88,9 +78,8 @@ class Counters:
         self._misses += misses
 
     def read(self, *, waiting_texts: int, running_calls: int) -> EngineStats:
-        """The counters; the caller holds the admission's lock."""
+        """The counters."""
         with self._lock:
-            self._add_up()
             return EngineStats(
                 waiting_texts=waiting_texts,
                 running_calls=running_calls,
@@ -108,24 +97,15 @@ class Counters:
                 cache_misses=self._misses,
             )
 
-    def _add_up(self) -> None:
-        """Add up and empty the list of notes; the caller holds the lock."""
-        for _ in range(len(self._notes)):
-            texts, tokens, seconds = self._notes.popleft()
-            self._batches += 1
-            self._texts += texts
-            self._tokens += tokens
-            self._seconds += seconds
-
 
 class _Listener:
     def __init__(self, observer: Observer) -> None:
         self._observer = observer
         self._failed = False
 
-    def hear(self, texts: int, tokens: int, seconds: float) -> None:
+    def hear(self, batch: BatchRun) -> None:
         try:
-            self._observer(BatchRun(texts=texts, tokens=tokens, seconds=seconds))
+            self._observer(batch)
         except Exception:  # the batch is fine; a traceback per batch would fill the log
             level = logging.DEBUG if self._failed else logging.ERROR
             self._failed = True

@@ -14,10 +14,9 @@ from millpond.cache.sqlitefile import CacheFileError
 from millpond.cache.vector_cache import VectorCache
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.schedule.backlog import CHUNK_TEXTS, Backlog, TokenizeChunk
-from millpond.engine.schedule.cache_errors import CacheErrors
 from millpond.engine.schedule.call import Call
-from millpond.engine.schedule.prefixes import shared_prefixes
-from millpond.engine.schedule.request import Request
+from millpond.engine.schedule.committer import CacheErrors
+from millpond.engine.schedule.request import Request, shared_prefixes
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.tokenize.large_texts import is_large
 from millpond.engine.tokenize.tokenized import Tokenized
@@ -89,10 +88,9 @@ class Intake:
                 for call in group:
                     self._begin(call, caches=False)
             else:
-                self._scheduler.put_all(zip(group, requests_of, strict=True))
+                self._scheduler.put_all(list(zip(group, requests_of, strict=True)))
 
     def _tokenize_group(self, calls: Sequence[Call]) -> list[list[Request]]:
-        """Each call's requests; all calls have the same plan."""
         begun = perf_counter()
         items = [item for call in calls for item in call.items]
         tokenized = iter(self._encoder.encode(items, calls[0].plan, index_of=lambda i: i))

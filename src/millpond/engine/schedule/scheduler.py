@@ -91,14 +91,20 @@ class Scheduler:
 
     def put(self, call: Call, requests: Sequence[Request], *, quiet: bool = False) -> None:
         """Append requests to a call's queue; ``quiet``: the caller will :meth:`pick` them itself, or :meth:`wake`."""
+        self.put_all([(call, requests)], quiet=quiet)
+
+    def put_all(self, requests_of: Sequence[tuple[Call, Sequence[Request]]], *, quiet: bool = True) -> None:
+        """Append requests to the queues of several calls."""
         with self._lock:
             refusal = self._refusal
-            if refusal is None:
-                self._append(call, requests)
-                if not quiet and self._idle:
-                    self._ready.notify_all()
+            for call, requests in requests_of if refusal is None else ():
+                self._queues.setdefault(call, deque()).extend(requests)
+                self._tokens += _tokens(requests)
+            if not quiet and self._idle:
+                self._ready.notify_all()
         if refusal is not None:
-            call.fail(refusal())
+            for call, _ in requests_of:
+                call.fail(refusal())
 
     def defer(self, call: Call) -> None:
         """Take a call that is not tokenized yet; a worker tokenizes all calls that came while it ran a batch.
@@ -114,25 +120,6 @@ class Scheduler:
                     self._ready.notify()
         if refusal is not None:
             call.fail(refusal())
-
-    def put_all(self, requests_of: Iterable[tuple[Call, Sequence[Request]]]) -> None:
-        """Append requests to the queues of several calls; the caller will :meth:`pick` them itself, or :meth:`wake`."""
-        with self._lock:
-            refusal = self._refusal
-            if refusal is None:
-                for call, requests in requests_of:
-                    self._append(call, requests)
-        if refusal is not None:
-            for call, _ in requests_of:
-                call.fail(refusal())
-
-    def _append(self, call: Call, requests: Sequence[Request]) -> None:
-        queue = self._queues.get(call)
-        if queue is None:
-            self._queues[call] = deque(requests)
-        else:
-            queue.extend(requests)
-        self._tokens += _tokens(requests)
 
     def put_back(self, requests: Sequence[Request]) -> None:
         """Return picked requests that could not be run; they are the next ones."""
@@ -165,7 +152,10 @@ class Scheduler:
             return not self.empty
 
     def pick(self, workers: int = 1, *, prepare: bool = True) -> list[Request]:
-        """The next batch; empty if no request waits."""
+        """The next batch; empty if no request waits. Little work is divided between ``workers`` that could run it now.
+
+        ``prepare``: tokenize deferred calls first; not in a thread that may be interrupted, since other callers wait.
+        """
         if prepare and self._deferred and self._prepare is not None:
             with self._lock:
                 deferred, self._deferred = self._deferred, []
@@ -201,7 +191,7 @@ class Scheduler:
             self._ready.notify_all()
 
     def refuse(self, error: Callable[[], Exception]) -> None:
-        """Fail every call that waits, and every call that comes later: no device is left to run it."""
+        """Fail every call that waits or comes later with an ``error()`` of its own: no device is left to run it."""
         with self._lock:
             self._refusal = error
             calls = [*self._queues, *self._deferred]

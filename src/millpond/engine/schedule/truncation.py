@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 
 import numpy as np
@@ -16,13 +16,6 @@ truncated_noun: ContextVar[str | None] = ContextVar("truncated_noun", default="t
 """What calls made here warn of when they cut some: "texts", "queries" or "documents". None: they do not warn."""
 
 _NAMED_TEXTS = 10
-
-
-def warn_truncated(truncated: npt.NDArray[np.bool_], limit: int, *, first_index: int = 0, noun: str = "texts") -> None:
-    """Warn of the texts that one call cut: ``truncated [n]``, the first at ``first_index`` in the caller's list."""
-    texts = TruncatedTexts(limit, first_index=first_index, noun=noun)
-    texts.note(truncated)
-    texts.log()
 
 
 def log_truncated(count: int, texts: int, limit: int, first: Sequence[str], *, noun: str = "texts") -> None:
@@ -44,23 +37,18 @@ class TruncatedTexts:
 
     @staticmethod
     @contextmanager
-    def quiet() -> Iterator[None]:
-        """Calls made inside do not warn themselves."""
-        token = truncated_noun.set(None)
-        try:
-            yield
-        finally:
-            truncated_noun.reset(token)
-
-    @staticmethod
-    @contextmanager
-    def called(noun: str) -> Iterator[None]:
-        """Calls made inside warn of texts by this noun, unless they are :meth:`quiet`."""
+    def called(noun: str | None) -> Iterator[None]:
+        """Calls made inside warn of texts by this noun, or not at all, as inside another block without one."""
         token = truncated_noun.set(truncated_noun.get() and noun)
         try:
             yield
         finally:
             truncated_noun.reset(token)
+
+    @classmethod
+    def quiet(cls) -> AbstractContextManager[None]:
+        """Calls made inside do not warn themselves."""
+        return cls.called(None)
 
     def note(self, truncated: npt.NDArray[np.bool_]) -> None:
         """Collect the next call's ``truncated [n]``."""

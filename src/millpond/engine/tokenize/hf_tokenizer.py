@@ -1,13 +1,14 @@
-"""transformers' tokenizer class of a checkpoint: used for settings that ``tokenizer.json`` lacks."""
+"""transformers' tokenizer of a checkpoint: for settings that ``tokenizer.json`` lacks, and for chat templates."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from millpond.checkpoints.resolve import quiet_transformers
-from millpond.errors import ModelLoadError
+from millpond.errors import InvalidRequestError, ModelLoadError
 
 
 def read_hf_tokenizer(folder: Path) -> Any:
@@ -28,3 +29,21 @@ def read_hf_tokenizer(folder: Path) -> Any:
     backend.no_padding()
     backend.no_truncation()
     return tokenizer
+
+
+def render_chat(
+    tokenizer: Any,
+    messages: Sequence[Mapping[str, Any]],  # the conversation, as `{"role": ..., "content": ...}`
+    *,
+    index: int,  # index of the conversation in the caller's list, for errors
+    model: str,  # the model that has the template, for errors
+    options: Mapping[str, Any] | None = None,
+) -> str:
+    """The text of a conversation by a chat template."""
+    try:
+        plain = [dict(message) for message in messages]
+        return str(tokenizer.apply_chat_template(plain, tokenize=False, **(options or {})))
+    except Exception as error:  # Jinja's errors, and any error that the template raises
+        raise InvalidRequestError(
+            f"the conversation at index {index} does not fit the chat template of {model}: {error}"
+        ) from error

@@ -41,7 +41,6 @@ _NORMALIZERS = frozenset(
 _SPLITTERS = frozenset(
     "BertPreTokenizer ByteLevel Digits Metaspace Punctuation Sequence Split Whitespace WhitespaceSplit".split()
 )
-_BLANKS_REPLACED = (" {2,}", r"\s+")
 # A pattern that looks around itself may see any number of characters, to count digits from their end. The usual one
 # looks at a single character.
 _LOOKS_AROUND = re.compile(r"\(\?<?[=!](?!\\S\))")
@@ -104,7 +103,9 @@ class LongTexts:
         return len(encoding.ids)
 
     def _may_cut(self, truncate: Truncate) -> bool:
-        return self._words_apart or (self._tokens_apart and (truncate != "start" or not self._sums_scores))
+        # Unigram sums the scores of a word's tokens from its beginning, and so rounds them.
+        sums = isinstance(self._backend.model, Unigram)
+        return self._words_apart or (self._tokens_apart and (truncate != "start" or not sums))
 
     @cached_property
     def _words_apart(self) -> bool:
@@ -124,11 +125,6 @@ class LongTexts:
         vocabulary = self._backend.get_vocab()
         return space in vocabulary and not any(space in token.lstrip(space) for token in vocabulary)
 
-    @cached_property
-    def _sums_scores(self) -> bool:
-        """Whether the scores of a word's tokens are summed from its beginning, and so rounded."""
-        return isinstance(self._backend.model, Unigram)
-
     @property
     def _probe(self) -> list[str]:
         """The words of a text as the model gets them."""
@@ -144,7 +140,12 @@ class LongTexts:
         normalizers, splitters = (_parts(part) for part in (self._backend.normalizer, self._backend.pre_tokenizer))
         return (
             not getattr(self._backend.model, "dropout", None)
-            and all(part["type"] in _NORMALIZERS and _replaces_near(part) for part in normalizers)
+            and all(
+                part["type"] in _NORMALIZERS
+                and _pattern(part) in ("", " {2,}", r"\s+")
+                and len(part.get("pattern", {}).get("String", "")) <= 2
+                for part in normalizers
+            )
             and all(part["type"] in _SPLITTERS and not _LOOKS_AROUND.search(_pattern(part)) for part in splitters)
             and not any(" " in token.content.lstrip() for token in added)
         )
@@ -186,7 +187,3 @@ def _pattern(part: dict[str, Any]) -> str:
     """The regular expression of a part; empty: it has none."""
     pattern = part.get("pattern")
     return str(pattern.get("Regex", "")) if isinstance(pattern, dict) else ""
-
-
-def _replaces_near(part: dict[str, Any]) -> bool:
-    return _pattern(part) in ("", *_BLANKS_REPLACED) and len(part.get("pattern", {}).get("String", "")) <= 2

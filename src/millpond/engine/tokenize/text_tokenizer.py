@@ -15,13 +15,17 @@ from tokenizers import Encoding, Tokenizer
 
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.tokenizer_file import read_as_is
-from millpond.engine.tokenize.casefold import fold, unfold_offsets
-from millpond.engine.tokenize.chat import render_chat
-from millpond.engine.tokenize.hf_tokenizer import read_hf_tokenizer
+from millpond.engine.tokenize.hf_tokenizer import read_hf_tokenizer, render_chat
 from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import LongTexts
-from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized, id_arrays
-from millpond.engine.tokenize.word_ids import word_numbers
+from millpond.engine.tokenize.tokenized import (
+    TokenAlignment,
+    Tokenized,
+    fold,
+    id_arrays,
+    unfold_offsets,
+    word_numbers,
+)
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.late_interaction.encoding.markers import ColbertEncoder
 from millpond.support.cached_property import cached_property

@@ -1,4 +1,4 @@
-"""Tokenized: one item's token ids, and where each token lies in its text."""
+"""Tokenized: one item's token ids, and where each token lies in its text, which may be folded to lower case."""
 
 from __future__ import annotations
 
@@ -9,6 +9,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from tokenizers.normalizers import Lowercase
+
+# sentence-transformers folds letter by letter; str.lower() treats a final sigma differently.
+_LOWER = Lowercase()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -47,3 +51,49 @@ def id_arrays(lists: Sequence[list[int]]) -> list[npt.NDArray[np.int32]]:
         arrays.append(flat[start : start + len(ids)])
         start += len(ids)
     return arrays
+
+
+def fold(text: str) -> str:
+    """``text`` in lower case."""
+    return _LOWER.normalize_str(text)
+
+
+def unfold_offsets(offsets: npt.NDArray[np.int32], text: str) -> npt.NDArray[np.int32]:
+    """Map offsets ``[tokens, 2]`` in the folded text to offsets in ``text``: "İ" folds to two characters."""
+    if len(fold(text)) == len(text):
+        return offsets
+    lengths = [len(fold(letter)) for letter in text]
+    origin = np.append(np.repeat(np.arange(len(text)), lengths), len(text))
+    starts, stops = offsets[:, 0], offsets[:, 1]
+    lasts = np.where(stops > starts, origin[np.maximum(stops - 1, 0)] + 1, origin[starts])
+    return np.stack((origin[starts], lasts), axis=1).astype(np.int32)
+
+
+def word_numbers(
+    offsets: npt.NDArray[np.int32],
+    special: npt.NDArray[np.bool_],
+    unknown: npt.NDArray[np.bool_],
+    text: str,
+    *,
+    tokens: Sequence[str] | None,
+) -> npt.NDArray[np.int32]:
+    """``[tokens]`` number of each token's word in ``text``, from 0; -1 for special tokens.
+
+    These are not the tokenizer's own words: models are evaluated with the rule of transformers' token-classification
+    pipeline. Where continuing tokens carry a mark (the ``##`` of WordPiece; then there are ``tokens``, spelled as in
+    the vocabulary), a token continues a word if its length differs from that of its characters; elsewhere, if no space
+    precedes it, so that punctuation belongs to the word before it. An ``unknown`` token always begins a word.
+    """
+    starts, stops = offsets[:, 0], offsets[:, 1]
+    if tokens is not None:
+        lengths = np.fromiter((len(token) for token in tokens), dtype=np.int32, count=len(tokens))
+        continues = lengths != stops - starts
+    else:
+        # With a leading space, a token at the first character begins a word; the trailing 0 only avoids an index error.
+        letters = np.frombuffer(text.encode("utf-32-le"), dtype=np.int32)
+        padded = np.concatenate(([ord(" ")], letters, [0]))
+        starts = starts.clip(max=len(text))
+        continues = (padded[starts] != ord(" ")) & (padded[starts + 1] != ord(" "))
+    begins = ~special & ~(continues & ~unknown)
+    begins[np.flatnonzero(~special)[:1]] = True
+    return np.where(special, -1, np.cumsum(begins) - 1).astype(np.int32)

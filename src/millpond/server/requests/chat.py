@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from millpond.engine.tokenize.chat import render_chat
+from millpond.engine.tokenize.hf_tokenizer import render_chat
 from millpond.errors import InvalidRequestError
 from millpond.server.errors import RequestError
 from millpond.server.requests.fields import absent_if_null

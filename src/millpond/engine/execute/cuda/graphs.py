@@ -61,15 +61,12 @@ class ForwardModel(Protocol):
 
     def states(self, batch: ForwardInput) -> torch.Tensor:
         """Hidden states ``[tokens, backbone]``."""
-        ...
 
     def pooler_call(self, batch: ForwardInput, states: torch.Tensor) -> PoolerCall:
         """Reads a batch's hidden states."""
-        ...
 
     def call_of_rows(self, batch: ForwardInput, outputs: Set[OutputSpec]) -> PoolerCall | None:
         """Reads one row of each text, if no output needs more and the backbone can compute only these."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -29,7 +29,6 @@ class PendingBatch(Protocol):
 
     def result(self) -> list[RequestResult]:
         """Wait for the batch; each request with its result."""
-        ...
 
 
 class Pipeline:

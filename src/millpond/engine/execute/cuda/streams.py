@@ -27,7 +27,6 @@ class Event(Protocol):
 
     def wait(self) -> None:
         """Wait until the stream has reached it."""
-        ...
 
 
 class Graph(Protocol):
@@ -35,7 +34,6 @@ class Graph(Protocol):
 
     def replay(self) -> None:
         """Launch it."""
-        ...
 
 
 class Backend(Protocol):
@@ -43,33 +41,27 @@ class Backend(Protocol):
 
     def computing(self) -> AbstractContextManager[Any]:
         """Context in which kernels are launched on the compute stream."""
-        ...
 
     def copying(self) -> AbstractContextManager[Any]:
         """Context in which kernels are launched, and waited for, beside those of the compute stream.
 
         They read what the host has waited for, and wait for nothing that was launched since.
         """
-        ...
 
     def pinned(self, size: int) -> torch.Tensor:
         """int32 ``[size]`` on the host, to be uploaded once; may be dropped right after that."""
-        ...
 
     def buffer(self, size: int) -> torch.Tensor:
         """A buffer, int32 ``[size]``, on the device."""
-        ...
 
     def upload(self, host: torch.Tensor, buffer: torch.Tensor) -> None:
         """Copy pinned memory to a buffer on the device, on the compute stream."""
-        ...
 
     def download(self, tensors: Sequence[torch.Tensor]) -> tuple[list[torch.Tensor], Event]:
         """Pinned copies of tensors that the compute stream has written, valid after the event.
 
         The tensors must be kept alive until then.
         """
-        ...
 
     def capture(self, forward: Callable[[], T]) -> tuple[Graph, T]:
         """Run ``forward`` to warm up, then capture it; every replay writes into the result that is returned.
@@ -77,15 +69,12 @@ class Backend(Protocol):
         The tensors that it reads and returns keep their memory. All graphs share one pool for intermediate values: a
         result is valid until the next replay of any graph.
         """
-        ...
 
     def forget(self) -> None:
         """Give later graphs a new memory pool: all graphs are gone, or a capture failed."""
-        ...
 
     def drain(self) -> None:
         """Wait for all work on the device."""
-        ...
 
 
 class Cuda:

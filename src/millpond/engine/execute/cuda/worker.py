@@ -31,11 +31,9 @@ class StartsBatches(Protocol):
 
     def start(self, requests: Sequence[Request]) -> PendingBatch:
         """Launch a batch without waiting for it."""
-        ...
 
     def run(self, requests: Sequence[Request]) -> list[RequestResult]:
         """Run a batch; each request with its result."""
-        ...
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
