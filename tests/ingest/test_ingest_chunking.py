@@ -12,7 +12,6 @@ from tests.tiny import SENTENCES, Layout, Normalize, Pooling, write_checkpoint
 from millpond import Engine
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest import Chunker, Chunking, Record, chunking, ingest, point_id
-from millpond.support.blank import is_blank
 
 pytest.importorskip("semantic_text_splitter")
 
@@ -30,11 +29,11 @@ def check(record, pieces, count, limit):
         start, end = piece.metadata["chunk_start"], piece.metadata["chunk_end"]
         assert (piece.id, piece.chunk, piece.metadata["chunk"]) == (record.id, number, number)
         assert record.text[start:end] == piece.text
-        assert not is_blank(piece.text)
+        assert not chunking.is_blank(piece.text)
         assert count(piece.text) <= limit
-        assert is_blank(record.text[covered:start])
+        assert chunking.is_blank(record.text[covered:start])
         covered = max(covered, end)
-    assert is_blank(record.text[covered:])
+    assert chunking.is_blank(record.text[covered:])
     for former, later in pairwise(pieces):
         assert former.metadata["chunk_start"] < later.metadata["chunk_start"]
         assert former.metadata["chunk_end"] < later.metadata["chunk_end"]

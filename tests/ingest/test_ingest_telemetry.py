@@ -1,10 +1,19 @@
-"""The page about a run: what it says, what it hides, that it loads nothing, and that it is written at once."""
+"""What is told of a run: its trace, the bar in a terminal, and the page of its report."""
 
+import fcntl
+import io
+import logging
 import os
+import pty
 import re
 import shutil
+import struct
+import sys
+import termios
+import threading
 import xml.etree.ElementTree as ElementTree
 from html.parser import HTMLParser
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -15,16 +24,215 @@ from millpond.ingest.pages import charts
 from millpond.ingest.pages.charts import bytes_text, seconds_text
 from millpond.ingest.pages.html_page import write_page
 from millpond.ingest.pages.report_page import check_report, write_report
+from millpond.ingest.sources.compression import SourcePosition
+from millpond.ingest.telemetry.progress_bar import IngestProgress
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-CHARTS = ["Throughput", "Length of the texts"]
+# The trace
 
 
 class Clock:
-    now = 0.0
+    now = 100.0
 
     def __call__(self):
         return self.now
+
+
+def test_a_stage_sums_its_calls_and_counts_one_that_raises():
+    clock = Clock()
+    trace = RunTrace(clock=clock)
+    for seconds in (1.0, 2.0, 4.0):
+        with trace.stage("write", rows=10):
+            clock.now += seconds
+    with pytest.raises(ValueError, match="refused"):
+        _refused_write(trace, clock)
+    trace.note_stage("read", 0.5, 7)
+    write = trace.stages["write"]
+    assert list(trace.stages) == ["write", "read"]
+    assert (write.calls, write.rows, write.seconds, write.longest) == (4, 33, 15.0, 8.0)
+    assert write.p50 == pytest.approx(2, rel=0.05) and write.p99 == 8.0
+    assert write.rows_per_call == pytest.approx(10, rel=0.05)
+
+
+def _refused_write(trace, clock):
+    with trace.stage("write") as call:
+        call.rows = 3
+        clock.now += 8.0
+        raise ValueError("refused")
+
+
+def test_samples_are_thinned_and_span_the_whole_night():
+    clock = Clock()
+    trace = RunTrace(clock=clock)
+    for step in range(100_000):  # 10,000 s
+        trace.sample({"read": step})
+        clock.now += 0.1
+    trace.sample({"read": 100_000}, last=True)
+    samples = trace.samples
+    seconds = np.array([one.seconds for one in samples])
+    assert 900 <= len(samples) <= 2001
+    assert seconds[0] == 0 and seconds[-1] == pytest.approx(10_000) and (np.diff(seconds) > 0).all()
+    assert np.diff(seconds[:-1]).max() < 60
+    assert all(one.counts["read"] == round(one.seconds * 10) for one in samples)
+
+
+def test_reasons_and_failures_are_bounded():
+    trace = RunTrace()
+    for number in range(100):
+        trace.note_retry(f"reason {number}")
+        trace.note_retry("reason 0")
+        trace.note_failure(f"record {number}", "x" * 100_000)
+    assert sum(trace.retries.values()) == 200 and trace.retries["reason 0"] == 101
+    assert len(trace.retries) == 21 and trace.retries["other reasons"] == 80
+    assert [where for where, _ in trace.failures] == [f"record {number}" for number in range(20)]
+    assert all(len(reason) < 600 for _, reason in trace.failures)
+
+
+def test_threads_lose_no_count():
+    trace = RunTrace()
+
+    def work():
+        for _ in range(100):
+            with trace.stage("write", rows=2):
+                pass
+            trace.note_texts([3, 4])
+            trace.note_retry("503")
+            trace.sample({"read": 1})
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert (trace.stages["write"].calls, trace.stages["write"].rows) == (800, 1600)
+    assert trace.chars.count == 1600 and trace.chars.total == 5600
+    assert trace.retries == {"503": 800}
+
+
+# The bar
+
+QUEUES = {"embed": (2, 2), "write": (1, 2)}
+
+
+class Terminal(io.StringIO):
+    """Standard error of so many columns."""
+
+    def isatty(self):
+        return True
+
+    def fileno(self):
+        return self.follower
+
+
+@pytest.fixture
+def terminal():
+    leader, follower = pty.openpty()
+    fcntl.ioctl(follower, termios.TIOCSWINSZ, struct.pack("HHHH", 50, 160, 0, 0))
+    terminal = Terminal()
+    terminal.follower = follower
+    yield terminal
+    os.close(leader)
+    os.close(follower)
+
+
+class File(SourcePosition):
+    """A file of a million bytes, of which some are read."""
+
+    size = 1_000_000
+    at = 0
+
+    def __init__(self):
+        pass
+
+    def read(self):
+        return self.at
+
+
+def states(terminal):
+    """What the line with the bar showed, one after another."""
+    drawn = [state.rstrip() for state in re.split(r"[\r\n]", terminal.getvalue()) if "records in" in state]
+    return list(dict.fromkeys(drawn))
+
+
+def draw(terminal, options, finished):
+    """The bar after some looks at the counts, and at the end of the run."""
+    counts = dict.fromkeys(("read", "finished", "cached", "embedded", "failed", "retried", "written"), 0)
+    position = options.get("position")
+    trace = RunTrace()
+    with mock.patch.object(sys, "stderr", terminal):
+        progress = IngestProgress(lambda: counts, lambda: QUEUES, show=True, trace=trace, **options)
+    for done in (0, finished):
+        counts |= {"read": done + 2000 if done else 0, "finished": done, "cached": done // 2, "embedded": done // 2}
+        counts["failed"] = done // 4000
+        if position is not None:
+            position.at = 100 * counts["read"]
+        progress._move(counts)
+        progress._draw(counts, QUEUES)
+    report = IngestReport(read=10_000, cached=5000, embedded=4999, failed=1, duplicates=0, written=9999, seconds=1)
+    progress.finish(report)
+    progress._bar.close()
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("options", "state", "last"),
+    [
+        ({"total": 10_000}, r" 40%\|#+\d? *\| 4,000/10,000 records in 00:00, 00:00 left", "100%|#"),
+        ({"position": File()}, r" 40%\|#+\d? *\| 4,000 records in 00:00, 00:00 left", "100%|#"),
+        ({}, r"4,000 records in 00:00", "10,000 records in 00:00"),
+    ],
+    ids=["a list", "a file", "a stream"],
+)
+def test_the_bar_shows_rate_time_left_hits_and_queues(terminal, options, state, last):
+    trace = draw(terminal, options, 4000)
+    middle, end = states(terminal)[-2:]
+    assert re.fullmatch(state + r", [\d,]+/s, hits 50 %, 1 failed, embed 2/2, write 1/2", middle), middle
+    assert end.startswith(last) and re.search(r"10,000(/10,000)? records in 00:00, [\d,]+/s, hits 50 %, 1 failed$", end)
+    assert trace.samples[-1].counts["written"] == 9999
+
+
+@pytest.mark.parametrize("options", [{"total": 0}, {}], ids=["no records", "a stream"])
+def test_an_empty_source_has_a_bar_too(terminal, options):
+    draw(terminal, options, 0)
+    assert states(terminal)[0].startswith(("0 records in", "0/0 records in"))
+
+
+def test_the_thread_looks_at_the_counts_until_the_run_ends_and_the_log_appears_above_the_bar(terminal, monkeypatch):
+    monkeypatch.setattr(sys, "stderr", terminal)
+    looked = threading.Event()
+    counts = dict.fromkeys(("read", "finished", "cached", "embedded", "failed", "retried"), 7)
+
+    def now():
+        if len(trace.samples) >= 2:
+            looked.set()
+        return counts
+
+    trace, logger = RunTrace(), logging.getLogger("millpond")
+    handler = logging.StreamHandler(terminal)
+    handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
+    logger.addHandler(handler)
+    try:
+        with IngestProgress(now, lambda: QUEUES, show=True, trace=trace, total=10):
+            assert looked.wait(30)
+            logger.warning("left out record 7")
+        assert handler in logger.handlers
+    finally:
+        logger.removeHandler(handler)
+    assert trace.samples[0].counts == counts
+    assert "\rWARNING: left out record 7\n" in re.sub(r" +(?=[\r\n])", "", terminal.getvalue()).replace("\r\r", "\r")
+    assert "millpond-progress" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_where_nobody_sees_it_nothing_is_drawn_and_the_log_is_left_alone(capsys):
+    handlers = list(logging.getLogger().handlers)
+    with IngestProgress(dict, dict, show=True, trace=RunTrace(), total=10):
+        assert logging.getLogger().handlers == handlers
+    assert capsys.readouterr().err == ""
+
+
+# The page
+
+CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+CHARTS = ["Throughput", "Length of the texts"]
 
 
 def a_trace(rows=4000):
