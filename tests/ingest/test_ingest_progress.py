@@ -125,7 +125,7 @@ def test_the_thread_looks_at_the_counts_until_the_run_ends_and_the_log_appears_a
         assert handler in logger.handlers
     finally:
         logger.removeHandler(handler)
-    assert trace.samples[0].counts == counts
+    assert trace.samples[0].counts == counts and trace.samples[0].queues == {"embed": 2, "write": 1}
     assert "\rWARNING: left out record 7\n" in re.sub(r" +(?=[\r\n])", "", terminal.getvalue()).replace("\r\r", "\r")
     assert "millpond-progress" not in {thread.name for thread in threading.enumerate()}
 

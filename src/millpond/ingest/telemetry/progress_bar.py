@@ -77,7 +77,7 @@ class IngestProgress:
         self._ended.set()
         names = ("cached", "embedded", "failed", "retried", "read", "written")
         counts = {name: int(getattr(report, name)) for name in names}
-        self._trace.sample(counts, last=True)
+        self._trace.sample(counts, {}, last=True)
         if not self._bar.disable and not report.stopped:
             self._bar.n = self._bar.total or report.read
             self._bar.bar_format = _WHOLE if self._bar.total else _OPEN
@@ -87,7 +87,7 @@ class IngestProgress:
         ticks = 0
         while not self._ended.wait(_TICK):
             counts, queues = self._counts(), self._queues()
-            self._trace.sample(counts)
+            self._trace.sample(counts, {name: waiting for name, (waiting, _) in queues.items()})
             ticks += 1
             if not self._bar.disable and ticks % _DRAWN_TICKS == 0:
                 self._move(counts)
