@@ -17,7 +17,7 @@ from millpond.ingest.pages.html_page import write_page
 from millpond.ingest.pages.report_page import check_report, write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-CHARTS = ["Throughput", "Length of the texts", "Recall by width"]
+CHARTS = ["Throughput", "Queue depths", "Length of the texts", "Recall by width"]
 
 
 class Clock:
@@ -93,8 +93,8 @@ def written(tmp_path, report=None, trace=None, settings=SETTINGS, **options):
 
 def test_the_page_has_all_charts_counts_settings_and_versions(whole):
     page = whole
-    assert page.texts["h2"][:3] == CHARTS
-    assert page.source.count("<svg") == 3
+    assert page.texts["h2"][:4] == CHARTS
+    assert page.source.count("<svg") == 4
     assert {"rows written", "records a second", "from the cache"} <= set(page.texts["dt"])
     assert page.texts["dd"][0] == "4,000" and "50%" in page.texts["dd"]
     cells = page.texts["td"]
@@ -144,7 +144,7 @@ def test_a_run_of_few_rows_has_a_page_too(tmp_path, rows):
     trace.sample({"read": rows}, {}, last=True)
     report = a_report(read=rows, embedded=rows, cached=0, failed=0, written=rows, seconds=0.0)
     page = written(tmp_path, report, trace, {})
-    assert page.texts["h2"][:3] == CHARTS
+    assert page.texts["h2"][:4] == CHARTS
     assert "nan" not in re.sub(r"<style>.*?</style>", "", page.source, flags=re.DOTALL).lower()
 
 
@@ -222,7 +222,7 @@ def test_a_browser_shows_it_at_any_width_without_a_request(tmp_path, width, sche
         assert len(requests) == 1 and messages == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         boxes = page.evaluate("[...document.querySelectorAll('svg')].map(e => e.getBoundingClientRect().width)")
-        assert len(boxes) == 3 and min(boxes) > 300
+        assert len(boxes) == 4 and min(boxes) > 300
         ink = page.evaluate("getComputedStyle(document.querySelector('svg text')).fill")
         assert (sum(map(int, re.findall(r"\d+", ink)[:3])) > 400) == (scheme == "dark")
         browser.close()

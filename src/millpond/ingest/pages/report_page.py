@@ -27,6 +27,7 @@ _BINS = 60  # of the charts over time
 _RECALL_K = 10
 _WHERE_CHARS = 60
 _RATES = {"read": "gray", "embedded": "blue", "cached": "teal", "written": "orange"}
+_QUEUE_COLORS = ("blue", "orange", "teal", "purple")
 # Names of settings whose values are not shown, and the password of a URL.
 _SECRET = re.compile(r"key|token|password|secret|credential", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]*@")
@@ -73,6 +74,7 @@ def write_report(
     parts = [
         side_by_side(
             _throughput(samples, counts, seconds),
+            _queues(samples),
             _lengths(trace.chars),
             _recall(trace.vectors, widths, stored),
         ),
@@ -132,6 +134,27 @@ def _throughput(samples: Sequence[TraceSample], counts: Mapping[str, Any], secon
     summary = f"{written:,} rows written in {seconds_text(seconds)}: {_rate(written, seconds)} a second on average."
     svg = charts.steps(lines, title=title, x=unit, y="a second")
     return figure(title, svg, summary=summary, keys={name: _RATES[name] for name in names})
+
+
+def _queues(samples: Sequence[TraceSample]) -> str:
+    title = "Queue depths"
+    names = list(dict.fromkeys(name for sample in samples for name in sample.queues))
+    if len(samples) < 3 or not names:
+        return figure(title, None, empty="The run was too short to draw its queues.")
+    ends, times = _bins(samples), [sample.seconds for sample in samples]
+    which = np.clip(np.searchsorted(ends, times, side="right") - 1, 0, len(ends) - 2)
+    numbers = np.bincount(which, minlength=len(ends) - 1)
+    filled = np.flatnonzero(numbers)  # a long write leaves bins without a sample
+    factor, unit = _time_unit(times[-1])
+    keys = dict(zip(names, _QUEUE_COLORS * len(names), strict=False))
+    lines = []
+    for name, color in keys.items():
+        sums = np.bincount(which, [sample.queues.get(name, 0) for sample in samples], len(ends) - 1)
+        means = sums[filled] / numbers[filled]
+        lines.append((np.append(ends[filled], ends[-1]) / factor, np.append(means, means[-1:]), color))
+    svg = charts.steps(lines, title=title, x=unit, y="batches that wait")
+    summary = "A queue that is always full waits for the stage behind it; one that is empty, for the stage before it."
+    return figure(title, svg, summary=summary, keys=keys)
 
 
 def _lengths(chars: LogHistogram) -> str:

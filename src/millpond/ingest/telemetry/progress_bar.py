@@ -44,6 +44,7 @@ class IngestProgress:
         trace: RunTrace,
         total: int | None = None,
         position: SourcePosition | None = None,
+        computed: Callable[[], int] = lambda: 0,
     ) -> None:
         self._counts = counts
         self._queues = queues
@@ -51,6 +52,7 @@ class IngestProgress:
         self._of = "" if total is None else f"/{total:,}"
         self._total = total
         self._position = SourcePosition() if position is None else position
+        self._computed = computed
         self._bar: tqdm[Any] = draw_bar(
             show=show, total=total, mininterval=0, dynamic_ncols=True, bar_format=_SHARE if total else _OPEN
         )
@@ -107,6 +109,8 @@ class IngestProgress:
         bar, vectors = self._bar, counts["cached"] + counts["embedded"]
         rate = counts["finished"] / max(bar.format_dict["elapsed"], 1e-9)
         facts = [f"{rate:,.0f}/s" if rate >= 10 or rate == 0 else f"{rate:.1f}/s"]
+        if queues and (ahead := self._computed() - counts["embedded"]) > 0:
+            facts.append(f"{ahead:,} computed")
         if vectors:
             facts.append(f"hits {100 * counts['cached'] / vectors:.0f} %")
         facts += [f"{counts[name]:,} {name}" for name in ("failed", "retried") if counts[name]]
