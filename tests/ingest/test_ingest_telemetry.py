@@ -64,7 +64,7 @@ def test_samples_are_thinned_and_span_the_whole_night():
     clock = Clock()
     trace = RunTrace(clock=clock)
     for step in range(100_000):  # 10,000 s
-        trace.sample({"read": step})
+        trace.sample({"read": step}, {"write": step % 3})
         clock.now += 0.1
     trace.sample({"read": 100_000}, last=True)
     samples = trace.samples
@@ -73,6 +73,23 @@ def test_samples_are_thinned_and_span_the_whole_night():
     assert seconds[0] == 0 and seconds[-1] == pytest.approx(10_000) and (np.diff(seconds) > 0).all()
     assert np.diff(seconds[:-1]).max() < 60
     assert all(one.counts["read"] == round(one.seconds * 10) for one in samples)
+
+
+def test_the_sample_of_vectors_is_uniform_over_the_run_and_repeats_with_its_seed():
+    means = []
+    for seed in range(20):
+        trace = RunTrace(vectors=50, seed=seed)
+        again = RunTrace(vectors=50, seed=seed)
+        for start in range(0, 5000, 250):
+            rows = np.arange(start, start + 250, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
+            trace.note_vectors(rows)
+            again.note_vectors(rows)
+        kept = trace.vectors
+        assert kept.shape == (50, 3) and len(set(kept[:, 0].tolist())) == 50
+        np.testing.assert_array_equal(kept, again.vectors)
+        means.append(kept[:, 0].mean())
+    # Mean 2499.5; the standard error over 40 runs of 50 is 32.
+    assert abs(np.mean(means) - 2499.5) < 180
 
 
 def test_reasons_and_failures_are_bounded():
@@ -88,13 +105,14 @@ def test_reasons_and_failures_are_bounded():
 
 
 def test_threads_lose_no_count():
-    trace = RunTrace()
+    trace = RunTrace(vectors=64)
 
     def work():
         for _ in range(100):
             with trace.stage("write", rows=2):
                 pass
             trace.note_texts([3, 4])
+            trace.note_vectors(np.ones((4, 2), np.float32))
             trace.note_retry("503")
             trace.sample({"read": 1})
 
@@ -105,7 +123,7 @@ def test_threads_lose_no_count():
         thread.join()
     assert (trace.stages["write"].calls, trace.stages["write"].rows) == (800, 1600)
     assert trace.chars.count == 1600 and trace.chars.total == 5600
-    assert trace.retries == {"503": 800}
+    assert trace.retries == {"503": 800} and trace.vectors.shape == (64, 2)
 
 
 # The bar
@@ -153,13 +171,15 @@ def states(terminal):
     return list(dict.fromkeys(drawn))
 
 
-def draw(terminal, options, finished):
+def draw(terminal, options, finished, computed=0):
     """The bar after some looks at the counts, and at the end of the run."""
     counts = dict.fromkeys(("read", "finished", "cached", "embedded", "failed", "retried", "written"), 0)
     position = options.get("position")
     trace = RunTrace()
     with mock.patch.object(sys, "stderr", terminal):
-        progress = IngestProgress(lambda: counts, lambda: QUEUES, show=True, trace=trace, **options)
+        progress = IngestProgress(
+            lambda: counts, lambda: QUEUES, show=True, trace=trace, computed=lambda: computed, **options
+        )
     for done in (0, finished):
         counts |= {"read": done + 2000 if done else 0, "finished": done, "cached": done // 2, "embedded": done // 2}
         counts["failed"] = done // 4000
@@ -183,9 +203,9 @@ def draw(terminal, options, finished):
     ids=["a list", "a file", "a stream"],
 )
 def test_the_bar_shows_rate_time_left_hits_and_queues(terminal, options, state, last):
-    trace = draw(terminal, options, 4000)
+    trace = draw(terminal, options, 4000, computed=2200)
     middle, end = states(terminal)[-2:]
-    assert re.fullmatch(state + r", [\d,]+/s, hits 50 %, 1 failed, embed 2/2, write 1/2", middle), middle
+    assert re.fullmatch(state + r", [\d,]+/s, 200 computed, hits 50 %, 1 failed, embed 2/2, write 1/2", middle), middle
     assert end.startswith(last) and re.search(r"10,000(/10,000)? records in 00:00, [\d,]+/s, hits 50 %, 1 failed$", end)
     assert trace.samples[-1].counts["written"] == 9999
 
@@ -217,7 +237,7 @@ def test_the_thread_looks_at_the_counts_until_the_run_ends_and_the_log_appears_a
         assert handler in logger.handlers
     finally:
         logger.removeHandler(handler)
-    assert trace.samples[0].counts == counts
+    assert trace.samples[0].counts == counts and trace.samples[0].queues == {"embed": 2, "write": 1}
     assert "\rWARNING: left out record 7\n" in re.sub(r" +(?=[\r\n])", "", terminal.getvalue()).replace("\r\r", "\r")
     assert "millpond-progress" not in {thread.name for thread in threading.enumerate()}
 
@@ -232,10 +252,10 @@ def test_where_nobody_sees_it_nothing_is_drawn_and_the_log_is_left_alone(capsys)
 # The page
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-CHARTS = ["Throughput", "Length of the texts"]
+CHARTS = ["Throughput", "Queue depths", "Length of the texts", "Recall by width"]
 
 
-def a_trace(rows=4000):
+def a_trace(rows=4000, width=32):
     clock = Clock()
     trace = RunTrace(clock=clock)
     random = np.random.default_rng(0)
@@ -245,8 +265,9 @@ def a_trace(rows=4000):
         with trace.stage("write", rows=100):
             clock.now += 0.2
         trace.note_texts(random.integers(1, 4000, 100))
+        trace.note_vectors(random.normal(size=(100, width)).astype(np.float32))
         counts = {"read": done, "embedded": done // 2, "cached": done // 2, "written": done}
-        trace.sample(counts)
+        trace.sample(counts, {"embed": done // 100 % 3, "write": 1})
     trace.note_failure("docs.jsonl:7", "<script>alert('no')</script> & so on")
     trace.note_retry("503 from postgresql://me:hunter2@db/x")
     return trace
@@ -292,16 +313,16 @@ class Page(HTMLParser):
             self.texts.setdefault(self._open[-1], []).append(data.strip())
 
 
-def written(tmp_path, report=None, trace=None, settings=SETTINGS):
+def written(tmp_path, report=None, trace=None, settings=SETTINGS, **options):
     path = tmp_path / "report.html"
-    write_report(path, a_report() if report is None else report, trace or a_trace(), settings)
+    write_report(path, a_report() if report is None else report, trace or a_trace(), settings, **options)
     return Page(path)
 
 
 def test_the_page_has_all_charts_counts_settings_and_versions(whole):
     page = whole
-    assert page.texts["h2"][:2] == CHARTS
-    assert page.source.count("<svg") == 2
+    assert page.texts["h2"][:4] == CHARTS
+    assert page.source.count("<svg") == 4
     assert {"rows written", "records a second", "from the cache"} <= set(page.texts["dt"])
     assert page.texts["dd"][0] == "4,000" and "50%" in page.texts["dd"]
     cells = page.texts["td"]
@@ -314,7 +335,7 @@ def test_the_page_loads_nothing_and_is_the_same_for_the_same_run(tmp_path, whole
     assert page.loads == []
     assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page.source).replace("http-equiv", "")
     assert re.search(r"url\((?!#)", page.source) is None
-    again = written(tmp_path)
+    again = written(tmp_path, stored=[16, 32])
     assert charts_of(page) == charts_of(again)
     for svg in charts_of(page):
         ElementTree.fromstring(svg)
@@ -322,7 +343,7 @@ def test_the_page_loads_nothing_and_is_the_same_for_the_same_run(tmp_path, whole
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return written(tmp_path_factory.mktemp("page"))
+    return written(tmp_path_factory.mktemp("page"), stored=[16, 32])
 
 
 def charts_of(page):
@@ -346,11 +367,12 @@ def test_a_run_of_few_rows_has_a_page_too(tmp_path, rows):
     trace = RunTrace()
     if rows:
         trace.note_texts([1] * rows)
+        trace.note_vectors(np.eye(rows, 12, dtype=np.float32))
         trace.note_stage("write", 0.0, rows)
-    trace.sample({"read": rows}, last=True)
+    trace.sample({"read": rows}, {}, last=True)
     report = a_report(read=rows, embedded=rows, cached=0, failed=0, written=rows, seconds=0.0)
     page = written(tmp_path, report, trace, {})
-    assert page.texts["h2"][:2] == CHARTS
+    assert page.texts["h2"][:4] == CHARTS
     assert "nan" not in re.sub(r"<style>.*?</style>", "", page.source, flags=re.DOTALL).lower()
 
 
@@ -417,7 +439,7 @@ def test_quantities_are_written_for_a_reader():
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1400, "dark")])
 def test_a_browser_shows_it_at_any_width_without_a_request(tmp_path, width, scheme):
     sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
-    written(tmp_path)
+    written(tmp_path, stored=[16, 32])
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
@@ -428,7 +450,7 @@ def test_a_browser_shows_it_at_any_width_without_a_request(tmp_path, width, sche
         assert len(requests) == 1 and messages == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         boxes = page.evaluate("[...document.querySelectorAll('svg')].map(e => e.getBoundingClientRect().width)")
-        assert len(boxes) == 2 and min(boxes) > 300
+        assert len(boxes) == 4 and min(boxes) > 300
         ink = page.evaluate("getComputedStyle(document.querySelector('svg text')).fill")
         assert (sum(map(int, re.findall(r"\d+", ink)[:3])) > 400) == (scheme == "dark")
         browser.close()
