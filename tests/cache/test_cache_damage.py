@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import random
@@ -104,24 +103,15 @@ def replace_by_another_cache(path: Path) -> None:
     other.replace(path)
 
 
-DAMAGES: dict[str, Damage] = {
+MEANWHILE: dict[str, Damage] = {
     "header": overwrite(0, 100),
     "schema page": overwrite(0, PAGE, None),
-    "table root": overwrite(PAGE, PAGE),
-    "index root": overwrite(2 * PAGE, PAGE, None),
-    "uses root": overwrite(3 * PAGE, PAGE, 255),
     "data pages": overwrite(20 * PAGE, 20 * PAGE, None),
     "last pages": overwrite(-5 * PAGE, 5 * PAGE),
-    "zeros": lambda path: overwrite(0, path.stat().st_size)(path),
-    "noise": lambda path: overwrite(0, path.stat().st_size, None)(path),
     "scattered": scattered,
     "truncated to a half": truncate(0.5),
     "truncated to nothing": truncate(0),
-}
-MEANWHILE: dict[str, Damage] = DAMAGES | {
-    "log zeros": log(overwrite(0, 64 * PAGE)),
     "log noise": log(overwrite(32, 64 * PAGE, None)),
-    "log truncated": log(truncate(0.5)),
     "log deleted": lambda path: Path(f"{path}-wal").unlink(),
     "deleted": lambda path: path.unlink(),
     "deleted with its log": delete_with_log,
@@ -176,29 +166,3 @@ def test_a_run_ends_with_the_right_vectors_when_its_cache_is_damaged_meanwhile(
         assert any("deleted or replaced" in line for line in warnings(caplog))
         with VectorCache(path) as cache:
             assert len(cache) > 0, "the file that was made again is used"
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(40))
-def test_random_damage_again_and_again(
-    model: Path, expected: npt.NDArray[np.float32], filled: Path, tmp_path: Path, seed: int
-) -> None:
-    """Bytes, pages and ends of the file and its log change while it is read and written."""
-    chance = random.Random(seed)
-    path = tmp_path / "cache.db"
-    shutil.copy(filled, path)
-    with Engine(model, dtype="float32", device="cpu", cache=path) as engine:
-        for step in range(8):
-            part = sorted(chance.sample(range(600), 150))
-            vectors = engine.embed([TEXTS[number] for number in part] + [f"{seed} {step} {number}" for number in part])
-            np.testing.assert_allclose(vectors.embeddings[:150], expected[part], atol=1e-5)
-            victim = Path(f"{path}{chance.choice(['', '', '-wal'])}")
-            with contextlib.suppress(FileNotFoundError):
-                size = victim.stat().st_size
-                if chance.random() < 0.1:
-                    os.truncate(victim, chance.randrange(size + 1))
-                else:
-                    start = chance.randrange(size + 1)
-                    with victim.open("r+b") as file:
-                        file.seek(start)
-                        file.write(chance.randbytes(chance.choice([1, 8, 100, PAGE, 5 * PAGE])))

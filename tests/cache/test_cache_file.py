@@ -1,26 +1,29 @@
-"""The cache's file: private, identified, migrated; a foreign file is an error, a damaged row is not found."""
+"""The cache's file: private, identified, checked; a foreign file is an error, a damaged row is not found."""
 
 from __future__ import annotations
 
 import contextlib
+import io
+import json
 import logging
 import os
 import random
 import re
+import runpy
 import shutil
 import sqlite3
 import stat
+import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.cached import kept, store, vector
-from tests.tiny import write_checkpoint
+from tests.cached import kept, names, store, vector
 
 from millpond import Engine, VectorCache
-from millpond.cache import blob_store
-from millpond.errors import CacheError, MillpondError, ModelLoadError
+from millpond.errors import CacheError, ModelLoadError
 
 
 @pytest.fixture
@@ -42,8 +45,8 @@ def test_file_is_private_and_holds_no_text(tmp_path: Path) -> None:
         assert cache.path == path
     assert [file.name for file in path.parent.iterdir()] == ["cache.db"]
     header = path.read_bytes()[:100]
-    assert int.from_bytes(header[68:72], "big") == blob_store.APPLICATION_ID
-    assert int.from_bytes(header[60:64], "big") == len(blob_store.MIGRATIONS)
+    assert int.from_bytes(header[68:72], "big") == int.from_bytes(b"MPND", "big")
+    assert int.from_bytes(header[60:64], "big") == 1
 
 
 def test_an_empty_file_is_taken_and_made_private(path: Path) -> None:
@@ -52,41 +55,6 @@ def test_an_empty_file_is_taken_and_made_private(path: Path) -> None:
         store(cache, 1)
         assert kept(cache, 1) == [1]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
-
-
-def foreign_text(path: Path) -> None:
-    path.write_text("id,text\n1,not a database\n" * 200)
-
-
-def foreign_short(path: Path) -> None:
-    path.write_bytes(b"x")
-
-
-def foreign_database(path: Path) -> None:
-    with sqlite3.connect(path) as connection:
-        connection.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, key BLOB)")
-    connection.close()
-
-
-def foreign_wal_database(path: Path) -> None:
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA journal_mode=WAL")
-    connection.execute("CREATE TABLE other (id INTEGER PRIMARY KEY)")
-    connection.close()
-
-
-@pytest.mark.parametrize("make", [foreign_text, foreign_short, foreign_database, foreign_wal_database])
-def test_a_foreign_file_is_refused_and_left_alone(path: Path, make: Any) -> None:
-    make(path)
-    path.chmod(0o644)
-    before = path.read_bytes()
-    with pytest.raises(CacheError, match="choose another path") as caught:
-        VectorCache(path)
-    assert str(path) in str(caught.value)
-    assert isinstance(caught.value, MillpondError)
-    assert path.read_bytes() == before
-    assert stat.S_IMODE(path.stat().st_mode) == 0o644
-    assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
 @pytest.mark.parametrize("name", ["missing/cache.db", "missing/folders/cache.db", "file/cache.db", "dangling/cache.db"])
@@ -101,28 +69,14 @@ def test_a_folder_that_does_not_exist_is_named_and_not_made(tmp_path: Path, name
     assert sorted(entry.name for entry in tmp_path.iterdir()) == ["dangling", "file"]
 
 
-def test_an_engine_refuses_its_cache_before_it_loads_the_model(tmp_path: Path) -> None:
-    path = tmp_path / "missing" / "cache.db"
+def test_an_engine_opens_its_cache_before_it_loads_the_model_and_closes_it_if_it_cannot(
+    path: Path, tmp_path: Path
+) -> None:
     with pytest.raises(CacheError, match="there is no folder"):
-        Engine(tmp_path / "no model", cache=path)
-
-
-def test_a_model_that_cannot_be_loaded_leaves_no_cache_open(path: Path, tmp_path: Path) -> None:
+        Engine(tmp_path / "no model", cache=tmp_path / "missing" / "cache.db")
     with pytest.raises(ModelLoadError):
         Engine(tmp_path / "no model", cache=path)
     assert [file.name for file in path.parent.iterdir()] == ["cache.db"]  # no write-ahead log
-
-
-def test_a_newer_schema_is_refused(path: Path) -> None:
-    VectorCache(path).close()
-    connection = sqlite3.connect(path)
-    connection.execute("PRAGMA user_version=99")
-    connection.close()
-    before = path.read_bytes()
-    with pytest.raises(CacheError, match=r"schema version 99.*upgrade millpond") as caught:
-        VectorCache(path)
-    assert str(path) in str(caught.value)
-    assert path.read_bytes() == before
 
 
 # A file with 12 vectors, written by ``store(cache, *range(12))`` with the code of commit 1f86851.
@@ -137,17 +91,8 @@ def header_and_schema(path: Path) -> list[Any]:
     return rows
 
 
-def test_a_file_of_an_earlier_version_is_read_and_written(path: Path) -> None:
+def test_a_file_of_an_earlier_version_is_read_and_is_what_is_written_today(path: Path, tmp_path: Path) -> None:
     """Old caches stay readable: keys, rows, checksums and schema have not changed."""
-    shutil.copy(OLD_FILE, path)
-    with VectorCache(path, max_bytes=1 << 20) as cache:
-        assert kept(cache, *range(20)) == list(range(12))
-        store(cache, *range(10, 20))
-        assert kept(cache, *range(20)) == list(range(20))
-        assert len(cache) == 20
-
-
-def test_a_file_written_today_is_what_earlier_versions_wrote(path: Path, tmp_path: Path) -> None:
     shutil.copy(OLD_FILE, path)
     new = tmp_path / "new.db"
     with VectorCache(new) as cache:
@@ -159,38 +104,11 @@ def test_a_file_written_today_is_what_earlier_versions_wrote(path: Path, tmp_pat
         rows.append(connection.execute("SELECT key, id, meta, checksum, value FROM rows ORDER BY key").fetchall())
         rows[-1] += connection.execute("SELECT id, tick FROM uses ORDER BY id").fetchall()
         connection.close()
-    assert len(rows[0]) == 24
-    assert rows[0] == rows[1]
-
-
-def test_an_older_schema_is_brought_up(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with VectorCache(path) as cache:
-        store(cache, 1, 2, 3)
-    monkeypatch.setattr(
-        blob_store,
-        "MIGRATIONS",
-        (*blob_store.MIGRATIONS, ("CREATE TABLE later (id INTEGER)", "INSERT INTO later VALUES (7)")),
-    )
-    for _ in range(2):  # the second time nothing is left to migrate
-        with VectorCache(path) as cache:
-            assert kept(cache, 1, 2, 3) == [1, 2, 3]
-    connection = sqlite3.connect(path)
-    assert connection.execute("PRAGMA user_version").fetchone() == (2,)
-    assert connection.execute("SELECT * FROM later").fetchall() == [(7,)]
-    connection.close()
-
-
-def test_a_migration_that_fails_changes_nothing(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with VectorCache(path) as cache:
-        store(cache, 1)
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            blob_store, "MIGRATIONS", (*blob_store.MIGRATIONS, ("CREATE TABLE later (id INTEGER)", "NONSENSE"))
-        )
-        with pytest.raises(CacheError):
-            VectorCache(path)
-    with VectorCache(path) as cache:
-        assert kept(cache, 1) == [1]
+    assert len(rows[0]) == 24 and rows[0] == rows[1]
+    with VectorCache(path, max_bytes=1 << 20) as cache:
+        assert kept(cache, *range(20)) == list(range(12))
+        store(cache, *range(10, 20))
+        assert kept(cache, *range(20)) == list(range(20)) and len(cache) == 20
 
 
 @pytest.mark.parametrize("left", [1, 100, 4097, 0.5, -4096])
@@ -299,39 +217,6 @@ def test_columns_of_another_type_are_not_found_and_replaced(
         assert len(cache) == 2
 
 
-def test_a_page_that_cannot_be_read_is_no_error_of_a_lookup(path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """sqlite refuses a whole query for a broken page; the vectors of the others are computed again, too."""
-    with VectorCache(path) as cache:
-        store(cache, *range(600))
-    data = bytearray(path.read_bytes())
-    (start,) = offsets(bytes(data), vector(300).tobytes())[-1:]
-    page = start - start % 4096
-    data[page : page + 8] = b"\xff" * 8  # the header of a leaf of the table
-    path.write_bytes(data)
-    with VectorCache(path) as cache:
-        right = kept(cache, *range(600))
-        assert 300 not in right
-        assert len(damages(caplog)) == 1
-
-
-def test_an_engine_computes_a_damaged_row_again_and_replaces_it(
-    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    folder = write_checkpoint(tmp_path / "model")
-    texts = [f"text {number}" for number in range(20)]
-    with Engine(folder, cache=path, device="cpu", dtype="float32") as engine:
-        before = engine.embed(texts)
-    connection = sqlite3.connect(path, isolation_level=None)
-    connection.execute("UPDATE rows SET checksum = checksum + 1 WHERE id <= 5")
-    connection.close()
-    with Engine(folder, cache=path, device="cpu", dtype="float32") as engine:
-        again = engine.embed(texts)
-        assert np.flatnonzero(~again.cached).size == 5
-        np.testing.assert_allclose(again.embeddings, before.embeddings, atol=1e-6)
-        assert engine.embed(texts).cached.all()
-    assert len(damages(caplog)) == 1
-
-
 @pytest.mark.parametrize("seed", [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 60))])
 def test_random_damage_never_gives_a_wrong_vector(tmp_path: Path, seed: int) -> None:
     """Bytes overwritten anywhere: each row is returned right, or missing; only opening and writing may fail."""
@@ -370,9 +255,145 @@ def test_clear_empties_the_file(path: Path) -> None:
         assert kept(cache, 1) == [1]
 
 
-def test_a_file_copied_elsewhere_is_the_same_cache(path: Path, tmp_path: Path) -> None:
+# --- Checks: ``millpond cache check|stats`` ---------------------------------------------------------------------------
+
+
+ROWS = 600
+PAGE = 4096
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def filled(path: Path) -> Path:
     with VectorCache(path) as cache:
-        store(cache, *range(50))
-    shutil.copy(path, tmp_path / "copy.db")
-    with VectorCache(tmp_path / "copy.db") as cache:
-        assert kept(cache, *range(50)) == list(range(50))
+        store(cache, *range(ROWS))
+    return path
+
+
+@pytest.fixture
+def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """``millpond cache``, in this process."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["millpond", "cache", *map(str, words)])
+        monkeypatch.setattr(sys, "stdin", io.StringIO())
+        try:
+            runpy.run_module("millpond", run_name="__main__")
+        except SystemExit as end:
+            return int(end.code or 0), *capsys.readouterr()
+        return 0, *capsys.readouterr()
+
+    return run
+
+
+def overwrite(path: Path, start: int, data: bytes) -> None:
+    with path.open("r+b") as file:
+        file.seek(start)
+        file.write(data)
+
+
+def leaf_of(path: Path, number: int) -> int:
+    """Where the page of a row begins: the last one that holds its vector in a live row."""
+    connection = sqlite3.connect(path)
+    (value,) = connection.execute("SELECT value FROM rows WHERE key = ?", names(number)).fetchone()
+    connection.close()
+    start = path.read_bytes().rfind(value)
+    assert start > 0
+    return start - start % PAGE
+
+
+def test_an_intact_cache_is_intact_and_its_file_stays(filled: Path, run: Run) -> None:
+    before = filled.read_bytes()
+    code, out, _ = run("check", filled)
+    assert (code, json.loads(out)) == (
+        0, {"path": str(filled), "intact": True, "rows": ROWS, "damaged": 0, "problems": []}
+    )  # fmt: skip
+    assert filled.read_bytes() == before
+    assert [file.name for file in filled.parent.iterdir()] == ["cache.db"]
+
+
+def test_a_wrong_checksum_is_counted_until_the_vector_is_stored_again(filled: Path, run: Run) -> None:
+    connection = sqlite3.connect(filled, isolation_level=None)
+    connection.execute("UPDATE rows SET checksum = checksum + 1 WHERE key = ?", names(7))
+    connection.close()
+    code, out, err = run("check", filled)
+    assert (code, json.loads(out)["rows"], json.loads(out)["damaged"]) == (1, ROWS - 1, 1)
+    assert err == f"millpond: {filled} is damaged; those vectors are recomputed\n"
+    with VectorCache(filled) as cache:
+        assert kept(cache, *range(ROWS)) == [number for number in range(ROWS) if number != 7]
+        store(cache, 7)
+        assert cache.check().intact
+
+
+def test_a_broken_page_costs_its_rows_only(filled: Path, run: Run) -> None:
+    overwrite(filled, leaf_of(filled, 300), b"\xff" * PAGE)
+    code, out, err = run("check", filled)
+    found = json.loads(out)
+    assert (code, found["intact"]) == (1, False)
+    assert 0 < found["damaged"] < 40
+    assert found["rows"] + found["damaged"] == ROWS
+    assert found["problems"]
+    assert "delete it" in err
+    with VectorCache(filled) as cache:  # every vector that a look-up finds by itself was counted
+        assert sum(len(kept(cache, number)) for number in range(ROWS)) == found["rows"]
+
+
+@pytest.mark.parametrize("page", [1, 3], ids=["root of the rows", "root of the uses"])
+def test_a_table_that_cannot_be_read_is_a_problem_and_no_success(filled: Path, page: int) -> None:
+    overwrite(filled, page * PAGE, b"\xff" * PAGE)
+    with VectorCache(filled) as cache:
+        found = cache.check()
+    assert not found.intact
+    assert found.problems
+
+
+def test_what_a_cache_holds(filled: Path, run: Run) -> None:
+    with VectorCache(filled) as cache:
+        store(cache, 1000, 1001, width=16)
+        size = cache.stats().bytes
+        assert cache.widths() == {16: 2, 48: ROWS}
+    facts = json.loads(run("stats", filled)[1])
+    assert (facts["rows"], facts["widths"]) == (ROWS + 2, {"16": 2, "48": ROWS})
+    assert facts["bytes"] == size
+
+
+def foreign(path: Path, mode: str = "delete") -> None:
+    path.unlink()
+    connection = sqlite3.connect(path)
+    connection.execute(f"PRAGMA journal_mode={mode}")
+    connection.execute("CREATE TABLE rows (id INTEGER PRIMARY KEY, key BLOB)")
+    connection.close()
+    path.chmod(0o644)
+
+
+def newer(path: Path) -> None:
+    connection = sqlite3.connect(path)
+    connection.execute("PRAGMA user_version=99")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        pytest.param(Path.unlink, "there is no such file", id="missing"),
+        pytest.param(lambda path: (path.unlink(), path.mkdir()), "is not a file", id="folder"),
+        pytest.param(lambda path: path.write_text("id,text\n" * 500), "is not a millpond cache", id="text"),
+        pytest.param(lambda path: path.write_text("x"), "is not a millpond cache", id="one byte"),
+        pytest.param(foreign, "another application", id="foreign"),
+        pytest.param(lambda path: foreign(path, "wal"), "another application", id="foreign with a log"),
+        pytest.param(newer, "schema version 99", id="newer"),
+        pytest.param(lambda path: overwrite(path, 0, b"SQLite format 3\0" + bytes(84)), "delete it", id="header"),
+    ],
+)
+def test_what_is_not_a_cache_is_named_and_left_alone(filled: Path, run: Run, make: Any, reason: str) -> None:
+    make(filled)
+    before = (filled.read_bytes(), filled.stat().st_mode) if filled.is_file() else None
+    for verb in ("check", "stats"):
+        code, out, err = run(verb, filled)
+        assert (code, out) == (1, "")
+        assert err.startswith("millpond: ")
+        assert reason in err
+        assert str(filled) in err
+        assert err.count("\n") == 1
+    assert ((filled.read_bytes(), filled.stat().st_mode) if filled.is_file() else None) == before
+    assert [file.name for file in filled.parent.iterdir()] == ([filled.name] if filled.exists() else [])

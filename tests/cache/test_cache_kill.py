@@ -9,13 +9,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from tests.cached import finish, script
 from tests.tiny import write_checkpoint
 
-from millpond import Engine, PoolingParams, VectorCache
-from millpond.engine.schedule.committer import Committer
+from millpond import Engine, VectorCache
 
 pytestmark = pytest.mark.contract
 
@@ -175,34 +173,6 @@ def test_a_callback_may_embed_with_the_cache_while_rows_are_committed(
         assert done.wait(60)
         assert len(inner[0].embeddings) == blocking
         assert len(engine.cache or ()) == 400 + blocking
-
-
-class BrokenCache(VectorCache):
-    """A cache with a bug: it cannot store one text's vector."""
-
-    def put(self, keys: Any, rows: Any, **columns: Any) -> None:
-        if np.isin(7777, columns["tokens"]):
-            raise ValueError("a bug")
-        super().put(keys, rows, **columns)
-
-
-def test_an_unexpected_error_of_one_call_fails_that_call_alone(model: Path, tmp_path: Path) -> None:
-    with BrokenCache(tmp_path / "c.db") as cache, Engine(model, dtype="float32", device="cpu", cache=cache) as engine:
-        committer = engine._dispatcher._committer
-        assert isinstance(committer, Committer)
-        with committer._transaction:  # so that both are in one transaction
-            good = engine.submit("embed", ["good"], PoolingParams(normalize=False))
-            bad = engine.submit("embed", ["bad"], PoolingParams(normalize=False))
-            until = time.monotonic() + 20
-            while committer._uncommitted < 2 and time.monotonic() < until:
-                time.sleep(0.001)
-            for delivery in committer._waiting:
-                if delivery.call.items == ["bad"]:
-                    delivery.call.result.tokens[0] = 7777
-        assert good.result(30).embeddings.shape == (1, 48)
-        with pytest.raises(ValueError, match="a bug"):
-            bad.result(30)
-        assert len(cache) == 1
 
 
 def test_a_call_waits_for_all_of_its_rows_in_whatever_order_threads_deliver_them(model: Path, tmp_path: Path) -> None:

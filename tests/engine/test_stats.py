@@ -1,34 +1,40 @@
-"""Statistics of an engine: the times of a call, the counters, and the observers of batches."""
+"""Statistics: the times of a call, the counters, the observers of batches; and several devices with one queue."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import wait
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from tests.recording import Recording
 from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
 
 from millpond import Engine, EngineStats, PoolingParams, Timings
 from millpond.engine import dispatcher, loading
+from millpond.engine.execute.cores import Cores
+from millpond.engine.execute.cuda.pipeline import PendingBatch
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule import timing
 from millpond.engine.schedule.call import Call
-from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallTimer
-from millpond.errors import EngineOverloadedError
+from millpond.engine.shared import close_shared, get_engine
+from millpond.errors import EngineOverloadedError, InvalidRequestError, ModelLoadError
+from millpond.models.placement import resolve_devices
 from millpond.pooling.pooler import OutputSpec
 from tests import recording
 
 MANY = [f"{text} {i}" for i, text in enumerate(TEXTS * 4)]
+
+
 PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=2)
 
 
@@ -79,21 +85,12 @@ def timings_of(engine: Engine, task: Any, inputs: Sequence[Any], **params: Any) 
     return future.timings
 
 
-# The times of a call.
-
-
 @pytest.mark.parametrize("count", [1, 40])
 def test_the_parts_of_a_call_are_no_more_than_the_whole(engine: Engine, count: int):
     timings = timings_of(engine, "embed", MANY[:count])
     parts = timings.tokenization, timings.queue, timings.inference
     assert all(part > 0 for part in parts)
     assert sum(parts) <= timings.total
-
-
-def test_a_score_of_two_calls_has_one_timer(engine: Engine):
-    timings = timings_of(engine, "score", [("a", text) for text in TEXTS])
-    assert min(timings.tokenization, timings.queue, timings.inference) > 0
-    assert timings.queue + timings.inference <= timings.total
 
 
 def test_cached_texts_are_never_queued(folder: Path, tmp_path: Path):
@@ -123,15 +120,6 @@ def test_there_are_no_timings_before_the_result_or_behind_a_failure(engine: Engi
     assert future.timings is None
 
 
-def test_the_queue_is_the_time_before_the_first_batch_without_tokenization(clock: Clock):
-    timer = CallTimer()
-    clock.now = 103
-    timer.tokenized(2)
-    clock.now = 107
-    timer.picked()
-    assert timer.read() == Timings(tokenization=2, queue=5, inference=0, total=7)
-
-
 def test_batches_side_by_side_count_once(clock: Clock):
     timer = CallTimer()
     for now, step in [(101, timer.picked), (103, timer.picked), (106, timer.returned), (109, timer.returned)]:
@@ -139,14 +127,6 @@ def test_batches_side_by_side_count_once(clock: Clock):
         step()
     clock.now = 120
     assert timer.read() == Timings(tokenization=0, queue=1, inference=8, total=20)
-
-
-def test_time_between_batches_is_no_inference(clock: Clock):
-    timer = CallTimer()
-    for now, step in [(101, timer.picked), (102, timer.returned), (110, timer.picked), (113, timer.returned)]:
-        clock.now = now
-        step()
-    assert timer.read() == Timings(tokenization=0, queue=1, inference=4, total=13)
 
 
 def test_a_batch_that_was_put_back_does_not_run_meanwhile(clock: Clock):
@@ -161,9 +141,6 @@ def test_a_batch_that_was_put_back_does_not_run_meanwhile(clock: Clock):
     clock.now += 2
     call.deliver([request.slot], [np.zeros(2, dtype=np.float32)])
     assert call.future.timings == Timings(tokenization=0, queue=0, inference=3, total=13)
-
-
-# The counters.
 
 
 def balanced(stats: EngineStats) -> None:
@@ -229,25 +206,6 @@ def test_the_cache_counts_distinct_texts(folder: Path, tmp_path: Path):
     assert stats.texts_done == 6
 
 
-def test_notes_of_many_threads_are_all_added_up():
-    counters = Counters()
-
-    def work(_: int) -> None:
-        for _ in range(1000):
-            begun = counters.begin()
-            counters.ran(begun, 2, 30)
-            counters.end(begun)
-
-    with ThreadPoolExecutor(8) as threads:
-        list(threads.map(work, range(8)))
-    stats = counters.read(waiting_texts=0, running_calls=0)
-    assert (stats.batches, stats.batch_texts, stats.batch_tokens) == (8000, 16000, 240000)
-    assert stats.running_batches == 0
-
-
-# Observers.
-
-
 def test_an_observer_hears_of_every_batch_before_its_callers(engine: Engine):
     batches: list[Any] = []
     end = engine.observe(batches.append)
@@ -281,3 +239,110 @@ def test_an_observer_that_fails_harms_nobody(engine: Engine, caplog: pytest.LogC
     assert len(batches) == after.batches - before.batches > 1
     assert [record.getMessage() for record in caplog.records if "observer" in record.getMessage()][1:] == []
     assert "broken observer" in caplog.text
+
+
+TWO = ["cpu", "cpu"]
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> Iterator[Any]:
+    with Engine(folder, device="cpu", dtype="float32") as engine:
+        yield engine.embed(MANY).embeddings
+
+
+@pytest.fixture(params=["cpu", "streams"])
+def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> set[Runner]:
+    """Each replica holds its first batch until the other one has a batch; returns the runners that ran."""
+    # A lane of each replica needs a core while it waits for the other one.
+    monkeypatch.setattr(dispatcher, "process_cores", lambda: Cores(16))
+    if request.param == "streams":
+        recording.pretend_varlen(monkeypatch)
+        monkeypatch.setattr(loading, "_backend", lambda device: Recording())
+    method = "start" if request.param == "streams" else "run"
+    right, used, all_used = getattr(Runner, method), set[Runner](), threading.Event()
+
+    def run(runner: Runner, requests: Sequence[Request]) -> Any:
+        used.add(runner)
+        if len(used) == 2:
+            all_used.set()
+        assert all_used.wait(timeout=60)
+        return right(runner, requests)
+
+    monkeypatch.setattr(Runner, method, run)
+    return used
+
+
+def test_replicas_share_the_work_and_agree(both, folder, expected):
+    with Engine(folder, device=TWO, dtype="float32", max_batch_tokens=64) as engine:
+        found = engine.embed(MANY).embeddings
+        assert len(engine._replicas.runners) == 2
+    assert len(both) == 2
+    assert np.abs(found - expected).max() <= 1e-6
+
+
+@pytest.mark.parametrize("streams", [False, True], ids=["cpu", "streams"])
+def test_a_batch_that_fails_on_one_harms_nobody_else(streams, folder, expected, monkeypatch):
+    if streams:
+        recording.pretend_varlen(monkeypatch)
+        monkeypatch.setattr(loading, "_backend", lambda device: Recording())
+    right_start, right_run = Runner.start, Runner.run
+
+    def refuse(requests: Sequence[Request]) -> None:
+        if any(request.call.items[request.slot] == "bad" for request in requests):
+            raise RuntimeError("odd shape")
+
+    def start(runner: Runner, requests: Sequence[Request]) -> PendingBatch:
+        refuse(requests)
+        return right_start(runner, requests)
+
+    def run(runner: Runner, requests: Sequence[Request]) -> Any:
+        refuse(requests)
+        return right_run(runner, requests)
+
+    monkeypatch.setattr(Runner, "start", start)
+    monkeypatch.setattr(Runner, "run", run)
+    with Engine(folder, device=TWO, dtype="float32", max_batch_tokens=256) as engine:
+        good = engine.submit("embed", MANY)
+        bad = engine.submit("embed", ["bad", *TEXTS])
+        with pytest.raises(RuntimeError, match="odd shape"):
+            bad.result()
+        assert np.abs(good.result().embeddings - expected).max() <= 1e-6
+        assert np.abs(engine.embed(MANY).embeddings - expected).max() <= 1e-6
+
+
+def test_a_list_and_its_spelling_are_one_shared_engine(folder):
+    try:
+        engine = get_engine(folder, device=TWO, dtype="float32")
+        assert engine.device == "cpu,cpu"
+        for spelling in ("cpu,cpu", ("cpu", "cpu"), "cpu, cpu", engine.device):
+            assert get_engine(folder, device=spelling, dtype="float32") is engine
+        assert get_engine(folder, device="cpu", dtype="float32") is not engine
+    finally:
+        close_shared()
+
+
+@pytest.mark.parametrize("device", [[], 3, None, ["cpu", 1], [["cpu"]]])
+def test_what_names_no_devices_is_refused(device, folder):
+    with pytest.raises(InvalidRequestError, match="device="):
+        Engine(folder, device=device)
+
+
+@pytest.mark.parametrize("device", ["cpu,", ["cpu", "meta"], "cpu,nonsense", ["auto", "nonsense"]])
+def test_devices_that_cannot_be_used_together_are_refused(device, folder):
+    with pytest.raises(ModelLoadError, match="device"):
+        Engine(folder, device=device)
+
+
+def test_auto_is_one_device():
+    assert len(resolve_devices("auto")) == 1
+    assert resolve_devices("cpu") == (torch.device("cpu"),)
+
+
+@pytest.mark.contract
+def test_a_child_of_a_process_that_used_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)  # also after a mere look for GPUs
+    assert resolve_devices("auto") == resolve_devices("cpu") == (torch.device("cpu"),)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    with pytest.raises(ModelLoadError, match="forked from one that had used the GPU.*spawn"):
+        resolve_devices("auto")
+    assert resolve_devices("cpu") == (torch.device("cpu"),)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.native.forwards import ADAPTED, VARIANTS
+from tests.native.models import ADAPTED, VARIANTS
 from tests.tiny import write_checkpoint
 
 

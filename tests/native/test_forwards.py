@@ -1,12 +1,13 @@
-"""Every variant in torch's operators and in each instruction set, compared with transformers' classes; and mistakes."""
+"""Every variant in torch's operators and in each instruction set beside transformers' classes; what they hold."""
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
 import torch
-from tests.native.forwards import (
+from tests.native.models import (
     DECODERS,
     EACH_LENGTH,
     LENGTHS,
@@ -28,14 +29,20 @@ from tests.native.forwards import (
     plan_of,
     states,
 )
+from tests.pairwise import pairwise
 from torch import nn
 
 from millpond.checkpoints.architectures import row_of
-from millpond.models import decoder, modernbert, rotary_encoder
+from millpond.engine.execute.threads import _multiplied_weights
+from millpond.models import decoder
 from millpond.models.decoder import PackedDecoder
+from millpond.models.int8 import Int8Linear
+from millpond.models.linear import PlainLinear, ReorderedLinear
+from millpond.models.load import packed_forward
 from millpond.models.native.weight_packer import NotSupported
 from millpond.models.rms_norm import RMSNorm
-from millpond.native.library import isa
+
+# --- Every variant in torch's operators and in each instruction set, compared with transformers' classes --------------
 
 
 def marked(names: Any, contract: Any = ()) -> list[Any]:
@@ -87,140 +94,149 @@ def test_what_the_kernels_do_not_compute_runs_in_torchs_operators(variant, folde
     assert apart(states(module), expected_states(folder)) <= TOLERANCE
 
 
-# --- Mistakes: each must change the states. --------------------------------------------------------------------------
-
-
-def assert_noticed(variant: str, folder_of: Any, change: Any = None) -> Any:
-    folder = folder_of(variant)
-    own = backbone(folder)
-    if change is not None:
-        change(own)
-    assert difference(states(own), expected_states(folder)) > VISIBLE
-    return own
-
-
-def without_window(own: Any) -> None:
-    for layer in own.layers:
-        layer.window = None
-
-
-def one_more_in_the_window(own: Any) -> None:
-    for layer in own.layers:
-        layer.window = layer.window and layer.window + 1
-
-
-def bases_exchanged(own: Any) -> None:
-    kinds = {"full_attention": "sliding_attention", "sliding_attention": "full_attention"}
-    for layer in own.layers:
-        layer.kind = kinds[layer.kind]
-
-
-def halves_exchanged(own: Any) -> None:
-    for layer in own.layers:
-        layer.gate_proj.weight.data, layer.up_proj.weight.data = layer.up_proj.weight.data, layer.gate_proj.weight.data
-
-
-def a_norm_before_the_first_layer(own: Any) -> None:
-    own.layers[0].attention_norm = own.layers[1].attention_norm
-
-
-def no_norm_at_the_end(own: Any) -> None:
-    own.norm = nn.Identity()
-
-
-MISTAKES = [
-    without_window,
-    one_more_in_the_window,
-    bases_exchanged,
-    halves_exchanged,
-    a_norm_before_the_first_layer,
-    no_norm_at_the_end,
-]
-
-
-@pytest.mark.parametrize("mistake", MISTAKES)
-def test_notices(mistake, folder_of):
-    own = assert_noticed("modernbert", folder_of, mistake)
-    if isa() is not None:
-        assert apart(native_states(plan_of(own)), expected_states(folder_of("modernbert"))) > VISIBLE
-
-
-@pytest.mark.parametrize("variant", ["nomic", "gte", "llama", "qwen3", "gemma3", "eurobert"])
-def test_notices_the_halves_of_a_gate_swapped(variant, folder_of):
-    assert_noticed(variant, folder_of, halves_exchanged)
+# --- What millpond's forwards hold, how they run in torch's operators, and the modules that they do not replace -------
 
 
 @pytest.mark.contract
-def test_notices_the_groups_of_layers_in_another_order(folder_of):
-    def change(own: Any) -> None:
-        own.layers = nn.ModuleList(reversed(own.layers))
-
-    assert_noticed("albert-groups", folder_of, change)
-
-
-@pytest.mark.contract
-@pytest.mark.parametrize("bias", ["qkv", "attention_out", "gate_proj", "up_proj", "down_proj"])
-def test_notices_that_a_bias_is_left_out(bias, folder_of):
-    def change(own: Any) -> None:
-        for layer in own.layers:
-            getattr(layer, bias).bias = None
-
-    assert_noticed("modernbert-biases", folder_of, change)
+@pytest.mark.parametrize("variant", ["modernbert-biases", "nomic", "gte-without-types", "albert-groups"])
+def test_every_product_is_one_that_can_be_replaced(variant, folder_of):
+    """oneDNN's layers in bfloat16, int8 layers with ``quantization``; none of torch's linear layers remains."""
+    plain, small = (backbone(folder_of(variant), torch.bfloat16, quantization=kind) for kind in (None, "int8"))
+    for module, kind in ((plain, ReorderedLinear | PlainLinear), (small, Int8Linear)):
+        linears = [layer for layer in module.modules() if "Linear" in type(layer).__name__]
+        assert len(linears) >= 5
+        assert all(isinstance(layer, kind) for layer in linears)
+    expected = expected_states(folder_of(variant))
+    cosine = torch.cosine_similarity(states(small).float(), expected, dim=-1)
+    assert cosine.mean() >= 0.99
 
 
 @pytest.mark.contract
+@pytest.mark.parametrize("variant", ["albert", "nomic-of-48-columns"])
+def test_token_types_are_read(variant, folder_of):
+    types = torch.arange(sum(LENGTHS)) % 2
+    own, theirs = (backbone(folder_of(variant), packed=packed) for packed in (True, False))
+    expected = states(theirs, types=types)
+    worst, without = (difference(states(own, **inputs), expected) for inputs in ({"types": types}, {}))
+    assert worst <= TOLERANCE
+    assert without > VISIBLE
+
+
+@pytest.mark.contract
+def test_albert_counts_a_shared_layer_as_often_as_it_is_passed(folder_of):
+    shared, grouped = (backbone(folder_of(variant)) for variant in ("albert", "albert-groups"))
+    assert [len(set(own.layers)) for own in (shared, grouped)] == [1, 4]
+    assert [len(own.layers) for own in (shared, grouped)] == [3, 10]
+    assert _multiplied_weights(shared) == 24 * 48 + 3 * (4 * 48 * 48 + 2 * 48 * 96)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 64])
+@pytest.mark.parametrize("name", ["qwen3", "gemma3"])
+def test_blocks_of_rows_change_nothing(name, rows, folder_of, monkeypatch):
+    whole = states(backbone(folder_of(name)))
+    taken = []
+    feed = decoder.PackedLayer._feed
+
+    def counted(self, hidden, mixed):
+        taken.append(len(hidden))
+        feed(self, hidden, mixed)
+
+    monkeypatch.setattr(decoder.PackedLayer, "_feed", counted)
+    monkeypatch.setattr(decoder, "_ROWS", rows)
+    assert difference(states(backbone(folder_of(name))), whole) <= TOLERANCE
+    assert max(taken) == rows
+
+
+# --- Models that this forward does not support run in transformers' class. -------------------------------------------
+
+
+class Adapted(nn.Linear):
+    """A linear layer with an addition, as an adapter library creates."""
+
+
+def adapted(backbone: Any) -> None:
+    old = backbone.layers[1].self_attn.v_proj
+    new = Adapted(old.in_features, old.out_features, bias=False)
+    new.weight = old.weight
+    backbone.layers[1].self_attn.v_proj = new
+
+
+def half_biased(backbone: Any) -> None:
+    layer = backbone.layers[0].self_attn.k_proj
+    layer.bias = nn.Parameter(torch.ones(layer.out_features), requires_grad=False)
+
+
+def other_activation(backbone: Any) -> None:
+    backbone.layers[1].mlp.act_fn = nn.ReLU()
+
+
+def turned_in_part(backbone: Any) -> None:
+    backbone.rotary_emb.inv_freq = backbone.rotary_emb.inv_freq[:-2]
+
+
+def of_another_kind(backbone: Any) -> None:
+    backbone.__class__ = type("LlamaModel", (type(backbone),), {"__module__": "elsewhere"})
+
+
+def scaled_embeddings(backbone: Any) -> None:
+    backbone.embed_tokens.embed_scale = torch.tensor(7.0)
+
+
 @pytest.mark.parametrize(
-    ("variant", "module"), [("modernbert", modernbert), ("nomic", rotary_encoder), ("gte", rotary_encoder)]
+    "change", [adapted, half_biased, other_activation, turned_in_part, of_another_kind, scaled_embeddings]
 )
-def test_notices_rotation_in_the_other_direction(variant, module, folder_of, monkeypatch):
-    right = module.apply_rotary
-    monkeypatch.setattr(module, "apply_rotary", lambda rows, cos, sin: right(rows, cos, -sin))
-    assert_noticed(variant, folder_of)
+def test_an_unsupported_module_is_not_replaced(change, folder_of):
+    theirs = backbone(folder_of("llama"), packed=False)
+    assert PackedDecoder.fits(theirs, row_of("llama"))
+    change(theirs)
+    assert packed_forward(theirs, row_of("llama")) is theirs
+    assert all(hasattr(layer, "self_attn") for layer in theirs.layers)
 
 
-@pytest.mark.parametrize("variant", ["llama", "qwen3", "gemma3", "eurobert"])
-def test_notices_missing_rotary_positions(variant, folder_of, monkeypatch):
-    monkeypatch.setattr(decoder, "apply_rotary", lambda states, cos, sin: states)
-    assert_noticed(variant, folder_of)
+# --- Parameters and linear layers, which other modules read. ---------------------------------------------------------
 
 
-@pytest.mark.parametrize("variant", ["gemma", "gemma2", "gemma3"])
-def test_notices_a_norm_that_is_not_centred(variant, folder_of, monkeypatch):
-    right = RMSNorm.__init__
-    monkeypatch.setattr(RMSNorm, "__init__", lambda self, weight, eps, *, centred: right(self, weight, eps))
-    assert_noticed(variant, folder_of)
-
-
-@pytest.mark.parametrize("variant", ["qwen3", "gemma3"])
-def test_notices_key_heads_with_the_queries_norm(variant, folder_of):
-    def change(own: Any) -> None:
-        for layer in own.layers:
-            layer.qk_norm.weight = layer.qk_norm.weight.flip(0)
-
-    assert_noticed(variant, folder_of, change)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_its_weights_are_counted_and_held_once(dtype, folder_of):
+    config = json.loads((folder_of("qwen3") / "config.json").read_text())
+    hidden, heads, kv = config["hidden_size"], config["num_attention_heads"], config["num_key_value_heads"]
+    layer = hidden * config["head_dim"] * (2 * heads + 2 * kv) + 3 * hidden * config["intermediate_size"]
+    theirs = backbone(folder_of("qwen3"), dtype=dtype, packed=False)
+    ours = packed_forward(theirs, row_of("qwen3"))
+    assert _multiplied_weights(ours) == layer * config["num_hidden_layers"]
+    assert not any(isinstance(part, nn.Linear) for part in theirs.modules())
 
 
 @pytest.mark.parametrize(
-    ("variant", "field", "value"),
-    [
-        ("mistral-window", "sliding_window", None),
-        ("qwen3-bidirectional", "is_causal", True),
-        ("gemma", "hidden_act", "silu"),
-    ],
+    ("name", "dtype"), [("qwen3", torch.float32), ("gemma2", torch.bfloat16), ("llama-biases", torch.bfloat16)]
 )
-def test_notices_a_field_of_the_config_unread(variant, field, value, folder_of):
-    theirs = backbone(folder_of(variant), packed=False)
-    setattr(theirs.config, field, value)
-    own = PackedDecoder(theirs, row_of(theirs.config.model_type))
-    assert difference(states(own), expected_states(folder_of(variant))) > VISIBLE
+def test_every_linear_can_be_in_eight_bits(name, dtype, folder_of):
+    small = backbone(folder_of(name), dtype=dtype, quantization="int8")
+    kinds = [type(part) for part in small.modules() if isinstance(part, Int8Linear | ReorderedLinear | nn.Linear)]
+    assert set(kinds) == {Int8Linear}
+    assert len(kinds) == 5 * len(small.layers)
+    cosine = torch.nn.functional.cosine_similarity(states(small).float(), expected_states(folder_of(name)), dim=-1)
+    assert 0.98 <= cosine.mean() < 1 - 1e-6
 
 
-@pytest.mark.parametrize(
-    ("variant", "field"), [("qwen3-windows", "sliding_window"), ("gemma2", "attn_logit_softcapping")]
+# --- The norm alone. -------------------------------------------------------------------------------------------------
+
+
+@pairwise(
+    dtype=[torch.float32, torch.bfloat16, torch.float16], shape=[(1, 48), (300, 96), (7, 5, 16)], centred=[False, True]
 )
-def test_notices_a_setting_of_a_layer_unread(variant, field, folder_of):
-    theirs = backbone(folder_of(variant), packed=False)
-    for layer in theirs.layers:
-        setattr(layer.self_attn, field, None)
-    own = PackedDecoder(theirs, row_of(theirs.config.model_type))
-    assert difference(states(own), expected_states(folder_of(variant))) > VISIBLE
+def test_the_norm(shape, dtype, centred):
+    generator = torch.Generator().manual_seed(4)
+    rows = torch.randn(*shape, generator=generator).to(dtype) * 30
+    rows[0, :1] = 0  # for a row of zeros, only eps is under the root
+    weight = torch.randn(*shape[1:], generator=generator).to(dtype)
+    wide = rows.double()
+    expected = wide / (wide.square().mean(-1, keepdim=True) + 1e-6).sqrt() * (weight.double() + (1 if centred else 0))
+    norm = RMSNorm(weight, 1e-6, centred=centred)
+    for actual in (norm(rows), norm(torch.stack((rows, rows), 1)[:, 0])):  # and non-contiguous rows
+        assert actual.dtype is dtype
+        assert actual.shape == rows.shape
+        step = torch.finfo(dtype).eps
+        torch.testing.assert_close(actual.double(), expected, rtol=2 * step, atol=2 * step)
+    other = RMSNorm(weight, 1.0, centred=centred)(rows[-1:] / 30).double()
+    assert (other - expected[-1:]).abs().max() > 0.1

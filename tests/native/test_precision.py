@@ -1,13 +1,20 @@
-"""Which precision the encoder takes on a processor, and which kernels serve it."""
+"""The precision that is faster on a processor, and the memory of packed weights."""
 
 import ctypes
+import multiprocessing
+import os
 
+import numpy as np
 import pytest
 import torch
 
 from millpond.checkpoints.architecture import Architecture
 from millpond.models import placement
+from millpond.models.native.memory import Memory
 from millpond.native import library, precision
+
+# --- Which precision the encoder takes on a processor, and which kernels serve it -------------------------------------
+
 
 built = pytest.mark.skipif(library.kernel_table() is None, reason="no compiled kernels: no C++ compiler, or no AVX2")
 CPU = torch.device("cpu")
@@ -118,3 +125,40 @@ def test_the_shortest_run_counts():
         return measure
 
     assert precision._fastest({name: kernel(name) for name in seconds}) == {"float32": 10.0, "bfloat16": 20.0}
+
+
+# --- Memory of packed weights and workspaces: zeroed, on a boundary of 2 MiB, and a process's own ---------------------
+
+
+@pytest.mark.parametrize("size", [1, 4096, (2 << 20) + 3])
+def test_it_is_zeroed_and_aligned(size):
+    memory = Memory(size)
+    assert memory.size == len(memory.bytes) == size
+    assert memory.address % (2 << 20) == 0
+    assert not memory.bytes.any()
+
+
+def test_more_than_there_is_is_a_memory_error():
+    with pytest.raises(MemoryError, match="no memory for"):
+        Memory(1 << 60)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_writes_into_its_own_copy():
+    """Else two processes would compute in one workspace."""
+    memory = Memory(8192)
+    memory.bytes[:] = 3
+    context = multiprocessing.get_context("fork")
+    seen, done = context.Pipe(duplex=False)
+
+    def write():
+        before = memory.bytes.copy()
+        memory.bytes[:] = 5
+        done.send((int(before.min()), int(before.max()), int(memory.bytes.min())))
+
+    child = context.Process(target=write)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert seen.recv() == (3, 3, 5)
+    assert np.array_equal(memory.bytes, np.full(8192, 3, dtype=np.uint8))

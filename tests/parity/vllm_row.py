@@ -10,12 +10,10 @@ import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tests.tiny import SENTENCES, edit_json, write_checkpoint
-
-if TYPE_CHECKING:
-    pass
+from tests.tiny.checkpoints import token_id
 
 LONG = 512  # tokens; enough for a reranker's template with these small vocabularies
 # Texts of one token, of several, in other scripts, and longer than the limit.
@@ -72,7 +70,7 @@ class Row:
         """The row in the oracle's input format."""
         options = {"max_model_len": LONG if self.template else 64, **self.vllm}
         if self.step:
-            options["pooler_config"] = {"step_tag_id": _token_id(folder, self.step)}
+            options["pooler_config"] = {"step_tag_id": token_id(folder, self.step)}
         if self.configuration:
             folder = _with_configuration(folder, self.configuration, self.configured_as)
             options["trust_remote_code"] = True
@@ -85,11 +83,6 @@ class Row:
             "params": dict(self.params),
             "template": self.template,
         }
-
-
-def _token_id(folder: Path, token: str) -> int:
-    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
-    return next(int(entry["id"]) for entry in content["added_tokens"] if entry["content"] == token)
 
 
 def _with_configuration(folder: Path, name: str, base: str) -> Path:

@@ -18,6 +18,8 @@ PAIRS = (
 _ENCODER = {"hidden_size": 64, "num_attention_heads": 2}
 _DECODER = {**_ENCODER, "num_key_value_heads": 1, "head_dim": 32}
 _GPT2 = {"n_embd": 64, "n_head": 2}
+_DECODERS = ("llama", "mistral", "qwen", "gemma", "internlm2")
+_PREFIXES = {"bert": "bert.", "roberta": "roberta.", "xlm-roberta": "roberta.", "gpt2": "transformer.", "gte": "new."}
 _LABELS = {"id2label": {"0": "low", "1": "high", "2": "flood"}, "label2id": {"low": 0, "high": 1, "flood": 2}}
 _ONE = {"id2label": {"0": "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 _STEP = "<extra_0>"
@@ -49,262 +51,148 @@ _GEMMA = (
 _NEMOTRON = "question:{{ messages[0].content }} \n \n passage:{{ messages[1].content }}"
 
 
+_MEAN = Layout(modules=(Pooling(modes=("mean",)), Normalize()), style="old", max_seq_length=64)
+_DENSE = Layout(modules=(Pooling(modes=("mean",)), Dense(out_features=24), Normalize()), max_seq_length=64)
+_LAST = Layout(modules=(Pooling(modes=("lasttoken",)), Normalize()), max_seq_length=64)
+_BERT_HEAD, _ONE_BERT_HEAD = (linears(("bert.pooler.dense", 64, 64), ("classifier", rows, 64)) for rows in (3, 1))
+_ROBERTA_HEAD = linears(("classifier.dense", 64, 64), ("classifier.out_proj", 1, 64))
+_MODERN_HEAD = {"head.dense.weight": (64, 64), "head.norm.weight": (64,)}
+_SCORES = {"score.weight": (3, 64)}
+_NAMED = {"config": _LABELS}
+_TOKENS = linears(("classifier", 3, 64))
+_PRM_HEAD, _RM_HEAD = (linears(("score.0", 64, 64), ("score.2", rows, 64)) for rows in (2, 1))
+_RAW = {"use_activation": False}
+_IDENTITY, _SIGMOID = (
+    {"sentence_transformers": {"activation_fn": f"torch.nn.modules.{name}"}}
+    for name in ("linear.Identity", "activation.Sigmoid")
+)
+_MEAN_OF_VLLM = {"pooler_config": {"pooling_type": "MEAN"}}
+_NEW: dict[str, Any] = {"configuration": "NewConfig"}
+_AS_IS = {"template": "$A"}  # the tokenizer adds nothing around a template
+
+
 def _override(architecture: str, **more: Any) -> dict[str, Any]:
     return {"hf_overrides": {"architectures": [architecture], **more}}
 
 
-_MEAN = Layout(modules=(Pooling(modes=("mean",)), Normalize()), style="old", max_seq_length=64)
-_DENSE = Layout(modules=(Pooling(modes=("mean",)), Dense(out_features=24), Normalize()), max_seq_length=64)
-_LAST = Layout(modules=(Pooling(modes=("lasttoken",)), Normalize()), max_seq_length=64)
-_BERT_POOLER = ("bert.pooler.dense", 64, 64)
-_ROBERTA_HEAD = linears(("classifier.dense", 64, 64), ("classifier.out_proj", 1, 64))
-_MODERN_HEAD = {"head.dense.weight": (64, 64), "head.norm.weight": (64,)}
-_PRM_HEAD = linears(("score.0", 64, 64), ("score.2", 2, 64))
-_RM_HEAD = linears(("score.0", 64, 64), ("score.2", 1, 64))
-_RAW = {"use_activation": False}
-_IDENTITY = {"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}
-_RERANKER: dict[str, Any] = {"template": "$A", "tokenizer_limit": LONG}
-_LONG_DECODER = {**_DECODER, "max_position_embeddings": LONG}
+def _size(family: str) -> dict[str, Any]:
+    return _GPT2 if family == "gpt2" else _DECODER if family.startswith(_DECODERS) else _ENCODER
+
+
+def embed(name: str, family: str = "", written: Any = None, task: str = "embed", **row: Any) -> Row:
+    """A plain checkpoint, ``written`` with these options."""
+    family = family or name
+    return Row(name=name, task=task, write=plain(family, _size(family), **(written or {})), **row)
+
+
+def head(name: str, task: str, family: str, architecture: str, tensors: Any, written: Any = None, **row: Any) -> Row:
+    """A checkpoint of this class, with the tensors of a head."""
+    options = {"prefix": _PREFIXES.get(family, "model."), **(written or {})}
+    size = _size(family) | ({} if task != "score" else {"max_position_embeddings": LONG + 2 * (family[:3] == "xlm")})
+    return Row(name=name, task=task, write=headed(family, size, architecture, tensors, **options), **row)
+
+
+def score(name: str, family: str, architecture: str, tensors: Any, written: Any = None, **row: Any) -> Row:
+    """A reranker; texts and templates may be longer than elsewhere."""
+    options = {"tokenizer_limit": LONG, **(written or {})}
+    options["config"] = (_ONE if tensors else {}) | options.get("config", {})
+    row["vllm"] = {"max_model_len": LONG, **row.get("vllm", {})}
+    return head(name, "score", family, architecture, tensors, options, inputs=PAIRS, **row)
+
 
 EMBED = (
-    Row(name="bert-cls", task="embed", mistake={"layer_norm_eps": 0.1}, write=plain("bert", _ENCODER)),
-    Row(name="bert-mean", task="embed", write=plain("bert", _ENCODER, sentence_transformers=_MEAN)),
-    Row(name="bert-mean-dense", task="embed", write=plain("bert", _ENCODER, sentence_transformers=_DENSE)),
-    Row(
-        name="bert-matryoshka",
-        task="embed",
-        write=plain("bert", _ENCODER, config={"is_matryoshka": True}),
+    embed("bert-cls", "bert", mistake={"layer_norm_eps": 0.1}),
+    embed("bert-mean", "bert", {"sentence_transformers": _MEAN}),
+    embed("bert-mean-dense", "bert", {"sentence_transformers": _DENSE}),
+    embed(
+        "bert-matryoshka",
+        "bert",
+        {"config": {"is_matryoshka": True}},
         params={"dimensions": 32},
         call={"dimensions": 32},
         mistaken_call={"dimensions": 32, "normalize": False},
     ),
-    Row(name="roberta", task="embed", write=plain("roberta", _ENCODER)),
-    Row(name="xlm-roberta", task="embed", write=plain("xlm-roberta", _ENCODER)),
-    Row(name="modernbert", task="embed", mistake={"local_attention": 32}, write=plain("modernbert", _ENCODER)),
-    Row(name="llama", task="embed", write=plain("llama", _DECODER)),
-    Row(name="mistral", task="embed", write=plain("mistral", _DECODER)),
-    Row(
-        name="mistral-sliding",
-        task="embed",
-        mistake={"sliding_window": None},
-        write=plain("mistral-sliding", _DECODER),
-    ),
-    Row(name="qwen2", task="embed", write=plain("qwen2", _DECODER)),
-    Row(
-        name="qwen2-bidirectional",
-        task="embed",
-        mistake={"is_causal": True},
-        write=plain("qwen2-bidirectional", _DECODER),
-    ),
-    Row(
-        name="qwen3-causal-lm",  # as Qwen3-Embedding: the class is a language model, modules.json makes it an embedder
-        task="embed",
-        write=plain("qwen3", _DECODER, wrapped=True, sentence_transformers=_LAST),
-    ),
-    Row(name="qwen3", task="embed", write=plain("qwen3", _DECODER)),
-    Row(name="gemma2", task="embed", mistake={"attn_logit_softcapping": None}, write=plain("gemma2", _DECODER)),
-    Row(
-        name="gemma3-bidirectional",
-        task="embed",
-        mistake={"use_bidirectional_attention": False},
-        write=plain("gemma3-bidirectional", _DECODER),
-    ),
-    Row(name="gpt2", task="embed", write=plain("gpt2", _GPT2)),
-    Row(
-        name="llama-bidirectional",
-        task="embed",
-        mistake={"pooling": "cls"},
-        write=plain("llama-bidirectional", _DECODER),
-        configuration="LlamaBidirectionalConfig",
-    ),
+    *(embed(name) for name in ("roberta", "xlm-roberta", "llama", "mistral", "qwen2", "qwen3", "gpt2")),
+    embed("modernbert", mistake={"local_attention": 32}),
+    embed("mistral-sliding", mistake={"sliding_window": None}),
+    embed("qwen2-bidirectional", mistake={"is_causal": True}),
+    # As Qwen3-Embedding: the class is a language model, modules.json makes it an embedder.
+    embed("qwen3-causal-lm", "qwen3", {"wrapped": True, "sentence_transformers": _LAST}),
+    embed("gemma2", mistake={"attn_logit_softcapping": None}),
+    embed("gemma3-bidirectional", mistake={"use_bidirectional_attention": False}),
+    embed("llama-bidirectional", mistake={"pooling": "cls"}, configuration="LlamaBidirectionalConfig"),
     Row(
         name="nomic",
         task="embed",
         mistake={"rotary_emb_base": 10000},
         write=nomic,
-        vllm={"pooler_config": {"pooling_type": "MEAN"}},
+        vllm=_MEAN_OF_VLLM,
         configuration="NomicBertConfig",
         configured_as="GPT2Config",
     ),
-    Row(
-        name="gte-new",
-        task="embed",
-        mistake={"rope_scaling": None},
-        write=plain("gte", _ENCODER),
-        vllm=_override("GteNewModel"),
-        configuration="NewConfig",
-    ),
-    Row(
-        name="gte-new-en",
-        task="embed",
-        write=plain("gte-en", _ENCODER),
-        vllm=_override("GteNewModel"),
-        configuration="NewConfig",
-    ),
-    Row(name="gte-snowflake", task="embed", write=plain("gte-snowflake", _ENCODER), configuration="GteConfig"),
-    Row(
-        name="jina-v3-text-matching",
-        task="embed",
+    embed("gte-new", "gte", mistake={"rope_scaling": None}, vllm=_override("GteNewModel"), **_NEW),
+    embed("gte-new-en", "gte-en", vllm=_override("GteNewModel"), **_NEW),
+    embed("gte-snowflake", configuration="GteConfig"),
+    embed(
+        "jina-v3-text-matching",
+        "jina",
         mistaken_call={"adapter": "separation"},
-        write=plain("jina", _ENCODER),
-        vllm={"pooler_config": {"pooling_type": "MEAN"}},
+        vllm=_MEAN_OF_VLLM,
         call={"adapter": "text-matching"},
         configuration="XLMRobertaFlashConfig",
     ),
-    Row(name="qwen3-tokens", task="token_embed", write=plain("qwen3", _DECODER)),
-    Row(name="bert-tokens", task="token_embed", write=plain("bert", _ENCODER)),
+    embed("qwen3-tokens", "qwen3", task="token_embed"),
+    embed("bert-tokens", "bert", task="token_embed"),
 )
 
 CLASSIFY = (
-    Row(
-        name="bert-classifier",
-        task="classify",
-        write=headed(
-            "bert",
-            _ENCODER,
-            "BertForSequenceClassification",
-            linears(_BERT_POOLER, ("classifier", 3, 64)),
-            prefix="bert.",
-            config=_LABELS,
-        ),
-    ),
-    Row(
-        name="bert-multi-label",
-        task="classify",
+    head("bert-classifier", "classify", "bert", "BertForSequenceClassification", _BERT_HEAD, _NAMED),
+    head(
+        "bert-multi-label",
+        "classify",
+        "bert",
+        "BertForSequenceClassification",
+        _BERT_HEAD,
+        {"config": {**_LABELS, "problem_type": "multi_label_classification"}},
         mistake={"problem_type": "single_label_classification"},
-        write=headed(
-            "bert",
-            _ENCODER,
-            "BertForSequenceClassification",
-            linears(_BERT_POOLER, ("classifier", 3, 64)),
-            prefix="bert.",
-            config={**_LABELS, "problem_type": "multi_label_classification"},
-        ),
     ),
-    Row(
-        name="qwen2-classifier",
-        task="classify",
-        write=headed(
-            "qwen2",
-            _DECODER,
-            "Qwen2ForSequenceClassification",
-            {"score.weight": (3, 64)},
-            prefix="model.",
-            config=_LABELS,
-        ),
+    *(
+        head(f"{family}-classifier", "classify", family, f"{name}ForSequenceClassification", _SCORES, _NAMED)
+        for family, name in (("qwen2", "Qwen2"), ("gpt2", "GPT2"))
     ),
-    Row(
-        name="gpt2-classifier",
-        task="classify",
-        write=headed(
-            "gpt2",
-            _GPT2,
-            "GPT2ForSequenceClassification",
-            {"score.weight": (3, 64)},
-            prefix="transformer.",
-            config=_LABELS,
-        ),
-    ),
-    Row(
-        name="bert-tokens-classifier",
-        task="token_classify",
-        write=headed(
-            "bert",
-            _ENCODER,
-            "BertForTokenClassification",
-            linears(("classifier", 3, 64)),
-            prefix="bert.",
-            config=_LABELS,
-        ),
-    ),
-    Row(
-        name="roberta-tokens-classifier",
-        task="token_classify",
-        write=headed(
-            "roberta",
-            _ENCODER,
-            "RobertaForTokenClassification",
-            linears(("classifier", 3, 64)),
-            prefix="roberta.",
-            config=_LABELS,
-        ),
-    ),
-    Row(
-        name="modernbert-tokens-classifier",
-        task="token_classify",
-        write=headed(
-            "modernbert",
-            _ENCODER,
-            "ModernBertForTokenClassification",
-            {**_MODERN_HEAD, **linears(("classifier", 3, 64))},
-            prefix="model.",
-            config=_LABELS,
-        ),
+    *(
+        head(f"{family}-tokens-classifier", "token_classify", family, f"{name}ForTokenClassification", tensors, _NAMED)
+        for family, name, tensors in (
+            ("bert", "Bert", _TOKENS),
+            ("roberta", "Roberta", _TOKENS),
+            ("modernbert", "ModernBert", {**_MODERN_HEAD, **_TOKENS}),
+        )
     ),
 )
 
 SCORE = (
-    Row(
-        name="bert-reranker",
-        task="score",
-        inputs=PAIRS,
-        mistake={"sentence_transformers": {"activation_fn": "torch.nn.modules.activation.Sigmoid"}},
-        write=headed(
-            "bert",
-            {**_ENCODER, "max_position_embeddings": LONG},
-            "BertForSequenceClassification",
-            linears(_BERT_POOLER, ("classifier", 1, 64)),
-            prefix="bert.",
-            config={**_ONE, **_IDENTITY},
-            tokenizer_limit=LONG,
-        ),
-        vllm={"max_model_len": LONG},
+    score(
+        "bert-reranker",
+        "bert",
+        "BertForSequenceClassification",
+        _ONE_BERT_HEAD,
+        {"config": _IDENTITY},
+        mistake=_SIGMOID,
     ),
-    Row(
-        name="xlm-roberta-reranker",
-        task="score",
-        inputs=PAIRS,
-        write=headed(
-            "xlm-roberta",
-            {**_ENCODER, "max_position_embeddings": LONG + 2},
-            "XLMRobertaForSequenceClassification",
-            _ROBERTA_HEAD,
-            prefix="roberta.",
-            config=_ONE,
-            tokenizer_limit=LONG,
-        ),
-        vllm={"max_model_len": LONG},
+    score("xlm-roberta-reranker", "xlm-roberta", "XLMRobertaForSequenceClassification", _ROBERTA_HEAD),
+    score(
+        "modernbert-reranker",
+        "modernbert",
+        "ModernBertForSequenceClassification",
+        {**_MODERN_HEAD, **linears(("classifier", 1, 64))},
     ),
-    Row(
-        name="modernbert-reranker",
-        task="score",
-        inputs=PAIRS,
-        write=headed(
-            "modernbert",
-            {**_ENCODER, "max_position_embeddings": LONG},
-            "ModernBertForSequenceClassification",
-            {**_MODERN_HEAD, **linears(("classifier", 1, 64))},
-            prefix="model.",
-            config=_ONE,
-            tokenizer_limit=LONG,
-        ),
-        vllm={"max_model_len": LONG},
-    ),
-    Row(
-        name="qwen3-reranker",
-        task="score",
-        inputs=PAIRS,
+    score(
+        "qwen3-reranker",
+        "qwen3",
+        "Qwen3ForCausalLM",
+        {},
+        {"wrapped": True, "tokens": ("no", "yes"), **_AS_IS},
         mistake={"classifier_from_token": ["yes", "no"]},
-        write=headed(
-            "qwen3",
-            _LONG_DECODER,
-            "Qwen3ForCausalLM",
-            {},
-            prefix="model.",
-            wrapped=True,
-            tokens=("no", "yes"),
-            **_RERANKER,
-        ),
         vllm=_override(
             "Qwen3ForSequenceClassification",
             classifier_from_token=["no", "yes"],
@@ -312,129 +200,77 @@ SCORE = (
         ),
         template=_QWEN3,
     ),
-    Row(
-        name="qwen3-reranker-seq-cls",
-        task="score",
-        inputs=PAIRS,
-        write=headed(
-            "qwen3",
-            _LONG_DECODER,
-            "Qwen3ForSequenceClassification",
-            {"score.weight": (1, 64)},
-            prefix="model.",
-            config=_ONE,
-            **_RERANKER,
-        ),
+    score(
+        "qwen3-reranker-seq-cls",
+        "qwen3",
+        "Qwen3ForSequenceClassification",
+        {"score.weight": (1, 64)},
+        _AS_IS,
         template=_QWEN3,
     ),
-    Row(
-        name="mxbai-rerank-base-v2",
-        task="score",
-        inputs=PAIRS,
-        write=headed(
-            "qwen2",
-            _LONG_DECODER,
-            "Qwen2ForCausalLM",
-            {},
-            prefix="model.",
-            wrapped=True,
-            **_RERANKER,
-        ),
+    score(
+        "mxbai-rerank-base-v2",
+        "qwen2",
+        "Qwen2ForCausalLM",
+        {},
+        {"wrapped": True, **_AS_IS},
         vllm=_override("Qwen2ForSequenceClassification", classifier_from_token=["0", "1"], method="from_2_way_softmax"),
         template=_MXBAI,
     ),
-    Row(
-        name="bge-reranker-v2-gemma",
-        task="score",
-        inputs=PAIRS,
-        write=headed(
-            "gemma",
-            _LONG_DECODER,
-            "GemmaForCausalLM",
-            {},
-            prefix="model.",
-            wrapped=True,
-            tokens=("Yes",),
-            tokenizer_limit=LONG,
-        ),
+    score(
+        "bge-reranker-v2-gemma",
+        "gemma",
+        "GemmaForCausalLM",
+        {},
+        {"wrapped": True, "tokens": ("Yes",)},
         vllm=_override("GemmaForSequenceClassification", classifier_from_token=["Yes"], method="no_post_processing"),
         params=_RAW,
         template=_GEMMA,
     ),
-    Row(
-        name="llama-nemotron-rerank-1b-v2",
-        task="score",
-        inputs=PAIRS,
-        write=headed(
-            "llama-bidirectional",
-            _LONG_DECODER,
-            "LlamaBidirectionalForSequenceClassification",
-            {"score.weight": (1, 64)},
-            prefix="model.",
-            config=_ONE,
-            tokenizer_limit=LONG,
-        ),
+    score(
+        "llama-nemotron-rerank-1b-v2",
+        "llama-bidirectional",
+        "LlamaBidirectionalForSequenceClassification",
+        {"score.weight": (1, 64)},
         template=_NEMOTRON,
         configuration="LlamaBidirectionalConfig",
     ),
-    Row(
-        name="gte-new-reranker",
-        task="score",
-        inputs=PAIRS,
-        write=headed(
-            "gte",
-            {**_ENCODER, "max_position_embeddings": LONG},
-            "NewForSequenceClassification",
-            linears(("new.pooler.dense", 64, 64), ("classifier", 1, 64)),
-            prefix="new.",
-            config=_ONE,
-            tokenizer_limit=LONG,
-        ),
-        vllm={"max_model_len": LONG, **_override("GteNewForSequenceClassification")},
-        configuration="NewConfig",
+    score(
+        "gte-new-reranker",
+        "gte",
+        "NewForSequenceClassification",
+        linears(("new.pooler.dense", 64, 64), ("classifier", 1, 64)),
+        vllm=_override("GteNewForSequenceClassification"),
+        **_NEW,
     ),
 )
 
+
+def reward(name: str, family: str, architecture: str, tensors: Any, written: Any = None, **row: Any) -> Row:
+    return head(name, "token_classify", family, architecture, tensors, written, ours="reward", **row)
+
+
 REWARD = (
-    Row(
-        name="internlm2-reward",
-        task="token_classify",
-        ours="reward",
+    reward(
+        "internlm2-reward",
+        "internlm2",
+        "InternLM2ForRewardModel",
+        {"v_head.weight": (1, 64)},
         last=True,
         params=_RAW,
         mistake={"rope_theta": 100},
-        write=headed(
-            "internlm2",
-            _DECODER,
-            "InternLM2ForRewardModel",
-            {"v_head.weight": (1, 64)},
-            prefix="model.",
-        ),
         configuration="InternLM2Config",
     ),
-    Row(
-        name="qwen2-reward",
-        task="token_classify",
-        ours="reward",
-        last=True,
-        write=headed("qwen2", _DECODER, "Qwen2ForRewardModel", _RM_HEAD, prefix="model.", template="$A"),
-    ),
-    Row(
-        name="qwen2-process-reward",
-        task="token_classify",
-        ours="reward",
+    reward("qwen2-reward", "qwen2", "Qwen2ForRewardModel", _RM_HEAD, _AS_IS, last=True),
+    reward(
+        "qwen2-process-reward",
+        "qwen2",
+        "Qwen2ForProcessRewardModel",
+        _PRM_HEAD,
+        {"tokens": (_STEP,), **_AS_IS},
         inputs=_STEPS,
         params=_RAW,
         mistaken_call={"activation": "softmax"},
-        write=headed(
-            "qwen2",
-            _DECODER,
-            "Qwen2ForProcessRewardModel",
-            _PRM_HEAD,
-            prefix="model.",
-            tokens=(_STEP,),
-            template="$A",
-        ),
         step=_STEP,
     ),
 )

@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 from fastapi import FastAPI
 from starlette.testclient import TestClient
@@ -29,10 +30,17 @@ from tests.tiny.hub import STAND_INS
 
 from millpond import Engine
 from millpond.cli.app import main
+from millpond.engine import loading
+from millpond.engine.execute.runner import Runner
 from millpond.late_interaction import PlaidIndex
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
+from millpond.server.api import ROUTERS
 from millpond.server.launch import run, sockets
 from millpond.server.launch.server import Server
+from millpond.server.telemetry.logs import Formatter
+from tests import recording
+
+__all__ = ["ROUTERS", "Formatter", "Server", "main", "run", "sockets"]
 
 CHAT_TEMPLATE = (
     "{% for tool in tools or [] %}{{ tool['name'] + '\n' }}{% endfor %}"
@@ -51,13 +59,7 @@ def running(models: ServedModels, config: ServerConfig | None = None) -> Iterato
 
 @contextmanager
 def serving(app: FastAPI, config: ServerConfig | None = None, *, keep_alive: float = 65) -> Iterator[Server]:
-    """``app`` on a free port of the loopback device.
-
-    Args:
-        app: The application.
-        config: Its configuration; the address in it is replaced.
-        keep_alive: Seconds that a connection may wait for its client.
-    """
+    """``app`` on a free port of the loopback device; a connection may wait ``keep_alive`` seconds for its client."""
     config = replace(config or ServerConfig(), host="127.0.0.1", port=0)
     server = Server(app, config, keep_alive=keep_alive)
     thread = threading.Thread(target=server.run, args=(sockets.bind(config),), daemon=True)
@@ -77,111 +79,128 @@ def address_of(server: Server) -> str:
     return f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
 
 
-@pytest.fixture(scope="session")
-def embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A sentence-transformers embedder: BERT, mean, normalized, 48 wide, 64 tokens."""
-    folder = tmp_path_factory.mktemp("server") / "embedder"
-    return write_checkpoint(folder, "bert", sentence_transformers=Layout(modules=(Pooling(), Normalize())))
+async def ask(app: FastAPI, method: str, path: str, **options: Any) -> httpx.Response:
+    """One request to an application in this process."""
+    transport = httpx.ASGITransport(app, raise_app_exceptions=options.pop("raises", True))
+    async with httpx.AsyncClient(transport=transport, base_url="http://pond") as client:
+        return await client.request(method, path, **options)
 
 
-@pytest.fixture(scope="session")
-def cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT that reads pairs, with one logit as its score."""
-    return write_cross_encoder(tmp_path_factory.mktemp("server") / "cross-encoder")
+def until(fact: Callable[[], bool]) -> None:
+    """Wait until another thread makes the condition true."""
+    for _ in range(30_000):
+        if fact():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came about")
 
 
-@pytest.fixture(scope="session")
-def colbert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A ColBERT: queries of 12 tokens, documents of 24."""
-    return write_stanford(tmp_path_factory.mktemp("server") / "colbert")
+class Held:
+    """A model whose forward passes wait until :meth:`release`."""
+
+    def __init__(self, models: ServedModels, gate: threading.Event) -> None:
+        self.models = models
+        self.engine = next(iter(models)).engine
+        self.release = gate.set
+
+    @property
+    def waiting(self) -> int:
+        """Texts in progress."""
+        return self.engine.stats().waiting_texts
+
+    @property
+    def cancelled(self) -> int:
+        """Cancelled calls."""
+        return self.engine.stats().calls_cancelled
 
 
-@pytest.fixture(scope="session")
-def classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT with three classes."""
-    return write_checkpoint(tmp_path_factory.mktemp("server") / "classifier", "bert", head="SequenceClassification")
+@pytest.fixture
+def held(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Held]]:
+    """Loads models that run nothing until they are released."""
+    gate, states = threading.Event(), Runner.states
+
+    def wait(self: Runner, *args: Any, **kwargs: Any) -> Any:
+        assert gate.wait(timeout=300)
+        return states(self, *args, **kwargs)
+
+    monkeypatch.setattr(Runner, "states", wait)
+    yield lambda **options: Held(
+        ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",), dtype="float32", **options)]), gate
+    )
+    gate.set()
 
 
-@pytest.fixture(scope="session")
-def sparse_embedder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A SPLADE checkpoint."""
-    return write_splade(tmp_path_factory.mktemp("server") / "sparse-embedder")
+@pytest.fixture
+def backends(monkeypatch: pytest.MonkeyPatch) -> list[recording.Recording]:
+    """The devices of engines, which only record."""
+    recording.pretend_varlen(monkeypatch)
+    made: list[recording.Recording] = []
+
+    def backend(device: object) -> recording.Recording:
+        made.append(recording.Recording())
+        return made[-1]
+
+    monkeypatch.setattr(loading, "_backend", backend)
+    return made
 
 
-@pytest.fixture(scope="session")
-def token_classifier(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BERT with three classes for each token."""
-    return write_checkpoint(tmp_path_factory.mktemp("server") / "token-classifier", "bert", head="TokenClassification")
+def _folder(write: Callable[[Path], Path]) -> Any:
+    """A fixture: the folder of a checkpoint."""
+
+    @pytest.fixture(scope="session")
+    def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+        return write(tmp_path_factory.mktemp("server") / "model")
+
+    return folder
 
 
-@pytest.fixture(scope="session")
-def reward_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A process reward model: two columns at each <extra_0>; with a chat template."""
-    return write_reward(tmp_path_factory.mktemp("server") / "reward-model", "Qwen2ForProcessRewardModel")
+def _write_prompted(folder: Path) -> Path:
+    prompts = {"query": "find: ", "document": "keep: "}
+    layout = Layout(modules=(Pooling(), Normalize()), prompts=prompts, default_prompt_name="document")
+    return write_checkpoint(folder, "bert", sentence_transformers=layout, config={"matryoshka_dimensions": [16, 32]})
 
 
-@pytest.fixture(scope="session")
-def outcome_reward(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A reward model of one number a text; with a chat template."""
-    return write_reward(tmp_path_factory.mktemp("server") / "outcome-reward", "InternLM2ForRewardModel")
-
-
-@pytest.fixture(scope="session")
-def bge_m3(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A BGE-M3: dense, sparse and late-interaction vectors of one checkpoint."""
-    return write_m3(tmp_path_factory.mktemp("server") / "bge-m3")
-
-
-@pytest.fixture(scope="session")
-def llm_reranker(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A language model that answers yes or no about a pair, recognized by its folder's name."""
-    name = "Qwen/Qwen3-Reranker-0.6B"
-    return STAND_INS[name](tmp_path_factory.mktemp("server") / name.rpartition("/")[2])
-
-
-@pytest.fixture(scope="session")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A generative Qwen3 that embeds by its last token; its chat template supports tools."""
-    folder = tmp_path_factory.mktemp("server") / "llm"
+def _write_llm(folder: Path) -> Path:
     write_language_model(folder, "qwen3", ("<|im_start|>", "<|im_end|>"))
     (folder / "chat_template.jinja").write_text(CHAT_TEMPLATE, encoding="utf-8")
     return folder
 
 
-@pytest.fixture(scope="session")
-def prompted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A Matryoshka embedder with prompts for queries and documents; the latter is its default."""
-    layout = Layout(
-        modules=(Pooling(), Normalize()),
-        prompts={"query": "find: ", "document": "keep: "},
-        default_prompt_name="document",
-    )
-    folder = tmp_path_factory.mktemp("server") / "prompted"
-    return write_checkpoint(folder, "bert", sentence_transformers=layout, config={"matryoshka_dimensions": [16, 32]})
+# A sentence-transformers embedder: BERT, mean, normalized, 48 wide, 64 tokens.
+embedder = _folder(lambda path: write_checkpoint(path, sentence_transformers=Layout(modules=(Pooling(), Normalize()))))
+# A Matryoshka embedder with prompts for queries and documents; the latter is its default.
+prompted = _folder(_write_prompted)
+cross_encoder = _folder(write_cross_encoder)
+# Queries of 12 tokens, documents of 24.
+colbert = _folder(write_stanford)
+classifier = _folder(lambda path: write_checkpoint(path, head="SequenceClassification"))
+token_classifier = _folder(lambda path: write_checkpoint(path, head="TokenClassification"))
+sparse_embedder = _folder(write_splade)
+# A process reward model: two columns at each <extra_0>; with a chat template.
+reward_model = _folder(lambda path: write_reward(path, "Qwen2ForProcessRewardModel"))
+# A reward model of one number a text; with a chat template.
+outcome_reward = _folder(lambda path: write_reward(path, "InternLM2ForRewardModel"))
+bge_m3 = _folder(write_m3)
+# A language model that answers yes or no about a pair, recognized by its folder's name.
+llm_reranker = _folder(lambda path: STAND_INS["Qwen/Qwen3-Reranker-0.6B"](path.with_name("Qwen3-Reranker-0.6B")))
+# A generative Qwen3 that embeds by its last token; its chat template supports tools.
+llm = _folder(_write_llm)
 
 
 @pytest.fixture(scope="session")
-def pool(
-    embedder: Path,
-    prompted: Path,
-    colbert: Path,
-    classifier: Path,
-    token_classifier: Path,
-    reward_model: Path,
-    llm: Path,
-) -> Iterator[tuple[ServedModels, TestClient]]:
+def tiny(embedder: Path) -> Iterator[ServedModels]:
+    """The embedder, called tiny."""
+    models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",), device="cpu", dtype="float32")])
+    yield models
+    models.close()
+
+
+@pytest.fixture(scope="session")
+def pool(request: pytest.FixtureRequest) -> Iterator[tuple[ServedModels, TestClient]]:
     """The models of one server, each named after its fixture, and its client."""
-    folders = {
-        "embedder": embedder,
-        "prompted": prompted,
-        "colbert": colbert,
-        "classifier": classifier,
-        "token_classifier": token_classifier,
-        "reward_model": reward_model,
-        "llm": llm,
-    }
+    names = "embedder prompted colbert classifier token_classifier reward_model llm".split()
     models = ServedModels.load(
-        [ModelConfig(model=str(folder), names=(name,), dtype="float32") for name, folder in folders.items()]
+        [ModelConfig(model=str(request.getfixturevalue(name)), names=(name,), dtype="float32") for name in names]
     )
     with TestClient(create_app(models)) as client:  # which closes the models
         yield models, client

@@ -6,40 +6,25 @@ import asyncio
 import json
 import logging
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.server import conftest
 
-from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
-from millpond.server.telemetry import logs
+from millpond.server import ServedModels, ServerConfig, create_app
 
 Ask = Callable[..., httpx.Response]
 KEYS = ("first-key", "zweiter-schlüssel")
 OPEN = ("/", "/docs", "/health", "/metrics", "/openapi.json", "/page/index.html", "/ping", "/ready", "/version")
 
 
-@pytest.fixture(scope="module")
-def models(embedder: Path) -> Iterator[ServedModels]:
-    loaded = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
-    yield loaded
-    loaded.close()
-
-
 @pytest.fixture
-def ask(models: ServedModels) -> Ask:
+def ask(tiny: ServedModels) -> Ask:
     """One request to an application in this process."""
-
-    def send(method: str, path: str, config: ServerConfig | None = None, **options: Any) -> httpx.Response:
-        async def once() -> httpx.Response:
-            transport = httpx.ASGITransport(create_app(models, config), raise_app_exceptions=True)
-            async with httpx.AsyncClient(transport=transport, base_url="http://pond") as client:
-                return await client.request(method, path, **options)
-
-        return asyncio.run(once())
-
-    return send
+    return lambda method, path, config=None, **options: asyncio.run(
+        conftest.ask(create_app(tiny, config), method, path, **options)
+    )
 
 
 def bearer(key: str, scheme: str = "Bearer") -> dict[str, bytes]:
@@ -143,11 +128,7 @@ def test_a_path_that_looks_alike_is_guarded(ask: Ask, root: str, path: str, stat
 
 @pytest.mark.parametrize(
     ("header", "expected"),
-    [
-        ("abc-123_X.y:z/+=@", "abc-123_X.y:z/+=@"),
-        ("a\nb\r{c}\x1b[0m <d>", "abc0md"),
-        ("x" * 500, "x" * 128),
-    ],
+    [("abc-123_X.y:z/+=@", "abc-123_X.y:z/+=@"), ("a\nb\r{c}\x1b[0m <d>", "abc0md"), ("x" * 500, "x" * 128)],
 )
 def test_a_request_id_is_kept_as_far_as_it_is_harmless(ask: Ask, header: str, expected: str) -> None:
     assert ask("GET", "/health", headers={"X-Request-Id": header}).headers["x-request-id"] == expected
@@ -205,7 +186,7 @@ def records(caplog: pytest.LogCaptureFixture) -> Iterator[list[logging.LogRecord
 
 
 def lines(records: list[logging.LogRecord], style: str) -> list[str]:
-    formatter = logs.Formatter(style)
+    formatter = conftest.Formatter(style)
     return [formatter.format(record) for record in records if record.name == "millpond.access"]
 
 
@@ -244,18 +225,6 @@ def test_the_log_can_be_switched_off(ask: Ask, records: list[logging.LogRecord])
     assert lines(records, "json") == []
 
 
-def test_a_traceback_is_part_of_its_line_in_json() -> None:
-    try:
-        raise KeyError("lost")
-    except KeyError as error:
-        record = logging.LogRecord(
-            "millpond", logging.ERROR, "", 0, "failed", (), (KeyError, error, error.__traceback__)
-        )
-    line = logs.Formatter("json").format(record)
-    assert "\n" not in line
-    assert "KeyError: 'lost'" in json.loads(line)["traceback"]
-
-
 @pytest.mark.parametrize(
     ("words", "gone"),
     [
@@ -264,7 +233,7 @@ def test_a_traceback_is_part_of_its_line_in_json() -> None:
     ],
 )
 async def test_an_answer_that_nobody_can_be_given_is_no_failure(
-    models: ServedModels, records: list[logging.LogRecord], words: str, gone: bool
+    tiny: ServedModels, records: list[logging.LogRecord], words: str, gone: bool
 ) -> None:
     async def receive() -> dict[str, Any]:
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -273,7 +242,7 @@ async def test_an_answer_that_nobody_can_be_given_is_no_failure(
         raise RuntimeError(words)
 
     scope = {"type": "http", "method": "GET", "path": "/health", "query_string": b"", "headers": []}
-    answer = create_app(models)(scope, receive, send)
+    answer = create_app(tiny)(scope, receive, send)
     if gone:
         await answer
     else:

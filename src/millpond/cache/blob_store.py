@@ -48,27 +48,18 @@ class Blobs(NamedTuple):
 class BlobStore:
     """Bytes by key, shared by threads and processes; raises what :class:`SqliteFile` raises.
 
-    Attributes:
-        path: The file.
-        evicted: Rows that this object removed, or did not store, because of its limit.
+    ``evicted`` counts the rows that this object removed, or did not store, because of its limit for the bytes in use.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, max_bytes: int | None) -> None:
-        """Open the file at ``path``; create it if it does not exist.
-
-        Args:
-            path: The file, on a local disk; ``~`` is expanded.
-            max_bytes: Limit for the bytes of the file in use; None: no limit.
-
-        Raises:
-            CacheError: The file cannot be opened or created, or is none of a cache.
-            InvalidRequestError: ``max_bytes`` is too small to hold anything.
-        """
         if max_bytes is not None and max_bytes < SMALLEST_LIMIT:
             raise InvalidRequestError(
                 f"max_bytes={max_bytes} is less than a cache can keep to ({SMALLEST_LIMIT}); give it more, or None"
             )
-        self.path = absolute_path(path)
+        try:
+            self.path = Path(path).expanduser().absolute()
+        except RuntimeError as error:  # the home of a user that does not exist
+            raise CacheError(f"{os.fspath(path)!r} is not a path here ({error}); write it out") from error
         self.evicted = 0
         self._max_bytes = max_bytes
         self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
@@ -88,15 +79,11 @@ class BlobStore:
                 raise
             return Blobs(damaged=len(keys))
         found = len(rows)
+        if not _all_intact(rows):
+            rows = [row for row in rows if _all_intact([row])]
         if not rows:
-            return Blobs()
-        columns = tuple(zip(*rows, strict=True))
-        if not _all_intact(*columns):
-            rows = [row for row in rows if _all_intact(*((column,) for column in row))]
-            if not rows:
-                return Blobs(damaged=found)
-            columns = tuple(zip(*rows, strict=True))
-        stored_keys, ids, metas, _, values = columns
+            return Blobs(damaged=found)
+        stored_keys, ids, metas, _, values = zip(*rows, strict=True)
         if self._max_bytes is not None:
             with self._uses_lock:
                 self._pending_uses.update(ids)
@@ -144,15 +131,12 @@ class BlobStore:
         with self._uses_lock:
             self.evicted += evicted
 
-    def count(self) -> int:
-        """Number of rows in the file; reads about 10 bytes of each."""
+    def size(self) -> tuple[int, int, int]:
+        """Rows, and bytes of the file's pages that are in use and that are not; reads about 10 bytes of each row."""
         with self._file.connection() as connection:
-            return int(connection.execute("SELECT count(*) FROM uses").fetchone()[0])
-
-    def bytes_in_use(self) -> int:
-        """Bytes of the file's pages that are in use."""
-        with self._file.connection() as connection:
-            return _bytes_in_use(connection)
+            (rows,) = connection.execute("SELECT count(*) FROM uses").fetchone()
+            free = _pragma(connection, "freelist_count") * _pragma(connection, "page_size")
+            return int(rows), _bytes_in_use(connection), free
 
     def problems(self) -> list[str]:
         """What sqlite finds wrong with the file's structure, at most 20 lines; reads all of it."""
@@ -166,25 +150,16 @@ class BlobStore:
         A query that meets a broken page fails as a whole: the rows of its range are then read one by one.
         """
         with self._file.connection() as connection:
-            last = max(
-                connection.execute(f"SELECT coalesce(max(id), 0) FROM {table}").fetchone()[0] for table in _TABLES
-            )
+            ends = (f"SELECT coalesce(max(id), 0) FROM {table}" for table in _TABLES)
+            last = max(connection.execute(query).fetchone()[0] for query in ends)
             for first in range(1, last + 1, _ROWS_PER_CHECK):
                 ids = range(first, first + _ROWS_PER_CHECK)
                 try:
                     rows = connection.execute(f"{_SELECT_ROWS} BETWEEN ? AND ?", (ids[0], ids[-1])).fetchall()
-                    intact = [_all_intact(*((column,) for column in row)) for row in rows]
+                    intact = [_all_intact([row]) for row in rows]
                 except (sqlite3.DatabaseError, UnicodeDecodeError):
                     intact = [kept for i in ids if (kept := _verify_row(connection, i)) is not None]
                 yield sum(intact), len(intact) - sum(intact)
-
-    def free_bytes(self) -> int:
-        """Bytes of the file's pages that are not in use; the next rows fill them."""
-        with self._file.connection() as connection:
-            ((free,), (size,)) = (
-                connection.execute(f"PRAGMA {name}").fetchone() for name in ("freelist_count", "page_size")
-            )
-        return int(free * size)
 
     def lengths(self) -> dict[int, int]:
         """Number of rows for each length of a value; reads a page of every row."""
@@ -224,18 +199,6 @@ class BlobStore:
                 self._write_uses(connection)
 
 
-def absolute_path(path: str | os.PathLike[str]) -> Path:
-    """``path`` as an absolute one, with ``~`` expanded.
-
-    Raises:
-        CacheError: It names the home of a user that does not exist.
-    """
-    try:
-        return Path(path).expanduser().absolute()
-    except RuntimeError as error:
-        raise CacheError(f"{os.fspath(path)!r} is not a path here ({error}); write it out") from error
-
-
 def checksum(key: bytes, meta: int, value: bytes | memoryview) -> int:
     """CRC-32 over the whole row, the key included: an index entry that points to another key's row must be noticed.
 
@@ -249,18 +212,16 @@ def _verify_row(connection: sqlite3.Connection, row_id: int) -> bool | None:
     try:
         row = connection.execute(f"{_SELECT_ROWS} = ?", (row_id,)).fetchone()
         if row is not None:
-            return _all_intact(*((column,) for column in row))
+            return _all_intact([row])
         return False if connection.execute("SELECT 1 FROM uses WHERE id = ?", (row_id,)).fetchone() else None
     except (sqlite3.DatabaseError, UnicodeDecodeError):
         return False
 
 
-def _all_intact(
-    keys: Sequence[bytes], ids: Sequence[int], metas: Sequence[int], checksums: Sequence[int], values: Sequence[bytes]
-) -> bool:
-    """Whether every row matches its checksum."""
+def _all_intact(rows: Sequence[tuple[Any, ...]]) -> bool:
+    """Whether every row (key, id, meta, checksum, value) matches its checksum."""
     try:
-        return 0 <= min(metas) <= max(metas) < 1 << 32 and tuple(map(checksum, keys, metas, values)) == checksums
+        return all(0 <= meta < 1 << 32 and checksum(key, meta, value) == stored for key, _, meta, stored, value in rows)
     except TypeError:  # damage can change a column's type
         return False
 
@@ -278,11 +239,13 @@ def _set_tick(connection: sqlite3.Connection, ids: Iterable[int], tick: int) -> 
     connection.executemany("UPDATE uses SET tick = ? WHERE id = ?", ((tick, i) for i in ids))
 
 
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
 def _bytes_in_use(connection: sqlite3.Connection) -> int:
-    ((pages,), (free,), (size,)) = (
-        connection.execute(f"PRAGMA {name}").fetchone() for name in ("page_count", "freelist_count", "page_size")
-    )
-    return int((pages - free) * size)
+    pages = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
+    return pages * _pragma(connection, "page_size")
 
 
 def _footprint(length: int) -> int:

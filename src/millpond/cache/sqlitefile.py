@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
-import sys
 import tempfile
 import threading
 import time
@@ -32,7 +31,6 @@ _REASONS = {
     sqlite3.SQLITE_BUSY: "is locked by another process; wait for it or end it, or choose another path",
     sqlite3.SQLITE_LOCKED: "is locked by another process; wait for it or end it, or choose another path",
 }
-_LOCK_BYTES = (0x40000000, 512)  # where sqlite locks a file, and how many bytes
 _PRAGMAS = (
     "synchronous=NORMAL",  # with the log: a crash loses no committed transaction, a power cut at most the last ones
     "wal_autocheckpoint=4000",  # 16 MiB: keys are random, so fewer checkpoints write fewer pages
@@ -53,8 +51,8 @@ class SqliteFile:
     :class:`CacheFileError` with the path and the way out. A file that was deleted or replaced is opened, or created,
     again: what is written to an open file without a name would be lost.
 
-    Attributes:
-        path: The file.
+    A file is recognized by the ``application_id`` in its header. Script ``i`` of ``migrations`` migrates from schema
+    version ``i`` to ``i + 1``; version 0 is an empty file.
     """
 
     busy_timeout: ClassVar[float] = 30.0  # seconds to wait for a transaction of another process
@@ -62,13 +60,6 @@ class SqliteFile:
     locked_timeout: ClassVar[float] = 0.5
 
     def __init__(self, path: Path, *, application_id: int, migrations: Sequence[Sequence[str]]) -> None:
-        """Open ``path``, or create it.
-
-        Args:
-            path: An absolute path on a local disk.
-            application_id: The id in the file's header by which it is recognized.
-            migrations: Script ``i`` migrates from schema version ``i`` to ``i + 1``; version 0 is an empty file.
-        """
         self.path = path
         self._application_id = application_id
         self._migrations = migrations
@@ -82,7 +73,7 @@ class SqliteFile:
         self._opening = threading.Lock()
         self._identity: tuple[int, int] | None = None  # device and inode of the file that the connections are to
         self._open_file()
-        _hook_fork(self)
+        self._hook_fork()
 
     @property
     def open(self) -> bool:
@@ -96,7 +87,6 @@ class SqliteFile:
             identity = _identity_of(self.path)
             connection = _connect(self.path)
             try:
-                _check_application(connection, self.path, self._application_id)
                 _migrate(connection, self.path, self._application_id, self._migrations)
                 _use_wal(connection, self.path)
             except BaseException:
@@ -189,68 +179,40 @@ class SqliteFile:
     # sqlite tracks its locks per process, and a fork copies that state: a child that opens the file again while the
     # parent has a connection open assumes locks that it does not hold. So no connection is open during a fork.
 
+    def _hook_fork(self) -> None:
+        """Hooks stay registered forever, so they hold the file by weak references."""
+        if hasattr(os, "register_at_fork"):  # not on Windows
+            before, after = weakref.WeakMethod(self._before_fork), weakref.WeakMethod(self._after_fork)
+            os.register_at_fork(before=lambda: _call(before()), after_in_parent=lambda: _call(after()))
+
     def _before_fork(self) -> None:
-        with self._pool:
-            self._forking = True
-            self._pool.wait_for(lambda: self._in_use == 0, timeout=self.busy_timeout)
-            self._close_idle()
+        if self._pid == os.getpid():
+            with self._pool:
+                self._forking = True
+                self._pool.wait_for(lambda: self._in_use == 0, timeout=self.busy_timeout)
+                self._close_idle()
 
     def _after_fork(self) -> None:
-        with self._pool:
-            self._forking = False
-            self._pool.notify_all()
+        if self._pid == os.getpid():
+            with self._pool:
+                self._forking = False
+                self._pool.notify_all()
 
     def _close_idle(self) -> None:
         while self._idle:
             self._idle.pop().close()
 
 
-def _hook_fork(file: SqliteFile) -> None:
-    """Close the connections during forks. Hooks stay registered forever, so they hold the file by a weak reference."""
-    reference = weakref.ref(file)
-
-    def hook(method: Callable[[SqliteFile], None]) -> Callable[[], None]:
-        def call() -> None:
-            target = reference()
-            if target is not None and target._pid == os.getpid():
-                method(target)
-
-        return call
-
-    if hasattr(os, "register_at_fork"):  # not on Windows
-        os.register_at_fork(before=hook(SqliteFile._before_fork), after_in_parent=hook(SqliteFile._after_fork))
+def _call(method: Callable[[], None] | None) -> None:
+    if method is not None:
+        method()
 
 
 def is_damage(error: CacheError) -> bool:
     """Whether an error inside :meth:`SqliteFile.connection` comes from the file's content, not from its use."""
-    cause = error.__cause__
-    if isinstance(cause, sqlite3.Error):
-        code = _code(cause)
-        return code in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB) or code not in _REASONS
-    return isinstance(cause, UnicodeDecodeError)
-
-
-def in_use(path: Path) -> bool:
-    """Whether another process has the file open; False where the system does not tell.
-
-    This process must not have it open: closing a file drops all locks that a process has on it.
-
-    Raises:
-        CacheError: The file cannot be opened.
-    """
-    if sys.platform == "win32":
-        return False
-    import fcntl
-
-    start, length = _LOCK_BYTES
-    try:
-        with path.open("r+b") as file:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB, length, start)
-    except BlockingIOError:
-        return True
-    except OSError as error:
-        raise CacheError(f"{path} cannot be opened; make it and its folder writable ({error})") from error
-    return False
+    cause, code = error.__cause__, _code(error.__cause__)
+    known = code in _REASONS and code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+    return isinstance(cause, UnicodeDecodeError) or (isinstance(cause, sqlite3.Error) and not known)
 
 
 def kind_of(error: CacheError) -> str:
@@ -264,6 +226,7 @@ def _code(error: BaseException | None) -> int:
 
 
 def _identity_of(path: Path) -> tuple[int, int] | None:
+    """Device and inode of the file, if there is one."""
     try:
         info = path.stat()
     except FileNotFoundError:
@@ -346,23 +309,18 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _check_application(connection: sqlite3.Connection, path: Path, application_id: int) -> None:
-    """Raise CacheError for a database of another application, before anything is written to it. Empty files pass."""
-    # The pages first: if another process sets up the file between the two queries, it does not look foreign.
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    (stored_id,) = connection.execute("PRAGMA application_id").fetchone()
-    if pages > 0 and stored_id != application_id:
-        raise CacheFileError(f"{path} is a database of another application; choose another path, or delete it")
-
-
 def _migrate(
     connection: sqlite3.Connection, path: Path, application_id: int, migrations: Sequence[Sequence[str]]
 ) -> None:
     """Migrate the schema to the newest version in one transaction.
 
-    Raises:
-        CacheError: The file's schema is newer.
+    A database of another application, or of a newer schema, is a CacheError before anything is written to it.
     """
+    # The pages first: if another process sets up the file between the two queries, it does not look foreign.
+    (pages,) = connection.execute("PRAGMA page_count").fetchone()
+    (stored_id,) = connection.execute("PRAGMA application_id").fetchone()
+    if pages > 0 and stored_id != application_id:
+        raise CacheFileError(f"{path} is a database of another application; choose another path, or delete it")
     newest = len(migrations)
     if connection.execute("PRAGMA user_version").fetchone()[0] < newest:
         with _transaction(connection):

@@ -9,106 +9,64 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 
-from millpond.cache.blob_store import KEYS_PER_SELECT, BlobStore, absolute_path
-from millpond.cache.sqlitefile import CacheFileError, in_use, is_damage
+from millpond.cache.blob_store import KEYS_PER_SELECT, BlobStore
+from millpond.cache.sqlitefile import CacheFileError, is_damage
 from millpond.errors import CacheError, InvalidRequestError
 from millpond.support.progress import draw_bar
 
 logger = logging.getLogger(__name__)
 
 KEY_BYTES = 32
+_DAMAGED = (
+    "%s is damaged: %d of %d vectors could not be read whole, and count as not found; the vectors that are computed "
+    "instead replace them. If this happens again, delete the file"
+)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class CacheHits:
-    """The result of :meth:`VectorCache.get`, in the order of the keys.
+    """The result of :meth:`VectorCache.get`, in the order of the keys."""
 
-    Attributes:
-        found: ``[n]`` bool: the key is in the cache.
-        rows: ``[n, width]`` float32; zeros for a key that was not found.
-        tokens: ``[n]`` int32, tokens of the text; 0 for a key that was not found.
-        truncated: ``[n]`` bool, the text was truncated; False for a key that was not found.
-    """
-
-    found: npt.NDArray[np.bool_]
-    rows: npt.NDArray[np.float32]
-    tokens: npt.NDArray[np.int32]
-    truncated: npt.NDArray[np.bool_]
+    found: npt.NDArray[np.bool_]  # `[n]` bool: the key is in the cache
+    rows: npt.NDArray[np.float32]  # `[n, width]` float32; zeros for a key that was not found
+    tokens: npt.NDArray[np.int32]  # `[n]` int32, tokens of the text; 0 for a key that was not found
+    truncated: npt.NDArray[np.bool_]  # `[n]` bool, the text was truncated; False for a key that was not found
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheStats:
-    """Contents of a cache's file, and counters of one object since it was made.
+    """Contents of a cache's file, and counters of one object since it was made."""
 
-    Attributes:
-        rows: Vectors in the file.
-        bytes: Bytes of the file in use, the index included; ``max_bytes`` bounds them. Free pages, which the next
-            vectors fill, and the write-ahead log (16 MiB and one ``put``, while open) are not counted.
-        hits: Keys that ``get`` found; a repeated key counts again.
-        misses: Keys that ``get`` did not find.
-        written: Vectors passed to ``put``; a repeated key counts once.
-        evicted: Vectors removed, or not stored, because of ``max_bytes``.
-        damaged: Vectors in the file that ``get`` could not read whole, and counted as misses.
-        unwritten: Vectors that ``put`` could not store.
-        write_error: Why the last of them could not be stored; None if all were.
-    """
-
-    rows: int
+    rows: int  # vectors in the file
+    # bytes of the file in use, the index included; `max_bytes` bounds them. Free pages, which the next vectors fill,
+    # and the write-ahead log (16 MiB and one `put`, while open) are not counted.
     bytes: int
-    hits: int
-    misses: int
-    written: int
-    evicted: int
-    damaged: int = 0
-    unwritten: int = 0
-    write_error: str | None = None
+    hits: int  # keys that `get` found; a repeated key counts again
+    misses: int  # keys that `get` did not find
+    written: int  # vectors passed to `put`; a repeated key counts once
+    evicted: int  # vectors removed, or not stored, because of `max_bytes`
+    damaged: int = 0  # vectors in the file that `get` could not read whole, and counted as misses
+    unwritten: int = 0  # vectors that `put` could not store
+    write_error: str | None = None  # why the last of them could not be stored; None if all were
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheCheck:
-    """The result of :meth:`VectorCache.check`.
+    """The result of :meth:`VectorCache.check`."""
 
-    Attributes:
-        rows: Vectors that match their checksums.
-        damaged: Vectors that do not, or cannot be read; they count as not found, and are computed again.
-        problems: What sqlite finds wrong with the file's structure, at most 20 lines.
-    """
-
-    rows: int
-    damaged: int
-    problems: tuple[str, ...]
+    rows: int  # vectors that match their checksums
+    damaged: int  # vectors that do not, or cannot be read; they count as not found, and are computed again
+    problems: tuple[str, ...]  # what sqlite finds wrong with the file's structure, at most 20 lines
 
     @property
     def intact(self) -> bool:
         """Whether nothing is wrong."""
         return not self.damaged and not self.problems
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheFacts:
-    """The result of :func:`describe_cache`.
-
-    Attributes:
-        rows: Vectors.
-        widths: Number of vectors by their number of floats.
-        bytes: Bytes of the file in use.
-        free_bytes: Bytes of the file that are not in use; the next vectors fill them.
-        wal_bytes: Bytes of the write-ahead log beside it.
-        in_use: Whether another process has the file open.
-    """
-
-    rows: int
-    widths: dict[int, int]
-    bytes: int
-    free_bytes: int
-    wal_bytes: int
-    in_use: bool
 
 
 class VectorCache:
@@ -223,7 +181,10 @@ class VectorCache:
             metas[targets] = part.metas
             found[targets] = True
         if damaged:
-            self._report_damage(damaged, len(distinct))
+            with self._counters_lock:
+                level = logging.DEBUG if self._damaged else logging.WARNING
+                self._damaged += damaged
+            logger.log(level, _DAMAGED, self.path, damaged, len(distinct))
         if len(row_of) < count:
             source = np.fromiter(map(row_of.__getitem__, keys), dtype=np.intp, count=count)
             if out is None:
@@ -237,19 +198,6 @@ class VectorCache:
             self._misses += count - hits
         return CacheHits(
             found=found, rows=rows, tokens=(metas >> 1).astype(np.int32), truncated=(metas & 1).astype(np.bool_)
-        )
-
-    def _report_damage(self, damaged: int, looked_up: int) -> None:
-        with self._counters_lock:
-            first = not self._damaged
-            self._damaged += damaged
-        logger.log(
-            logging.WARNING if first else logging.DEBUG,
-            "%s is damaged: %d of %d vectors could not be read whole, and count as not found; the vectors that are "
-            "computed instead replace them. If this happens again, delete the file",
-            self.path,
-            damaged,
-            looked_up,
         )
 
     def put(
@@ -316,7 +264,7 @@ class VectorCache:
         Raises:
             CacheError: The file is closed or cannot be read.
         """
-        rows, size = self._file.count(), self._file.bytes_in_use()
+        rows, size, _ = self._file.size()
         with self._counters_lock:
             return CacheStats(
                 rows=rows,
@@ -373,7 +321,7 @@ class VectorCache:
 
     def free_bytes(self) -> int:
         """Bytes of the file that are not in use; the next vectors fill them."""
-        return self._file.free_bytes()
+        return self._file.size()[2]
 
     def close(self) -> None:
         """Close the file. Later calls raise, except ``close``."""
@@ -395,14 +343,12 @@ class VectorCache:
         return self._write_error
 
     def __len__(self) -> int:
-        return self._file.count()
+        return self._file.size()[0]
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def __repr__(self) -> str:
@@ -414,38 +360,3 @@ def _damage_of(error: CacheFileError) -> str:
     if not is_damage(error):
         raise error
     return str(error)
-
-
-def describe_cache(path: str | os.PathLike[str]) -> CacheFacts:
-    """Count a cache's vectors and bytes.
-
-    Raises:
-        CacheError: There is no such file, it is not a cache, is damaged, has a newer schema, or is locked.
-    """
-    path = existing_file(path)
-    log = Path(f"{path}-wal")
-    used, log_bytes = in_use(path), log.stat().st_size if log.exists() else 0
-    with VectorCache(path) as cache:
-        stats = cache.stats()
-        return CacheFacts(
-            rows=stats.rows,
-            widths=cache.widths(),
-            bytes=stats.bytes,
-            free_bytes=cache.free_bytes(),
-            wal_bytes=log_bytes,
-            in_use=used,
-        )
-
-
-def existing_file(path: str | os.PathLike[str]) -> Path:
-    """``path`` as an absolute one.
-
-    Raises:
-        CacheError: There is no such file.
-    """
-    absolute = absolute_path(path)
-    if not absolute.exists():
-        raise CacheError(f"{absolute}: there is no such file; name the file that --cache was given")
-    if not absolute.is_file():
-        raise CacheError(f"{absolute} is not a file; name the file that --cache was given")
-    return absolute

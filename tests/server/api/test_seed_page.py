@@ -6,7 +6,6 @@ import json
 import shlex
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,10 +18,7 @@ from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.heads import write_pylate, write_stanford
 
 from millpond import Engine
-from millpond.cli.app import main
-from millpond.cli.commands import serve as command
 from millpond.server import ServedModels
-from millpond.server.launch import run
 
 pytestmark = [pytest.mark.contract, pytest.mark.skipif(shutil.which("curl") is None, reason="needs curl")]
 
@@ -70,30 +66,20 @@ def reranker(folder: Path) -> Path:
 
 
 @pytest.fixture
-def serving(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, Callable[[Path], Path]], Any]:
-    """Runs a serve command of the page with a tiny checkpoint of the model's own layout and name.
-
-    Yields where the server is. A folder is called as the hub's model, and the command runs beside it.
-    """
+def serving(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: Any
+) -> Callable[[str, Callable[[Path], Path]], Any]:
+    """Runs a serve command of the page beside a folder called as the hub's model; yields where the server is."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MILLPOND_DTYPE", "float32")  # some processors would be given bfloat16
-    monkeypatch.setattr(command, "_start_log", lambda _: None)  # pytest has handlers of its own
 
     @contextmanager
     def serving(line: str, write: Callable[[Path], Path]) -> Iterator[str]:
-        program, *words = typed(line)
-        assert program == "vllm"
-        folder = tmp_path / words[1]
-        folder.parent.mkdir(exist_ok=True)
-        write(folder)
-        served: list[Any] = []
-        with monkeypatch.context() as patch:
-            patch.setattr(run, "serve", lambda models, config, ready: served.extend((models, config)))
-            patch.setattr(sys, "argv", ["millpond", *words])
-            with pytest.raises(SystemExit) as ended:
-                main()
-        assert ended.value.code in (0, None)
-        models, config = served
+        program, verb, *words = typed(line)
+        assert (program, verb) == ("vllm", "serve")
+        (tmp_path / words[0]).parent.mkdir(exist_ok=True)
+        write(tmp_path / words[0])
+        models, config = command(*words)
         assert (config.host, config.port) == ("127.0.0.1", 8000)
         with running(ServedModels.load(models), config) as address:
             yield address
@@ -165,16 +151,3 @@ def test_rerank(
     scores = [item["relevance_score"] for item in answer["results"]]
     np.testing.assert_allclose(scores, [each.relevance_score for each in expected], atol=1e-5)
     assert scores[0] > scores[1]
-
-
-def test_matryoshka(serving: Any, tmp_path: Path) -> None:
-    command = EMBEDDINGS.replace("intfloat/e5-small", "model-name").replace('"input"', '"dimensions": 32, "input"')
-    with serving("vllm serve model-name --hf-overrides '{\"is_matryoshka\": true}'", embedder) as address:
-        answer = curl(command, address)
-        whole = curl(EMBEDDINGS.replace("intfloat/e5-small", "model-name"), address)
-    with Engine(str(tmp_path / "model-name"), dtype="float32", hf_overrides={"is_matryoshka": True}) as engine:
-        expected = engine.embed(["Hello, my name is"], dimensions=32).embeddings
-    (item,) = answer["data"]
-    np.testing.assert_allclose([item["embedding"]], expected, atol=1e-6)
-    cut = np.array(whole["data"][0]["embedding"][:32])
-    np.testing.assert_allclose(item["embedding"], cut / np.linalg.norm(cut), atol=1e-6)

@@ -14,7 +14,6 @@ from tests.server.api.openai_cases import TALK, bare
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
-from millpond.server.served.indexes import ServedIndexes
 
 FOLDERS = "embedder cross_encoder colbert classifier llm".split()
 
@@ -125,6 +124,6 @@ def test_bad_settings_of_indexes(
 ) -> None:
     folder = indexes[0].partition("=")[2]
     with pytest.raises(InvalidRequestError, match=words):
-        ServedIndexes.load([setting.format(folder=folder) for setting in settings], models)
+        client(models, indexes=[setting.format(folder=folder) for setting in settings])
     with pytest.raises(FingerprintMismatchError, match="was built by"):
         client(models, "embedder", indexes=indexes[:1])

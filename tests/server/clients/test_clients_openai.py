@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,11 +12,10 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from tests.server.conftest import running
+from tests.server.conftest import running, until
 from tests.tiny import SENTENCES
 
 from millpond import Engine
-from millpond.engine.execute.runner import Runner
 from millpond.server import ModelConfig, ServedModels, ServerConfig
 
 pytestmark = pytest.mark.contract
@@ -127,55 +124,35 @@ def test_refusals_are_the_clients_own_exceptions(
 
 
 @pytest.fixture
-def gate(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
-    """Blocks every forward pass until it is set."""
-    gate, run = threading.Event(), Runner.states
-
-    def states(self: Runner, *args: Any, **kwargs: Any) -> Any:
-        assert gate.wait(PATIENCE)
-        return run(self, *args, **kwargs)
-
-    monkeypatch.setattr(Runner, "states", states)
-    yield gate
-    gate.set()
+def busy(held: Any) -> Iterator[tuple[str, Any]]:
+    """A server with room for two waiting texts, and its model."""
+    pond = held(max_queue=2)
+    with running(pond.models) as address:
+        yield address, pond
+        pond.release()
 
 
-@pytest.fixture
-def busy(embedder: Path, gate: threading.Event) -> Iterator[tuple[str, Engine]]:
-    """A server with room for two waiting texts, and its engine."""
-    models = ServedModels.load([ModelConfig(model=str(embedder), names=("busy",), dtype="float32", max_queue=2)])
-    with running(models) as address:
-        yield address, next(iter(models)).engine
-        gate.set()
-
-
-def until(fact: Callable[[], bool]) -> None:
-    """Wait until another thread makes the condition true."""
-    end = time.monotonic() + PATIENCE
-    while not fact():
-        assert time.monotonic() < end
-        time.sleep(0.01)
-
-
-def test_the_client_comes_back_when_there_is_room(busy: tuple[str, Engine], gate: threading.Event) -> None:
-    address, engine = busy
+def test_the_client_comes_back_when_there_is_room(busy: tuple[str, Any]) -> None:
+    address, pond = busy
+    engine = pond.engine
     with (
         openai.OpenAI(base_url=f"{address}/v1", api_key="none", max_retries=5, timeout=PATIENCE) as client,
         ThreadPoolExecutor(1) as threads,
     ):
         waiting = engine.submit("embed", ["a", "b"])
-        answer = threads.submit(client.embeddings.create, model="busy", input="c")
+        answer = threads.submit(client.embeddings.create, model="tiny", input="c")
         until(lambda: engine.stats().calls_rejected > 0)
-        gate.set()
+        pond.release()
         waiting.result(PATIENCE)
         actual = vectors(answer.result(PATIENCE))
     np.testing.assert_allclose(actual, engine.embed(["c"]).embeddings, atol=1e-6)
 
 
-async def test_what_a_client_does_not_wait_for_is_dropped(busy: tuple[str, Engine]) -> None:
-    address, engine = busy
+async def test_what_a_client_does_not_wait_for_is_dropped(busy: tuple[str, Any]) -> None:
+    address, pond = busy
+    engine = pond.engine
     async with openai.AsyncOpenAI(base_url=f"{address}/v1", api_key="none", max_retries=0, timeout=PATIENCE) as client:
-        task = asyncio.create_task(client.embeddings.create(model="busy", input=["a", "b"]))
+        task = asyncio.create_task(client.embeddings.create(model="tiny", input=["a", "b"]))
         await asyncio.to_thread(until, lambda: engine.stats().waiting_texts == 2)
         task.cancel()
         await asyncio.to_thread(until, lambda: engine.stats().waiting_texts == 0)  # though nothing ran

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
+from tests.server.conftest import ROUTERS
 from tests.server.mutations import BODIES, INDEXES, KEY, template_of
 
 from millpond.server import ServedModels
-from millpond.server.api import ROUTERS
 
 PATIENCE = 300.0  # seconds; whatever takes longer hangs
 MANY = 300  # examples, where there is time
@@ -58,11 +58,7 @@ def ask(document: Any, path: str, method: str, mode: GenerationMode, examples: i
     statuses: Counter[int] = Counter()
 
     @settings(
-        max_examples=examples,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(case=document[path][method].as_strategy(generation_mode=mode), data=st.data())
     def check(case: Any, data: st.DataObject) -> None:

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import os
 import re
 import socket
 import threading
@@ -19,11 +18,9 @@ from urllib.parse import urlsplit
 
 import pytest
 from fastapi import FastAPI
-from tests.server.conftest import address_of, serving
+from tests.server.conftest import Server, address_of, serving
 
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
-from millpond.server.launch.server import Server
-from millpond.server.launch.sockets import allowed_connections
 
 MOST = 1 << 16
 SHORT = 0.3  # seconds that a hasty server gives its clients
@@ -407,24 +404,3 @@ def test_at_the_cap_a_new_connection_is_told_to_come_back(
         last.sendall(GET + CLOSE + b"\r\n")
         assert received(last).startswith(b"HTTP/1.1 200 ")
     assert ["--max-connections" in each.getMessage() for each in caplog.records] == [True]  # once for all of them
-
-
-def test_the_default_cap_leaves_room_for_files(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    resource = pytest.importorskip("resource")
-
-    def limited(count: int) -> None:
-        monkeypatch.setattr(resource, "getrlimit", lambda _: (count, count))
-
-    opened = len(os.listdir("/dev/fd"))
-    limited(opened + 1000)
-    assert opened + 800 < allowed_connections(None) + opened < opened + 1000
-    assert allowed_connections(10) == 10 and caplog.records == []
-    with caplog.at_level(logging.WARNING):
-        assert allowed_connections(5000) == allowed_connections(None)
-    assert "--max-connections=5000 is more than" in caplog.text
-    limited(resource.RLIM_INFINITY)
-    assert (allowed_connections(None), allowed_connections(100_000)) == (16384, 100_000)
-    limited(1)
-    assert allowed_connections(None) == 1

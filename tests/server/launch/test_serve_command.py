@@ -16,7 +16,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -27,14 +26,13 @@ from typing import Any
 import httpx
 import pytest
 import yaml
+from tests.server.conftest import main, run, sockets, until
 from tests.server.launch.conftest import Certify
 
 import millpond
-from millpond.cli.app import main
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.server import ModelConfig, ServerConfig
-from millpond.server.launch import run, sockets
-from millpond.support import heap
+from millpond.server import serve as serve_models
 
 pytestmark = pytest.mark.contract
 
@@ -52,7 +50,7 @@ def arena_limits(monkeypatch: pytest.MonkeyPatch) -> list[None]:
     for name in [name for name in os.environ if name.startswith(SETTINGS)]:
         monkeypatch.delenv(name)
     limits: list[None] = []
-    monkeypatch.setattr(heap, "limit_arenas", lambda: limits.append(None))
+    monkeypatch.setattr(run.heap, "limit_arenas", lambda: limits.append(None))
     return limits
 
 
@@ -157,14 +155,12 @@ def send_signal(number: int) -> None:
 
 def wait_for(address: int | Path) -> None:
     """Until somebody listens on a port, or on a Unix socket."""
-    end = time.monotonic() + SECONDS
-    while time.monotonic() < end:
-        family = socket.AF_INET if isinstance(address, int) else socket.AF_UNIX
-        with socket.socket(family) as probe:
-            if probe.connect_ex(("127.0.0.1", address) if isinstance(address, int) else str(address)) == 0:
-                return
-        time.sleep(0.01)
-    raise TimeoutError(f"nobody listens on {address}")
+
+    def listens() -> bool:
+        with socket.socket(socket.AF_INET if isinstance(address, int) else socket.AF_UNIX) as probe:
+            return probe.connect_ex(("127.0.0.1", address) if isinstance(address, int) else str(address)) == 0
+
+    until(listens)
 
 
 @pytest.fixture(scope="module")
@@ -186,10 +182,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, embedder: Path, cross_encoder:
 def test_it_prints_its_models_and_its_address(two: Process):
     head, *models, last = two.printed
     assert head == f"serving at http://127.0.0.1:{two.port} (millpond {millpond.__version__})"
-    assert models == [
-        "  vectors: embed, token_embed",
-        "  ranks (also judge): classify, reward, score, token_classify",
-    ]
+    assert models == ["  vectors: embed, token_embed", "  ranks (also judge): classify, reward, score, token_classify"]
     assert last == f"every route: {two.address}/docs"
 
 
@@ -227,10 +220,7 @@ def wait_until_refused(port: int) -> None:
 
 
 def read_all(connection: socket.socket) -> bytes:
-    parts = []
-    while part := connection.recv(1 << 16):
-        parts.append(part)
-    return b"".join(parts)
+    return b"".join(iter(lambda: connection.recv(1 << 16), b""))
 
 
 @pytest.fixture
@@ -323,7 +313,7 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(embedder: Path):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(InvalidRequestError, match=f"port={port} cannot be listened on .*choose another port"):
-            run.serve([ModelConfig(model="nowhere")], ServerConfig(port=port), ready=lambda *_: None)
+            serve_models([ModelConfig(model="nowhere")], ServerConfig(port=port), ready=lambda *_: None)
 
 
 @pytest.mark.parametrize(
@@ -336,16 +326,11 @@ def test_a_port_that_is_taken_is_told_before_anything_is_loaded(embedder: Path):
     ],
 )
 def test_an_open_server_beyond_this_machine_is_warned_of(
-    config: ServerConfig, warned: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path
+    config: ServerConfig, warned: bool, caplog: pytest.LogCaptureFixture, tmp_path: Path, arena_limits: list[None]
 ):
     with pytest.raises(ModelLoadError):
-        run.serve([ModelConfig(model=str(tmp_path))], config, ready=lambda *_: None)
+        serve_models([ModelConfig(model=str(tmp_path))], config, ready=lambda *_: None)
     assert ("asks for no API key" in caplog.text) is warned
-
-
-def test_a_server_limits_the_arenas_of_malloc(arena_limits: list[None], tmp_path: Path):
-    with pytest.raises(ModelLoadError):
-        run.serve([ModelConfig(model=str(tmp_path))], ServerConfig(port=0), ready=lambda *_: None)
     assert arena_limits == [None]
 
 

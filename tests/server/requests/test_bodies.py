@@ -12,12 +12,9 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from pydantic import BaseModel, ValidationError
 from tests.server.conftest import running
 
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
-from millpond.server.errors import validation_error
-from millpond.server.requests import body_budget
 
 MOST = 100_000
 PATH = "/v1/embeddings"
@@ -63,14 +60,7 @@ def test_json_is_read(client: httpx.Client, kind: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"Content-Type": ""},
-        {"Content-Type": "text/plain"},
-        {"Content-Type": "application/jsonl"},
-        {"Content-Type": "x"},
-    ],
+    "headers", [{}, {"Content-Type": ""}, {"Content-Type": "text/plain"}, {"Content-Type": "application/jsonl"}]
 )
 def test_nothing_else_is(client: httpx.Client, headers: dict[str, str]) -> None:
     error = error_of(client.post(PATH, content=b'{"input": "a"}', headers=headers), 400)
@@ -90,14 +80,10 @@ def test_a_compressed_body_is_refused_by_name(client: httpx.Client) -> None:
     [
         b"",
         b"{",
-        b'{"input": "a"',
-        b"input=a",
         b'{"input": "a"} {}',
-        b"{'input': 'a'}",
         b'{"input": "\xff\xfe"}',
         b'{"input": "\xed\xa0\x80"}',
         b'{"input": "\\ud800"}',
-        b'{"input": "\\udc00x"}',
         b'{"input": "a", "seed": NaN}',
         b'{"input": "a", "seed": [1, -Infinity]}',
         b'{"input": "a", "deep": ' + b"[" * 5000 + b"]" * 5000 + b"}",
@@ -143,36 +129,27 @@ def test_a_message_is_short_whatever_was_sent(client: httpx.Client, value: str) 
     assert len(error["message"]) < 1000
 
 
-class Numbers(BaseModel):
-    numbers: list[int]
-
-
-def found_in(body: Any) -> str:
-    with pytest.raises(ValidationError) as caught:
-        Numbers.model_validate(body)
-    return str(validation_error(caught.value.errors(include_url=False, include_context=False)))
-
-
-def test_of_many_violations_the_first_are_told() -> None:
-    message = found_in({"numbers": ["x"] * 20})
-    assert message.startswith("20 validation errors: numbers.0: ")
-    assert "numbers.7: " in message and "numbers.8: " not in message
+def test_of_many_violations_the_first_are_told(client: httpx.Client) -> None:
+    message = error_of(client.post("/v2/embed", json={"texts": [1] * 20}), 400)["message"]
+    assert message.startswith("20 validation errors: texts.0: ")
+    assert "texts.7: " in message and "texts.8: " not in message
     assert message.endswith("; and 12 more")
 
 
 @pytest.mark.parametrize(
     ("value", "shown"),
     [
-        ([1, 2], "list of 2"),
-        ({"a": 1}, "dict of 1"),
-        ("it's", '"it\'s"'),
-        ("x" * 101, f"'{'x' * 100}…'"),
-        (float("nan"), "a number that is not finite"),
-        (1.5, "1.5"),
+        ("[1, 2]", "list of 2"),
+        ('{"a": 1}', "dict of 1"),
+        ('"it\'s"', '"it\'s"'),
+        (f'"{"x" * 101}"', f"'{'x' * 100}…'"),
+        ("1e999", "a number that is not finite"),
+        ("1.5", "1.5"),
     ],
 )
-def test_a_value_is_shown_in_few_characters(value: Any, shown: str) -> None:
-    assert found_in({"numbers": [value]}).endswith(f", input={shown}]")
+def test_a_value_is_shown_in_few_characters(client: httpx.Client, value: str, shown: str) -> None:
+    body = f'{{"input": "a", "dimensions": {value}}}'
+    assert error_of(client.post(PATH, content=body, headers=JSON), 400)["message"].endswith(f", input={shown}]")
 
 
 # --- Sizes ----------------------------------------------------------------------------------------------------------
@@ -195,7 +172,7 @@ def test_a_body_may_have_as_many_bytes_as_the_server_says(client: httpx.Client, 
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("size", [MOST + 1, 2 * MOST, 2 * MOST + 50_000])
+@pytest.mark.parametrize("size", [MOST + 1, 2 * MOST + 50_000])
 def test_a_larger_body_is_refused(client: httpx.Client, size: int, streamed: bool) -> None:
     body = sized(size)
     response = client.post(PATH, content=chunks(body) if streamed else body, headers=JSON)
@@ -232,14 +209,11 @@ def test_a_body_that_does_not_come_is_given_up(embedder: Path) -> None:
     assert "0.2 s" in json.loads(body)["error"]["message"]
 
 
-# --- Numbers of inputs ----------------------------------------------------------------------------------------------
-
-
 # --- Many of them at once -------------------------------------------------------------------------------------------
 
 
 def test_bodies_under_way_have_room_together(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_budget, "_MIN_BYTES", 3000)  # and four of the largest bodies: 4000
+    monkeypatch.setattr("millpond.server.requests.body_budget._MIN_BYTES", 3000)  # and four of the largest bodies: 4000
     models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
     app = create_app(models, ServerConfig(max_body_bytes=1000))
     body = json.dumps({"input": "a"}).encode().ljust(900)

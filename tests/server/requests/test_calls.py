@@ -7,8 +7,6 @@ import http.client
 import json
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -17,65 +15,12 @@ from urllib.parse import urlsplit
 
 import httpx
 import pytest
-from tests.server.conftest import address_of, running, serving
+from tests.server.conftest import address_of, ask, running, serving, until
 
-from millpond.engine.execute.runner import Runner
 from millpond.engine.tokenize import large_texts
-from millpond.errors import EngineOverloadedError
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
-from millpond.server.requests import calls, prepare_executor
-from millpond.server.requests.prepare_executor import THREADS, PrepareExecutor
 
 PATH = "/v1/embeddings"
-
-
-class Held:
-    """A model whose forward passes wait until :meth:`release`."""
-
-    def __init__(self, models: ServedModels, gate: threading.Event) -> None:
-        self.models = models
-        self._gate = gate
-
-    @property
-    def waiting(self) -> int:
-        """Texts in progress."""
-        return next(iter(self.models)).engine.stats().waiting_texts
-
-    @property
-    def cancelled(self) -> int:
-        """Cancelled calls."""
-        return next(iter(self.models)).engine.stats().calls_cancelled
-
-    def release(self) -> None:
-        self._gate.set()
-
-
-@pytest.fixture
-def held(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Held]]:
-    """Models that run nothing until they are released."""
-    gate, run = threading.Event(), Runner.states
-
-    def states(self: Runner, *args: Any, **kwargs: Any) -> Any:
-        assert gate.wait(timeout=300)
-        return run(self, *args, **kwargs)
-
-    monkeypatch.setattr(Runner, "states", states)
-
-    def load(**options: Any) -> Held:
-        config = ModelConfig(model=str(embedder), names=("tiny",), **options)
-        return Held(ServedModels.load([config]), gate)
-
-    yield load
-    gate.set()
-
-
-def until(fact: Callable[[], bool]) -> None:
-    """Wait until another thread makes the condition true."""
-    for _ in range(6000):
-        if fact():
-            return
-        time.sleep(0.01)
-    raise AssertionError("it never came about")
 
 
 def send(address: str, body: bytes) -> socket.socket:
@@ -119,7 +64,7 @@ def test_a_client_that_leaves_while_its_call_is_checked_leaves_nothing_behind(
 ) -> None:
     """The preparing thread cannot be stopped; the call that it then queues is cancelled."""
     pond, entered, go = held(), threading.Event(), threading.Event()
-    engine = next(iter(pond.models)).engine
+    engine = pond.engine
     submit = type(engine).submit
 
     def slow(self: Any, *args: Any) -> Any:
@@ -128,9 +73,6 @@ def test_a_client_that_leaves_while_its_call_is_checked_leaves_nothing_behind(
         return submit(self, *args)
 
     monkeypatch.setattr(type(engine), "submit", slow)
-    gone = threading.Event()
-    cancel = calls._cancel
-    monkeypatch.setattr(calls, "_cancel", lambda submitted: (cancel(submitted), gone.set()))
     app = create_app(pond.models)
     with serving(app) as server:
         connection = send(address_of(server), b'{"input": ["a", "b"]}')
@@ -138,9 +80,7 @@ def test_a_client_that_leaves_while_its_call_is_checked_leaves_nothing_behind(
         connection.close()
         until(lambda: not any(_busy(connection) for connection in server.server_state.connections))
         go.set()
-        assert gone.wait(timeout=300)
-        until(lambda: pond.waiting == 0)
-        assert pond.cancelled == 1
+        until(lambda: pond.cancelled == 1 and pond.waiting == 0)
         pond.release()
 
 
@@ -172,7 +112,7 @@ def test_an_engine_that_is_stopped_answers(held: Any) -> None:
     with serving(app) as server, ThreadPoolExecutor(1) as threads:
         answer = threads.submit(httpx.post, address_of(server) + PATH, json={"input": "a"}, timeout=300)
         until(lambda: pond.waiting == 1)
-        for call in list(next(iter(pond.models)).engine._dispatcher._admission.calls()):
+        for call in list(pond.engine._dispatcher._admission.calls()):
             call.future.cancel()
         assert answer.result(timeout=300).status_code == 503
         pond.release()
@@ -217,7 +157,7 @@ def test_a_full_queue_is_429_and_health_answers(held: Any) -> None:
 
 def test_where_no_text_finds_room_no_body_is_waited_for(held: Any) -> None:
     pond = held(max_queue=2)
-    blocking = next(iter(pond.models)).engine.submit("embed", ["a", "b"])
+    blocking = pond.engine.submit("embed", ["a", "b"])
     with running(pond.models) as address:
         split = urlsplit(address)
         connection = http.client.HTTPConnection(str(split.hostname), int(split.port or 0), timeout=300)
@@ -234,30 +174,6 @@ def test_where_no_text_finds_room_no_body_is_waited_for(held: Any) -> None:
         assert f'millpond_requests_rejected_total{{model="tiny",route="{PATH}"}} 1.0' in metrics
         pond.release()
         blocking.result(timeout=300)
-
-
-def test_the_prepare_executor_refuses_calls_above_its_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(prepare_executor, "_MAX_PREPARING", 2)
-    executor, go = PrepareExecutor(), threading.Event()
-    kept = [executor.submit(lambda: go.wait(timeout=300)) for _ in range(2)]
-    with pytest.raises(EngineOverloadedError) as caught:
-        executor.submit(lambda: True)
-    assert caught.value.retry_after > 0
-    go.set()
-    assert all(future.result(timeout=300) for future in kept)
-    until(lambda: executor._preparing == 0)
-    assert executor.submit(lambda: True).result(timeout=300)
-    executor.close()
-
-
-def test_small_requests_have_a_thread_while_large_ones_fill_theirs() -> None:
-    executor, go = PrepareExecutor(), threading.Event()
-    large = [executor.submit(lambda: go.wait(timeout=300), body_bytes=1_000_000) for _ in range(3 * THREADS)]
-    assert executor.submit(lambda: True, body_bytes=1_000).result(timeout=300)
-    assert not any(future.done() for future in large)
-    go.set()
-    assert all(future.result(timeout=300) for future in large)
-    executor.close()
 
 
 @pytest.mark.contract
@@ -289,26 +205,6 @@ def test_small_requests_are_answered_while_large_texts_wait_for_their_turn(
         assert [answer.result(timeout=300).status_code for answer in slow] == [200] * 20
 
 
-def test_the_loop_is_free_while_a_call_is_checked(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pond, entered, go = held(), threading.Event(), threading.Event()
-    engine = next(iter(pond.models)).engine
-    submit = type(engine).submit
-
-    def slow(self: Any, *args: Any) -> Any:
-        entered.set()
-        assert go.wait(timeout=300)
-        return submit(self, *args)
-
-    monkeypatch.setattr(type(engine), "submit", slow)
-    pond.release()
-    with running(pond.models) as address, ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(httpx.post, address + PATH, json={"input": "a"}, timeout=300)
-        assert entered.wait(timeout=300)
-        assert httpx.get(address + "/health", timeout=300).status_code == 200
-        go.set()
-        assert answer.result(timeout=300).status_code == 200
-
-
 # --- The end --------------------------------------------------------------------------------------------------------
 
 
@@ -330,7 +226,7 @@ def test_a_server_that_is_about_to_stop_says_so_and_answers(held: Any) -> None:
         pond.release()
         response = under_way.result(timeout=300)
         assert (response.status_code, response.headers["connection"]) == (200, "close")
-    assert next(iter(pond.models)).engine.closed
+    assert pond.engine.closed
     with pytest.raises(httpx.ConnectError):
         httpx.get(address + "/health", timeout=300)
 
@@ -339,11 +235,7 @@ def test_a_closed_model_is_unhealthy(embedder: Path) -> None:
     models = ServedModels.load([ModelConfig(model=str(embedder))])
     app = create_app(models)
 
-    async def ask(method: str, path: str, **options: Any) -> httpx.Response:
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://pond") as client:
-            return await client.request(method, path, **options)
-
-    assert asyncio.run(ask("GET", "/health")).status_code == 200
+    assert asyncio.run(ask(app, "GET", "/health")).status_code == 200
     models.close()
     for method, path, options in (
         ("GET", "/health", {}),
@@ -352,5 +244,5 @@ def test_a_closed_model_is_unhealthy(embedder: Path) -> None:
         ("POST", "/ping", {}),
         ("POST", PATH, {"json": {"input": "a"}}),
     ):
-        response = asyncio.run(ask(method, path, **options))
+        response = asyncio.run(ask(app, method, path, **options))
         assert (response.status_code, response.headers["retry-after"]) == (503, "1")

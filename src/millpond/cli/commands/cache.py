@@ -5,16 +5,18 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from millpond.cli.arguments.flags import Command
+from millpond.errors import CacheError
+
+if TYPE_CHECKING:
+    from millpond.cache.vector_cache import VectorCache
 
 app = typer.Typer(
-    name="cache",
-    no_args_is_help=True,
-    help="Check and count a vector cache: the file that --cache names.",
+    name="cache", no_args_is_help=True, help="Check and count a vector cache: the file that --cache names."
 )
 
 CachePath = Annotated[Path, typer.Argument(help="File of the cache.", metavar="PATH")]
@@ -27,9 +29,7 @@ def check(path: CachePath) -> None:
     The exit code is 1 if anything is damaged. Others may use the cache meanwhile: a damaged vector counts as a miss and
     is recomputed.
     """
-    from millpond.cache.vector_cache import VectorCache, existing_file
-
-    with VectorCache(existing_file(path)) as cache:
+    with _existing(path) as cache:
         found = cache.check(show_progress=True)
     _print({"path": str(path), "intact": found.intact, **asdict(found)})
     if not found.intact:
@@ -42,12 +42,20 @@ def check(path: CachePath) -> None:
 def stats(path: CachePath) -> None:
     """Count vectors and bytes, and print them as JSON.
 
-    Widths are those of the vectors, with the number of vectors of each. Free bytes are filled by the next vectors. The
-    log holds what was written last, until it is moved into the file.
+    Widths are those of the vectors, with the number of vectors of each. Free bytes are filled by the next vectors.
     """
-    from millpond.cache.vector_cache import describe_cache
+    with _existing(path) as cache:
+        stats = cache.stats()
+        counts = {"widths": cache.widths(), "bytes": stats.bytes, "free_bytes": cache.free_bytes()}
+    _print({"path": str(path), "rows": stats.rows, **counts})
 
-    _print({"path": str(path), **asdict(describe_cache(path))})
+
+def _existing(path: Path) -> VectorCache:
+    from millpond.cache.vector_cache import VectorCache
+
+    if not path.exists():
+        raise CacheError(f"{path}: there is no such file; name the file that --cache was given")
+    return VectorCache(path)
 
 
 def _print(content: dict[str, Any]) -> None:

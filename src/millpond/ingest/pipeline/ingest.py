@@ -62,13 +62,9 @@ def ingest(
     to the sink's widths, normalized and written. Ids do not depend on the model and a write replaces rows with the same
     id, so a run can be repeated safely: with a cache it embeds no text twice, with a journal it writes no row twice.
 
-    A line or item that holds no record, that the engine cannot embed although it embeds others, or that the database
-    refuses although it takes others, is logged, counted as failed and kept as a dead letter; the run goes on. A blank
-    text (no visible character) has a vector without a meaning, which is near to many questions: it is left out and
-    counted as blank, and a row that an earlier run wrote for its id is deleted. Texts that are cut to the engine's
-    ``max_length`` are counted, and the log names the first of them once.
-
-    A database that does not answer, or is too busy, is asked again for as long as ``retry`` says.
+    What holds no record, cannot be embedded or is refused by the database is logged, counted as failed and kept as a
+    dead letter; the run goes on. Blank texts are left out and counted, and rows that an earlier run wrote for their ids
+    are deleted.
 
     An exception of the source ends the run: the records before it are written, then it is raised, with a note that
     tells after how many. Any other error of the engine, the database or the journal stops the run and is raised once
@@ -161,7 +157,7 @@ def run_ingest(
                 chunker=chunker,
                 fresh=chunker is None or (isinstance(sink, Reads) and sink.count() == 0),
                 stop=StopRequest() if options.stop is None else options.stop,
-                trace=RunTrace(vectors=0) if options.trace is None else options.trace,
+                trace=RunTrace() if options.trace is None else options.trace,
             )
         )
         complete = False

@@ -34,35 +34,29 @@ class RecordSample:
         self._random = random.Random(0)
         self._lock = threading.Lock()
         self._seen = 0
-        self._records: list[Record] = []
-        self._places: dict[str, int] = {}  # of each id
+        self._kept: dict[str, Record] = {}  # by their keys
 
     @property
     def records(self) -> list[Record]:
         """The sample."""
-        return [self._records[place] for place in self._places.values()]
+        return list(self._kept.values())
 
     def offer(self, records: Iterable[Record]) -> None:
         """Records that the collection should hold. A later one with the same id takes the place of an earlier one."""
         with self._lock:
             for record in records:
                 self._seen += 1
-                place = self._places.pop(record_key(record), None)
-                if place is None and len(self._records) < _SAMPLED_RECORDS:
-                    place = len(self._records)
-                    self._records.append(record)
-                elif place is None:
-                    place = self._random.randrange(self._seen)
-                    if place >= _SAMPLED_RECORDS:
+                key = record_key(record)
+                if key not in self._kept and len(self._kept) >= _SAMPLED_RECORDS:
+                    if self._random.randrange(self._seen) >= _SAMPLED_RECORDS:
                         continue
-                    self._places.pop(record_key(self._records[place]), None)
-                self._records[place] = record
-                self._places[record_key(record)] = place
+                    del self._kept[self._random.choice(list(self._kept))]
+                self._kept[key] = record
 
     def drop(self, key: str) -> None:
         """A record that the collection does not hold after all."""
         with self._lock:
-            self._places.pop(key, None)
+            self._kept.pop(key, None)
 
 
 def forget_missing(sink: Reads, entries: CollectionEntries) -> int:

@@ -47,11 +47,8 @@ def ingest_dataset(
     This process, the driver, reads the source, leaves out what the journal knows, and sends batches to the workers,
     two each ahead of what is finished. A worker embeds a batch and writes it; the driver enters its records in the
     journal when the database has acknowledged them. A database that one process alone can open (a folder, a file,
-    memory) is written by the driver. Rows, ids, counts, dead letters and errors are those of a local run;
-    batches with a record in common keep their order.
-
-    Ray restarts a worker that dies, and its batches are embedded and written again, which replaces their rows. If the
-    driver dies, the next run with the same journal goes on; without a journal, start over.
+    memory) is written by the driver. Rows, ids, counts, dead letters and errors are those of a local run. Ray restarts
+    a worker that dies, and its batches are embedded and written again, which replaces their rows.
 
     Args:
         records: What :func:`~millpond.ingest.ingest` takes, as the result of :func:`~millpond.ingest.read`, or a Ray

@@ -152,10 +152,9 @@ def _cause(error: BaseException) -> BaseException:
 
 
 def _reason(error: BaseException) -> str:
-    """The telling part of Ray's message about a death."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    told = next((line for line in lines if "exit detail" in line.lower() or "killed" in line.lower()), None)
-    return (told or (lines[0] if lines else type(error).__name__)).partition(" Some common causes")[0][:200]
+    """The telling line of Ray's message about a death."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in lines if "exit detail" in line.lower()), lines[0])[:200]
 
 
 class ClusterEngine:

@@ -79,8 +79,8 @@ class ArrowReader:
             raise InvalidRequestError(
                 f"{self._name}: column {columns.text!r} is of type {text}, no text; name another column, or cast it"
             )
-        identity = types.get(columns.id)
-        if identity is not None and not self._is_identity(identity):
+        identity = types.get(columns.id, text)
+        if not (self._is_text(identity) or self._types.is_integer(self._plain(identity)) or _is_uuid(identity)):
             raise InvalidRequestError(
                 f"{self._name}: column {columns.id!r} is of type {identity}; an id is a str, an integer or a UUID: "
                 "name another column, or cast it"
@@ -95,41 +95,26 @@ class ArrowReader:
 
     def _plain(self, kind: Any) -> Any:
         """The type of the values, without dictionary, run ends and extension."""
-        types = self._types
         while True:
-            if types.is_dictionary(kind) or types.is_run_end_encoded(kind):
+            if self._types.is_dictionary(kind) or self._types.is_run_end_encoded(kind):
                 kind = kind.value_type
-            elif getattr(kind, "extension_name", "") not in ("", "arrow.uuid"):
+            elif hasattr(kind, "storage_type") and not _is_uuid(kind):
                 kind = kind.storage_type
             else:
                 return kind
 
     def _is_text(self, kind: Any) -> bool:
-        plain, types = self._plain(kind), self._types
-        return bool(
-            types.is_string(plain)
-            or types.is_large_string(plain)
-            or types.is_string_view(plain)
-            or types.is_null(plain)
-        )
-
-    def _is_identity(self, kind: Any) -> bool:
-        plain = self._plain(kind)
-        is_uuid = getattr(plain, "extension_name", "") == "arrow.uuid"
-        return self._is_text(kind) or bool(self._types.is_integer(plain)) or is_uuid
+        return str(self._plain(kind)) in ("string", "large_string", "string_view", "null")
 
     def _holds_bytes(self, kind: Any) -> bool:
-        plain, types = self._plain(kind), self._types
-        if getattr(plain, "extension_name", "") == "arrow.uuid":
-            return False
-        if types.is_nested(plain):
+        plain = self._plain(kind)
+        if self._types.is_nested(plain):
             return any(self._holds_bytes(plain.field(index).type) for index in range(plain.num_fields))
-        return bool(
-            types.is_binary(plain)
-            or types.is_large_binary(plain)
-            or types.is_fixed_size_binary(plain)
-            or types.is_binary_view(plain)
-        )
+        return "binary" in str(plain)
+
+
+def _is_uuid(kind: Any) -> bool:
+    return getattr(kind, "extension_name", "") == "arrow.uuid"
 
 
 def _rows_of_batch(size: int, rows: int) -> int:

@@ -8,7 +8,7 @@ import math
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import date, datetime
 from pathlib import Path
 from typing import Any, TextIO
@@ -22,39 +22,24 @@ from millpond.ingest.sources.rows import make_record
 # A cell may hold a book. The csv module's limit (128 Ki characters) is global to the process, so it is only raised.
 _FIELD_CHARS = 1 << 27
 _ROW_CHARS = 1 << 25  # of a row over several lines; a quote that is never closed is noticed after as many
-_INTEGER = re.compile(r"[+-]?[0-9]+")
-_FLOAT = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
+
+
+def _finite(cell: str) -> float:
+    if math.isfinite(value := float(cell)):
+        return value
+    raise ValueError
+
+
 _BOOLS = {"true": True, "false": False, "yes": True, "no": False, "1": True, "0": False}
-
-
-def _int(cell: str) -> int:
-    if not _INTEGER.fullmatch(cell):
-        raise ValueError
-    return int(cell)
-
-
-def _float(cell: str) -> float:
-    if not _FLOAT.fullmatch(cell) or not math.isfinite(value := float(cell)):
-        raise ValueError
-    return value
-
-
-def _bool(cell: str) -> bool:
-    try:
-        return _BOOLS[cell.lower()]
-    except KeyError:
-        raise ValueError from None
-
-
-TYPES: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "str": (str, "any text"),
-    "int": (_int, "a whole number like 2024"),
-    "float": (_float, "a number like 9.99"),
-    "bool": (_bool, "true, false, yes, no, 1 or 0"),
-    "date": (lambda cell: date.fromisoformat(cell).isoformat(), "a date like 2024-05-31"),
-    "datetime": (lambda cell: datetime.fromisoformat(cell).isoformat(), "a time like 2024-05-31T12:00:00+02:00"),
+TYPES: Mapping[str, tuple[str, Callable[[str], Any], str]] = {
+    "str": (".*", str, "any text"),
+    "int": ("[+-]?[0-9]+", int, "a whole number like 2024"),
+    "float": (r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?", _finite, "a number like 9.99"),
+    "bool": ("|".join(_BOOLS), lambda cell: _BOOLS[cell.lower()], "true, false, yes, no, 1 or 0"),
+    "date": (".*", lambda cell: date.fromisoformat(cell).isoformat(), "a date like 2024-05-31"),
+    "datetime": (".*", lambda cell: datetime.fromisoformat(cell).isoformat(), "a time like 2024-05-31T12:00:00+02:00"),
 }
-"""For each name of a type: how a cell is read, and what is accepted, in words."""
+"""For each name of a type: which cells are read, how, and what is accepted, in words."""
 
 
 class CsvRows:
@@ -134,7 +119,14 @@ class CsvReader:
         self._header = header = self._read_header()
         columns.check(repr(str(path)), header)
         for column, type_name in types.items():
-            _check_type(column, type_name, repr(str(path)), header, columns)
+            for holds, fault in (
+                (column not in header, f": {str(path)!r} has the columns {', '.join(map(repr, header))}"),
+                (column in (columns.id, columns.text), ": the column is the id or the text, which are str"),
+                (not columns.keeps(column), ": the column is not one of metadata_columns"),
+                (type_name not in TYPES, f" is unknown; choose {', '.join(TYPES)}"),
+            ):
+                if holds:
+                    raise InvalidRequestError(f"types={column}={type_name}{fault}")
         self._types = {column: type_name for column, type_name in types.items() if type_name != "str"}
         self._dropped = [each for each in header if each not in (columns.id, columns.text) and not columns.keeps(each)]
 
@@ -206,20 +198,9 @@ def _typed(column: str, cell: str, type_name: str) -> Any:
     text = cell.strip()
     if not text:
         return None
-    read, accepted = TYPES[type_name]
-    try:
-        return read(text)
-    except ValueError:
-        shown = cell if len(cell) <= 40 else f"{cell[:40]}..."
-        raise InvalidRequestError(f"column {column!r} holds {shown!r}, no {type_name}; write {accepted}") from None
-
-
-def _check_type(column: str, type_name: str, name: str, header: list[str], columns: Columns) -> None:
-    if column not in header:
-        raise InvalidRequestError(f"types={column}={type_name}: {name} has the columns {', '.join(map(repr, header))}")
-    if column in (columns.id, columns.text):
-        raise InvalidRequestError(f"types={column}={type_name}: the column is the id or the text, which are str")
-    if not columns.keeps(column):
-        raise InvalidRequestError(f"types={column}={type_name}: the column is not one of metadata_columns")
-    if type_name not in TYPES:
-        raise InvalidRequestError(f"types={column}={type_name} is unknown; choose {', '.join(TYPES)}")
+    pattern, read, accepted = TYPES[type_name]
+    with suppress(ValueError):
+        if re.fullmatch(pattern, text, re.IGNORECASE):
+            return read(text)
+    shown = cell if len(cell) <= 40 else f"{cell[:40]}..."
+    raise InvalidRequestError(f"column {column!r} holds {shown!r}, no {type_name}; write {accepted}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from millpond.errors import InvalidRequestError
@@ -40,35 +41,21 @@ def read_dead_letter(letter: Mapping[str, Any], where: str, rows: RowReader) -> 
     A line that held no record is read again as an object of JSON; if it still is none, it is rejected with the place
     and the reason of the letter.
     """
-    version = letter[DEAD_LETTER_KEY]
-    if type(version) is not int or version != _VERSION:
+    if (version := letter[DEAD_LETTER_KEY]) != _VERSION:
         reason = f"{DEAD_LETTER_KEY}={version!r} is not known to this version of millpond, which reads {_VERSION}"
         return Rejected(where=where, reason=reason)
-    first = {name: value for name in ("where", "reason") if isinstance(value := letter.get(name), str) and value}
-    if "text" in letter:
-        return _record(letter, first.get("where", where))
+    origin, reason = str(letter.get("where") or where), str(letter.get("reason") or "holds no record")
     content = letter.get("content")
-    reason = first.get("reason", "holds no record")
-    if isinstance(content, str):
-        try:
-            row = json.loads(content)
-        except (ValueError, RecursionError):
-            row = None
-        if isinstance(row, dict) and DEAD_LETTER_KEY not in row:
-            try:
-                return rows.record(row)
-            except InvalidRequestError as error:
-                reason = str(error)
-    else:
-        content = None
-    return Rejected(where=first.get("where", where), reason=reason, content=content)
-
-
-def _record(letter: Mapping[str, Any], where: str) -> Record | Rejected:
-    metadata = letter.get("metadata")
-    chunk = letter.get("chunk")
     try:
-        record = make_record(letter.get("id"), letter["text"], {} if metadata is None else metadata)
-        return record if chunk is None else Record(record.id, record.text, record.metadata, chunk=chunk)
+        if "text" in letter:
+            content = json.dumps(dict(letter), ensure_ascii=False)
+            record = make_record(letter.get("id"), letter["text"], letter.get("metadata") or {})
+            return replace(record, chunk=letter["chunk"]) if "chunk" in letter else record
+        row = json.loads(content) if isinstance(content, str) else None
+        if isinstance(row, dict) and DEAD_LETTER_KEY not in row:
+            return rows.record(row)
     except InvalidRequestError as error:
-        return Rejected(where=where, reason=str(error), content=json.dumps(dict(letter), ensure_ascii=False))
+        reason = str(error)
+    except (ValueError, RecursionError):  # the line was no JSON
+        pass
+    return Rejected(where=origin, reason=reason, content=content if isinstance(content, str) else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import stat
+from collections import Counter, defaultdict
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,9 +21,7 @@ _NAMED_FILES = 10
 
 
 _OTHER = "neither .txt nor .md"
-_LINKED_FOLDER = "a link to a folder"
-_LEAVES = "a link that leaves the folder"
-_READ_ITSELF = "a link to a file that is read itself"
+_LINK = "a link"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,75 +39,40 @@ class SkippedFiles:
     reasons: Mapping[str, int] = field(default_factory=dict)
 
 
-class _Skipped:
-    """Counts the files that are not read, for each reason."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._counts: dict[str, int] = {}
-        self._names: dict[str, list[str]] = {}
-        self._first: list[str] = []
-
-    def add(self, path: Path, reason: str) -> None:
-        name = shown(path.relative_to(self._folder).as_posix())
-        self._counts[reason] = self._counts.get(reason, 0) + 1
-        if len(names := self._names.setdefault(reason, [])) < _NAMED_FILES:
-            names.append(name)
-        if len(self._first) < _NAMED_FILES:
-            self._first.append(name)
-
-    def report(self) -> SkippedFiles:
-        """The counts, after a warning for each reason."""
-        for reason, count in self._counts.items():
-            names = self._names[reason]
-            more = f" and {count - len(names)} more" if count > len(names) else ""
-            listed = ", ".join(names)
-            logger.warning("%s: not read, because %s: %d (%s%s)", shown(self._folder), reason, count, listed, more)
-        return SkippedFiles(count=sum(self._counts.values()), names=tuple(self._first), reasons=self._counts)
-
-
 def read_folder(folder: Path) -> Generator[Record | Rejected, None, SkippedFiles]:
-    """The records of a folder, in order, without hidden files; the id is the relative path.
+    """The records of a folder, in order, without hidden files; the id is the relative path. No link is followed.
 
-    A link to a folder is not followed, so that no loop is endless. A link to a file is read under its own name if the
-    file is in the folder and not read itself.
+    Returns:
+        The files that were not read.
     """
-    files = 0
-    skipped = _Skipped(folder)
-    root = Path(os.path.realpath(folder))
+    files, first = 0, list[str]()
+    counts, named = Counter[str](), defaultdict[str, list[str]](list)
     unlisted: list[OSError] = []
     for parent, children, entries in os.walk(folder, onerror=unlisted.append):
         yield from _unlisted(unlisted)
         children[:] = sorted(child for child in children if not child.startswith("."))
-        links = {child for child in children if os.path.islink(os.path.join(parent, child))}  # which are not followed
-        for entry in sorted((*entries, *links)):
+        links = {name for name in (*children, *entries) if os.path.islink(os.path.join(parent, name))}
+        for entry in sorted({*entries, *links}):
+            path = Path(parent, entry)
             if entry.startswith("."):
                 continue
-            path = Path(parent, entry)
-            if entry in links:
-                leaves = not Path(os.path.realpath(path)).is_relative_to(root)
-                skipped.add(path, _LEAVES if leaves else _LINKED_FOLDER)
-            elif not entry.lower().endswith(TEXT_SUFFIXES):
-                skipped.add(path, _OTHER)
-            elif path.is_symlink() and (reason := _unread_link(path, root)):
-                skipped.add(path, reason)
+            if entry in links or not entry.lower().endswith(TEXT_SUFFIXES):
+                name = shown(path.relative_to(folder).as_posix())
+                reason = _LINK if entry in links else _OTHER
+                counts[reason] += 1
+                for names in (first, named[reason]):
+                    names += [name] if len(names) < _NAMED_FILES else []
             else:
                 files += 1
                 yield _text_file(path, folder)
     yield from _unlisted(unlisted)
     if not files:
         logger.warning("%s holds no .txt or .md file", shown(folder))
-    return skipped.report()
-
-
-def _unread_link(path: Path, root: Path) -> str | None:
-    """Why a link to a file is not read, if it is not; a link that leads nowhere is, and fails."""
-    target = Path(os.path.realpath(path))
-    if not target.is_relative_to(root):
-        return _LEAVES
-    hidden = any(part.startswith(".") for part in target.relative_to(root).parts)
-    is_read = target.is_file() and target.name.lower().endswith(TEXT_SUFFIXES) and not hidden
-    return _READ_ITSELF if is_read else None
+    for reason, count in counts.items():
+        more = f" and {count - _NAMED_FILES} more" if count > _NAMED_FILES else ""
+        listed = ", ".join(named[reason])
+        logger.warning("%s: not read, because %s: %d (%s%s)", shown(folder), reason, count, listed, more)
+    return SkippedFiles(count=sum(counts.values()), names=tuple(first), reasons=counts)
 
 
 def shown(path: object) -> str:

@@ -14,15 +14,8 @@ _NO_METADATA = "none"  # LlamaIndex's MetadataMode.NONE, a str: the text alone
 
 def read_items(items: Iterable[Any], rows: RowReader) -> Generator[Record | Rejected, None, Any]:
     """A record, or a :class:`Rejected`, for each item."""
-    iterator = iter(items)
-    number = 0
-    while True:
-        try:
-            item = next(iterator)
-        except StopIteration as end:
-            return end.value
+    for number, item in enumerate(items):
         yield item if type(item) is Record else _record(item, rows, f"item {number}")
-        number += 1
 
 
 def _record(item: Any, rows: RowReader, where: str) -> Record | Rejected:

@@ -23,8 +23,6 @@ from millpond.ingest.sources.json_file import read_json, read_json_lines, read_j
 from millpond.ingest.sources.rows import RowReader
 from millpond.ingest.sources.tables import check_table, is_table, read_table
 
-__all__ = ["RECORD_SUFFIXES", "RecordReader", "Rejected", "SkippedFiles", "read", "reader_for"]
-
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *ARROW_SUFFIXES)
 """Suffixes of files that hold records; other files are read by no one but the commands that take plain texts."""
 

@@ -75,18 +75,11 @@ def _dataset(dataset: Any, columns: Columns) -> Generator[Record | Rejected, Non
         if shown:
             schema = pyarrow("reading a Dataset").schema([schema.field(column) for column in shown])
         reader = ArrowReader(schema, f"the {type(dataset).__name__}", columns)
-        has_tables = _has_tables(dataset)
         dataset = dataset.select_columns(reader.columns)
-        if has_tables:
+        # A stream may make its tables of examples that differ in type.
+        if hasattr(dataset, "num_rows"):
             return reader.records(dataset.with_format("arrow").iter(batch_size=BATCH_ROWS), item=_ITEM)
     return read_items(dataset, RowReader("the dataset", columns))
-
-
-def _has_tables(dataset: Any) -> bool:
-    """Whether a dataset has tables of Arrow, and does not make them of examples that may differ in type."""
-    if hasattr(dataset, "num_rows"):  # it is no stream
-        return True
-    return getattr(getattr(dataset, "_ex_iterable", None), "iter_arrow", None) is not None
 
 
 def _frame(frame: Any, columns: Columns) -> Generator[Record | Rejected, None, None]:

@@ -6,7 +6,6 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from millpond.errors import InvalidRequestError
@@ -363,9 +362,7 @@ class LateInteractionIndex(ABC):
         self._check_open()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     # --------------------------------------------------------------------------------- implemented by each index

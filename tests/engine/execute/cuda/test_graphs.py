@@ -1,4 +1,4 @@
-"""Captured forwards: which families can be captured, and that the results are those of a plain forward."""
+"""Captured forwards: which families can be captured, with the results of a plain forward; and sparse weights."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import pytest
 import torch
 from tests.recording import Recording
 from tests.tiny import FAMILIES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
-from tests.tiny.heads import write_cross_encoder
+from tests.tiny.heads import write_m3, write_splade
 
 from millpond import Engine
 from millpond.attention import varlen
 from millpond.engine import loading
 from millpond.engine.execute.batch import DeviceBatch
 from millpond.engine.execute.cuda import graphs
-from millpond.engine.execute.cuda.buckets import Bucket, Buckets
+from millpond.engine.execute.cuda.buckets import Bucket
 from millpond.engine.execute.cuda.layout import BufferLayout
 from millpond.engine.execute.runner import Runner
 from millpond.engine.loading import load
@@ -32,7 +32,11 @@ from tests import recording
 
 # Their attention or mixers work run by run, and the host must know the lengths.
 EAGER = ("mpnet", "deberta-v2", "gemma2", "jamba")
+
+
 SHORT = (TEXTS[0], TEXTS[3], TEXTS[1])
+
+
 Rows = npt.NDArray[np.float32]
 
 
@@ -160,13 +164,6 @@ def test_rows_of_tokens_are_read_from_a_graphs_states(family, backends, plain, e
     assert backends[0].log.count("replay") == 2
 
 
-def test_scores_come_out_of_a_graph(backends, expected, tmp_path):
-    folder = write_cross_encoder(tmp_path / "model")
-    with Engine(folder, dtype="float32", device="cpu") as engine:
-        assert worst(read(engine, TEXTS, "score"), expected(folder, TEXTS, "score")) <= 1e-5
-    assert captures(backends[0]) == 1
-
-
 def test_a_graph_serves_every_adapter(backends, expected, plain):
     with Engine(plain("jina"), dtype="float32", device="cpu") as engine:
         names = [*engine.spec.adapters[:2]]
@@ -174,16 +171,6 @@ def test_a_graph_serves_every_adapter(backends, expected, plain):
             options = {"adapter": adapter, "prompt": ""}
             assert worst(read(engine, SHORT, **options), expected(plain("jina"), SHORT, **options)) <= 1e-5
     assert len(names) == 2 and captures(backends[0]) == 1  # the adapter of a token is data, not shape
-
-
-def test_a_graph_is_captured_when_its_shape_comes_back(backends, plain, monkeypatch):
-    monkeypatch.setitem(graphs.Graphs.__init__.__kwdefaults__, "uses", 2)
-    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
-        seen = []
-        for _ in range(3):
-            read(engine, SHORT)
-            seen.append((captures(backends[0]), backends[0].log.count("replay")))
-    assert seen == [(0, 0), (1, 1), (1, 2)]
 
 
 @pytest.mark.parametrize("bound", [{"most": 1}, {"most_bytes": 1}])
@@ -222,18 +209,6 @@ def test_a_variable_switches_graphs_off(backends, expected, plain, monkeypatch):
     assert backends[0].log == ["upload", "download 0", "wait 0"]
 
 
-def test_a_text_without_a_shape_runs_without_a_graph(backends, expected, plain, monkeypatch):
-    seen: list[Bucket | None] = []
-
-    def fit(self: Buckets, lengths: Sequence[int]) -> None:
-        seen.append(None)
-
-    monkeypatch.setattr(Buckets, "fit", fit)
-    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
-        assert worst(read(engine, TEXTS), expected(plain("bert"), TEXTS)) <= 1e-5
-    assert seen == [None] and not captures(backends[0])
-
-
 def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, DeviceBatch]:
     """A model and the input of a captured graph without data: code that reads data fails, as in a capture."""
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, *args, **options: query.clone())
@@ -252,13 +227,6 @@ def test_nothing_inside_waits_for_the_device(family, backends, plain, monkeypatc
         states = runner.states(batch)
         values = runner.pooler_call(batch, states).rows(OutputSpec(kind="pooled")).values
     assert values.shape == (6, 6 * states.shape[1]) and values.device.type == "meta"
-
-
-def test_a_cross_encoders_head_does_not_wait_for_the_device(backends, tmp_path, monkeypatch):
-    runner, batch = on_meta(write_cross_encoder(tmp_path / "model"), None, monkeypatch)
-    with torch.inference_mode():
-        values = runner.pooler_call(batch, runner.states(batch)).rows(OutputSpec(kind="logits")).values
-    assert values.shape == (6, 1)
 
 
 def test_a_wait_for_the_device_is_noticed(backends, plain, monkeypatch):
@@ -287,8 +255,7 @@ def test_memory_that_runs_out_at_every_point_of_a_batch_costs_no_result(backends
             engine._replicas.runner._pipeline._graphs.clear()
 
 
-@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
-@pytest.mark.parametrize("pooling", ["cls", "lasttoken"])
+@pytest.mark.parametrize(("family", "pooling"), [("bert", "cls"), ("modernbert", "lasttoken"), ("qwen3", "lasttoken")])
 @pytest.mark.parametrize("graphs_on", [True, False], ids=["graph", "eager"])
 def test_only_the_rows_that_are_read_pass_the_last_layer(
     graphs_on, pooling, family, backends, plain, monkeypatch, tmp_path
@@ -319,14 +286,6 @@ def test_only_the_rows_that_are_read_pass_the_last_layer(
         assert None in rows_of
 
 
-def test_a_prompt_that_is_left_out_reads_every_row(backends, expected, tmp_path):
-    layout = Layout(modules=(Pooling(modes=("cls",), include_prompt=False), Normalize()))
-    folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=layout)
-    with Engine(folder, dtype="float32", device="cpu") as engine:
-        found = read(engine, TEXTS, prompt="query: ")
-        assert worst(found, expected(folder, TEXTS, prompt="query: ")) <= 1e-5
-
-
 @pytest.mark.parametrize(
     ("tokens", "total", "wasted"),
     [(8192, 4097, False), (9216, 8640, False), (9216, 8639, True), (18432, 16900, True), (32768, 31000, False)],
@@ -354,3 +313,38 @@ def test_a_batch_without_memory_takes_that_of_the_graphs(kind, backends, expecte
         backends[0].fault = fault
         assert worst(read(engine, TEXTS), expected(plain("bert"), TEXTS)) <= 1e-5
     assert seen == [1, 0]
+
+
+MANY = [f"{text} {i}" for i, text in enumerate(TEXTS * 3)]
+
+
+@pytest.mark.parametrize("kind", ["splade", "m3"])
+def test_weights_are_those_of_a_plain_engine(kind, backends, tmp_path, monkeypatch):
+    folder = (write_splade if kind == "splade" else write_m3)(tmp_path / "model")
+    with Engine(folder, dtype="float32", device="cpu", max_batch_tokens=64) as engine:
+        found = engine.sparse_embed(MANY)
+        assert backends[0].log.count("upload") > 2
+        if kind == "m3":  # in one batch with vectors
+            dense, other = engine.submit("embed", TEXTS), engine.submit("sparse_embed", TEXTS)
+            assert len(dense.result().embeddings) == len(TEXTS)
+            assert len(other.result()) == len(TEXTS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(loading, "_backend", lambda device: None)
+        with Engine(folder, dtype="float32", device="cpu") as engine:
+            expected = engine.sparse_embed(MANY)
+    for one, other in zip(found, expected, strict=True):
+        assert one.keys() == other.keys()
+        assert np.allclose([*one.values()], [*other.values()], atol=1e-4, rtol=1e-4)
+
+
+def test_memory_that_runs_out_while_weights_are_read_costs_no_result(backends, tmp_path):
+    with Engine(write_splade(tmp_path / "model"), dtype="float32", device="cpu") as engine:
+        failed = []
+
+        def fault(operation: str) -> None:
+            if operation == "copying" and len(failed) < 2:
+                failed.append(operation)
+                raise torch.OutOfMemoryError("CUDA out of memory")
+
+        backends[0].fault = fault
+        assert len(engine.sparse_embed(MANY)) == len(MANY) and len(failed) == 2

@@ -168,12 +168,6 @@ def test_an_upload_is_pinned_and_on_the_compute_stream(cuda: Cuda, runtime: Runt
     assert buffer.device == DEVICE and runtime.current == "loading"
 
 
-def test_buffers_belong_to_the_compute_stream(cuda: Cuda, runtime: Runtime) -> None:
-    cuda.buffer(4)
-    cuda.pinned(4)
-    assert runtime.log == ["compute: empty", "loading: empty pinned"]
-
-
 def test_a_download_waits_for_the_compute_stream_and_is_waited_for(cuda: Cuda, runtime: Runtime) -> None:
     tensors = [torch.ones(2, 3), torch.zeros(1)]
     hosts, done = cuda.download(tensors)
@@ -186,11 +180,6 @@ def test_a_download_waits_for_the_compute_stream_and_is_waited_for(cuda: Cuda, r
     assert runtime.log[-1] == "loading: host waits for the event"
     assert [host.tolist() for host in hosts] == [tensor.tolist() for tensor in tensors]
     assert runtime.current == "loading"
-
-
-def test_nothing_is_downloaded_without_tensors(cuda: Cuda, runtime: Runtime) -> None:
-    hosts, _ = cuda.download([])
-    assert hosts == [] and runtime.log[-1] == "copying: event after copying"
 
 
 def test_a_capture_warms_up_and_is_alone(cuda: Cuda, runtime: Runtime) -> None:
@@ -313,17 +302,6 @@ def test_a_torch_without_the_function_raises_the_same_error(
     monkeypatch.delattr(torch._C, "_cuda_endAllocateToPool")
     with pytest.raises(ValueError, match="odd"):
         cuda.capture(failing(3, ValueError("odd")))
-
-
-def test_a_forward_that_fails_in_the_warm_up_begins_no_capture(cuda: Cuda, runtime: Runtime) -> None:
-    with pytest.raises(ValueError, match="odd"):
-        cuda.capture(failing(1, ValueError("odd")))
-    assert runtime.log == [] and runtime.current == "loading"
-
-
-def test_draining_waits_for_all_streams(cuda: Cuda, runtime: Runtime) -> None:
-    cuda.drain()
-    assert runtime.log == ["host waits for compute", "host waits for copying", "host waits for late"]
 
 
 def test_what_waits_does_not_wait_for_the_batch_that_was_launched_since(cuda: Cuda, runtime: Runtime) -> None:

@@ -4,7 +4,6 @@ import ctypes
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -275,15 +274,6 @@ def test_a_token_that_is_not_a_number_stays_in_its_text(tiles):
     assert torch.equal(out[:17], expected[:17]) and torch.equal(out[47:], expected[47:])
 
 
-def test_calls_at_the_same_time(tiles):
-    encoder = encoder_of(tiles)
-    calls = [[5, 40], [100], [16, 1, 1], [64, 64]]
-    expected = [encoder.encode(ids_of(lengths), bounds_of(lengths)) for lengths in calls]
-    with ThreadPoolExecutor(4) as pool:
-        done = list(pool.map(lambda lengths: encoder.encode(ids_of(lengths), bounds_of(lengths), threads=2), calls * 4))
-    assert all(torch.equal(out, reference) for out, reference in zip(done, expected * 4, strict=True))
-
-
 @pytest.mark.parametrize("hidden", [32, 384, 768])
 def test_blocks_in_tiles_are_long(tiles, pairs, hidden):
     of_tiles, of_pairs = (
@@ -319,7 +309,7 @@ def test_nothing_outside_of_its_memory_is_touched(tmp_path):
         "PYTHONMALLOC": "malloc",
     }
     run = subprocess.run(
-        [sys.executable, "-m", "tests.native.exact_memory", tmp_path],
+        [sys.executable, "-m", "tests.native.guarded", "tiles", tmp_path],
         cwd=ROOT,
         env={**os.environ, **environment},
         capture_output=True,

@@ -8,14 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.native.steps import every_isa
+from tests.native.models import every_isa
 
 ROOT = Path(__file__).parents[2]
 
 
 def run(isa, *arguments, **environment):
     return subprocess.run(
-        [sys.executable, "-m", "tests.native.guarded_encoder", isa, *arguments],
+        [sys.executable, "-m", "tests.native.guarded", isa, *arguments],
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]), **environment},
         capture_output=True,

@@ -1,0 +1,300 @@
+"""What a batch meets on a machine: cores, quotas, threads, Ctrl-C, and the errors of devices."""
+
+from __future__ import annotations
+
+import pickle
+import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from millpond.engine.execute.cores import Cores, usable
+from millpond.engine.execute.device_errors import LostDevice, is_device_lost, is_out_of_memory
+from millpond.engine.execute.interrupts import defer_sigint
+from millpond.engine.execute.threads import (
+    Threads,
+    default_threads,
+    native_threads,
+    on_native_threads,
+    on_threads,
+)
+from millpond.errors import DeviceLostError, MillpondError
+
+
+def test_a_core_is_claimed_once():
+    cores = Cores(2)
+    assert [cores.claim(wait=False) for _ in range(3)] == [True, True, False]
+    cores.release()
+    assert cores.free == 1
+    assert cores.claim(wait=False)
+
+
+def test_widening_takes_what_is_free():
+    cores = Cores(4)
+    cores.claim()
+    assert cores.widen(2) == 2
+    assert cores.widen(2) == 1
+    assert cores.widen(-1) == 0
+    cores.release(4)
+    assert cores.free == 4
+
+
+def test_a_claim_waits_for_a_release():
+    cores = Cores(1)
+    cores.claim()
+    got = []
+    thread = threading.Thread(target=lambda: got.append(cores.claim()))
+    thread.start()
+    assert not got
+    cores.release()
+    thread.join(60)
+    assert got == [True]
+    assert cores.free == 0
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({"cpu.max": "150000 100000"}, 2),
+        ({"cpu.max": "50000 100000"}, 1),
+        ({"cpu.max": "max 100000"}, 64),
+        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        ({"cpu.max": "nonsense"}, 64),
+        ({}, 64),
+    ],
+)
+def test_a_quota_limits_the_cores(files, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    for name, content in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(content)
+    assert usable(tmp_path, tmp_path / "none") == expected
+
+
+@pytest.mark.parametrize(
+    ("own", "files", "expected"),
+    [
+        ("0::/jobs/mine", {"jobs/mine/cpu.max": "200000 100000", "cpu.max": "max 100000"}, 2),
+        ("0::/jobs/mine", {"jobs/mine/cpu.max": "max 100000", "jobs/cpu.max": "300000 100000"}, 3),
+        ("0::/jobs/mine", {"jobs/mine/cpu.max": "400000 100000", "jobs/cpu.max": "300000 100000"}, 3),
+        ("0::/jobs/mine", {"jobs/other/cpu.max": "100000 100000"}, 64),
+        ("0::/../../elsewhere", {"cpu.max": "500000 100000"}, 5),
+        (
+            "4:memory:/m\n3:cpu,cpuacct:/jobs",
+            {"cpu/jobs/cpu.cfs_quota_us": "200000", "cpu/jobs/cpu.cfs_period_us": "100000"},
+            2,
+        ),
+    ],
+)
+def test_the_limits_of_the_groups_above_hold_as_well(own, files, expected, tmp_path, monkeypatch):
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)), raising=False)
+    for name, content in files.items():
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).write_text(content)
+    (tmp_path / "own").write_text(own + "\n")
+    assert usable(tmp_path / "root", tmp_path / "own") == expected
+
+
+@pytest.fixture
+def backbone():
+    """Two million multiplied weights, and an embedding table that is only looked up."""
+    return torch.nn.Sequential(torch.nn.Embedding(9999, 8), torch.nn.Linear(1000, 2000, bias=True))
+
+
+def test_more_tokens_more_threads(backbone, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
+    threads = Threads(backbone)
+    assert [threads.count(tokens) for tokens in (1, 999, 1000, 2000, 10**6)] == [1, 1, 2, 3, 4]
+    assert [threads.count(tokens, awake=True) for tokens in (1, 24, 25, 10**6)] == [1, 1, 2, 4]
+
+
+def test_torchs_number_is_back_afterwards():
+    before = torch.get_num_threads()
+    with on_threads(before + 1):
+        assert torch.get_num_threads() == before + 1
+    assert torch.get_num_threads() == before
+    with pytest.raises(KeyError), on_threads(before + 1):
+        raise KeyError
+    assert torch.get_num_threads() == before
+
+
+def test_the_native_encoder_has_its_own_number():
+    before = torch.get_num_threads()
+    assert native_threads() == before
+    with on_native_threads(3):
+        assert (native_threads(), torch.get_num_threads()) == (3, 1)
+        assert in_a_thread(native_threads) == in_a_thread(torch.get_num_threads)  # of this thread only
+    assert (native_threads(), torch.get_num_threads()) == (before, before)
+    with pytest.raises(KeyError), on_native_threads(3):
+        raise KeyError
+    assert (native_threads(), torch.get_num_threads()) == (before, before)
+
+
+def in_a_thread(function):
+    """The result of ``function`` in a new thread."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(function).result()
+
+
+def test_the_default_of_later_threads_is_not_that_of_this_one():
+    before = torch.get_num_threads()
+    assert in_a_thread(lambda: (torch.set_num_threads(before + 2), default_threads(before + 1))) == (None, None)
+    try:
+        assert torch.get_num_threads() == before  # the number of this thread
+        assert in_a_thread(torch.get_num_threads) == before + 1
+    finally:
+        default_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def pythons_own_handler():
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="only the main thread sets handlers"
+)
+def test_an_interrupt_waits_for_the_end_of_the_block():
+    done = []
+
+    def work():
+        with defer_sigint():
+            signal.raise_signal(signal.SIGINT)
+            done.append("the rest")
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
+    assert done == ["the rest"]
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="only the main thread sets handlers"
+)
+def test_without_an_interrupt_the_block_changes_nothing():
+    with defer_sigint():
+        assert signal.getsignal(signal.SIGINT) is not signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with pytest.raises(ValueError, match="of the block"), defer_sigint():
+        raise ValueError("of the block")
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="only the main thread sets handlers"
+)
+def test_a_programs_own_handler_stays():
+    heard = []
+
+    def own(number, frame):
+        heard.append(number)
+
+    signal.signal(signal.SIGINT, own)
+    with defer_sigint():
+        assert signal.getsignal(signal.SIGINT) is own
+        signal.raise_signal(signal.SIGINT)
+        assert heard == [signal.SIGINT]
+    assert signal.getsignal(signal.SIGINT) is own
+
+
+@pytest.mark.skipif(
+    threading.current_thread() is not threading.main_thread(), reason="only the main thread sets handlers"
+)
+def test_another_thread_leaves_the_handler_alone():
+    seen = []
+
+    def work():
+        with defer_sigint():
+            seen.append(signal.getsignal(signal.SIGINT))
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [signal.default_int_handler]
+
+
+HINTS = (
+    "\nCUDA kernel errors might be asynchronously reported at some other API call\nCompile with `TORCH_USE_CUDA_DSA`"
+)
+
+
+LOST = (
+    "CUDA error: an illegal memory access was encountered",
+    "CUDA error: device-side assert triggered",
+    "CUDA error: unspecified launch failure",
+    "CUDA error: misaligned address",
+    "CUDA error: an illegal instruction was encountered",
+    "CUDA error: uncorrectable ECC error encountered",
+    "CUDA error: uncorrectable NVLink error detected during the execution",
+    "CUDA error: operation not supported on global/shared address space",
+    "CUDA error: the launch timed out and was terminated",
+    "CUDA error: hardware stack error",
+)
+
+
+HARMLESS = (
+    "CUDA error: invalid configuration argument",
+    "CUDA error: no kernel image is available for execution on the device",
+    "CUDA error: operation not permitted when stream is capturing",
+    "CUDA error: operation failed due to a previous error during capture",
+    "CUDA error: too many resources requested for launch",
+    "CUDA error: operation not supported",
+    "CUDA error: invalid argument",
+)
+
+
+OUT_OF_MEMORY = (
+    "CUDA error: out of memory",
+    "CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`",
+    'captures_underway.empty() INTERNAL ASSERT FAILED at "/pytorch/c10/cuda/CUDACachingAllocator.cpp":3941',
+)
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
+@pytest.mark.parametrize("text", LOST)
+def test_errors_that_stay_are_a_lost_device(text: str, kind: type[Exception]) -> None:
+    assert is_device_lost(kind(text + HINTS))
+    assert not is_out_of_memory(kind(text + HINTS))
+
+
+@pytest.mark.parametrize("text", ["CUDA error: unknown error", "no words for it", ""])
+def test_an_accelerator_s_error_that_nobody_knows_is_a_lost_device(text: str) -> None:
+    assert is_device_lost(torch.AcceleratorError(text))
+    assert not is_device_lost(RuntimeError(text))
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
+@pytest.mark.parametrize("text", HARMLESS)
+def test_errors_of_one_launch_are_not(text: str, kind: type[Exception]) -> None:
+    assert not is_device_lost(kind(text + HINTS))
+
+
+@pytest.mark.parametrize(("code", "lost"), [(1, False), (9, False), (901, False), (700, True), (999, True)])
+def test_the_number_of_an_error_counts_too(code: int, lost: bool) -> None:
+    error = torch.AcceleratorError("hip error")
+    error.error_code = code  # type: ignore[attr-defined]
+    assert is_device_lost(error) is lost
+
+
+@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
+@pytest.mark.parametrize("text", OUT_OF_MEMORY)
+def test_memory_that_ran_out_is_no_lost_device(text: str, kind: type[Exception]) -> None:
+    assert is_out_of_memory(kind(text)) and not is_device_lost(kind(text))
+
+
+def test_the_error_names_device_reason_and_way_out() -> None:
+    lost = LostDevice.of("cuda:1", torch.AcceleratorError(LOST[0] + HINTS))
+    error = lost.error()
+    assert isinstance(error, MillpondError) and error is not lost.error()
+    assert (error.device, error.reason) == ("cuda:1", LOST[0])
+    for part in ("cuda:1", LOST[0], "restart the process", "another replica"):
+        assert part in str(error)
+    assert "TORCH_USE_CUDA_DSA" not in str(error)
+    again = pickle.loads(pickle.dumps(error))
+    assert isinstance(again, DeviceLostError)
+    assert (str(again), again.device, again.reason) == (str(error), error.device, error.reason)

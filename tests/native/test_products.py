@@ -1,0 +1,451 @@
+"""Attention, whole models and products in eight bits of the native encoder, against formulas."""
+
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from tests.native.models import (
+    MODELS,
+    PRECISIONS,
+    ROUNDING,
+    assert_near,
+    copied,
+    encoder_of,
+    every_isa,
+    given,
+    identity,
+    numbers,
+    tokens,
+)
+from tests.pairwise import pairwise
+from torch import nn
+
+from millpond.models.native import structs
+from millpond.models.native.encoder import NativeEncoder, bounds_of
+from millpond.models.native.kernels import kernels_of
+from millpond.models.native.plan import PlanBuilder
+from millpond.models.native.self_check import VOCABULARY, attended, formulas, read
+from millpond.native.library import ISAS, isa, kernel_table
+
+# --- Attention: lengths, heads, masks, and what is added to scores ----------------------------------------------------
+
+
+# Around a vector, a block of rows, a unit of keys, and the rows that threads divide a text by (512).
+LENGTHS = (1, 2, 5, 7, 12, 13, 15, 16, 17, 31, 32, 33, 48, 63, 65, 130)
+HEADS = {  # heads, kv_heads, dim
+    "2x32": (2, 2, 32),
+    "4x64-grouped": (4, 2, 64),
+    "3x32-one-key-head": (3, 1, 32),
+    "2x96": (2, 2, 96),
+    "2x128-grouped": (2, 1, 128),
+    "1x256": (1, 1, 256),
+}
+
+
+class Texts:
+    """Random queries, keys and values of several texts, and their attention both ways."""
+
+    def __init__(self, isa, heads, kv_heads, dim, lengths, seed=0, size=1.0):
+        self.isa, self.dtype, self.shape, self.lengths = isa, PRECISIONS[isa], (heads, kv_heads, dim), lengths
+        self.rows = numbers((sum(lengths), (heads + 2 * kv_heads) * dim), self.dtype, seed, size)
+
+    def native(self, *, threads=1, counts=None, **masks):
+        heads, kv_heads, dim = self.shape
+        columns = heads * dim
+        encoder = encoder_of(
+            self.isa,
+            given(self.rows),
+            lambda b: b.heads(identity(self.rows.shape[1])),
+            lambda b: b.attention(heads=heads, kv_heads=kv_heads, dim=dim, last=True, **masks),
+            lambda b: b.o_proj(identity(columns)),
+            lambda b: b.norm(copied(), columns),
+        )
+        keys = None if counts is None else np.array(counts, dtype=np.int32)
+        result = encoder.encode(tokens(len(self.rows)), bounds_of(self.lengths), keys=keys, threads=threads)
+        return result[:, :columns].double()
+
+    def expected(self, *, counts=None, **masks):
+        heads, kv_heads, dim = self.shape
+        counts = counts or [None] * len(self.lengths)
+        results, sizes = [], []
+        for rows, count in zip(self.rows.split(self.lengths), counts, strict=True):
+            parts = rows.unflatten(1, (-1, dim)).split([heads, kv_heads, kv_heads], dim=1)
+            result, size = attended(*parts, count=count, **masks)
+            results.append(result.flatten(1))
+            sizes.append(size.flatten(1))
+        return torch.cat(results), torch.cat(sizes)
+
+    def check(self, *, threads=1, **masks):
+        expected, size = self.expected(**masks)
+        result = self.native(threads=threads, **masks)
+        scores = 1 + masks["scale"] * self.rows.abs().amax().item() ** 2 * self.shape[2] ** 0.5
+        slack = 1e-6 * scores if self.dtype is torch.float32 else 3 * ROUNDING[self.dtype]
+        if masks.get("softcap") and self.dtype is torch.bfloat16:
+            slack += 4e-5 * masks["softcap"]
+        assert_near(result, expected, slack * size + ROUNDING[self.dtype] * expected.abs())
+
+
+MASKS = {
+    "all": {},
+    "causal": {"causal": True},
+    "window-1": {"window": 1},
+    "window-7": {"window": 7},
+    "window-64": {"window": 64},
+    "causal-window-7": {"causal": True, "window": 7},
+    "causal-window-64": {"causal": True, "window": 64},
+}
+every_mask = pytest.mark.parametrize("masks", MASKS.values(), ids=MASKS)
+
+
+@every_isa
+@pairwise(shape=HEADS, masks=MASKS)
+def test_attention_of_every_length(isa, shape, masks):
+    heads, kv_heads, dim = shape
+    Texts(isa, heads, kv_heads, dim, LENGTHS).check(scale=dim**-0.5, **masks)
+
+
+@every_isa
+@every_mask
+def test_limited_keys(isa, masks):
+    """Rows behind the last key attend too: a window may leave them none, and their result is 0."""
+    lengths = [40, 40, 40, 40, 40, 100, 1, 1]
+    counts = [0, 1, 39, 40, 20, 33, 1, 0]
+    texts = Texts(isa, 3, 1, 64, lengths)
+    texts.check(scale=0.125, counts=counts, **masks)
+    without = texts.native(scale=0.125, counts=counts, window=7)
+    assert (without[:40] == 0).all() and (without[-1] == 0).all()  # no key at all
+    assert (without[160 + 26 : 200] == 0).all()  # the last of 20 keys is 7 positions back
+    assert (without[160 : 160 + 26] != 0).any(dim=1).all()
+
+
+@every_isa
+@pairwise(softcap=[None, 5.0, 50.0], with_distances=[False, True], masks=MASKS)
+def test_a_softcap_and_distances_while_scores_are_read(isa, softcap, with_distances, masks):
+    heads, reach = 4, 130
+    distances = numbers((heads, 2 * reach - 1), torch.float32, 5, 2.0) if with_distances else None
+    texts = Texts(isa, heads, 2, 32, [1, 2, 31, 65, 130, 17], size=2.0)
+    texts.check(scale=0.5, softcap=softcap, distances=distances, **masks)
+
+
+@every_isa
+@pytest.mark.parametrize("size", [0.0, 1e-3, 30.0])
+def test_small_and_large_scores(isa, size):
+    """Without a maximum that is subtracted, these would leave float32."""
+    texts = Texts(isa, 2, 2, 64, [3, 70], size=1.0)
+    texts.rows[:, :256] *= size
+    texts.rows = texts.rows.to(texts.dtype).float()
+    texts.check(scale=1.0)
+
+
+@every_isa
+def test_scores_that_are_none_spoil_their_own_text_alone(isa):
+    lengths = [20, 33, 1, 40]
+    texts = Texts(isa, 2, 2, 32, lengths)
+    before = texts.native(scale=0.2)
+    for bad in (torch.nan, torch.inf):
+        broken = Texts(isa, 2, 2, 32, lengths)
+        # A copy through a product would spread it over the row: it arises in the step itself.
+        broken.rows[25] = 3e38 if bad == torch.inf else torch.nan
+        after = broken.native(scale=0.2)
+        assert torch.equal(after[:20], before[:20]) and torch.equal(after[53:], before[53:])
+        assert not after[20:53].isfinite().all()
+
+
+@every_isa
+@pytest.mark.parametrize(("threads", "masks"), [(1, {}), (2, {"causal": True}), (3, {"window": 64})], ids=str)
+def test_long_texts(isa, threads, masks):
+    Texts(isa, 2, 1, 32, [511, 1, 512, 513]).check(scale=0.2, threads=threads, **masks)
+
+
+@pytest.mark.slow
+@every_isa
+@pairwise(masks=MASKS, length=[1023, 1025, 2048], threads=[1, 2])
+def test_very_long_texts(isa, length, threads, masks):
+    Texts(isa, 2, 1, 64, [length]).check(scale=0.125, threads=threads, **masks)
+
+
+# --- Whole models in the native encoder against float64, and what a call may read of them -----------------------------
+
+
+SEVERAL = (1, 17, 33, 64, 120, 1)
+every_model = pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+ROWS = ("all", "first", "last", "mean")
+
+
+def native_of(isa, model):
+    return encoder_of(isa, lambda builder: model(builder, PRECISIONS[isa], positions=130))
+
+
+def drawn_ids(lengths, seed=0):
+    return np.random.default_rng(seed).integers(0, VOCABULARY, sum(lengths)).astype(np.int32)
+
+
+def assert_like(isa, result, expected):
+    """As near as the precision of the states through two layers."""
+    result = result.double()
+    assert result.shape == expected.shape
+    size = expected.square().mean(-1, keepdim=True).sqrt()
+    off = (result - expected) / size
+    exact = PRECISIONS[isa] is torch.float32
+    assert off.abs().max() < (2e-5 if exact else 0.05)
+    assert off.square().mean(-1).sqrt().max() < (3e-6 if exact else 0.01)
+
+
+@every_isa
+@every_model
+@pytest.mark.parametrize(("rows", "threads"), [("all", 1), ("first", 2), ("last", 3), ("mean", 2)])
+def test_a_whole_model_is_that_of_its_formulas(isa, model, rows, threads):
+    native = native_of(isa, model)
+    random = np.random.default_rng(1)
+    ids = drawn_ids(SEVERAL)
+    types = random.integers(0, 2, len(ids)).astype(np.int32)
+    skip = np.array([int(random.integers(0, length)) for length in SEVERAL], dtype=np.int32)
+    keys = np.array([int(random.integers(1, length + 1)) for length in SEVERAL], dtype=np.int32)
+    for options in ({}, {"offset": 3, "types": types, "keys": keys} | ({} if rows == "all" else {"skip": skip})):
+        inputs = {name: value for name, value in options.items() if name != "skip"}
+        states = formulas(partial(model, positions=130), PRECISIONS[isa], ids, SEVERAL, **inputs)
+        expected = read(states, SEVERAL, rows, options.get("skip"))
+        result = native.encode(ids, bounds_of(SEVERAL), rows=rows, threads=threads, **options)
+        assert_like(isa, result, expected)
+
+
+@every_isa
+@every_model
+def test_reading_one_row_is_reading_all_and_taking_it(isa, model):
+    """To the last bit: the last layer of fewer rows is the same arithmetic."""
+    native = native_of(isa, model)
+    ids, bounds = drawn_ids(SEVERAL), bounds_of(SEVERAL)
+    everything = native.encode(ids, bounds)
+    assert torch.equal(native.encode(ids, bounds, rows="first"), everything[bounds[:-1]])
+    assert torch.equal(native.encode(ids, bounds, rows="last"), everything[bounds[1:] - 1])
+    skip = np.array([length // 2 for length in SEVERAL], dtype=np.int32)
+    assert torch.equal(native.encode(ids, bounds, rows="first", skip=skip), everything[bounds[:-1] + skip])
+
+
+@every_isa
+def test_the_time_of_each_kind_of_step_is_added_up(isa):
+    native = native_of(isa, MODELS["post-norm"])
+    ids, bounds = drawn_ids(SEVERAL), bounds_of(SEVERAL)
+    timings = np.zeros(8)
+    plain = native.encode(ids, bounds)
+    assert torch.equal(native.encode(ids, bounds, timings=timings), plain)
+    heads = 3  # no step of this model turns them
+    assert (np.delete(timings, heads) > 0).all() and timings[heads] == 0
+
+
+# --- Products in eight bits: against the integer formulas, at the extremes of a row's range, and in any batch ---------
+
+
+CHUNK = 384
+F = np.float32
+
+DTYPES = [torch.float32, *([torch.bfloat16] if isa() in ISAS[2:] else [])]
+
+
+def layer_of(inner, out, *, bias=True, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    layer = nn.Linear(inner, out, bias=bias)
+    layer.weight.data = torch.randn(out, inner, generator=generator) / inner**0.5
+    if bias:
+        layer.bias.data = torch.randn(out, generator=generator)
+    return layer
+
+
+def rows_like(count, columns, seed=0):
+    """Numbers whose ranges differ from row to row, with a large column as trained encoders have them."""
+    numbers = np.random.default_rng(seed).normal(0.2, 1, (count, columns)).astype(F)
+    numbers[:, 3] *= 20
+    return numbers * np.random.default_rng(seed + 1).uniform(0.01, 3, (count, 1)).astype(F)
+
+
+def kernels(dtype=torch.float32, int8="all", highest=None):
+    found = kernels_of(dtype, highest, int8=int8)
+    assert found is not None
+    return found
+
+
+def run_all(builder, lengths, threads=1):
+    """All rows of words 0, 1, 2, ..., in texts of these lengths."""
+    encoder = NativeEncoder(builder.build())
+    ids = np.arange(sum(lengths), dtype=np.int32)
+    return encoder.encode(ids, bounds_of(lengths), threads=threads).numpy()
+
+
+def with_rows(kernels, dtype, rows):
+    builder = PlanBuilder(kernels, dtype)
+    builder.embed(torch.from_numpy(rows))
+    builder.norm(structs.NormWeights(kind=structs.COPY), rows.shape[1])
+    return builder
+
+
+def product_of(rows, layer, lengths=None, *, threads=1):
+    builder = with_rows(kernels(), torch.float32, rows)
+    builder.up_proj(layer)
+    builder.norm(structs.NormWeights(kind=structs.COPY), layer.out_features)
+    return run_all(builder, lengths or [len(rows)], threads)[:, : layer.out_features]
+
+
+def quantized(rows):
+    """Codes, steps and zeros of one chunk of rows, in float32 as the kernels compute them."""
+    low, high = np.minimum(rows.min(1), 0), np.maximum(rows.max(1), 0)
+    steps = (F(0.5) * high - F(0.5) * low) * F(1 / 127.5)
+    some = steps >= F(1.2e-38)
+    inverse = np.where(some, F(1) / np.where(some, steps, F(1)), F(0))
+    zeros = np.rint(-low * inverse)
+    codes = np.minimum(np.rint(rows * inverse[:, None]) + zeros[:, None], 255)
+    assert codes.min() >= 0
+    return codes.astype(np.int64), np.where(some, steps, F(0)), zeros.astype(np.int64)
+
+
+def expected_product(rows, weight, bias):
+    """The same sums with exact integers, chunk by chunk."""
+    scales = np.maximum(np.abs(weight).max(1), F(1e-12)) / F(127)
+    integers = np.rint(weight / scales[:, None]).astype(np.int64)
+    sums = np.broadcast_to(F(0) if bias is None else bias, (len(rows), len(weight)))
+    for start in range(0, rows.shape[1], CHUNK):
+        codes, steps, zeros = quantized(rows[:, start : start + CHUNK])
+        part = integers[:, start : start + CHUNK]
+        whole = (codes @ part.T - zeros[:, None] * part.sum(1)).astype(F)
+        sums = (whole.astype(np.float64) * (scales * steps[:, None]) + sums).astype(F)
+    return sums
+
+
+def weights_of(layer):
+    return layer.weight.detach().numpy(), None if layer.bias is None else layer.bias.detach().numpy()
+
+
+@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@pairwise(count=[1, 11, 12, 13, 64, 65, 150], bias=[True, False])
+def test_a_product_is_the_integer_formula(count, bias):
+    inner, out = [(32, 32), (96, 160), (384, 64), (416, 96), (768, 32), (1184, 64)][(count + bias) % 6]
+    rows, layer = rows_like(count, inner, seed=count), layer_of(inner, out, bias=bias, seed=inner)
+    found, expected = product_of(rows, layer), expected_product(rows, *weights_of(layer))
+    assert np.abs(found - expected).max() <= 1e-6 * np.abs(expected).max()
+    exact = rows @ weights_of(layer)[0].T + (0 if layer.bias is None else weights_of(layer)[1])
+    assert 1e-5 < np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.05
+
+
+@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+def test_extreme_rows():
+    rows = rows_like(14, 448)
+    rows[0] = 0
+    rows[1] = 5
+    rows[2] = -3
+    rows[3] = np.abs(rows[3])
+    rows[4, 7] = 1e30
+    rows[5, 8] = -3e38
+    rows[5, 9] = 3e38
+    rows[6] *= F(1e-36)
+    rows[7] *= F(1e-39)  # denormal
+    rows[8] = [*[1, 0] * 224]
+    layer = layer_of(448, 64, bias=False)
+    layer.weight.data[:3] = torch.tensor([[0.0], [1.0], [-1.0]])
+    found = product_of(rows, layer)
+    kept = np.delete(np.arange(14), [5, 6, 7])
+    expected = expected_product(rows[kept], *weights_of(layer))
+    assert np.abs(found[kept] - expected).max(1).tolist() == pytest.approx([0] * len(kept), abs=1e-6 * 1e30)
+    small = kept != 4
+    assert np.abs(found[kept][small] - expected[small]).max() <= 1e-5
+    assert not found[0].any()
+    assert found[1, :3] == pytest.approx([0, 5 * 448, -5 * 448], rel=1e-5)
+    assert found[2, :3] == pytest.approx([0, -3 * 448, 3 * 448], rel=1e-5)
+    assert np.isfinite(found[6:8]).all()
+    assert np.abs(found[6:8]).max() < 1e-30
+    assert not np.isnan(found[5]).any()  # a range beyond float32: its numbers are at most infinite
+
+
+@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@pytest.mark.parametrize(("bad", "column"), [(np.nan, 0), (np.inf, 383), (-np.inf, 384), (np.nan, 447)])
+def test_a_row_that_is_not_finite_is_nan_and_no_other(bad, column):
+    rows, layer = rows_like(30, 448), layer_of(448, 64)
+    clean = product_of(rows, layer)
+    rows[13, column] = bad
+    found = product_of(rows, layer)
+    assert np.isnan(found[13]).all()
+    assert np.array_equal(np.delete(found, 13, 0), np.delete(clean, 13, 0))
+
+
+def feed(kernels, dtype, rows, inner, lengths, *, activation="relu", gated=False, add=False, threads=1):
+    hidden = rows.shape[1]
+    up, down, gate = layer_of(hidden, inner, seed=1), layer_of(inner, hidden, seed=2), layer_of(hidden, inner, seed=3)
+    builder = with_rows(kernels, dtype, rows)
+    builder.mlp(up, down, activation, gate=gate if gated else None, add=add)
+    builder.norm(structs.NormWeights(kind=structs.COPY), hidden)
+    return run_all(builder, lengths, threads), (up, down, gate)
+
+
+@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@pytest.mark.parametrize("add", [False, True], ids=["fresh", "added"])
+@pytest.mark.parametrize(("inner", "count"), [(32, 140), (96, 3), (384, 65), (416, 64), (1536, 3)])
+def test_a_feed_is_quantized_by_chunks_of_inner_columns(inner, count, add):
+    rows = rows_like(count, 96, seed=inner)
+    found, (up, down, _) = feed(kernels(int8="feeds"), torch.float32, rows, inner, [count], add=add)
+    states = np.maximum(expected_product(rows, *weights_of(up)), 0)
+    expected = expected_product(states, *weights_of(down)) + (rows if add else 0)
+    # A state that the kernels round otherwise in its last digit may have the next code.
+    assert np.abs(found - expected).max() <= 0.01 * np.abs(expected).max()
+    assert np.median(np.abs(found - expected)) <= 1e-6 * np.abs(expected).max()
+
+
+@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@pytest.mark.parametrize("gated", [False, True], ids=["plain", "gated"])
+@pytest.mark.parametrize("activation", ["gelu", "silu"])
+def test_a_feed_is_close_to_float32(activation, gated):
+    rows = rows_like(100, 96)
+    exact, _ = feed(kernels(int8="none"), torch.float32, rows, 416, [100], activation=activation, gated=gated)
+    for dtype in DTYPES:
+        found, _ = feed(kernels(dtype, "feeds"), dtype, rows, 416, [60, 40], activation=activation, gated=gated)
+        error = np.linalg.norm(found - exact, axis=1) / np.linalg.norm(exact, axis=1)
+        assert 1e-4 < error.max() < 0.05
+
+
+@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@pairwise(dtype=DTYPES, gated=[False, True], int8=["feeds", "all"])
+def test_a_row_has_the_same_bits_in_any_batch(dtype, gated, int8):
+    rows = rows_like(200, 96)
+    options = {"activation": "gelu", "gated": gated}
+    together, _ = feed(kernels(dtype, int8), dtype, rows, 448, [200], **options)
+    for threads, lengths in ((1, [1, 63, 64, 65, 7]), (2, [200]), (3, [30, 170])):
+        apart, _ = feed(kernels(dtype, int8), dtype, rows, 448, lengths, threads=threads, **options)
+        assert np.array_equal(together, apart)
+    for first, last in ((0, 1), (70, 83), (100, 164)):
+        alone, _ = feed(kernels(dtype, int8), dtype, rows[first:last], 448, [last - first], threads=2, **options)
+        assert np.array_equal(together[first:last], alone)
+
+
+@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+@pairwise(dtype=DTYPES, gated=[False, True], int8=["feeds", "all"])
+def test_a_text_longer_than_a_block_has_the_same_bits(dtype, gated, int8):
+    """Such a text runs in slices, each with codes of its own rows only."""
+    up, down, gate = layer_of(96, 448, seed=1), layer_of(448, 96, seed=2), layer_of(96, 448, seed=3)
+    builder = with_rows(kernels(dtype, int8), dtype, rows_like(520, 96))
+    builder.mlp(up, down, "gelu", gate=gate if gated else None, add=True)
+    builder.norm(structs.NormWeights(kind=structs.COPY), 96)
+    encoder = NativeEncoder(builder.build())
+    ids = np.arange(520, dtype=np.int32)
+    encoder.block = 1024
+    whole = encoder.encode(ids, bounds_of([193, 7, 320]))
+    for encoder.block in (32, 64, 96):
+        for threads in (1, 2, 3):
+            assert torch.equal(encoder.encode(ids, bounds_of([193, 7, 320]), threads=threads), whole)
+
+
+@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+def test_only_the_feeds_are_in_eight_bits_unless_all_are_asked_for():
+    rows, layer = rows_like(20, 96), layer_of(96, 64)
+    found = []
+    for int8 in ("none", "feeds", "all"):
+        builder = with_rows(kernels(int8=int8), torch.float32, rows)
+        builder.up_proj(layer)
+        builder.norm(structs.NormWeights(kind=structs.COPY), 64)
+        found.append(run_all(builder, [20])[:, :64])
+    assert np.array_equal(found[0], found[1])
+    assert not np.array_equal(found[0], found[2])
+
+
+@pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor with AVX512-VNNI")
+def test_no_kernels_where_the_processor_has_no_integer_products():
+    assert kernels_of(torch.float32, "avx2", int8="feeds") is None
+    assert kernels_of(torch.float32, "avx2") is not None
+    assert not kernel_table("avx2").pack_weight_int8
