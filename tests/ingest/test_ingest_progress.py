@@ -61,13 +61,15 @@ def states(terminal):
     return list(dict.fromkeys(drawn))
 
 
-def draw(terminal, options, finished):
+def draw(terminal, options, finished, computed=0):
     """The bar after some looks at the counts, and at the end of the run."""
     counts = dict.fromkeys(("read", "finished", "cached", "embedded", "failed", "retried", "written"), 0)
     position = options.get("position")
     trace = RunTrace()
     with mock.patch.object(sys, "stderr", terminal):
-        progress = IngestProgress(lambda: counts, lambda: QUEUES, show=True, trace=trace, **options)
+        progress = IngestProgress(
+            lambda: counts, lambda: QUEUES, show=True, trace=trace, computed=lambda: computed, **options
+        )
     for done in (0, finished):
         counts |= {"read": done + 2000 if done else 0, "finished": done, "cached": done // 2, "embedded": done // 2}
         counts["failed"] = done // 4000
@@ -91,9 +93,9 @@ def draw(terminal, options, finished):
     ids=["a list", "a file", "a stream"],
 )
 def test_the_bar_shows_rate_time_left_hits_and_queues(terminal, options, state, last):
-    trace = draw(terminal, options, 4000)
+    trace = draw(terminal, options, 4000, computed=2200)
     middle, end = states(terminal)[-2:]
-    assert re.fullmatch(state + r", [\d,]+/s, hits 50 %, 1 failed, embed 2/2, write 1/2", middle), middle
+    assert re.fullmatch(state + r", [\d,]+/s, 200 computed, hits 50 %, 1 failed, embed 2/2, write 1/2", middle), middle
     assert end.startswith(last) and re.search(r"10,000(/10,000)? records in 00:00, [\d,]+/s, hits 50 %, 1 failed$", end)
     assert trace.samples[-1].counts["written"] == 9999
 
@@ -125,7 +127,7 @@ def test_the_thread_looks_at_the_counts_until_the_run_ends_and_the_log_appears_a
         assert handler in logger.handlers
     finally:
         logger.removeHandler(handler)
-    assert trace.samples[0].counts == counts
+    assert trace.samples[0].counts == counts and trace.samples[0].queues == {"embed": 2, "write": 1}
     assert "\rWARNING: left out record 7\n" in re.sub(r" +(?=[\r\n])", "", terminal.getvalue()).replace("\r\r", "\r")
     assert "millpond-progress" not in {thread.name for thread in threading.enumerate()}
 

@@ -17,7 +17,7 @@ from millpond.ingest.pages.html_page import write_page
 from millpond.ingest.pages.report_page import check_report, write_report
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-CHARTS = ["Throughput", "Length of the texts"]
+CHARTS = ["Throughput", "Queue depths", "Length of the texts", "Recall by width"]
 
 
 class Clock:
@@ -27,7 +27,7 @@ class Clock:
         return self.now
 
 
-def a_trace(rows=4000):
+def a_trace(rows=4000, width=32):
     clock = Clock()
     trace = RunTrace(clock=clock)
     random = np.random.default_rng(0)
@@ -37,8 +37,9 @@ def a_trace(rows=4000):
         with trace.stage("write", rows=100):
             clock.now += 0.2
         trace.note_texts(random.integers(1, 4000, 100))
+        trace.note_vectors(random.normal(size=(100, width)).astype(np.float32))
         counts = {"read": done, "embedded": done // 2, "cached": done // 2, "written": done}
-        trace.sample(counts)
+        trace.sample(counts, {"embed": done // 100 % 3, "write": 1})
     trace.note_failure("docs.jsonl:7", "<script>alert('no')</script> & so on")
     trace.note_retry("503 from postgresql://me:hunter2@db/x")
     return trace
@@ -84,16 +85,16 @@ class Page(HTMLParser):
             self.texts.setdefault(self._open[-1], []).append(data.strip())
 
 
-def written(tmp_path, report=None, trace=None, settings=SETTINGS):
+def written(tmp_path, report=None, trace=None, settings=SETTINGS, **options):
     path = tmp_path / "report.html"
-    write_report(path, a_report() if report is None else report, trace or a_trace(), settings)
+    write_report(path, a_report() if report is None else report, trace or a_trace(), settings, **options)
     return Page(path)
 
 
 def test_the_page_has_all_charts_counts_settings_and_versions(whole):
     page = whole
-    assert page.texts["h2"][:2] == CHARTS
-    assert page.source.count("<svg") == 2
+    assert page.texts["h2"][:4] == CHARTS
+    assert page.source.count("<svg") == 4
     assert {"rows written", "records a second", "from the cache"} <= set(page.texts["dt"])
     assert page.texts["dd"][0] == "4,000" and "50%" in page.texts["dd"]
     cells = page.texts["td"]
@@ -106,7 +107,7 @@ def test_the_page_loads_nothing_and_is_the_same_for_the_same_run(tmp_path, whole
     assert page.loads == []
     assert "http" not in re.sub(r'xmlns(:\w+)?="[^"]*"', "", page.source).replace("http-equiv", "")
     assert re.search(r"url\((?!#)", page.source) is None
-    again = written(tmp_path)
+    again = written(tmp_path, stored=[16, 32])
     assert charts_of(page) == charts_of(again)
     for svg in charts_of(page):
         ElementTree.fromstring(svg)
@@ -114,7 +115,7 @@ def test_the_page_loads_nothing_and_is_the_same_for_the_same_run(tmp_path, whole
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    return written(tmp_path_factory.mktemp("page"))
+    return written(tmp_path_factory.mktemp("page"), stored=[16, 32])
 
 
 def charts_of(page):
@@ -138,11 +139,12 @@ def test_a_run_of_few_rows_has_a_page_too(tmp_path, rows):
     trace = RunTrace()
     if rows:
         trace.note_texts([1] * rows)
+        trace.note_vectors(np.eye(rows, 12, dtype=np.float32))
         trace.note_stage("write", 0.0, rows)
-    trace.sample({"read": rows}, last=True)
+    trace.sample({"read": rows}, {}, last=True)
     report = a_report(read=rows, embedded=rows, cached=0, failed=0, written=rows, seconds=0.0)
     page = written(tmp_path, report, trace, {})
-    assert page.texts["h2"][:2] == CHARTS
+    assert page.texts["h2"][:4] == CHARTS
     assert "nan" not in re.sub(r"<style>.*?</style>", "", page.source, flags=re.DOTALL).lower()
 
 
@@ -209,7 +211,7 @@ def test_quantities_are_written_for_a_reader():
 @pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1400, "dark")])
 def test_a_browser_shows_it_at_any_width_without_a_request(tmp_path, width, scheme):
     sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
-    written(tmp_path)
+    written(tmp_path, stored=[16, 32])
     with sync_playwright() as driver:
         browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
         page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
@@ -220,7 +222,7 @@ def test_a_browser_shows_it_at_any_width_without_a_request(tmp_path, width, sche
         assert len(requests) == 1 and messages == []
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         boxes = page.evaluate("[...document.querySelectorAll('svg')].map(e => e.getBoundingClientRect().width)")
-        assert len(boxes) == 2 and min(boxes) > 300
+        assert len(boxes) == 4 and min(boxes) > 300
         ink = page.evaluate("getComputedStyle(document.querySelector('svg text')).fill")
         assert (sum(map(int, re.findall(r"\d+", ink)[:3])) > 400) == (scheme == "dark")
         browser.close()

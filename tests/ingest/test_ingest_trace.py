@@ -1,4 +1,4 @@
-"""RunTrace: stages, the time series, failures; from several threads, and in constant memory."""
+"""RunTrace: stages, the time series, the samples; from several threads, and in constant memory."""
 
 import threading
 
@@ -43,7 +43,7 @@ def test_samples_are_thinned_and_span_the_whole_night():
     clock = Clock()
     trace = RunTrace(clock=clock)
     for step in range(100_000):  # 10,000 s
-        trace.sample({"read": step})
+        trace.sample({"read": step}, {"write": step % 3})
         clock.now += 0.1
     trace.sample({"read": 100_000}, last=True)
     samples = trace.samples
@@ -52,6 +52,23 @@ def test_samples_are_thinned_and_span_the_whole_night():
     assert seconds[0] == 0 and seconds[-1] == pytest.approx(10_000) and (np.diff(seconds) > 0).all()
     assert np.diff(seconds[:-1]).max() < 60
     assert all(one.counts["read"] == round(one.seconds * 10) for one in samples)
+
+
+def test_the_sample_of_vectors_is_uniform_over_the_run_and_repeats_with_its_seed():
+    means = []
+    for seed in range(20):
+        trace = RunTrace(vectors=50, seed=seed)
+        again = RunTrace(vectors=50, seed=seed)
+        for start in range(0, 5000, 250):
+            rows = np.arange(start, start + 250, dtype=np.float32)[:, None] * np.ones((1, 3), np.float32)
+            trace.note_vectors(rows)
+            again.note_vectors(rows)
+        kept = trace.vectors
+        assert kept.shape == (50, 3) and len(set(kept[:, 0].tolist())) == 50
+        np.testing.assert_array_equal(kept, again.vectors)
+        means.append(kept[:, 0].mean())
+    # Mean 2499.5; the standard error over 40 runs of 50 is 32.
+    assert abs(np.mean(means) - 2499.5) < 180
 
 
 def test_reasons_and_failures_are_bounded():
@@ -67,13 +84,14 @@ def test_reasons_and_failures_are_bounded():
 
 
 def test_threads_lose_no_count():
-    trace = RunTrace()
+    trace = RunTrace(vectors=64)
 
     def work():
         for _ in range(100):
             with trace.stage("write", rows=2):
                 pass
             trace.note_texts([3, 4])
+            trace.note_vectors(np.ones((4, 2), np.float32))
             trace.note_retry("503")
             trace.sample({"read": 1})
 
@@ -84,4 +102,4 @@ def test_threads_lose_no_count():
         thread.join()
     assert (trace.stages["write"].calls, trace.stages["write"].rows) == (800, 1600)
     assert trace.chars.count == 1600 and trace.chars.total == 5600
-    assert trace.retries == {"503": 800}
+    assert trace.retries == {"503": 800} and trace.vectors.shape == (64, 2)
