@@ -12,7 +12,7 @@ from tests.ingest.failing_qdrant import FailingQdrant
 from tests.tiny import write_checkpoint
 
 from millpond import Engine
-from millpond.cli.app import main
+from millpond.__main__ import main
 
 pytest.importorskip("millpond_qdrant")
 pytestmark = pytest.mark.contract

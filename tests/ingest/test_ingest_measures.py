@@ -18,9 +18,10 @@ from millpond.ingest.advice.judgements import beir_folder, ndcg
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.quantized import quantize, round_bfloat16, store
 from millpond.ingest.pages import neighbors
-from millpond.ingest.pages.neighbors import nearest, plotted_widths, recall
+from millpond.ingest.pages.neighbors import nearest, plotted_widths, recall, recall_by_width
 from millpond.ingest.sinks.database import installed
 from millpond.ingest.telemetry.trace import LogHistogram
+from millpond.vectors import matryoshka
 
 
 def unit(rows):
@@ -158,9 +159,25 @@ def test_nearest_equals_a_full_sort_in_any_blocks_and_with_equal_scores(monkeypa
     np.testing.assert_array_equal(nearest(queries, rows.astype(np.int8), k), expected)
 
 
-def test_the_widths_of_a_plot_are_the_declared_ones_and_the_full_one():
+def test_recall_by_width_is_that_of_a_search_among_the_other_rows():
+    rows = normal(0, 120, 16)
+    values = recall_by_width(rows, [4, 16, 8], k=5)
+    assert list(values) == [4, 8, 16] and values[16] == 1.0
+    assert values[4] < values[8] < 1.0
+
+    def by_hand(width):
+        cut = matryoshka.cut(rows, width, normalize=True)
+        scores = cut @ cut.T
+        np.fill_diagonal(scores, -np.inf)
+        return [set(np.argsort(-row)[:5]) for row in scores]
+
+    shares = [len(a & b) / 5 for a, b in zip(by_hand(8), by_hand(16), strict=True)]
+    assert values[8] == pytest.approx(np.mean(shares))
+
+
+def test_the_widths_of_a_plot_are_the_declared_ones_the_stored_ones_and_the_full_one():
     assert plotted_widths(384, None) == [32, 64, 128, 256, 384]
-    assert plotted_widths(1024, (64, 512, 1024)) == [64, 512, 1024]
+    assert plotted_widths(1024, (64, 512, 1024), stored=[100, 4096]) == [64, 100, 512, 1024]
     assert plotted_widths(16, None) == [16]
 
 

@@ -368,6 +368,47 @@ def test_a_folder_gives_its_texts_in_order(tmp_path):
     ]
 
 
+def test_links_that_leave_a_folder_are_not_followed(tmp_path, caplog):
+    inside, outside = tmp_path / "in", tmp_path / "out"
+    for folder in (inside / "sub", inside / ".data", outside):
+        folder.mkdir(parents=True)
+    for name in ("out/secret.txt", "in/a.txt", "in/sub/notes", "in/.data/config.md"):
+        write(tmp_path / name, name)
+    for name, target in {
+        "b.txt": "../out/secret.txt",
+        "sub/d.md": "../../out/secret.txt",
+        "again.txt": "a.txt",
+        "named.txt": "sub/notes",
+        "config.md": ".data/config.md",
+        "twice.txt": "b.txt",
+        "gone.txt": "nowhere",
+        "loop.txt": "loop.txt",
+        "folder.txt": "sub",
+        "away": outside,
+        "round": ".",
+    }.items():
+        (inside / name).symlink_to(target)
+    reader = read(inside)
+    items = list(reader)
+    assert [(item.id, item.text) for item in items if isinstance(item, Record)] == [
+        ("a.txt", "in/a.txt"),
+        ("config.md", "in/.data/config.md"),
+        ("named.txt", "in/sub/notes"),
+    ]
+    assert [item.where for item in items if isinstance(item, Rejected)] == [
+        str(inside / name) for name in ("gone.txt", "loop.txt")
+    ]
+    assert reader.skipped.count == 8 and reader.skipped.reasons == {
+        "a link to a file that is read itself": 1,
+        "a link that leaves the folder": 4,
+        "a link to a folder": 2,
+        "neither .txt nor .md": 1,
+    }
+    assert f"{inside}: not read, because a link that leaves the folder: 4 (away, b.txt, twice.txt, sub/d.md)" in (
+        caplog.text
+    )
+
+
 def test_a_name_that_is_no_utf8_fails_alone_and_can_be_printed(tmp_path):
     try:
         write(tmp_path / os.fsdecode(b"caf\xe9.txt"), "t")
@@ -438,20 +479,17 @@ def test_no_file_stays_open_when_the_reader_stops_early(tmp_path):
 def test_other_files_of_a_folder_are_counted_and_named(tmp_path, caplog):
     (tmp_path / "sub").mkdir()
     (tmp_path / "link").symlink_to(tmp_path / "sub")
-    for name, target in {"again.txt": "a.txt", "gone.md": "nowhere", "round": "."}.items():
-        (tmp_path / name).symlink_to(target)
     for name in ("a.txt", "b.pdf", "sub/c.md", "sub/d.jsonl", "sub/.hidden", "e"):
         write(tmp_path / name, name)
 
     reader = read(tmp_path)
     items = list(reader)
-    reasons = {"a link": 4, "neither .txt nor .md": 3}
-    names = ("again.txt", "b.pdf", "e", "gone.md", "link", "round", "sub/d.jsonl")
-    assert reader.skipped == SkippedFiles(count=7, names=names, reasons=reasons)
+    reasons = {"neither .txt nor .md": 3, "a link to a folder": 1}
+    assert reader.skipped == SkippedFiles(count=4, names=("b.pdf", "e", "link", "sub/d.jsonl"), reasons=reasons)
     assert ids(items) == ["a.txt", "sub/c.md"]
     assert [record.getMessage() for record in caplog.records] == [
-        f"{tmp_path}: not read, because a link: 4 (again.txt, gone.md, link, round)",
         f"{tmp_path}: not read, because neither .txt nor .md: 3 (b.pdf, e, sub/d.jsonl)",
+        f"{tmp_path}: not read, because a link to a folder: 1 (link)",
     ]
 
 

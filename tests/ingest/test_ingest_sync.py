@@ -5,8 +5,6 @@ from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest import Record, Rejected, open_sink, point_id
-from millpond.ingest.pipeline import run as run_module
-from millpond.ingest.pipeline import seen
 
 
 def some(*numbers):
@@ -14,14 +12,12 @@ def some(*numbers):
 
 
 @pytest.mark.parametrize(("with_journal", "page"), [(True, 3), (False, 512)])
-def test_rows_without_a_record_in_the_source_are_deleted(engine, tmp_path, monkeypatch, with_journal, page):
-    monkeypatch.setattr(seen, "_PAGE", page)
-    monkeypatch.setattr(seen, "_IDS_PER_SELECT", page)
-    monkeypatch.setattr(run_module, "_SCANNED_ROWS", page)
+def test_rows_without_a_record_in_the_source_are_deleted(engine, tmp_path, with_journal, page):
     client = memory()
     options = {"journal": tmp_path / "j"} if with_journal else {}
     run(some(*range(20)), engine, CrashingSink(client), **options)
-    report = run(some(*range(5, 22)), engine, CrashingSink(client), sync=True, **options)
+    with small(2048, page=page):
+        report = run(some(*range(5, 22)), engine, CrashingSink(client), sync=True, **options)
     assert report.deleted == 5
     assert {key for key, _ in CrashingSink(client).stored} == {f"r{number}" for number in range(5, 22)}
     report = run(some(*range(5, 22)), engine, CrashingSink(client), sync=True, **options)

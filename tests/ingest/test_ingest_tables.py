@@ -12,7 +12,6 @@ import pytest
 
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest import Record, Rejected, content_hash, read
-from millpond.ingest.sources import arrow as arrow_source
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -55,7 +54,7 @@ RECORDS = [Record(f"r{i}", f"text {i} é 😀", {"n": i, "tags": ["a", None][: i
 
 @pytest.mark.parametrize(("name", "rows"), list(zip(FILES, (1, 3, 2048, 7), strict=True)))
 def test_every_kind_of_file_gives_the_same_records(tmp_path, monkeypatch, name, rows):
-    monkeypatch.setattr(arrow_source, "BATCH_ROWS", rows)
+    monkeypatch.setattr("millpond.ingest.sources.arrow.BATCH_ROWS", rows)
     path = FILES[name](tmp_path / name, arrow.Table.from_pylist(ROWS))
     assert list(read(path)) == RECORDS
     reader = read(path)
@@ -191,7 +190,7 @@ def test_damage_is_an_error_that_names_the_file(tmp_path, name):
 
 
 def test_damage_further_on_is_an_error_after_the_records_before_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow_source, "BATCH_ROWS", 100)
+    monkeypatch.setattr("millpond.ingest.sources.arrow.BATCH_ROWS", 100)
     table = arrow.table({"id": [str(i) for i in range(1000)], "text": [f"{i} text" for i in range(1000)]})
     parquet.write_table(table, tmp_path / "x.parquet", row_group_size=100, compression="snappy")
     data = bytearray((tmp_path / "x.parquet").read_bytes())
@@ -240,7 +239,6 @@ def test_long_texts_are_read_a_few_at_a_time(tmp_path):
     # Pages of a megabyte: a reader cannot have less than a page.
     parquet.write_table(table, tmp_path / "x.parquet", write_batch_size=1, use_dictionary=False)
     write_stream(tmp_path / "x.arrow", table)
-    assert arrow_source._rows_of_batch(table.nbytes, table.num_rows) == 31
     sources = {"table": table, "parquet": tmp_path / "x.parquet", "arrow": tmp_path / "x.arrow"}
     for name, source in sources.items():
         tracemalloc.start()

@@ -14,15 +14,7 @@ if TYPE_CHECKING:
 _DATA = ("ClassificationData", "EmbeddingData", "PoolingData", "RequestOutput", "ScoringData")
 _HOMES = {"LLM": "llm", "PoolingParams": "params"} | dict.fromkeys(_DATA, "outputs")
 
-__all__ = [
-    "LLM",
-    "ClassificationData",
-    "EmbeddingData",
-    "PoolingData",
-    "PoolingParams",
-    "RequestOutput",
-    "ScoringData",
-]
+__all__ = ["LLM", "ClassificationData", "EmbeddingData", "PoolingData", "PoolingParams", "RequestOutput", "ScoringData"]
 
 
 def __getattr__(name: str) -> Any:

@@ -77,8 +77,6 @@ INDEX_CASES = [
             ({}, "query or queries"),
             ({"query": "a", "queries": ["a"]}, "query or queries"),
             ({"query": " "}, "blank"),
-            ({"query": "a", "k": 0}, "k"),
-            ({"query": "a", "k": "3"}, "k"),
             ({"query": "a", "k": 5, "candidates": 2}, "candidates=2"),
             ({"query": "a", "filter": {"year": {"$gt": 1}}}, "filter"),
             ({"query": "a", "top_k": 3}, "top_k"),

@@ -66,15 +66,11 @@ SCORE = [
             ({"text_1": [], "text_2": ["a"]}, "At least one text element must be given"),
             ({"text_1": "a", "text_2": []}, "At least one text_pair element must be given"),
             ({"text_1": ["a", "b"], "text_2": ["a", "b", "c"]}, "Input lengths must be either 1:1, 1:N or N:N"),
-            ({"text_1": "a"}, "text_1 and text_2"),
             ({"queries": "a", "text_2": "b"}, "one is missing"),
             ({"text_1": "a", "text_2": [{"content": [{"type": "image_url"}]}]}, "at index 0"),
             ({"text_1": "a", "text_2": ["b", {"title": "c"}]}, "text_2 has {'title': 'c'} at index 1"),
-            ({"text_1": "a", "text_2": 5}, "validation error"),
             ({**PAIR, "max_tokens_per_doc": -1}, "must be a non-negative integer"),
             ({**PAIR, "max_tokens_per_query": 64}, "must be less than max_model_len"),
-            ({**PAIR, "truncate_prompt_tokens": 65}, "greater than max_model_len"),
-            ({**PAIR, "activation": True, "use_activation": False}, "contradict"),
             ({**PAIR, "instruction": "Find it"}, "instruction"),
             ({**PAIR, "chat_template": "{{ messages }}"}, "--trust-request-chat-template"),
             ({**PAIR, "add_special_tokens": False}, "add_special_tokens", "add_special_tokens"),
@@ -115,11 +111,7 @@ def document(sent: Any, echoed: Any, text: str, fields: list[str] | None = None)
         body={"model": "cross_encoder", "query": QUERY, "documents": [sent], "rank_fields": fields},
         same=lambda e: {
             "results": [
-                {
-                    "index": 0,
-                    "relevance_score": e["cross_encoder"].score(QUERY, [text]).scores[0],
-                    "document": echoed,
-                }
+                {"index": 0, "relevance_score": e["cross_encoder"].score(QUERY, [text]).scores[0], "document": echoed}
             ]
         },
     )
@@ -174,18 +166,10 @@ RERANK = [
         [
             ({"query": QUERY, "documents": []}, "At least one text_pair element must be given"),
             ({"query": QUERY, "documents": ["a"], "top_n": -1}, "top_n"),
-            ({"query": ["a", "b"], "documents": ["a"]}, "query"),
             ({"query": QUERY, "documents": ["a", {"title": "b"}]}, "index 1"),
             ({"query": QUERY, "documents": ["a", {"title": "b"}], "rank_fields": ["text"]}, "index 1"),
-            ({"query": QUERY, "documents": ["a", 1]}, "documents"),
-            ({"query": QUERY, "documents": ["a"], "max_tokens_per_doc": -1}, "must be a non-negative integer"),
             ({"query": QUERY, "documents": [LONG], "max_tokens_per_doc": 4096}, "max_tokens_per_doc"),
-            ({"query": QUERY, "documents": [LONG]}, "maximum context length"),
-            ({"query": QUERY, "documents": ["a"], "method": "COSINE"}, "should be 'auto'", "method"),
             ({"query": QUERY, "documents": ["a"], "method": "maxsim"}, "^method='maxsim' compares .* and cross_enc"),
-            ({"query": QUERY, "texts": ["a"], "method": 1}, "should be 'auto'", "method"),
-            ({"query": QUERY, "texts": []}, "At least one text_pair"),
-            ({"query": QUERY, "texts": "a pond"}, "texts", "texts"),
             ({"query": QUERY, "texts": ["a", LONG], "truncate": False}, "at index 1"),
             ({"query": QUERY, "texts": ["a"], "model": None}, "several models serve"),
         ],
@@ -225,7 +209,6 @@ EXPLAIN = [
     explained("colbert", DOCUMENTS[0]),
     explained("colbert", "  池 is deep 🌊, \r\nHow deep? 👩‍🔬 שלום", truncate=None),
     explained("embedder", DOCUMENTS[0]),
-    explained("llm", DOCUMENTS[0]),
     Case(
         path="/explain",
         body={"model": "colbert", "query": SHORT, "document": "deep pond " * 80_000, "truncate": "end"},
@@ -247,11 +230,7 @@ EXPLAIN = [
             ),
             ({"query": "a", "document": "a" * ((1 << 21) + 1)}, "most to be tokenized whole"),
             ({"query": " \u200b", "document": "a"}, "the query is blank"),
-            ({"query": "a", "document": "\n"}, "the document is blank"),
-            ({"query": None, "document": "a"}, "query"),
-            ({"query": "a", "document": "a", "truncate": "middle"}, "truncate"),
             ({"query": "a", "document": "a", "documents": ["a"]}, "documents"),
-            ({"query": "a", "document": "a", "model": "none"}, "`none`", 404),
             ({"query": "a", "document": "a", "model": "classifier"}, "Explain API", 501),
             ({"query": "a", "document": "a", "model": None}, "several models serve the Explain API"),
         ],

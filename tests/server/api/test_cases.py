@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -25,12 +26,18 @@ MODELS = (
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest, indexes: tuple[str, ...]) -> Iterator[tuple[TestClient, Engines]]:
+def served(
+    request: pytest.FixtureRequest, indexes: tuple[str, ...], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[TestClient, Engines]]:
     folders: dict[str, Path] = {name: request.getfixturevalue(name) for name in MODELS}
     models = ServedModels.load(
         [ModelConfig(model=str(folder), names=(name,), dtype="float32") for name, folder in folders.items()]
     )
-    config = ServerConfig(api_keys=(KEY,), indexes=indexes, max_inputs=400)
+    folder = tmp_path_factory.mktemp("copies")  # other tests change the indexes
+    copies = tuple(
+        f"{name}={shutil.copytree(path, folder / name)}" for name, _, path in (each.partition("=") for each in indexes)
+    )
+    config = ServerConfig(api_keys=(KEY,), indexes=copies, max_inputs=400)
     headers = {"Authorization": f"Bearer {KEY}", "X-Request-Id": "mine"}
     with TestClient(create_app(models, config), headers=headers) as client:
         yield client, {model.name: model.engine for model in models}

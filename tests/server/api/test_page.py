@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 from tests.server.conftest import running
-from tests.tiny import write_checkpoint
 
 from millpond import Engine
 from millpond.late_interaction import MemoryIndex, TokenMatch
@@ -88,25 +87,11 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def models(
-    embedder: Path,
-    cross_encoder: Path,
-    colbert: Path,
-    classifier: Path,
-    token_classifier: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[dict[str, Engine]]:
+def models(request: pytest.FixtureRequest) -> Iterator[dict[str, Engine]]:
     """The engines of ``site``, by the names of their models."""
-    folders = {
-        "embedder": embedder,
-        "cross-encoder": cross_encoder,
-        "colbert": colbert,
-        "classifier": classifier,
-        "tagger": token_classifier,
-        "byte tagger": write_checkpoint(
-            tmp_path_factory.mktemp("page") / "tagger", "roberta", head="TokenClassification"
-        ),
-    }
+    names = {"tagger": "token_classifier"} | {name: name for name in ("embedder", "colbert", "classifier")}
+    folders = {name: request.getfixturevalue(fixture) for name, fixture in names.items()}
+    folders["cross-encoder"] = request.getfixturevalue("cross_encoder")
     engines = {name: Engine(folder, dtype="float32") for name, folder in folders.items()}
     yield engines
     for engine in engines.values():
@@ -168,7 +153,7 @@ def _context(chromium: Browser, **options: Any) -> Iterator[BrowserContext]:
 def test_models_are_shown_with_what_they_can_do(visit: Any, site: str, models: dict[str, Engine]) -> None:
     page = visit(site).page
     expect(page.locator(".model-card:visible")).to_have_count(len(models))
-    expect(page.locator("#models-note")).to_have_text("6 models")
+    expect(page.locator("#models-note")).to_have_text("5 models")
     for name, engine in models.items():
         card = page.locator(f"[data-model='{name}']")
         assert sorted(card.locator(".tasks li").all_text_contents()) == sorted(engine.tasks)
@@ -222,19 +207,16 @@ def test_classes_have_the_shares_of_the_engine(visit: Any, site: str, models: di
     assert seen.texts("#classify .bar-label") == [row.label for rows in expected for row in rows]
 
 
-@pytest.mark.parametrize("name", ["tagger", "byte tagger"])
 @pytest.mark.parametrize(
     "text", ["The wheel turns, the pond is still.", "  Hanna Jørgensen,\n1871: café 池 🌊. ", "..."]
 )
-def test_tokens_have_the_labels_of_the_engine(
-    visit: Any, site: str, models: dict[str, Engine], name: str, text: str
-) -> None:
+def test_tokens_have_the_labels_of_the_engine(visit: Any, site: str, models: dict[str, Engine], text: str) -> None:
     seen = visit(site)
     seen.page.locator("#tab-tokens").click()
-    seen.page.locator("#tokens-model").select_option(name)
+    seen.page.locator("#tokens-model").select_option("tagger")
     seen.page.locator("#tokens-text").fill(text)
     seen.run("tokens")
-    engine = models[name]
+    engine = models["tagger"]
     rows = engine.token_classify([text]).probs[0][1:-1]  # without [CLS] and [SEP]
     labels = [engine.spec.labels[best] for best in rows.argmax(axis=1)]
     runs = [label for i, label in enumerate(labels) if i == 0 or label != labels[i - 1]]
@@ -369,9 +351,6 @@ def test_every_control_has_a_name(visit: Any, site: str) -> None:
         assert bare == []
 
 
-# Of a cell's ink on its ground, for every depth of both colours, as WCAG counts it.
-
-
 # Emoji of one, two and seven code points, a flag, a combining accent, right-to-left words, a tab and a line break.
 MIXED = "  🌊 The wheel\tturns, 👩‍🔬 שלום world 🇳🇴 cafe\u0301\n👍🏽 how deep 池 is مرحبا it?"
 GATHERED = "nodes => nodes.map((node) => node.textContent).join('')"
@@ -415,23 +394,3 @@ def test_tokens_are_matched_as_the_engine_matches_them(
         expect(buttons.nth(i)).to_have_class("chosen" if match.text else "blank chosen")
         assert chosen(seen) == match.text
         expect(seen.page.locator("#explain .match-detail")).to_contain_text(match.text or "stands for no text")
-
-
-def test_no_sign_is_torn_apart(visit: Any, site: str) -> None:
-    page = visit(site).page
-    script = """async ([text, spans]) => {
-      const {segments} = await import('/page/heat_map.js');
-      const matches = spans.map(([start, end]) => ({start, end, score: 1}));
-      return segments(matches, text).map(({text, matches}) => [text, matches]);
-    }"""
-    text = "🌊a👩‍🔬b🇳🇴e\u0301"  # in code points: 0, 1, 2-4, 5, 6-7, 8-9
-    assert page.evaluate(script, [text, [[1, 2], [3, 4], [7, 8], [9, 10], [0, 0]]]) == [
-        ["🌊", []],
-        ["a", [0]],
-        ["👩‍🔬", [1]],
-        ["b", []],
-        ["🇳🇴", [2]],
-        ["e\u0301", [3]],
-    ]
-    assert page.evaluate(script, ["ab", []]) == [["ab", []]]
-    assert page.evaluate(script, ["abcd", [[0, 3], [1, 4]]]) == [["a", [0]], ["bc", [0, 1]], ["d", [1]]]

@@ -151,16 +151,3 @@ def test_rerank(
     scores = [item["relevance_score"] for item in answer["results"]]
     np.testing.assert_allclose(scores, [each.relevance_score for each in expected], atol=1e-5)
     assert scores[0] > scores[1]
-
-
-def test_matryoshka(serving: Any, tmp_path: Path) -> None:
-    command = EMBEDDINGS.replace("intfloat/e5-small", "model-name").replace('"input"', '"dimensions": 32, "input"')
-    with serving("vllm serve model-name --hf-overrides '{\"is_matryoshka\": true}'", embedder) as address:
-        answer = curl(command, address)
-        whole = curl(EMBEDDINGS.replace("intfloat/e5-small", "model-name"), address)
-    with Engine(str(tmp_path / "model-name"), dtype="float32", hf_overrides={"is_matryoshka": True}) as engine:
-        expected = engine.embed(["Hello, my name is"], dimensions=32).embeddings
-    (item,) = answer["data"]
-    np.testing.assert_allclose([item["embedding"]], expected, atol=1e-6)
-    cut = np.array(whole["data"][0]["embedding"][:32])
-    np.testing.assert_allclose(item["embedding"], cut / np.linalg.norm(cut), atol=1e-6)

@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import openai
 import pytest
-import tiktoken
 from langchain_openai import OpenAIEmbeddings
 from llama_index.embeddings.openai_like import OpenAILikeEmbedding
 from tests.server.conftest import running
@@ -21,7 +19,6 @@ from millpond.server import ModelConfig, ServedModels, ServerConfig
 pytestmark = pytest.mark.contract
 
 TEXTS = ["", "a", *SENTENCES[:4]]
-LONG = " ".join(SENTENCES)
 KEY = "sk-of-the-mill"
 PATIENCE = 300.0
 
@@ -60,42 +57,6 @@ def test_langchain(address: str, engine: Engine, chunk_size: int) -> None:
     expected = engine.embed(TEXTS).embeddings
     np.testing.assert_allclose(embeddings.embed_documents(TEXTS), expected, atol=1e-6)
     np.testing.assert_allclose(embeddings.embed_query(TEXTS[2]), expected[2], atol=1e-6)
-
-
-@pytest.fixture
-def offline(monkeypatch: pytest.MonkeyPatch) -> tiktoken.Encoding:
-    """Replaces tiktoken's download: an encoding of bytes, with ids above any vocabulary here."""
-    ranks = {bytes([byte]): byte + (byte == ord("z")) * 100_000 for byte in range(256)}
-    encoding = tiktoken.Encoding("cl100k_base", pat_str=r"(?s).", mergeable_ranks=ranks, special_tokens={})
-    monkeypatch.setattr(tiktoken, "get_encoding", lambda name: {"cl100k_base": encoding}[name])
-    return encoding
-
-
-def test_langchain_left_to_itself_sends_the_ids_of_another_vocabulary(
-    address: str, engine: Engine, offline: tiktoken.Encoding
-) -> None:
-    """Why docs/server.md recommends check_embedding_ctx_length=False: otherwise the vectors are wrong or missing."""
-    embeddings = langchain(address, check_embedding_ctx_length=True)
-    with pytest.raises(openai.BadRequestError, match="index 1 .* out of vocabulary"):
-        embeddings.embed_documents(["mill", "buzz"])
-    (actual,), (expected,) = embeddings.embed_documents(["mill"]), engine.embed(["mill"]).embeddings
-    assert float(np.dot(actual, expected)) < 0.99
-    assert offline.encode_ordinary("mill") == list(b"mill")
-
-
-def test_langchain_may_cut_texts_with_the_models_tokenizer(address: str, engine: Engine, embedder: Path) -> None:
-    """LangChain embeds the pieces of a long text separately and averages them."""
-    embeddings = langchain(
-        address,
-        check_embedding_ctx_length=True,
-        tiktoken_enabled=False,
-        tiktoken_model_name=str(embedder),
-        embedding_ctx_length=30,
-    )
-    short = "the mill stands by the pond"
-    np.testing.assert_allclose(embeddings.embed_documents([short]), engine.embed([short]).embeddings, atol=1e-6)
-    (actual,) = embeddings.embed_documents([LONG])
-    assert np.linalg.norm(actual) == pytest.approx(1, abs=1e-5)
 
 
 # --- LlamaIndex -----------------------------------------------------------------------------------------------------

@@ -58,11 +58,7 @@ def ask(document: Any, path: str, method: str, mode: GenerationMode, examples: i
     statuses: Counter[int] = Counter()
 
     @settings(
-        max_examples=examples,
-        derandomize=True,
-        deadline=None,
-        database=None,
-        suppress_health_check=list(HealthCheck),
+        max_examples=examples, derandomize=True, deadline=None, database=None, suppress_health_check=list(HealthCheck)
     )
     @given(case=document[path][method].as_strategy(generation_mode=mode), data=st.data())
     def check(case: Any, data: st.DataObject) -> None:

@@ -5,11 +5,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import random
-import socket
 import statistics
 import subprocess
 import sys
@@ -20,25 +17,21 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import pytest
 import yaml
-from tests.server.mutations import BODIES, MODELS, Mutant, mutants, wrecks
+from tests.server.mutations import BODIES, MODELS, Mutant, mutants
 
 PATIENCE = 300.0  # seconds; whatever takes longer hangs
 REQUESTS = int(os.environ.get("MILLPOND_STORM", "40000"))
 CLIENTS = 4
 STAGES = 8  # after each of which the memory is read
-WRECKS = 8  # one request in so many is broken as HTTP, too
 # Not those that change an index: they take a key, and more documents take more memory.
 PATHS = [path for path in BODIES if "/drafts/" not in path]
 # 501 is vLLM's word for a model that does not serve the route.
 ANSWERS = {"200", "400", "404", "413", "415", "501"}
-# Of a broken message, the server may also say that the method or the protocol is none of its own, or hang up.
-OF_WRECKS = {*ANSWERS, "405", "408", "431", "no answer"}
 # From the middle to the end. The allocator keeps what the largest requests took, in one arena here, so that no thread
 # adds one of its own; a leak of 4 KiB a request would be more.
 GROWTH = 64.0  # MiB
@@ -49,16 +42,15 @@ class Figures:
     """The answers."""
 
     statuses: Counter[str] = field(default_factory=Counter)
-    wrecks: Counter[str] = field(default_factory=Counter)
     longest: tuple[float, str] = (0.0, "")
     odd: list[str] = field(default_factory=list)
     lock: threading.Lock = field(default_factory=threading.Lock)
 
-    def note(self, status: str, seconds: float, told: str, *, wreck: bool) -> None:
+    def note(self, status: str, seconds: float, told: str) -> None:
         with self.lock:
-            (self.wrecks if wreck else self.statuses)[status] += 1
+            self.statuses[status] += 1
             self.longest = max(self.longest, (seconds, told))
-            if status not in (OF_WRECKS if wreck else ANSWERS):
+            if status not in ANSWERS:
                 self.odd.append(f"{status}: {told}")
 
 
@@ -122,40 +114,18 @@ def send(client: httpx.Client, mutant: Mutant) -> str:
     return str(client.post(mutant.path, content=mutant.body, headers=headers).status_code)
 
 
-def wreck(address: str, message: bytes, *, wait: bool) -> str:
-    """The status of the answer to ``message``; without ``wait`` the client disconnects at once."""
-    split = urlsplit(address)
-    reply = b""
-    with (
-        contextlib.suppress(ConnectionError),
-        socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=PATIENCE) as connection,
-    ):
-        connection.sendall(message)
-        if wait:
-            connection.shutdown(socket.SHUT_WR)
-            while part := connection.recv(1 << 16):
-                reply = (reply + part)[:64]
-    return reply.split()[1].decode() if len(reply.split()) > 1 else "no answer"
-
-
 def storm(address: str, figures: Figures, *, seed: int, count: int) -> None:
     """``count`` requests of one client, over all routes."""
-    share = -(-count // len(PATHS))
-    sent = [mutants(path, share, seed=seed) for path in PATHS]
-    broken = [wrecks(path, share, seed=seed) for path in PATHS]
-    chance = random.Random(seed)
+    sent = [mutants(path, -(-count // len(PATHS)), seed=seed) for path in PATHS]
     with httpx.Client(base_url=address, timeout=PATIENCE, trust_env=False) as client:
         for number in range(count):
-            place = number % len(PATHS)
-            mutant, message = next(sent[place]), next(broken[place])
-            is_wreck = number % WRECKS == 0
+            mutant = next(sent[number % len(PATHS)])
             begun = time.perf_counter()
             try:
-                status = wreck(address, message, wait=chance.random() < 0.7) if is_wreck else send(client, mutant)
+                status = send(client, mutant)
             except Exception as error:  # figures.odd has it, and the test fails by that
                 status = repr(error)
-            description = repr(message[:300]) if is_wreck else f"{mutant.path} {mutant.body[:300]!r}"
-            figures.note(status, time.perf_counter() - begun, description, wreck=is_wreck)
+            figures.note(status, time.perf_counter() - begun, f"{mutant.path} {mutant.body[:300]!r}")
 
 
 def together(*works: Callable[[], None]) -> None:
@@ -195,7 +165,6 @@ def test_a_storm(process: tuple[subprocess.Popen[str], str, Path], capsys: pytes
     with capsys.disabled():
         print(
             f"\n{sum(figures.statuses.values())} requests: {dict(figures.statuses.most_common())}"
-            f"\n{sum(figures.wrecks.values())} broken as HTTP: {dict(figures.wrecks.most_common())}"
             f"\n{seconds:.0f} s; the longest answer {figures.longest[0]:.2f} s ({figures.longest[1][:120]})"
             f"\n/health meanwhile: {len(health)} times, median {statistics.median(health) * 1e3:.1f} ms, "
             f"longest {max(health) * 1e3:.0f} ms"

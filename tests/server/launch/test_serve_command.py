@@ -182,10 +182,7 @@ def two(tmp_path_factory: pytest.TempPathFactory, embedder: Path, cross_encoder:
 def test_it_prints_its_models_and_its_address(two: Process):
     head, *models, last = two.printed
     assert head == f"serving at http://127.0.0.1:{two.port} (millpond {millpond.__version__})"
-    assert models == [
-        "  vectors: embed, token_embed",
-        "  ranks (also judge): classify, reward, score, token_classify",
-    ]
+    assert models == ["  vectors: embed, token_embed", "  ranks (also judge): classify, reward, score, token_classify"]
     assert last == f"every route: {two.address}/docs"
 
 

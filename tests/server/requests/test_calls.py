@@ -205,26 +205,6 @@ def test_small_requests_are_answered_while_large_texts_wait_for_their_turn(
         assert [answer.result(timeout=300).status_code for answer in slow] == [200] * 20
 
 
-def test_the_loop_is_free_while_a_call_is_checked(held: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    pond, entered, go = held(), threading.Event(), threading.Event()
-    engine = pond.engine
-    submit = type(engine).submit
-
-    def slow(self: Any, *args: Any) -> Any:
-        entered.set()
-        assert go.wait(timeout=300)
-        return submit(self, *args)
-
-    monkeypatch.setattr(type(engine), "submit", slow)
-    pond.release()
-    with running(pond.models) as address, ThreadPoolExecutor(1) as threads:
-        answer = threads.submit(httpx.post, address + PATH, json={"input": "a"}, timeout=300)
-        assert entered.wait(timeout=300)
-        assert httpx.get(address + "/health", timeout=300).status_code == 200
-        go.set()
-        assert answer.result(timeout=300).status_code == 200
-
-
 # --- The end --------------------------------------------------------------------------------------------------------
 
 

@@ -370,11 +370,7 @@ def no_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_wrong_flags_end_with_2_and_one_line(
-    words: list[str],
-    message: str,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    unlogged: None,
+    words: list[str], message: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], unlogged: None
 ):
     monkeypatch.setattr(sys, "argv", ["millpond", "serve", *words])
     with pytest.raises(SystemExit) as end:

@@ -16,9 +16,7 @@ if TYPE_CHECKING:
     from millpond.cache.vector_cache import VectorCache
 
 app = typer.Typer(
-    name="cache",
-    no_args_is_help=True,
-    help="Check and count a vector cache: the file that --cache names.",
+    name="cache", no_args_is_help=True, help="Check and count a vector cache: the file that --cache names."
 )
 
 CachePath = Annotated[Path, typer.Argument(help="File of the cache.", metavar="PATH")]

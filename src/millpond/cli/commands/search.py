@@ -70,13 +70,7 @@ Filter = Annotated[
 
 @grouped
 def search(
-    url: Annotated[
-        str,
-        typer.Argument(
-            help="URL of the collection, as of ingest --to: {sinks}.",
-            metavar="URL",
-        ),
-    ],
+    url: Annotated[str, typer.Argument(help="URL of the collection, as of ingest --to: {sinks}.", metavar="URL")],
     words: Annotated[
         list[str] | None,
         typer.Argument(help="One question or several (default: one a line on stdin).", metavar="QUESTION"),

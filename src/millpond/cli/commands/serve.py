@@ -26,8 +26,7 @@ _EXTRA = ("fastapi", "fastapi_offline", "orjson", "prometheus_client", "pydantic
 def serve(
     ctx: typer.Context,
     models: Annotated[
-        list[str] | None,
-        typer.Argument(help="Hub ids, local folders, or names of the file's models.", metavar="MODEL"),
+        list[str] | None, typer.Argument(help="Hub ids, local folders, or names of the file's models.", metavar="MODEL")
     ] = None,
     **flags: Any,
 ) -> None:

@@ -104,11 +104,7 @@ def _submit(body: TextExplainRequest, model: ServedModel) -> Pending[_Explained]
     def finish(document_output: TokenEmbeddingOutput) -> _Explained:
         query_output = _result(query)
         matches = explanation.explain(
-            query_spans,
-            query_output.embeddings.flat,
-            document_spans,
-            document_output.embeddings.flat,
-            body.document,
+            query_spans, query_output.embeddings.flat, document_spans, document_output.embeddings.flat, body.document
         )
         outputs = (query_output, document_output)
         return _Explained(

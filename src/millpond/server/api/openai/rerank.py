@@ -101,8 +101,7 @@ def _by_shape(body: Any) -> RerankRequest | TeiRerankRequest:
 
 # Not a pydantic union, so that errors refer to the matching format only.
 AnyRerank = Annotated[
-    RerankRequest | TeiRerankRequest,
-    PlainValidator(_by_shape, json_schema_input_type=RerankRequest | TeiRerankRequest),
+    RerankRequest | TeiRerankRequest, PlainValidator(_by_shape, json_schema_input_type=RerankRequest | TeiRerankRequest)
 ]
 _ANY: TypeAdapter[RerankRequest | TeiRerankRequest] = TypeAdapter(AnyRerank)
 _DOCUMENTED = openapi.operation(AnyRerank, answer=RerankAnswer | list[RankedText])

@@ -83,12 +83,7 @@ async def embed_sparse(request: Request) -> Response:
     body = await bodies.read(request, TeiTexts)
     model = _model(request, body.model, "sparse_embed")
     output: SparseEmbeddingOutput = await _run(
-        request,
-        model,
-        "sparse_embed",
-        body.items(),
-        PoolingParams(prompt_name=body.prompt_name),
-        body.tokenization(),
+        request, model, "sparse_embed", body.items(), PoolingParams(prompt_name=body.prompt_name), body.tokenization()
     )
     return await encoding.json_response(await asyncio.to_thread(_sparse_lists, output))
 
