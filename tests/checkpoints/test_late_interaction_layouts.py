@@ -10,7 +10,7 @@ from tests.tiny import Dense, Layout, Other, Pooling, edit_json, write_checkpoin
 from tests.tiny.heads import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, write_stanford
 
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.checkpoints.layouts.late_interaction import LateInteraction, names_colbert
+from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.engine.loading import describe
 from millpond.errors import ModelLoadError, WeightMismatchError
 from millpond.values.config import EngineConfig
@@ -65,11 +65,6 @@ def test_stanford_without_metadata(tmp_path):
     assert late.skiplist and not late.attend_to_expansion
 
 
-def test_stanfords_switches(tmp_path):
-    late = late_of(write_stanford(tmp_path / "model", mask_punctuation=False, attend_to_mask_tokens=True))
-    assert late.skiplist == () and late.attend_to_expansion
-
-
 def test_an_override_has_precedence_over_the_metadata(tmp_path):
     folder = write_stanford(tmp_path / "model")
     assert late_of(folder, attend_to_mask_tokens=True).attend_to_expansion
@@ -121,12 +116,6 @@ def test_a_projection_of_another_kind(change, tmp_path):
         late_of(folder)
 
 
-@pytest.mark.parametrize("name", ["ColBERTModernBertModel", "ColBERTJinaRobertaModel", "HF_ColBERT"])
-def test_an_override_of_the_architecture_leaves_modules_json_in_force(name, tmp_path):
-    folder = write_pylate(tmp_path / "model")
-    assert late_of(folder, architectures=[name]) == late_of(folder)
-
-
 def test_an_override_reads_stanfords_layout_from_any_folder_with_its_files(tmp_path):
     folder = write_stanford(tmp_path / "model")
     edit_json(folder / "config.json", architectures=["BertModel"])
@@ -138,11 +127,6 @@ def test_an_override_of_a_pooled_embedder_is_refused(tmp_path):
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
     with pytest.raises(ModelLoadError, match="leave the override of architectures out"):
         late_of(folder, architectures=["HF_ColBERT"])
-
-
-@pytest.mark.parametrize("names", [None, [], ["BertModel"]])
-def test_classes_that_are_no_colbert(names):
-    assert not names_colbert({"architectures": names})
 
 
 def test_pylate(tmp_path):
@@ -239,33 +223,24 @@ def test_an_expansion_that_is_neither_scored_nor_attended_to_is_off(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "expansion",
+    ("options", "match"),
     [
-        {"strategy": "other", "length": 16},
-        {"strategy": "fixed"},
-        {"strategy": "fixed", "length": 16, "more": 1},
-        "fixed",
+        ({"expansion": {"strategy": "other", "length": 16}}, "query_expansion"),
+        ({"expansion": {"strategy": "fixed"}}, "query_expansion"),
+        ({"expansion": {"strategy": "fixed", "length": 16, "more": 1}}, "query_expansion"),
+        ({"expansion": "fixed"}, "query_expansion"),
+        ({"mask": {"keep_only_token_ids": [3]}}, "keep_only_token_ids"),
+        ({"mask": {"skiplist_words": "all"}}, "skiplist_words"),
+        ({"mask": {"skiplist_tasks": ["image"]}}, "skiplist_words"),
+        *(
+            ({"extra": (other,)}, "in a place where a MultiVectorEncoder checkpoint has none")
+            for other in (Other(dotted=POOLING), Dense(out_features=8), Pooling())
+        ),
     ],
 )
-def test_an_expansion_that_is_not_understood_is_refused(expansion, tmp_path):
-    folder = write_native(tmp_path / "model", expansion=expansion)
-    with pytest.raises(ModelLoadError, match="query_expansion"):
-        late_of(folder)
-
-
-@pytest.mark.parametrize(
-    "mask", [{"keep_only_token_ids": [3]}, {"skiplist_words": "all"}, {"skiplist_tasks": ["image"]}]
-)
-def test_a_mask_that_is_not_understood_is_refused(mask, tmp_path):
-    folder = write_native(tmp_path / "model", mask=mask)
-    with pytest.raises(ModelLoadError, match="keep_only_token_ids|skiplist_words"):
-        late_of(folder)
-
-
-@pytest.mark.parametrize("extra", [Other(dotted=POOLING), Dense(out_features=8), Pooling()])
-def test_a_module_that_is_not_run_is_refused(extra, tmp_path):
-    folder = write_native(tmp_path / "model", extra=(extra,))
-    with pytest.raises(ModelLoadError, match=r"in a place where a MultiVectorEncoder checkpoint has none"):
+def test_what_is_not_understood_is_refused(options, match, tmp_path):
+    folder = write_native(tmp_path / "model", **options)
+    with pytest.raises(ModelLoadError, match=match):
         late_of(folder)
 
 

@@ -5,12 +5,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.tiny import edit_json, write_checkpoint
+from tests.tiny import Layout, Pooling, edit_json, write_checkpoint
 
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
-from millpond.checkpoints.modules import Dense, LayerNorm
-from millpond.checkpoints.rerankers import FAMILIES, Reranker, detect_reranker
+from millpond.checkpoints.layouts.cross_encoder import is_cross_encoder, read_cross_encoder
+from millpond.checkpoints.rerankers import Reranker, detect_reranker
 from millpond.errors import ModelLoadError
 
 PAIRWISE = (
@@ -194,8 +193,6 @@ def test_invalid_overrides_are_refused(tmp_path: Path, overrides: dict[str, Any]
 
 
 def test_an_embedder_s_modules_have_precedence_over_its_name(tmp_path: Path) -> None:
-    from tests.tiny import Layout, Pooling
-
     folder = write_checkpoint(
         tmp_path / "Qwen3-Reranker-tuned", "qwen3", sentence_transformers=Layout(modules=(Pooling(),), style="new")
     )
@@ -205,53 +202,7 @@ def test_an_embedder_s_modules_have_precedence_over_its_name(tmp_path: Path) -> 
     assert detect(folder) is not None
 
 
-def test_every_family_s_template_file_exists() -> None:
-    from millpond.checkpoints.templates.score_template import shipped_template
-
-    for family in FAMILIES:
-        assert shipped_template(family.template, special_tokens=family.special_tokens).names_roles
-
-
 # sentence-transformers' cross-encoders
-
-
-@pytest.mark.parametrize(
-    ("fields", "width", "activation"),
-    [
-        ({}, 1, "sigmoid"),
-        ({}, 3, "identity"),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, 1, "identity"),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.linear.Identity"}, 1, "identity"),
-        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, 3, "sigmoid"),
-    ],
-)
-def test_a_classic_cross_encoder(tmp_path: Path, fields: dict[str, Any], width: int, activation: str) -> None:
-    folder = repository(tmp_path / "model", "bert", "BertForSequenceClassification", **fields)
-    assert not is_cross_encoder(folder)  # without the file it is an ordinary classifier
-    (folder / "config_sentence_transformers.json").write_text('{"model_type": "CrossEncoder"}', encoding="utf-8")
-    assert is_cross_encoder(folder)
-    cross_encoder = read_cross_encoder(folder)
-    assert (cross_encoder.kind, cross_encoder.template, cross_encoder.heads) == ("sequence-classification", None, ())
-    assert cross_encoder.activation_of(width) == activation
-
-
-def test_a_cross_encoder_that_sentence_transformers_saved(tmp_path: Path) -> None:
-    import torch
-    from sentence_transformers.cross_encoder import CrossEncoder as Theirs
-
-    source = write_checkpoint(tmp_path / "bert", "bert")
-    prompts = {"ask": "a question: "}
-    theirs = Theirs(str(source), num_labels=1, activation_fn=torch.nn.Identity(), prompts=prompts, device="cpu")
-    theirs.default_prompt_name = "ask"
-    theirs.save_pretrained(str(tmp_path / "saved"))
-    assert is_cross_encoder(tmp_path / "saved")
-    cross_encoder = read_cross_encoder(tmp_path / "saved")
-    assert (cross_encoder.kind, cross_encoder.activation, cross_encoder.prompt) == (
-        "sequence-classification",
-        "identity",
-        "a question: ",
-    )
-    assert (cross_encoder.transformer / "model.safetensors").is_file()
 
 
 def language_model(tmp_path: Path, template: str | None = PAIRWISE, **logit_score: Any) -> Path:
@@ -316,35 +267,18 @@ def encoder_with_dense(tmp_path: Path) -> Path:
     from sentence_transformers.base.modules import Transformer
     from sentence_transformers.cross_encoder import CrossEncoder as Theirs
     from sentence_transformers.sentence_transformer.modules import LayerNorm as TheirLayerNorm
-    from sentence_transformers.sentence_transformer.modules import Pooling
+    from sentence_transformers.sentence_transformer.modules import Pooling as TheirPooling
 
     source = write_checkpoint(tmp_path / "modernbert", "modernbert")
     modules = [
         Transformer(str(source)),
-        Pooling(48, pooling_mode="cls"),
+        TheirPooling(48, pooling_mode="cls"),
         TheirDense(48, 48, bias=False, activation_function=torch.nn.SiLU()),
         TheirLayerNorm(48),
         TheirDense(48, 1, activation_function=torch.nn.Identity(), module_output_name="scores"),
     ]
     Theirs(modules=modules, device="cpu").save_pretrained(str(tmp_path / "saved"))
     return tmp_path / "saved"
-
-
-def test_an_encoder_with_pooling_and_dense(tmp_path: Path) -> None:
-    folder = encoder_with_dense(tmp_path)
-    assert is_cross_encoder(folder)
-    cross_encoder = read_cross_encoder(folder)
-    assert cross_encoder.kind == "feature-extraction"
-    assert cross_encoder.pooling is not None
-    assert cross_encoder.pooling.modes == ("cls",)
-    first, norm, last = cross_encoder.heads
-    assert isinstance(first, Dense)
-    assert (first.out_features, first.bias, first.activation) == (48, False, "torch.nn.modules.activation.SiLU")
-    assert isinstance(norm, LayerNorm)
-    assert isinstance(last, Dense)
-    assert (last.in_features, last.out_features, last.activation) == (48, 1, "torch.nn.modules.linear.Identity")
-    assert cross_encoder.activation_of(1) == "sigmoid"
-    assert cross_encoder.template is None
 
 
 def test_modules_that_are_not_run_are_refused_by_name(tmp_path: Path) -> None:
@@ -361,12 +295,3 @@ def test_modules_that_are_not_run_are_refused_by_name(tmp_path: Path) -> None:
     edit_json(folder / "sentence_bert_config.json", transformer_task="fill-mask")
     with pytest.raises(ModelLoadError, match="is for 'fill-mask', from which millpond scores no pairs"):
         read_cross_encoder(folder)
-
-
-def test_the_defaults_of_the_dataclass() -> None:
-    plain = CrossEncoder(transformer=Path("somewhere"))
-    assert (plain.kind, plain.activation_of(1), plain.activation_of(2)) == (
-        "sequence-classification",
-        "sigmoid",
-        "identity",
-    )

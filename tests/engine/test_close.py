@@ -15,8 +15,7 @@ import pytest
 from tests.gates import until
 from tests.tiny import write_checkpoint
 
-from millpond import LLM, AsyncEngine, Engine, EngineClosedError, InvalidRequestError, PoolingParams, VectorCache
-from millpond.engine import shared as sharing
+from millpond import AsyncEngine, Engine, EngineClosedError, InvalidRequestError, VectorCache
 
 TEXTS = [f"text {i} about the mill and the pond" for i in range(600)]
 
@@ -122,19 +121,15 @@ def _waiting(work: Callable[[], Any]) -> Future[Any]:
     "work",
     [
         lambda engine: engine.embed(TEXTS),
-        lambda engine: engine.embed(TEXTS[:3]),
         lambda engine: engine.embed(TEXTS[:1]),
         lambda engine: list(engine.embed_iter(TEXTS)),
         lambda engine: engine.rerank("a question", TEXTS, method="cosine"),
-        lambda engine: engine.score(TEXTS, TEXTS, method="maxsim"),
         lambda engine: engine.embed([" ".join(TEXTS)], long_texts="mean"),
-        lambda engine: engine.token_embed(TEXTS),
-        lambda engine: asyncio.run(AsyncEngine(engine).embed(TEXTS)),
         lambda engine: asyncio.run(AsyncEngine(engine).embed(TEXTS * 5)),
         lambda engine: asyncio.run(AsyncEngine(engine).rerank("a question", TEXTS, method="maxsim")),
         lambda engine: next(as_completed([engine.submit("embed", TEXTS)])).result(),
     ],
-    ids=range(12),
+    ids=range(8),
 )
 def test_everyone_who_waits_gets_the_error(
     work: Callable[[Engine], Any], make: Callable[..., tuple[Engine, Gate]]
@@ -319,17 +314,3 @@ async def test_a_cancelled_task_leaves_its_async_block_soon(make: Callable[..., 
     with pytest.raises(asyncio.CancelledError):
         await asyncio.wait_for(task, 30)
     assert isinstance(other.exception(30), EngineClosedError)
-
-
-def test_the_offline_class_and_the_shared_engines_close_alike(folder: Path) -> None:
-    llm = LLM(str(folder), dtype="float32")
-    future = llm.engine.submit("embed", TEXTS * 20)
-    llm.close(cancel=True)
-    assert future.done()
-    assert llm.engine.closed
-    engines = [sharing.get_engine(folder, max_length=length) for length in (16, 32)]
-    futures = [engine.submit("embed", TEXTS, PoolingParams()) for engine in engines]
-    sharing.close_shared(cancel=True)
-    assert all(engine.closed for engine in engines)
-    assert all(future.done() for future in futures)
-    sharing.close_shared(timeout=0)

@@ -8,7 +8,6 @@ import pytest
 from tests.tiny import SENTENCES, Layout, write_checkpoint
 
 from millpond import Engine, PoolingParams
-from millpond.engine.schedule.intake import Intake
 from millpond.errors import InputTooLongError
 
 TEXTS = [f"{first} {second}" for first in SENTENCES[:8] for second in SENTENCES[:8]]
@@ -32,13 +31,12 @@ def held(engine, monkeypatch):
 
 
 @pytest.fixture
-def together(monkeypatch):
+def together(engine, monkeypatch):
     """The number of calls tokenized at once, each time."""
     sizes = []
-    whole = Intake._tokenize_group
-    monkeypatch.setattr(
-        Intake, "_tokenize_group", lambda intake, calls: sizes.append(len(calls)) or whole(intake, calls)
-    )
+    intake = engine._dispatcher._intake
+    whole = intake._tokenize_group
+    monkeypatch.setattr(intake, "_tokenize_group", lambda calls: sizes.append(len(calls)) or whole(calls))
     return sizes
 
 
@@ -114,12 +112,3 @@ def test_a_cancelled_call_of_a_crowd_is_not_run(engine, held, together):
     (result,) = crowd(engine, held, [cancelled])
     assert gone == [True]
     np.testing.assert_allclose(result.embeddings, engine.embed([TEXTS[0]]).embeddings, atol=1e-5)
-
-
-def test_equal_params_share_a_plan_and_others_do_not(engine):
-    plans = [engine._submission.plan("embed", PoolingParams(prompt=prompt), 1) for prompt in ("a", "a", "b")]
-    assert plans[0] is plans[1] and plans[0] is not plans[2]
-    assert (plans[0].prompt, plans[2].prompt) == ("a", "b")
-    for i in range(200):
-        engine._submission.plan("embed", PoolingParams(prompt=str(i)), 1)
-    assert len(engine._submission.plans) <= 64

@@ -4,7 +4,6 @@ import asyncio
 import concurrent.futures
 import gc
 import logging
-import os
 import pickle
 import random
 import subprocess
@@ -20,10 +19,7 @@ import pytest
 from tests.tiny import write_checkpoint
 
 from millpond import AsyncEngine, Engine, PoolingParams, VectorCache
-from millpond.engine.schedule.call import CallOptions
-from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import (
-    EngineClosedError,
     EngineOverloadedError,
     InputTooLongError,
     InvalidDimensionsError,
@@ -66,23 +62,6 @@ def test_empty_and_blank_strings_are_texts(engine):
     np.testing.assert_allclose(output.embeddings[0], output.embeddings[1], atol=1e-6)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"role": "passage"}, "query, document"),
-        ({"truncate": "middle"}, "end, start, error"),
-        ({"output_dtype": "int4"}, "float32, float16"),
-        ({"prompt_name": "query"}, "it has none"),
-        ({"prompt": "a", "prompt_name": "b"}, "exclude each other"),
-        ({"normalize": "yes"}, "True, False or None"),
-        ({"prompt": "\udfff"}, "lone surrogate"),
-    ],
-)
-def test_bad_options_name_the_way_out(engine, options, message):
-    with pytest.raises(InvalidRequestError, match=message):
-        engine.embed(["a", "b"], **options)
-
-
 def test_truncation_is_reported_and_logged_once(engine, caplog):
     long = "word " * 1000
     with caplog.at_level(logging.WARNING, logger="millpond"):
@@ -100,9 +79,6 @@ def test_a_score_of_two_calls_names_the_queries_and_the_documents_that_it_cut(en
             "1 of 1 queries were cut to 256 tokens: index 0",
             "1 of 2 documents were cut to 256 tokens: index 1",
         }
-        with TruncatedTexts.quiet():
-            engine.rerank(long, ["short", long], method=method)
-        assert len(caplog.records) == 2
 
 
 def test_which_end_is_cut(engine):
@@ -128,22 +104,11 @@ def test_truncate_error_names_the_text_and_queues_nothing(engine):
     assert engine.embed(["fine"], truncate="error").truncated.tolist() == [False]
 
 
-def test_a_prompt_that_fills_the_limit_is_an_error(engine):
-    with pytest.raises(InputTooLongError, match="leaves none for the text"):
-        engine.embed(["word " * 10], prompt="word " * 400)
-
-
 def test_truncate_prompt_tokens(engine):
     output = engine.submit("token_embed", ["a b c d e f g h"], PoolingParams(truncate_prompt_tokens=5)).result()
     assert output.embeddings.lengths.tolist() == [5] and output.truncated.all()
     with pytest.raises(InvalidRequestError, match="truncate_prompt_tokens=300 is more than .*256"):
         engine.submit("embed", ["a"], PoolingParams(truncate_prompt_tokens=300))
-
-
-def test_prompts_change_the_vector(engine):
-    plain, prompted = (engine.embed(["mill"], prompt=p).embeddings[0] for p in ("", "query: "))
-    assert plain @ prompted < 0.99
-    np.testing.assert_allclose(prompted, engine.embed(["query: mill"]).embeddings[0], atol=1e-6)
 
 
 def test_dimensions_need_a_matryoshka_checkpoint(engine):
@@ -162,12 +127,6 @@ def test_forced_dimensions_cut_then_normalize(engine, cuttable, width):
     np.testing.assert_allclose(cut, head / np.linalg.norm(head, axis=1, keepdims=True), atol=1e-6)
     raw = cuttable.embed(["mill", "pond"], dimensions=width, normalize=False).embeddings
     np.testing.assert_allclose(raw, head, atol=1e-6)
-
-
-@pytest.mark.parametrize("width", [0, -1, 385, 2.5, True, "128"])
-def test_impossible_dimensions(cuttable, width):
-    with pytest.raises(InvalidDimensionsError, match="choose 1 to 384|must be an int"):
-        cuttable.embed(["a"], dimensions=width)
 
 
 def test_duplicates_are_computed_once(engine):
@@ -314,24 +273,6 @@ def test_an_engine_does_not_pickle(engine):
         pickle.dumps(engine)
 
 
-@pytest.mark.contract
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_after_a_fork_the_error_is_clear(engine):
-    reader, writer = os.pipe()
-    child = os.fork()
-    if child == 0:  # pragma: no cover - the child reports over the pipe
-        try:
-            engine.embed(["a"])
-        except EngineClosedError as error:
-            os.write(writer, str(error).encode())
-        finally:
-            os._exit(0)
-    os.waitpid(child, 0)
-    os.close(writer)
-    assert b"does not survive a fork" in os.read(reader, 1000)
-
-
 def test_loading_what_is_not_there(tmp_path):
     with pytest.raises(ModelLoadError, match=r"config\.json is missing"):
         Engine(tmp_path)
@@ -343,11 +284,6 @@ def test_loading_what_is_not_there(tmp_path):
         Engine(model, dtype="float8")
     with pytest.raises(ModelLoadError, match="device='cuda:7'|device='warp'"):
         Engine(model, device="warp")
-
-
-def test_what_this_version_lacks_is_refused_by_name():
-    with pytest.raises(InvalidRequestError, match="trust_remote_code=.*not available"):
-        Engine(model, trust_remote_code=True)
 
 
 def test_the_cache_serves_every_width_from_one_row(tmp_path):
@@ -384,15 +320,6 @@ def test_a_future_outlives_the_engine_that_made_it():
     future = Engine(model, dtype="float32", device="cpu").submit("embed", some_texts(100, longest=12))
     gc.collect()
     assert future.result(timeout=60).embeddings.shape == (100, 384)
-
-
-def test_a_failing_progress_callback_is_its_callers_trouble(engine):
-    def explode(count):
-        raise KeyError("bar")
-
-    with pytest.raises(KeyError):
-        engine._submission.start("embed", some_texts(20), PoolingParams(), CallOptions(progress=explode)).result(30)
-    assert engine.embed(["still here"]).embeddings.shape == (1, 384)
 
 
 def test_what_a_cancelled_call_computed_is_kept(tmp_path):

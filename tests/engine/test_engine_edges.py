@@ -13,7 +13,6 @@ import pytest
 from tests.tiny import write_checkpoint
 
 from millpond import AsyncEngine, Engine
-from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import EngineClosedError, InvalidRequestError
 
 
@@ -122,17 +121,6 @@ def test_a_call_that_breaks_the_worker_s_loop_breaks_alone(engine, monkeypatch):
         with pytest.raises(RuntimeError, match="no threads left"):
             future.result(timeout=30)
     assert engine.embed(["b"]).embeddings.shape == (1, 48)
-
-
-def test_a_budget_that_shrank_grows_again():
-    scheduler = Scheduler(1000)
-    scheduler.shrink(100)
-    for _ in range(63):
-        scheduler.recover()
-    assert scheduler._budget == 100
-    for _ in range(2000):
-        scheduler.recover()
-    assert scheduler._budget == 1000
 
 
 def test_an_asynchronous_stream_names_a_bad_text_s_index_in_the_whole(engine):

@@ -13,27 +13,10 @@ import numpy as np
 import pytest
 from tests.tiny import SENTENCES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.checkpoints import token_id
-from tests.tiny.heads import (
-    STEP,
-    write_cross_encoder,
-    write_m3,
-    write_pylate,
-    write_reward,
-    write_splade,
-    write_stanford,
-)
+from tests.tiny.heads import STEP, write_cross_encoder, write_m3, write_reward, write_splade, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams, Ragged, TokenIds
-from millpond.engine.dispatcher import Dispatcher
-from millpond.engine.execute.runner import Runner
-from millpond.engine.schedule.scheduler import Scheduler
-from millpond.errors import (
-    InputTooLongError,
-    InvalidRequestError,
-    UnsupportedTaskError,
-)
-from millpond.late_interaction import maxsim
-from millpond.tasks import TASKS
+from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
 
 LONG = " ".join(SENTENCES)
 DOCUMENTS = (SENTENCES[0], SENTENCES[1], "a", SENTENCES[0], "", "How deep is it?")
@@ -215,35 +198,34 @@ def together(
 
     No batch is picked before every call is in the scheduler, and the first one takes all that its budget holds.
     """
-    gate, scheduler, admission = threading.Event(), engine._dispatcher._scheduler, engine._dispatcher._admission
-    pick, submit, run = Scheduler.pick, Dispatcher.submit, Runner.run
+    gate, dispatcher, runner = threading.Event(), engine._dispatcher, engine._replicas.runner
+    scheduler, admission = dispatcher._scheduler, dispatcher._admission
+    pick, submit, run = scheduler.pick, dispatcher.submit, runner.run
     submitted: list[None] = []
     batches: list[set[Any]] = []
     calls = len(jobs) + sum("long_texts" in options for _, _, options in jobs)  # windows are a second call
 
-    def held(self: Scheduler, lanes: int = 1, *, prepare: bool = True) -> Any:
-        if self is not scheduler:
-            return pick(self, lanes, prepare=prepare)
+    def held(lanes: int = 1, *, prepare: bool = True) -> Any:
         assert gate.wait(timeout=60)
-        return pick(self)
+        return pick()
 
-    def counted(self: Dispatcher, *args: Any, **options: Any) -> Any:
-        future = submit(self, *args, **options)
+    def counted(*args: Any, **options: Any) -> Any:
+        future = submit(*args, **options)
         submitted.append(None)
         return future
 
-    def recorded(self: Runner, requests: Any) -> Any:
+    def recorded(requests: Any) -> Any:
         batches.append({(id(request.call), request.call.plan.task) for request in requests})
-        return run(self, requests)
+        return run(requests)
 
     def all_queued() -> bool:
         """Every call was made, and is tokenized, or left to a worker to be tokenized, or over."""
         queued = {*scheduler._deferred, *scheduler._queues.copy()}
         return len(submitted) == calls and queued.issuperset(admission.calls())
 
-    monkeypatch.setattr(Scheduler, "pick", held)
-    monkeypatch.setattr(Dispatcher, "submit", counted)
-    monkeypatch.setattr(Runner, "run", recorded)
+    monkeypatch.setattr(scheduler, "pick", held)
+    monkeypatch.setattr(dispatcher, "submit", counted)
+    monkeypatch.setattr(runner, "run", recorded)
     with ThreadPoolExecutor(len(jobs)) as threads:
         futures = [threads.submit(call, engine, *job) for job in jobs]
         try:
@@ -298,26 +280,6 @@ def test_callers_share_batches_and_get_what_is_theirs(engines: Any, monkeypatch:
         same(found, alone)
 
 
-def test_a_bad_item_is_its_callers_trouble(engines: Any, monkeypatch: Any) -> None:
-    engine, right = engines("reranker"), Runner.run
-    bad = engine.token_ids("classify", SENTENCES[3], PoolingParams())
-
-    def explode(self: Runner, requests: Any) -> Any:
-        if any(request.ids.tolist() == bad for request in requests):
-            raise RuntimeError("this text is poison")
-        return right(self, requests)
-
-    expected = engine.classify(TEXTS)
-    monkeypatch.setattr(Runner, "run", explode)
-    futures = [engine.submit("classify", TEXTS) for _ in range(4)]
-    poisoned = engine.submit("classify", [TEXTS[1], SENTENCES[3], TEXTS[2]])
-    futures += [engine.submit("classify", TEXTS) for _ in range(4)]
-    with pytest.raises(RuntimeError, match="poison"):
-        poisoned.result(timeout=30)
-    for future in futures:
-        same(future.result(timeout=30), expected)
-
-
 # --- Scores ---------------------------------------------------------------------------------------------------------
 
 
@@ -334,27 +296,6 @@ def test_an_embedder_scores_by_the_cosine_of_its_roles(engines: Any) -> None:
     # One query for all documents counts once; a document counts as often as it is in the list.
     once = engine.embed([QUERY], role="query").usage.prompt_tokens
     assert found.usage.prompt_tokens == once + documents.usage.prompt_tokens
-
-
-@pytest.mark.parametrize("mean", [False, True])
-def test_a_late_interaction_checkpoint_scores_by_maxsim(tmp_path: Path, mean: bool) -> None:
-    folder = tmp_path / "model"
-    written = write_pylate(folder, similarity_fn_name="MeanMaxSim") if mean else write_stanford(folder)
-    with Engine(written, dtype="float32", device="cpu") as engine:
-        assert engine.spec.score_type == "late-interaction"
-        queries = [QUERY, "wheel", QUERY]
-        found = engine.score(queries, DOCUMENTS[:3]).scores
-        left = engine.token_embed(queries, role="query").embeddings
-        right = engine.token_embed(DOCUMENTS[:3], role="document").embeddings
-        best = [(a @ b.T).max(axis=1) for a, b in zip(left, right, strict=True)]
-        expected = [row.mean() if mean else row.sum() for row in best]
-        np.testing.assert_allclose(found, expected, rtol=1e-5)
-        ranked = engine.rerank(QUERY, DOCUMENTS)
-        query = Ragged.from_matrices([left[0]], width=left[0].shape[1])
-        whole = maxsim(query, engine.token_embed(DOCUMENTS, role="document").embeddings)[0]
-        whole = whole / len(left[0]) if mean else whole
-        assert [hit.index for hit in ranked] == np.argsort(-whole, kind="stable").tolist()
-        np.testing.assert_allclose([hit.relevance_score for hit in ranked], -np.sort(-whole), rtol=1e-5)
 
 
 @pytest.mark.parametrize("name", ["embedder", "reranker", "colbert"])
@@ -448,19 +389,15 @@ def test_token_ids_of_a_cross_encoder_are(engines: Any) -> None:
 
 
 @pytest.fixture
-def held(folders: Any, monkeypatch: Any) -> Iterator[Callable[[str], tuple[Engine, threading.Event]]]:
-    """Engines that run nothing before the event is set."""
-    gate, right, made = threading.Event(), Runner.run, []
+def held(folders: Any) -> Iterator[Callable[[str], Engine]]:
+    """Engines that run nothing before the end of the test."""
+    gate, made = threading.Event(), []
 
-    def run(self: Runner, requests: Any) -> Any:
-        gate.wait(timeout=30)
-        return right(self, requests)
-
-    monkeypatch.setattr(Runner, "run", run)
-
-    def hold(name: str) -> tuple[Engine, threading.Event]:
-        made.append(Engine(folders(name), dtype="float32", device="cpu", max_queue=8))
-        return made[-1], gate
+    def hold(name: str) -> Engine:
+        made.append(engine := Engine(folders(name), dtype="float32", device="cpu", max_queue=8))
+        run = engine._replicas.runner.run
+        engine._replicas.runner.run = lambda requests: gate.wait(timeout=30) and run(requests)
+        return engine
 
     yield hold
     gate.set()
@@ -470,7 +407,7 @@ def held(folders: Any, monkeypatch: Any) -> Iterator[Callable[[str], tuple[Engin
 
 @pytest.mark.parametrize("name", ["embedder", "colbert"])
 def test_a_cancelled_score_cancels_both_sides(held: Any, name: str) -> None:
-    engine, _ = held(name)
+    engine = held(name)
     future = engine.submit("score", pairs_of())
     assert len(engine._dispatcher._admission.calls()) == 2
     assert future.cancel()
@@ -667,7 +604,7 @@ def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
 @pytest.mark.parametrize("name", list(WRITERS))
 def test_a_task_that_is_not_served_is_refused_by_name(engines: Any, name: str) -> None:
     engine = engines(name)
-    for task in set(TASKS) - engine.tasks:
+    for task in {task for _, task, *_ in CASES} - engine.tasks:
         if task == "score" and engine.spec.score_type is not None:
             continue
         item: Any = ("q", "d") if task == "score" else "a"

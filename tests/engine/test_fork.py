@@ -211,38 +211,6 @@ def test_what_a_busy_parent_was_to_finish_fails_in_the_child(tmp_path: Path) -> 
     assert printed == {f"moment {i}": "works" for i in range(4)} | {"exit": "7", "stats": "0"}
 
 
-_READING = """
-import millpond.support.fork as fork
-from millpond import Engine
-from millpond.pooling.pooler import Pooler
-
-model = sys.argv[1]
-engine = Engine(model)
-inside, over = threading.Event(), threading.Event()
-tokens = Pooler.tokens
-
-def held(pooler, hidden):
-    inside.set()
-    over.wait()
-    return tokens(pooler, hidden)
-
-Pooler.tokens = held
-fork._MAX_WAIT = 0.5
-future = engine.submit("embed", ["tides"])
-inside.wait()  # a worker reads the vectors of a batch
-Pooler.tokens = tokens
-child("own", lambda: Engine(model).embed(["tides"]) and None)
-over.set()
-print("parent:", "works" if len(future.result().embeddings) == 1 else "fails")
-"""
-
-
-@pytest.mark.timeout(300)
-def test_a_fork_while_another_thread_reads_the_vectors_of_a_batch() -> None:
-    """Python 3.11's cached_property has a lock for all objects of a class, which the child would find held."""
-    assert run(_READING, minilm()) == {"own": "works", "parent": "works"}
-
-
 _COMPUTING = """
 running, ended = [], threading.Event()
 

@@ -4,16 +4,10 @@ import gc
 import tracemalloc
 from collections import deque
 
-import numpy as np
 import pytest
 from tests.tiny import SENTENCES, Layout, write_checkpoint
 
 from millpond import Engine
-from millpond.engine.input.plan import Plan
-from millpond.engine.output.assemble import assemble
-from millpond.engine.schedule.call import Call
-from millpond.pooling.pooler import OutputSpec
-from millpond.vectors.matryoshka import cut
 
 WIDTH = 48
 READ_AHEAD = 4096
@@ -71,28 +65,3 @@ def test_memory_does_not_grow_with_the_number_of_texts(engine, no_collector):
     vectors = 8_000 * WIDTH * 4
     assert growth(engine, keep=False) < vectors / 2
     assert growth(engine, keep=True) > vectors / 2  # as if the vectors were kept
-
-
-def rows(count=6):
-    return np.random.default_rng(0).normal(size=(count, 8)).astype(np.float32)
-
-
-@pytest.mark.parametrize("cached", [False, True])
-def test_a_call_hands_its_own_rows_over_unless_a_cache_is_going_to_read_them(cached):
-    plan = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=9, truncate="end", width=8, normalize=True)
-    committed = []
-
-    def commit(call, slots):
-        committed.append(call.result.rows[slots].copy())
-        if call.committed(len(slots)):
-            call.finish()
-
-    call = Call(list("abcdef"), plan, assemble=assemble, commit=commit if cached else None, native_width=8)
-    call.deliver([4, 2], list(rows()[[4, 2]]))
-    call.deliver([0, 1, 3, 5], list(rows()[[0, 1, 3, 5]]))
-    result = call.future.result().embeddings
-    np.testing.assert_array_equal(result, cut(rows(), 8, normalize=True))
-    assert np.shares_memory(result, call.result.rows) is not cached
-    if cached:
-        np.testing.assert_array_equal(call.result.rows, rows())
-        np.testing.assert_array_equal(np.concatenate(committed), rows()[[4, 2, 0, 1, 3, 5]])

@@ -1,23 +1,27 @@
-"""method= of score and rerank: cosine or MaxSim, for any checkpoint that has the vectors; else an error."""
+"""method= of score and rerank: cosine or MaxSim, for any checkpoint that has the vectors; and scores of few pairs."""
 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.tiny import TEXTS, Layout, write_checkpoint
+import torch
+from tests.tiny import SENTENCES, TEXTS, Layout, write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_pylate, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams, RerankOutput
-from millpond.engine.schedule.call import CallOptions
 from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
 
 QUERY = "How deep is the mill pond?"
+
+
 DOCUMENTS = list(TEXTS)
+
 
 Call = Callable[..., Any]
 
@@ -106,15 +110,6 @@ def test_an_embedder_scores_by_cosine_and_reranks_by_maxsim(embedder: Engine, ca
     np.testing.assert_allclose(ranking, maxsim(embedder), atol=1e-4)
 
 
-def test_other_checkpoints_rerank_by_what_they_score(cross: Engine, colbert: Engine, call: Call) -> None:
-    for engine in (cross, colbert):
-        assert engine.spec.rerank_type == engine.spec.score_type != "bi-encoder"
-        scores = call(engine, "score", QUERY, DOCUMENTS).scores
-        ranked = call(engine, "rerank", QUERY, DOCUMENTS)
-        assert [result.index for result in ranked] == np.argsort(-scores, kind="stable").tolist()
-        np.testing.assert_allclose([result.relevance_score for result in ranked], np.sort(scores)[::-1], rtol=1e-4)
-
-
 @pytest.mark.parametrize("mean", [False, True])
 def test_a_late_interaction_checkpoint_keeps_its_own_maxsim(tmp_path: Path, call: Call, mean: bool) -> None:
     path = write_pylate(tmp_path / "model", similarity_fn_name="MeanMaxSim" if mean else "MaxSim")
@@ -195,10 +190,45 @@ def test_params_of_another_task_are_refused(embedder: Engine, method: Any) -> No
     assert embedder.submit("score", [("a", "b")], PoolingParams(task="score"), method=method).result(timeout=30)
 
 
-@pytest.mark.parametrize("method", ["auto", "cosine", "maxsim"])
-def test_a_progress_bar_counts_the_documents(embedder: Engine, method: Any) -> None:
-    pairs = [(QUERY, document) for document in [*DOCUMENTS, *DOCUMENTS[:3], "one more wheel"]]
-    done: list[int] = []
-    options = CallOptions(progress=done.append)
-    embedder._submission.start("score", pairs, PoolingParams(), options, method=method).result()
-    assert sum(done) == len(pairs)
+HERE = threading.current_thread
+
+
+@pytest.fixture
+def engine(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=Layout())
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        engine = Engine(folder, dtype="float32", device="cpu")
+    finally:
+        torch.set_num_threads(before)
+    with engine:
+        while engine._dispatcher._scheduler._idle < len(engine._dispatcher.workers):  # a worker first looks for work
+            threading.Event().wait(0.001)
+        yield engine
+
+
+@pytest.fixture
+def batches(engine, monkeypatch):
+    """Of each batch its thread and its number of texts."""
+    seen = []
+    run = engine._replicas.runner.run
+    monkeypatch.setattr(engine._replicas.runner, "run", lambda batch: seen.append((HERE(), len(batch))) or run(batch))
+    return seen
+
+
+@pytest.mark.parametrize("method", ["cosine", "maxsim"])
+def test_a_small_score_is_one_batch_in_the_callers_thread(engine, batches, method, monkeypatch):
+    if len(engine._dispatcher.workers) < 2:
+        pytest.skip("on one core two calls at once are left to the worker")
+    handed_over = []
+    monkeypatch.setattr(engine._dispatcher.threads, "submit", lambda *work: handed_over.append(work))
+    scores = engine.score(SENTENCES[0], list(SENTENCES[1:4]), method=method).scores
+    assert batches == [(threading.current_thread(), 4)] and not handed_over
+    assert scores.shape == (3,) and np.isfinite(scores).all()
+
+
+def test_a_large_score_is_left_to_the_threads(engine, batches):
+    documents = [f"{SENTENCES[0]} {i}" for i in range(16 + 1)]
+    assert len(engine.score(SENTENCES[1], documents).scores) == len(documents)
+    assert batches and all(thread is not threading.current_thread() for thread, _ in batches)

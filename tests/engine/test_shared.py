@@ -170,11 +170,3 @@ def test_a_forked_child_loads_its_own(folder: str) -> None:
         [sys.executable, "-c", _FORK, folder], capture_output=True, text=True, timeout=100, check=False
     )
     assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.contract
-def test_the_import_costs_no_torch() -> None:
-    program = "import sys, millpond.engine.shared; print(*sys.modules)"
-    modules = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
-    assert "millpond.engine.shared" in modules
-    assert "torch" not in modules

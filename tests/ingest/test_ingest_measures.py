@@ -3,7 +3,6 @@
 import json
 import math
 import shlex
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -18,9 +17,10 @@ from millpond.ingest.advice.judgements import beir_folder, ndcg
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.quantized import quantize, round_bfloat16, store
 from millpond.ingest.pages import neighbors
-from millpond.ingest.pages.neighbors import nearest, plotted_widths, recall
+from millpond.ingest.pages.neighbors import nearest, plotted_widths, recall, recall_by_width
 from millpond.ingest.sinks.database import installed
 from millpond.ingest.telemetry.trace import LogHistogram
+from millpond.vectors import matryoshka
 
 
 def unit(rows):
@@ -158,9 +158,25 @@ def test_nearest_equals_a_full_sort_in_any_blocks_and_with_equal_scores(monkeypa
     np.testing.assert_array_equal(nearest(queries, rows.astype(np.int8), k), expected)
 
 
-def test_the_widths_of_a_plot_are_the_declared_ones_and_the_full_one():
+def test_recall_by_width_is_that_of_a_search_among_the_other_rows():
+    rows = normal(0, 120, 16)
+    values = recall_by_width(rows, [4, 16, 8], k=5)
+    assert list(values) == [4, 8, 16] and values[16] == 1.0
+    assert values[4] < values[8] < 1.0
+
+    def by_hand(width):
+        cut = matryoshka.cut(rows, width, normalize=True)
+        scores = cut @ cut.T
+        np.fill_diagonal(scores, -np.inf)
+        return [set(np.argsort(-row)[:5]) for row in scores]
+
+    shares = [len(a & b) / 5 for a, b in zip(by_hand(8), by_hand(16), strict=True)]
+    assert values[8] == pytest.approx(np.mean(shares))
+
+
+def test_the_widths_of_a_plot_are_the_declared_ones_the_stored_ones_and_the_full_one():
     assert plotted_widths(384, None) == [32, 64, 128, 256, 384]
-    assert plotted_widths(1024, (64, 512, 1024)) == [64, 512, 1024]
+    assert plotted_widths(1024, (64, 512, 1024), stored=[100, 4096]) == [64, 100, 512, 1024]
     assert plotted_widths(16, None) == [16]
 
 
@@ -178,18 +194,6 @@ def test_quantiles_of_a_histogram_are_within_five_percent(share):
     assert one.quantile(share) == many.quantile(share) == pytest.approx(true, rel=0.05)
     assert (one.count, one.least, one.most) == (many.count, many.least, many.most) == (2000, min(values), max(values))
     assert one.total == pytest.approx(many.total)
-
-
-def test_buckets_hold_every_number_between_their_ends():
-    histogram = LogHistogram(1, 1 << 30)
-    values = np.array([0, 1, 1, 2, 3, 7, 8, 1000, 5 << 30])
-    histogram.add(values)
-    ends, counts = histogram.buckets()
-    assert counts.sum() == len(values) and counts[0] == 3 and counts[-1] == 1  # 0 and 1 below, 5 << 30 above
-    assert len(ends) == len(counts) + 1 and (np.diff(ends) > 0).all()
-    inner = [np.sum((low < values) & (values <= high)) for low, high in pairwise(ends[1:-1])]
-    assert inner == counts[1:-1].tolist()
-    assert histogram.quantile(1) == 5 << 30 and histogram.quantile(0) == 0
 
 
 def test_ndcg_by_hand():

@@ -244,6 +244,9 @@ ARCHITECTURES: Rows = [
         for claimed in (f"{tiny.FAMILIES[family].prefix}For{head}" for head in ("QuestionAnswering", "MultipleChoice"))
     ),
     (model(), fields(position_embedding_type="relative_key"), "relative_key"),
+    (model(), fields(lora_adaptations=["a"]), "lora_adaptations"),
+    (model(), fields(is_decoder=True), "is_decoder True, which millpond does not run for BertModel"),
+    (model(), fields(add_cross_attention=True), "add_cross_attention True"),
     (model("roberta"), fields(position_embedding_type="rotary"), "rotary"),
     (model("llama"), fields(rope_scaling={"type": "dynamic", "factor": 2.0}), "dynamic"),
     (model("qwen2"), fields(rope_scaling={"rope_type": "longrope", "factor": 2.0}), "longrope"),

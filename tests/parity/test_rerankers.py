@@ -131,17 +131,6 @@ def test_a_language_model_s_answer(row, tmp_path, record_property):
     assert difference(actual, expected_of(folder, row, lambda q, d: row.text(q, d) + " ")) > VISIBLE
 
 
-@pytest.mark.parametrize("row", [QWEN3, MXBAI], ids=lambda row: row.called)
-def test_the_vocabulary_head_is_not_computed(row, tmp_path):
-    """A single row, the difference of the two tokens' rows, replaces it."""
-    from millpond.engine.loading import load as read
-
-    with load(write(tmp_path / row.called, row)) as engine:
-        head = read(engine.config).runner.pooler.classifier
-    assert head is not None
-    assert [tuple(parameter.shape) for parameter in head.parameters()] == [(1, 48)]
-
-
 @pytest.mark.parametrize("family", ["gemma2", "gemma3"])
 def test_a_model_that_caps_its_logits(family, tmp_path, record_property):
     """Each token's logit is capped before the difference is taken."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ _WORD_BEGINS = re.compile(
     r"(?<=\s)(?=\S)|(?=[\u0e00-\u0eff\u1000-\u109f\u1780-\u17ff\u2e80-\ua4cf\uf900-\ufaff\ufe30-\ufe4f\uff01-\uffef"
     r"\U0001f000-\U0003ffff])"
 )
+_JOINER = "\u200d"
+_SKIN_TONES = "".join(map(chr, range(0x1F3FB, 0x1F400)))
 # A text of ASCII has at most a token for each character, and a few for what a tokenizer puts before it.
 _SPARE_CHARACTERS = 8
 
@@ -181,6 +184,7 @@ class Chunker:
         """Where the piece from ``start`` to ``end`` begins with the words before it that it repeats."""
         first = max(former + 1, start - _COUNTED_PER_TOKEN * self.overlap)
         begins = [match.start() for match in _WORD_BEGINS.finditer(text, first, start)]
+        begins = [begin for begin in begins if not _is_joined(text, begin)]
         chosen = bisect_left(begins, True, key=lambda begin: self._count(text[begin:start]) <= self.overlap)
         for begin in begins[chosen:]:
             if self._count(text[begin:end]) <= self.max_tokens:
@@ -243,6 +247,13 @@ def is_chunk(record: Record) -> bool:
         return False
     number, start, end = (record.metadata.get(key) for key in CHUNK_KEYS)
     return number == 0 and type(start) is int and type(end) is int and end - start == len(record.text)
+
+
+def _is_joined(text: str, index: int) -> bool:
+    """Whether a character belongs to the one before it: an accent, or a part of an emoji."""
+    character = text[index]
+    is_joiner = _JOINER in (character, text[index - 1 : index])
+    return is_joiner or unicodedata.category(character)[0] == "M" or character in _SKIN_TONES
 
 
 def _check_overlap(overlap: int, max_tokens: int) -> None:

@@ -1,8 +1,10 @@
-"""Large texts take turns, small ones never wait for them, and their memory goes back to the system."""
+"""Large texts take turns, small ones never wait for them, and memory goes back to the system; arenas of threads."""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import os
 import platform
 import subprocess
 import sys
@@ -20,7 +22,10 @@ from millpond.engine.tokenize.large_texts import LARGE_CHARACTERS, SLOTS, TURNS,
 from millpond.support.heap import Heap
 
 LARGE = "池" * (LARGE_CHARACTERS + 1)
+
+
 WAIT = 60.0
+
 
 TRIM = """
 import ctypes, sys, time
@@ -118,13 +123,6 @@ def test_small_coroutines_end_while_large_ones_wait(engine, taken, options):
     asyncio.run(run())
 
 
-def test_a_small_text_beside_a_large_one_is_not_lost(engine):
-    texts = [*SENTENCES, LARGE, *SENTENCES] * 30  # more than are tokenized at a time
-    output = engine.submit("embed", texts).result(WAIT)
-    assert output.embeddings[: len(SENTENCES)] == pytest.approx(engine.embed(SENTENCES).embeddings, abs=1e-5)
-    assert output.truncated.sum() == 30
-
-
 def test_the_memory_of_large_texts_is_given_back_once_for_all_of_a_moment(monkeypatch):
     trimmed, at_once = threading.Event(), []
     monkeypatch.setattr(threading, "Timer", lambda seconds, call: at_once.append((seconds, call)) or _Timer())
@@ -158,3 +156,54 @@ class _Timer:
 def test_free_memory_goes_back_to_the_system_after_a_large_text(size, least, most):
     run = subprocess.run([sys.executable, "-c", TRIM, size], capture_output=True, text=True, check=True)
     assert least <= int(run.stdout) <= most
+
+
+CODE = """
+import ctypes, json, sys, tempfile, threading
+from xml.etree import ElementTree
+from millpond.support import heap
+
+done = heap.limit_arenas() if sys.argv[1] == "limited" else None
+libc = ctypes.CDLL(None)
+libc.malloc.restype, libc.malloc.argtypes = ctypes.c_void_p, [ctypes.c_size_t]
+together = threading.Barrier(8)
+
+def take():
+    together.wait()
+    for _ in range(200):
+        libc.malloc(1000)
+    together.wait()
+
+threads = [threading.Thread(target=take) for _ in range(8)]
+[thread.start() for thread in threads]
+[thread.join() for thread in threads]
+libc.fopen.restype = ctypes.c_void_p
+with tempfile.NamedTemporaryFile() as file:
+    stream = ctypes.c_void_p(libc.fopen(file.name.encode(), b"w"))
+    libc.malloc_info(0, stream)
+    libc.fclose(stream)
+    print(json.dumps([done, len(ElementTree.parse(file.name).findall("heap"))]))
+"""
+
+
+def count_arenas(setting, **environment):
+    run = subprocess.run(
+        [sys.executable, "-c", CODE, setting],
+        env={**{k: v for k, v in os.environ.items() if k != "MALLOC_ARENA_MAX"}, **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(run.stdout)
+
+
+@pytest.mark.contract
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_threads_share_two_arenas():
+    assert count_arenas("default")[1] > 2
+    assert count_arenas("limited") == [True, 2]
+
+
+@pytest.mark.contract
+def test_the_environment_takes_precedence():
+    assert count_arenas("limited", MALLOC_ARENA_MAX="3")[0] is False

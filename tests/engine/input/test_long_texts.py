@@ -260,15 +260,6 @@ def test_offsets_are_those_of_the_whole_text(encoder, text):
     assert np.array_equal(found.alignment.offsets, whole.alignment.offsets)
 
 
-@pytest.mark.parametrize("prompt", ["Find it: "])
-@pytest.mark.parametrize("truncate", ["end", "start"])
-def test_a_prompt_stays_in_front(encoder, prompt, truncate):
-    how = {"prompt": prompt, "limit": LIMIT, "truncate": truncate}
-    (whole,) = encoder.texts.encode([repeated(PROSE)], index_of=index_of, **how)
-    (found,) = encoder.encode([repeated(PROSE)], plan(truncate, prompt=prompt), index_of=index_of)
-    assert np.array_equal(found.ids, whole.ids)
-
-
 @pytest.mark.parametrize("truncate", ["end", "start", "error"])
 @pytest.mark.parametrize("item", [repeated(PROSE), Pair("Who?", repeated(PROSE))], ids=["text", "pair"])
 def test_of_prose_only_a_part_is_tokenized(encoder, read, item, truncate):
@@ -285,13 +276,6 @@ def test_of_prose_only_a_part_is_tokenized(encoder, read, item, truncate):
         error = caught.value
         assert (error.index, error.limit, error.at_least) == (41, LIMIT, in_parts or None)
     assert (max(read) < SIZE / 3) == in_parts
-
-
-def test_every_kind_of_tokenizer_may_cut_at_a_space(tmp_path):
-    for name in KINDS:
-        folder = tmp_path / name
-        folder.mkdir()
-        assert with_backend(name, folder).long_texts._may_cut("start"), name
 
 
 @pytest.mark.parametrize("piece", ["w", "Ab9", " ", " \n\t"])

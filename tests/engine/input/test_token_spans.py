@@ -148,16 +148,6 @@ def test_rows_of_the_skiplist_are_left_out_of_a_document(engine_of):
     assert [text[start:end] for start, end in entry.offsets[2:-1]] == ["The", "pond", "water", "the", "wheel"]
 
 
-@pytest.mark.parametrize("name", ["stanford", "pylate", "plain roberta"])
-def test_truncation_keeps_the_spans_of_the_end_that_is_kept(engine_of, name):
-    engine = engine_of(name)
-    text = " ".join(SENTENCES)
-    (first,), (last,) = (engine.token_spans([text], role="document", truncate=end) for end in ("end", "start"))
-    assert text[slice(*first.offsets[first.offsets[:, 1] > 0][0])].strip() == "The"
-    assert last.offsets.max() >= len(text) - 1 - (text[-1] == ".")
-    assert first.offsets.max() < len(text) // 2 < last.offsets[last.offsets[:, 1] > 0].min()
-
-
 @pytest.mark.parametrize("name", ["plain bert", "plain roberta", "plain xlm-roberta", "plain llama"])
 def test_spans_are_those_that_transformers_tokenizer_reports(engine_of, name):
     engine = engine_of(name)
@@ -178,13 +168,6 @@ def test_the_prompt_of_a_role_has_empty_spans(engine_of):
         assert extra >= count
         assert not entry.offsets[: extra + 1].any()
         assert np.array_equal(entry.offsets[extra:], plain.offsets)
-
-
-def test_characters_that_fold_to_two_do_not_move_what_follows(engine_of):
-    text = "İİİ the pond"
-    for name in ("uncased", "stanford"):
-        (entry,) = engine_of(name).token_spans([text])
-        assert text[slice(*entry.offsets[-2])] == "pond"
 
 
 def test_bytes_of_one_character_have_its_span(engine_of):

@@ -1,4 +1,4 @@
-"""Texts cut to a number of tokens, pairs that are classified, and vectors of eight bits."""
+"""Texts cut to a number of tokens, and pairs that are classified."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tests.tiny import SENTENCES, write_checkpoint
 
 from millpond import Engine, Pair
 from millpond.errors import InvalidRequestError
-from millpond.vectors.quantization import eight_bits
 
 
 @pytest.mark.parametrize(("family", "lowercase"), [("bert", False), ("bert", True), ("qwen2", False)])
@@ -63,15 +62,3 @@ def test_pairs_are_classified_as_transformers_does(tmp_path: Path) -> None:
         pytest.raises(InvalidRequestError, match="not classify"),
     ):
         engine.classify(pairs)  # type: ignore[arg-type]
-
-
-def test_eight_bit_codes_depend_on_their_row_only() -> None:
-    rows = np.array([[0.5, -1.0, 0.0], [0.1, 0.2, -0.05], [0.0, 0.0, 0.0]], dtype=np.float32)
-    codes = eight_bits(rows, "int8")
-    assert codes.dtype == np.int8
-    assert codes.tolist() == [[64, -127, 0], [64, 127, -32], [0, 0, 0]]
-    shifted = eight_bits(rows, "uint8")
-    assert shifted.dtype == np.uint8
-    np.testing.assert_array_equal(shifted.astype(int), codes.astype(int) + 128)
-    np.testing.assert_array_equal(eight_bits(rows[1:2], "int8"), codes[1:2])
-    assert eight_bits(rows[:0], "int8").shape == (0, 3)

@@ -198,7 +198,7 @@ def ingest(
         # slowest step and comes last.
         spec = engine.describe(model)
         check_model(spec, collection.widths)
-        page = _Page.at(run.report, spec, {"source": source, **engine.settings})
+        page = _Page.at(run.report, spec, {"source": source, **engine.settings}, collection.widths)
         stop = StopRequest()
         # First the files that the command names, so that an error names the one that it is about.
         vectors = None if run.cache is None or ray.address is not None else stack.enter_context(VectorCache(run.cache))
@@ -266,9 +266,10 @@ class _Page:
     trace: RunTrace
     spec: ModelSpec
     settings: dict[str, Any]
+    stored: list[int]
 
     @classmethod
-    def at(cls, path: Path | None, spec: ModelSpec, settings: dict[str, Any]) -> _Page:
+    def at(cls, path: Path | None, spec: ModelSpec, settings: dict[str, Any], widths: list[int] | None) -> _Page:
         """The page at a path, which is checked; ``None`` draws nothing."""
         from millpond.ingest.telemetry.trace import RunTrace
 
@@ -276,7 +277,8 @@ class _Page:
             from millpond.ingest.pages.report_page import check_report
 
             check_report(path)
-        return cls(path=path, trace=RunTrace(), spec=spec, settings=settings)
+        trace = RunTrace(vectors=0) if path is None else RunTrace()
+        return cls(path=path, trace=trace, spec=spec, settings=settings, stored=widths or [spec.dimensions])
 
     def draw(self, report: IngestReport | None, target: str, *, stopped: str = "") -> None:
         """Draw the run; what goes wrong is a line on standard error, since the rows are written."""
@@ -288,8 +290,9 @@ class _Page:
         shown = {"model": self.spec.name, "collection": target, **given}
         if report is not None and report.stopped:
             stopped = "a signal"
+        widths = self.spec.matryoshka_dimensions or None
         try:
-            write_report(self.path, report, self.trace, shown, stopped=stopped)
+            write_report(self.path, report, self.trace, shown, widths=widths, stored=self.stored, stopped=stopped)
         except OSError as error:
             print(f"millpond: the report could not be written: {error}", file=sys.stderr)
 

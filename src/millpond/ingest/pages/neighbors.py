@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from millpond.vectors import matryoshka
+
 FloatArray = npt.NDArray[np.float32]
 Indices = npt.NDArray[np.int64]
 
@@ -56,7 +58,27 @@ def recall(found: Indices, expected: Indices) -> float:
     return float((found[:, :, None] == expected[:, None, :]).any(axis=1).mean())
 
 
-def plotted_widths(native: int, declared: Sequence[int] | None) -> list[int]:
-    """The widths to measure: those that the model declares (else powers of two from 32), and the full one."""
+def recall_by_width(
+    rows: FloatArray, widths: Sequence[int], *, k: int = 10, queries: int = 200, seed: int = 0
+) -> dict[int, float]:
+    """How many of a row's ``k`` nearest rows at full width are found among rows cut to each width."""
+    n = len(rows)
+    if n < 2:
+        return {}
+    chosen = np.sort(np.random.default_rng(seed).permutation(n)[:queries])
+    k = min(k, n - 1)
+
+    def neighbors(width: int) -> Indices:
+        cut = matryoshka.cut(rows, width, normalize=True)
+        scores = cut[chosen] @ cut.T  # [queries, n]
+        scores[np.arange(len(chosen)), chosen] = -np.inf
+        return top(scores, k)
+
+    exact = neighbors(rows.shape[1])
+    return {width: recall(neighbors(width), exact) for width in sorted(set(widths))}
+
+
+def plotted_widths(native: int, declared: Sequence[int] | None, stored: Sequence[int] = ()) -> list[int]:
+    """The widths to measure: those that the model declares (else powers of two from 32), the stored ones, the full."""
     powers = [1 << power for power in range(5, native.bit_length()) if 1 << power < native]
-    return sorted({width for width in declared or powers if width < native} | {native})
+    return sorted({width for width in (*(declared or powers), *stored) if width < native} | {native})

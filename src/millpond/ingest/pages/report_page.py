@@ -17,14 +17,17 @@ from millpond.ingest.pages import charts
 from millpond.ingest.pages.charts import check_charts, seconds_text
 from millpond.ingest.pages.environment import environment
 from millpond.ingest.pages.html_page import check_page_path, figure, page, section, side_by_side, table, write_page
+from millpond.ingest.pages.neighbors import plotted_widths, recall_by_width
 from millpond.ingest.telemetry.report import IngestReport
 from millpond.ingest.telemetry.trace import LogHistogram, RunTrace, StageSummary, TraceSample
 
 Numbers = npt.NDArray[np.float64]
 
 _BINS = 60  # of the charts over time
+_RECALL_K = 10
 _WHERE_CHARS = 60
 _RATES = {"read": "gray", "embedded": "blue", "cached": "teal", "written": "orange"}
+_QUEUE_COLORS = ("blue", "orange", "teal", "purple")
 # Names of settings whose values are not shown, and the password of a URL.
 _SECRET = re.compile(r"key|token|password|secret|credential", re.IGNORECASE)
 _URL_PASSWORD = re.compile(r"(?<=://)([^/@\s:]*):[^/@\s]*@")
@@ -43,6 +46,8 @@ def write_report(
     trace: RunTrace,
     settings: Mapping[str, object],
     *,
+    widths: Sequence[int] | None = None,
+    stored: Sequence[int] = (),
     stopped: str = "",
 ) -> None:
     """Write a page about a run: one file that loads nothing, is printable, and follows dark or light colours.
@@ -53,6 +58,8 @@ def write_report(
         trace: What the run did.
         settings: Names and values to show. Passwords of URLs, and values whose name says that they are secret, are
             not shown.
+        widths: Widths that the model was trained for; ``None``: powers of two.
+        stored: Widths that the run wrote.
         stopped: Why the run stopped before its end; empty if it did not.
 
     Raises:
@@ -61,13 +68,15 @@ def write_report(
     """
     check_charts()
     samples = trace.samples
-    last = samples[-1] if samples else TraceSample(seconds=0.0, counts={})
+    last = samples[-1] if samples else TraceSample(seconds=0.0, counts={}, queues={})
     counts: Mapping[str, Any] = asdict(report) if report is not None else {**last.counts, "seconds": last.seconds}
     seconds = float(counts["seconds"])
     parts = [
         side_by_side(
             _throughput(samples, counts, seconds),
+            _queues(samples),
             _lengths(trace.chars),
+            _recall(trace.vectors, widths, stored),
         ),
         _stages(trace.stages, seconds),
         _failures(trace.failures, counts.get("failed", 0)),
@@ -127,6 +136,27 @@ def _throughput(samples: Sequence[TraceSample], counts: Mapping[str, Any], secon
     return figure(title, svg, summary=summary, keys={name: _RATES[name] for name in names})
 
 
+def _queues(samples: Sequence[TraceSample]) -> str:
+    title = "Queue depths"
+    names = list(dict.fromkeys(name for sample in samples for name in sample.queues))
+    if len(samples) < 3 or not names:
+        return figure(title, None, empty="The run was too short to draw its queues.")
+    ends, times = _bins(samples), [sample.seconds for sample in samples]
+    which = np.clip(np.searchsorted(ends, times, side="right") - 1, 0, len(ends) - 2)
+    numbers = np.bincount(which, minlength=len(ends) - 1)
+    filled = np.flatnonzero(numbers)  # a long write leaves bins without a sample
+    factor, unit = _time_unit(times[-1])
+    keys = dict(zip(names, _QUEUE_COLORS * len(names), strict=False))
+    lines = []
+    for name, color in keys.items():
+        sums = np.bincount(which, [sample.queues.get(name, 0) for sample in samples], len(ends) - 1)
+        means = sums[filled] / numbers[filled]
+        lines.append((np.append(ends[filled], ends[-1]) / factor, np.append(means, means[-1:]), color))
+    svg = charts.steps(lines, title=title, x=unit, y="batches that wait")
+    summary = "A queue that is always full waits for the stage behind it; one that is empty, for the stage before it."
+    return figure(title, svg, summary=summary, keys=keys)
+
+
 def _lengths(chars: LogHistogram) -> str:
     title = "Length of the texts"
     if not chars.count:
@@ -140,6 +170,19 @@ def _lengths(chars: LogHistogram) -> str:
     )
     svg = charts.bars(*chars.buckets(), marks, title=title, x="characters")
     return figure(title, svg, summary=summary)
+
+
+def _recall(rows: npt.NDArray[np.float32], declared: Sequence[int] | None, stored: Sequence[int]) -> str:
+    title = "Recall by width"
+    if len(rows) <= _RECALL_K:
+        return figure(title, None, empty=f"Fewer than {_RECALL_K + 2} vectors were sampled.")
+    values = recall_by_width(rows, plotted_widths(rows.shape[1], declared, stored), k=_RECALL_K)
+    summary = (
+        f"How many of a vector's {_RECALL_K} nearest at full width are its nearest at a smaller one too, among "
+        f"{len(rows):,} vectors of this run. A larger collection has closer neighbours and a lower recall: "
+        "millpond advise measures it with your queries."
+    )
+    return figure(title, charts.widths(values, title=title, y=f"recall@{_RECALL_K}"), summary=summary)
 
 
 def _stages(stages: Mapping[str, StageSummary], seconds: float) -> str:

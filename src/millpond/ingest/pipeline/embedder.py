@@ -113,7 +113,7 @@ class RecordEmbedder:
         self._engine = engine
         self._widths = widths
         self._sparse_engine = sparse_engine
-        self._trace = RunTrace() if trace is None else trace
+        self._trace = RunTrace(vectors=0) if trace is None else trace
         self._check = check
         self._failing_records = 0  # since the engine last embedded a record
 
@@ -175,6 +175,7 @@ class RecordEmbedder:
         cached, truncated = output.cached, output.truncated
         valid = np.logical_and.reduce([storable(rows) for rows in vectors.values()])  # [chunks]
         self._trace.note_texts([len(chunk.text) for chunk in chunks])
+        self._trace.note_vectors(output.embeddings if valid.all() else output.embeddings[valid])
         failures: list[EmbeddedRecords | UnembeddedRecord] = []
         if not valid.all():
             owner = np.repeat(np.arange(len(records)), [len(record.chunks) for record in records])  # [chunks]

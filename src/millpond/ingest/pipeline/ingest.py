@@ -157,7 +157,7 @@ def run_ingest(
                 chunker=chunker,
                 fresh=chunker is None or (isinstance(sink, Reads) and sink.count() == 0),
                 stop=StopRequest() if options.stop is None else options.stop,
-                trace=RunTrace() if options.trace is None else options.trace,
+                trace=RunTrace(vectors=0) if options.trace is None else options.trace,
             )
         )
         complete = False

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from itertools import islice
+from typing import Any
 
 from millpond.errors import InvalidRequestError, SinkUnavailableError
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
@@ -66,6 +68,7 @@ class IngestRun:
             trace=self._trace,
             total=reader.total,
             position=reader.position,
+            computed=_computed(self._parts.engine),
         )
         with progress:
             self._embed_and_write(source)
@@ -179,3 +182,11 @@ def _note_stale(sink: Reads, seen: SeenRecords) -> None:
     rows = sink.scan()
     while page := list(islice(rows, _SCANNED_ROWS)):
         seen.note_stale(page)
+
+
+def _computed(engine: Any) -> Callable[[], int]:
+    """How many texts the engine has computed from now on; none by an object around one that does not count."""
+    if not hasattr(engine, "stats"):
+        return lambda: 0
+    before = engine.stats().batch_texts
+    return lambda: int(engine.stats().batch_texts - before)

@@ -181,7 +181,7 @@ class _BatchTrace(RunTrace):
     """Keeps the times of a batch for the driver's trace."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(vectors=0)
         self.calls: list[tuple[str, float, int]] = []
 
     def note_stage(self, name: str, seconds: float, rows: int = 0) -> None:

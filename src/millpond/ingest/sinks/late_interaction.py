@@ -8,7 +8,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -346,7 +346,8 @@ class CollectionIndex(LateInteractionIndex):
             with self._connection.creating():
                 self._connection.create(lambda: self._driver.create(manifest))
             opened = self._opened()
-        if opened is None or opened.settings.to_json() != settings.to_json():
+        # The projections, too, as a manifest has them.
+        if opened is None or replace(opened, settings=settings).to_dict() != opened.to_dict():
             done = "deleted" if opened is None else "created"
             raise SinkError(
                 f"collection {self._connection.collection!r} was {done} by another process at the same time; add the "

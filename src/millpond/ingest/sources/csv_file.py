@@ -200,7 +200,7 @@ def _typed(column: str, cell: str, type_name: str) -> Any:
         return None
     pattern, read, accepted = TYPES[type_name]
     with suppress(ValueError):
-        if re.fullmatch(pattern, text, re.IGNORECASE):
+        if re.fullmatch(pattern, text, re.IGNORECASE | re.DOTALL):
             return read(text)
     shown = cell if len(cell) <= 40 else f"{cell[:40]}..."
     raise InvalidRequestError(f"column {column!r} holds {shown!r}, no {type_name}; write {accepted}")

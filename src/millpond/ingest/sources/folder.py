@@ -21,12 +21,14 @@ _NAMED_FILES = 10
 
 
 _OTHER = "neither .txt nor .md"
-_LINK = "a link"
+_LINKED_FOLDER = "a link to a folder"
+_LEAVES = "a link that leaves the folder"
+_READ_ITSELF = "a link to a file that is read itself"
 
 
 @dataclass(frozen=True, kw_only=True)
 class SkippedFiles:
-    """The files of a folder that were not read: those that are no .txt or .md, and links.
+    """The files of a folder that were not read: those that are no .txt or .md, and some links.
 
     Attributes:
         count: How many.
@@ -40,25 +42,27 @@ class SkippedFiles:
 
 
 def read_folder(folder: Path) -> Generator[Record | Rejected, None, SkippedFiles]:
-    """The records of a folder, in order, without hidden files; the id is the relative path. No link is followed.
+    """The records of a folder, in order, without hidden files; the id is the relative path.
+
+    A link to a folder is not followed, so that no loop is endless. A link to a file is read under its own name if the
+    file is in the folder and not read itself.
 
     Returns:
         The files that were not read.
     """
-    files, first = 0, list[str]()
+    files, first, root = 0, list[str](), Path(os.path.realpath(folder))
     counts, named = Counter[str](), defaultdict[str, list[str]](list)
     unlisted: list[OSError] = []
     for parent, children, entries in os.walk(folder, onerror=unlisted.append):
         yield from _unlisted(unlisted)
         children[:] = sorted(child for child in children if not child.startswith("."))
-        links = {name for name in (*children, *entries) if os.path.islink(os.path.join(parent, name))}
-        for entry in sorted({*entries, *links}):
+        links = {child for child in children if os.path.islink(os.path.join(parent, child))}  # which are not followed
+        for entry in sorted((*entries, *links)):
             path = Path(parent, entry)
             if entry.startswith("."):
                 continue
-            if entry in links or not entry.lower().endswith(TEXT_SUFFIXES):
+            if reason := _unread(path, root, is_folder=entry in links):
                 name = shown(path.relative_to(folder).as_posix())
-                reason = _LINK if entry in links else _OTHER
                 counts[reason] += 1
                 for names in (first, named[reason]):
                     names += [name] if len(names) < _NAMED_FILES else []
@@ -73,6 +77,22 @@ def read_folder(folder: Path) -> Generator[Record | Rejected, None, SkippedFiles
         listed = ", ".join(named[reason])
         logger.warning("%s: not read, because %s: %d (%s%s)", shown(folder), reason, count, listed, more)
     return SkippedFiles(count=sum(counts.values()), names=tuple(first), reasons=counts)
+
+
+def _unread(path: Path, root: Path, *, is_folder: bool) -> str | None:
+    """Why a file or a link to a folder is not read; a link that leads nowhere is, and fails."""
+    if not is_folder and not path.name.lower().endswith(TEXT_SUFFIXES):
+        return _OTHER
+    if not path.is_symlink():
+        return None
+    target = Path(os.path.realpath(path))
+    if not target.is_relative_to(root):
+        return _LEAVES
+    if is_folder:
+        return _LINKED_FOLDER
+    hidden = any(part.startswith(".") for part in target.relative_to(root).parts)
+    is_read = target.is_file() and target.name.lower().endswith(TEXT_SUFFIXES) and not hidden
+    return _READ_ITSELF if is_read else None
 
 
 def shown(path: object) -> str:

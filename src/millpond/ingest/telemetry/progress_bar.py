@@ -44,6 +44,7 @@ class IngestProgress:
         trace: RunTrace,
         total: int | None = None,
         position: SourcePosition | None = None,
+        computed: Callable[[], int] = lambda: 0,
     ) -> None:
         self._counts = counts
         self._queues = queues
@@ -51,6 +52,7 @@ class IngestProgress:
         self._of = "" if total is None else f"/{total:,}"
         self._total = total
         self._position = SourcePosition() if position is None else position
+        self._computed = computed
         self._bar: tqdm[Any] = draw_bar(
             show=show, total=total, mininterval=0, dynamic_ncols=True, bar_format=_SHARE if total else _OPEN
         )
@@ -77,7 +79,7 @@ class IngestProgress:
         self._ended.set()
         names = ("cached", "embedded", "failed", "retried", "read", "written")
         counts = {name: int(getattr(report, name)) for name in names}
-        self._trace.sample(counts, last=True)
+        self._trace.sample(counts, {}, last=True)
         if not self._bar.disable and not report.stopped:
             self._bar.n = self._bar.total or report.read
             self._bar.bar_format = _WHOLE if self._bar.total else _OPEN
@@ -87,7 +89,7 @@ class IngestProgress:
         ticks = 0
         while not self._ended.wait(_TICK):
             counts, queues = self._counts(), self._queues()
-            self._trace.sample(counts)
+            self._trace.sample(counts, {name: waiting for name, (waiting, _) in queues.items()})
             ticks += 1
             if not self._bar.disable and ticks % _DRAWN_TICKS == 0:
                 self._move(counts)
@@ -107,6 +109,8 @@ class IngestProgress:
         bar, vectors = self._bar, counts["cached"] + counts["embedded"]
         rate = counts["finished"] / max(bar.format_dict["elapsed"], 1e-9)
         facts = [f"{rate:,.0f}/s" if rate >= 10 or rate == 0 else f"{rate:.1f}/s"]
+        if queues and (ahead := self._computed() - counts["embedded"]) > 0:
+            facts.append(f"{ahead:,} computed")
         if vectors:
             facts.append(f"hits {100 * counts['cached'] / vectors:.0f} %")
         facts += [f"{counts[name]:,} {name}" for name in ("failed", "retried") if counts[name]]

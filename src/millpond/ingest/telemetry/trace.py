@@ -12,9 +12,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+FloatArray = npt.NDArray[np.float32]
+
 # A run of seconds has a curve with this interval; it doubles whenever the series is full, to half a minute in a night.
 _FIRST_INTERVAL = 0.1
 _MAX_SAMPLES = 2000
+_SAMPLED_VECTORS = 2000
 _NAMED_FAILURES = 20
 _NAMED_REASONS = 20
 _REASON_CHARS = 500
@@ -94,15 +97,19 @@ class TraceSample:
 
     seconds: float  # since the run began
     counts: Mapping[str, int]  # since the run began, by their names in `IngestReport`
+    queues: Mapping[str, int]  # items that wait in each queue
 
 
 class RunTrace:
-    """Collects what a run does: times of its stages, counts over time, lengths of texts, failures and retries.
+    """Collects what a run does: times of its stages, counts over time, lengths of texts, a sample of vectors.
 
     Every method may be called from any thread, once per batch; it takes microseconds, and a row less than one. Memory
-    does not grow with the run. Read it when the run has ended.
+    does not grow with the run: 2,000 samples over time, and ``vectors`` rows of full width. Read it when the run has
+    ended.
 
     Args:
+        vectors: Rows to keep of those passed to :meth:`note_vectors`, each with the same chance; 0 keeps none.
+        seed: Seed of their choice.
         clock: Returns seconds.
 
     Attributes:
@@ -112,7 +119,9 @@ class RunTrace:
         failures: The first twenty records that failed: where each is, and why it failed.
     """
 
-    def __init__(self, *, clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self, *, vectors: int = _SAMPLED_VECTORS, seed: int = 0, clock: Callable[[], float] = time.perf_counter
+    ) -> None:
         self.samples: list[TraceSample] = []
         self.chars = LogHistogram(1, 1 << 30)
         self.retries: dict[str, int] = {}
@@ -123,6 +132,9 @@ class RunTrace:
         self._stages: dict[str, tuple[LogHistogram, LogHistogram]] = {}  # seconds and rows
         self._interval = _FIRST_INTERVAL
         self._next = 0.0  # seconds since the start
+        self._random = np.random.default_rng(seed)
+        self._sampled, self._offered = vectors, 0
+        self._kept: FloatArray | None = None  # [vectors, d]
 
     @contextmanager
     def stage(self, name: str, rows: int = 0) -> Iterator[StageCall]:
@@ -147,20 +159,21 @@ class RunTrace:
             for histogram, value in zip(self._stages[name], (seconds, rows), strict=True):
                 histogram.add(value)
 
-    def sample(self, counts: Mapping[str, int], *, last: bool = False) -> None:
+    def sample(self, counts: Mapping[str, int], queues: Mapping[str, int] | None = None, *, last: bool = False) -> None:
         """Keep the state of the run, if the previous one is old enough.
 
         The interval is 0.1 seconds, and doubles whenever 2,000 samples are kept (every second one then goes).
 
         Args:
             counts: Counts since the run began: ``read``, ``embedded``, ``cached``, ``written``, ``failed``, ...
+            queues: Items that wait in each queue: ``embed``, ``write``.
             last: The run ends here: keep it in any case.
         """
         with self._lock:
             seconds = self._clock() - self._start
             if seconds < self._next and not last:
                 return
-            self.samples.append(TraceSample(seconds=seconds, counts=dict(counts)))
+            self.samples.append(TraceSample(seconds=seconds, counts=dict(counts), queues=dict(queues or {})))
             if len(self.samples) > _MAX_SAMPLES:
                 self.samples = self.samples[:-1:2] + self.samples[-1:]
                 self._interval *= 2
@@ -185,6 +198,25 @@ class RunTrace:
             if len(self.failures) < _NAMED_FAILURES:
                 self.failures.append((_short(where), _short(reason)))
 
+    def note_vectors(self, rows: FloatArray) -> None:
+        """Offer ``rows [n, d]`` of full width to the sample of vectors.
+
+        Each has the same chance (algorithm R of Vitter, "Random sampling with a reservoir", 1985).
+        """
+        with self._lock:
+            if not self._sampled or not len(rows):
+                return
+            if self._kept is None:
+                self._kept = np.empty((self._sampled, rows.shape[1]), np.float32)
+            ordinals = np.arange(self._offered + 1, self._offered + len(rows) + 1)  # [n], from 1
+            slots = (self._random.random(len(rows)) * ordinals).astype(np.int64)  # [n]
+            filling = ordinals <= self._sampled
+            slots[filling] = ordinals[filling] - 1
+            taken = np.flatnonzero(slots < self._sampled)
+            # Of two rows for one slot the later one stays: numpy assigns in order.
+            self._kept[slots[taken]] = rows[taken]
+            self._offered += len(rows)
+
     @property
     def stages(self) -> dict[str, StageSummary]:
         """The stages in the order of their first calls."""
@@ -202,6 +234,12 @@ class RunTrace:
                 )
                 for name, (seconds, rows) in self._stages.items()
             }
+
+    @property
+    def vectors(self) -> FloatArray:
+        """``[m, d]``: the sample of the vectors; ``[0, 0]`` if there were none."""
+        with self._lock:
+            return np.empty((0, 0), np.float32) if self._kept is None else self._kept[: self._offered].copy()
 
 
 def _short(text: str) -> str:
