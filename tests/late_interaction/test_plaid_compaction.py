@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from tests.late_interaction.plaid_data import filled, matrices, names, ragged
 
-from millpond.errors import InvalidRequestError
 from millpond.late_interaction import PlaidIndex
 from millpond.late_interaction.plaid import compaction, writer
 from millpond.late_interaction.plaid import index as index_module
@@ -245,9 +244,3 @@ def test_an_index_without_documents_trains_anew(tmp_path: Path, monkeypatch: pyt
     assert all(hit.exact for hit in index.search_embeddings(ragged(matrices(1)))[0])
     index.add_embeddings(names(200), ragged(matrices(200)))
     assert index.stats().details["centroids"] > 0 and len(index) == 200
-
-
-def test_a_payload_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="codec='8' is unknown; choose 'int8', '4', '2'"):
-        PlaidIndex(tmp_path / "x", None, "8")  # type: ignore[arg-type]
-    assert not (tmp_path / "x").exists()
