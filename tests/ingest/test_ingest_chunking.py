@@ -136,16 +136,14 @@ def test_a_character_that_is_too_many_tokens_is_named():
     ("options", "message"),
     [
         ({"max_tokens": 0}, "max_tokens=0 must be an int from 1"),
-        ({"max_tokens": True}, "max_tokens=True must be"),
         ({"max_tokens": 2.5}, "max_tokens=2.5 must be"),
         ({"overlap": -1}, "overlap=-1 must be"),
         ({"overlap": 0.6}, "more than half"),
         ({"overlap": float("nan")}, "overlap=nan must be"),
-        ({"overlap": True}, "overlap=True must be"),
         ({"overlap": "10%"}, "overlap='10%' must be"),
         ({"max_tokens": 10, "overlap": 6}, "overlap=6 is more than half of max_tokens=10; choose at most 5"),
     ],
-    ids=range(9),
+    ids=range(7),
 )
 def test_options_out_of_range_are_refused(options, message):
     with pytest.raises(InvalidRequestError, match=message):

@@ -96,17 +96,6 @@ def test_what_a_line_held_is_bounded(tmp_path):
     assert again.reason == item.reason
 
 
-def test_a_rejected_line_can_always_be_written(tmp_path):
-    rejected = Rejected(where="caf\udce9.txt", reason="\ud800", content="\udfff", record_id="\udc00")
-    line = dump_rejected(rejected)
-    assert json.loads(line.encode()) == {
-        DEAD_LETTER_KEY: 1,
-        "content": "\\udfff",
-        "reason": "\\ud800",
-        "where": "caf\\udce9.txt",
-    }
-
-
 # The file
 
 

@@ -63,15 +63,6 @@ class Database:
         return "done"
 
 
-def test_a_request_is_sent_again_until_it_succeeds_and_its_result_returned(clock):
-    made, notes = delivery(clock)
-    errors = [SinkUnavailableError("busy"), SinkUnavailableError("away")]
-    database = Database(clock, *errors)
-    assert made.send(database) == "done"
-    assert len(database.requests) == 3 and [error for error, _ in notes] == errors
-    assert [seconds for _, seconds in notes] == clock.waits
-
-
 @pytest.mark.parametrize("seconds", [0.0, 3.0])
 def test_after_the_time_to_give_up_nothing_is_sent_any_more(clock, seconds):
     made, _ = delivery(clock, give_up_after=30, first_wait=0.5, longest_wait=4)
@@ -103,18 +94,6 @@ def test_other_errors_come_out_at_once(clock, error):
     with pytest.raises(type(error)) as caught:
         made.write(database, batch(4))
     assert caught.value is error and len(database.requests) == 1 and not notes
-
-
-def test_a_stop_ends_the_wait_and_nothing_is_sent_again(clock):
-    clock.stop_at = 10
-    made, _ = delivery(clock, give_up_after=100, first_wait=4)
-    database = Database(clock, always=SinkUnavailableError("busy"))
-    with pytest.raises(SinkUnavailableError):
-        made.send(database)
-    assert clock.now < 20 and len(database.requests) == len(clock.waits)
-    with pytest.raises(SinkUnavailableError):
-        made.send(database)
-    assert len(database.requests) == len(clock.waits) + 1
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import json
 import uuid
-from collections import deque
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, StrEnum
@@ -126,18 +125,12 @@ class NotATime(datetime):
         NotATime(2024, 1, 1),
         1j,
         {"a", "b"},
-        deque([1]),
         range(3),
         Fraction(1, 4),
         PurePosixPath("a/b"),
         Colour.RED,
-        np.complex64(1j),
         b"x",
-        bytearray(b"x"),
-        memoryview(b"x"),
         object(),
-        object,
-        len,
         (number for number in range(3)),
         {1: 2},
         {("a",): 2},

@@ -6,7 +6,6 @@ import logging
 import os
 import pty
 import re
-import shutil
 import struct
 import sys
 import termios
@@ -251,7 +250,6 @@ def test_where_nobody_sees_it_nothing_is_drawn_and_the_log_is_left_alone(capsys)
 
 # The page
 
-CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 CHARTS = ["Throughput", "Queue depths", "Length of the texts", "Recall by width"]
 
 
@@ -432,25 +430,3 @@ def test_quantities_are_written_for_a_reader():
     texts = [seconds_text(value) for value in (3e-6, 0.012, 1.5, 119, 121, 9000, float("nan"))]
     assert texts == ["3 µs", "12 ms", "1.5 s", "119 s", "2.02 min", "2.5 h", "-"]
     assert [bytes_text(value) for value in (48, 1536, 3.07e9, 5e12)] == ["48 B", "1.54 kB", "3.07 GB", "5 TB"]
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here")
-@pytest.mark.parametrize(("width", "scheme"), [(400, "light"), (1400, "dark")])
-def test_a_browser_shows_it_at_any_width_without_a_request(tmp_path, width, scheme):
-    sync_playwright = pytest.importorskip("playwright.sync_api").sync_playwright
-    written(tmp_path, stored=[16, 32])
-    with sync_playwright() as driver:
-        browser = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        page = browser.new_page(viewport={"width": width, "height": 800}, color_scheme=scheme)
-        requests, messages = [], []
-        page.on("request", lambda request: requests.append(request.url))
-        page.on("console", lambda message: messages.append(message.text))
-        page.goto((tmp_path / "report.html").as_uri())
-        assert len(requests) == 1 and messages == []
-        assert page.evaluate("document.documentElement.scrollWidth") <= width
-        boxes = page.evaluate("[...document.querySelectorAll('svg')].map(e => e.getBoundingClientRect().width)")
-        assert len(boxes) == 4 and min(boxes) > 300
-        ink = page.evaluate("getComputedStyle(document.querySelector('svg text')).fill")
-        assert (sum(map(int, re.findall(r"\d+", ink)[:3])) > 400) == (scheme == "dark")
-        browser.close()
