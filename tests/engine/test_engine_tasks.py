@@ -13,21 +13,10 @@ import numpy as np
 import pytest
 from tests.tiny import SENTENCES, TEXTS, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.checkpoints import token_id
-from tests.tiny.heads import (
-    STEP,
-    write_cross_encoder,
-    write_m3,
-    write_reward,
-    write_splade,
-    write_stanford,
-)
+from tests.tiny.heads import STEP, write_cross_encoder, write_m3, write_reward, write_splade, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams, Ragged, TokenIds
-from millpond.errors import (
-    InputTooLongError,
-    InvalidRequestError,
-    UnsupportedTaskError,
-)
+from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
 
 LONG = " ".join(SENTENCES)
 DOCUMENTS = (SENTENCES[0], SENTENCES[1], "a", SENTENCES[0], "", "How deep is it?")

@@ -175,9 +175,8 @@ _batches = _Batches()
 _openmp = _OpenMP()
 
 
-def loading() -> AbstractContextManager[None]:
-    """Context of importing torch and loading a model; a child that another thread forks meanwhile cannot load one."""
-    return _loads.running()
+loading = _loads.running
+"""Context of importing torch and loading a model; a child that another thread forks meanwhile cannot load one."""
 
 
 def computing() -> AbstractContextManager[None]:

@@ -321,15 +321,11 @@ def _finish(report: IngestReport, signals: StopSignals) -> None:
         raise typer.Exit(1)
 
 
+# What a run may do beside writing: it is printed only if it did.
+_OPTIONAL = ("unchanged", "deleted", "uncached", "cache_error", "stopped", "verification")
+
+
 def _counts(report: IngestReport) -> dict[str, Any]:
-    """The report as JSON; what a run may do beside writing is there only if it did."""
-    optional = {
-        field.name: field.default
-        for field in fields(report)
-        if field.name in ("unchanged", "deleted", "uncached", "cache_error", "stopped", "verification")
-    }
-    return {
-        name: value
-        for name, value in asdict(report).items()
-        if optional.get(name, MISSING) is MISSING or value != optional[name]
-    }
+    """The report as JSON."""
+    defaults = {each.name: each.default for each in fields(report) if each.name in _OPTIONAL}
+    return {name: value for name, value in asdict(report).items() if name not in defaults or value != defaults[name]}

@@ -54,7 +54,11 @@ class ArrowReader:
         """The records of ``pyarrow`` batches or tables."""
         first = 0
         for batch in batches:
-            step = _rows_of_batch(batch.nbytes, batch.num_rows)
+            try:
+                size = batch.nbytes
+            except TypeError:  # old versions of pyarrow do not measure views
+                size = batch.get_total_buffer_size()
+            step = _rows_of_batch(size, batch.num_rows)
             for start in range(0, batch.num_rows, step):
                 part = batch.slice(start, step)
                 values = [_values(part.column(column)) for column in self.columns]
