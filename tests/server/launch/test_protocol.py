@@ -14,11 +14,12 @@ from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import pytest
 from fastapi import FastAPI
+from tests.server import wire
 from tests.server.conftest import Server, address_of, serving
+from tests.server.wire import chunks, received, replies, talk
 
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 
@@ -71,8 +72,8 @@ def request(more: bytes = b"", **body: Any) -> bytes:
     return POST + b"Content-Length: %d\r\n" % len(content) + more + b"\r\n" + content
 
 
-def chunked(*chunks: bytes) -> bytes:
-    return CHUNKED + b"\r\n" + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in chunks)
+def chunked(*parts: bytes) -> bytes:
+    return POST + chunks(*parts)
 
 
 def cut(data: bytes, step: int) -> list[bytes]:
@@ -80,31 +81,12 @@ def cut(data: bytes, step: int) -> list[bytes]:
 
 
 def connect(server: Server) -> socket.socket:
-    address = urlsplit(address_of(server))
-    return socket.create_connection((address.hostname, address.port), timeout=30)
-
-
-def received(connection: socket.socket) -> bytes:
-    with contextlib.suppress(ConnectionResetError):  # closed before the last part came
-        return b"".join(iter(lambda: connection.recv(1 << 16), b""))
-    return b""
+    return wire.connect(address_of(server))
 
 
 def answers(server: Server, *parts: bytes) -> list[tuple[int, bytes]]:
     """The status and the body of each response, until the server closes."""
-    with connect(server) as connection:
-        with contextlib.suppress(OSError):  # it does not listen any more
-            for part in parts:
-                connection.sendall(part)
-        data = received(connection)
-    replies = []
-    while data:
-        head, _, data = data.partition(b"\r\n\r\n")
-        length = re.search(rb"content-length: (\d+)", head.lower())
-        assert length is not None
-        replies.append((int(head.split()[1]), data[: int(length[1])]))
-        data = data[int(length[1]) :]
-    return replies
+    return [(status, body) for status, _, body in replies(talk(address_of(server), *parts))]
 
 
 def statuses(server: Server, *parts: bytes) -> list[int]:
@@ -287,7 +269,6 @@ def test_a_connection_without_progress_is_closed(
 ) -> None:
     """Whatever drips in."""
     with connect(hasty) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         for part in parts:
             connection.sendall(part)
         connection.settimeout(SHORT / 3)

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from tests.server.conftest import running
+from tests.server.wire import replies, talk
 
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 
@@ -182,14 +181,8 @@ def test_a_larger_body_is_refused(client: httpx.Client, size: int, streamed: boo
 
 def raw(address: str, head: str, body: bytes = b"") -> tuple[str, bytes]:
     """The head and the body of the answer to raw bytes, until the server closes the connection."""
-    split = urlsplit(address)
-    with socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=300) as connection:
-        connection.sendall(f"POST {PATH} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + body)
-        received = b""
-        while part := connection.recv(65536):
-            received += part
-    reply, _, rest = received.partition(b"\r\n\r\n")
-    return reply.decode().lower(), rest
+    ((_, reply, rest),) = replies(talk(address, f"POST {PATH} HTTP/1.1\r\nHost: x\r\n{head}\r\n".encode() + body))
+    return reply, rest
 
 
 def test_a_stream_without_an_end_is_not_read_to_it(address: str) -> None:
