@@ -1,7 +1,6 @@
 """Packed rows and exact MaxSim of every codec and instruction set, against numpy in float64."""
 
 import ctypes
-import os
 import shutil
 import subprocess
 import sys
@@ -342,16 +341,6 @@ def test_both_sides_agree_on_the_calls():
         names = [part.split("=")[0].split()[-1].lstrip("*") for line in lines if line for part in line.split(",")]
         assert names == [name for name, _ in call._fields_], call
     assert len(calls) == 9
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_uses_threads_as_its_parent_did():
-    documents, queries = packed(ragged([40] * 3000, 64, seed=1), INT8), ragged([32] * 2, 64)
-    scores = score(queries, documents, threads=2)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if np.array_equal(score(queries, documents, threads=2), scores) else 1)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 # --- maxsim -----------------------------------------------------------------------------------------------------------

@@ -12,10 +12,9 @@ from typing import Any
 from millpond.errors import InvalidRequestError, SinkUnavailableError
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, RecordEmbedder
-from millpond.ingest.pipeline.ledger import RunLedger
+from millpond.ingest.pipeline.ledger import RunLedger, SeenRecords
 from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.pipeline.planner import RecordBatch, RecordPlanner
-from millpond.ingest.pipeline.seen import SeenRecords
 from millpond.ingest.pipeline.source_items import SourceItems
 from millpond.ingest.pipeline.verify import verify
 from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter, BlankRecords
