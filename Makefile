@@ -56,7 +56,8 @@ DEVELOPMENT := langchain_(tests|classic|milvus|qdrant|openai)|llama_index\.(vect
 LOWEST_FOLDERS := $(addprefix tests/,unit attention cache checkpoints compat engine ingest late_interaction models native pooling) \
 	$(wildcard integrations/*/tests)
 # They run text that imports langchain_qdrant, llama_index.embeddings.huggingface and langchain_classic.
-LOWEST_WITHOUT := integrations/langchain/tests/test_readme.py integrations/llama-index/tests/test_chains.py tests/compat/test_migrate.py
+LOWEST_WITHOUT := integrations/langchain/tests/test_readme.py \
+	$(addprefix integrations/llama-index/tests/,test_chains.py test_readme.py) tests/compat/test_migrate.py
 LOWEST_TESTS = $(filter-out $(LOWEST_WITHOUT),$(shell grep -rLE --include='test_*.py' "^ *(from|import) ($(DEVELOPMENT))" $(LOWEST_FOLDERS)))
 
 .DEFAULT_GOAL := help

@@ -308,28 +308,6 @@ def test_an_engine_goes_on_when_its_cache_cannot_be_written(
             assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
 
 
-def test_vectors_that_cannot_be_stored_are_counted(tmp_path: Path) -> None:
-    with VectorCache(tmp_path / "cache.db") as cache:
-        store(cache, 1)
-        assert (cache.unwritten, cache.write_error) == (0, None)
-        with cache._file._file.connection() as connection:
-            (pages,) = connection.execute("PRAGMA page_count").fetchone()
-            connection.execute(f"PRAGMA max_page_count={pages}")
-        for expected in (2000, 4000):
-            with pytest.raises(CacheError, match=r"disk is full.*max_bytes") as caught:
-                store(cache, *range(2000))
-            assert cache.unwritten == cache.stats().unwritten == expected
-            assert cache.write_error == cache.stats().write_error == str(caught.value)
-            with cache._file._file.connection() as connection:
-                connection.execute(f"PRAGMA max_page_count={pages}")
-        with cache._file._file.connection() as connection:
-            connection.execute("PRAGMA max_page_count=100000")
-        store(cache, *range(2000))
-        assert cache.unwritten == 4000
-        assert cache.write_error == str(caught.value)
-        assert kept(cache, *range(2000)) == list(range(2000))
-
-
 def test_a_lock_is_waited_for_once_and_then_briefly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With 30 seconds for every transaction, an engine would stand still while another process holds the lock."""
     monkeypatch.setattr("millpond.cache.sqlitefile.SqliteFile.busy_timeout", 0.3)

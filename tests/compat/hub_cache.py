@@ -71,11 +71,7 @@ WRITERS: Mapping[str, Callable[[Path], object]] = {
 
 
 class HubCache:
-    """Repositories in the layout of ``HF_HUB_CACHE``, written when they are asked for.
-
-    Args:
-        folder: The cache's folder.
-    """
+    """Repositories in the layout of ``HF_HUB_CACHE``, written when they are asked for."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -107,10 +103,7 @@ class HubCache:
 
 
 def write_onnx(source: Path, folder: Path, model: torch.nn.Module, file: str) -> None:
-    """Write ``model`` as ONNX into ``folder``, with the files of its tokenizer from ``source``.
-
-    The inputs of the file are those of ``model.forward``.
-    """
+    """Write ``model`` as ONNX into ``folder``, with its inputs, and the files of its tokenizer from ``source``."""
     import torch
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -140,24 +133,17 @@ def write_onnx(source: Path, folder: Path, model: torch.nn.Module, file: str) ->
 
 def token_states(folder: Path) -> torch.nn.Module:
     """``[texts, tokens, hidden]`` of the backbone."""
-    from transformers import AutoModel
-
-    return _with_output(AutoModel.from_pretrained(folder, attn_implementation="eager"), "last_hidden_state")
+    return _with_output(folder, "AutoModel", "last_hidden_state")
 
 
 def logits(folder: Path) -> torch.nn.Module:
     """``[texts, labels]`` of a cross-encoder."""
-    from transformers import AutoModelForSequenceClassification
-
-    model = AutoModelForSequenceClassification.from_pretrained(folder, attn_implementation="eager")
-    return _with_output(model, "logits")
+    return _with_output(folder, "AutoModelForSequenceClassification", "logits")
 
 
 def vocabulary_logits(folder: Path) -> torch.nn.Module:
     """``[texts, tokens, vocabulary]`` of a masked language model."""
-    from transformers import AutoModelForMaskedLM
-
-    return _with_output(AutoModelForMaskedLM.from_pretrained(folder, attn_implementation="eager"), "logits")
+    return _with_output(folder, "AutoModelForMaskedLM", "logits")
 
 
 def projected_states(folder: Path) -> torch.nn.Module:
@@ -178,9 +164,12 @@ def projected_states(folder: Path) -> torch.nn.Module:
     return Projected()
 
 
-def _with_output(model: Any, name: str) -> torch.nn.Module:
+def _with_output(folder: Path, kind: str, name: str) -> torch.nn.Module:
     """One output of a model of transformers, by its positional inputs."""
     import torch
+    import transformers
+
+    model = getattr(transformers, kind).from_pretrained(folder, attn_implementation="eager")
 
     class Outputs(torch.nn.Module):
         def __init__(self) -> None:

@@ -36,21 +36,13 @@ BEHIND = {
 
 @dataclass(frozen=True, kw_only=True)
 class Pair:
-    """Two blocks of the page that should compute the same.
-
-    Attributes:
-        heading: The heading above them.
-        old: Code of the library that is replaced.
-        new: Code with millpond.
-        kind: The title of the old block: ``before``, or ``client`` of a server.
-        number: How many pairs under the same heading come before.
-    """
+    """Two blocks of the page that should compute the same."""
 
     heading: str
-    old: str
+    old: str  # code of the library that is replaced
     new: str
-    kind: str
-    number: int
+    kind: str  # the title of the old block: before, or client of a server
+    number: int  # how many pairs under the same heading come before
 
     @property
     def name(self) -> str:
@@ -79,11 +71,7 @@ def read_all() -> tuple[str, list[Pair]]:
 
 
 def read(page: str) -> tuple[str, list[Pair]]:
-    """The block with the inputs of all examples, and the pairs, in order.
-
-    Raises:
-        ValueError: A block has no partner, an unknown title or none.
-    """
+    """The block with the inputs of all examples, and the pairs, in order; each block has a partner."""
     inputs, pairs, heading = "", [], ""
     waiting: tuple[str, str] | None = None
     for found in re.finditer(r"^#+ (.*)$|^```python *(.*)\n((?s:.*?))^```$", page, re.MULTILINE):
@@ -91,11 +79,9 @@ def read(page: str) -> tuple[str, list[Pair]]:
             heading = found[1]
             continue
         title = re.fullmatch(r'title="(.*)"', found[2])
-        if title is None:
-            raise ValueError(f"a block under {heading!r} has no title: {found[0]}")
+        assert title is not None, f"a block under {heading!r} has no title: {found[0]}"
         if waiting is not None:
-            if title[1] != NEW[waiting[0]]:
-                raise ValueError(f"under {heading!r} {title[1]!r} follows {waiting[0]!r}")
+            assert title[1] == NEW[waiting[0]], f"under {heading!r} {title[1]!r} follows {waiting[0]!r}"
             number = sum(pair.heading == heading for pair in pairs)
             pairs.append(Pair(heading=heading, old=waiting[1], new=found[3], kind=waiting[0], number=number))
             waiting = None
@@ -103,10 +89,9 @@ def read(page: str) -> tuple[str, list[Pair]]:
             waiting = title[1], found[3]
         elif title[1] == INPUTS:
             inputs = found[3]
-        elif title[1] != "keep old vectors":
-            raise ValueError(f"under {heading!r} a block is called {title[1]!r}")
-    if waiting is not None:
-        raise ValueError(f"under {heading!r} {waiting[0]!r} has no partner")
+        else:
+            assert title[1] == "keep old vectors", f"under {heading!r} a block is called {title[1]!r}"
+    assert waiting is None, f"under {heading!r} {waiting} has no partner"
     return inputs, pairs
 
 
@@ -132,17 +117,12 @@ def _installed(module: str) -> bool:
 
 
 def results(namespace: Mapping[str, Any]) -> dict[str, Any]:
-    """The variables of a block that hold numbers, in one form whatever library they come from.
-
-    Raises:
-        TypeError: A variable that is not in ``OBJECTS`` holds something unknown.
-    """
-    known = {}
-    for name, value in namespace.items():
-        if name.startswith("_") or name in OBJECTS or callable(value) or type(value).__name__ == "module":
-            continue
-        known[name] = plain(value)
-    return known
+    """The variables of a block that hold numbers, in one form whatever library they come from."""
+    return {
+        name: plain(value)
+        for name, value in namespace.items()
+        if not (name.startswith("_") or name in OBJECTS or callable(value) or type(value).__name__ == "module")
+    }
 
 
 def plain(value: Any) -> Any:
@@ -150,9 +130,10 @@ def plain(value: Any) -> Any:
     import torch
 
     if hasattr(value, "page_content"):
-        return value.page_content, _number(value.metadata.get("relevance_score"))
+        score = value.metadata.get("relevance_score")
+        return value.page_content, None if score is None else float(score)
     if hasattr(value, "node"):
-        return value.node.get_content(), _number(value.score)
+        return value.node.get_content(), None if value.score is None else float(value.score)
     if hasattr(value, "relevance_score"):
         return value.index, float(value.relevance_score)
     if hasattr(value, "indices") and hasattr(value, "values") and not isinstance(value, torch.Tensor):
@@ -187,10 +168,6 @@ def _rows(matrix: Any) -> list[dict[int, float]]:
     for row, column, weight in zip(*matrix.indices().tolist(), matrix.values().tolist(), strict=True):
         rows[row][column] = weight
     return rows
-
-
-def _number(score: Any) -> float | None:
-    return None if score is None else float(score)
 
 
 def assert_pair(old: Mapping[str, Any], new: Mapping[str, Any], *, is_exact: bool = True) -> None:

@@ -295,11 +295,7 @@ def test_what_a_model_uses_agrees_with_float32(family, dtype, plain):
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    "changed",
-    [{"scale": 1.0}, {"causal": True}],
-    ids=["scale", "causality"],
-)
+@pytest.mark.parametrize("changed", [{"scale": 1.0}, {"causal": True}], ids=["scale", "causality"])
 def test_a_wrong_kernel_is_taken_out(changed, plain, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(self_check, "cache_folder", lambda: plain("bert") / "right")

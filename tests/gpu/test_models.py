@@ -291,10 +291,7 @@ def rows_of_batch(backbone, lengths):
     places = torch.cat([torch.arange(length) for length in lengths]).to(GPU)[None]
     with torch.inference_mode():
         out = backbone(
-            input_ids=ids,
-            position_ids=places,
-            segments=Segments.of(lengths, GPU),
-            token_type_ids=torch.zeros_like(ids),
+            input_ids=ids, position_ids=places, segments=Segments.of(lengths, GPU), token_type_ids=torch.zeros_like(ids)
         )
     return out.last_hidden_state[0].float().cpu()
 

@@ -1,4 +1,4 @@
-"""A collection in memory and a journal that crash when a test says so, and a splitter that needs no tokenizer."""
+"""A collection in memory and a journal that crash when a test says so, and what runs are made of."""
 
 import contextlib
 from functools import partial
@@ -6,8 +6,10 @@ from unittest import mock
 
 from tests.ingest.memory_sink import MemoryClient, MemoryConnection, MemoryDriver
 
-from millpond.ingest import Chunker, Chunking, CollectionSink, Record, ingest
-from millpond.ingest.pipeline import planner, writer
+from millpond.ingest import Chunker, Chunking, CollectionSink, Record, RetryPolicy, ingest
+from millpond.ingest.pipeline import ledger, planner, writer
+from millpond.ingest.pipeline import run as run_module
+from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.journal import CollectionEntries
 
 
@@ -109,13 +111,24 @@ def run(records, engine, sink, *, chunker=None, **options):
 
 
 @contextlib.contextmanager
-def small(batch=3, write=512, page=None):
-    """Small batches and writes, so that a few records fill the whole pipeline."""
+def small(batch=3, write=512, *, chars=planner.BATCH_CHARS, page=512):
+    """Small batches, writes and pages, so that a few records fill the whole pipeline."""
     with (
         mock.patch.object(planner, "BATCH_RECORDS", batch),
+        mock.patch.object(planner, "BATCH_CHARS", chars),
         mock.patch.object(writer, "_WRITE_RECORDS", write),
+        mock.patch.object(ledger, "_PAGE", page),
+        mock.patch.object(ledger, "_IDS_PER_SELECT", page),
+        mock.patch.object(run_module, "_SCANNED_ROWS", page),
     ):
         yield
+
+
+def delivery(clock, **policy):
+    """What sends the requests of a run, and the errors and waits that it notes."""
+    notes = []
+    made = RetryingWriter(RetryPolicy(**policy), clock, lambda error, seconds: notes.append((error, seconds)))
+    return made, notes
 
 
 @contextlib.contextmanager

@@ -2,7 +2,6 @@
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 import textwrap
@@ -27,7 +26,6 @@ _RUN = """
     import json, resource, signal, sys
     from dataclasses import asdict
     from millpond import Engine
-    from millpond.cache.vector_cache import VectorCache
     from millpond.ingest import Record, ingest, open_sink
     model, url, folder, limit, cached, rows = sys.argv[1:7]
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
@@ -122,69 +120,3 @@ def test_a_full_disk_under_the_journal_stops_the_run(model, tmp_path):
     assert error.startswith(f"JournalError: the journal {tmp_path}/journal cannot") and "space" in error
     report = attempt(model, "discard", tmp_path)["report"]
     assert report["unchanged"] + report["written"] == ROWS
-
-
-_FSYNC = """
-    #define _GNU_SOURCE
-    #include <dlfcn.h>
-    #include <errno.h>
-    #include <stdlib.h>
-    #include <string.h>
-    #include <stdio.h>
-    #include <unistd.h>
-    static int fails(int fd) {
-        char link[64], path[4096];
-        const char *part = getenv("FAILING_FSYNC");
-        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
-        ssize_t size = readlink(link, path, sizeof path - 1);
-        if (!part || size < 0) return 0;
-        path[size] = 0;
-        if (!strstr(path, part)) return 0;
-        errno = EIO;
-        return 1;
-    }
-    int fsync(int fd) { return fails(fd) ? -1 : ((int (*)(int)) dlsym(RTLD_NEXT, "fsync"))(fd); }
-    int fdatasync(int fd) { return fails(fd) ? -1 : ((int (*)(int)) dlsym(RTLD_NEXT, "fdatasync"))(fd); }
-"""
-
-
-@pytest.fixture(scope="module")
-def failing_fsync(tmp_path_factory):
-    """A library whose fsync fails for the files of a name."""
-    if shutil.which("cc") is None or not sys.platform.startswith("linux"):
-        pytest.skip("needs a C compiler and Linux")
-    folder = tmp_path_factory.mktemp("fsync")
-    (folder / "fsync.c").write_text(textwrap.dedent(_FSYNC))
-    library = folder / "fsync.so"
-    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, folder / "fsync.c", "-ldl"], check=True)
-    return library
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "part",
-    ["/journal", "/cache.db", "/qdrant/"],
-)
-def test_a_disk_that_does_not_keep_what_is_written_loses_nothing(model, tmp_path, failing_fsync, part):
-    pytest.importorskip("millpond_qdrant")
-    url = DATABASES["qdrant"][1]
-    environment = {"LD_PRELOAD": str(failing_fsync), "FAILING_FSYNC": part}
-    first = attempt(model, url, tmp_path, environment=environment)
-    if "error" in first:
-        kind = first["error"].partition(":")[0]
-        assert kind in ("SinkError", "JournalError", "CacheFileError"), first
-    again = attempt(model, url, tmp_path)
-    assert again["report"]["failed"] == 0
-    check(url, tmp_path)
-
-
-@pytest.mark.slow
-def test_the_journal_is_trusted_no_further_than_the_database(model, tmp_path):
-    """A folder that was restored without its last segment, or lost to a failing disk."""
-    pytest.importorskip("millpond_qdrant")
-    url = DATABASES["qdrant"][1]
-    assert attempt(model, url, tmp_path)["report"]["written"] == ROWS
-    shutil.rmtree(tmp_path / "qdrant")
-    report = attempt(model, url, tmp_path)["report"]
-    assert (report["written"], report["cached"]) == (ROWS, ROWS)
-    check(url, tmp_path)

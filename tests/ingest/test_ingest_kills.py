@@ -162,11 +162,6 @@ def torture(zygote, source, model, url, folder, chance, kills):
     return done
 
 
-@pytest.mark.parametrize("database", ["qdrant"], indirect=True)  # a hundred kills are for each
-def test_five_kills_lose_and_double_nothing(zygote, source, model, database, tmp_path):
-    torture(zygote, source, model, database, tmp_path, random.Random(1), 5)
-
-
 @pytest.mark.timeout(3600)
 def test_a_hundred_kills_lose_and_double_nothing(zygote, source, model, database, tmp_path):
     chance, kills, number = random.Random(2), 0, 0

@@ -11,7 +11,6 @@ from tests.recording import Recording
 from tests.tiny import write_checkpoint
 
 from millpond import DeviceLostError, Engine
-from millpond.engine import loading
 from millpond.ingest import Record, ingest
 from tests import recording
 
@@ -27,7 +26,7 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
         made.append(Recording())
         return made[-1]
 
-    monkeypatch.setattr(loading, "_backend", backend)
+    monkeypatch.setattr("millpond.engine.loading._backend", backend)
     return made
 
 

@@ -1,13 +1,11 @@
 """ingest: a run from a source to a sink, and every way it can stop. The engine is real, the sink a dict."""
 
 import itertools
-import logging
 import re
 import threading
 from concurrent.futures import Future
 from dataclasses import replace
 from datetime import date
-from pathlib import Path
 from unittest import mock
 
 import numpy as np
@@ -15,6 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
+from tests.ingest.crashes import small
 from tests.tiny import Layout, write_checkpoint
 
 from millpond import AsyncEngine, Engine
@@ -25,7 +24,6 @@ from millpond.errors import (
     MillpondError,
 )
 from millpond.ingest import Record, Rejected, ingest, point_id
-from millpond.ingest.pipeline import planner, writer
 
 
 class DictSink:
@@ -77,11 +75,6 @@ def _no_thread_is_left():
     assert not [thread.name for thread in threading.enumerate() if thread.name == "millpond-writer"]
 
 
-def batches_of(count):
-    """Small batches, so that a few texts fill the whole pipeline."""
-    return mock.patch.object(planner, "BATCH_RECORDS", count)
-
-
 def some(count, prefix="text"):
     return [Record(f"r{i}", f"{prefix} {i}", {"n": i}) for i in range(count)]
 
@@ -106,29 +99,7 @@ def test_rows_are_the_engines_own_at_every_width(engine):
             np.testing.assert_allclose(vectors[width], row, atol=1e-6)
 
 
-def test_documents_get_the_documents_prompt(tmp_path):
-    prompts = {"query": "search the pond: ", "document": "the wheel turns: "}
-    write_checkpoint(tmp_path / "model", "bert", sentence_transformers=Layout(prompts=prompts))
-    with Engine(tmp_path / "model", dtype="float32", device="cpu") as prompted:
-        sink = DictSink()
-        run([Record("a", "a passage")], prompted, sink)
-        ((_, vectors),) = sink.rows.values()
-        wanted = prompted.embed(["a passage"], role="document", normalize=True).embeddings[0]
-        np.testing.assert_allclose(vectors[48], wanted, atol=1e-6)
-        assert vectors[48] @ prompted.embed(["a passage"], role="query", normalize=True).embeddings[0] < 0.99
-
-
-BLANK = [
-    "",
-    " ",
-    "\n\t\r\n",
-    "\u00a0\u3000",
-    "\ufeff",
-    "\u200b\u200d\u2060",
-    "\0\x1f\x7f",
-    "\u3164\u2800\ufe0f",
-    "\u00ad",
-]
+BLANK = ["", " ", "\n\t\r\n", "\u00a0\u3000", "\ufeff", "\u200b\u200d", "\0\x7f", "\u3164\u2800\ufe0f", "\u00ad"]
 
 
 class DeletingSink(DictSink):
@@ -165,7 +136,7 @@ def test_blank_texts_are_left_out_counted_and_named(engine, caplog):
 def test_an_id_whose_text_became_blank_loses_its_old_row(engine, size):
     sink = DeletingSink(Record("a", "old"), Record("b", "old"), Record("c", "old"))
     source = [Record("a", "new"), Record("a", ""), Record("b", ""), Record("b", "new"), Record("d", "\n")]
-    with batches_of(size):
+    with small(size):
         report = run(source, engine, sink)
     assert sink.texts == {"b": "new", "c": "old"}
     assert report.blank == 3
@@ -177,7 +148,7 @@ def test_texts_that_were_cut_are_named_once_also_when_they_come_from_the_cache(c
     with Engine(checkpoint_of("bert"), dtype="float32", device="cpu", cache=tmp_path / "cache") as engine:
         for cached in (0, 60):
             caplog.clear()
-            with batches_of(8):
+            with small(8):
                 report = run(source, engine, DictSink())
             assert (report.truncated, report.cached) == (20, cached)
             assert report.truncated_ids == tuple(f"r{i}" for i in range(0, 30, 3))
@@ -189,26 +160,29 @@ def test_texts_that_were_cut_are_named_once_also_when_they_come_from_the_cache(c
 
 def test_batches_end_by_count_and_by_characters(engine):
     sink = DictSink()
-    with batches_of(4), mock.patch.object(planner, "BATCH_CHARS", 100):
+    with small(4, chars=100):
         run([*some(8), Record("long", "x " * 60), *some(2, "again")], engine, sink)
     assert sink.writes == [4, 4, 1, 2]
 
 
+def test_documents_get_the_documents_prompt_and_the_width_that_embed_returns(tmp_path):
+    prompts = {"query": "search the pond: ", "document": "the wheel turns: "}
+    layout = Layout(prompts=prompts, truncate_dim=16)
+    write_checkpoint(tmp_path / "model", "bert", sentence_transformers=layout)
+    with Engine(tmp_path / "model", dtype="float32", device="cpu") as prompted:
+        for dimensions, widths in ((None, [16]), ([48, 8], [8, 48])):
+            sink = DictSink(dimensions)
+            run([Record("a", "a passage")], prompted, sink)
+            ((_, vectors),) = sink.rows.values()
+            assert sorted(vectors) == widths
+            for width, row in vectors.items():
+                options = {"dimensions": width, "normalize": True}
+                wanted = prompted.embed(["a passage"], role="document", **options).embeddings[0]
+                np.testing.assert_allclose(row, wanted, atol=1e-6)
+                assert row @ prompted.embed(["a passage"], role="query", **options).embeddings[0] < 0.99
+
+
 # --------------------------------------------------------------------------------------------- what is left out
-
-
-def test_bad_lines_are_counted_logged_by_number_and_passed_over(engine, tmp_path, caplog):
-    path = tmp_path / "x.jsonl"
-    path.write_text('{"id": "a", "text": "t"}\n{"id"\n{"id": "b"}\n{"id": "c", "text": "t"}\n')
-    sink = DictSink()
-    with caplog.at_level(logging.WARNING):
-        report = run(path, engine, sink)
-    assert (report.read, report.failed, report.written) == (4, 2, 2)
-    assert set(sink.texts) == {"a", "c"}
-    assert [record.getMessage().split(": ")[0] for record in caplog.records] == [
-        f"left out {path}:2",
-        f"left out {path}:3",
-    ]
 
 
 def test_a_vector_that_is_zero_or_nan_is_left_out(engine, caplog):
@@ -266,21 +240,9 @@ def test_a_failed_forward_is_tried_by_halves(engine, caplog):
 def test_an_engine_that_embeds_nothing_at_all_stops_the_run(tmp_path):
     endless = (Record(f"r{i}", f"text {i}") for i in itertools.count())
     sink = DictSink()
-    with poisoned(tmp_path / "model") as engine, batches_of(4), pytest.raises(MillpondError, match="not finite"):
+    with poisoned(tmp_path / "model") as engine, small(4), pytest.raises(MillpondError, match="not finite"):
         run(endless, engine, sink)
     assert sink.writes == []
-
-
-def test_a_truncated_width_is_what_is_written_by_default(tmp_path):
-    write_checkpoint(tmp_path / "model", "bert", sentence_transformers=Layout(truncate_dim=16))
-    with Engine(tmp_path / "model", dtype="float32", device="cpu", cache=tmp_path / "c.db") as engine:
-        for dimensions, widths in ((None, [16]), ([48, 8], [8, 48])):
-            sink = DictSink(dimensions)
-            assert run(some(3), engine, sink).written == 3
-            for width in widths:
-                wanted = engine.embed(["text 2"], role="document", dimensions=width, normalize=True).embeddings[0]
-                np.testing.assert_allclose(sink.rows[point_id("r2")][1][width], wanted, atol=1e-6)
-        assert engine.embed(["text 2"]).embeddings.shape == (1, 16)
 
 
 items = st.one_of(
@@ -294,7 +256,7 @@ items = st.one_of(
 def test_the_numbers_add_up(engine, source, size):
     sink = DeletingSink()
     sink.refuse = {"refused"}
-    with batches_of(size):
+    with small(size):
         report = run(iter(source), engine, sink)
     blank = [item for item in source if isinstance(item, Record) and item.text == " "]
     good = [item for item in source if isinstance(item, Record) and item.text not in ("refused", " ")]
@@ -326,7 +288,7 @@ def test_writing_waits_for_nothing_that_comes_after_it(engine):
                 further.set()
             yield record
 
-    with batches_of(4):
+    with small(4):
         run(source(), engine, Slow())
     assert waited[0]
 
@@ -349,7 +311,7 @@ def test_an_endless_source_is_read_only_as_fast_as_the_sink_writes(engine):
             raise OSError("the disk is full")
 
     sink = Stuck()
-    with batches_of(4), pytest.raises(OSError, match="disk is full"):
+    with small(4), pytest.raises(OSError, match="disk is full"):
         run(source(), engine, sink)
     # One batch is written, two queued, one cut, two embedded, one read: far fewer than twenty.
     assert not sink.far and reached < limit
@@ -363,7 +325,7 @@ def test_an_overloaded_engine_is_retried(engine):
             raise EngineOverloadedError("full", retry_after=0.001)
         return engine.submit(task, texts, params)
 
-    with batches_of(2):
+    with small(2):
         assert run(some(6), Around(engine, submit=submit), DictSink()).written == 6
     assert next(refusals, "used up") == "used up"
 
@@ -384,7 +346,7 @@ def test_an_error_in_the_source_comes_out_and_stops_everything(engine, error, af
         raise error
 
     sink = DictSink()
-    with batches_of(2), pytest.raises(type(error)) as caught:
+    with small(2), pytest.raises(type(error)) as caught:
         run(source(), engine, sink)
     assert caught.value is error
     if isinstance(error, Exception):  # what was read before it is written
@@ -416,9 +378,8 @@ def test_a_run_that_is_stopped_does_not_wait_for_the_rest_of_a_batch(engine):
         join(thread, timeout)
 
     sink = Slow()
-    small_writes = mock.patch.object(writer, "_WRITE_RECORDS", 2)
     listening = mock.patch.object(threading.Thread, "join", waiting)
-    with batches_of(10), small_writes, listening, pytest.raises(KeyboardInterrupt):
+    with small(10, 2), listening, pytest.raises(KeyboardInterrupt):
         run(source(), engine, sink)
     assert sink.writes == [2]
 
@@ -433,7 +394,7 @@ def test_an_error_in_the_sink_comes_out_of_an_endless_run(engine, error, after):
 
     source = (Record(f"r{i}", "text") for i in itertools.count())
     sink = Failing()
-    with batches_of(2), pytest.raises(type(error)) as caught:
+    with small(2), pytest.raises(type(error)) as caught:
         run(source, engine, sink)
     assert caught.value is error and sink.writes == [2] * after
 
@@ -462,13 +423,9 @@ class Unreadable(date):
 BAD_ITEMS = [
     ("a text", r"is of type str; yield Record\(id, text, metadata\), or a dict"),
     (None, "is of type NoneType"),
-    (("a", "t"), "is of type tuple"),
     ({"id": "a"}, "text is missing"),
     ({"id": "a", "text": 5}, "text is of type int"),
-    ({"id": "a", "text": b"t"}, "text is of type bytes"),
-    ({"id": ["a"], "text": "t"}, "id is of type list"),
     ({"id": True, "text": "t"}, "id is of type bool"),
-    ({"id": "", "text": "t"}, "id is empty"),
     ({"id": "a", "text": "t", "metadata": "x"}, "metadata is a str"),
     ({"id": "a", "text": "t", "metadata": {"x": object()}}, r"metadata\['x'\] is of type object"),
     ({"id": "a", "text": "t", "x": float("nan")}, r"metadata\['x'\]=nan"),
@@ -484,32 +441,13 @@ def test_items_that_hold_no_record_fail_alone(engine, caplog):
         assert message.startswith(f"left out item {number}: ") and re.search(reason, message)
 
 
-def test_dicts_are_records_and_may_change_after_they_were_yielded(engine):
-    def source():
-        row = {"metadata": {"tags": []}}
-        for number in range(6):
-            row.update(
-                id=np.int64(number), text=f"text {number}", number=np.int32(number), day=date(2024, 1, number + 1)
-            )
-            row["metadata"]["tags"].append(number)
-            yield row
-
-    sink = DictSink()
-    assert run(source(), engine, sink).written == 6
-    stored = {record.id: record for record, _ in sink.rows.values()}
-    assert stored["3"].text == "text 3"
-    assert stored["3"].metadata == {"number": 3, "day": "2024-01-04", "tags": [0, 1, 2, 3]}
-
-
 @pytest.mark.parametrize(
     ("wrap", "message"),
     [
         (AsyncEngine, r"engine is an AsyncEngine.*pass the Engine inside it \(engine=engine\.engine\)"),
         (lambda engine: "some/model", r"engine='some/model' is a name.*pass millpond\.Engine\('some/model'\)"),
-        (lambda engine: Path("model"), r"pass millpond\.Engine\('model'\)"),
         (lambda engine: Engine, "engine is the class Engine; pass a millpond.Engine"),
         (lambda engine: None, "engine is of type NoneType; pass a millpond.Engine"),
-        (lambda engine: engine.embed, "engine is of type method"),
     ],
 )
 def test_an_engine_of_another_type_is_refused_before_anything_is_read(engine, wrap, message):
@@ -526,7 +464,3 @@ def test_an_engine_of_another_type_is_refused_before_anything_is_read(engine, wr
 def test_a_sink_of_another_type_is_refused(engine, sink, message):
     with pytest.raises(TypeError, match=message):
         run(never(), engine, sink)
-
-
-async def asynchronous():
-    yield Record("a", "t")

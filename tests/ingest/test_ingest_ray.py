@@ -18,18 +18,17 @@ from unittest import mock
 
 import numpy as np
 import pytest
+from tests.ingest.crashes import small
 from tests.ingest.shared_sink import SharedSink
 from tests.tiny import write_checkpoint
 
 from millpond import Engine
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, ModelLoadError
-from millpond.ingest import Chunking, Record, StopRequest, ingest, point_id, read
-from millpond.ingest.pipeline import planner
+from millpond.ingest import Chunking, Record, ingest, point_id, read
 
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
 from millpond.ingest.ray import DatasetReader, embed_dataset, ingest_dataset  # noqa: E402
-from millpond.ingest.sources.columns import Columns  # noqa: E402
 
 pytestmark = [
     pytest.mark.contract,
@@ -69,7 +68,7 @@ def cluster():
 
 @pytest.fixture(autouse=True)
 def _small_batches():
-    with mock.patch.object(planner, "BATCH_RECORDS", 32):
+    with small(32):
         yield
 
 
@@ -177,7 +176,7 @@ def test_a_finished_run_starts_no_worker_again(cluster, model, engine, tmp_path)
 @pytest.mark.slow
 def test_a_text_that_kills_its_workers_is_left_out_and_the_others_are_written(cluster, model, tmp_path):
     records = [Record(f"r{i}", f"text {i}") for i in range(6)]
-    with mock.patch.object(planner, "BATCH_RECORDS", 3):
+    with small(3):
         report = ingest_dataset(
             records,
             model=model,
@@ -232,8 +231,7 @@ def test_a_ray_dataset_is_read_in_its_order_and_cut_into_chunks(cluster, model, 
         chunking=chunking,
         show_progress=False,
     )
-    dataset = ray.data.from_items(rows, override_num_blocks=7)
-    columns = Columns(id="key", text="body")
+    dataset = ray.data.from_items(rows, override_num_blocks=7).rename_columns({"key": "id", "body": "text"})
     run = partial(
         ingest_dataset,
         model=model,
@@ -244,41 +242,13 @@ def test_a_ray_dataset_is_read_in_its_order_and_cut_into_chunks(cluster, model, 
         workers=2,
         show_progress=False,
     )
-    report = run(DatasetReader(dataset, columns))
+    report = run(dataset)
     assert counts(report) == counts(wanted) and report.failed == 1 and report.written > 150
     compare(SharedSink(tmp_path / "ray.db").rows, local.rows)
     again = run(
-        DatasetReader(dataset, columns)
-    )  # of the two texts of one id, both are in one batch now, and the last one is written
+        DatasetReader(dataset)
+    )  # of the two texts of one id, both are in one batch now: the last one is written
     assert (again.unchanged, again.duplicates, again.written) == (117, 1, 16)
-
-
-@pytest.mark.slow
-def test_a_stopped_run_goes_on_where_it_was(cluster, model, tmp_path):
-    stop = StopRequest()
-
-    def records():
-        for i in range(400):
-            if i == 200:
-                stop.set()
-            yield Record(f"r{i}", f"text {i}")
-
-    run = partial(
-        ingest_dataset,
-        model=model,
-        engine_options=OPTIONS,
-        sink=partial(SharedSink, tmp_path / "rows.db"),
-        journal=tmp_path / "journal",
-        workers=2,
-        show_progress=False,
-    )
-    first = run(records(), stop=stop)
-    assert first.stopped and 0 < first.written <= 200
-    sink = SharedSink(tmp_path / "rows.db")
-    assert sink.count() == first.written
-    second = run(Record(f"r{i}", f"text {i}") for i in range(400))
-    assert not second.stopped and second.unchanged == first.written and second.written == 400 - first.written
-    assert {row[0] for row in sink.rows.values()} == {f"r{i}" for i in range(400)}
 
 
 @pytest.mark.slow
@@ -288,35 +258,19 @@ def test_a_database_of_one_process_is_written_by_the_driver(cluster, model, engi
 
     source = tmp_path / "corpus.jsonl"
     source.write_text(corpus())
-    reports = {}
-    for name in ("ray", "local"):
-        url = f"qdrant+path:{tmp_path / name}#docs"
-        if name == "ray":
-            reports[name] = ingest_dataset(
-                source,
-                model=model,
-                engine_options=OPTIONS,
-                sink=partial(open_sink, url, dimensions=[16, 48]),
-                journal=tmp_path / f"{name}.journal",
-                workers=2,
-                show_progress=False,
-                verify=True,
-            )
-        else:
-            sink = open_sink(url, dimensions=[16, 48])
-            reports[name] = ingest(
-                source,
-                engine=engine,
-                sink=sink,
-                journal=tmp_path / f"{name}.journal",
-                show_progress=False,
-                verify=True,
-            )
-            sink.close()
-    assert counts(reports["ray"]) == counts(reports["local"])
+    opened = {
+        name: partial(open_sink, f"qdrant+path:{tmp_path / name}#docs", dimensions=[16, 48])
+        for name in ("ray", "local")
+    }
+    options = {"verify": True, "show_progress": False}
+    cluster = {"model": model, "engine_options": OPTIONS, "workers": 2}
+    report = ingest_dataset(source, sink=opened["ray"], journal=tmp_path / "ray.journal", **cluster, **options)
+    with opened["local"]() as sink:
+        wanted = ingest(source, engine=engine, sink=sink, journal=tmp_path / "local.journal", **options)
+    assert counts(report) == counts(wanted)
     stored = {}
     for name in ("ray", "local"):
-        sink = open_sink(f"qdrant+path:{tmp_path / name}#docs", dimensions=[16, 48])
+        sink = opened[name]()
         rows = dict(sink.scan())
         stored[name] = {
             row_id: (rows[row_id], row.content_hash, {width: row.vectors[width] for width in (16, 48)})
@@ -350,17 +304,7 @@ def test_a_dataset_is_embedded_as_the_engine_does(cluster, model, engine, tmp_pa
         keep_failed=True,
         batch_size=64,
     )
-    assert made.schema().names == [
-        "id",
-        "point_id",
-        "text",
-        "metadata",
-        "content_hash",
-        "chunk",
-        "d16",
-        "d48",
-        "error",
-    ]
+    assert made.schema().names == "id point_id text metadata content_hash chunk d16 d48 error".split()
     table = {row["text"]: row for row in made.take_all()}
     assert len(table) == 119 and "  " not in table
     failed = table.pop("text 8", None) or next(row for row in table.values() if row["error"])

@@ -5,7 +5,6 @@ import sys
 import textwrap
 import threading
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,19 +15,15 @@ from tests.ingest.memory_sink import MemoryConnection, MemorySink
 from millpond import EmbeddingOutput, ModelSpec, Usage
 from millpond.errors import (
     FingerprintMismatchError,
-    InvalidDimensionsError,
     InvalidRequestError,
     SinkError,
     SinkUnavailableError,
 )
 from millpond.ingest import CollectionManifest, Record, WriteBatch, open_sink
-from millpond.ingest.sinks.batch import record_bytes, slices, storable
+from millpond.ingest.sinks.batch import record_bytes, slices
 from millpond.ingest.sinks.client import is_address
-from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
-from millpond.ingest.sinks.protocol import check_widths
 from millpond.ingest.sinks.search import plan_search
-from millpond.support.metadata import check_filter
 
 RECORDS = (Record("a", "x"), Record("b", "y"))
 UNIT = np.eye(2, 4, dtype=np.float32)
@@ -63,10 +58,6 @@ def test_a_part_of_a_batch_has_the_rows_of_its_slice():
     assert (list(part.records), list(part.ids), part.vectors[4].tolist()) == ([RECORDS[1]], ["2"], [UNIT[1].tolist()])
 
 
-def test_a_batch_knows_its_length():
-    assert len(WriteBatch(records=RECORDS, ids=("1", "2"), vectors={4: UNIT})) == 2
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
@@ -82,11 +73,6 @@ def test_a_batch_knows_its_length():
 def test_an_invalid_batch_cannot_be_made(changes, message):
     with pytest.raises(InvalidRequestError, match=message):
         WriteBatch(**{"records": RECORDS, "ids": ("1", "2"), "vectors": {4: UNIT}} | changes)
-
-
-def test_storable_rows():
-    rows = np.array([[1, 0], [0, 0], [np.inf, 1], [np.nan, 0], [0, -1e-30]], np.float32)
-    assert storable(rows).tolist() == [True, False, False, False, True]
 
 
 @given(st.lists(st.integers(1, 50)), st.integers(1, 6), st.integers(1, 100))
@@ -105,33 +91,11 @@ def test_a_records_bytes_are_utf8():
     assert record_bytes(Record("a", "", {"k": "é"})) == 1 + len('{"k": "é"}'.encode())
 
 
-def test_widths_are_sorted_and_each_once():
-    assert check_widths([384, 128, np.int64(128)]) == (128, 384) and check_widths(None) is None
-
-
-@pytest.mark.parametrize("bad", [[], 128, "128", [0], [128, -1], [True], [128.0], ["128"], {128}])
+@pytest.mark.parametrize("bad", [[], 128, "128", [128, 0], [True], [128.0]])
 def test_invalid_widths_are_refused(bad):
     with pytest.raises(InvalidRequestError, match="dimensions="):
-        check_widths(bad)
-
-
-def test_payload_forms():
-    assert [check_fields(form) for form in ("plain", "langchain", "llama_index")]
-    with pytest.raises(InvalidRequestError, match="choose one of plain, langchain, llama_index"):
-        check_fields("haystack")
-
-
-def test_filters_are_lists_of_scalars():
-    wanted = {"a": "x", "b": [1, 2.5], "c": True, "d": ["y"]}
-    assert check_filter(wanted) == {"a": ("x",), "b": (1, 2.5), "c": (True,), "d": ("y",)}
-
-
-@pytest.mark.parametrize(
-    "bad", [{1: "x"}, {"a": []}, {"a": None}, {"a": {"b": 1}}, {"a": float("nan")}, {"a": [["x"]]}, {"a": b""}]
-)
-def test_invalid_filters_are_refused(bad):
-    with pytest.raises(InvalidRequestError, match="filter"):
-        check_filter(bad)
+        MemorySink(":memory:", "docs", dimensions=bad)
+    assert MemorySink(":memory:", "docs", dimensions=[384, 128, np.int64(128)]).dimensions == (128, 384)
 
 
 @pytest.mark.parametrize("value", [0, np.nan])
@@ -209,9 +173,6 @@ def test_settings_are_stored_beside_the_five_fields_and_an_earlier_version_ignor
             {"pooling": "cls"},
             ["pooling='mean' (", "pooling='cls' (", "Open the engine with pooling='mean', or another"],
         ),
-        ({"quantization": "int8"}, ["quantization=None", "='int8'", "Open the engine with quantization=None"]),
-        ({"revision": "abc"}, ["revision=None", "revision='abc'"]),
-        ({"max_length": 64, "hf_overrides": {"x": 1}}, [" max_length=64, hf_overrides={'x': 1} ("]),
         ({"max_length": 64, "hf_overrides": {"x": 1}}, ["engine with max_length=256, hf_overrides={}, or"]),
         ({"prompts": {"query": "Q: "}}, ["prompts['query']='query: '", "prompts['query']='Q: '", "Use the checkpoint"]),
         ({"prompts": {"query": "Q: "}}, ["prompts['long']='xxx", "prompts['long']=None"]),
@@ -245,33 +206,12 @@ def test_a_manifest_names_a_folder_without_its_path(tmp_path):
     assert CollectionManifest.of(spec(), dimensions=None, fields="plain").model == "org/model"
 
 
-def test_a_manifest_has_only_widths_of_the_model():
-    with pytest.raises(InvalidDimensionsError):
-        CollectionManifest.of(spec(matryoshka=False), dimensions=(128,), fields="plain")
-
-
 @pytest.mark.parametrize(
     "data", [{}, [], "text", {"schema": 2}, {"schema": 1, "fingerprint": "f", "model": "m", "dimensions": 4}]
 )
 def test_a_manifest_of_another_schema_is_an_error(data):
     with pytest.raises(FingerprintMismatchError, match="cannot read"):
         CollectionManifest.from_dict(data, collection="docs")
-
-
-def test_manifests_that_differ_are_refused():
-    manifest = CollectionManifest.of(spec(), dimensions=(128, 384), fields="plain")
-    other = spec("org/other", "e" * 64)
-    with pytest.raises(FingerprintMismatchError, match="was built by org/model .* this engine is org/other"):
-        manifest.check_model(other, collection="docs")
-    with pytest.raises(InvalidRequestError, match=r"holds the widths \[128, 384\].* pass dimensions=\[128, 384\]"):
-        manifest.check_write(CollectionManifest.of(spec(), dimensions=None, fields="plain"), spec(), collection="docs")
-    wanted = CollectionManifest.of(spec(), dimensions=(128, 384), fields="langchain")
-    with pytest.raises(InvalidRequestError, match="layout 'plain'.* pass fields='plain'"):
-        manifest.check_write(wanted, spec(), collection="docs")
-    with pytest.raises(InvalidRequestError, match=r"not \[64\]; choose among \[128, 384\]"):
-        manifest.widths_to_search((64, 384), collection="docs")
-    assert manifest.widths_to_search(None, collection="docs") == (128, 384)
-    assert manifest.widths_to_search((128,), collection="docs") == (128,)
 
 
 # ------------------------------------------------------------------------------------------------------------ URLs
@@ -323,12 +263,6 @@ def test_a_host_with_a_port_is_no_path(location):
 )
 def test_a_path_is_no_address(path):
     assert not is_address(path)
-
-
-def test_a_path_object_is_no_address(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for location, where in ((Path("localhost:6333"), "./localhost:6333"), (Path("db"), "db"), ("localhost:6333",) * 2):
-        assert repr(MemorySink(location, "docs")).startswith(f"MemorySink({where!r}")
 
 
 @pytest.mark.parametrize(

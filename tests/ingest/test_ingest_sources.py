@@ -51,22 +51,12 @@ def test_jsonl_gives_a_record_a_line(tmp_path):
     ]
 
 
-def test_jsonl_from_windows_reads_the_same(tmp_path):
-    path = write(
-        tmp_path / "x.JSONL", b'\xef\xbb\xbf{"id": "a", "text": "t"}\r\n\r\n  \r\n{"id": "b", "text": "t"}\r\n'
-    )
-    assert ids(read(path)) == ["a", "b"]
-
-
 BAD_LINES = {
     b'{"id": "x", "text": "cut off': "not JSON",
     b'["x", "text"]': "a JSON list, not an object",
-    b'"text"': "a JSON str, not an object",
     b'{"id": "x"}': "text is missing",
-    b'{"id": "x", "text": null}': "text is missing",
     b'{"id": "x", "text": 5}': "text is of type int",
     b'{"id": true, "text": "t"}': "id is of type bool",
-    b'{"id": 1.5, "text": "t"}': "id is of type float",
     b'{"id": "", "text": "t"}': "id is empty",
     b'{"id": "x", "text": "\\ud800"}': "lone surrogate",
     b'{"id": "x", "text": "caf\xe9"}': "not UTF-8 (byte 24)",
@@ -116,7 +106,7 @@ def test_of_a_key_in_and_beside_metadata_the_inner_one_counts_and_is_named_once(
 ROWS = [{"id": f"r{i}", "text": f"text {i} é 😀", "n": i, "metadata": {"deep": [i, {"x": None}]}} for i in range(50)]
 RECORDS = [Record(f"r{i}", f"text {i} é 😀", {"n": i, "deep": [i, {"x": None}]}) for i in range(50)]
 FORMS = {
-    "x.jsonl": "\n".join(map(json.dumps, ROWS)),
+    "x.jsonl": "\ufeff" + "\n  \r\n".join(map(json.dumps, ROWS)) + "\r\n",
     "x.ndjson": "\r\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS),
     "x.json": json.dumps(ROWS, ensure_ascii=False),
     "X.JSON": "\ufeff \r\n" + json.dumps(ROWS, indent=2) + "\n\n",
@@ -157,11 +147,6 @@ def test_a_damaged_json_is_an_error_that_names_the_file(tmp_path, text, message)
     assert str(path) in str(caught.value)
 
 
-def test_empty_files_hold_no_records(tmp_path):
-    for name in ("x.json", "x.jsonl", "x.ndjson", "y.json"):
-        assert list(read(write(tmp_path / name, "[]" if name == "y.json" else ""))) == []
-
-
 @pytest.mark.parametrize("name", ["x.jsonl.gz", "x.csv.gz"])
 def test_a_truncated_gz_is_an_error_after_the_records_before_it(tmp_path, name):
     rows = [{"id": str(i), "text": hashlib.sha256(b"%d" % i).hexdigest()} for i in range(5000)]
@@ -174,12 +159,6 @@ def test_a_truncated_gz_is_an_error_after_the_records_before_it(tmp_path, name):
     items, error = until_error(read(path))
     assert f"{str(path)!r} is damaged, or not a .gz file" in str(error)
     assert len(items) > 1000 and all(isinstance(item, Record) for item in items)
-
-
-@pytest.mark.parametrize("name", ["x.csv.gz", "x.json.gz"])
-def test_a_file_that_is_no_gz_is_an_error_at_once(tmp_path, name):
-    with pytest.raises(InvalidRequestError, match="is damaged, or not a .gz file"):
-        read(write(tmp_path / name, '{"text": "t"}'))
 
 
 def test_zst_without_its_package_names_what_it_needs(tmp_path, monkeypatch):
@@ -240,18 +219,14 @@ def test_csv_columns_have_the_types_that_are_named(tmp_path):
 @pytest.mark.parametrize(
     ("column", "cell", "accepted"),
     [
-        ("year", "2024.0", "a whole number"),
         ("year", "1_000", "a whole number"),
         ("year", "٣", "a whole number"),
         ("year", "9" * 5000, "a whole number|64 bits"),
         ("year", "9" * 19, "64 bits"),
         ("price", "9,99", "a number like"),
         ("price", "nan", "a number like"),
-        ("price", "inf", "a number like"),
         ("price", "1e999", "a number like"),
         ("flag", "2", "true, false"),
-        ("flag", "ja", "true, false"),
-        ("day", "31.05.2024", "a date like 2024-05-31"),
         ("day", "2024-02-30", "a date like"),
         ("at", "noon", "a time like"),
     ],
@@ -460,7 +435,6 @@ def test_a_missing_path_is_an_error_at_once(tmp_path):
         ("x.parquet.gz", "compressed inside"),
         ("x.pdf", "not a kind of source"),
         ("x", "without a suffix"),
-        ("x.gz", "without a suffix"),
         ("x.txt.gz", ".txt is not a kind of source"),
     ],
 )

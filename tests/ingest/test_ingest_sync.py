@@ -4,9 +4,7 @@ import pytest
 from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, memory, run, small
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest import Record, Rejected, open_sink, point_id
-from millpond.ingest.pipeline import run as run_module
-from millpond.ingest.pipeline import seen
+from millpond.ingest import Record, Rejected, point_id
 
 
 def some(*numbers):
@@ -14,14 +12,12 @@ def some(*numbers):
 
 
 @pytest.mark.parametrize(("with_journal", "page"), [(True, 3), (False, 512)])
-def test_rows_without_a_record_in_the_source_are_deleted(engine, tmp_path, monkeypatch, with_journal, page):
-    monkeypatch.setattr(seen, "_PAGE", page)
-    monkeypatch.setattr(seen, "_IDS_PER_SELECT", page)
-    monkeypatch.setattr(run_module, "_SCANNED_ROWS", page)
+def test_rows_without_a_record_in_the_source_are_deleted(engine, tmp_path, with_journal, page):
     client = memory()
     options = {"journal": tmp_path / "j"} if with_journal else {}
     run(some(*range(20)), engine, CrashingSink(client), **options)
-    report = run(some(*range(5, 22)), engine, CrashingSink(client), sync=True, **options)
+    with small(2048, page=page):
+        report = run(some(*range(5, 22)), engine, CrashingSink(client), sync=True, **options)
     assert report.deleted == 5
     assert {key for key, _ in CrashingSink(client).stored} == {f"r{number}" for number in range(5, 22)}
     report = run(some(*range(5, 22)), engine, CrashingSink(client), sync=True, **options)
@@ -116,39 +112,6 @@ def test_a_sink_that_cannot_be_read_is_refused_before_anything_is_read(engine):
     for name in ("sync", "verify"):
         with pytest.raises(InvalidRequestError, match=f"{name}=True needs a sink whose rows can be read"):
             run(some(1), engine, Plain(), **{name: True})
-
-
-@pytest.mark.contract
-@pytest.mark.parametrize(
-    ("chunker", "module", "url"),
-    [
-        (None, "millpond_qdrant", "qdrant+path:{}/q#docs"),
-        (Words(), "millpond_qdrant", "qdrant+path:{}/q#docs"),
-        (Words(), "millpond_milvus", "milvus+file:{}/m.db#docs"),
-    ],
-    ids=["qdrant", "qdrant-chunked", "milvus-chunked"],
-)
-def test_real_databases_are_synchronized(engine, tmp_path, module, url, chunker):
-    pytest.importorskip(module)
-    long = Record("long", " ".join(f"w{number}" for number in range(12)))
-
-    def go(*records, **options):
-        sink = open_sink(url.format(tmp_path), dimensions=None)
-        try:
-            report = run(records, engine, sink, journal=tmp_path / "j", chunker=chunker, **options)
-            rows = {row_id for row_id, _ in sink.scan()}
-            assert sink.count() == len(rows)
-            return report, rows
-        finally:
-            sink.close()
-
-    pieces = 4 if chunker else 1
-    with small(4):
-        _, rows = go(*some(*range(10)), long)
-        assert len(rows) == 10 + pieces
-        report, rows = go(*some(*range(3, 12)), verify=True, sync=True)
-    assert report.deleted == 3 + pieces and report.verification.good
-    assert rows == {point_id(f"r{number}") for number in range(3, 12)}
 
 
 def test_rows_that_a_framework_wrote_stay(engine, tmp_path):

@@ -12,7 +12,6 @@ import pytest
 
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest import Record, Rejected, content_hash, read
-from millpond.ingest.sources import arrow as arrow_source
 
 arrow = pytest.importorskip("pyarrow")
 parquet = pytest.importorskip("pyarrow.parquet")
@@ -55,7 +54,7 @@ RECORDS = [Record(f"r{i}", f"text {i} é 😀", {"n": i, "tags": ["a", None][: i
 
 @pytest.mark.parametrize(("name", "rows"), list(zip(FILES, (1, 3, 2048, 7), strict=True)))
 def test_every_kind_of_file_gives_the_same_records(tmp_path, monkeypatch, name, rows):
-    monkeypatch.setattr(arrow_source, "BATCH_ROWS", rows)
+    monkeypatch.setattr("millpond.ingest.sources.arrow.BATCH_ROWS", rows)
     path = FILES[name](tmp_path / name, arrow.Table.from_pylist(ROWS))
     assert list(read(path)) == RECORDS
     reader = read(path)
@@ -82,9 +81,7 @@ def test_tables_and_readers_in_memory_give_the_same_records(tmp_path):
 
 
 VALUES = {
-    "int8": (arrow.array([1, None], arrow.int8()), [1, None]),
     "half float": (arrow.array(np.array([0.5, 1], np.float16)), [0.5, 1.0]),
-    "bool": (arrow.array([True, None]), [True, None]),
     "decimal": (arrow.array([Decimal("1.50"), Decimal("2")], arrow.decimal128(9, 2)), [1.5, 2.0]),
     "date": (arrow.array([date(2024, 5, 31), None]), ["2024-05-31", None]),
     "time": (arrow.array([time(9, 30), None]), ["09:30:00", None]),
@@ -96,12 +93,10 @@ VALUES = {
     ),
     "duration": (arrow.array([timedelta(seconds=90), None]), [90.0, None]),
     "dictionary": (arrow.array(["a", "é"]).dictionary_encode(), ["a", "é"]),
-    "large string": (arrow.array(["a", "é"], arrow.large_string()), ["a", "é"]),
     "string view": (arrow.array(["a", None], arrow.string_view()), ["a", None]),
     "uuid": (arrow.array([uuid.UUID(int=1).bytes, None], arrow.uuid()), [str(uuid.UUID(int=1)), None]),
     "struct": (arrow.array([{"a": 1, "b": [None, "x"]}, None]), [{"a": 1, "b": [None, "x"]}, None]),
     "map": (arrow.array([[("a", 1)], None], arrow.map_(arrow.string(), arrow.int64())), [{"a": 1}, None]),
-    "list of structs": (arrow.array([[{"d": date(2024, 1, 1)}], []]), [[{"d": "2024-01-01"}], []]),
     "fixed list": (arrow.array([[1, 2], None], arrow.list_(arrow.int32(), 2)), [[1, 2], None]),
     "null": (arrow.nulls(2), [None, None]),
     "run ends": (arrow.RunEndEncodedArray.from_arrays(arrow.array([2], arrow.int32()), arrow.array(["a"])), ["a", "a"]),
@@ -118,7 +113,6 @@ def test_values_are_stored_as_json_has_them():
 FAULTY = {
     "a null text": ({"id": ["a", "b"], "text": ["t", None]}, "text is missing"),
     "an empty id": ({"id": ["a", ""], "text": ["t", "u"]}, "id is empty"),
-    "not a number": ({"text": ["t", "u"], "x": [1.0, float("nan")]}, "nan is not JSON"),
     "too large an int": ({"text": ["t", "u"], "x": arrow.array([1, 2**64 - 1], arrow.uint64())}, "64 bits"),
     "a key twice": (
         {
@@ -161,7 +155,6 @@ def test_a_nested_metadata_holds_the_metadata(caplog):
         ({"id": ["a"]}, {}, "no column 'text' for the text; its columns: 'id'"),
         ({"text": ["a"]}, {"id_column": "key"}, "no column 'key' for the id; its columns: 'text'"),
         ({"text": [1]}, {}, "column 'text' is of type int64, no text"),
-        ({"text": [["t"]]}, {}, "column 'text' is of type list"),
         ({"text": ["t"], "id": [1.5]}, {}, "column 'id' is of type double; an id is a str, an integer or a UUID"),
         (
             {"text": ["t"], "x": [1]},
@@ -172,7 +165,7 @@ def test_a_nested_metadata_holds_the_metadata(caplog):
         ({"text": ["t"], "x": [[{"a": b"b"}]]}, {}, "'x' holds bytes"),
         ({"text": ["t"]}, {"types": {"text": "int"}}, "types=text=int are for the columns of a CSV"),
     ],
-    ids=range(9),
+    ids=range(8),
 )
 def test_columns_are_checked_before_anything_is_read(tmp_path, columns, options, message):
     table = arrow.table(columns)
@@ -191,7 +184,7 @@ def test_damage_is_an_error_that_names_the_file(tmp_path, name):
 
 
 def test_damage_further_on_is_an_error_after_the_records_before_it(tmp_path, monkeypatch):
-    monkeypatch.setattr(arrow_source, "BATCH_ROWS", 100)
+    monkeypatch.setattr("millpond.ingest.sources.arrow.BATCH_ROWS", 100)
     table = arrow.table({"id": [str(i) for i in range(1000)], "text": [f"{i} text" for i in range(1000)]})
     parquet.write_table(table, tmp_path / "x.parquet", row_group_size=100, compression="snappy")
     data = bytearray((tmp_path / "x.parquet").read_bytes())
@@ -213,34 +206,12 @@ def test_pyarrow_is_named_if_it_is_missing(tmp_path, monkeypatch):
             read(source)
 
 
-@pytest.mark.slow
-def test_a_large_table_is_read_in_constant_memory(tmp_path):
-    """Of one row group, or one batch that is mapped, a few thousand rows are in memory at a time."""
-    rows = 300_000
-    table = arrow.table(
-        {"id": [f"doc-{i}" for i in range(rows)], "text": [f"text number {i} " * 8 for i in range(rows)]}
-    )
-    parquet.write_table(table, tmp_path / "x.parquet")
-    with arrow.OSFile(str(tmp_path / "x.arrow"), "wb") as file, arrow.ipc.new_file(file, table.schema) as writer:
-        writer.write_table(table)  # one batch
-    del table
-    for name in ("x.parquet", "x.arrow"):
-        before = peak = arrow.total_allocated_bytes()
-        for number, record in enumerate(read(tmp_path / name)):
-            assert record.id == f"doc-{number}"
-            if number % 1000 == 0:
-                peak = max(peak, arrow.total_allocated_bytes())
-        assert number == rows - 1
-        assert peak - before < 12 << 20, name
-
-
 @pytest.mark.contract
 def test_long_texts_are_read_a_few_at_a_time(tmp_path):
     table = arrow.table({"text": [str(i) * (1 << 18) for i in range(10, 100)]})  # forty-five megabytes
     # Pages of a megabyte: a reader cannot have less than a page.
     parquet.write_table(table, tmp_path / "x.parquet", write_batch_size=1, use_dictionary=False)
     write_stream(tmp_path / "x.arrow", table)
-    assert arrow_source._rows_of_batch(table.nbytes, table.num_rows) == 31
     sources = {"table": table, "parquet": tmp_path / "x.parquet", "arrow": tmp_path / "x.arrow"}
     for name, source in sources.items():
         tracemalloc.start()

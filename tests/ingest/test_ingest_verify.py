@@ -6,10 +6,7 @@ import numpy as np
 import pytest
 from tests.ingest.crashes import CrashingSink, Words, memory, run
 
-from millpond.ingest import Record, StoredRow, point_id
-from millpond.ingest.pipeline import verify
-from millpond.ingest.pipeline.verify import RecordSample
-from millpond.ingest.telemetry.report import Verification
+from millpond.ingest import Record, StoredRow, content_hash, point_id
 
 
 def some(count):
@@ -46,6 +43,7 @@ def test_a_database_that_acknowledges_without_storing_is_found_and_the_next_run_
     sink = CrashingSink(client)
     report = run(some(300), engine, sink, journal=tmp_path / "j", verify=True)
     assert report.written == 30 and report.verification.good and len(sink.stored) == 300
+    assert report.verification.sampled == 256
 
 
 @pytest.mark.parametrize("what", ["vector", "zero", "nan", "text"])
@@ -65,7 +63,7 @@ def test_a_row_that_was_changed_behind_our_back_is_found_and_written_again(engin
             return {
                 each: StoredRow(
                     record_id=record.id,
-                    content_hash=verify.content_hash(record.text),
+                    content_hash=content_hash(record.text),
                     vectors={width: vectors[width] for width in widths if width in vectors},
                 )
                 for each, (record, vectors) in found.items()
@@ -76,34 +74,6 @@ def test_a_row_that_was_changed_behind_our_back_is_found_and_written_again(engin
     sink = Reading(client)
     report = run(some(20), engine, sink, journal=tmp_path / "j", verify=True)
     assert sink.written == ["r7"] and report.verification.good
-
-
-def test_a_sample_keeps_the_newest_record_of_an_id_and_is_bounded():
-    sample = RecordSample()
-
-    def planned(number, text):
-        return Record(f"r{number}", text)
-
-    for number in range(2000):
-        sample.offer([planned(number, "old")])
-    kept = [each.id for each in sample.records]
-    assert len(kept) == len(set(kept)) == 256
-    assert sum(int(each[1:]) >= 1000 for each in kept) > 80
-    sample.offer([planned(int(each[1:]), "new") for each in kept])
-    assert {each.text for each in sample.records} == {"new"}
-    sample.drop(kept[0])
-    assert len(sample.records) == 255
-    for number in range(2000):
-        sample.offer([planned(number, "again")])
-    kept = [each.id for each in sample.records]
-    assert len(kept) == len(set(kept)) <= 256
-
-
-def test_a_verification_is_good_if_nothing_is_missing_or_different():
-    good = Verification(rows=12, expected=10, missing=0, sampled=10, different=0)
-    assert good.good
-    for name, value in (("missing", 1), ("different", 1), ("rows", 9)):
-        assert not replace(good, **{name: value}).good
 
 
 def test_a_sink_that_does_not_name_its_collection_is_said(engine, tmp_path, caplog):

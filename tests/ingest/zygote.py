@@ -8,18 +8,16 @@ import json
 import os
 import signal
 import sys
+from pkgutil import resolve_name
 
-from millpond.cli.app import main
-from millpond.cli.arguments.stop_signals import end_on_signals
-from millpond.engine import engine as _engine
-from millpond.engine.execute.runner import Runner
-from millpond.ingest.pipeline import ingest as _pipeline
-
-assert _engine and _pipeline
 # Tests that were started in the background ignore them, and a run keeps what its parent ignores.
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_DFL)
-end_on_signals()  # as the program's own first step, before its imports
+sys.argv = ["millpond", "ingest"]  # the program's own first step is then to end on signals
+main = resolve_name("millpond.__main__:main")
+Runner = resolve_name("millpond.engine.execute.runner:Runner")
+for module in ("millpond.engine.engine", "millpond.ingest.pipeline.ingest"):
+    resolve_name(module)
 
 
 def start(argv, log, err, stdin):

@@ -20,13 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import numpy.typing as npt
 from tests.late_interaction.plaid_data import WIDTH, maxsim
 
 from millpond.late_interaction import PlaidIndex, Ragged
-from millpond.late_interaction.plaid import compaction
 
 IDS = 60
 READERS = 2
@@ -220,8 +220,10 @@ def main() -> None:
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    compaction.TRAIN_TOKENS = 200
-    with tempfile.TemporaryDirectory() as folder:
+    with (
+        mock.patch("millpond.late_interaction.plaid.compaction.TRAIN_TOKENS", 200),
+        tempfile.TemporaryDirectory() as folder,
+    ):
         print(run(Path(folder) / "index", kills=options.kills, seed=options.seed))
 
 

@@ -343,14 +343,8 @@ def test_nothing_behind_the_arrays_is_read(kernels, dim):
         encoded = codec.encode(rows)
         arrays = [guarded(array) for array in (encoded.codes, encoded.scales, encoded.residuals)]
         products = guarded(similarities(query, codec.centroids))
-        found = score(
-            query,
-            Encoded(**dict(zip(vars(encoded), arrays, strict=True))),
-            guarded(offsets),
-            np.arange(4),
-            codec,
-            products,
-        )
+        stored = Encoded(codes=arrays[0], scales=arrays[1], residuals=arrays[2])
+        found = score(query, stored, guarded(offsets), np.arange(4), codec, products)
         assert np.array_equal(found, scored(codec, encoded, offsets, np.array(query)))
 
 

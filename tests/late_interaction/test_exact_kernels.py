@@ -1,7 +1,6 @@
 """Packed rows and exact MaxSim of every codec and instruction set, against numpy in float64."""
 
 import ctypes
-import os
 import shutil
 import subprocess
 import sys
@@ -227,10 +226,9 @@ def test_int8_is_exact_at_its_largest_sums(table):
     """1,024 products of 127 and -127: what saturating instructions would get wrong."""
     flat = np.ones((4, 1024), dtype=np.float32)
     flat[1], flat[2, ::2] = -1, -1
-    documents = packed(Ragged(flat=flat, offsets=np.arange(5, dtype=np.int64)), INT8)
-    scores = score(Ragged(flat=flat, offsets=np.array([0, 1, 2, 3, 4])), documents)
+    rows = Ragged(flat=flat, offsets=np.arange(5))
     step = np.float32(1) / np.float32(127) * np.float32(np.float16(1 / 127)) * 127 * 127
-    np.testing.assert_allclose(scores, flat @ flat.T * step, rtol=1e-6, atol=1e-9)
+    np.testing.assert_allclose(score(rows, packed(rows, INT8)), flat @ flat.T * step, rtol=1e-6, atol=1e-9)
 
 
 def test_no_query_and_no_document(table):
@@ -290,11 +288,10 @@ def test_a_packed_number_is_off_by_half_a_step_at_most(table):
 
 
 def test_numbers_that_int8_cannot_hold_are_refused(table):
-    with pytest.raises(
-        InvalidRequestError, match=r"has the number 1e\+07, and codec='int8' stores numbers up to 8.32e"
-    ):
-        INT8.pack(np.array([[1.0, -1e7]], dtype=np.float32))
-    BFLOAT16.pack(np.array([[1.0, -1e7]], dtype=np.float32))
+    large = np.array([[1.0, -1e7]], dtype=np.float32)
+    with pytest.raises(InvalidRequestError, match=r"number 1e\+07, and codec='int8' stores numbers up to 8.32e"):
+        INT8.pack(large)
+    BFLOAT16.pack(large)
 
 
 # --- Arguments --------------------------------------------------------------------------------------------------------
@@ -344,16 +341,6 @@ def test_both_sides_agree_on_the_calls():
         names = [part.split("=")[0].split()[-1].lstrip("*") for line in lines if line for part in line.split(",")]
         assert names == [name for name, _ in call._fields_], call
     assert len(calls) == 9
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
-def test_a_forked_child_uses_threads_as_its_parent_did():
-    documents, queries = packed(ragged([40] * 3000, 64, seed=1), INT8), ragged([32] * 2, 64)
-    scores = score(queries, documents, threads=2)
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if np.array_equal(score(queries, documents, threads=2), scores) else 1)
-    assert os.waitpid(child, 0)[1] == 0
 
 
 # --- maxsim -----------------------------------------------------------------------------------------------------------
@@ -455,11 +442,9 @@ def test_wrong_arguments_of_maxsim_are_named():
 
 
 @pytest.mark.contract
-def test_the_package_exports_lazily():
+def test_the_package_imports_no_torch_and_a_submodule_hides_no_function():
     code = (
         "import sys, millpond.late_interaction as late; assert 'torch' not in sys.modules; "
-        "import millpond.late_interaction.scoring.similarity; assert callable(late.maxsim), late.maxsim; "
-        "assert sorted(late.__all__) == dir(late)"
+        "import millpond.late_interaction.scoring.similarity; assert callable(late.maxsim), late.maxsim"
     )
-    # With this process's sys.path: the package may be found by PYTHONPATH alone.
     subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], check=True, timeout=120)

@@ -24,9 +24,7 @@ from millpond import Engine
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, Ragged
 from millpond.late_interaction.codecs import kmeans
-from millpond.late_interaction.codecs.rows import INT8
 from millpond.late_interaction.memory import blocks, scoring, store
-from millpond.late_interaction.memory import index as memory_index_module
 from millpond.late_interaction.memory.store import TokenStore
 
 
@@ -357,23 +355,6 @@ def test_a_search_has_the_documents_of_its_beginning(monkeypatch: pytest.MonkeyP
     assert len(index.search_embeddings(query, k=40)[0]) == 11
 
 
-def test_a_snapshot_never_changes() -> None:
-    index = MemoryIndex(None)
-    index.add_embeddings(names(40), ragged(matrices(40)), metadata=[{"n": n % 2} for n in range(40)])
-    index.delete(["doc-3"])
-    snapshot = index._store.snapshot
-    index.delete(["doc-4", "doc-5"])
-    index.add_embeddings(["doc-6", "new"], ragged(matrices(2, seed=1)))
-    index.delete(filter={"n": 1})
-    index.compact()
-    assert len(index) == 20 and snapshot.documents == 39
-    assert snapshot.ids() == [id for id in names(40) if id != "doc-3"]
-    rows = np.concatenate([batch.rows for batch in snapshot.batches()])
-    again = MemoryIndex(None)
-    again.add_embeddings(snapshot.ids(), ragged([matrices(40)[int(id[4:])] for id in snapshot.ids()]))
-    np.testing.assert_array_equal(rows, np.concatenate([batch.rows for batch in again._store.snapshot.batches()]))
-
-
 @pytest.mark.usefixtures("small_blocks")
 def test_documents_of_an_add_that_fails_are_not_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     documents = documents_of(names(40), matrices(40))
@@ -429,11 +410,3 @@ def test_of_two_threads_that_add_the_first_rows_one_decides_their_width(monkeypa
         index.add_embeddings(["wide"], ragged(matrices(1)))
     assert index.ids() == ["narrow"]
     assert [hit.id for hit in index.search_embeddings(ragged(matrices(1, width=12), 12))[0]] == ["narrow"]
-
-
-def test_a_number_too_large_for_int8_is_refused() -> None:
-    """Rows are of length 1 in an index, so this is about the packing that its store does."""
-    store = TokenStore(INT8, memory_index_module._device("cpu"))
-    with pytest.raises(InvalidRequestError, match="int8"):
-        store.upsert(["a"], [""], [{}], ragged([np.full((1, 32), 1e30, dtype=np.float32)]))
-    assert store.snapshot.documents == 0

@@ -7,10 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.late_interaction.plaid_data import filled, matrices, names, ragged
 
-from millpond.errors import InvalidRequestError
-from millpond.late_interaction import PlaidIndex
+from millpond.late_interaction import MemoryIndex, PlaidIndex
+from millpond.late_interaction.codecs.rows import CODECS, Codec
 from millpond.late_interaction.plaid import compaction, writer
 from millpond.late_interaction.plaid import index as index_module
 from millpond.late_interaction.plaid.compaction import due_segments
@@ -247,7 +248,25 @@ def test_an_index_without_documents_trains_anew(tmp_path: Path, monkeypatch: pyt
     assert index.stats().details["centroids"] > 0 and len(index) == 200
 
 
-def test_a_payload_that_does_not_exist_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(InvalidRequestError, match="codec='8' is unknown; choose 'int8', '4', '2'"):
-        PlaidIndex(tmp_path / "x", None, "8")  # type: ignore[arg-type]
-    assert not (tmp_path / "x").exists()
+def test_both_kinds_of_index_store_rows_as_the_table_of_codecs_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new row of the table is packed, scored, written, trained on and compacted as itself: float16, for once."""
+    halves = Codec(name="int8", dtype=np.dtype(np.float16), torch_dtype=torch.float16)
+    monkeypatch.setitem(CODECS, "int8", halves)
+    monkeypatch.setattr(compaction, "TRAIN_TOKENS", 500)
+    documents, queries = matrices(300), ragged(matrices(3, seed=4))
+    expected, memory = MemoryIndex(None, "float32"), MemoryIndex(None, "int8")
+    plaid = PlaidIndex(tmp_path / "plaid", None, "int8")
+    for index in (expected, memory, plaid):
+        index.add_embeddings(names(20), ragged(documents[:20]))  # before centroids are trained
+        index.add_embeddings(names(300), ragged(documents))
+    memory.save(tmp_path / "memory")
+    plaid.compact()
+    scores = [{hit.id: hit.score for hit in hits} for hits in expected.search_embeddings(queries, k=300)]
+    for index in (memory, MemoryIndex.open(tmp_path / "memory", None), plaid, PlaidIndex(tmp_path / "plaid", None)):
+        for hits, wanted in zip(index.search_embeddings(queries, k=300), scores, strict=True):
+            assert [hit.score for hit in hits] == pytest.approx([wanted[hit.id] for hit in hits], abs=2e-3)
+            assert len(hits) == 300 and all(hit.exact for hit in hits)
+    assert plaid.stats().details["centroids"] > 0
+    assert plaid._refresh().segments[0].file.columns.rows.dtype == np.float16  # type: ignore[union-attr]

@@ -10,8 +10,6 @@ from tests.late_interaction.index_contract import IndexContract
 
 from millpond import Engine
 from millpond.late_interaction import LateInteractionIndex, PlaidIndex
-from millpond.late_interaction.codecs.names import PlaidCodec
-from millpond.late_interaction.plaid import compaction
 
 
 class TestPlaidIndex(IndexContract):
@@ -26,11 +24,11 @@ class TestPlaidIndex(IndexContract):
 class Trained(IndexContract):
     """Centroids are trained on the first rows, however few."""
 
-    codec: PlaidCodec
+    codec: Any
 
     @pytest.fixture(autouse=True)
     def trains_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(compaction, "TRAIN_TOKENS", 1)
+        monkeypatch.setattr("millpond.late_interaction.plaid.compaction.TRAIN_TOKENS", 1)
 
     def open(self, path: Path, engine: Engine | None, **options: Any) -> LateInteractionIndex:
         return PlaidIndex(path, engine, self.codec, **options)

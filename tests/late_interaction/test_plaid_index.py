@@ -1,18 +1,16 @@
 """PlaidIndex: what it finds, in every codec, before and after centroids are trained."""
 
-import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from tests.late_interaction.plaid_data import WIDTH, filled, matrices, maxsim, names, ragged
 
-from millpond.errors import IndexCorruptedError, InvalidRequestError, SourceNotFoundError
+from millpond.errors import InvalidRequestError, SourceNotFoundError
 from millpond.late_interaction import PlaidIndex
-from millpond.late_interaction.kernels import centroids as centroids_module
-from millpond.late_interaction.plaid import compaction
-from millpond.late_interaction.plaid.storage.columns import ByteStrings, Ids
 
 CODECS = ["int8", "4", "2"]
 # Largest difference of a score from that of the rows, a query token.
@@ -20,8 +18,8 @@ TOLERANCE = {"int8": 0.01, "4": 0.05, "2": 0.2}
 
 
 @pytest.fixture
-def trains_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "TRAIN_TOKENS", 2_000)
+def trains_early(train_from: Callable[[int], None]) -> None:
+    train_from(2_000)
 
 
 @pytest.fixture(params=CODECS)
@@ -101,9 +99,9 @@ def test_a_reopened_index_gives_the_same_answers(tmp_path: Path, codec: str) -> 
 
 @pytest.mark.parametrize("trained", [False, True], ids=["int8-rows", "codes"])
 def test_a_replaced_document_is_found_by_its_new_rows_only(
-    tmp_path: Path, codec: str, trained: bool, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, codec: str, trained: bool, train_from: Callable[[int], None]
 ) -> None:
-    monkeypatch.setattr(compaction, "TRAIN_TOKENS", 2_000 if trained else 1 << 40)
+    train_from(2_000 if trained else 1 << 40)
     index = filled(tmp_path, 250, codec=codec)
     old, new = matrices(250)[4], matrices(1, seed=77)[0]
     report = index.add_embeddings(["d4", "fresh"], ragged([new, new]), texts=["again", "fresh"])
@@ -165,14 +163,6 @@ def test_documents_without_rows_are_kept_and_never_found(tmp_path: Path, codec: 
     assert "none" in index and len(index) == 252
 
 
-def test_an_index_may_have_only_documents_without_rows(tmp_path: Path) -> None:
-    index = PlaidIndex(tmp_path, None)
-    index.add_embeddings(["none"], ragged([np.empty((0, WIDTH), dtype=np.float32)]))
-    assert len(index) == 1 and index.search_embeddings(ragged(matrices(1))) == [[]]
-    assert len(PlaidIndex(tmp_path, None)) == 1
-
-
-@pytest.mark.usefixtures("trains_early")
 @pytest.mark.usefixtures("trains_early")
 def test_centroids_are_trained_beside_documents_without_rows_that_came_first(tmp_path: Path, codec: str) -> None:
     index = PlaidIndex(tmp_path, None, codec)  # type: ignore[arg-type]
@@ -208,7 +198,7 @@ def test_texts_metadata_and_ids_come_back_as_they_were(tmp_path: Path) -> None:
         assert [hits[id].metadata for id in ids] == [value or {} for value in metadata]
 
 
-@pytest.mark.parametrize("width", [1, 3, 16, 17, 100, 128])
+@pytest.mark.parametrize("width", [1, 3, 17, 128])
 @pytest.mark.usefixtures("trains_early")
 def test_rows_may_have_any_width(tmp_path: Path, codec: str, width: int) -> None:
     documents = matrices(220, width=width)
@@ -218,26 +208,6 @@ def test_rows_may_have_any_width(tmp_path: Path, codec: str, width: int) -> None
     hits = index.search_embeddings(ragged([query], width), k=3, exact=True)[0]
     expected = [maxsim(query, documents[int(hit.id[1:])]) for hit in hits]
     assert [hit.score for hit in hits] == pytest.approx(expected, abs=TOLERANCE[codec] * len(query))
-
-
-@pytest.mark.usefixtures("trains_early")
-def test_a_query_may_have_more_than_32_tokens(tmp_path: Path, codec: str) -> None:
-    index = filled(tmp_path, 250, codec=codec)
-    query = np.concatenate(matrices(10, seed=3))
-    assert len(query) > 64
-    hits = index.search_embeddings(ragged([query]), k=4, exact=True)[0]
-    expected = [maxsim(query, matrices(250)[int(hit.id[1:])]) for hit in hits]
-    assert [hit.score for hit in hits] == pytest.approx(expected, abs=TOLERANCE[codec] * len(query))
-
-
-@pytest.mark.usefixtures("trains_early")
-def test_a_document_may_have_8192_rows(tmp_path: Path, codec: str) -> None:
-    long = np.random.default_rng(1).normal(size=(8192, WIDTH)).astype(np.float32)
-    index = PlaidIndex(tmp_path, None, codec)  # type: ignore[arg-type]
-    index.add_embeddings(["long", "short"], ragged([long, long[:1]]))
-    hits = index.search_embeddings(ragged([long[:20]]), k=2)[0]
-    assert [hit.id for hit in hits] == ["long", "short"]
-    assert hits[0].score == pytest.approx(20, abs=TOLERANCE[codec] * 20)
 
 
 def test_rows_of_another_width_are_refused_before_anything_is_written(tmp_path: Path) -> None:
@@ -276,44 +246,22 @@ def test_a_path_that_is_something_else_is_refused_and_left_alone(tmp_path: Path)
     assert os.listdir(tmp_path) == ["file"]
 
 
-def test_a_closed_index_says_so(tmp_path: Path) -> None:
-    with filled(tmp_path, 5) as index:
-        pass
-    with pytest.raises(InvalidRequestError, match="closed"):
-        index.search_embeddings(ragged(matrices(1)))
-    with pytest.raises(InvalidRequestError, match="closed"):
-        index.delete(["d1"])
+def test_ids_of_equal_hashes_are_told_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    constant = SimpleNamespace(digest=lambda: bytes(8))
+    monkeypatch.setattr("millpond.late_interaction.plaid.storage.columns.blake2b", lambda *_, **__: constant)
+    index = filled(tmp_path, 9)
+    assert index.delete(["d2", "other"]) == 1
+    index.add_embeddings(["d3", "new"], ragged(matrices(2)), texts=["changed", ""])
+    assert ["d2" in index, "d3" in index, "new" in index, "other" in index] == [False, True, True, False]
+    assert [index.get(f"d{number}").text for number in (1, 3, 8)] == ["text 1", "changed", "text 8"]  # type: ignore[union-attr]
 
 
-def test_ids_of_equal_hashes_are_told_apart() -> None:
-    strings = [b"a", b"b", b"c", b"d"]
-    hashes = np.array([5, 9, 5, 5], dtype=np.uint64)
-    ids = Ids.of(ByteStrings.of(strings), hashes)
-    wanted = np.array([5, 5, 9, 5, 7], dtype=np.uint64)
-    assert ids.find([b"c", b"a", b"b", b"z", b"d"], wanted).tolist() == [2, 0, 1, -1, -1]
-    assert ids.hash_of_each.tolist() == hashes.tolist()
-
-
+@pytest.mark.usefixtures("trains_early")
 def test_groups_of_centroids_are_stored_with_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(centroids_module, "_SMALLEST_GROUPED", 64)
-    monkeypatch.setattr(compaction, "TRAIN_TOKENS", 2_000)
+    module = "millpond.late_interaction.kernels.centroids"
+    monkeypatch.setattr(f"{module}._SMALLEST_GROUPED", 64)
     index = filled(tmp_path, 250)
-    reopened = PlaidIndex(tmp_path, None)
-    monkeypatch.setattr(centroids_module, "_group", None)  # would have to be called
-    for opened in (index, reopened):
-        codec = opened._snapshot.trained
-        assert codec is not None and codec.centroids.groups is not None
-    stored, computed = reopened._snapshot.trained.centroids.groups, index._snapshot.trained.centroids.groups  # type: ignore[union-attr]
-    for name in ("centers", "members", "offsets"):
-        assert np.array_equal(getattr(stored, name), getattr(computed, name))
-    assert len(stored.offsets) > 2
-    reopened.add_embeddings(["more"], ragged(matrices(1, seed=5)))
-    assert reopened.search_embeddings(ragged(matrices(1, seed=5)), k=1)[0][0].id == "more"
-
-
-def test_a_later_format_is_refused(tmp_path: Path) -> None:
-    index = filled(tmp_path, 5)
-    manifest = index._refresh().manifest
-    fields = json.loads(manifest.to_bytes())
-    with pytest.raises(IndexCorruptedError, match=r"format 2.*newer"):
-        type(manifest).from_bytes(tmp_path / "manifest", json.dumps({**fields, "format": 2}).encode())
+    monkeypatch.setattr(f"{module}._group", None)  # would have to be called
+    for opened in (index, PlaidIndex(tmp_path, None)):
+        opened.add_embeddings(["more"], ragged(matrices(1, seed=5)))
+        assert opened.search_embeddings(ragged(matrices(1, seed=5)), k=1)[0][0].id == "more"

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,16 +15,12 @@ import numpy as np
 import pytest
 from tests.late_interaction.plaid_data import WIDTH, filled, matrices, names, ragged
 
-import millpond.late_interaction.index.base as index_module
-import millpond.late_interaction.plaid.storage.lock as lock_module
 from millpond.errors import IndexLockedError, InvalidRequestError
-from millpond.late_interaction import Hit, PlaidIndex, Ragged
-from millpond.late_interaction.index.documents import Search
-from millpond.late_interaction.plaid import compaction, scoring
-from millpond.late_interaction.plaid.storage.folder import IndexFolder
-from millpond.late_interaction.plaid.storage.manifest import Manifest
+from millpond.late_interaction import PlaidIndex, Ragged
 
 ROOT = Path(__file__).parents[2]
+WAIT = "millpond.late_interaction.plaid.storage.lock.WAIT_SECONDS"
+MANIFEST = "millpond.late_interaction.plaid.storage.folder.IndexFolder.manifest"
 HOLDER = """
 import fcntl, os, sys
 with open(sys.argv[1], "w") as file:
@@ -36,8 +33,8 @@ with open(sys.argv[1], "w") as file:
 
 
 @pytest.fixture(autouse=True)
-def trains_early(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compaction, "TRAIN_TOKENS", 2_000)
+def trains_early(train_from: Callable[[int], None]) -> None:
+    train_from(2_000)
 
 
 def test_a_reader_sees_what_another_object_committed(tmp_path: Path) -> None:
@@ -88,7 +85,7 @@ def test_a_projection_of_rows_that_another_object_did_not_store_is_refused(
 def test_rows_that_were_made_before_another_object_stored_the_first_ones_are_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int, width: int | None
 ) -> None:
-    monkeypatch.setattr(index_module, "_PIECE", 1)
+    monkeypatch.setattr("millpond.late_interaction.index.base._PIECE", 1)
     first, second = PlaidIndex(tmp_path, None, dimensions=width), PlaidIndex(tmp_path, None, dimensions=width)
     prepare, prepared = second._encoding.documents, []
     narrow = WIDTH if width else WIDTH - 1
@@ -105,44 +102,27 @@ def test_rows_that_were_made_before_another_object_stored_the_first_ones_are_ref
     assert PlaidIndex(tmp_path, None).ids() == first.ids() == ["first"]
 
 
-def test_a_state_stays_readable_after_its_files_were_removed(tmp_path: Path) -> None:
-    index = filled(tmp_path, 200)
-    old = index._refresh()
-    query = ragged([matrix / np.linalg.norm(matrix, axis=1, keepdims=True) for matrix in matrices(2, seed=3)])
-    options = Search(k=200, conditions={"third": (1,)}, exact=False)
-
-    def found() -> list[list[Hit]]:
-        return scoring.search(old, query, options)
-
-    before = found()
-    names_before = old.manifest.names()
-    index.delete(filter={"third": 1})
-    index.compact()
-    assert not names_before & set(os.listdir(tmp_path)) - {old.manifest.codec.name if old.manifest.codec else ""}
-    assert found() == before and len(before[0]) == 67
-
-
 @pytest.mark.parametrize("removed", ["manifest", "segments"])
 def test_an_opening_whose_files_a_writer_removes_takes_the_new_state(
     tmp_path: Path, removed: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     writer = filled(tmp_path, 200)
     writer.delete(["d1"])
-    read_manifest = IndexFolder.manifest
+    read_manifest = type(writer._folder).manifest
     opened = 0
 
-    def raced(folder: IndexFolder, current: bytes) -> Manifest:
+    def raced(folder: Any, current: bytes) -> Any:
         nonlocal opened
         opened += 1
         if opened > 1:
             return read_manifest(folder, current)
         manifest = None if removed == "manifest" else read_manifest(folder, current)
         with monkeypatch.context() as patch:
-            patch.setattr(IndexFolder, "manifest", read_manifest)
+            patch.setattr(MANIFEST, read_manifest)
             writer.compact()
         return read_manifest(folder, current) if manifest is None else manifest
 
-    monkeypatch.setattr(IndexFolder, "manifest", raced)
+    monkeypatch.setattr(MANIFEST, raced)
     reader = PlaidIndex(tmp_path, None)
     assert opened == 2 and len(reader) == 199
     assert reader.search_embeddings(ragged(matrices(1)), k=3) == writer.search_embeddings(ragged(matrices(1)), k=3)
@@ -153,19 +133,19 @@ def test_files_that_a_writer_removes_during_a_check_are_not_missing(
 ) -> None:
     index = filled(tmp_path, 200)
     index.delete(["d1"])
-    manifest = IndexFolder.manifest
+    manifest = type(index._folder).manifest
     checked: list[int] = []
 
-    def raced(folder: IndexFolder, current: bytes) -> Manifest:
+    def raced(folder: Any, current: bytes) -> Any:
         found = manifest(folder, current)
         checked.append(found.generation)
         if len(checked) == 1:
             with monkeypatch.context() as patch:
-                patch.setattr(IndexFolder, "manifest", manifest)
+                patch.setattr(MANIFEST, manifest)
                 PlaidIndex(tmp_path, None).compact()
         return found
 
-    monkeypatch.setattr(IndexFolder, "manifest", raced)
+    monkeypatch.setattr(MANIFEST, raced)
     assert index.check() == [] and len(checked) == 2
 
 
@@ -214,7 +194,7 @@ def test_a_lock_that_another_process_holds_is_waited_for_and_named(
     ) as holder:
         assert holder.stdout is not None and holder.stdin is not None
         assert holder.stdout.readline() == "held\n"
-        monkeypatch.setattr(lock_module, "WAIT_SECONDS", 0.05)
+        monkeypatch.setattr(WAIT, 0.05)
         for write in (
             lambda: index.delete(["d1"]),
             lambda: index.add_embeddings(["x"], ragged(matrices(1))),
@@ -224,7 +204,7 @@ def test_a_lock_that_another_process_holds_is_waited_for_and_named(
                 write()
         # Readers need no lock, and opening sweeps nothing of a living writer.
         assert len(PlaidIndex(tmp_path, None).search_embeddings(ragged(matrices(1)), k=20)[0]) == 20
-        monkeypatch.setattr(lock_module, "WAIT_SECONDS", 60)
+        monkeypatch.setattr(WAIT, 60)
         waiting = threading.Thread(target=lambda: index.delete(["d1"]))
         waiting.start()
         assert "d1" in index

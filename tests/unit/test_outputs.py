@@ -192,10 +192,7 @@ def _array_outputs(count: int) -> dict[str, tuple[Any, npt.NDArray[Any]]]:
     matrices = equal.flat.reshape(count, 4 if count else 0, 2)
     return {
         "embed": (EmbeddingOutput(embeddings=rows, cached=flags, truncated=flags, usage=usage), rows),
-        "embed, binary": (
-            EmbeddingOutput(embeddings=packed, cached=flags, truncated=flags, usage=usage),
-            packed,
-        ),
+        "embed, binary": (EmbeddingOutput(embeddings=packed, cached=flags, truncated=flags, usage=usage), packed),
         "classify": (ClassificationOutput(probs=rows, labels=("a", "b", "c"), truncated=flags, usage=usage), rows),
         "score": (ScoreOutput(scores=rows[:, 0], truncated=flags, usage=usage), rows[:, 0]),
         "token_embed": (TokenEmbeddingOutput(embeddings=equal, truncated=flags, usage=usage), matrices),

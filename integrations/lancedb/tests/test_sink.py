@@ -23,7 +23,6 @@ from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.errors import SinkUnavailableError
 from millpond.ingest import IngestReport, Record, SinkError, WriteBatch, content_hash, ingest, open_sink, point_id
 from millpond_lancedb import LanceDBSink, sink_from_url
-from millpond_lancedb.filters import to_condition
 
 
 def fill(engine: Engine, sink: LanceDBSink, records: list[Record]) -> IngestReport:
@@ -84,14 +83,6 @@ def test_a_condition_of_the_database_is_passed_on(engine: Engine, records: list[
             sink.search(engine, "anything", filter="this is (no condition")
         sink.delete(filter="json_get_int(metadata, 'n') < 3")
         assert sink.count() == 9
-
-
-def test_conditions_quote_what_they_hold() -> None:
-    assert to_condition(None) == to_condition({}) == ""
-    assert to_condition({"it's": 'a"\n'}) == r"""array_has_any(labels, ['["it''s", "a\"\n"]'])"""
-    assert to_condition({"a": [1, 1.0, True, "1"]}) == (
-        """array_has_any(labels, ['["a", 1]', '["a", 1]', '["a", true]', '["a", "1"]'])"""
-    )
 
 
 def test_a_scan_reads_one_version_while_the_table_changes(
@@ -334,7 +325,7 @@ def test_names_that_are_refused(uri: str, name: str) -> None:
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry point is known, whether or not the package is installed."""
     point = EntryPoint("lancedb", "millpond_lancedb:sink_from_url", "millpond.sinks")
-    monkeypatch.setattr("millpond.ingest.sinks.url.entry_points", lambda group: [point])
+    monkeypatch.setattr("millpond.ingest.sinks.database.entry_points", lambda group: [point])
 
 
 @pytest.mark.parametrize(

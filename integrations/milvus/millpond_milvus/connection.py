@@ -21,14 +21,7 @@ from millpond_milvus.lite import LiteFile, file_of, lite_lock, open_file, own_co
 
 
 class MilvusConnection(Connection):
-    """A client, its requests and their errors.
-
-    Args:
-        uri: As :class:`MilvusSink`.
-        collection: Name of the collection.
-        kind: ``sink`` or ``index``.
-        timeout: Seconds that a request may take.
-    """
+    """A client, its requests and their errors."""
 
     database = "Milvus"
     name_pattern = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
@@ -137,13 +130,7 @@ URL_SCHEMES = ("http://", "https://", "tcp://", "unix:")  # of a server
 
 
 def connect(uri: str) -> tuple[MilvusClient, LiteFile | None]:
-    """A client of a server, or of Milvus Lite over a file, and this file.
-
-    Raises:
-        InvalidRequestError: The uri is neither, a URL with credentials, or an address without a scheme.
-        MissingExtraError: The uri is a file, and milvus-lite is not installed.
-        SinkError: Another process uses the file, or it cannot be written.
-    """
+    """A client of a server, or of Milvus Lite over a file, and this file."""
     if is_url(uri, URL_SCHEMES):
         if "@" in uri.partition("//")[2].split("/")[0]:
             raise InvalidRequestError("the URL holds credentials; leave them out and set MILVUS_TOKEN")

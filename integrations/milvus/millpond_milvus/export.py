@@ -72,58 +72,39 @@ class ParquetExport:
         MilvusConnection.check_name("collection", collection)
         self._fields = check_fields(options.get("fields", "plain"))
         self._layout = RowLayout.of(self._fields, options)
-        self._dimensions = check_widths(options.get("dimensions"))
+        self.hybrid = self._layout.hybrid
+        """Whether sparse vectors of an engine are stored beside the dense ones."""
+        self.dimensions = check_widths(options.get("dimensions"))
+        """The widths passed at construction, ascending; ``None`` stands for the width that ``embed`` returns."""
         self._collection = collection
-        self._folder = Path(os.path.expanduser(folder)) / collection
+        self.folder = Path(os.path.expanduser(folder)) / collection
         self._writer, self._arrow, self._parquet = _libraries()
         self._manifest: CollectionManifest | None = None
         self._parts: list[dict[str, Any]] = []  # file, rows and bytes of each
         self._next = 0  # the number of the next file
 
     @property
-    def dimensions(self) -> tuple[int, ...] | None:
-        """The widths passed at construction, ascending; ``None`` stands for the width that ``embed`` returns."""
-        return self._dimensions
-
-    @property
-    def hybrid(self) -> bool:
-        """Whether sparse vectors of an engine are stored beside the dense ones."""
-        return self._layout.hybrid
-
-    @property
-    def folder(self) -> Path:
-        """Where the files are."""
-        return self._folder
-
-    @property
     def target(self) -> str:
         """The folder, as a journal names it."""
-        return f"Parquet for Milvus {os.path.realpath(self._folder)}"
+        return f"Parquet for Milvus {os.path.realpath(self.folder)}"
 
     @property
     def files(self) -> list[Path]:
         """The files to import, in order."""
-        return [self._folder / part["file"] for part in self._parts]
+        return [self.folder / part["file"] for part in self._parts]
 
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
-        """Make the folder, or check that it was written with this model and these settings.
-
-        Raises:
-            UnsupportedTaskError: The export is hybrid, and the model makes no sparse vectors.
-            FingerprintMismatchError: Another model wrote the folder, or something else.
-            InvalidRequestError: It has other widths, another field layout or other options.
-            SinkError: The folder cannot be written.
-        """
+        """Make the folder, or check that it was written with this model and these settings."""
         chosen = sparse_spec(spec, sparse) if self.hybrid else None
         own = CollectionManifest.of(
-            spec, dimensions=self._dimensions, fields=self._fields, sparse=chosen, chunked=chunked
+            spec, dimensions=self.dimensions, fields=self._fields, sparse=chosen, chunked=chunked
         )
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            path = self._folder / MANIFEST
+            self.folder.mkdir(parents=True, exist_ok=True)
+            path = self.folder / MANIFEST
             text = path.read_text() if path.exists() else None
         except OSError as error:
-            raise SinkError(f"{str(self._folder)!r} cannot be written: {error.strerror or error}") from error
+            raise SinkError(f"{str(self.folder)!r} cannot be written: {error.strerror or error}") from error
         if text is not None:
             stored, options, parts = self._read(text)
             stored.check_write(own, spec, collection=self._collection, sparse=chosen)
@@ -136,18 +117,13 @@ class ParquetExport:
 
     def check(self, record: Record) -> None:
         """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""
-        widths = self._manifest.dimensions if self._manifest is not None else self._dimensions or ()
+        widths = self._manifest.dimensions if self._manifest is not None else self.dimensions or ()
         self._layout.fields(record, point_id(record.id, record.chunk), widths)
 
     def write(self, batch: WriteBatch) -> None:
-        """Write the rows to a file of their own, and list it.
-
-        Raises:
-            InvalidRequestError: :meth:`prepare` was not called, or the batch has other vectors.
-            SinkError: The file cannot be written.
-        """
+        """Write the rows to a file of their own, and list it."""
         if self._manifest is None:
-            raise InvalidRequestError(f"{str(self._folder)!r} is not prepared; call prepare(spec) first")
+            raise InvalidRequestError(f"{str(self.folder)!r} is not prepared; call prepare(spec) first")
         if tuple(sorted(batch.vectors)) != self._manifest.dimensions or (batch.sparse is not None) != self.hybrid:
             raise InvalidRequestError(
                 f"the batch holds the widths {sorted(batch.vectors)}, the export {list(self._manifest.dimensions)}"
@@ -165,11 +141,7 @@ class ParquetExport:
         return sum(part["rows"] for part in self._parts)
 
     def close(self) -> None:
-        """Put small files together, and leave out rows that were written again later.
-
-        Raises:
-            SinkError: The files cannot be written; those that are listed stay as they are.
-        """
+        """Put small files together, and leave out rows that were written again later."""
         if self._manifest is None:
             return
         self._guard(self._finish, "putting files together")
@@ -188,7 +160,7 @@ class ParquetExport:
     def _add(self, batch: WriteBatch) -> None:
         assert self._manifest is not None
         schema = self._layout.collection_schema(self._manifest.dimensions)
-        with tempfile.TemporaryDirectory(prefix=".writing-", dir=self._folder) as work:
+        with tempfile.TemporaryDirectory(prefix=".writing-", dir=self.folder) as work:
             writer = self._writer(schema, work, chunk_size=1 << 40)
             for row in self._layout.rows(batch):
                 writer.append_row(row)
@@ -207,7 +179,7 @@ class ParquetExport:
 
     def _merge(self, parts: Sequence[dict[str, Any]]) -> None:
         """Replace parts by one file, with the last row of each id."""
-        table = self._arrow.concat_tables([self._parquet.read_table(self._folder / part["file"]) for part in parts])
+        table = self._arrow.concat_tables([self._parquet.read_table(self.folder / part["file"]) for part in parts])
         keys = self._keys(table)
         _, last = np.unique(keys[::-1], return_index=True)
         kept = np.sort(len(keys) - 1 - last)
@@ -226,7 +198,7 @@ class ParquetExport:
         for part, own in reversed(list(zip(self._parts, keys, strict=True))):
             stale = np.isin(own, later)
             if stale.any():
-                table = self._parquet.read_table(self._folder / part["file"])
+                table = self._parquet.read_table(self.folder / part["file"])
                 self._rewrite(table.take(self._arrow.array(np.flatnonzero(~stale))), [part])
             later = np.union1d(later, own[np.isin(own, again)])
 
@@ -239,14 +211,14 @@ class ParquetExport:
         return np.array(table.column(self._primary).to_pylist(), dtype="S36")
 
     def _rewrite(self, table: Any, parts: Sequence[dict[str, Any]]) -> None:
-        with tempfile.TemporaryDirectory(prefix=".writing-", dir=self._folder) as work:
+        with tempfile.TemporaryDirectory(prefix=".writing-", dir=self.folder) as work:
             path = Path(work) / "merged.parquet"
             self._parquet.write_table(table, path, row_group_size=10_000)
             self._list(path, rows=table.num_rows, instead_of=parts)
 
     def _list(self, written: Path, *, rows: int, instead_of: Sequence[dict[str, Any]]) -> None:
         """Move a file to its place, and list it where the first of those stood that it replaces."""
-        target = self._folder / f"part-{self._next:06}.parquet"
+        target = self.folder / f"part-{self._next:06}.parquet"
         with written.open("rb") as file:
             os.fsync(file.fileno())
         written.replace(target)
@@ -265,7 +237,7 @@ class ParquetExport:
             self._parts = before
             raise
         for old in [*instead_of, *([] if rows else [part])]:
-            (self._folder / old["file"]).unlink(missing_ok=True)
+            (self.folder / old["file"]).unlink(missing_ok=True)
 
     def _save(self) -> None:
         assert self._manifest is not None
@@ -277,8 +249,8 @@ class ParquetExport:
             "rows": self.count(),
             "parts": self._parts,
         }
-        path = self._folder / MANIFEST
-        with tempfile.NamedTemporaryFile("w", dir=self._folder, prefix=".manifest-", delete=False) as file:
+        path = self.folder / MANIFEST
+        with tempfile.NamedTemporaryFile("w", dir=self.folder, prefix=".manifest-", delete=False) as file:
             try:
                 json.dump(content, file, indent=2)
                 file.flush()
@@ -287,20 +259,20 @@ class ParquetExport:
             except BaseException:
                 os.unlink(file.name)
                 raise
-        folder = os.open(self._folder, os.O_RDONLY)
+        folder = os.open(self.folder, os.O_RDONLY)
         try:
             os.fsync(folder)
         finally:
             os.close(folder)
 
     def _read(self, text: str) -> tuple[CollectionManifest, VectorOptions, list[dict[str, Any]]]:
-        path = str(self._folder / MANIFEST)
+        path = str(self.folder / MANIFEST)
         try:
             content = json.loads(text)
             if not isinstance(content, Mapping) or content["schema"] != _SCHEMA:
                 raise ValueError("another schema")
             parts = [dict(part) for part in content["parts"]]
-            missing = [part["file"] for part in parts if not (self._folder / part["file"]).is_file()]
+            missing = [part["file"] for part in parts if not (self.folder / part["file"]).is_file()]
             data, options = content["millpond"], content["options"]
         except (KeyError, TypeError, ValueError) as error:
             raise FingerprintMismatchError(
@@ -319,20 +291,16 @@ class ParquetExport:
         except (InvalidRequestError, SinkError):
             raise
         except OSError as error:
-            free = shutil.disk_usage(self._folder).free if self._folder.is_dir() else 0
+            free = shutil.disk_usage(self.folder).free if self.folder.is_dir() else 0
             raise SinkError(
-                f"{what} in {str(self._folder)!r} failed: {error.strerror or error} ({free >> 20} MiB are free)"
+                f"{what} in {str(self.folder)!r} failed: {error.strerror or error} ({free >> 20} MiB are free)"
             ) from error
         except Exception as error:  # the bulk writer's own, which hide the system's
-            raise SinkError(f"{what} in {str(self._folder)!r} failed: {getattr(error, 'message', error)}") from error
+            raise SinkError(f"{what} in {str(self.folder)!r} failed: {getattr(error, 'message', error)}") from error
 
 
 def _libraries() -> tuple[Any, Any, Any]:
-    """pymilvus's bulk writer, which says when it failed, and pyarrow with its Parquet.
-
-    Raises:
-        MissingExtraError: One of the packages is not installed.
-    """
+    """pymilvus's bulk writer, which says when it failed, and pyarrow with its Parquet."""
     try:
         base = import_module("pymilvus.bulk_writer").LocalBulkWriter
         arrow, parquet = import_module("pyarrow"), import_module("pyarrow.parquet")

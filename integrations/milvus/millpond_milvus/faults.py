@@ -58,16 +58,11 @@ _HTTP_STATUS = re.compile(r"\(HTTP status (\d+)\)")
 
 
 def fault_of(error: Exception, request: str, *, uri: str, lite: bool = False) -> Fault | None:
-    """What an error of the client means; ``None`` for an error that no client raises on purpose.
-
-    Args:
-        error: The error.
-        request: What was asked, as "an upsert of 3 rows".
-        uri: Where the server is, as the user wrote it.
-        lite: Whether it is Milvus Lite, whose codes are others.
-    """
-    call = rpc_error(error)
-    if call is not None:
+    """What an error of the client means; ``None`` for an error that no client raises on purpose."""
+    call = next(
+        (each for each in _chain(error) if isinstance(each, grpc.RpcError) and isinstance(each, grpc.Call)), None
+    )
+    if call is not None:  # gRPC's error behind one of the client, which keeps it as the cause or the context
         fault = _transport_fault(call, request, uri=uri)
         return replace(fault, retry_after=_retry_after(call))
     if isinstance(error, MilvusException):
@@ -87,13 +82,6 @@ def _retry_after(call: grpc.Call) -> float | None:
             if (seconds := float(trailers[key]) / unit) >= 0:
                 return seconds
     return None
-
-
-def rpc_error(error: BaseException) -> grpc.Call | None:
-    """gRPC's error behind one of the client, which keeps it as the cause or the context."""
-    return next(
-        (each for each in _chain(error) if isinstance(each, grpc.RpcError) and isinstance(each, grpc.Call)), None
-    )
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
@@ -133,7 +121,7 @@ def _unavailable(details: str, request: str, *, secure: bool) -> Fault:
     refused = f"did not answer {request}: "
     if "CERTIFICATE_VERIFY_FAILED" in details or "Peer name" in details or "peer certificate" in details:
         return Fault(
-            words=f"{refused}its certificate is not trusted here ({_end(details)}); pass a MilvusClient with "
+            words=f"{refused}its certificate is not trusted here ({details}); pass a MilvusClient with "
             "server_pem_path, or set GRPC_DEFAULT_SSL_ROOTS_FILE_PATH to its issuer's certificate"
         )
     if secure and re.search(r"WRONG_VERSION_NUMBER|WRONG_SSL_VERSION|HTTP_REQUEST", details):
@@ -177,8 +165,3 @@ def _access(details: str) -> str:
         f"the token is missing, wrong, or of a user without the privilege ({details}); set MILVUS_TOKEN to "
         "user:password, or to an API key"
     )
-
-
-def _end(details: str) -> str:
-    """The last part of gRPC's details, which says it."""
-    return details.rpartition("CERTIFICATE_VERIFY_FAILED: ")[2].removesuffix(": OK") or details

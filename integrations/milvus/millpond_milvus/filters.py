@@ -25,15 +25,7 @@ def to_expression(
     """Every key must have its value, or one of a list of values.
 
     A list in the metadata matches if it contains the value; without a JSON field (the frameworks' schemas) only under a
-    key that is an identifier.
-
-    Args:
-        filter: The conditions, or an expression, which is passed on.
-        schema: The fields of the collection.
-        vectors: Names of its vector fields.
-
-    Raises:
-        InvalidRequestError: A filter of another database, or a key that is a field of the collection.
+    key that is an identifier. A key that is a field of the collection, or in ``vectors``, is refused.
     """
     if filter is None:
         return ""

@@ -6,6 +6,7 @@ import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from heapq import nsmallest
+from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
@@ -98,11 +99,7 @@ class MilvusIndex(CollectionIndex):
 
 
 class MilvusIndexDriver(IndexDriver):
-    """A row for each document: its token rows, and in Milvus Lite a vector by which it becomes a candidate.
-
-    Args:
-        connection: The collection.
-    """
+    """A row for each document: its token rows, and in Milvus Lite a vector by which it becomes a candidate."""
 
     codecs = ("int8", "float32")
     prefetches = ("muvera", "dense", "tokens")
@@ -136,7 +133,7 @@ class MilvusIndexDriver(IndexDriver):
                     f"collection {self._name!r}: the row {row['pk']!r} was not written by an index (its id is "
                     f"{row['id']!r}); delete it in Milvus"
                 )
-        for row in self._fetched("", manifest, fields=["id", "tokens"]):
+        for row in chain.from_iterable(self._pages("", manifest, ["id", "tokens"])):
             try:
                 self._tokens([row], manifest)
             except SinkError as error:
@@ -295,18 +292,14 @@ class MilvusIndexDriver(IndexDriver):
         candidates: Sequence[Sequence[str]] | None,
         manifest: IndexManifest,
     ) -> list[list[Found]]:
-        """The best documents of each query by MaxSim in this process.
+        """The best documents of each query by MaxSim in this process, among those that the expression finds.
 
-        Args:
-            queries: The queries.
-            expression: Finds the documents of all of them.
-            candidates: For each query the primary keys of its own; ``None`` if all are.
-            manifest: Says how rows are stored.
+        ``candidates`` are for each query the primary keys of its own; ``None`` if all are.
         """
         among = [None if candidates is None else set(candidates[index]) for index in range(len(queries))]
         best: list[list[Found]] = [[] for _ in queries]
         width = manifest.settings.width
-        for rows in self._pages(expression, manifest):
+        for rows in self._pages(_and(expression, "tokens > 0"), manifest, _FIELDS):
             matching = _matching_rows(rows, queries[0].conditions)
             rows = [row for row, matches in zip(rows, matching, strict=True) if matches]
             tokens = self._tokens(rows, manifest)
@@ -320,23 +313,14 @@ class MilvusIndexDriver(IndexDriver):
                 best[index] = nsmallest(query.k, best[index] + found, key=lambda one: (-one.hit.score, one.added))
         return best
 
-    def _pages(self, expression: str, manifest: IndexManifest) -> Iterator[list[dict[str, Any]]]:
-        """The documents with tokens that an expression finds, with all their fields, a few megabytes at a time."""
-        yield from self._fetched_pages(_and(expression, "tokens > 0"), manifest, [*_FIELDS, ROWS])
-
-    def _fetched(self, expression: str, manifest: IndexManifest, *, fields: list[str]) -> Iterator[dict[str, Any]]:
-        for page in self._fetched_pages(expression, manifest, [*fields, ROWS]):
-            yield from page
-
-    def _fetched_pages(
-        self, expression: str, manifest: IndexManifest, fields: list[str]
-    ) -> Iterator[list[dict[str, Any]]]:
+    def _pages(self, expression: str, manifest: IndexManifest, fields: list[str]) -> Iterator[list[dict[str, Any]]]:
+        """These fields and the token rows of the documents that an expression finds, a few megabytes at a time."""
         keys = self._rows_where(expression, [_PLAIN.primary, "tokens"])
         row_bytes = manifest.settings.width * (1.5 if manifest.codec == "int8" else 4)
         sizes = [int(row["tokens"] * row_bytes) + 1000 for row in keys]
         for part in slices(sizes, max_rows=self.connection.max_rows, max_bytes=_MAX_FETCHED):
             points = [str(row[_PLAIN.primary]) for row in keys[part]]
-            yield self._query_rows(one_of(_PLAIN.primary, points), [_PLAIN.primary, *fields])
+            yield self._query_rows(one_of(_PLAIN.primary, points), [_PLAIN.primary, *fields, ROWS])
 
     def _matching(self, conditions: Mapping[str, Sequence[Scalar]], points: Sequence[str] | None) -> list[str]:
         """The primary keys of the documents that a filter matches, as every index understands it.

@@ -29,25 +29,15 @@ _NO_TOKEN = 2**32 - 2
 
 @dataclass(frozen=True, kw_only=True)
 class RowLayout:
-    """What a row holds.
-
-    Attributes:
-        schema: The fields of the field layout.
-        options: Data type, partition key and lexical vectors.
-        hybrid: Whether rows have sparse vectors of an engine.
-    """
+    """What a row holds."""
 
     schema: FieldSchema
     options: VectorOptions
-    hybrid: bool
+    hybrid: bool  # whether rows have sparse vectors of an engine
 
     @classmethod
     def of(cls, fields: FieldLayout, options: MilvusOptions) -> RowLayout:
-        """The rows of a sink with these options.
-
-        Raises:
-            InvalidRequestError: One that is not valid.
-        """
+        """The rows of a sink with these options."""
         hybrid = options.get("hybrid", False)
         if not isinstance(hybrid, bool) and hybrid != "bm25":
             raise InvalidRequestError(f"hybrid={hybrid!r} is unknown; choose one of False, True, 'bm25'")
@@ -98,11 +88,7 @@ class RowLayout:
         return schema
 
     def fields(self, record: Record, point: str, widths: Sequence[int]) -> dict[str, Any]:
-        """The fields of a record, without the vectors.
-
-        Raises:
-            InvalidRequestError: A text or metadata that Milvus cannot store.
-        """
+        """The fields of a record, without the vectors."""
         row = self.schema.row(record, point, vectors=self.added_fields(widths))
         if self.options.partition_key is not None:
             row[PARTITION] = self.options.partition_of(record.metadata)
@@ -133,21 +119,13 @@ _HIDDEN = frozenset(["_seq", "_partition"])  # columns of Milvus Lite's own, whi
 
 @dataclass(frozen=True, kw_only=True)
 class FieldSchema:
-    """The fields of a collection, without the vector fields.
-
-    Attributes:
-        form: The field layout.
-        primary: Name of the primary field, which holds the row's id.
-        strings: The other VARCHAR fields.
-        json: The JSON field that holds the metadata; ``None`` if every metadata key is a dynamic field.
-        dynamic: The dynamic fields of the form itself.
-    """
+    """The fields of a collection, without the vector fields."""
 
     form: FieldLayout
-    primary: str
-    strings: tuple[str, ...]
-    json: str | None
-    dynamic: frozenset[str] = frozenset()
+    primary: str  # the field that holds the row's id
+    strings: tuple[str, ...]  # the other VARCHAR fields
+    json: str | None  # the JSON field of the metadata; without one every metadata key is a dynamic field
+    dynamic: frozenset[str] = frozenset()  # the dynamic fields of the form itself
 
     @property
     def columns(self) -> frozenset[str]:
@@ -160,16 +138,7 @@ class FieldSchema:
         return frozenset() if self.json is not None else self.columns | self.dynamic
 
     def row(self, record: Record, point: str, *, vectors: frozenset[str]) -> dict[str, Any]:
-        """The fields of a record, without the vectors.
-
-        Args:
-            record: The record.
-            point: The row's id.
-            vectors: Names of the vector fields, which no metadata key may have.
-
-        Raises:
-            InvalidRequestError: A text or metadata that Milvus cannot store.
-        """
+        """The fields of a record, without the vectors, whose names no metadata key may have."""
         if (size := len(record.text.encode())) > MAX_VARCHAR:
             raise InvalidRequestError(f"its text has {size} bytes; Milvus stores at most {MAX_VARCHAR}, so split it")
         if self.form == "plain":

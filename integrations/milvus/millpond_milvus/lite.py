@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import threading
@@ -24,27 +23,19 @@ logger = logging.getLogger(__name__)
 lite_lock = threading.RLock()
 """Held while a file of Milvus Lite is opened and a collection of it created, which Lite takes from one thread only."""
 
-_SQLITE = b"SQLite format 3\0"  # what milvus-lite 2 wrote
-
 
 class LiteFile:
     """A file of Milvus Lite as this process has it open, until a write to it fails: then it has to be opened again.
 
     Lite appends every change to a log. A write that fails leaves a torn record there, and at the next start Lite reads
     no further than that: what it acknowledged later is lost. So every sink and index of the file shares this object.
-
-    Attributes:
-        path: The file, a folder really.
-        failure: Why a write failed; ``None`` if none did.
-        acknowledged: Rows of the collections that an earlier failure may have cost, as counted right after it.
-        warned: Collections of which was said that they are too large.
     """
 
     def __init__(self, path: str) -> None:
-        self.path = path
-        self.failure: str | None = None
-        self.acknowledged: dict[str, int] = {}
-        self.warned: set[str] = set()
+        self.path = path  # of a folder really
+        self.failure: str | None = None  # why a write failed
+        self.acknowledged: dict[str, int] = {}  # rows of collections that a failure may have cost, counted right after
+        self.warned: set[str] = set()  # collections of which was said that they are too large
         self._writing = threading.RLock()
 
     @contextmanager
@@ -53,13 +44,7 @@ class LiteFile:
     ) -> Iterator[None]:
         """Around a request that changes a collection; one at a time, and none after one that failed.
 
-        Args:
-            collection: Its name.
-            count: Counts its rows.
-            harmless: Whether an error was raised before anything was written.
-
-        Raises:
-            SinkError: An earlier change of the file failed.
+        ``count`` counts its rows, and ``harmless`` says whether an error was raised before anything was written.
         """
         with self._writing:
             if self.failure is not None:
@@ -91,13 +76,7 @@ _files: dict[str, LiteFile] = {}
 
 
 def open_file(path: str) -> tuple[MilvusClient, LiteFile]:
-    """A client of a file, which Milvus Lite serves once per process; a file whose write failed is opened anew.
-
-    Raises:
-        MissingExtraError: milvus-lite is not installed.
-        InvalidRequestError: The folder is missing, or the path holds something else.
-        SinkError: Another process uses the file, or it cannot be written.
-    """
+    """A client of a file, which Milvus Lite serves once per process; a file whose write failed is opened anew."""
     try:
         import milvus_lite  # noqa: F401
         from milvus_lite.server_manager import server_manager_instance as servers
@@ -169,41 +148,21 @@ def _cause_of_failure() -> Iterator[list[BaseException]]:
 def _reason(path: str, error: BaseException) -> Exception:
     """Why a file cannot be opened."""
     if type(error).__name__ == "DataDirLockedError":
-        by = _locked_by(os.path.join(os.path.realpath(path), "LOCK"))
         return SinkError(
-            f"{path!r} cannot be opened: another process{by} uses it (Milvus Lite serves one at a time, until it ends; "
+            f"{path!r} cannot be opened: another process uses it (Milvus Lite serves one at a time, until it ends; "
             "run a Milvus server, which any number of processes may use, and pass its URL)"
         )
     if isinstance(error, FileExistsError | NotADirectoryError) or (os.path.exists(path) and not os.path.isdir(path)):
-        old = ""
-        with suppress(OSError), open(path, "rb") as file:
-            old = ": milvus-lite 2 wrote it, or SQLite" if file.read(len(_SQLITE)) == _SQLITE else ""
         return InvalidRequestError(
-            f"{path!r} is a file, and no database of Milvus Lite 3, which is a folder{old}; choose another name"
+            f"{path!r} is a file, as milvus-lite 2 wrote them, and no database of Milvus Lite 3, which is a folder; "
+            "choose another name"
         )
     if isinstance(error, OSError):
-        number, why = error.errno, error.strerror or str(error)
-        if number in (errno.ENOSPC, errno.EDQUOT):
-            return SinkError(f"{path!r} cannot be opened: the disk is full ({why}); make room")
-        if number in (errno.EACCES, errno.EPERM, errno.EROFS):
-            return SinkError(
-                f"{path!r} cannot be opened: this process may not write there ({why}: {error.filename or path}); "
-                "Milvus Lite writes even to read; give it a folder of its own"
-            )
-        return SinkError(f"{path!r} cannot be opened: {why}")
+        return SinkError(
+            f"{path!r} cannot be opened, and Milvus Lite writes even to read: {error.strerror or error} "
+            f"({error.filename or path}); give it a folder of its own, with room"
+        )
     return SinkError(f"{path!r} cannot be opened: it is no database of Milvus Lite, or a damaged one ({error!r})")
-
-
-def _locked_by(lock: str) -> str:
-    """The process that has the lock, where the system tells, as " 1234"."""
-    with suppress(OSError, IndexError):
-        status = os.stat(lock)
-        inode = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
-        for line in Path("/proc/locks").read_text().splitlines():
-            fields = line.split()
-            if fields[5] == inode and fields[4] != "-1":
-                return f" ({fields[4]})"
-    return ""
 
 
 def _report_torn_logs(path: Path) -> None:

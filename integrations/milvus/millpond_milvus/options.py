@@ -50,20 +50,7 @@ FloatArray = npt.NDArray[np.float32]
 
 @dataclass(frozen=True, kw_only=True)
 class VectorOptions:
-    """Data type, index, partition key and the text's own sparse vectors.
-
-    Attributes:
-        datatype: ``float32``, ``float16``, ``bfloat16`` or ``int8``.
-        index_type: ``AUTOINDEX``, ``FLAT``, ``HNSW`` or ``IVF``; ``None`` is chosen by ``index_quantization``.
-        index_quantization: ``scalar``, ``product`` or ``binary``, of the index; ``None`` for none.
-        partition_key: A metadata key, by whose value rows are put together.
-        partitions: How many partitions a partition key has; ``None`` is Milvus's 16.
-        lexical: Whether Milvus makes sparse vectors of the text (BM25).
-
-    Raises:
-        InvalidRequestError: A name that is unknown, or two that do not go together.
-        MissingExtraError: bfloat16 without ml_dtypes.
-    """
+    """Data type, index and partition key, named as a sink's options; lexical: Milvus makes sparse vectors (BM25)."""
 
     datatype: str = "float32"
     index_type: str | None = None
@@ -73,17 +60,14 @@ class VectorOptions:
     lexical: bool = False
 
     def __post_init__(self) -> None:
-        if self.datatype not in [*_TYPES]:
-            raise InvalidRequestError(f"datatype={self.datatype!r} is unknown; choose one of {', '.join(_TYPES)}")
-        if self.index_quantization is not None and self.index_quantization not in _QUANTIZATIONS:
-            raise InvalidRequestError(
-                f"index_quantization={self.index_quantization!r} is unknown; choose one of {', '.join(_QUANTIZATIONS)}"
-            )
-        if self.index_type is not None and self.index_type not in [*_INDEXES]:
-            raise InvalidRequestError(
-                f"index_type={self.index_type!r} is unknown; choose one of {', '.join(_INDEXES)} "
-                "(index_quantization is an argument of its own)"
-            )
+        for name, known in (
+            ("datatype", [*_TYPES]),
+            ("index_quantization", [None, *_QUANTIZATIONS]),
+            ("index_type", [None, *_INDEXES]),
+        ):
+            if (value := getattr(self, name)) not in known:
+                choice = ", ".join(each for each in known if each)
+                raise InvalidRequestError(f"{name}={value!r} is unknown; choose one of {choice}")
         if self.index_quantization not in _INDEXES[self._family]:
             fitting = [name for name, kinds in _INDEXES.items() if self.index_quantization in kinds]
             raise InvalidRequestError(
@@ -110,11 +94,7 @@ class VectorOptions:
 
     @classmethod
     def from_property(cls, text: str | None, *, collection: str) -> VectorOptions:
-        """The options that a collection was created with.
-
-        Raises:
-            FingerprintMismatchError: This version cannot read them.
-        """
+        """The options that a collection was created with."""
         try:
             stored = json.loads(text) if text else {}
             return cls(**{_NAMES.get(name, name): value for name, value in stored.items()})
@@ -136,31 +116,23 @@ class VectorOptions:
 
     def check_lite(self) -> None:
         """Raise InvalidRequestError for what only a server has."""
-        for name, value in (("datatype", self.datatype), ("index_quantization", self.index_quantization)):
-            if value not in (None, "float32"):
+        for name in ("datatype", "index_quantization", "index_type"):
+            if (value := getattr(self, name)) not in (None, "float32", "FLAT"):
                 raise InvalidRequestError(
                     f"{name}={value!r}: Milvus Lite stores float32 and searches it exactly; leave it out, or pass the "
                     "URL of a server"
                 )
-        if self.index_type not in (None, "FLAT"):
-            raise InvalidRequestError(
-                f"index_type={self.index_type!r}: Milvus Lite searches exactly; leave it out, or pass the URL of a "
-                "server"
-            )
 
     def check_write(self, stored: VectorOptions, *, collection: str) -> None:
         """Raise InvalidRequestError unless a collection was created with the same options."""
         for field in dataclasses.fields(self):
-            own, theirs = getattr(self, field.name), getattr(stored, field.name)
+            name, own, theirs = field.name, getattr(self, field.name), getattr(stored, field.name)
+            if name == "lexical":
+                name, own, theirs = "hybrid", own and "bm25", theirs and "bm25"
             if own != theirs:
-                name, shown = field.name, {True: "'bm25'", False: False}
-                if name == "lexical":
-                    name, own, theirs = "hybrid", shown[own], shown[theirs]
-                else:
-                    own, theirs = repr(own), repr(theirs)
                 raise InvalidRequestError(
-                    f"collection {collection!r} was made with {name}={theirs}, and this sink has {name}={own}; pass "
-                    f"{name}={theirs}, or another collection name"
+                    f"collection {collection!r} was made with {name}={theirs!r}, and this sink has {name}={own!r}; "
+                    f"pass {name}={theirs!r}, or another collection name"
                 )
 
     @property
@@ -209,19 +181,14 @@ class VectorOptions:
             case "bfloat16":
                 return list(rows.astype(_bfloat16()))
             case "int8":
-                return list(_int8(rows))
+                largest = np.abs(rows).max(axis=1, keepdims=True)
+                scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
+                return list(np.rint(scaled * 127).astype(np.int8))
         return list(rows)
 
     def encode_query(self, row: FloatArray) -> Any:
         """A question's vector ``[width]``: a server takes the type of the field."""
-        match self.datatype:
-            case "float16":
-                return row.astype(np.float16)
-            case "bfloat16":
-                return row.astype(_bfloat16())
-            case "int8":
-                return _int8(row[None])[0]
-        return row.tolist()
+        return row.tolist() if self.datatype == "float32" else self.encode(row[None])[0]
 
     def decode(self, value: Any) -> FloatArray:
         """A stored vector as ``[width]`` float32; of int8 with length 1."""
@@ -240,11 +207,7 @@ class VectorOptions:
         return row if length == 0 else (row / length).astype(np.float32)
 
     def partition_of(self, metadata: Mapping[str, Any]) -> str:
-        """The value of a record's partition; empty without one.
-
-        Raises:
-            InvalidRequestError: It is no str.
-        """
+        """The value of a record's partition; empty without one."""
         value = metadata.get(self.partition_key or "")
         if value is not None and not isinstance(value, str):
             raise InvalidRequestError(
@@ -256,13 +219,6 @@ class VectorOptions:
     @property
     def _family(self) -> str:
         return self.index_type or _FAMILIES[self.index_quantization]
-
-
-def _int8(rows: FloatArray) -> npt.NDArray[np.int8]:
-    """Rows ``[n, width]`` as int8, the largest number of each on 127."""
-    largest = np.abs(rows).max(axis=1, keepdims=True)
-    scaled = np.divide(rows, largest, out=np.zeros_like(rows), where=largest > 0)
-    return np.asarray(np.rint(scaled * 127), dtype=np.int8)
 
 
 def _subspaces(width: int) -> int:

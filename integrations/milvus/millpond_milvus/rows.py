@@ -32,16 +32,7 @@ def pack(matrix: FloatArray) -> str:
 
 
 def packed_tokens(texts: Sequence[str], lengths: Sequence[int], *, width: int) -> Tokens:
-    """The documents of :func:`pack`, ready to be scored.
-
-    Args:
-        texts: ``n`` packed documents.
-        lengths: ``n`` numbers of rows.
-        width: Columns of a row before packing.
-
-    Raises:
-        ValueError: A text has another size, or is not base64.
-    """
+    """The documents of :func:`pack`, of rows of ``width`` columns, ready to be scored."""
     columns = INT8.width(width)
     codes, scales = [np.empty(0, np.int8)], [np.empty(0, np.float16)]
     for text, tokens in zip(texts, lengths, strict=True):

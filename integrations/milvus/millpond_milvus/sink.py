@@ -2,19 +2,39 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import os
-from typing import Unpack
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Unpack
 
-from pymilvus import MilvusClient
+from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, SinkError
+from millpond.ingest.record import Record, point_id
+from millpond.ingest.sinks.batch import WriteBatch
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.database import check_options
+from millpond.ingest.sinks.driver import CollectionDriver
 from millpond.ingest.sinks.fields import check_fields
+from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
+from millpond.ingest.sinks.protocol import StoredRow, vector_name
+from millpond.ingest.sinks.search import Hit, SearchPlan
+from millpond.support.metadata import check_filter
 from millpond_milvus.connection import MilvusConnection
-from millpond_milvus.driver import MilvusDriver
-from millpond_milvus.layout import RowLayout
+from millpond_milvus.filters import one_of, to_expression
+from millpond_milvus.layout import SCHEMAS, RowLayout, token_weights
+from millpond_milvus.options import OPTIONS_KEY, PARTITION, SPARSE, VectorOptions
 from millpond_milvus.url import MilvusOptions
+
+logger = logging.getLogger(__name__)
+
+# Rows of one page of a scan, which has no texts.
+_SCANNED = 10_000
+# More rows than this are too many for Milvus Lite, which looks at each of them.
+_LITE_ROWS = 200_000
+# The k of reciprocal rank fusion.
+_RRF = 60
 
 
 class MilvusSink(CollectionSink[str]):
@@ -58,3 +78,263 @@ class MilvusSink(CollectionSink[str]):
         except InvalidRequestError:
             self.close()
             raise
+
+
+class MilvusDriver(CollectionDriver[str]):
+    """A row for each record, with a vector field for each width."""
+
+    hybrids = True
+    max_results = 16_384
+
+    def __init__(self, connection: MilvusConnection, layout: RowLayout) -> None:
+        self.connection: MilvusConnection = connection
+        self._name = connection.collection
+        self._layout = layout
+        self._stored_options: VectorOptions | None = None
+        self._rows: int | None = None  # of a file of Milvus Lite, and those written since they were counted
+
+    def check(self, record: Record, widths: Sequence[int]) -> None:
+        """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""
+        self._layout.fields(record, point_id(record.id, record.chunk), widths)
+
+    def create(self, manifest: CollectionManifest) -> None:
+        """Create the collection."""
+        options = self._layout.options.to_property()
+        self.connection.call(
+            "create_collection",
+            self._name,
+            schema=self._layout.collection_schema(manifest.dimensions),
+            properties={
+                MANIFEST_KEY: json.dumps(manifest.to_dict()),
+                **({} if options is None else {OPTIONS_KEY: options}),
+            },
+            consistency_level="Session",  # a search sees what this client wrote
+            **({} if self._layout.options.partitions is None else {"num_partitions": self._layout.options.partitions}),
+        )
+
+    def prepare(self, manifest: CollectionManifest) -> None:
+        """Check the options, and index the fields of a new collection, or of one whose creation was interrupted."""
+        self.connection.request("a look at the collection", self._read_options)
+        self._layout.options.check_write(self._read_options(), collection=self._name)
+        self.connection.request("indexing the collection", lambda: self._index(manifest))
+
+    def load(self) -> None:
+        """Make the collection ready to be read."""
+        self.connection.load()
+
+    def upsert(self, batch: WriteBatch) -> None:
+        """Store rows.
+
+        A server's upsert replaces a row, and its insert may duplicate it; Lite's insert replaces a row, and its upsert
+        merges the old metadata into the new.
+        """
+        rows = self._layout.rows(batch)
+        method = "insert" if self.connection.embedded else "upsert"
+        with self.connection.changing():
+            answer = self.connection.call(method, self._name, rows, retry_on_rate_limit=False)
+            count = answer.get(f"{method}_count")
+            if count != len(rows):
+                raise SinkError(
+                    f"Milvus at {self.connection.where} acknowledged {count} of {len(rows)} rows of an upsert, and "
+                    "does not say which; write them again"
+                )
+        if self.connection.embedded:
+            self._warn_of_size(len(rows))
+
+    def delete(self, which: Sequence[str] | str, manifest: CollectionManifest) -> None:
+        """Delete rows."""
+        expression = which if isinstance(which, str) else one_of(SCHEMAS[manifest.fields].primary, which)
+        with self.connection.changing():
+            self.connection.call("delete", self._name, filter=expression)
+
+    def count(self) -> int:
+        """How many rows there are."""
+        return self.connection.count()
+
+    def query(self, plan: SearchPlan, condition: str | None, manifest: CollectionManifest) -> list[Hit]:
+        """The hits of a search, in two requests."""
+        schema = SCHEMAS[manifest.fields]
+        within = condition
+        if plan.coarse is not None:
+            candidates = self._nearest(
+                plan, plan.coarse, min(plan.candidates, self.max_results), condition, [schema.primary]
+            )
+            if not candidates and not plan.hybrid:
+                return []
+            within = one_of(schema.primary, [str(row[schema.primary]) for row in candidates])
+        fields = schema.output_fields()
+        rows = (
+            self._fused(plan, within, condition, fields)
+            if plan.hybrid
+            else self._nearest(plan, plan.full, plan.k, within, fields)
+        )
+        return [self._hit(row, manifest) for row in rows]
+
+    def fetch(
+        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
+    ) -> dict[str, StoredRow]:
+        """Those of these rows that exist."""
+        schema, options = SCHEMAS[manifest.fields], self._read_options()
+        names = {width: vector_name(width) for width in widths}
+        rows: dict[str, StoredRow] = {}
+        size = max(
+            1,
+            min(
+                self.connection.max_rows,
+                self.connection.max_bytes // (self.connection.float_bytes * max(1, sum(widths))),
+            ),
+        )
+        for start in range(0, len(row_ids), size):
+            part = list(row_ids[start : start + size])
+            for row in self.connection.call(
+                "query",
+                self._name,
+                filter=one_of(schema.primary, part),
+                output_fields=[*schema.identity_fields(), *names.values()],
+            ):
+                point = str(row[schema.primary])
+                with self.reading(point, manifest):
+                    record_id, content_hash = schema.identity(row)
+                    rows[point] = StoredRow(
+                        record_id=record_id,
+                        content_hash=content_hash,
+                        vectors={
+                            width: options.decode(row[name])
+                            for width, name in names.items()
+                            if row.get(name) is not None
+                        },
+                    )
+        return rows
+
+    def scan(self, manifest: CollectionManifest) -> Iterator[list[tuple[str, str]]]:
+        """Pages of row ids and record ids."""
+        schema = SCHEMAS[manifest.fields]
+        for page in self.connection.pages("", schema.identity_fields(), size=_SCANNED):
+            ids = []
+            for row in page:
+                point = str(row[schema.primary])
+                with self.reading(point, manifest):
+                    ids.append((point, schema.identity(row)[0]))
+            yield ids
+
+    def row_ids(self, record_id: str, manifest: CollectionManifest) -> list[str]:
+        """The ids of the rows that a record may have: one that a framework wrote has its own, which its hit shows."""
+        written = [point_id(record_id)]
+        return written if manifest.fields == "plain" else [*written, record_id]
+
+    def ranks_texts(self) -> bool:
+        """Whether Milvus makes sparse vectors of the texts (BM25)."""
+        return self._options().lexical
+
+    def condition(self, filter: Mapping[str, object] | str | None, manifest: CollectionManifest) -> str:
+        """An expression of Milvus."""
+        options = self._options()
+        layout = RowLayout(schema=SCHEMAS[manifest.fields], options=options, hybrid=manifest.sparse is not None)
+        expression = to_expression(filter, layout.schema, vectors=layout.added_fields(manifest.dimensions))
+        if isinstance(filter, Mapping) and options.partition_key is not None and options.partition_key in filter:
+            values = check_filter(filter)[options.partition_key]
+            if all(isinstance(value, str) for value in values):  # then Milvus reads their partitions only
+                return f"{one_of(PARTITION, [str(value) for value in values])} and {expression}"
+        return expression
+
+    # ----------------------------------------------------------------------------------------------------------
+
+    def _index(self, manifest: CollectionManifest) -> None:
+        options = self._layout.options
+        indexed = self.connection.call("list_indexes", self._name)
+        lite = self.connection.embedded
+        wanted = {vector_name(width): options.index(width, lite=lite) for width in manifest.dimensions}
+        if self._layout.sparse:
+            metric = "BM25" if options.lexical else "IP"
+            wanted[SPARSE] = {"index_type": "SPARSE_INVERTED_INDEX", "metric_type": metric}
+        for name in sorted(wanted.keys() - set(indexed)):
+            index = MilvusClient.prepare_index_params()
+            index.add_index(name, index_name=name, **wanted[name])
+            # sync would poll twice a second, and a collection without rows has nothing to wait for.
+            self.connection.call("create_index", self._name, index, sync=False)
+
+    def _options(self) -> VectorOptions:
+        """What the collection was created with, as a request."""
+        return self._stored_options or self.connection.request("a look at the collection", self._read_options)
+
+    def _read_options(self) -> VectorOptions:
+        if self._stored_options is None:
+            properties = self.connection.call("describe_collection", self._name).get("properties") or {}
+            self._stored_options = VectorOptions.from_property(properties.get(OPTIONS_KEY), collection=self._name)
+        return self._stored_options
+
+    def _fused(self, plan: SearchPlan, dense: str | None, sparse: str | None, fields: list[str]) -> list[Any]:
+        """The rows of two rankings, by vectors and by tokens, each of an expression, fused by reciprocal rank."""
+        limit = min(plan.candidates, self.max_results)
+        lexical = self._read_options().lexical
+        question: Any = plan.question if lexical else token_weights(plan.sparse or {})
+        if not question:  # a question without tokens has no ranking by them
+            rows = self._nearest(plan, plan.full, plan.k, dense, fields)
+            for rank, row in enumerate(rows, start=1):
+                row["distance"] = 1 / (_RRF + rank)
+            return rows
+        requests = [
+            AnnSearchRequest(
+                data=[self._read_options().encode_query(plan.vectors[plan.full])],
+                anns_field=vector_name(plan.full),
+                param=self._read_options().search_params(limit, lite=self.connection.embedded),
+                limit=limit,
+                expr=dense or None,
+            ),
+            AnnSearchRequest(
+                data=[question],
+                anns_field=SPARSE,
+                param={"metric_type": "BM25" if lexical else "IP"},
+                limit=limit,
+                expr=sparse or None,
+            ),
+        ]
+        results = self.connection.call(
+            "hybrid_search", self._name, requests, RRFRanker(_RRF), limit=plan.k, output_fields=fields
+        )
+        return list(results[0])
+
+    def _nearest(
+        self, plan: SearchPlan, width: int, limit: int, expression: str | None, fields: list[str]
+    ) -> list[Any]:
+        options = self._read_options()
+        results = self.connection.call(
+            "search",
+            self._name,
+            data=[options.encode_query(plan.vectors[width])],
+            anns_field=vector_name(width),
+            limit=limit,
+            filter=expression or "",
+            search_params=options.search_params(limit, lite=self.connection.embedded),
+            output_fields=fields,
+        )
+        return list(results[0])
+
+    def _hit(self, row: Mapping[str, Any], manifest: CollectionManifest) -> Hit:
+        schema = SCHEMAS[manifest.fields]
+        point = str(row[schema.primary])
+        with self.reading(point, manifest):
+            record_id, text, metadata = schema.record_fields(row["entity"], point)
+        return Hit(id=record_id, score=float(row["distance"]), text=text, metadata=metadata)
+
+    def _warn_of_size(self, written: int) -> None:
+        """Say once that a collection has outgrown Milvus Lite."""
+        file = self.connection.file
+        if file is None or self._name in file.warned:
+            return
+        # What was written since the last count may have replaced rows.
+        if self._rows is None or (self._rows + written) > _LITE_ROWS:
+            self._rows = self.count()
+        else:
+            self._rows += written
+        if self._rows > _LITE_ROWS:
+            file.warned.add(self._name)
+            logger.warning(
+                "collection %r of Milvus Lite at %s holds more than %d rows, and Milvus Lite compares a question with "
+                "each; start a server and ingest there: --to milvus+http://localhost:19530#%s (with --cache nothing is "
+                "embedded again)",
+                self._name,
+                self.connection.where,
+                _LITE_ROWS,
+                self._name,
+            )

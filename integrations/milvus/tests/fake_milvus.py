@@ -1,7 +1,7 @@
-"""A fake Milvus for sinks: one collection in memory, behind the real gRPC service, with faults.
+"""A fake Milvus for sinks and indexes: one collection in memory, behind the real gRPC service, with faults.
 
-It knows the messages of Milvus 2.6 and the expressions that a sink sends. It is no Milvus: that a server accepts the
-same is not proven here.
+It knows the messages of Milvus 2.6 and the expressions that sinks and indexes send. It is no Milvus: that a server
+accepts the same is not proven here.
 """
 
 # ruff: noqa: N802 - gRPC calls a method by the name of its request
@@ -193,20 +193,25 @@ class FakeMilvus(milvus_pb2_grpc.MilvusServiceServicer):
         return milvus_pb2.SearchResults(status=OK, results=results, collection_name="docs")
 
     def _matching(self, expression: str) -> list[dict[str, Any]]:
-        """The rows that an expression of a sink finds, of primary keys only."""
+        """The rows that an expression finds: primary keys, numbers of tokens, and the metadata's key n."""
         rest, rows = expression, list(self.rows.values())
+        if "tokens > 0" in expression:
+            rows = [row for row in rows if row["tokens"] > 0]
+        if value := re.search(r'metadata\["n"\] == (\d+)', expression):
+            rows = [row for row in rows if row["metadata"].get("n") == int(value[1])]
+            rest = rest.replace(f'json_contains(metadata["n"], {value[1]})', "").replace(value[0], "")
         primary = self._primary
         for keys in re.findall(primary + r" in \[(.*?)\]", expression):
             among = set(json.loads(f"[{keys}]"))
             rows = [row for row in rows if row[primary] in among]
         if after := re.search(primary + r" > ['\"](.*?)['\"]", expression):
             rows = [row for row in rows if row[primary] > after[1]]
-        known = primary + r" in \[.*?\]|" + primary + r" > (['\"]).*?\1|and|[() ]"
+        known = primary + r" in \[.*?\]|" + primary + r" > (['\"]).*?\1|tokens >=? 0|and|or|[() ]"
         assert re.sub(known, "", rest) == "", expression
         return rows
 
     def _columns(self, names: Sequence[str], rows: list[dict[str, Any]]) -> list[Any]:
-        fields = {field.name: field for field in self.schema.fields}
+        fields = {field.name: field for field in (*self.schema.fields, *self.schema.struct_array_fields)}
         columns = [_column(fields[name], [row[name] for row in rows]) for name in names if name in fields]
         dynamic = [name for name in names if name not in fields]
         if dynamic:
@@ -275,7 +280,12 @@ def _fine(status: Any) -> bool:
 
 def _values(field: Any) -> list[Any]:
     """The column of a request, one value for each row."""
-    if field.type in (schema_pb2.VarChar, schema_pb2.JSON):
+    if field.type == schema_pb2.ArrayOfStruct:
+        (vectors,) = field.struct_arrays.fields
+        array = vectors.vectors.vector_array
+        assert array.element_type in (schema_pb2.FloatVector, 0)  # pymilvus 2.6 leaves it out
+        return [np.array(row.float_vector.data, np.float32).reshape(-1, array.dim) for row in array.data]
+    if field.HasField("scalars"):
         kind = field.scalars.WhichOneof("data")
         values = list(getattr(field.scalars, kind).data)
         return [json.loads(value) for value in values] if kind == "json_data" else values
@@ -300,11 +310,15 @@ def _sparse(content: bytes) -> dict[int, float]:
 
 def _column(field: Any, values: list[Any]) -> Any:
     """The column of an answer."""
-    if field.data_type in (schema_pb2.VarChar, schema_pb2.JSON):
+    if isinstance(field, schema_pb2.StructArrayFieldSchema):
+        return _struct_column(field.name, values)
+    if field.data_type in (schema_pb2.VarChar, schema_pb2.JSON, schema_pb2.Int64):
         if field.data_type == schema_pb2.JSON:
             scalars = schema_pb2.ScalarField(
                 json_data=schema_pb2.JSONArray(data=[json.dumps(value).encode() for value in values])
             )
+        elif field.data_type == schema_pb2.Int64:
+            scalars = schema_pb2.ScalarField(long_data=schema_pb2.LongArray(data=values))
         else:
             scalars = schema_pb2.ScalarField(string_data=schema_pb2.StringArray(data=values))
         return schema_pb2.FieldData(type=field.data_type, field_name=field.name, scalars=scalars)
@@ -320,3 +334,19 @@ def _column(field: Any, values: list[Any]) -> Any:
         }[field.data_type]
         vectors = schema_pb2.VectorField(dim=dim, **{name: b"".join(values)})
     return schema_pb2.FieldData(type=field.data_type, field_name=field.name, vectors=vectors)
+
+
+def _struct_column(name: str, values: list[Any]) -> Any:
+    """Token rows: arrays of structs of one vector, of 32 columns."""
+    data = [
+        schema_pb2.VectorField(dim=32, float_vector=schema_pb2.FloatArray(data=np.ravel(value).tolist()))
+        for value in values
+    ]
+    array = schema_pb2.VectorArray(dim=32, data=data, element_type=schema_pb2.FloatVector)
+    vectors = schema_pb2.FieldData(
+        type=schema_pb2.ArrayOfVector,
+        field_name="embedding",
+        vectors=schema_pb2.VectorField(dim=32, vector_array=array),
+    )
+    structs = schema_pb2.StructArrayField(fields=[vectors])
+    return schema_pb2.FieldData(type=schema_pb2.ArrayOfStruct, field_name=name, struct_arrays=structs)

@@ -15,9 +15,10 @@ from millpond import Engine, FingerprintMismatchError, InvalidRequestError, Miss
 from millpond.errors import SinkError
 from millpond.ingest import Record, WriteBatch, open_sink, point_id
 from millpond_milvus import ParquetExport
-from millpond_milvus.export import _MERGED_FILES
 
 pytestmark = pytest.mark.contract
+
+MERGED = 64  # files that are put together
 
 
 def unit(count: int, width: int, *, seed: int = 0) -> Any:
@@ -136,18 +137,18 @@ def test_small_files_are_put_together_and_rows_of_large_ones_replaced(
 ) -> None:
     with ParquetExport(tmp_path, "docs", dimensions=[4]) as sink:
         sink.prepare(engine.spec)
-        for n in range(_MERGED_FILES + 3):
+        for n in range(MERGED + 3):
             sink.write(batch(n, 2, 4, seed=n))  # each row but the ends twice
         assert len(sink.files) == 4
         assert all(path.exists() for path in sink.files)
     assert len(sink.files) == 2
-    assert len(table_of(sink, parquet)) == _MERGED_FILES + 4
+    assert len(table_of(sink, parquet)) == MERGED + 4
     assert sorted(path.name for path in (tmp_path / "docs").glob("*.parquet")) == sorted(p.name for p in sink.files)
     with ParquetExport(tmp_path, "docs", dimensions=[4]) as sink:
         sink.prepare(engine.spec)
         sink.write(batch(0, 3, 4, seed=999, text="newer"))
     rows = table_of(sink, parquet)
-    assert len(rows) == _MERGED_FILES + 4
+    assert len(rows) == MERGED + 4
     assert [rows[point_id(f"r{n}")]["text"].split()[0] for n in range(4)] == ["newer"] * 3 + ["text"]
 
 

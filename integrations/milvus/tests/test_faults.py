@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import logging
 import os
 import subprocess
@@ -24,7 +23,6 @@ from millpond import Engine, InvalidRequestError
 from millpond.errors import SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest import Record, WriteBatch, point_id
 from millpond_milvus import MilvusSink
-from millpond_milvus.lite import _reason
 
 pytestmark = pytest.mark.contract
 
@@ -45,20 +43,6 @@ def batch(count: int = 3) -> WriteBatch:
 def test_a_port_where_nothing_listens_is_named() -> None:
     with pytest.raises(SinkUnavailableError, match="did not answer the connection: .*(refused|connect)"):
         MilvusSink("http://127.0.0.1:1", "docs", timeout=1)
-
-
-@pytest.fixture(scope="session")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[bytes, bytes]:
-    """Key and certificate of 127.0.0.1, signed by itself."""
-    folder = tmp_path_factory.mktemp("tls")
-    key, chain = folder / "key.pem", folder / "chain.pem"
-    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=localhost"]
-    more = ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(chain)]
-    try:
-        subprocess.run([*command, *more], check=True, capture_output=True)
-    except FileNotFoundError:
-        pytest.skip("openssl is not installed")
-    return key.read_bytes(), chain.read_bytes()
 
 
 def test_another_grpc_server_is_no_milvus() -> None:
@@ -132,7 +116,6 @@ def test_a_server_that_refuses_to_be_opened_says_why(
             SinkUnavailableError if NEW else SinkError,
             "for an upsert of 3 rows: moved" if NEW else "refused an upsert of 3 rows: moved",
         ),
-        (refuse(103, "collection not fully loaded", "Upsert"), SinkUnavailableError, "not fully loaded"),
         (abort(EXHAUSTED, "too many requests", "Upsert"), SinkUnavailableError, "is too busy .*too many requests"),
         (
             abort(EXHAUSTED, "grpc: received message larger than max (70 vs. 64)", "Upsert"),
@@ -141,16 +124,11 @@ def test_a_server_that_refuses_to_be_opened_says_why(
         ),
         (refuse(1102, "parameter too large", "Upsert"), SinkTooLargeError, "parameter too large"),
         (refuse(1100, "the length of text exceeds max length", "Upsert"), SinkRejectedError, "max length"),
-        (refuse(1804, "fail to deal the insert data", "Upsert"), SinkRejectedError, "insert data"),
         (refuse(9, "disk quota exceeded", "Upsert"), SinkError, "refused an upsert of 3 rows: disk quota"),
-        (refuse(65535, "unexpected", "Upsert"), SinkError, "refused an upsert of 3 rows: unexpected"),
         (abort(grpc.StatusCode.DEADLINE_EXCEEDED, "late", "Upsert"), SinkUnavailableError, "did not answer an upsert"),
         (abort(grpc.StatusCode.UNIMPLEMENTED, "what?", "Upsert"), SinkError, "did not answer an upsert of 3 rows"),
     ],
-    ids=[
-        *("rate-8", "rate-legacy", "retriable", "loading", "exhausted", "larger", "1102", "1100", "1804", "quota"),
-        *("unexpected", "deadline", "unimplemented"),
-    ],
+    ids="rate-8 rate-legacy retriable exhausted larger 1102 1100 quota deadline unimplemented".split(),
 )
 def test_a_write_that_is_refused_has_the_class_that_a_run_acts_on(
     fake: FakeMilvus, engine: Engine, fault: Fault, kind: type[SinkError], message: str
@@ -292,7 +270,7 @@ def test_an_expected_error_leaves_no_traceback_on_standard_error(fake: FakeMilvu
 # ------------------------------------------------------------------------------------------------------------ files
 
 
-def test_a_locked_file_names_the_process_that_has_it(tmp_path: Path) -> None:
+def test_a_file_that_another_process_uses_is_locked_until_it_ends(tmp_path: Path) -> None:
     uri = str(tmp_path / "x.db")
     program = (
         "import sys; from millpond_milvus import MilvusSink; MilvusSink(sys.argv[1], 'docs'); print(1, flush=True); "
@@ -304,24 +282,14 @@ def test_a_locked_file_names_the_process_that_has_it(tmp_path: Path) -> None:
     assert other.stdout is not None and other.stdin is not None
     with other:
         assert other.stdout.readline() == "1\n"
-        owner = rf"another process \({other.pid}\)" if sys.platform == "linux" else "another process"
-        with pytest.raises(SinkError, match=rf"x.db' cannot be opened: {owner} uses it"):
+        with pytest.raises(SinkError, match=r"x.db' cannot be opened: another process uses it"):
             MilvusSink(uri, "docs")
         other.stdin.close()
     MilvusSink(uri, "docs").close()
 
 
-def test_a_folder_that_may_not_be_written_is_named(tmp_path: Path) -> None:
+def test_a_folder_that_may_not_be_written_is_named() -> None:
     if not os.path.isdir("/sys/kernel"):
         pytest.skip("no folder that even root may not write to")
-    with pytest.raises(SinkError, match=r"'/sys/kernel/x.db' cannot be opened: this process may not write there"):
+    with pytest.raises(SinkError, match=r"'/sys/kernel/x.db' cannot be opened, and Milvus Lite writes even to read: "):
         MilvusSink("/sys/kernel/x.db", "docs")
-
-
-@pytest.mark.parametrize(
-    ("number", "message"),
-    [(errno.ENOSPC, "the disk is full"), (errno.EROFS, "may not write there"), (errno.EIO, "cannot be opened: Input")],
-)
-def test_an_error_of_the_disk_is_named(number: int, message: str) -> None:
-    error = OSError(number, os.strerror(number), "/x.db/LOCK")
-    assert message in str(_reason("/x.db", error))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from millpond import Engine
@@ -81,17 +80,6 @@ def test_llama_index_reads_its_nodes(engine: Engine, records: list[Record], tmp_
             assert row["distance"] == pytest.approx(wanted[record.id], abs=1e-5)
             assert json.loads(entity["_node_content"])["text"] == ""  # the text is only in the text field
         assert sink.client.query("docs", filter='doc_id in ["doc-4"]', output_fields=["n"])[0]["n"] == 4
-
-
-def test_rows_that_langchain_added_are_found_too(engine: Engine, records: list[Record], tmp_path: Path) -> None:
-    with MilvusSink(tmp_path / "x.db", "docs", fields="langchain") as sink:
-        ingest(records, engine=engine, sink=sink, show_progress=False)
-        row = engine.embed(["a stray document"], role="document", normalize=True).embeddings[0]
-        stray = {"pk": "its-own-id", "text": "a stray document", "d384": row, "lang": "en"}
-        sink.client.insert("docs", [stray])
-        hit = sink.search(engine, "a stray document", k=1)[0]
-        assert (hit.id, hit.text, hit.metadata) == ("its-own-id", "a stray document", {"lang": "en"})
-        assert np.isclose(hit.score, 1, atol=1e-5)
 
 
 def test_langchain_adds_documents_with_every_width_or_is_told_which_is_missing(

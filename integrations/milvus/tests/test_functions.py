@@ -75,9 +75,3 @@ def test_what_is_no_engine_is_refused(kind: type, engine: Engine) -> None:
         kind(7)
     with pytest.raises(InvalidRequestError, match="dtype is an option of a model; pass its name"):
         kind(engine, dtype="float32")
-
-
-def test_they_have_the_methods_of_pymilvus_model() -> None:
-    for name in ("__call__", "encode_documents", "encode_queries", "dim"):
-        assert hasattr(MillpondEmbeddingFunction, name)
-    assert callable(MillpondRerankFunction.__call__)

@@ -1,23 +1,15 @@
-"""MilvusIndex on a server: what it sends, and how it reads answers, against a fake that checks the requests.
-
-The fake knows the messages of Milvus 2.6 for arrays of structs, the expressions that an index sends, and MaxSim. It is
-no Milvus: that a server accepts the same is not proven here.
-"""
-
-# ruff: noqa: N802 - gRPC calls a method by the name of its request
+"""MilvusIndex on a server: what it sends, and how it reads answers, against a fake that checks the requests."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator
 from typing import Any
 
-import grpc
 import numpy as np
 import pytest
-from pymilvus.grpc_gen import common_pb2, milvus_pb2, milvus_pb2_grpc, schema_pb2
+from integrations.milvus.tests.fake_milvus import OK, FakeMilvus, refuse, serving
+from pymilvus.grpc_gen import common_pb2, milvus_pb2, schema_pb2
 
 from millpond import InvalidRequestError
 from millpond.ingest import SinkError, point_id
@@ -26,214 +18,50 @@ from millpond_milvus import MilvusIndex
 
 pytestmark = pytest.mark.contract
 
-OK = common_pb2.Status()
 STRING, LONG, JSON = schema_pb2.VarChar, schema_pb2.Int64, schema_pb2.JSON
 
 
-class Fake(milvus_pb2_grpc.MilvusServiceServicer):
-    """One collection; a row is a dict, its ``rows`` a list of lists of float."""
+class Fake(FakeMilvus):
+    """It compares token rows by MaxSim."""
 
-    def __init__(self) -> None:
-        self.created: Any = None
-        self.schema: Any = None
-        self.index: Any = None
-        self.rows: dict[str, dict[str, Any]] = {}
-        self.searches: list[tuple[str, dict[str, str], int]] = []  # expression, parameters, queries
-        self.expressions: list[str] = []  # of queries
-        self.failure = ""
-
-    # ------------------------------------------------------------------------------------------------ requests
-
-    def Connect(self, request: Any, context: Any) -> Any:
-        return milvus_pb2.ConnectResponse(
-            status=OK, identifier=1, server_info=common_pb2.ServerInfo(build_tags="v2.6.6", deploy_mode="STANDALONE")
-        )
-
-    def GetVersion(self, request: Any, context: Any) -> Any:
-        return milvus_pb2.GetVersionResponse(status=OK, version="v2.6.6")
-
-    def HasCollection(self, request: Any, context: Any) -> Any:
-        return milvus_pb2.BoolResponse(status=OK, value=self.schema is not None)
-
-    def CreateCollection(self, request: Any, context: Any) -> Any:
-        self.created, self.schema = request, schema_pb2.CollectionSchema.FromString(request.schema)
-        return OK
-
-    def DescribeCollection(self, request: Any, context: Any) -> Any:
-        if self.schema is None:
-            status = common_pb2.Status(code=100, error_code=common_pb2.CollectionNotExists, reason="can't find it")
-            return milvus_pb2.DescribeCollectionResponse(status=status)
-        return milvus_pb2.DescribeCollectionResponse(
-            status=OK,
-            schema=self.schema,
-            collectionID=7,
-            collection_name="docs",
-            properties=self.created.properties,
-            consistency_level=self.created.consistency_level,
-        )
-
-    def DescribeIndex(self, request: Any, context: Any) -> Any:
-        if self.index is None:
-            status = common_pb2.Status(code=700, error_code=common_pb2.IndexNotExist, reason="index not found")
-            return milvus_pb2.DescribeIndexResponse(status=status)
-        description = milvus_pb2.IndexDescription(
-            index_name=self.index.index_name,
-            field_name=self.index.field_name,
-            params=self.index.extra_params,
-            state=common_pb2.Finished,
-        )
-        return milvus_pb2.DescribeIndexResponse(status=OK, index_descriptions=[description])
-
-    def CreateIndex(self, request: Any, context: Any) -> Any:
-        self.index = request
-        return OK
-
-    def LoadCollection(self, request: Any, context: Any) -> Any:
-        return OK if self.index is not None else common_pb2.Status(code=700, reason="there is no vector index")
-
-    def GetLoadingProgress(self, request: Any, context: Any) -> Any:
-        return milvus_pb2.GetLoadingProgressResponse(status=OK, progress=100, refresh_progress=100)
-
-    def GetLoadState(self, request: Any, context: Any) -> Any:
-        return milvus_pb2.GetLoadStateResponse(status=OK, state=common_pb2.LoadStateLoaded)
-
-    def Upsert(self, request: Any, context: Any) -> Any:
-        if self.failure:
-            return milvus_pb2.MutationResult(status=common_pb2.Status(code=65535, reason=self.failure))
-        columns = {field.field_name: _values(field) for field in request.fields_data}
-        assert sorted(columns) == sorted([*(field.name for field in self.schema.fields), "rows"])
-        assert all(len(values) == request.num_rows for values in columns.values())
-        for n in range(request.num_rows):
-            row = {name: values[n] for name, values in columns.items()}
-            assert len(row["rows"]) == row["tokens"] <= 4096
-            self.rows[row["pk"]] = row
-        ids = schema_pb2.IDs(str_id=schema_pb2.StringArray(data=columns["pk"]))
-        return milvus_pb2.MutationResult(status=OK, IDs=ids, upsert_cnt=request.num_rows, succ_index=[])
-
-    def Delete(self, request: Any, context: Any) -> Any:
-        for row in self._matching(request.expr):
-            del self.rows[row["pk"]]
-        return milvus_pb2.MutationResult(status=OK)
-
-    def Query(self, request: Any, context: Any) -> Any:
-        if self.failure:
-            return milvus_pb2.QueryResults(status=common_pb2.Status(code=65535, reason=self.failure))
-        if list(request.output_fields) == ["count(*)"]:
-            count = _field("count(*)", [len(self.rows)], self.schema)
-            return milvus_pb2.QueryResults(status=OK, fields_data=[count], output_fields=["count(*)"])
-        self.expressions.append(request.expr)
-        rows = sorted(self._matching(request.expr), key=lambda row: str(row["pk"]))
-        options = {pair.key: pair.value for pair in request.query_params}
-        rows = rows[: int(options.get("limit", 16_384))]
-        fields = list(dict.fromkeys([*request.output_fields, "pk"]))
-        data = [_field(name, [row[name] for row in rows], self.schema) for name in fields]
-        return milvus_pb2.QueryResults(
-            status=OK, fields_data=data, output_fields=fields, primary_field_name="pk", session_ts=1
-        )
-
-    def Search(self, request: Any, context: Any) -> Any:
+    def Search(self, request: Any, context: Any) -> Any:  # noqa: N802 - gRPC's name
         options = {pair.key: pair.value for pair in request.search_params}
         self.searches.append((request.dsl, options, request.nq))
         assert options["anns_field"] == "rows[embedding]"
-        group = common_pb2.PlaceholderGroup.FromString(request.placeholder_group)
-        (holder,) = group.placeholders
+        (holder,) = common_pb2.PlaceholderGroup.FromString(request.placeholder_group).placeholders
         assert holder.type == common_pb2.EmbListFloatVector and len(holder.values) == request.nq
         fields = list(request.output_fields)
-        found: list[dict[str, Any]] = []
-        scores, sizes = [], []
+        found: list[tuple[float, dict[str, Any]]] = []
+        sizes = []
         for value in holder.values:
             query = np.frombuffer(value, np.float32).reshape(-1, 32)
-            rows = [row for row in self._matching(request.dsl) if row["rows"]]
-            scored = sorted(((maxsim(query, np.array(row["rows"])), row) for row in rows), key=lambda pair: -pair[0])
+            rows = [row for row in self._matching(request.dsl) if len(row["rows"])]
+            scored = sorted(((maxsim(query, row["rows"]), row) for row in rows), key=lambda pair: -pair[0])
             best = scored[: int(options["topk"])]
-            found += [row for _, row in best]
-            scores += [score for score, _ in best]
+            found += best
             sizes.append(len(best))
         results = schema_pb2.SearchResultData(
             num_queries=request.nq,
             top_k=max(sizes),
-            fields_data=[_field(name, [row[name] for row in found], self.schema) for name in fields],
-            scores=scores,
-            ids=schema_pb2.IDs(str_id=schema_pb2.StringArray(data=[row["pk"] for row in found])),
+            fields_data=self._columns(fields, [row for _, row in found]),
+            scores=[score for score, _ in found],
+            ids=schema_pb2.IDs(str_id=schema_pb2.StringArray(data=[row["pk"] for _, row in found])),
             topks=sizes,
             output_fields=fields,
             primary_field_name="pk",
         )
         return milvus_pb2.SearchResults(status=OK, results=results, collection_name="docs")
 
-    def _matching(self, expression: str) -> list[dict[str, Any]]:
-        """The rows that an expression of an index finds: primary keys, numbers of tokens, one key of the metadata."""
-        rest, rows = expression, list(self.rows.values())
-        for keys in re.findall(r"pk in \[(.*?)\]", expression):
-            among = set(json.loads(f"[{keys}]"))
-            rows = [row for row in rows if row["pk"] in among]
-        if after := re.search(r"pk > ['\"](.*?)['\"]", expression):
-            rows = [row for row in rows if row["pk"] > after[1]]
-        if "tokens > 0" in expression:
-            rows = [row for row in rows if row["tokens"] > 0]
-        if value := re.search(r'metadata\["n"\] == (\d+)', expression):
-            rows = [row for row in rows if row["metadata"].get("n") == int(value[1])]
-            rest = rest.replace(f'json_contains(metadata["n"], {value[1]})', "").replace(value[0], "")
-        known = r"pk in \[.*?\]|pk > (['\"]).*?\1|tokens >=? 0|and|or|[() ]"
-        assert re.sub(known, "", rest) == "", expression
-        return rows
-
-
-def _values(field: Any) -> Sequence[Any]:
-    """The column of a request, one value for each row."""
-    if field.field_name == "rows":
-        (vectors,) = field.struct_arrays.fields
-        array = vectors.vectors.vector_array
-        assert vectors.field_name == "embedding" and array.dim == 32
-        assert array.element_type in (schema_pb2.FloatVector, 0)  # pymilvus 2.6 leaves it out
-        return [np.array(row.float_vector.data, np.float32).reshape(-1, 32).tolist() for row in array.data]
-    kind = field.scalars.WhichOneof("data")
-    values = list(getattr(field.scalars, kind).data)
-    return [json.loads(value) for value in values] if kind == "json_data" else values
-
-
-def _field(name: str, values: Sequence[Any], schema: Any) -> Any:
-    """The column of an answer."""
-    if name == "rows":
-        data = [
-            schema_pb2.VectorField(
-                dim=32, float_vector=schema_pb2.FloatArray(data=[number for row in value for number in row])
-            )
-            for value in values
-        ]
-        array = schema_pb2.VectorArray(dim=32, data=data, element_type=schema_pb2.FloatVector)
-        vectors = schema_pb2.FieldData(
-            type=schema_pb2.ArrayOfVector,
-            field_name="embedding",
-            vectors=schema_pb2.VectorField(dim=32, vector_array=array),
-        )
-        structs = schema_pb2.StructArrayField(fields=[vectors])
-        return schema_pb2.FieldData(type=schema_pb2.ArrayOfStruct, field_name=name, struct_arrays=structs)
-    kinds = {field.name: field.data_type for field in schema.fields}
-    kind = kinds.get(name, LONG)
-    if kind == STRING:
-        scalars = schema_pb2.ScalarField(string_data=schema_pb2.StringArray(data=values))
-    elif kind == JSON:
-        encoded = [json.dumps(value).encode() for value in values]
-        scalars = schema_pb2.ScalarField(json_data=schema_pb2.JSONArray(data=encoded))
-    else:
-        scalars = schema_pb2.ScalarField(long_data=schema_pb2.LongArray(data=values))
-    return schema_pb2.FieldData(type=kind, field_name=name, scalars=scalars)
-
 
 @pytest.fixture
 def fake() -> Iterator[Fake]:
     servicer = Fake()
-    server = grpc.server(ThreadPoolExecutor(4), options=[("grpc.max_receive_message_length", 64 << 20)])
-    milvus_pb2_grpc.add_MilvusServiceServicer_to_server(servicer, server)
-    servicer.url = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"  # type: ignore[attr-defined]
-    server.start()
-    yield servicer
-    server.stop(None).wait()
+    with serving(servicer):
+        yield servicer
 
 
 def open_index(fake: Fake, **options: Any) -> MilvusIndex:
-    return MilvusIndex(fake.url, "docs", None, timeout=10, **options)  # type: ignore[attr-defined]
+    return MilvusIndex(fake.url, "docs", None, timeout=10, **options)
 
 
 def test_rows_are_an_array_of_structs_with_an_index_for_maxsim(fake: Fake) -> None:
@@ -251,8 +79,7 @@ def test_rows_are_an_array_of_structs_with_an_index_for_maxsim(fake: Fake) -> No
     }
     manifest = json.loads({pair.key: pair.value for pair in fake.created.properties}["millpond"])
     assert (manifest["kind"], manifest["codec"], manifest["prefetch"]) == ("late_interaction", "float32", "tokens")
-    parameters = {pair.key: pair.value for pair in fake.index.extra_params}
-    assert fake.index.field_name == "rows[embedding]"
+    parameters = {pair.key: pair.value for pair in fake.indexes["rows[embedding]"].extra_params}
     assert (parameters["index_type"], parameters["metric_type"]) == ("HNSW", "MAX_SIM_IP")
     (row,) = fake.rows.values()
     assert (row["pk"], row["id"], row["text"], row["metadata"]) == (point_id("a"), "a", "text", {"n": 1})
@@ -339,7 +166,7 @@ def test_what_a_server_cannot_store_is_refused_before_anything_is_written(fake: 
 def test_an_error_of_the_server_is_named(fake: Fake) -> None:
     with open_index(fake) as index:
         index.add_embeddings(["a"], ragged(matrices(1)))
-        fake.failure = "out of disk"
+        fake.fault = refuse(65535, "out of disk", "Upsert", "Query")
         for call, request in (
             (lambda: index.add_embeddings(["b"], ragged(matrices(1))), "a look for stored documents"),
             (lambda: index.delete(["a"]), "a delete of 1 rows"),

@@ -15,8 +15,6 @@ from millpond import Engine, InvalidRequestError, MissingExtraError
 from millpond.errors import FingerprintMismatchError
 from millpond.ingest import Record, WriteBatch, content_hash, open_sink, point_id
 from millpond_milvus import MilvusSink
-from millpond_milvus.connection import MilvusConnection
-from millpond_milvus.options import VectorOptions
 
 pytestmark = pytest.mark.contract
 
@@ -97,21 +95,6 @@ def test_vectors_are_stored_as_the_data_type_and_read_back(
         assert reader.fetch(written.ids[:1], widths=[16])[written.ids[0]].vectors[16].shape == (16,)
 
 
-def test_int8_keeps_the_cosine_whatever_the_length(engine: Engine) -> None:
-    options = VectorOptions(datatype="int8")
-    rows = unit(200, 384, seed=3)
-    codes = np.array(options.encode(rows))
-    assert codes.dtype == np.int8 and (np.abs(codes).max(axis=1) == 127).all()
-    cosines = (
-        codes.astype(np.float64) @ codes[0] / np.linalg.norm(codes, axis=1) / np.linalg.norm(codes[0].astype(float))
-    )
-    assert np.abs(cosines - rows @ rows[0]).max() < 5e-3
-    assert np.array_equal(options.encode(rows * 7)[5], codes[5])
-    assert np.array_equal(options.encode_query(rows[5]), codes[5])
-    assert np.abs(options.decode(codes[5].tobytes()) - rows[5]).max() < 0.002
-    assert np.array_equal(options.encode(np.zeros((1, 4), np.float32))[0], np.zeros(4, np.int8))
-
-
 def test_bfloat16_without_its_library_is_an_error_with_the_command(
     fake: FakeMilvus, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -164,8 +147,6 @@ def test_the_index_is_the_one_of_its_options(
     ("options", "message"),
     [
         ({"datatype": "uint8"}, "datatype='uint8' is unknown; choose one of float32, float16, bfloat16, int8"),
-        ({"datatype": ["int8"]}, "datatype=.'int8'. is unknown"),
-        ({"index_type": ["HNSW"]}, "index_type=.'HNSW'. is unknown"),
         (
             {"index_quantization": "rotary"},
             "index_quantization='rotary' is unknown; choose one of scalar, product, binary",
@@ -326,7 +307,7 @@ def test_rows_are_fetched_in_requests_that_a_server_takes(
         written = batch(900, 16, 384)
         sink.write(written)
         fake.queries.clear()
-        monkeypatch.setattr(MilvusConnection, "max_bytes", 400 * 384 * 4)
+        monkeypatch.setattr(sink._connection, "max_bytes", 400 * 384 * 4)
         rows = sink.fetch(written.ids, widths=[16, 384])
         assert len(rows) == 900 and len(fake.queries) == 3
         assert np.array_equal(rows[written.ids[899]].vectors[384], written.vectors[384][899])

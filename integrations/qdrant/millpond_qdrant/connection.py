@@ -25,16 +25,7 @@ Answer = TypeVar("Answer")
 
 
 class QdrantConnection(Connection):
-    """A client, its requests and their errors.
-
-    Args:
-        location: As :class:`QdrantSink`.
-        collection: Name of the collection.
-        kind: ``sink`` or ``index``.
-        timeout: Seconds that a server has for a request.
-        prefer_grpc: Whether a server's points are written and searched over gRPC.
-        grpc_port: The server's port for that.
-    """
+    """A client, its requests and their errors."""
 
     database = "Qdrant"
     row = "point"
@@ -66,7 +57,7 @@ class QdrantConnection(Connection):
         self._log: sqlite3.Connection | None = None  # of a folder, once it is prepared
         self.info: models.CollectionInfo | None = None
         if client is None:
-            opened = connect(self.where, seconds, prefer_grpc=prefer_grpc, grpc_port=grpc_port)
+            opened = _connect(self.where, seconds, prefer_grpc, grpc_port)
             self.lease = opened if isinstance(opened, FolderLease) else None
             self.client = opened.client if isinstance(opened, FolderLease) else opened
         # Local mode computes in this thread, and nobody has to be waited for.
@@ -165,21 +156,8 @@ _KEY = re.compile(r"[!-~]+( +[!-~]+)*")
 _LIMITS = httpx.Limits(max_connections=None, keepalive_expiry=3.0)
 
 
-def connect(
-    location: str, timeout: float, *, prefer_grpc: bool = False, grpc_port: int = 6334
-) -> QdrantClient | FolderLease:
-    """A client of a server or of memory, or the use of a folder.
-
-    Args:
-        location: The URL, ``":memory:"`` or the folder.
-        timeout: Seconds from the start of a request to a server until the last byte of its answer.
-        prefer_grpc: Whether a server's points are written and searched over gRPC.
-        grpc_port: The server's port for that.
-
-    Raises:
-        InvalidRequestError: The location is none of these, a URL with credentials, or an address without a scheme.
-        SinkError: The folder is in use by another process, damaged, or cannot be created.
-    """
+def _connect(location: str, timeout: float, prefer_grpc: bool, grpc_port: int) -> QdrantClient | FolderLease:
+    """A client of a server or of memory, or the use of a folder."""
     if location == _MEMORY:
         return QdrantClient(_MEMORY)
     if is_url(location, _SCHEMES):

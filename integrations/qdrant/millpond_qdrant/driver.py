@@ -23,9 +23,16 @@ from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond_qdrant.connection import QdrantConnection
-from millpond_qdrant.filters import has_condition, payload_path, to_filter
 from millpond_qdrant.local import stored_points
-from millpond_qdrant.points import IDENTITY, identity_of, payload_of, record_fields
+from millpond_qdrant.payload import (
+    IDENTITY,
+    has_condition,
+    identity_of,
+    payload_of,
+    payload_path,
+    record_fields,
+    to_filter,
+)
 from millpond_qdrant.probe import PartialPoints, Probe
 from millpond_qdrant.queries import SPARSE, fused_query_of, queries_of, sparse_vector
 from millpond_qdrant.vector_storage import StoredVectors, VectorStorage
@@ -40,14 +47,7 @@ _MANY_POINTS = 20_000
 
 
 class QdrantDriver(CollectionDriver[models.Filter]):
-    """A point for each record, with one named vector for each width.
-
-    Args:
-        connection: The collection.
-        storage: In which form it keeps vectors.
-        indexes: Metadata keys to index, with the type.
-        fields: The layout of new points' payloads.
-    """
+    """A point for each record, with one named vector for each width."""
 
     hybrids = True
     trusted = 60.0  # an alias may name another collection by then
@@ -87,9 +87,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self._storage.check_stored(self._stored_vectors, collection=self._name)
         connection.open_log()
         if not connection.local:
-            schema = {} if connection.info is None else connection.info.payload_schema or {}
-            for path, kind in missing_indexes(self._indexes, schema, collection=self._name).items():
-                connection.request(f"an index of {path}", partial(self._index, path, kind))
+            self._make_indexes({} if connection.info is None else connection.info.payload_schema or {})
             return
         ignored = self._storage.only_on_servers | ({"indexes": dict(self._indexes)} if self._indexes else {})
         if ignored:
@@ -199,7 +197,20 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         info = self.connection.info
         return StoredVectors() if info is None else StoredVectors.of(info.config)
 
-    def _index(self, path: str, kind: models.PayloadSchemaType) -> None:
+    def _make_indexes(self, stored: Mapping[str, models.PayloadIndexInfo]) -> None:
+        """Make the indexes that a server's collection lacks."""
+        for path, kind in self._indexes.items():
+            if path in stored and (has := stored[path].data_type) is not kind:
+                raise InvalidRequestError(
+                    f"collection {self._name!r} has an index of the type {has.value!r} on {path!r}, and this sink asks "
+                    f"for {kind.value!r}; leave it out of indexes, or delete the other with "
+                    f"client.delete_payload_index({self._name!r}, {path!r})"
+                )
+        for path in self._indexes.keys() - stored.keys():
+            self.connection.request(f"an index of {path}", partial(self._index, path))
+
+    def _index(self, path: str) -> None:
+        kind = self._indexes[path]
         self.connection.finish(self.connection.client.create_payload_index(self._name, path, kind, wait=True))
 
     @property
@@ -268,9 +279,9 @@ class QdrantDriver(CollectionDriver[models.Filter]):
             record_id=record_id,
             content_hash=hashed,
             vectors={
-                width: stored.decode(vectors[vector_name(width)], width)
+                width: stored.decode(vectors[name], width)
                 for width in widths
-                if vector_name(width) in vectors
+                if (name := vector_name(width)) in vectors
             },
         )
 
@@ -291,11 +302,7 @@ def _own_id(hit_id: str) -> list[models.ExtendedPointId]:
 
 
 def check_indexes(indexes: Mapping[str, str] | None, form: FieldLayout) -> dict[str, models.PayloadSchemaType]:
-    """The payload's paths of metadata keys, and the types of their indexes.
-
-    Raises:
-        InvalidRequestError: An unknown type, or a key that has no path.
-    """
+    """The payload's paths of metadata keys, and the types of their indexes."""
     if indexes is not None and not isinstance(indexes, Mapping):
         raise InvalidRequestError(f"indexes={indexes!r} must be a dict of metadata keys, like {{'year': 'integer'}}")
     known = {schema.value: schema for schema in models.PayloadSchemaType}
@@ -307,24 +314,3 @@ def check_indexes(indexes: Mapping[str, str] | None, form: FieldLayout) -> dict[
             )
         wanted[payload_path(key, form, what="indexes")] = known[kind]
     return wanted
-
-
-def missing_indexes(
-    wanted: Mapping[str, models.PayloadSchemaType],
-    stored: Mapping[str, models.PayloadIndexInfo],
-    *,
-    collection: str,
-) -> dict[str, models.PayloadSchemaType]:
-    """Those that a collection lacks.
-
-    Raises:
-        InvalidRequestError: It has one of another type.
-    """
-    for path, kind in wanted.items():
-        if path in stored and (has := stored[path].data_type) is not kind:
-            raise InvalidRequestError(
-                f"collection {collection!r} has an index of the type {has.value!r} on {path!r}, and this sink asks for "
-                f"{kind.value!r}; leave it out of indexes, or delete the other with "
-                f"client.delete_payload_index({collection!r}, {path!r})"
-            )
-    return {path: kind for path, kind in wanted.items() if path not in stored}

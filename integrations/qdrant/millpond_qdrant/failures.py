@@ -62,8 +62,8 @@ def fault_of(error: Exception, request: str) -> Fault | None:
         case ResponseHandlingException(source=httpx.TransportError() as source):
             return _unanswered(source, request)
         case ResponseHandlingException():
-            words = f"answered {request} with something that its client cannot read: {_in_a_line(error.source)}"
-            return Fault(words=words)
+            shown = " ".join(str(error.source).split())[:_SHOWN] or repr(error.source)
+            return Fault(words=f"answered {request} with something that its client cannot read: {shown}")
         case JSONDecodeError():
             return Fault(words=f"answered {request} with something that is not JSON ({error})")
         case UnfinishedError():
@@ -81,20 +81,17 @@ def fault_of(error: Exception, request: str) -> Fault | None:
 
 def _answered(error: UnexpectedResponse, request: str) -> Fault:
     """A status that is no success."""
-    status, headers = error.status_code, error.headers
+    status, headers = error.status_code, error.headers or httpx.Headers()
     kind: type[SinkError] = SinkRejectedError if status in _BAD_ROWS else SinkError
     if status == 413 or (status == 400 and _TOO_LARGE.search(error.content)):
         kind = SinkTooLargeError
     elif status is not None and (status in _BUSY or status >= 500):
         kind = SinkUnavailableError
-    moved = None if headers is None else headers.get("Location")
-    to = f", to {_without_credentials(moved)}; pass the URL where it is" if moved else ""
+    moved = re.sub(r"//[^/@]*@", "//", headers.get("Location") or "")  # without credentials
+    to = f", to {moved}; pass the URL where it is" if moved else ""
     detail = error.content[:_SHOWN].decode(errors="replace")
-    return Fault(
-        words=f"answered {request} with {status} {error.reason_phrase}{to}: {detail}",
-        kind=kind,
-        retry_after=None if headers is None else _seconds(headers.get("Retry-After")),
-    )
+    words = f"answered {request} with {status} {error.reason_phrase}{to}: {detail}"
+    return Fault(words=words, kind=kind, retry_after=_seconds(headers.get("Retry-After")))
 
 
 def _unanswered(source: httpx.TransportError, request: str) -> Fault:
@@ -103,9 +100,8 @@ def _unanswered(source: httpx.TransportError, request: str) -> Fault:
     if isinstance(source, httpx.RemoteProtocolError) and not passes:
         return Fault(words=f"answered {request} with something that is not HTTP ({source})")
     late = "; pass a larger timeout if the server is only slow" if isinstance(source, httpx.TimeoutException) else ""
-    return Fault(
-        words=f"did not answer {request}: {source!r}{late}", kind=SinkUnavailableError if passes else SinkError
-    )
+    kind = SinkUnavailableError if passes else SinkError
+    return Fault(words=f"did not answer {request}: {source!r}{late}", kind=kind)
 
 
 def _rpc_fault(error: grpc.RpcError, request: str) -> Fault:
@@ -125,17 +121,14 @@ def _rpc_fault(error: grpc.RpcError, request: str) -> Fault:
 
 def _seconds(value: str | None) -> float | None:
     """Seconds of a Retry-After: a number, or a date."""
-    if value is None:
-        return None
     try:
-        seconds = float(value)
+        seconds = float(value or "none")
     except ValueError:
         try:
-            date = parsedate_to_datetime(value)
+            date = parsedate_to_datetime(value or "")
         except ValueError:
             return None
-        seconds = (date.astimezone(UTC) - datetime.now(UTC)).total_seconds()
-        return max(seconds, 0.0)
+        return max((date.astimezone(UTC) - datetime.now(UTC)).total_seconds(), 0.0)
     return seconds if 0 <= seconds < float("inf") else None
 
 
@@ -146,18 +139,9 @@ def _may_pass(error: httpx.TransportError) -> bool:
     if isinstance(error, httpx.RemoteProtocolError):
         return bool(_ENDED.search(str(error)))
     cause: BaseException | None = error
-    while cause is not None:
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            return False
-        if isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER":  # no TLS at that port
+    while cause is not None:  # neither a certificate nor a port without TLS becomes another one
+        wrong = isinstance(cause, ssl.SSLError) and cause.reason == "WRONG_VERSION_NUMBER"
+        if wrong or isinstance(cause, ssl.SSLCertVerificationError):
             return False
         cause = cause.__cause__ or cause.__context__
     return True
-
-
-def _in_a_line(error: Exception) -> str:
-    return " ".join(str(error).split())[:_SHOWN] or repr(error)
-
-
-def _without_credentials(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//", url)

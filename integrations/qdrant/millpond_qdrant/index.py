@@ -19,7 +19,7 @@ from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.documents import Hit, IndexStats
 from millpond.support.metadata import Scalar
 from millpond_qdrant.connection import QdrantConnection
-from millpond_qdrant.filters import to_filter
+from millpond_qdrant.payload import to_filter
 
 Codec = Literal["float32", "float16"]
 
@@ -84,11 +84,7 @@ class QdrantIndex(CollectionIndex):
 
 
 class QdrantIndexDriver(IndexDriver):
-    """A point for each document, with its token rows as a multivector.
-
-    Args:
-        connection: The collection.
-    """
+    """A point for each document, with its token rows as a multivector."""
 
     float_bytes = 22  # of JSON: most have 17 digits and a sign
     codecs = ("float32", "float16")
@@ -232,19 +228,17 @@ class QdrantIndexDriver(IndexDriver):
     def _check_vectors(self, manifest: IndexManifest) -> list[str]:
         stored = self.connection.client.get_collection(self._name).config.params.vectors
         named = stored if isinstance(stored, dict) else {}
-        problems = []
-        for name, wanted in _vectors(manifest).items():
-            actual = named.get(name)
-            multi = (
-                None if actual is None or actual.multivector_config is None else actual.multivector_config.comparator
-            )
-            wanted_multi = wanted.multivector_config and wanted.multivector_config.comparator
-            if actual is None or (actual.size, actual.distance, multi) != (wanted.size, wanted.distance, wanted_multi):
-                problems.append(
-                    f"collection {self._name!r}: its vector {name!r} is not one of {wanted.size} columns, "
-                    "compared by dot product, as its manifest says; build another collection"
-                )
-        return problems
+
+        def kind(vector: models.VectorParams | None) -> object:
+            multi = vector and vector.multivector_config
+            return vector and (vector.size, vector.distance, multi and multi.comparator)
+
+        return [
+            f"collection {self._name!r}: its vector {name!r} is not one of {wanted.size} columns, compared by dot "
+            "product, as its manifest says; build another collection"
+            for name, wanted in _vectors(manifest).items()
+            if kind(named.get(name)) != kind(wanted)
+        ]
 
     def check_document(self, fields: Mapping[str, Any], matrix: npt.NDArray[np.float32], size: int) -> None:
         """Raise InvalidRequestError for a document that no point can hold."""
@@ -302,30 +296,16 @@ def _request_of(query: IndexQuery, manifest: IndexManifest, limit: int) -> model
         among = models.HasIdCondition(has_id=list(query.points))
         native = models.Filter(must=[among] if native is None else [among, native])
     prefetch = None
-    if query.candidates is not None:
-        prefetch = models.Prefetch(
-            query=query.prefetch.tolist(),
-            using=manifest.prefetch,
-            filter=native,
-            limit=query.candidates,
-        )
+    if (most := query.candidates) is not None:
+        near = query.prefetch.tolist()
+        prefetch = models.Prefetch(query=near, using=manifest.prefetch, filter=native, limit=most)
+    matrix = query.matrix.tolist()
     return models.QueryRequest(
-        query=query.matrix.tolist(),
-        using=TOKENS,
-        prefetch=prefetch,
-        filter=native,
-        limit=limit,
-        with_payload=_PAYLOAD,
+        query=matrix, using=TOKENS, prefetch=prefetch, filter=native, limit=limit, with_payload=_PAYLOAD
     )
 
 
 def _found(point: models.ScoredPoint) -> Found:
     payload = point.payload or {}
-    hit = Hit(
-        id=str(payload["id"]),
-        score=float(point.score),
-        exact=True,
-        text=str(payload["text"]),
-        metadata=dict(payload["metadata"]),
-    )
-    return Found(hit, int(payload["added"]))
+    id, text, metadata = str(payload["id"]), str(payload["text"]), dict(payload["metadata"])
+    return Found(Hit(id=id, score=float(point.score), exact=True, text=text, metadata=metadata), int(payload["added"]))

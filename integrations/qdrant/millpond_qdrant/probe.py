@@ -22,30 +22,19 @@ _SHORTEST, _LONGEST = 0.5, 60.0  # s
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """What a probe found.
+    """What a probe found."""
 
-    Attributes:
-        whole: Names of the vectors that no point lacked.
-        due: When the next probe is, on the clock's seconds.
-    """
-
-    whole: frozenset[str] = frozenset()
-    due: float = -math.inf
+    whole: frozenset[str] = frozenset()  # names of the vectors that no point lacked
+    due: float = -math.inf  # when the next probe is, on the clock's seconds
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probe:
-    """A search's part in probing.
+    """A search's part in probing."""
 
-    Attributes:
-        lacked: Names of the vectors that some points may lack.
-        asked: Names of the vectors that this search asks about: none until a probe is due.
-        started: When the search began, on the clock's seconds.
-    """
-
-    lacked: frozenset[str]
-    asked: tuple[str, ...] = ()
-    started: float = 0.0
+    lacked: frozenset[str]  # names of the vectors that some points may lack
+    asked: tuple[str, ...] = ()  # those that this search asks about: none until a probe is due
+    started: float = 0.0  # when the search began, on the clock's seconds
 
     @property
     def requests(self) -> list[models.QueryRequest]:
@@ -63,9 +52,6 @@ class PartialPoints:
 
     Nothing is known at first, so the first search asks. Threads share one frozen :class:`Finding`, replaced as a whole:
     searches that begin before the first probe's answer ask too.
-
-    Args:
-        clock: Seconds that only grow.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:

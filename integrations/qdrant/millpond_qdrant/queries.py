@@ -24,10 +24,6 @@ Params = Callable[[Literal["coarse", "full", "only"]], models.SearchParams | Non
 """How a stage is searched."""
 
 
-def _as_stored(stage: Literal["coarse", "full", "only"]) -> None:
-    return None
-
-
 def sparse_vector(weights: Mapping[int, float]) -> models.SparseVector:
     """Token ids and their weights, by ascending id."""
     tokens = sorted(weights)
@@ -63,7 +59,7 @@ def queries_of(
     native: models.Filter | None,
     *,
     lacked: Collection[str],
-    params: Params = _as_stored,
+    params: Params,
     limit: int | None = None,
 ) -> list[models.QueryRequest]:
     """The requests whose answers together, by score, are the answer to a search.
@@ -71,13 +67,6 @@ def queries_of(
     The first ranks the points that have the largest width: the candidates of the smallest, and beside them the best of
     those that lack the smallest width. The others rank the points whose largest width is a smaller one, by
     that width. No point is in two answers.
-
-    Args:
-        plan: The stages and the question's vectors.
-        native: The condition on every point.
-        lacked: Names of the vectors that some points may lack.
-        params: How each stage is searched.
-        limit: Most points of each answer, ``plan.k`` by default.
     """
     limit = plan.k if limit is None else limit
     full = vector_name(plan.full)

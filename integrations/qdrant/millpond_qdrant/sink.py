@@ -101,7 +101,10 @@ class QdrantSink(CollectionSink[models.Filter]):
         doomed = former if delete_former and former != self.collection else None
         if doomed is not None:
             self._check_deletable(doomed, alias)
-        point_alias(client, alias, self.collection)
+        created = models.CreateAlias(collection_name=self.collection, alias_name=alias)
+        deleted = models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
+        changes = [] if former is None else [deleted]
+        client.update_collection_aliases([*changes, models.CreateAliasOperation(create_alias=created)])
         if doomed is not None:
             client.delete_collection(doomed)
         return former
@@ -119,22 +122,5 @@ class QdrantSink(CollectionSink[models.Filter]):
 
 def aliased(client: QdrantClient, alias: str) -> str | None:
     """The collection that an alias names; ``None`` if there is no such alias."""
-    return next(
-        (known.collection_name for known in client.get_aliases().aliases if known.alias_name == alias),
-        None,
-    )
-
-
-def point_alias(client: QdrantClient, alias: str, collection: str) -> str | None:
-    """Let an alias name a collection, in one step for every reader.
-
-    Returns:
-        The collection that it named before.
-    """
-    former = aliased(client, alias)
-    create = models.CreateAliasOperation(
-        create_alias=models.CreateAlias(collection_name=collection, alias_name=alias),
-    )
-    delete = models.DeleteAliasOperation(delete_alias=models.DeleteAlias(alias_name=alias))
-    client.update_collection_aliases([create] if former is None else [delete, create])
-    return former
+    names = {known.alias_name: known.collection_name for known in client.get_aliases().aliases}
+    return names.get(alias)

@@ -34,17 +34,7 @@ _MIDDLE = 128
 
 @dataclass(frozen=True, kw_only=True)
 class VectorStorage:
-    """What was asked of a collection; ``None`` leaves it as it is, or as Qdrant has it.
-
-    Attributes:
-        datatype: Of the vectors.
-        index_quantization: A second, smaller copy of the vectors, by which Qdrant searches.
-        rescore: Whether hits are scored by the vectors themselves, not by that copy.
-        oversampling: How many times ``k`` hits of the copy are scored; ``None`` is 2 of scalar, 4 of product and 8 of
-            binary quantization.
-        on_disk: Whether the vectors themselves are read from the disk.
-        hnsw: ``m`` and ``ef_construct`` of the graph, ``ef`` of a search.
-    """
+    """What was asked of a collection, named as a sink's options; ``None`` leaves it as it is, or as Qdrant has it."""
 
     datatype: Datatype | None = None
     index_quantization: Quantization | None = None
@@ -55,11 +45,7 @@ class VectorStorage:
 
     @classmethod
     def of(cls, fields: FieldLayout, options: QdrantOptions) -> VectorStorage:
-        """Check the options of a sink.
-
-        Raises:
-            InvalidRequestError: A value that is not one of the known.
-        """
+        """Check the options of a sink."""
         oversampling, rescore, hnsw = options.get("oversampling"), options.get("rescore", True), options.get("hnsw")
         kind = _one_of("datatype", options.get("datatype"), DATATYPES)
         if kind == "uint8" and fields != "plain":
@@ -129,12 +115,7 @@ class VectorStorage:
                 )
 
     def search(self, stored: StoredVectors, *, stage: Literal["coarse", "full", "only"]) -> models.SearchParams | None:
-        """How to search: the coarse stage by the quantized vectors alone, the one after it by the vectors themselves.
-
-        Args:
-            stored: What the collection has.
-            stage: Of the search, which may be its only one.
-        """
+        """How to search: the coarse stage by the quantized vectors alone, the one after by the vectors themselves."""
         quantization = None
         if stored.quantization is not None:
             if not self.rescore or stage == "coarse":
@@ -152,12 +133,7 @@ class VectorStorage:
 
 @dataclass(frozen=True, kw_only=True)
 class StoredVectors:
-    """The form of the vectors of a collection that exists.
-
-    Attributes:
-        datatype: Of the vectors.
-        quantization: Of the copy by which Qdrant searches.
-    """
+    """The form of the vectors of a collection that exists, and of the copy by which Qdrant searches."""
 
     datatype: str = "float32"
     quantization: str | None = None
@@ -174,7 +150,7 @@ class StoredVectors:
         quantized = named[0].quantization_config or config.quantization_config
         return cls(
             datatype="float32" if named[0].datatype is None else str(named[0].datatype.value),
-            quantization=_quantization_name(quantized),
+            quantization=None if quantized is None else type(quantized).__name__.removesuffix("Quantization").lower(),
         )
 
     def encode(self, rows: FloatArray) -> FloatArray:
@@ -217,19 +193,6 @@ def _quantized(kind: Quantization) -> models.QuantizationConfig:
             return models.ProductQuantization(product=product)
         case "binary":
             return models.BinaryQuantization(binary=models.BinaryQuantizationConfig(always_ram=True))
-
-
-def _quantization_name(config: models.QuantizationConfig | None) -> str | None:
-    match config:
-        case None:
-            return None
-        case models.ScalarQuantization():
-            return "scalar"
-        case models.ProductQuantization():
-            return "product"
-        case models.BinaryQuantization():
-            return "binary"
-    return type(config).__name__
 
 
 def _one_of(name: str, value: str | None, known: Sequence[Any]) -> Any:

@@ -106,7 +106,7 @@ class VectorCache:
         self._max_bytes = max_bytes
         self._file = BlobStore(path, max_bytes=max_bytes)
         self._counters_lock = threading.Lock()
-        self._hits = self._misses = self._written = self._damaged = self._unwritten = 0
+        self._counts = dict.fromkeys(("hits", "misses", "written", "damaged", "unwritten"), 0)
         self._write_error: str | None = None
 
     @staticmethod
@@ -182,8 +182,8 @@ class VectorCache:
             found[targets] = True
         if damaged:
             with self._counters_lock:
-                level = logging.DEBUG if self._damaged else logging.WARNING
-                self._damaged += damaged
+                level = logging.DEBUG if self._counts["damaged"] else logging.WARNING
+                self._counts["damaged"] += damaged
             logger.log(level, _DAMAGED, self.path, damaged, len(distinct))
         if len(row_of) < count:
             source = np.fromiter(map(row_of.__getitem__, keys), dtype=np.intp, count=count)
@@ -194,8 +194,8 @@ class VectorCache:
             found, metas = found[source], metas[source]
         hits = int(found.sum())
         with self._counters_lock:
-            self._hits += hits
-            self._misses += count - hits
+            self._counts["hits"] += hits
+            self._counts["misses"] += count - hits
         return CacheHits(
             found=found, rows=rows, tokens=(metas >> 1).astype(np.int32), truncated=(metas & 1).astype(np.bool_)
         )
@@ -245,11 +245,11 @@ class VectorCache:
                 self._file.write(values)
             except CacheError as error:
                 with self._counters_lock:
-                    self._unwritten += len(values)
+                    self._counts["unwritten"] += len(values)
                     self._write_error = str(error)
                 raise
         with self._counters_lock:
-            self._written += len(values)
+            self._counts["written"] += len(values)
 
     def clear(self) -> None:
         """Remove every vector and give the space back to the disk."""
@@ -266,17 +266,8 @@ class VectorCache:
         """
         rows, size, _ = self._file.size()
         with self._counters_lock:
-            return CacheStats(
-                rows=rows,
-                bytes=size,
-                hits=self._hits,
-                misses=self._misses,
-                written=self._written,
-                evicted=self._file.evicted,
-                damaged=self._damaged,
-                unwritten=self._unwritten,
-                write_error=self._write_error,
-            )
+            evicted, error = self._file.evicted, self._write_error
+            return CacheStats(rows=rows, bytes=size, evicted=evicted, write_error=error, **self._counts)
 
     def check(self, *, show_progress: bool = False) -> CacheCheck:
         """Read the whole file: its structure, and every vector against its checksum.
@@ -335,7 +326,7 @@ class VectorCache:
     @property
     def unwritten(self) -> int:
         """Vectors that ``put`` could not store since this object was made: they are computed again next time."""
-        return self._unwritten
+        return self._counts["unwritten"]
 
     @property
     def write_error(self) -> str | None:

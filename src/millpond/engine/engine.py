@@ -235,13 +235,7 @@ class Engine(TaskMethods):
         Returns:
             A list of token ids for each text.
         """
-        checked = validate.check_texts(texts, "tokenize", self._loaded)
-        tokenizer = self._loaded.encoder.texts
-        return [
-            ids
-            for indices in split_by_size(checked)
-            for ids in tokenizer.ids([checked[i] for i in indices], special_tokens=special_tokens)
-        ]
+        return self._ids(validate.check_texts(texts, "tokenize", self._loaded), special_tokens)
 
     def count_tokens(self, texts: Sequence[str], *, role: Role | None = None) -> list[int]:
         """How many tokens each text has for :meth:`embed`, uncut: with the role's prompt and special tokens.
@@ -255,11 +249,14 @@ class Engine(TaskMethods):
         """
         checked = validate.check_texts(texts, "count_tokens", self._loaded)
         prompt = resolve.plan("embed", PoolingParams(role=role), self._loaded, count=2).prompt
+        return [len(ids) for ids in self._ids([prompt + text for text in checked], True)]
+
+    def _ids(self, texts: list[str], special_tokens: bool) -> list[list[int]]:
         tokenizer = self._loaded.encoder.texts
         return [
-            len(ids)
-            for indices in split_by_size(checked)
-            for ids in tokenizer.ids([prompt + checked[i] for i in indices], special_tokens=True)
+            ids
+            for indices in split_by_size(texts)
+            for ids in tokenizer.ids([texts[i] for i in indices], special_tokens=special_tokens)
         ]
 
     def token_spans(

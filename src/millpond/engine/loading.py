@@ -171,12 +171,7 @@ def _runner(
         language_head=layout.transformer if description.has_language_head else None,
     )
     backbone = load_backbone(
-        description.checkpoint,
-        architecture,
-        device=device,
-        dtype=dtype,
-        quantization=quantization,
-        native=not compiled,
+        description.checkpoint, architecture, device=device, dtype=dtype, quantization=quantization, native=not compiled
     )
     offset = architecture.position_offset(config)
     if compiled:

@@ -7,7 +7,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from typing import Any
 
@@ -48,7 +48,10 @@ class Submission:
     def __init__(self, loaded: LoadedModel, dispatcher: Dispatcher) -> None:
         self.loaded = loaded
         self.dispatcher = dispatcher
-        self.plans: dict[tuple[Task, PoolingParams, bool], Plan] = {}
+        # Calls with equal options share a plan, so that their texts are tokenized together.
+        self._plan = lru_cache(_KEPT_PLANS)(
+            lambda task, params, single: resolve.plan(task, params, loaded, count=1 if single else 2)
+        )
 
     def run(
         self,
@@ -117,17 +120,10 @@ class Submission:
         return self.dispatcher.submit(items, plan, options, owner=self)
 
     def plan(self, task: Task, params: PoolingParams, count: int, pairs: EncodesPairs | None = None) -> Plan:
-        """The plan of a call; calls with equal options share one, so that their texts are tokenized together."""
+        """The plan of a call."""
         if pairs is not None or params.returned_token_ids is not None:  # looked up for each call
             return resolve.plan(task, params, self.loaded, count=count, pairs=pairs)
-        key = (task, params, count == 1)
-        plan = self.plans.get(key)
-        if plan is None:
-            plan = resolve.plan(task, params, self.loaded, count=count)
-            while len(self.plans) >= _KEPT_PLANS:
-                self.plans.pop(next(iter(self.plans)), None)
-            self.plans[key] = plan
-        return plan
+        return self._plan(task, params, count == 1)
 
     def stream(self, texts: Any, params: PoolingParams, show_progress: bool) -> Iterator[npt.NDArray[Any]]:
         """One vector per text, in order; a few calls are queued ahead of the vector handed out."""

@@ -153,12 +153,7 @@ class TaskMethods(ABC):
         return output
 
     def sparse_embed(
-        self,
-        texts: Sequence[str],
-        *,
-        role: Role | None = None,
-        truncate: Truncate = "end",
-        show_progress: bool = False,
+        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end", show_progress: bool = False
     ) -> SparseEmbeddingOutput:
         """Weights of vocabulary entries for each text: SPLADE checkpoints and BGE-M3.
 
@@ -344,12 +339,7 @@ class TaskMethods(ABC):
         return output
 
     def encode(
-        self,
-        texts: Sequence[Any],
-        *,
-        task: Task,
-        params: PoolingParams | None = None,
-        show_progress: bool = False,
+        self, texts: Sequence[Any], *, task: Task, params: PoolingParams | None = None, show_progress: bool = False
     ) -> Any:
         """Any task by its name.
 

@@ -53,7 +53,13 @@ def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ..
         values = tuple(value) if isinstance(value, list) else (value,)
         if not values:
             raise InvalidRequestError(f"filter[{key!r}] is an empty list, which nothing matches; leave the key out")
-        result[key] = tuple(_scalar(key, value) for value in values)
+        for item in values:
+            if not isinstance(item, str | bool | int | float):
+                raise InvalidRequestError(
+                    f"filter[{key!r}] holds {item!r}; pass a str, int, bool, float or a list of these, "
+                    "or one of the database's own filters instead of the dict"
+                )
+        result[key] = values
     return result
 
 
@@ -199,12 +205,3 @@ def _float(name: str, value: float, given: object) -> float:
     if not math.isfinite(value):
         raise InvalidRequestError(f"{name}={given} is not JSON; store a finite number or None")
     return value
-
-
-def _scalar(key: str, value: object) -> Scalar:
-    if isinstance(value, str | bool | int) or (isinstance(value, float) and math.isfinite(value)):
-        return value
-    raise InvalidRequestError(
-        f"filter[{key!r}] holds {value!r}; pass a str, int, bool, float or a list of these, "
-        "or one of the database's own filters instead of the dict"
-    )

@@ -6,32 +6,33 @@ import sys
 import warnings
 from collections.abc import Sized
 from functools import cache
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Self
 
 if TYPE_CHECKING:
     from tqdm import tqdm
 
 
-class Bar(Protocol):
-    """Counts the items of a call that are done."""
+class _Hidden:
+    """No bar: even a disabled tqdm bar takes a noticeable part of a single text's call."""
 
     def update(self, n: float | None = 1) -> bool | None:
-        """Count ``n`` more items."""
+        return None
 
-    def __enter__(self) -> Self: ...
+    def __enter__(self) -> Self:
+        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None, /
-    ) -> object: ...
+    def __exit__(self, *error: object) -> None:
+        return None
 
 
-def progress_bar(texts: object, *, show: bool) -> Bar:
+_HIDDEN = _Hidden()
+
+
+def progress_bar(texts: object, *, show: bool) -> tqdm[Any] | _Hidden:
     """A bar over ``texts``; hidden unless ``show``, and where nobody would see it."""
     if not show:
         return _HIDDEN
-    bar: Bar = draw_bar(show=True, total=len(texts) if isinstance(texts, Sized) else None, unit=" texts")
-    return bar
+    return draw_bar(show=True, total=len(texts) if isinstance(texts, Sized) else None, unit=" texts")
 
 
 def draw_bar(*, show: bool, **options: Any) -> tqdm[Any]:
@@ -56,19 +57,3 @@ def _bar_class() -> type[tqdm[Any]]:
         warnings.filterwarnings("ignore", message="IProgress not found")
         from tqdm.auto import tqdm
     return tqdm
-
-
-class _Hidden:
-    """No bar: even a disabled tqdm bar takes a noticeable part of a single text's call."""
-
-    def update(self, n: float | None = 1) -> bool | None:
-        return None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        return None
-
-
-_HIDDEN = _Hidden()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -26,17 +27,13 @@ CONDITIONS: Sequence[tuple[dict[str, Any], str]] = (
     ({}, "01234"),
     ({"lang": "de"}, "0"),
     ({"lang": ["de", "en", "fr"]}, "01"),
-    ({"lang": 'say "ä\\n"\n😀'}, "2"),
-    ({"lang": "it's"}, "3"),
-    ({"lang": "DE"}, ""),
+    ({"lang": ['say "ä\\n"\n😀', "it's", "DE"]}, "23"),
     ({"n": 1}, "01"),
     ({"n": 1.0}, "01"),
     ({"n": "1"}, "3"),
     ({"n": [2, "1"]}, "23"),
-    ({"f": 1.5}, "0"),
-    ({"f": 2.0}, "1"),
+    ({"f": [1.5, 2.0]}, "01"),
     ({"ok": True}, "02"),
-    ({"ok": [True, False]}, "012"),
     ({"tags": "x"}, "01"),
     ({"tags": ["y", "z"]}, "0"),
     ({"ok": True, "n": 2}, "2"),
@@ -76,12 +73,7 @@ class CollectionSinkContract(SinkContract):
     score_error: ClassVar[float] = 1e-5
 
     def make(self, folder: Path, **options: Any) -> Any:
-        """An empty sink in an empty folder.
-
-        Args:
-            folder: A folder of the test's own.
-            options: ``collection``, by default ``docs``, ``dimensions`` and ``fields``.
-        """
+        """An empty sink in a folder of the test's own; ``options``: ``collection``, ``dimensions``, ``fields``."""
         raise NotImplementedError
 
     def again(self, sink: Any, folder: Path, **options: Any) -> Any:
@@ -95,23 +87,20 @@ class CollectionSinkContract(SinkContract):
     @pytest.fixture
     def place(self, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         """Makes sinks, which are closed after the test."""
-        made = []
+        with ExitStack() as made:
 
-        def make(**options: Any) -> Any:
-            made.append(self.make(tmp_path, **options))
-            return made[-1]
+            def make(**options: Any) -> Any:
+                sink = self.make(tmp_path, **options)
+                made.callback(sink.close)
+                return sink
 
-        yield make
-        for sink in made:
-            sink.close()
+            yield make
 
     def cosines(self, engine: WordEngine, question: str, width: int, rows: Sequence[Record]) -> dict[str, float]:
         """``{record id: cosine}`` by numpy."""
         documents = vectors(engine, [record.text for record in rows], width)
         scores = documents @ vectors(engine, [question], width)[0]
         return {record.id: float(score) for record, score in zip(rows, scores, strict=True)}
-
-    # ----------------------------------------------------------------------------------------------------- search
 
     def test_hits_are_the_records_and_scores_the_cosines(self, place: Any, engine: WordEngine) -> None:
         for layout in self.layouts:
@@ -187,8 +176,6 @@ class CollectionSinkContract(SinkContract):
                 sink.delete(**options)
         assert sink.count() == 2
 
-    # ---------------------------------------------------------------------------------------------------- filters
-
     def test_a_filter_on_metadata_means_the_same_everywhere(self, place: Any, engine: WordEngine) -> None:
         for number, layout in enumerate(self.layouts):
             sink = place(collection=layout, dimensions=self.widths, fields=layout)
@@ -210,8 +197,6 @@ class CollectionSinkContract(SinkContract):
             kept = {hit.id for hit in sink.search(engine, QUESTIONS[0], k=48)}
             assert kept == {record.id for record in records()} - found
             sink.close()
-
-    # ------------------------------------------------------------------------------------------------- what is stored
 
     def test_unusual_records_come_back_unchanged(self, place: Any, engine: WordEngine) -> None:
         for layout in self.layouts:
@@ -271,8 +256,6 @@ class CollectionSinkContract(SinkContract):
         (hit,) = sink.search(engine, QUESTIONS[0], k=1)
         assert hit.score == pytest.approx(max(expected.values()), abs=self.score_error)
         sink.close()
-
-    # ----------------------------------------------------------------------------------------------- construction, end
 
     def test_a_closed_sink_says_so(self, sink: Any, engine: WordEngine) -> None:
         fill(sink, engine, records(3), self.widths)

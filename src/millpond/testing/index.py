@@ -65,8 +65,6 @@ class IndexContract:
         index.close()
         return self.open(path, engine, **options)
 
-    # ---------------------------------------------------------------------------------------------------- fixtures
-
     @pytest.fixture(scope="session")
     @classmethod
     def engine(cls) -> TokenEngine:
@@ -113,8 +111,6 @@ class IndexContract:
                 assert type(hit.id) is str and type(hit.score) is float and type(hit.exact) is bool
                 assert hit.score == pytest.approx(exact[hit.id], abs=error)
                 assert exact[hit.id] >= best[rank] - 2 * error
-
-    # -------------------------------------------------------------------------------------- documents and searching
 
     @pytest.mark.parametrize("width", [1, 17, 32, 128])
     def test_the_best_documents_are_found(self, index: LateInteractionIndex, width: int) -> None:
@@ -179,12 +175,9 @@ class IndexContract:
             assert found(results) == [[id] for id in AWKWARD_IDS]
             for id in AWKWARD_IDS:
                 assert id in index
-                restricted = index.search_embeddings(ragged([documents[id]], 64), ids=[id])
-                assert found(restricted) == [[id]]
+                assert found(index.search_embeddings(ragged([documents[id]], 64), ids=[id])) == [[id]]
                 assert index.delete([id]) == 1
             assert len(index) == 0
-
-    # ------------------------------------------------------------------------------------------------- metadata
 
     METADATA: Sequence[dict[str, Any] | None] = (
         {"lang": "en", "year": 1999, "score": 0.5, "draft": True, "tags": ["a", "b"]},
@@ -199,27 +192,18 @@ class IndexContract:
         ("filter", "numbers"),
         [
             ({"lang": "en"}, [0]),
-            ({"lang": ["en", "de", "no such"]}, [0, 1]),
-            ({"lang": "日本語"}, [2]),
-            ({"year": 1999}, [0]),
+            ({"lang": ["en", "日本語", "no such"]}, [0, 2]),
             ({"year": [1, 2000]}, [1, 2]),
-            ({"score": 0.5}, [0]),
             ({"score": [-2.25, 0.5]}, [0, 1]),
-            ({"draft": True}, [0]),
             ({"draft": False}, [1]),
             ({"year": True}, []),  # a bool is no number
-            ({"year": False}, []),
-            ({"flag": True}, []),
             ({"draft": 1}, []),
-            ({"tags": "b"}, [0, 1]),
             ({"tags": ["a", "z"]}, [0]),
             ({"lang": "en", "year": 1999}, [0]),
             ({"lang": "en", "year": 2000}, []),
             ({"missing": "x"}, []),
-            ({"größe": "übergroß"}, [5]),
-            ({"with space": "x"}, [5]),
+            ({"größe": "übergroß", "with space": "x"}, [5]),
             ({"when": date(2026, 1, 2)}, [5]),
-            ({"when": "2026-01-02"}, [5]),
             ({}, [0, 1, 2, 3, 4, 5]),
         ],
         ids=str,
@@ -237,8 +221,6 @@ class IndexContract:
         if filter:
             assert index.delete(filter=filter) == len(numbers)
             assert set(index.ids()) == set(documents) - set(matching)
-
-    # ----------------------------------------------------------------------------------------- candidates and ids
 
     def test_a_search_among_ids(self, index: LateInteractionIndex) -> None:
         documents = documents_of(names(20), matrices(20))
@@ -276,8 +258,6 @@ class IndexContract:
         index.compact()
         assert found(index.search_embeddings(ragged([same]), k=4)) == [["z", "a", "c", "b"]]
 
-    # ------------------------------------------------------------------------------------------------ sizes of rows
-
     def test_an_empty_index_finds_nothing(self, index: LateInteractionIndex) -> None:
         for width in (32, 128):
             assert index.search_embeddings(ragged(matrices(2, width=width), width)) == [[], []]
@@ -303,8 +283,6 @@ class IndexContract:
         assert index.search_embeddings(ragged(matrices(1)), ids=["doc-1", "doc-3"]) == [[]]
         assert index.delete(["doc-1"]) == 1 and len(index) == 3
 
-    # ------------------------------------------------------------------------------------------------------- texts
-
     def test_texts_are_encoded_as_documents_and_queries(self, texts: LateInteractionIndex, engine: TokenEngine) -> None:
         rows = engine.token_embed(TEXTS, role="document", normalize=True).embeddings
         query = engine.token_embed([QUERY], role="query", normalize=True).embeddings
@@ -328,12 +306,13 @@ class IndexContract:
         assert texts.search(["word"], ids=["long"])[0][0].text == "word " * 10 * engine.spec.max_length
 
     def test_an_index_without_an_engine_encodes_no_texts(self, index: LateInteractionIndex) -> None:
-        with pytest.raises(InvalidRequestError, match=r"no engine .* use add_embeddings"):
-            index.add(["a"], ["text"])
-        with pytest.raises(InvalidRequestError, match=r"no engine .* use search_embeddings"):
-            index.search(["text"])
-        with pytest.raises(InvalidRequestError, match="no engine to encode texts; pass an engine"):
-            index.explain("text", "a")
+        for call, message in (
+            (lambda: index.add(["a"], ["text"]), r"no engine .* use add_embeddings"),
+            (lambda: index.search(["text"]), r"no engine .* use search_embeddings"),
+            (lambda: index.explain("text", "a"), "no engine to encode texts; pass an engine"),
+        ):
+            with pytest.raises(InvalidRequestError, match=message):
+                call()
 
     def test_a_document_is_returned_by_its_id(self, texts: LateInteractionIndex) -> None:
         document = texts.get("doc-3")
@@ -344,8 +323,6 @@ class IndexContract:
         again = texts.get("doc-3")
         assert again is not None and again.metadata == {"number": 3}
 
-    # -------------------------------------------------------------------------------------------------- opening again
-
     def test_everything_is_there_after_reopening(self, path: Path, engine: TokenEngine) -> None:
         index = self.open(path, engine)
         metadata = [{"n": n, "tags": ["a", "é"], "x": {"y": [1.5, None, True]}} for n in range(5)]
@@ -355,10 +332,8 @@ class IndexContract:
         before, stats, listed = index.search([QUERY, *TEXTS]), index.stats(), index.ids()
         index = self.reopen(index, path, engine)
         assert_same_hits(index.search([QUERY, *TEXTS]), before)
-        assert (index.stats().documents, index.stats().tokens) == (
-            stats.documents,
-            stats.tokens,
-        ) and index.ids() == listed
+        again = index.stats()
+        assert ((again.documents, again.tokens), index.ids()) == ((stats.documents, stats.tokens), listed)
         assert len(index) == 4 and "doc-2" not in index and index.check() == []
         assert found(index.search([QUERY], filter={"n": 44})) == [["doc-4"]]
         # and it can be changed and opened once more
@@ -376,8 +351,6 @@ class IndexContract:
         with self.open(path, engine) as index:
             assert len(index) == 5
 
-    # ------------------------------------------------------------------------------------------------------ life cycle
-
     def test_stats_count_documents_and_tokens(self, index: LateInteractionIndex) -> None:
         index.add_embeddings(names(3), ragged(matrices(3, tokens=[1, 2, 3])))
         stats = index.stats()
@@ -393,23 +366,18 @@ class IndexContract:
         index.add(["a"], ["text"])
         index.close()
         index.close()
+        rows = ragged(matrices(1, width=engine.spec.hidden_size), engine.spec.hidden_size)
         for call in (
             lambda: index.add(["b"], ["text"]),
-            lambda: index.add_embeddings(
-                ["b"], ragged(matrices(1, width=engine.spec.hidden_size), engine.spec.hidden_size)
-            ),
+            lambda: index.add_embeddings(["b"], rows),
             lambda: index.delete(["a"]),
             lambda: index.delete(filter={"a": 1}),
-            lambda: index.search(["text"]),
             lambda: index.search([]),
-            lambda: index.search_embeddings(
-                ragged(matrices(1, width=engine.spec.hidden_size), engine.spec.hidden_size)
-            ),
+            lambda: index.search_embeddings(rows),
             lambda: index.explain("text", "a"),
             lambda: index.ids(),
             lambda: index.get("a"),
             lambda: index.stats(),
-            lambda: index.compact(),
             lambda: index.check(),
             lambda: len(index),
             lambda: "a" in index,
@@ -417,8 +385,6 @@ class IndexContract:
         ):
             with pytest.raises(InvalidRequestError, match="index .*is closed; open it again"):
                 call()
-
-    # ---------------------------------------------------------------------------------------------------------- threads
 
     def test_several_writers_lose_nothing(self, index: LateInteractionIndex) -> None:
         def write(writer: int) -> None:
@@ -429,14 +395,13 @@ class IndexContract:
 
         with ThreadPoolExecutor(4) as threads:
             list(threads.map(write, range(4)))
-        expected = {f"{writer}-{number}-{part}" for writer in range(4) for number in range(6) for part in (1, 2)}
-        assert set(index.ids()) == expected | {"shared"} and len(index) == 49
         documents = {
             f"{writer}-{number}-{part}": matrices(4, seed=100 * writer + number)[part]
             for writer in range(4)
             for number in range(6)
             for part in (1, 2)
         }
+        assert set(index.ids()) == {*documents, "shared"} and len(index) == 49
         queries = matrices(2, seed=5000)
         results = index.search_embeddings(ragged(queries), ids=list(documents))
         self.check_hits(results, queries, documents, 10)

@@ -96,12 +96,7 @@ class SinkContract:
     tolerance: ClassVar[float] = 1e-6
 
     def make(self, folder: Path, **options: Any) -> Any:
-        """An empty sink in an empty folder.
-
-        Args:
-            folder: A folder of the test's own.
-            options: ``dimensions``, the widths to store.
-        """
+        """An empty sink in a folder of the test's own; ``options`` are ``dimensions``, the widths to store."""
         raise NotImplementedError
 
     def stored(self, sink: Any) -> Mapping[str, StoredRow]:
@@ -134,11 +129,10 @@ class SinkContract:
             for width, vector in row.vectors.items():
                 np.testing.assert_allclose(vector, vectors(engine, [record.text], width)[0], atol=self.tolerance)
 
-    # ------------------------------------------------------------------------------------- prepare, write, close
-
     def test_what_is_written_is_stored(self, sink: Any, engine: WordEngine) -> None:
         fill(sink, engine, records(), self.widths)
         self.check_rows(sink, engine, records())
+        sink.close()  # and once more after the test
 
     def test_writing_again_replaces(self, sink: Any, engine: WordEngine) -> None:
         changed = Record("measuring/sockets", "a picture of a cat", {"new": True})
@@ -165,13 +159,6 @@ class SinkContract:
             sink.prepare(WordEngine("other words").spec)
         fill(sink, engine, records(5), self.widths)
         self.check_rows(sink, engine, records(5))
-
-    def test_a_sink_may_be_closed_twice(self, sink: Any, engine: WordEngine) -> None:
-        fill(sink, engine, records(3), self.widths)
-        sink.close()
-        sink.close()
-
-    # ---------------------------------------------------------------------------------------- what a sink may have
 
     def test_records_are_deleted_by_id(self, sink: Any, engine: WordEngine) -> None:
         if not isinstance(sink, Deletes):

@@ -226,7 +226,7 @@ def _here(
     """A run in this process, with everything open, and the name of its collection."""
     from millpond.engine.engine import Engine
     from millpond.ingest.pipeline.ingest import ingest
-    from millpond.ingest.sinks.url import open_sink
+    from millpond.ingest.sinks.database import open_sink
 
     settings = {"dimensions": collection.widths, "fields": collection.fields, **collection.settings}
     sink = stack.enter_context(closing(open_sink(collection.to, **settings)))
@@ -243,7 +243,7 @@ def _on_ray(
 ) -> Start:
     """A run on a cluster."""
     from millpond.ingest.ray import ingest_dataset
-    from millpond.ingest.sinks.url import open_sink
+    from millpond.ingest.sinks.database import open_sink
 
     return partial(
         ingest_dataset,
@@ -321,15 +321,11 @@ def _finish(report: IngestReport, signals: StopSignals) -> None:
         raise typer.Exit(1)
 
 
+# What a run may do beside writing: it is printed only if it did.
+_OPTIONAL = ("unchanged", "deleted", "uncached", "cache_error", "stopped", "verification")
+
+
 def _counts(report: IngestReport) -> dict[str, Any]:
-    """The report as JSON; what a run may do beside writing is there only if it did."""
-    optional = {
-        field.name: field.default
-        for field in fields(report)
-        if field.name in ("unchanged", "deleted", "uncached", "cache_error", "stopped", "verification")
-    }
-    return {
-        name: value
-        for name, value in asdict(report).items()
-        if optional.get(name, MISSING) is MISSING or value != optional[name]
-    }
+    """The report as JSON."""
+    defaults = {each.name: each.default for each in fields(report) if each.name in _OPTIONAL}
+    return {name: value for name, value in asdict(report).items() if name not in defaults or value != defaults[name]}

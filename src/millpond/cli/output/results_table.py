@@ -8,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len, set_cell_size
+from rich.bar import Bar
 from rich.console import Console
+from rich.table import Table
 from rich.text import Text
 
 from millpond.ingest.sinks.search import Hit
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 _ID_WIDTH = 28
 _LINE_WIDTH = 120
 _BAR_WIDTH = 20
-_EIGHTHS = " ▏▎▍▌▋▊▉"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CHUNK_KEYS = ("chunk", "chunk_start", "chunk_end")
 _SCORES = {
@@ -83,17 +83,21 @@ def print_rows(rows: Sequence[Row], *, title: str = "", bars: bool = False, cons
         console.print(Text(one_line(line), style="bold"), soft_wrap=True)
     if last:
         console.print(Text(one_line(last), style="dim"), soft_wrap=True)
-    ids, scores = [one_line(row.id) for row in rows], [f"{row.score:.4f}" for row in rows]
-    id_width = min(_ID_WIDTH, max(map(cell_len, ids), default=0))
-    score_width = max(map(len, scores), default=0)
     low, high = min([0.0, *(row.score for row in rows)]), max([1.0, *(row.score for row in rows)])
-    for rank, (row, id, score) in enumerate(zip(rows, ids, scores, strict=True)):
-        bar = (f"{_bar((row.score - low) / (high - low))}  ", "green" if rank == 0 else "blue") if bars else ""
-        head = Text.assemble((f"{rank + 1:>3}  ", "dim"), (f"{score:>{score_width}}  ", "cyan"), bar)
-        indent = " " * (head.cell_len + id_width + 2)
-        _print_cut(console, Text.assemble(head, (_fit(id, id_width), "bold"), "  ", one_line(row.text)))
+    table = Table.grid(padding=(0, 2, 0, 0), expand=True)
+    table.add_column(justify="right", style="dim", min_width=3)
+    table.add_column(justify="right", style="cyan")
+    if bars:
+        table.add_column(width=_BAR_WIDTH)
+    table.add_column(style="bold", max_width=_ID_WIDTH, no_wrap=True, overflow="ellipsis")
+    table.add_column(no_wrap=True, overflow="ellipsis", ratio=1)
+    for rank, row in enumerate(rows, start=1):
+        color = "green" if rank == 1 else "blue"
+        bar = [Bar(high - low, 0, row.score - low, width=_BAR_WIDTH, color=color)] if bars else []
+        table.add_row(str(rank), f"{row.score:.4f}", *bar, Text(one_line(row.id)), Text(one_line(row.text)))
         if row.detail:
-            _print_cut(console, Text(indent + row.detail, style="dim"))
+            table.add_row("", "", *[""] * bars, "", Text(row.detail, style="dim"))
+    console.print(table, width=min(console.width, _LINE_WIDTH))
 
 
 def print_json(answer: Answer) -> None:
@@ -116,27 +120,18 @@ def print_json(answer: Answer) -> None:
 def print_answer(answer: Answer, *, title: str, chunked: bool, console: Console) -> None:
     """Print two lines for each hit on a terminal, one of tab-separated values otherwise."""
     if console.is_terminal:
-        rows = [
-            Row(
-                score=ranked.score,
-                id=_shown_id(ranked.hit, chunked=chunked),
-                text=ranked.hit.text,
-                detail=_shown_metadata(ranked.hit.metadata, chunked=chunked),
-            )
-            for ranked in answer.hits
-        ]
-        print_rows(rows, title=title, console=console)
-        return
+        rows = []
+        for ranked in answer.hits:
+            hit, chunk = ranked.hit, ranked.hit.metadata.get("chunk") if chunked else None
+            id = hit.id if chunk is None else f"{hit.id} [{chunk}]"
+            detail = _shown_metadata(hit.metadata, chunked=chunked)
+            rows.append(Row(score=ranked.score, id=id, text=hit.text, detail=detail))
+        return print_rows(rows, title=title, console=console)
     for rank, ranked in enumerate(answer.hits, start=1):
         hit = ranked.hit
         metadata = json.dumps(dict(hit.metadata), ensure_ascii=False)
         cells = [answer.query_id, str(rank), f"{ranked.score:.6g}", hit.id, hit.text, metadata]
         print(*map(one_line, cells), sep="\t")
-
-
-def _shown_id(hit: Hit, *, chunked: bool) -> str:
-    chunk = hit.metadata.get("chunk") if chunked else None
-    return hit.id if chunk is None else f"{hit.id} [{chunk}]"
 
 
 def _shown_metadata(metadata: Mapping[str, Any], *, chunked: bool) -> str:
@@ -148,18 +143,3 @@ def _shown_metadata(metadata: Mapping[str, Any], *, chunked: bool) -> str:
     for key, value in metadata.items():
         words.append(f"{key}={value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}")
     return one_line("  ".join(words), keep_spaces=True)
-
-
-def _print_cut(console: Console, line: Text) -> None:
-    line.truncate(min(console.width, _LINE_WIDTH), overflow="ellipsis")
-    console.print(line, soft_wrap=True)
-
-
-def _bar(share: float) -> str:
-    """A bar of ``share`` of the full width, to an eighth of a character."""
-    whole, rest = divmod(round(share * _BAR_WIDTH * 8), 8)
-    return ("█" * whole + (_EIGHTHS[rest] if rest else "")).ljust(_BAR_WIDTH)
-
-
-def _fit(text: str, width: int) -> str:
-    return set_cell_size(text, width) if cell_len(text) <= width else f"{set_cell_size(text, width - 1)}…"

@@ -92,8 +92,5 @@ def vector_params(params: PoolingParams, role: Role, *, normalize: bool | None =
             f"{unread[0]}={getattr(params, unread[0])!r} means nothing to a score of two vectors; leave it out"
         )
     return PoolingParams(
-        role=role,
-        normalize=normalize,
-        truncate=params.truncate,
-        truncate_prompt_tokens=params.truncate_prompt_tokens,
+        role=role, normalize=normalize, truncate=params.truncate, truncate_prompt_tokens=params.truncate_prompt_tokens
     )

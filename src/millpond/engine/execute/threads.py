@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import nn
@@ -45,36 +47,29 @@ class Threads:
         return min(self.most, 1 + int(tokens * self._per_token / flops))
 
 
-class on_threads:  # noqa: N801  # a context
+@contextmanager
+def on_threads(count: int) -> Iterator[None]:
     """Run on ``count`` of torch's threads; the calling thread's number is restored afterwards."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._before = torch.get_num_threads()
-
-    def __enter__(self) -> None:
-        if self._before != self._count:
-            torch.set_num_threads(self._count)
-
-    def __exit__(self, *_: object) -> None:
-        if self._before != self._count:
-            torch.set_num_threads(self._before)
+    before = torch.get_num_threads()
+    if before == count:
+        yield
+        return
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
-class on_native_threads:  # noqa: N801  # a context
+@contextmanager
+def on_native_threads(count: int) -> Iterator[None]:
     """Run the native encoder on ``count`` threads, and torch's operators on one."""
-
-    def __init__(self, count: int) -> None:
-        self._count = count
-        self._torch = on_threads(1)
-
-    def __enter__(self) -> None:
-        self._torch.__enter__()
-        _of_forward.count = self._count
-
-    def __exit__(self, *_: object) -> None:
-        _of_forward.count = 0
-        self._torch.__exit__()
+    with on_threads(1):
+        _of_forward.count = count
+        try:
+            yield
+        finally:
+            _of_forward.count = 0
 
 
 def native_threads() -> int:

@@ -18,13 +18,7 @@ class EncodesPairs(Protocol):
     """Reads a query and a document together, for a cross-encoder."""
 
     def encode(
-        self,
-        pairs: Sequence[Pair],
-        *,
-        instruction: str | None,
-        limit: int,
-        truncate: Truncate,
-        index_of: IndexOf,
+        self, pairs: Sequence[Pair], *, instruction: str | None, limit: int, truncate: Truncate, index_of: IndexOf
     ) -> list[Tokenized]:
         """Tokenize each pair."""
 

@@ -116,7 +116,8 @@ def _with_spans(i: int, text: Any, spans: Any) -> SpannedText:
         raise InvalidRequestError(f"the spans of the text at index {i} are {spans!r}; pass a list of (start, end)")
     checked = []
     for span in spans:
-        two_ints = isinstance(span, Sequence | np.ndarray) and len(span) == 2 and all(_is_int(edge) for edge in span)
+        two_ints = isinstance(span, Sequence | np.ndarray) and len(span) == 2
+        two_ints = two_ints and all(isinstance(edge, int | np.integer) and type(edge) is not bool for edge in span)
         if not two_ints or not 0 <= span[0] < span[1] <= len(text):
             raise InvalidRequestError(
                 f"the text at index {i} has the span {span!r}; a span is (start, end) in characters, "
@@ -124,10 +125,6 @@ def _with_spans(i: int, text: Any, spans: Any) -> SpannedText:
             )
         checked.append((int(span[0]), int(span[1])))
     return SpannedText(text, tuple(checked))
-
-
-def _is_int(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def rendered_conversations(inputs: Any, tokenizer: TextTokenizer) -> Any:

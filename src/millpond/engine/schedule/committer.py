@@ -78,18 +78,16 @@ class Committer:
                 here = True
         if here:
             self._drain()
-        while self._must_help():
+        while True:  # wait for the thread to commit enough; this one has to help if that one is held up
+            with self._changed:
+                self._changed.wait_for(lambda: self._uncommitted <= self.most_waiting or self._finishing)
+                if self._uncommitted <= self.most_waiting:
+                    return
             self._drain()
 
     def close(self, *, wait: bool = True) -> None:
         """Stop the thread after the rows that wait; later rows are committed by the threads that deliver them."""
         self._thread.shutdown(wait=wait)
-
-    def _must_help(self) -> bool:
-        """Wait for the thread to commit enough; returns whether this thread has to, because that one is held up."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._uncommitted <= self.most_waiting or self._finishing)
-            return self._uncommitted > self.most_waiting
 
     def _run(self) -> None:
         while self._scheduled:

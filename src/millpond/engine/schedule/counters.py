@@ -20,7 +20,7 @@ class Counters:
     """An engine's counters; those of calls change under the lock of :class:`~.admission.Admission`."""
 
     def __init__(self) -> None:
-        self._listeners: tuple[_Listener, ...] = ()
+        self._listeners: tuple[Observer, ...] = ()
         self._running: list[float] = []  # when each batch began
         self._lock = threading.Lock()
         self._batches = self._texts = self._tokens = 0
@@ -30,13 +30,20 @@ class Counters:
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Call ``observer`` after every batch, until the returned function is called."""
-        listener = _Listener(observer)
+        levels = iter((logging.ERROR,))
+
+        def hear(batch: BatchRun) -> None:
+            try:
+                observer(batch)
+            except Exception:  # the batch is fine; a traceback per batch would fill the log
+                logger.log(next(levels, logging.DEBUG), "an observer of batches failed: %r", observer, exc_info=True)
+
         with self._lock:
-            self._listeners += (listener,)
+            self._listeners += (hear,)
 
         def forget() -> None:
             with self._lock:
-                self._listeners = tuple(other for other in self._listeners if other is not listener)
+                self._listeners = tuple(other for other in self._listeners if other is not hear)
 
         return forget
 
@@ -54,8 +61,8 @@ class Counters:
             self._texts += texts
             self._tokens += tokens
             self._seconds += batch.seconds
-        for listener in self._listeners:
-            listener.hear(batch)
+        for hear in self._listeners:
+            hear(batch)
 
     def end(self, begun: float) -> None:
         """A batch is over, whether it ran or not."""
@@ -96,17 +103,3 @@ class Counters:
                 cache_hits=self._hits,
                 cache_misses=self._misses,
             )
-
-
-class _Listener:
-    def __init__(self, observer: Observer) -> None:
-        self._observer = observer
-        self._failed = False
-
-    def hear(self, batch: BatchRun) -> None:
-        try:
-            self._observer(batch)
-        except Exception:  # the batch is fine; a traceback per batch would fill the log
-            level = logging.DEBUG if self._failed else logging.ERROR
-            self._failed = True
-            logger.log(level, "an observer of batches failed: %r", self._observer, exc_info=True)

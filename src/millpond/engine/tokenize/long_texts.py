@@ -1,7 +1,6 @@
 """Long texts: only a part is tokenized, where its tokens are certain to be those of the whole text.
 
-A tokenizer takes about two hundred bytes per character: a text as large as a whole request would take gigabytes, only
-for all but its beginning to be cut, or for the text to be refused.
+A tokenizer takes about two hundred bytes per character: a text as large as a whole request would take gigabytes.
 """
 
 from __future__ import annotations
@@ -90,9 +89,13 @@ class LongTexts:
         HEAP.trim_soon()
         size = _PART_PER_TOKEN * (limit + _MARGIN)
         while self._may_cut(truncate) and 2 * size < len(text):
-            part = _cut_behind(text, size) if truncate != "start" else _cut_before(text, size)
-            if part is not None and self._count(part) > limit + _MARGIN:
-                return part
+            # It ends with a short word and a space, or begins with these.
+            begin, end = (size, 2 * size) if truncate != "start" else (len(text) - 2 * size, len(text) - size)
+            place = next((each for each in _SHORT_WORD.finditer(text, begin, end) if _is_plain(each[0])), None)
+            if place is not None:
+                part = text[: place.end() - 1] if truncate != "start" else text[place.start() + 1 :]
+                if self._count(part) > limit + _MARGIN:
+                    return part
             size *= _GROWTH
         return text
 
@@ -149,22 +152,6 @@ class LongTexts:
             and all(part["type"] in _SPLITTERS and not _LOOKS_AROUND.search(_pattern(part)) for part in splitters)
             and not any(" " in token.content.lstrip() for token in added)
         )
-
-
-def _cut_behind(text: str, size: int) -> str | None:
-    """The beginning of ``text``, at least ``size`` characters, that ends with a short word and a space."""
-    place = _short_word(text, size, 2 * size)
-    return None if place is None else text[: place.end() - 1]
-
-
-def _cut_before(text: str, size: int) -> str | None:
-    """The end of ``text``, at least ``size`` characters, that begins with a space and a short word."""
-    place = _short_word(text, len(text) - 2 * size, len(text) - size)
-    return None if place is None else text[place.start() + 1 :]
-
-
-def _short_word(text: str, begin: int, end: int) -> re.Match[str] | None:
-    return next((place for place in _SHORT_WORD.finditer(text, begin, end) if _is_plain(place[0])), None)
 
 
 def _is_plain(words: str) -> bool:

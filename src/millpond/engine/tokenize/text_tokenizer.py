@@ -23,6 +23,7 @@ from millpond.engine.tokenize.tokenized import (
     Tokenized,
     fold,
     id_arrays,
+    too_long,
     unfold_offsets,
     word_numbers,
 )
@@ -248,13 +249,7 @@ class TextTokenizer:
             cut = len(ids) > limit
             if cut:
                 if truncate == "error":
-                    raise InputTooLongError(
-                        f"the {noun} at index {index_of(i)} has {len(ids)} tokens, more than max_length={limit}; "
-                        'shorten it, or let it be cut with truncate="end"',
-                        index=index_of(i),
-                        tokens=len(ids),
-                        limit=limit,
-                    )
+                    raise too_long(noun, index_of(i), len(ids), limit)
                 kept = self._cut(len(ids), texts[i], prompt, limit, truncate)
                 ids = ids[kept]
                 if alignment is not None:
@@ -280,7 +275,7 @@ class TextTokenizer:
     def _encode_heads(self, texts: Sequence[str], limit: int, *, offsets: bool) -> list[Encoding]:
         """Encode each text, or only the head of a long one if the head has more than ``limit`` tokens."""
         most = _HEAD_PER_TOKEN * limit
-        if not self.long_texts.splits_at_spaces or _longest(texts) <= 2 * most:
+        if not self.long_texts.splits_at_spaces or max(map(len, texts), default=0) <= 2 * most:
             return self._encode(texts, offsets=offsets)
         # Up to a space: how the text before it is split does not depend on what follows.
         heads = [text if len(text) <= 2 * most else text[: text.rfind(" ", 0, most) + 1 or None] for text in texts]
@@ -301,7 +296,7 @@ class TextTokenizer:
         return self.encode_rendered(texts, special_tokens=True, offsets=offsets)
 
     def _collapsed(self, texts: Sequence[str]) -> Sequence[str]:
-        if _longest(texts) <= _COLLAPSE_CHARACTERS:
+        if max(map(len, texts), default=0) <= _COLLAPSE_CHARACTERS:
             return texts
         return [self.long_texts.collapse(text) for text in texts]
 
@@ -309,7 +304,10 @@ class TextTokenizer:
         """Which of ``length`` tokens stay: front (special tokens, prompt), part of the text, suffix."""
         if prompt and self.long_texts.splits_at_spaces:  # what follows the first space changes nothing before it
             text = text[: text.find(" ", 1) + 1 or None]
-        front = self._prefix + (self._prompt_tokens(prompt + text, prompt) if prompt else 0)
+        front = self._prefix
+        if prompt:
+            (encoding,) = self.encode_rendered([prompt + text], special_tokens=False, offsets=True)
+            front += _tokens_before(encoding.offsets, len(self.fold(prompt)))
         end = length - self._suffix
         room = limit - front - self._suffix
         if room < 1:
@@ -319,11 +317,6 @@ class TextTokenizer:
             )
         first = front if truncate == "end" else end - room
         return np.concatenate((np.arange(front), np.arange(first, first + room), np.arange(end, length)))
-
-    def _prompt_tokens(self, text: str, prompt: str) -> int:
-        """Tokens of ``text`` that belong to the prompt at its front, without special tokens."""
-        (encoding,) = self.encode_rendered([text], special_tokens=False, offsets=True)
-        return _tokens_before(encoding.offsets, len(self.fold(prompt)))
 
     def offsets_in_text(
         self, offsets: npt.NDArray[np.int32], prompt: str, text: str
@@ -354,11 +347,6 @@ class TextTokenizer:
             tokens=encoding.tokens if marked else None,
         )
         return TokenAlignment(offsets=offsets, special=special, words=words)
-
-
-def _longest(texts: Sequence[str]) -> int:
-    """Characters of the longest text."""
-    return max(map(len, texts), default=0)
 
 
 def _identity(tokenizer: Any) -> Any:

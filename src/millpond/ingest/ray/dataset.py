@@ -22,9 +22,8 @@ from millpond.ingest.ray.worker import load_engine
 from millpond.ingest.record import Record, Rejected, check_int, content_hash, point_id
 from millpond.ingest.sinks.batch import FloatArray
 from millpond.ingest.sinks.protocol import vector_name
-from millpond.ingest.sources.columns import Columns
 from millpond.ingest.sources.read import RecordReader
-from millpond.ingest.sources.rows import RowReader
+from millpond.ingest.sources.rows import Columns, RowReader
 from millpond.support.blank import is_blank
 from millpond.values.config import EngineConfig
 

@@ -14,13 +14,11 @@ from typing import Any
 from millpond.errors import InvalidRequestError, SourceNotFoundError
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.arrow import ARROW_SUFFIXES, read_arrow
-from millpond.ingest.sources.columns import Columns
 from millpond.ingest.sources.compression import SourcePosition, check_source, kind_of
 from millpond.ingest.sources.csv_file import CsvReader
 from millpond.ingest.sources.folder import SkippedFiles, read_folder
-from millpond.ingest.sources.iterables import read_items
 from millpond.ingest.sources.json_file import read_json, read_json_lines, read_jsonl
-from millpond.ingest.sources.rows import RowReader
+from millpond.ingest.sources.rows import Columns, RowReader, read_items
 from millpond.ingest.sources.tables import check_table, is_table, read_table
 
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *ARROW_SUFFIXES)
@@ -121,7 +119,11 @@ def reader_for(source: Any, columns: Columns | None = None, types: Mapping[str, 
     if isinstance(source, RecordReader):
         return source
     if isinstance(source, str | os.PathLike):
-        return _stdin(columns, types) if os.fspath(source) == "-" else _path(source, columns, types)
+        if os.fspath(source) != "-":
+            return _path(source, columns, types)
+        if types:
+            _refuse_types(types, "'-'")
+        return RecordReader(read_json_lines(sys.stdin.buffer, "stdin", RowReader("stdin", columns)))
     table = is_table(source) and not isinstance(source, type)
     if not table:
         _check_iterable(source)
@@ -144,12 +146,6 @@ def _check_iterable(source: object) -> None:
         )
     if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
         raise TypeError(f"records is {kind}; pass a path, or an iterable of Record(id, text, metadata)")
-
-
-def _stdin(columns: Columns, types: Mapping[str, str]) -> RecordReader:
-    if types:
-        _refuse_types(types, "'-'")
-    return RecordReader(read_json_lines(sys.stdin.buffer, "stdin", RowReader("stdin", columns)))
 
 
 def _path(source: str | os.PathLike[str], columns: Columns, types: Mapping[str, str]) -> RecordReader:

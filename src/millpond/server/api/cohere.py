@@ -120,7 +120,9 @@ async def _answer(
         request, model, "embed", texts, params, _tokenization(body, model.max_model_len), field="texts"
     )
     rows, tokens = output.embeddings, output.usage.prompt_tokens
-    vectors = rows if types is None else await asyncio.to_thread(_by_type, rows, types)
+    vectors = (
+        rows if types is None else await asyncio.to_thread(lambda: {name: _converted(rows, name) for name in types})
+    )
     return await encoding.json_response(
         {
             "id": envelope(request, "embd", model, request_id=body.request_id)["id"],
@@ -136,10 +138,6 @@ def _tokenization(body: CohereEmbedRequest, max_model_len: int) -> Tokenization:
     limit = None if body.max_tokens is None else min(body.max_tokens, max_model_len)
     side: Truncate = "start" if body.truncate == "START" else "end"
     return Tokenization(truncate="error" if body.truncate == "NONE" else side, limit=limit, side=side)
-
-
-def _by_type(rows: npt.NDArray[np.float32], types: list[EmbeddingType]) -> dict[EmbeddingType, Any]:
-    return {name: _converted(rows, name) for name in dict.fromkeys(types)}
 
 
 def _converted(rows: npt.NDArray[np.float32], name: EmbeddingType) -> Any:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from concurrent.futures import CancelledError, Future
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated
+from dataclasses import asdict, replace
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
@@ -20,11 +21,10 @@ from millpond.server.requests import bodies, calls
 from millpond.server.requests.fields import absent_if_null, check_length
 from millpond.server.responses.encoding import json_response
 from millpond.server.responses.response_fields import UsageInfo, usage
-from millpond.server.served.models import ServedModel
 from millpond.server.state import find_model
 from millpond.support.blank import is_blank
 from millpond.tasks import Role, Truncate
-from millpond.values.outputs import TokenEmbeddingOutput, TokenSpans, Usage
+from millpond.values.outputs import TokenEmbeddingOutput, TokenSpans
 from millpond.values.params import PoolingParams
 from millpond.vllm.model import Pending
 
@@ -55,15 +55,6 @@ class TextExplainAnswer(BaseModel):
 router = APIRouter(tags=["Late-interaction indexes"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Explained:
-    """The matches of a query's tokens."""
-
-    matches: list[TokenMatch]  # one for each token
-    truncated: bool  # whether one of the texts was cut
-    usage: Usage  # tokens of both texts
-
-
 @router.post("/explain", openapi_extra=openapi.operation(TextExplainRequest, answer=TextExplainAnswer))
 async def explain(request: Request) -> Response:
     """For each token of a query, the characters of a text that match it best, and the score. Needs no index."""
@@ -73,55 +64,50 @@ async def explain(request: Request) -> Response:
         if is_blank(text):
             raise RequestError(f"the {field} is blank; write a text with a visible character", param=field)
         check_length(text, model.max_model_len)
-    explained: _Explained = await calls.run(request, lambda: _submit(body, model), model=model, texts=2)
-    if (work := getattr(request.state, "work", None)) is not None:  # so far that of the document alone
-        request.state.work = replace(work, tokens=explained.usage.prompt_tokens)
+    engine, params = model.engine, PoolingParams(normalize=True, truncate=body.truncate)
+    queued: list[Any] = []  # the query, which has another role, and the spans of the document
+
+    def submit() -> Pending[TokenEmbeddingOutput]:
+        query_spans, document_spans = _spans(engine, body, "query"), _spans(engine, body, "document")
+        query = engine.submit("token_embed", [body.query], replace(params, role="query"))
+        try:
+            document = engine.submit("token_embed", [body.document], replace(params, role="document"))
+        except BaseException:
+            query.cancel()
+            raise
+        document.add_done_callback(lambda done: query.cancel() if done.cancelled() else None)
+        queued.extend(((query_spans, query), document_spans))
+        items = [body.query, body.document]
+        return Pending(future=document, finish=lambda output: output, finished=True, items=items)
+
+    document = await calls.run(request, submit, model=model, texts=2)
+    query, matches = await asyncio.to_thread(_matched, queued[0], queued[1], document, body.document)
+    tokens = query.usage.prompt_tokens + document.usage.prompt_tokens
+    request.state.work = replace(request.state.work, tokens=tokens)  # so far those of the document alone
+    request.state.tokens = tokens
     return await json_response(
         {
             "model": model.name,
-            "score": sum(match.score for match in explained.matches),
-            "truncated": explained.truncated,
-            "matches": [asdict(match) for match in explained.matches],
-            "usage": usage(explained.usage.prompt_tokens),
+            "score": sum(match.score for match in matches),
+            "truncated": bool(query.truncated[0] or document.truncated[0]),
+            "matches": [asdict(match) for match in matches],
+            "usage": usage(tokens),
         }
     )
 
 
-def _submit(body: TextExplainRequest, model: ServedModel) -> Pending[_Explained]:
-    """Queue both texts; they have different roles, so they are two calls."""
-    engine = model.engine
-    query_spans = _spans(engine, body, "query")
-    document_spans = _spans(engine, body, "document")
-    params = PoolingParams(normalize=True, truncate=body.truncate)
-    query = engine.submit("token_embed", [body.query], replace(params, role="query"))
+def _matched(
+    query: tuple[TokenSpans, Future[TokenEmbeddingOutput]],
+    spans: TokenSpans,
+    document: TokenEmbeddingOutput,
+    text: str,
+) -> tuple[TokenEmbeddingOutput, list[TokenMatch]]:
+    """(the query's output, the matches); the query was queued before the document, which is done."""
     try:
-        document = engine.submit("token_embed", [body.document], replace(params, role="document"))
-    except BaseException:
-        query.cancel()
-        raise
-    document.add_done_callback(lambda done: query.cancel() if done.cancelled() else None)
-
-    def finish(document_output: TokenEmbeddingOutput) -> _Explained:
-        query_output = _result(query)
-        matches = explanation.explain(
-            query_spans, query_output.embeddings.flat, document_spans, document_output.embeddings.flat, body.document
-        )
-        outputs = (query_output, document_output)
-        return _Explained(
-            matches=matches,
-            truncated=any(bool(output.truncated[0]) for output in outputs),
-            usage=Usage(prompt_tokens=sum(output.usage.prompt_tokens for output in outputs)),
-        )
-
-    return Pending(future=document, finish=finish, items=[body.query, body.document])
-
-
-def _result(query: Future[TokenEmbeddingOutput]) -> TokenEmbeddingOutput:
-    """The query's output; it was queued before the document, which is done."""
-    try:
-        return query.result()
+        output = query[1].result()
     except CancelledError:
         raise EngineClosedError("the engine was stopped before this request had its turn") from None
+    return output, explanation.explain(query[0], output.embeddings.flat, spans, document.embeddings.flat, text)
 
 
 def _spans(engine: Engine, body: TextExplainRequest, role: Role) -> TokenSpans:

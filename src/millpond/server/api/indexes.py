@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from millpond.late_interaction.index.arguments import SearchOptions, check_queries, checked_search
 from millpond.late_interaction.index.documents import Hit
 from millpond.server.api import openapi
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
-from millpond.server.requests.fields import check_count
+from millpond.server.requests.fields import check_count, one_of
 from millpond.server.responses.encoding import json_response
 from millpond.server.served.indexes import ServedIndex
 from millpond.server.state import record_model, state_of
@@ -44,11 +43,7 @@ class SearchRequest(BaseModel):
     candidates: Candidates | None = Field(None, description="Documents that the first stage keeps for exact scoring.")
     exact: bool = Field(False, description="Score every document, without a first stage.")
 
-    @model_validator(mode="after")
-    def _check_forms(self) -> Self:
-        if (self.query is None) is (self.queries is None):
-            raise ValueError("pass query or queries, one of them")
-        return self
+    _check_forms = one_of("query", "queries")
 
 
 class IndexHit(BaseModel):
@@ -97,11 +92,7 @@ class DeleteRequest(BaseModel):
     ids: list[Id] | None = None
     filter: Conditions | None = Field(None, description=_FILTER)
 
-    @model_validator(mode="after")
-    def _check_forms(self) -> Self:
-        if (self.ids is None) is (self.filter is None):
-            raise ValueError("pass ids or filter, one of them")
-        return self
+    _check_forms = one_of("ids", "filter")
 
 
 class DeleteAnswer(BaseModel):
@@ -180,7 +171,13 @@ async def search(request: Request, name: str) -> Response:
     checked_search(**options)  # before anything is encoded
     results: list[list[dict[str, Any]]] = []
     if queries:
-        output = await _encoded(request, served, queries)
+        engine = served.model.engine
+
+        def submit() -> Pending[TokenEmbeddingOutput]:
+            future = engine.submit("token_embed", queries, PoolingParams(role="query", normalize=True))
+            return Pending(future=future, finish=lambda output: output, finished=True, items=queries)
+
+        output = await calls.run(request, submit, model=served.model, texts=len(queries))
         found = await asyncio.to_thread(served.index.search_embeddings, output.embeddings, **options)
         results = [[_hit(hit) for hit in hits] for hits in found]
     return await json_response(
@@ -248,16 +245,6 @@ def _check_writable(request: Request) -> None:
             status=403,
             type="PermissionDeniedError",
         )
-
-
-async def _encoded(request: Request, served: ServedIndex, queries: Sequence[str]) -> TokenEmbeddingOutput:
-    engine = served.model.engine
-
-    def submit() -> Pending[TokenEmbeddingOutput]:
-        future = engine.submit("token_embed", queries, PoolingParams(role="query", normalize=True))
-        return Pending(future=future, finish=lambda output: output, finished=True, items=queries)
-
-    return await calls.run(request, submit, model=served.model, texts=len(queries))
 
 
 def _hit(hit: Hit) -> dict[str, Any]:

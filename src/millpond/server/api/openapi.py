@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, Literal
 
 from fastapi import FastAPI
@@ -44,13 +45,11 @@ _FAILURES = {
 }
 
 
-def operation(
-    schema: Any, *, answer: Any = None, binary: bool = False, description: str = "The answer."
-) -> dict[str, Any]:
+def operation(schema: Any, *, answer: Any, binary: bool = False) -> dict[str, Any]:
     """The part of an operation that FastAPI cannot derive: pass it as a route's ``openapi_extra``."""
     schemas: dict[str, Any] = {}
     body = _reference(schema, "validation", schemas)
-    shape = {} if answer is None else _reference(answer, "serialization", schemas)
+    shape = _reference(answer, "serialization", schemas)
     failure = {"application/json": {"schema": _reference(ErrorAnswer, "serialization", schemas)}}
     content: dict[str, Any] = {"application/json": {"schema": shape}}
     if binary:
@@ -58,7 +57,7 @@ def operation(
     return {
         "requestBody": {"required": True, "content": {"application/json": {"schema": body}}},
         "responses": {
-            "200": {"description": description, "content": content},
+            "200": {"description": "The answer.", "content": content},
             **{str(status): {"description": meaning, "content": failure} for status, meaning in _FAILURES.items()},
         },
         _SCHEMAS: schemas,
@@ -68,28 +67,21 @@ def operation(
 def describe(app: FastAPI, *, key_required: Callable[[str, str], bool]) -> Callable[[], dict[str, Any]]:
     """``app.openapi``: FastAPI's document with the schemas of every operation."""
 
+    @cache
     def document() -> dict[str, Any]:
-        if app.openapi_schema is None:
-            app.openapi_schema = _document(app, key_required)
-        return app.openapi_schema
+        document = get_openapi(title=app.title, version=app.version, routes=app.routes)
+        components = document.setdefault("components", {})
+        schemas = components.setdefault("schemas", {})
+        for path, operations in document.get("paths", {}).items():
+            for method, described in operations.items():
+                for name, schema in described.pop(_SCHEMAS, {}).items():
+                    if schemas.setdefault(name, schema) != schema:
+                        raise ValueError(f"two schemas of {path} and another route are called {name}; rename one")
+                if key_required(method.upper(), path):
+                    described["security"] = [{"key": []}]
+                    components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        return document
 
-    return document
-
-
-def _document(app: FastAPI, key_required: Callable[[str, str], bool]) -> dict[str, Any]:
-    document = get_openapi(
-        title=app.title, version=app.version, summary=app.summary, description=app.description, routes=app.routes
-    )
-    components = document.setdefault("components", {})
-    schemas = components.setdefault("schemas", {})
-    for path, operations in document.get("paths", {}).items():
-        for method, described in operations.items():
-            for name, schema in described.pop(_SCHEMAS, {}).items():
-                if schemas.setdefault(name, schema) != schema:
-                    raise ValueError(f"two schemas of {path} and another route are called {name}; rename one")
-            if key_required(method.upper(), path):
-                described["security"] = [{"key": []}]
-                components["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
     return document
 
 

@@ -23,22 +23,17 @@ class BodyBudget:
 
     def __init__(self, max_body_bytes: int) -> None:
         self._max_bytes = max(_MIN_BYTES, _LARGEST_BODIES * max_body_bytes)
-        self._used = 0
-
-    @property
-    def used(self) -> int:
-        """Bytes in use."""
-        return self._used
+        self.used = 0  # bytes
 
     def take(self, scope: Scope, count: int) -> None:
         """Count ``count`` bytes for a request; called by the event loop only."""
-        if self._used + count > self._max_bytes:
+        if self.used + count > self._max_bytes:
             raise EngineOverloadedError(
-                f"the bodies of the requests under way have {self._used} bytes, and {self._max_bytes} is the most; "
+                f"the bodies of the requests under way have {self.used} bytes, and {self._max_bytes} is the most; "
                 "retry in about 1 s",
                 retry_after=1.0,
             )
-        self._used += count
+        self.used += count
         scope["state"][_KEY] = scope["state"].get(_KEY, 0) + count
 
     @staticmethod
@@ -49,7 +44,7 @@ class BodyBudget:
 
     def give_back(self, scope: Scope) -> None:
         """Release the bytes of a request that has ended."""
-        self._used -= scope["state"].pop(_KEY, 0)
+        self.used -= scope["state"].pop(_KEY, 0)
 
 
 def body_budget_of(request: Request) -> BodyBudget:

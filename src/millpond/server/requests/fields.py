@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import Request
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 from pydantic_core import PydanticUseDefault
 
 from millpond.server.errors import RequestError
@@ -22,6 +22,17 @@ def _default(value: Any) -> Any:
     if value is None:
         raise PydanticUseDefault
     return value
+
+
+def one_of(first: str, second: str) -> Any:
+    """A validator of a request that has to have one of two fields."""
+
+    def check(self: BaseModel) -> BaseModel:
+        if (getattr(self, first) is None) is (getattr(self, second) is None):
+            raise ValueError(f"pass {first} or {second}, one of them")
+        return self
+
+    return model_validator(mode="after")(check)
 
 
 INT64 = 1 << 63

@@ -114,9 +114,7 @@ def test_a_replay_equals_the_forward(family, backends, plain, expected):
 @pytest.mark.parametrize("modes", ["cls", "mean", "max", "mean_sqrt_len", "weightedmean", "lasttoken", "mean+cls"])
 @pytest.mark.parametrize("include_prompt", [True, False])
 def test_every_pooling_method_is_inside(modes, include_prompt, backends, expected, tmp_path):
-    layout = Layout(
-        modules=(Pooling(modes=tuple(modes.split("+")), include_prompt=include_prompt), Normalize()),
-    )
+    layout = Layout(modules=(Pooling(modes=tuple(modes.split("+")), include_prompt=include_prompt), Normalize()))
     folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=layout)
     with Engine(folder, dtype="float32", device="cpu") as engine:
         for texts in (SHORT, TEXTS):

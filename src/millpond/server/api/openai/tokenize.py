@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated, Any, Self
+from typing import Annotated, Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from millpond.errors import InvalidRequestError
 from millpond.server.api import openapi
@@ -14,7 +14,7 @@ from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, chat
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.chat import ChatFields, Switch, as_batch
-from millpond.server.requests.fields import INT64, check_length
+from millpond.server.requests.fields import INT64, check_length, one_of
 from millpond.server.requests.prepare_executor import prepare_executor_of
 from millpond.server.responses.encoding import json_response
 from millpond.server.served.models import ServedModel
@@ -34,11 +34,7 @@ class TokenizeRequest(ChatFields):
     add_generation_prompt: Switch = Field(True, description="Let the template start the assistant's turn.")
     tools: list[dict[str, Any]] | None = Field(None, description="Passed to the template.")
 
-    @model_validator(mode="after")
-    def _check_forms(self) -> Self:
-        if (self.prompt is None) is (self.messages is None):
-            raise ValueError("pass prompt or messages, one of them")
-        return self
+    _check_forms = one_of("prompt", "messages")
 
 
 class TokenizeResponse(BaseModel):

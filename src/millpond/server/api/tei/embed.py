@@ -85,7 +85,11 @@ async def embed_sparse(request: Request) -> Response:
     output: SparseEmbeddingOutput = await _run(
         request, model, "sparse_embed", body.items(), PoolingParams(prompt_name=body.prompt_name), body.tokenization()
     )
-    return await encoding.json_response(await asyncio.to_thread(_sparse_lists, output))
+
+    def lists() -> list[list[dict[str, float]]]:
+        return [[{"index": token, "value": weight} for token, weight in sorted(each.items())] for each in output]
+
+    return await encoding.json_response(await asyncio.to_thread(lists))
 
 
 @router.post("/similarity", openapi_extra=openapi.operation(TeiSimilarityRequest, answer=list[float]))
@@ -146,22 +150,13 @@ async def _run(
     params: PoolingParams,
     tokenization: Tokenization,
 ) -> Any:
-    if params.prompt_name is not None:
-        _refuse_token_ids(items)
+    ids = next((i for i, item in enumerate(items) if isinstance(item, TokenIds)), None)
+    if params.prompt_name is not None and ids is not None:
+        raise RequestError(
+            f"a prompt stands before texts, and inputs has token ids at index {ids}; put the prompt there yourself",
+            param="prompt_name",
+        )
     return await calls.run_task(request, model, task, items, params, tokenization, field="inputs")
-
-
-def _refuse_token_ids(items: list[Item]) -> None:
-    for i, item in enumerate(items):
-        if isinstance(item, TokenIds):
-            raise RequestError(
-                f"a prompt stands before texts, and inputs has token ids at index {i}; put the prompt there yourself",
-                param="prompt_name",
-            )
-
-
-def _sparse_lists(output: SparseEmbeddingOutput) -> list[list[dict[str, float]]]:
-    return [[{"index": token, "value": weight} for token, weight in sorted(each.items())] for each in output]
 
 
 def model_kind(model: ServedModel) -> Literal["reranker", "classifier", "embedding"]:

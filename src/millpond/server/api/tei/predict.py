@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
@@ -24,14 +23,6 @@ _TASKS: tuple[Task, ...] = ("classify",)
 _NAMED: dict[str, bool | Activation] = {"sigmoid": "sigmoid", "softmax": "softmax", "none": False}
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Inputs:
-    """The inputs of a request."""
-
-    items: list[str | Pair]  # texts, or pairs
-    batch: bool  # whether the request is a batch, even of one item
-
-
 @router.post(
     "/predict", openapi_extra=openapi.operation(TeiPredictRequest, answer=list[Prediction] | list[list[Prediction]])
 )
@@ -39,26 +30,26 @@ async def predict(request: Request) -> Response:
     """Every class of a text with its score, best first; for a batch, a list of these."""
     body = await bodies.read(request, TeiPredictRequest)
     model = find_model(request, named_model(request, body.model), tasks=_TASKS, api="Predict API")
-    inputs = _inputs(body)
+    items, batch = _inputs(body)
     params = PoolingParams(activation=_activation(body, len(model.engine.spec.labels)))
     output: ClassificationOutput = await calls.run_task(
-        request, model, "classify", inputs.items, params, body.tokenization(), field="inputs"
+        request, model, "classify", items, params, body.tokenization(), field="inputs"
     )
     ranked = output.top((body.parameters and body.parameters.top_k) or len(output.labels))
     classes = [[{"score": each.prob, "label": each.label} for each in row] for row in ranked]
-    return await encoding.json_response(classes if inputs.batch or body.parameters is not None else classes[0])
+    return await encoding.json_response(classes if batch or body.parameters is not None else classes[0])
 
 
-def _inputs(body: TeiPredictRequest) -> _Inputs:
-    """TEI's rule: a list of strings is one text or one pair, and a batch is a list of such lists."""
+def _inputs(body: TeiPredictRequest) -> tuple[list[str | Pair], bool]:
+    """(texts or pairs, whether they are a batch): a list of str is one of them, and a batch a list of such lists."""
     values = body.inputs
     if isinstance(values, str):
-        return _Inputs(items=[values], batch=False)
+        return [values], False
     if not values:
         raise RequestError("inputs is an empty list; pass at least one text", param="inputs")
     if isinstance(values[0], str):
-        return _Inputs(items=[_item(values, "")], batch=False)
-    return _Inputs(items=[_item(each, f" at index {i}") for i, each in enumerate(values)], batch=True)
+        return [_item(values, "")], False
+    return [_item(each, f" at index {i}") for i, each in enumerate(values)], True
 
 
 def _item(texts: Any, where: str) -> str | Pair:

@@ -1,29 +1,77 @@
-"""A filter on metadata as a Qdrant filter."""
+"""A record as a Qdrant payload, a payload as a record, and a filter on metadata as one on payloads."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 from qdrant_client import models
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.sinks.fields import LLAMA_INDEX_KEYS, FieldLayout
+from millpond.ingest.record import Record, content_hash
+from millpond.ingest.sinks.fields import (
+    LLAMA_INDEX_KEYS,
+    FieldLayout,
+    is_own_row,
+    llama_index_fields,
+    read_llama_index,
+)
 from millpond.support.metadata import Scalar, check_filter
+
+# The key that holds the text, from the form that no other could be taken for.
+_TEXT_KEYS: Mapping[FieldLayout, str] = {"llama_index": "_node_content", "langchain": "page_content", "plain": "text"}
+
+IDENTITY = ["id", "doc_id", "chunk", "_node_type", "content_hash"]
+"""The keys that :func:`identity_of` reads: not the text, nor the metadata."""
 
 _PLAIN_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _UNWRITABLE = {'"': "quote", "\\": "backslash"}  # a path has no escapes
 _EXACT_FLOAT = 1 << 53  # from this size on, a range (of floats) would also match neighbouring ints
 
 
+def identity_of(payload: Mapping[str, Any], point: str) -> tuple[str, str]:
+    """Id and content hash of a stored point; of a framework's own its id and no hash.
+
+    A framework's point may have any of the keys: a LlamaIndex node its metadata's.
+    """
+    if "_node_type" in payload:
+        record_id = str(payload.get("doc_id"))
+        own = is_own_row(record_id, point, payload)
+    else:
+        record_id = str(payload.get("id", point))
+        own = "content_hash" in payload
+    return (record_id if own else point), str(payload["content_hash"]) if own and "content_hash" in payload else ""
+
+
+def payload_of(record: Record, point: str, form: FieldLayout) -> dict[str, Any]:
+    """The payload of a point."""
+    if form == "llama_index":
+        return llama_index_fields(record, point, text_inside=True)
+    return {
+        "id": record.id,
+        _TEXT_KEYS[form]: record.text,
+        "metadata": dict(record.metadata),
+        "content_hash": content_hash(record.text),
+    }
+
+
+def record_fields(payload: Mapping[str, Any], point: str, form: FieldLayout) -> tuple[str, str, dict[str, Any]]:
+    """Id, text and metadata of a stored point. The id of a point that a framework wrote is the point's own.
+
+    A point of another form than the collection's, as another framework writes it, is read as well.
+    """
+    written = next((known for known in (form, *_TEXT_KEYS) if _TEXT_KEYS[known] in payload), form)
+    if written == "llama_index":
+        return read_llama_index(payload, point)
+    text = payload[_TEXT_KEYS[written]]
+    return str(payload.get("id", point)), str(text), dict(payload.get("metadata") or {})
+
+
 def to_filter(filter: Mapping[str, object] | models.Filter | None, form: FieldLayout) -> models.Filter | None:
     """Every key must have its value, or one of a list of values.
 
     A number matches as int or float; a list in the metadata matches if it contains the value.
-
-    Raises:
-        InvalidRequestError: A filter of another database, a key with a quote or backslash, which no path of Qdrant can
-            hold, or one that LlamaIndex's store keeps for itself.
     """
     if filter is None or isinstance(filter, models.Filter):
         return filter
@@ -60,12 +108,7 @@ def _conditions(clause: list[models.Condition] | models.Condition | None) -> lis
 
 
 def payload_path(key: str, form: FieldLayout, *, what: str = "filter") -> str:
-    """The path of a metadata key in the payload.
-
-    Raises:
-        InvalidRequestError: A key that no path can hold, or that LlamaIndex's store keeps for itself; ``what`` names
-            the argument.
-    """
+    """The path of a metadata key in the payload; ``what`` names the argument if no path can hold it."""
     if unwritable := next((name for sign, name in _UNWRITABLE.items() if sign in key), None):
         raise InvalidRequestError(
             f"{what} key {key!r} holds a {unwritable}, which no path of Qdrant can; rename the key"

@@ -1,21 +1,181 @@
-"""kill -9 while an engine embeds with a cache: what was computed and is not in the file stays within the bound."""
+"""An engine with a cache: killed, on a slow disk, and with a file that is damaged while it embeds."""
 
 from __future__ import annotations
 
+import logging
+import os
+import random
+import shutil
 import signal
 import sqlite3
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from tests.cached import finish, script
 from tests.tiny import write_checkpoint
 
 from millpond import Engine, VectorCache
 
-pytestmark = pytest.mark.contract
+PAGE = 4096
+TEXTS = [f"text {number} of the mill" for number in range(600)]
+Damage = Callable[[Path], None]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_checkpoint(tmp_path_factory.mktemp("damage") / "bert", "bert")
+
+
+@pytest.fixture(scope="module")
+def plain(model: Path) -> Iterator[Engine]:
+    with Engine(model, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def expected(plain: Engine) -> npt.NDArray[np.float32]:
+    return plain.embed(TEXTS).embeddings
+
+
+@pytest.fixture(scope="module")
+def filled(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A cache with the vectors of all texts."""
+    path = tmp_path_factory.mktemp("filled") / "cache.db"
+    with Engine(model, dtype="float32", device="cpu", cache=path) as engine:
+        engine.embed(TEXTS)
+    return path
+
+
+def overwrite(start: int, length: int, byte: int | None = 0) -> Damage:
+    """Bytes at ``start`` (from the end, if negative) become ``byte``, or random ones."""
+
+    def damage(path: Path) -> None:
+        size = path.stat().st_size
+        data = random.Random(1).randbytes(length) if byte is None else bytes([byte]) * length
+        with path.open("r+b") as file:
+            file.seek(start % size)
+            file.write(data)
+
+    return damage
+
+
+def log(damage: Damage) -> Damage:
+    """The damage, done to the write-ahead log."""
+    return lambda path: damage(Path(f"{path}-wal"))
+
+
+def truncate(share: float) -> Damage:
+    return lambda path: os.truncate(path, int(path.stat().st_size * share))
+
+
+def scattered(path: Path) -> None:
+    chance = random.Random(5)
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        for _ in range(200):
+            file.seek(chance.randrange(size))
+            file.write(chance.randbytes(8))
+
+
+def replace_by_a_folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def replace_by_text(path: Path) -> None:
+    other = path.with_name("other")
+    other.write_text("no cache\n" * 999)
+    other.replace(path)
+
+
+def delete_with_log(path: Path) -> None:
+    for end in ("", "-wal", "-shm"):
+        Path(f"{path}{end}").unlink()
+
+
+def move_folder(path: Path) -> None:
+    path.parent.rename(path.parent.with_name("moved"))
+
+
+def replace_by_another_cache(path: Path) -> None:
+    other = path.with_name("other")
+    VectorCache(other).close()
+    other.replace(path)
+
+
+MEANWHILE: dict[str, Damage] = {
+    "header": overwrite(0, 100),
+    "schema page": overwrite(0, PAGE, None),
+    "data pages": overwrite(20 * PAGE, 20 * PAGE, None),
+    "last pages": overwrite(-5 * PAGE, 5 * PAGE),
+    "scattered": scattered,
+    "truncated to a half": truncate(0.5),
+    "truncated to nothing": truncate(0),
+    "log noise": log(overwrite(32, 64 * PAGE, None)),
+    "log deleted": lambda path: Path(f"{path}-wal").unlink(),
+    "deleted": lambda path: path.unlink(),
+    "deleted with its log": delete_with_log,
+    "replaced by text": replace_by_text,
+    "replaced by another cache": replace_by_another_cache,
+    "replaced by a folder": replace_by_a_folder,
+    "its folder moved away": move_folder,
+}
+
+
+FAST = ("schema page", "data pages", "deleted", "replaced by a folder")
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    "name", [name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in MEANWHILE]
+)
+def test_a_run_ends_with_the_right_vectors_when_its_cache_is_damaged_meanwhile(
+    model: Path,
+    plain: Engine,
+    expected: npt.NDArray[np.float32],
+    filled: Path,
+    tmp_path: Path,
+    name: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "folder" / "cache.db"
+    path.parent.mkdir()
+    shutil.copy(filled, path)
+    fresh = [f"new {text}" for text in TEXTS]
+    right = plain.embed(fresh).embeddings
+    with Engine(model, dtype="float32", device="cpu", cache=path) as engine:
+        assert engine.embed(TEXTS).cached.all()
+        np.testing.assert_allclose(engine.embed(fresh[:300]).embeddings, right[:300], atol=1e-5)
+        MEANWHILE[name](path)
+        for _ in range(2):
+            np.testing.assert_allclose(engine.embed(TEXTS).embeddings, expected, atol=1e-5)
+            np.testing.assert_allclose(engine.embed(fresh).embeddings, right, atol=1e-5)
+            for start in range(0, 600, 20):
+                np.testing.assert_allclose(
+                    engine.embed(TEXTS[start : start + 20]).embeddings, expected[start : start + 20], atol=1e-5
+                )
+        assert engine.cache is not None
+        lost = engine.cache.unwritten
+    assert len(warnings(caplog)) <= 4, "a line for each kind of error, not for each batch"
+    if lost:
+        assert any("cannot be cached" in line for line in warnings(caplog))
+    if name.startswith(("deleted", "replaced by another")):
+        assert any("deleted or replaced" in line for line in warnings(caplog))
+        with VectorCache(path) as cache:
+            assert len(cache) > 0, "the file that was made again is used"
+
+
+# --- Commits: kill -9, slow disks, callbacks --------------------------------------------------------------------------
+
 
 # Embeds texts for ever, several calls ahead. Each computed batch is a line of the log: its number of rows, written
 # before anything else happens to them.
@@ -45,11 +205,6 @@ _EMBED = """
 """
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("kill") / "bert", "bert")
-
-
 def counted(log: Path) -> list[int]:
     """Rows of each computed batch."""
     lines = log.read_text().splitlines() if log.exists() else []
@@ -75,6 +230,7 @@ def killed(model: Path, folder: Path, *, words: int, rows: int, first: int = 0) 
     return lost, waiting + threads * max(batches)
 
 
+@pytest.mark.contract
 @pytest.mark.slow
 @pytest.mark.parametrize("words", [1, 60])
 def test_a_killed_engine_loses_at_most_a_batch_for_each_thread_and_what_may_wait(
@@ -85,6 +241,7 @@ def test_a_killed_engine_loses_at_most_a_batch_for_each_thread_and_what_may_wait
     assert bound <= 64 + 4096 * 8
 
 
+@pytest.mark.contract
 def test_an_engine_that_ends_loses_nothing(model: Path, tmp_path: Path) -> None:
     """The control of the kills: the same process, left alone, commits every row it computes."""
     path, log = tmp_path / "cache.db", tmp_path / "computed"
@@ -107,6 +264,7 @@ class SlowCache(VectorCache):
         super().put(keys, rows, **columns)
 
 
+@pytest.mark.contract
 def test_batches_wait_for_a_slow_disk_instead_of_piling_up(model: Path, tmp_path: Path) -> None:
     ran: list[int] = []
     with SlowCache(tmp_path / "cache.db") as cache, Engine(model, dtype="float32", device="cpu", cache=cache) as engine:
@@ -133,6 +291,7 @@ def test_batches_wait_for_a_slow_disk_instead_of_piling_up(model: Path, tmp_path
         assert len(cache) == sum(ran) == 2000
 
 
+@pytest.mark.contract
 def test_a_result_is_in_the_file_before_its_caller_has_it(model: Path, tmp_path: Path) -> None:
     with Engine(model, dtype="float32", device="cpu", cache=tmp_path / "cache.db") as engine:
         for size in (1, 16, 17, 300):
@@ -153,6 +312,7 @@ def test_a_result_is_in_the_file_before_its_caller_has_it(model: Path, tmp_path:
             assert len(engine.cache or ()) >= before + size
 
 
+@pytest.mark.contract
 @pytest.mark.parametrize("blocking", [1, 40])
 def test_a_callback_may_embed_with_the_cache_while_rows_are_committed(
     model: Path, tmp_path: Path, blocking: int
@@ -175,6 +335,7 @@ def test_a_callback_may_embed_with_the_cache_while_rows_are_committed(
         assert len(engine.cache or ()) == 400 + blocking
 
 
+@pytest.mark.contract
 def test_a_call_waits_for_all_of_its_rows_in_whatever_order_threads_deliver_them(model: Path, tmp_path: Path) -> None:
     """The thread with the last rows may reach the committer before one with earlier rows."""
     with SlowCache(tmp_path / "c.db") as cache, Engine(model, dtype="float32", device="cpu", cache=cache) as engine:
