@@ -91,11 +91,3 @@ def test_without_queries_the_option_is_named(run: Run, tmp_path: Path, model: Pa
     assert done.code == 2 and "--queries" in done.err
     done = run("advise", "-", "--queries", "-", "--model", model, stdin="one\n")
     assert done.code == 2 and "both standard input" in done.err
-
-
-def test_without_matplotlib_nothing_is_measured(
-    run: Run, beir: Path, model: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("millpond.ingest.pages.charts.find_spec", lambda name: None)
-    done = run("advise", beir, "--model", model, "--out", beir / "x.html")
-    assert done.code == 1 and 'pip install "millpond[report]"' in done.err and done.out == ""

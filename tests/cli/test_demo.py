@@ -185,7 +185,11 @@ except ImportError:
     def stock():
         """A fallback without fish."""
 '''
-    assert texts(library(tmp_path, {"pond.py": source})) == {
+    private = 'class Decimal:\n    """A number for millers."""\n'
+    hidden = 'def whisper():\n    """Private by its module."""\n'
+    files = {"pond.py": source, "_pydecimal.py": private, "_secret.py": hidden}
+    assert texts(library(tmp_path, files)) == {
+        "decimal.Decimal": "decimal.Decimal: A number for millers.",
         "pond": "pond: A module about ponds.",
         "pond.dig": "pond.dig(depth, *tools, wide=True, **more): Dig a pond of that depth. It takes a while.",
         "pond.Pond": "pond.Pond(litres: float=1.0): Water, standing still.",
@@ -195,27 +199,6 @@ except ImportError:
         "pond.Pond.depth": "pond.Pond.depth: How deep the water is.",
         "pond.only_here": "pond.only_here(): Defined on this platform.",
         "pond.stock": "pond.stock(): A fallback without fish.",
-    }
-
-
-def test_private_modules_have_the_names_that_users_know(tmp_path):
-    files = {
-        "mill/__init__.py": "from ._wheel import *\n",
-        "mill/_wheel.py": 'def turn():\n    """Turn the wheel once."""\n',
-        "mill/stone.py": '''
-class Stone:
-    """It grinds all the corn."""
-    def grind(self):
-        """Grind some corn now."""
-''',
-        "_pydecimal.py": 'class Decimal:\n    """A number for millers."""\n',
-        "_secret.py": 'def whisper():\n    """Private by its module."""\n',
-    }
-    assert texts(library(tmp_path, files)) == {
-        "mill.turn": "mill.turn(): Turn the wheel once.",
-        "mill.stone.Stone": "mill.stone.Stone: It grinds all the corn.",
-        "mill.stone.Stone.grind": "mill.stone.Stone.grind(): Grind some corn now.",
-        "decimal.Decimal": "decimal.Decimal: A number for millers.",
     }
 
 

@@ -74,11 +74,9 @@ def test_files_of_every_form(run: Run, model: Path, engine: Engine, cross: Path,
     ("words", "options"),
     [
         (["--role", "query"], {"role": "query"}),
-        (["--prompt", "x: "], {"prompt": "x: "}),
         (["--prompt-name", "document"], {"prompt_name": "document"}),
         (["--engine", "normalize=false"], {"normalize": False}),
         (["--output-dtype", "ubinary"], {"output_dtype": "ubinary"}),
-        (["--output-dtype", "float16"], {"output_dtype": "float16"}),
     ],
 )
 def test_options_reach_the_engine(run: Run, model: Path, engine: Engine, words, options):
@@ -91,11 +89,6 @@ def test_options_reach_the_engine(run: Run, model: Path, engine: Engine, words, 
 def test_a_width_is_forced_by_an_override(run: Run, model: Path):
     (row,) = run("embed", "-m", model, "--dimensions", "16", *FORCED, stdin="mill", code=0).rows
     assert len(row["embedding"]) == 16
-
-
-def test_a_classifier_embeds_with_convert(run: Run, cross: Path):
-    run("embed", "-m", cross, stdin="mill", code=2)
-    assert len(run("embed", "-m", cross, "--engine", "convert=embed", stdin="mill", code=0).rows) == 1
 
 
 def test_a_cache_is_filled_and_read(run: Run, model: Path, tmp_path: Path):
@@ -135,15 +128,12 @@ def test_a_long_stream_stays_in_order(run: Run, model: Path, engine: Engine):
     ("words", "message"),
     [
         (["nowhere.txt"], "there is no file or folder at 'nowhere.txt'"),
-        (["nowhere.jsonl"], "there is no file or folder at 'nowhere.jsonl'"),
         (["{here}/no.csv.gz"], "is damaged, or not a .gz file"),
         (["-", "--output-dtype", "int8"], "int8"),
-        (["-", "--role", "passage"], "passage"),
         (["-", "--prompt-name", "nobody"], "--prompt-name='nobody'"),
         (["-", "--engine", "hf_overrides=[1]"], "hf_overrides"),
         (["-", "--dimensions", "many"], "--dimensions"),
         (["-", "-o", "no/such/folder/x"], "cannot be written"),
-        (["-", "--nothing"], "--nothing"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

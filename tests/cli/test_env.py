@@ -86,8 +86,9 @@ def test_a_device_that_breaks_is_a_line_and_no_traceback(run: Run, monkeypatch: 
     assert "advice" not in result.out
 
 
-def test_the_kernels_that_a_model_may_use(run: Run, tmp_path: Path):
+def test_the_kernels_that_a_model_may_use(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = write_checkpoint(tmp_path / "model")
+    monkeypatch.setenv("MILLPOND_SELF_CHECK", "0")  # which is about loading
     result = run("env", "--check", folder, *BFLOAT16, "--json")
     assert result.code == 0, result.err
     printed = json.loads(result.out)
@@ -97,26 +98,13 @@ def test_the_kernels_that_a_model_may_use(run: Run, tmp_path: Path):
     assert "torch" in printed["environment"]["packages"]
 
 
-def test_a_models_table_ignores_the_variable_that_leaves_the_check_out(
-    run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    monkeypatch.setenv("MILLPOND_SELF_CHECK", "0")
-    damage(monkeypatch)
-    folder = write_checkpoint(tmp_path / "model")
-    assert run("env", "--check", folder, *BFLOAT16).code == 1
-
-
-def test_a_model_without_check_is_refused(run: Run):
-    result = run("env", "some/model")
-    assert result.code == 2 and "--check" in result.err
-
-
 def test_variables_are_named_and_their_values_are_never_printed(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QDRANT_API_KEY", "s3cret-of-qdrant")
     monkeypatch.setenv("HF_TOKEN", "s3cret-of-the-hub")
     monkeypatch.setenv("UNRELATED", "nothing")
     monkeypatch.setattr("millpond.attention.varlen.unavailable", lambda: "there is a reason")
     out = run("env", code=0).out
+    assert "--check" in run("env", "some/model", code=2).err
     assert "QDRANT_API_KEY" in out and "HF_TOKEN" in out and "UNRELATED" not in out and "s3cret" not in out
     assert f"millpond {millpond.__version__}" in out and str(Path.home()) not in out
     lines = [line for line in out.splitlines() if line.startswith("attention ")]

@@ -34,7 +34,3 @@ def test_a_checkpoint_is_described_as_the_engine_has_it(run: Run, model: Path, e
 )
 def test_a_conversion_shows(run: Run, cross: Path, convert: str, tasks: str):
     assert facts(run("models", cross, "--engine", f"convert={convert}", code=0).out)["tasks"] == tasks
-
-
-def test_what_is_no_checkpoint_is_an_error(run: Run, tmp_path: Path):
-    assert run("models", tmp_path, code=1).err.startswith("millpond: ")

@@ -102,7 +102,7 @@ def test_options_reach_the_engine(run: Run, cross: Path, tmp_path: Path):
     assert scores[0] == scores[1] != scores[2]
 
 
-@pytest.mark.parametrize("blank", ["", " \n\t ", "\u00a0\u3000"])
+@pytest.mark.parametrize("blank", ["", "\u00a0\u3000"])
 def test_blank_texts_are_left_out_and_counted(run: Run, model: Path, caplog: pytest.LogCaptureFixture, blank: str):
     rows = [{"id": str(i), "text": text} for i, text in enumerate([blank, DOCUMENTS[0], blank, DOCUMENTS[1]])]
     words, stdin = ["rerank", QUERY, "-m", model, *FLOAT32, *JSONL], "\n".join(map(json.dumps, rows))
@@ -121,9 +121,8 @@ def test_an_index_counts_the_texts_that_are_left_out(run: Run, model: Path, capl
     assert "at index 1" in run(*words, "--truncate", "error", stdin=stdin, code=2).err
 
 
-@pytest.mark.parametrize("query", ["", "  ", "\u3000\n"])
-def test_a_blank_query_is_refused_before_the_model_is_looked_for(run: Run, query: str):
-    err = run("rerank", query, "-m", "nobody/nothing", stdin="mill", code=2).err
+def test_a_blank_query_is_refused_before_the_model_is_looked_for(run: Run):
+    err = run("rerank", "\u3000\n", "-m", "nobody/nothing", stdin="mill", code=2).err
     assert "QUERY" in err and "it is blank" in err
 
 
@@ -133,12 +132,8 @@ def test_a_blank_query_is_refused_before_the_model_is_looked_for(run: Run, query
         ([], "'query'"),
         ([QUERY, "nowhere.txt"], "there is no file or folder at 'nowhere.txt'"),
         ([QUERY, "--top-n", "0"], "--top-n"),
-        ([QUERY, "--output", "xml"], "xml"),
-        ([QUERY, "--truncate", "middle"], "middle"),
         ([QUERY, "--instruction", "be kind"], "--instruction='be kind'"),
-        ([QUERY, "--method", "dot"], "dot"),
         ([QUERY, "--method", "maxsim"], "--method='maxsim' compares token vectors"),
-        ([QUERY, "--nothing"], "--nothing"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,
 )

@@ -6,9 +6,8 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
-from types import NoneType
 from typing import Any
 
 import pytest
@@ -235,23 +234,6 @@ def test_a_second_close_ends_the_first(make: Callable[..., tuple[Engine, Gate]])
         engine.close(**options)
 
 
-def test_a_callback_may_close_its_engine(make: Callable[..., tuple[Engine, Gate]]) -> None:
-    engine, gate = make(batches=1)
-    first = engine.submit("embed", TEXTS[:1])
-    closed = threading.Event()
-
-    def close(_: Future[Any]) -> None:
-        engine.close(cancel=True)
-        closed.set()
-
-    rest = engine.submit("embed", TEXTS)
-    first.add_done_callback(close)
-    gate.open()
-    assert closed.wait(30)
-    assert isinstance(rest.exception(30), EngineClosedError | NoneType)
-    engine.close()
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
 def test_a_block_left_by_an_interrupt_drops_the_queue(
     error: type[BaseException], make: Callable[..., tuple[Engine, Gate]]
@@ -297,20 +279,3 @@ async def test_an_async_engine_is_closed_as_its_engine(make: Callable[..., tuple
     assert {type(result) for result in results} == {EngineClosedError}
     with pytest.raises(InvalidRequestError, match="timeout"):
         await front.aclose(timeout=-1)
-
-
-async def test_a_cancelled_task_leaves_its_async_block_soon(make: Callable[..., tuple[Engine, Gate]]) -> None:
-    engine, gate = make()
-
-    async def block() -> None:
-        async with AsyncEngine(engine) as front:
-            await front.embed(TEXTS)
-
-    other = engine.submit("embed", TEXTS[:50])
-    task = asyncio.create_task(block())
-    await _until(gate.held.is_set)
-    task.cancel()
-    threading.Thread(target=lambda: (wait([other], 30), gate.open())).start()  # the batch ends after the drop
-    with pytest.raises(asyncio.CancelledError):
-        await asyncio.wait_for(task, 30)
-    assert isinstance(other.exception(30), EngineClosedError)

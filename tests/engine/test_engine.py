@@ -1,7 +1,6 @@
 """The engine's promises to its callers, on the real MiniLM."""
 
 import asyncio
-import concurrent.futures
 import gc
 import logging
 import pickle
@@ -21,7 +20,6 @@ from tests.tiny import write_checkpoint
 from millpond import AsyncEngine, Engine, PoolingParams, VectorCache
 from millpond.errors import (
     EngineOverloadedError,
-    InputTooLongError,
     InvalidDimensionsError,
     InvalidRequestError,
     ModelLoadError,
@@ -40,12 +38,6 @@ def some_texts(count, seed=0, longest=60):
 @pytest.fixture(scope="module")
 def engine():
     with Engine(model, dtype="float32", device="cpu") as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def cuttable():
-    with Engine(model, dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True}) as engine:
         yield engine
 
 
@@ -81,29 +73,6 @@ def test_a_score_of_two_calls_names_the_queries_and_the_documents_that_it_cut(en
         }
 
 
-def test_which_end_is_cut(engine):
-    body = "alpha " * 300 + "omega " * 300
-    end = engine.embed([body]).embeddings[0]
-    start = engine.embed([body], truncate="start").embeddings[0]
-    only_alpha, only_omega = engine.embed(["alpha " * 254, "omega " * 254]).embeddings
-    np.testing.assert_allclose(end, only_alpha, atol=1e-6)
-    np.testing.assert_allclose(start, only_omega, atol=1e-6)
-
-
-def test_a_prompt_is_never_cut(engine):
-    prompt, body = "please search for this : ", "alpha " * 300 + "omega " * 300
-    kept = engine.embed([body], prompt=prompt, truncate="start").embeddings[0]
-    tokens = engine.token_embed([prompt]).embeddings.lengths[0] - 2
-    expected = engine.embed(["omega " * (254 - tokens)], prompt=prompt).embeddings[0]
-    np.testing.assert_allclose(kept, expected, atol=1e-6)
-
-
-def test_truncate_error_names_the_text_and_queues_nothing(engine):
-    with pytest.raises(InputTooLongError, match=r"index 1 has 1002 tokens, more than max_length=256"):
-        engine.embed(["fine", "word " * 1000], truncate="error")
-    assert engine.embed(["fine"], truncate="error").truncated.tolist() == [False]
-
-
 def test_truncate_prompt_tokens(engine):
     output = engine.submit("token_embed", ["a b c d e f g h"], PoolingParams(truncate_prompt_tokens=5)).result()
     assert output.embeddings.lengths.tolist() == [5] and output.truncated.all()
@@ -117,16 +86,6 @@ def test_dimensions_need_a_matryoshka_checkpoint(engine):
     )
     with pytest.raises(InvalidDimensionsError, match="is_matryoshka"):
         engine.embed(["a"], dimensions=128)
-
-
-@pytest.mark.parametrize("width", [1, 64, 383])
-def test_forced_dimensions_cut_then_normalize(engine, cuttable, width):
-    full = engine.embed(["mill", "pond"], normalize=False).embeddings
-    cut = cuttable.embed(["mill", "pond"], dimensions=width).embeddings
-    head = full[:, :width]
-    np.testing.assert_allclose(cut, head / np.linalg.norm(head, axis=1, keepdims=True), atol=1e-6)
-    raw = cuttable.embed(["mill", "pond"], dimensions=width, normalize=False).embeddings
-    np.testing.assert_allclose(raw, head, atol=1e-6)
 
 
 def test_duplicates_are_computed_once(engine):
@@ -143,14 +102,6 @@ def test_duplicates_are_computed_once(engine):
     tokens = engine.token_embed(["a b c", "d", "a b c"]).embeddings
     np.testing.assert_array_equal(tokens[0], tokens[2])
     assert tokens.lengths.tolist() == [5, 3, 5]
-
-
-def test_token_embed_rows_pool_to_the_vector(engine):
-    matrix = engine.token_embed(["the old mill"], normalize=False).embeddings[0]
-    pooled = matrix.mean(0)
-    np.testing.assert_allclose(pooled / np.linalg.norm(pooled), engine.embed(["the old mill"]).embeddings[0], atol=1e-6)
-    normalized = engine.token_embed(["the old mill"]).embeddings[0]
-    np.testing.assert_allclose(np.linalg.norm(normalized, axis=1), 1, atol=1e-5)
 
 
 @pytest.fixture
@@ -192,20 +143,6 @@ def test_embed_iter_names_the_texts_that_it_cut_once(engine, caplog, short_windo
 def test_int8_of_one_text_is_refused_before_queueing(engine):
     with pytest.raises(InvalidRequestError, match="at least 2 texts"):
         engine.embed(["a"], output_dtype="int8")
-
-
-def test_32_threads_equal_the_sequential_results(engine):
-    calls = [some_texts(1 + i % 3, seed=i, longest=8) for i in range(32)]
-    expected = [engine.embed(texts).embeddings for texts in calls]
-    barrier = threading.Barrier(32)
-
-    def run(texts):
-        barrier.wait(timeout=60)
-        return engine.embed(texts).embeddings
-
-    with concurrent.futures.ThreadPoolExecutor(32) as pool:
-        for got, want in zip(pool.map(run, calls), expected, strict=True):
-            np.testing.assert_allclose(got, want, atol=1e-6)
 
 
 async def test_the_event_loop_goes_on(engine, monkeypatch):

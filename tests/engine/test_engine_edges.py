@@ -1,19 +1,22 @@
-"""Calls cancelled, interrupted or refused, engines closed in any thread: no caller waits for ever, nothing leaks."""
+"""Calls cancelled, interrupted or refused, engines closed in any thread, crowds of callers, and bounded memory."""
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
+import tracemalloc
+from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import as_completed, wait
+from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny import write_checkpoint
+from tests.tiny import SENTENCES, Layout, write_checkpoint
 
-from millpond import AsyncEngine, Engine
-from millpond.errors import EngineClosedError, InvalidRequestError
+from millpond import AsyncEngine, Engine, PoolingParams
+from millpond.errors import EngineClosedError, InputTooLongError, InvalidRequestError
 
 
 @pytest.fixture(scope="module")
@@ -153,3 +156,154 @@ def test_an_asynchronous_stream_and_context(folder):
         assert engine.engine.closed
 
     asyncio.run(run())
+
+
+CROWD = [f"{first} {second}" for first in SENTENCES[:8] for second in SENTENCES[:8]]
+
+
+@pytest.fixture(scope="module")
+def crowded(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("crowd") / "model", sentence_transformers=Layout())
+    with Engine(folder, dtype="float32", device="cpu") as crowded:
+        yield crowded
+
+
+@pytest.fixture
+def held(crowded, monkeypatch):
+    """The engine's forwards wait until the event is set, so that callers come together."""
+    go = threading.Event()
+    for runner in crowded._replicas.runners:
+        forward = runner.states
+        monkeypatch.setattr(runner, "states", lambda batch, forward=forward: go.wait(60) and forward(batch))
+    return go
+
+
+@pytest.fixture
+def together(crowded, monkeypatch):
+    """The number of calls tokenized at once, each time."""
+    sizes = []
+    intake = crowded._dispatcher._intake
+    whole = intake._tokenize_group
+    monkeypatch.setattr(intake, "_tokenize_group", lambda calls: sizes.append(len(calls)) or whole(calls))
+    return sizes
+
+
+def crowd(crowded, held, calls):
+    """The results of ``calls``, each made in a thread of its own while the engine is held."""
+    # Before these, more calls are running than there are slots.
+    first = [crowded.submit("embed", [text]) for text in SENTENCES[:9]]
+    arrived = threading.Semaphore(0)
+
+    def run(call):
+        future = call()
+        arrived.release()
+        return future.exception() or future.result()
+
+    with ThreadPoolExecutor(len(calls)) as threads:
+        waiting = [threads.submit(run, call) for call in calls]
+        for _ in calls:
+            assert arrived.acquire(timeout=60)
+        held.set()
+        results = [one.result() for one in waiting]
+    for future in first:
+        future.result()
+    return results
+
+
+def test_a_crowd_is_tokenized_together_and_gets_what_each_would_get_alone(crowded, held, together):
+    results = crowd(crowded, held, [lambda text=text: crowded.submit("embed", [text]) for text in CROWD])
+    assert max(together) >= 8  # 64 calls in at most nine groups: at most eight lanes took one each before the rest
+    rows = np.concatenate([result.embeddings for result in results])
+    alone = np.concatenate([crowded.embed([text]).embeddings for text in CROWD])
+    np.testing.assert_allclose(rows, alone, atol=1e-5)
+    assert np.abs(rows - np.roll(alone, 1, axis=0)).max() > 1e-2
+    assert [result.usage.prompt_tokens for result in results] == [
+        crowded.embed([text]).usage.prompt_tokens for text in CROWD
+    ]
+
+
+def test_calls_of_different_plans_keep_their_own(crowded, held):
+    def embed(text, prompt):
+        return lambda: crowded.submit("embed", [text], PoolingParams(prompt=prompt))
+
+    results = crowd(crowded, held, [embed(text, prompt) for text in CROWD[:8] for prompt in ("", "query: ")])
+    for i, text in enumerate(CROWD[:8]):
+        plain, prompted = (crowded.embed([text], prompt=prompt).embeddings for prompt in ("", "query: "))
+        np.testing.assert_allclose(results[2 * i].embeddings, plain, atol=1e-5)
+        np.testing.assert_allclose(results[2 * i + 1].embeddings, prompted, atol=1e-5)
+        assert np.abs(plain - prompted).max() > 1e-3
+
+
+def test_one_text_that_is_too_long_fails_alone(crowded, held, together):
+    texts = [*CROWD[:5], " ".join(SENTENCES * 3), *CROWD[5:9]]
+    results = crowd(
+        crowded,
+        held,
+        [lambda text=text: crowded.submit("embed", [text], PoolingParams(truncate="error")) for text in texts],
+    )
+    assert max(together) > 1
+    for i, (text, result) in enumerate(zip(texts, results, strict=True)):
+        if i == 5:
+            assert isinstance(result, InputTooLongError) and "index 0" in str(result)
+        else:
+            np.testing.assert_allclose(result.embeddings, crowded.embed([text]).embeddings, atol=1e-5)
+
+
+WIDTH = 48
+
+
+READ_AHEAD = 4096
+
+
+@pytest.fixture(scope="module")
+def reading(tmp_path_factory):
+    folder = write_checkpoint(tmp_path_factory.mktemp("memory") / "model", sentence_transformers=Layout())
+    with Engine(folder, dtype="float32", device="cpu") as reading:
+        yield reading
+
+
+@pytest.fixture
+def no_collector():
+    """No garbage collection: it would hide a reference cycle around a call."""
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def short_texts(count, read=None):
+    words = sorted({word for sentence in SENTENCES for word in sentence.split()})
+    for i in range(count):
+        if read is not None:
+            read.append(i)
+        yield f"{words[i % len(words)]} {words[i // len(words) % len(words)]} {words[i // 7 % len(words)]}"
+
+
+@pytest.mark.contract
+def test_embed_iter_reads_a_bounded_stretch_ahead(reading):
+    read = deque(maxlen=1)
+    ahead = [read[0] - i for i, _ in enumerate(reading.embed_iter(short_texts(12_000, read)))]
+    assert len(ahead) == 12_000
+    assert max(ahead) < READ_AHEAD
+
+
+def growth(reading, keep):
+    """Growth of Python's and numpy's memory in bytes from 4,000 texts to 12,000."""
+    kept, sizes = [], []
+    tracemalloc.start()
+    try:
+        for i, row in enumerate(reading.embed_iter(short_texts(16_384))):
+            if keep:
+                kept.append(row)
+            if i in (4_000, 12_000):
+                sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    return sizes[1] - sizes[0]
+
+
+@pytest.mark.contract
+def test_memory_does_not_grow_with_the_number_of_texts(reading, no_collector):
+    vectors = 8_000 * WIDTH * 4
+    assert growth(reading, keep=False) < vectors / 2
+    assert growth(reading, keep=True) > vectors / 2  # as if the vectors were kept

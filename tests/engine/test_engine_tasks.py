@@ -283,21 +283,6 @@ def test_callers_share_batches_and_get_what_is_theirs(engines: Any, monkeypatch:
 # --- Scores ---------------------------------------------------------------------------------------------------------
 
 
-def test_an_embedder_scores_by_the_cosine_of_its_roles(engines: Any) -> None:
-    engine = engines("embedder")
-    assert engine.spec.score_type == "bi-encoder"
-    found = engine.score(QUERY, DOCUMENTS)
-    query = engine.embed([QUERY], prompt="find: ").embeddings[0]
-    documents = engine.embed(DOCUMENTS, prompt="keep: ")
-    np.testing.assert_allclose(found.scores, documents.embeddings @ query, atol=1e-6)
-    assert np.abs(found.scores - engine.embed(DOCUMENTS).embeddings @ query).max() > 1e-3
-    assert np.abs(found.scores - documents.embeddings @ engine.embed([QUERY]).embeddings[0]).max() > 1e-3
-    assert (np.abs(found.scores) <= 1 + 1e-6).all()
-    # One query for all documents counts once; a document counts as often as it is in the list.
-    once = engine.embed([QUERY], role="query").usage.prompt_tokens
-    assert found.usage.prompt_tokens == once + documents.usage.prompt_tokens
-
-
 @pytest.mark.parametrize("name", ["embedder", "reranker", "colbert"])
 def test_one_to_one_one_to_many_and_many_to_many(engines: Any, name: str) -> None:
     engine = engines(name)
@@ -610,15 +595,6 @@ def test_a_task_that_is_not_served_is_refused_by_name(engines: Any, name: str) -
         item: Any = ("q", "d") if task == "score" else "a"
         with pytest.raises(UnsupportedTaskError, match=f"serves .*, not {task}"):
             engine.encode([item], task=task)
-
-
-def test_streams_take_the_options_of_vectors(engines: Any) -> None:
-    engine = engines("jina")
-    for options in ({"adapter": "separation"}, {"long_texts": "mean"}, {"role": "query", "dimensions": 16}):
-        expected = engine.embed(TEXTS, **options).embeddings
-        np.testing.assert_allclose(np.stack(list(engine.embed_iter(TEXTS, **options))), expected, atol=1e-6)
-    with pytest.raises(InvalidRequestError, match="adapter='poems'"):
-        engine.embed_iter(TEXTS, adapter="poems")
 
 
 def test_the_tokens_of_a_classifier_may_be_those_of_a_step(engines: Any) -> None:

@@ -17,7 +17,7 @@ import pytest
 from millpond import VectorCache
 from millpond.engine import shared as sharing
 from millpond.engine.shared import close_shared, get_engine, get_engine_async
-from millpond.errors import EngineClosedError, InvalidRequestError, ModelLoadError
+from millpond.errors import EngineClosedError, ModelLoadError
 
 
 @pytest.fixture(scope="module")
@@ -49,13 +49,6 @@ def test_equal_configurations_share_an_engine(folder: str, tmp_path: Path, monke
     assert [get_engine(model, **options) is engine for model, options in spellings] == [True] * len(spellings)
 
 
-@pytest.mark.parametrize("options", [{"max_length": 8}, {"pooling": "cls"}, {"normalize": False}, {"dtype": "float32"}])
-def test_other_configurations_are_other_engines(folder: str, options: dict[str, Any]) -> None:
-    if options == {"dtype": get_engine(folder).dtype}:
-        options = {"dtype": "bfloat16"}
-    assert get_engine(folder, **options) is not get_engine(folder)
-
-
 def test_a_cache_is_part_of_the_configuration(folder: str, tmp_path: Path) -> None:
     cached = get_engine(folder, cache=tmp_path / "vectors.db")
     assert get_engine(folder, cache=f"{tmp_path}/./vectors.db") is cached
@@ -63,13 +56,6 @@ def test_a_cache_is_part_of_the_configuration(folder: str, tmp_path: Path) -> No
     with VectorCache(tmp_path / "vectors.db") as cache:
         assert get_engine(folder, cache=cache).cache is cache
         close_shared()
-
-
-def test_unknown_and_senseless_options_are_refused_before_loading() -> None:
-    with pytest.raises(TypeError, match="dimension"):
-        get_engine("./no-such-folder", dimension=64)
-    with pytest.raises(InvalidRequestError, match="convert"):
-        get_engine("./no-such-folder", convert="nonsense")
 
 
 def test_callers_that_come_together_wait_for_one_load(folder: str) -> None:

@@ -17,7 +17,6 @@ from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
 from millpond import Engine, EngineStats, PoolingParams, Timings
 from millpond.engine import dispatcher, loading
 from millpond.engine.execute.cores import Cores
-from millpond.engine.execute.cuda.pipeline import PendingBatch
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
@@ -27,7 +26,7 @@ from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallTimer
 from millpond.engine.shared import close_shared, get_engine
-from millpond.errors import EngineOverloadedError, InvalidRequestError, ModelLoadError
+from millpond.errors import EngineOverloadedError, ModelLoadError
 from millpond.models.placement import resolve_devices
 from millpond.pooling.pooler import OutputSpec
 from tests import recording
@@ -280,36 +279,6 @@ def test_replicas_share_the_work_and_agree(both, folder, expected):
     assert np.abs(found - expected).max() <= 1e-6
 
 
-@pytest.mark.parametrize("streams", [False, True], ids=["cpu", "streams"])
-def test_a_batch_that_fails_on_one_harms_nobody_else(streams, folder, expected, monkeypatch):
-    if streams:
-        recording.pretend_varlen(monkeypatch)
-        monkeypatch.setattr(loading, "_backend", lambda device: Recording())
-    right_start, right_run = Runner.start, Runner.run
-
-    def refuse(requests: Sequence[Request]) -> None:
-        if any(request.call.items[request.slot] == "bad" for request in requests):
-            raise RuntimeError("odd shape")
-
-    def start(runner: Runner, requests: Sequence[Request]) -> PendingBatch:
-        refuse(requests)
-        return right_start(runner, requests)
-
-    def run(runner: Runner, requests: Sequence[Request]) -> Any:
-        refuse(requests)
-        return right_run(runner, requests)
-
-    monkeypatch.setattr(Runner, "start", start)
-    monkeypatch.setattr(Runner, "run", run)
-    with Engine(folder, device=TWO, dtype="float32", max_batch_tokens=256) as engine:
-        good = engine.submit("embed", MANY)
-        bad = engine.submit("embed", ["bad", *TEXTS])
-        with pytest.raises(RuntimeError, match="odd shape"):
-            bad.result()
-        assert np.abs(good.result().embeddings - expected).max() <= 1e-6
-        assert np.abs(engine.embed(MANY).embeddings - expected).max() <= 1e-6
-
-
 def test_a_list_and_its_spelling_are_one_shared_engine(folder):
     try:
         engine = get_engine(folder, device=TWO, dtype="float32")
@@ -321,21 +290,10 @@ def test_a_list_and_its_spelling_are_one_shared_engine(folder):
         close_shared()
 
 
-@pytest.mark.parametrize("device", [[], 3, None, ["cpu", 1], [["cpu"]]])
-def test_what_names_no_devices_is_refused(device, folder):
-    with pytest.raises(InvalidRequestError, match="device="):
-        Engine(folder, device=device)
-
-
 @pytest.mark.parametrize("device", ["cpu,", ["cpu", "meta"], "cpu,nonsense", ["auto", "nonsense"]])
 def test_devices_that_cannot_be_used_together_are_refused(device, folder):
     with pytest.raises(ModelLoadError, match="device"):
         Engine(folder, device=device)
-
-
-def test_auto_is_one_device():
-    assert len(resolve_devices("auto")) == 1
-    assert resolve_devices("cpu") == (torch.device("cpu"),)
 
 
 @pytest.mark.contract

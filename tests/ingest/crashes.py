@@ -7,7 +7,7 @@ from unittest import mock
 from tests.ingest.memory_sink import MemoryClient, MemoryConnection, MemoryDriver
 
 from millpond.ingest import Chunker, Chunking, CollectionSink, Record, RetryPolicy, ingest
-from millpond.ingest.pipeline import planner, seen, writer
+from millpond.ingest.pipeline import ledger, planner, writer
 from millpond.ingest.pipeline import run as run_module
 from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.journal import CollectionEntries
@@ -117,8 +117,8 @@ def small(batch=3, write=512, *, chars=planner.BATCH_CHARS, page=512):
         mock.patch.object(planner, "BATCH_RECORDS", batch),
         mock.patch.object(planner, "BATCH_CHARS", chars),
         mock.patch.object(writer, "_WRITE_RECORDS", write),
-        mock.patch.object(seen, "_PAGE", page),
-        mock.patch.object(seen, "_IDS_PER_SELECT", page),
+        mock.patch.object(ledger, "_PAGE", page),
+        mock.patch.object(ledger, "_IDS_PER_SELECT", page),
         mock.patch.object(run_module, "_SCANNED_ROWS", page),
     ):
         yield

@@ -325,7 +325,7 @@ def test_names_that_are_refused(uri: str, name: str) -> None:
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry point is known, whether or not the package is installed."""
     point = EntryPoint("lancedb", "millpond_lancedb:sink_from_url", "millpond.sinks")
-    monkeypatch.setattr("millpond.ingest.sinks.url.entry_points", lambda group: [point])
+    monkeypatch.setattr("millpond.ingest.sinks.database.entry_points", lambda group: [point])
 
 
 @pytest.mark.parametrize(

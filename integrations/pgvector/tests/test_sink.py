@@ -588,7 +588,7 @@ def register(monkeypatch: pytest.MonkeyPatch) -> None:
     from importlib.metadata import EntryPoint
 
     point = EntryPoint("pgvector", "millpond_pgvector:sink_from_url", "millpond.sinks")
-    monkeypatch.setattr("millpond.ingest.sinks.url.entry_points", lambda group: [point])
+    monkeypatch.setattr("millpond.ingest.sinks.database.entry_points", lambda group: [point])
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres"])

@@ -22,13 +22,12 @@ if TYPE_CHECKING:
     from millpond.ingest.sinks.batch import WriteBatch
     from millpond.ingest.sinks.client import Connection, Fault
     from millpond.ingest.sinks.collection import CollectionSink
-    from millpond.ingest.sinks.database import Database, database
+    from millpond.ingest.sinks.database import Database, database, open_sink
     from millpond.ingest.sinks.driver import CollectionDriver
     from millpond.ingest.sinks.fields import FieldLayout
     from millpond.ingest.sinks.manifest import CollectionManifest
     from millpond.ingest.sinks.protocol import Sink, StoredRow
     from millpond.ingest.sinks.search import Hit
-    from millpond.ingest.sinks.url import open_sink
     from millpond.ingest.sources.folder import SkippedFiles
     from millpond.ingest.sources.read import RecordReader, read
     from millpond.ingest.telemetry.report import IngestReport
@@ -46,13 +45,12 @@ _MODULES = {
     "sinks.batch": "WriteBatch",
     "sinks.client": "Connection Fault",
     "sinks.collection": "CollectionSink",
-    "sinks.database": "Database database",
+    "sinks.database": "Database database open_sink",
     "sinks.driver": "CollectionDriver",
     "sinks.fields": "FieldLayout",
     "sinks.manifest": "CollectionManifest",
     "sinks.protocol": "Sink StoredRow",
     "sinks.search": "Hit",
-    "sinks.url": "open_sink",
     "sources.folder": "SkippedFiles",
     "sources.read": "RecordReader read",
     "telemetry.report": "IngestReport",

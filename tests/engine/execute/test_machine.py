@@ -25,16 +25,6 @@ def test_a_core_is_claimed_once():
     assert cores.claim(wait=False)
 
 
-def test_widening_takes_what_is_free():
-    cores = Cores(4)
-    cores.claim()
-    assert cores.widen(2) == 2
-    assert cores.widen(2) == 1
-    assert cores.widen(-1) == 0
-    cores.release(4)
-    assert cores.free == 4
-
-
 def test_a_claim_waits_for_a_release():
     cores = Cores(1)
     cores.claim()
@@ -194,22 +184,6 @@ def test_a_programs_own_handler_stays():
         signal.raise_signal(signal.SIGINT)
         assert heard == [signal.SIGINT]
     assert signal.getsignal(signal.SIGINT) is own
-
-
-@pytest.mark.skipif(
-    threading.current_thread() is not threading.main_thread(), reason="only the main thread sets handlers"
-)
-def test_another_thread_leaves_the_handler_alone():
-    seen = []
-
-    def work():
-        with defer_sigint():
-            seen.append(signal.getsignal(signal.SIGINT))
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    thread.join()
-    assert seen == [signal.default_int_handler]
 
 
 HINTS = (

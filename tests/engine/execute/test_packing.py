@@ -19,7 +19,7 @@ from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Prefix, Request
 from millpond.models import load
 from millpond.models.native.encoder import NativeEncoder
-from millpond.pooling.pooler import OutputSpec, Pooler
+from millpond.pooling.pooler import OutputSpec
 
 PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=4, skip=2, adapter=1)
 
@@ -273,14 +273,3 @@ def test_rows_of_a_native_forward_equal_those_of_torch(name, tmp_path, monkeypat
     for rows, same in zip(found, expected, strict=True):
         np.testing.assert_allclose(rows, same, atol=2e-5)
     assert np.abs(np.roll(found[0], 1, axis=0) - expected[0]).max() > 1e-3
-
-
-def test_only_rows_that_no_module_follows_are_plain(tmp_path, monkeypatch):
-    plain = []
-    decide = Pooler.is_plain
-    monkeypatch.setattr(Pooler, "is_plain", lambda *args: plain.append(decide(*args)) or plain[-1])
-    for name in ("mean", "dense"):
-        native, _ = vectors(checkpoint(tmp_path / name, name))
-        if not native:
-            pytest.skip("the compiled kernels are not available")
-    assert plain == [True] * 3 + [False] * 3

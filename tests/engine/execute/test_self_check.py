@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
-import signal
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -114,24 +112,6 @@ def test_engines_and_replicas_that_load_at_once_warn_once(written, monkeypatch, 
         loaded = list(threads.map(lambda _: load(pair), range(8)))
     assert len(loaded[0].runners) == 2
     assert len(warnings(caplog)) == 1 and set(kernels._disabled) == {"matmul"}
-
-
-@pytest.mark.contract
-def test_a_forked_child_loads_and_compares_on_its_own(written, monkeypatch, tmp_path):
-    load(config(written("bert")))
-    child = os.fork()
-    if child == 0:  # pragma: no cover - another process
-        code = 1
-        try:
-            signal.alarm(60)
-            plant(monkeypatch, scale=1.0)
-            monkeypatch.setattr(notes, "cache_folder", lambda: tmp_path / "another")
-            load(config(written("bert")))
-            code = 0 if "matmul" in kernels._disabled else 3
-        finally:
-            os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert not kernels._disabled  # of the parent
 
 
 def test_a_check_that_cannot_run_lets_the_model_load(written, monkeypatch, caplog):

@@ -1,6 +1,7 @@
-"""Token spans: one entry for each row of token_embed, with the row's characters in the caller's text."""
+"""Where tokens lie in a text: entries for the rows of token_embed, truncated texts, and classified pairs."""
 
-import asyncio
+from __future__ import annotations
+
 import unicodedata
 from collections.abc import Iterator
 from functools import cache
@@ -13,8 +14,8 @@ from hypothesis import strategies as st
 from tests.tiny import SENTENCES, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.heads import write_pylate, write_stanford
 
-from millpond import AsyncEngine, Engine, TokenSpans
-from millpond.errors import UnsupportedTaskError
+from millpond import Engine, Pair, TokenSpans
+from millpond.errors import InvalidRequestError
 
 # One family of each kind of tokenizer.
 FAMILIES = {
@@ -25,6 +26,8 @@ FAMILIES = {
     "qwen2": "byte-level BPE without special tokens before the text",
     "gemma": "metaspace BPE",
 }
+
+
 TEXTS = [
     "The old mill stands where the river leaves the forest.",
     "",
@@ -140,14 +143,6 @@ def test_the_tokens_of_a_colbert_query_are_marker_text_and_expansion(engine_of):
     ]
 
 
-def test_rows_of_the_skiplist_are_left_out_of_a_document(engine_of):
-    engine = engine_of("stanford")
-    text = "The pond, water; the wheel."
-    (entry,) = engine.token_spans([text], role="document")
-    assert entry.tokens[1] == "[unused1]"
-    assert [text[start:end] for start, end in entry.offsets[2:-1]] == ["The", "pond", "water", "the", "wheel"]
-
-
 @pytest.mark.parametrize("name", ["plain bert", "plain roberta", "plain xlm-roberta", "plain llama"])
 def test_spans_are_those_that_transformers_tokenizer_reports(engine_of, name):
     engine = engine_of(name)
@@ -157,17 +152,6 @@ def test_spans_are_those_that_transformers_tokenizer_reports(engine_of, name):
     offsets = [tuple(span) if span[0] < span[1] else (0, 0) for span in expected["offset_mapping"]]
     assert list(entry.tokens) == engine.tokenizer.convert_ids_to_tokens(expected["input_ids"])
     assert [tuple(span) for span in entry.offsets.tolist()] == offsets
-
-
-def test_the_prompt_of_a_role_has_empty_spans(engine_of):
-    engine = engine_of("prompted bert")
-    for role, count in (("query", 2), ("document", 4)):
-        (entry,) = engine.token_spans(["The pond"], role=role)
-        (plain,) = engine.token_spans(["The pond"])
-        extra = len(entry) - len(plain)
-        assert extra >= count
-        assert not entry.offsets[: extra + 1].any()
-        assert np.array_equal(entry.offsets[extra:], plain.offsets)
 
 
 def test_bytes_of_one_character_have_its_span(engine_of):
@@ -193,17 +177,53 @@ def test_any_text_has_as_many_entries_as_rows(engine_of, name, text, role, trunc
     assert ((starts < ends) | (ends == 0)).all() and (ends <= len(text)).all()
 
 
-def test_a_checkpoint_without_token_vectors_is_refused(folder):
-    path = write_checkpoint(folder / "classifier", "bert", head="SequenceClassification")
-    with Engine(str(path), device="cpu", dtype="float32") as engine:
-        assert "token_embed" not in engine.tasks
-        with pytest.raises(UnsupportedTaskError, match="token_embed"):
-            engine.token_spans(["a"])
+@pytest.mark.parametrize(("family", "lowercase"), [("bert", False), ("bert", True), ("qwen2", False)])
+def test_a_truncated_text_has_the_requested_number_of_tokens(tmp_path: Path, family: str, lowercase: bool) -> None:
+    with Engine(write_checkpoint(tmp_path / "model", family, lowercase=lowercase), dtype="float32") as engine:
+        texts = [SENTENCES[0], "İSTANBUL: ein Teich, une étang, 池。", "", "a"]
+        for tokens in (1, 3, 5, 500):
+            kept = engine.truncate_texts(texts, tokens)
+            for text, part in zip(texts, kept, strict=True):
+                (whole,), (ids,) = (engine.tokenize([each], special_tokens=False) for each in (text, part))
+                assert text.startswith(part)
+                assert len(ids) <= tokens
+                assert ids == whole[: len(ids)] or text == texts[1]  # a token may be part of a character
+                assert part == text or len(whole) > tokens
+        assert engine.truncate_texts(texts, 3)[0] != texts[0]
 
 
-async def test_the_asynchronous_engine_has_the_same_method(engine_of):
-    engine = engine_of("stanford")
-    expected = engine.token_spans(TEXTS, role="query")
-    spans = await asyncio.wait_for(AsyncEngine(engine).token_spans(TEXTS, role="query"), 60)
-    for entry, other in zip(spans, expected, strict=True):
-        assert entry.tokens == other.tokens and np.array_equal(entry.offsets, other.offsets)
+def test_an_oversize_text_is_truncated_like_a_long_one(tmp_path: Path) -> None:
+    with Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine:
+        text = " ".join(SENTENCES)
+        kept = engine.truncate_texts([text, text + " " + text * (300_000 // len(text)), text], 7)
+        assert kept[0] == kept[1] == kept[2] != text
+
+
+@pytest.mark.parametrize("tokens", [0, -1, True, 1.5])
+def test_the_number_of_tokens_is_a_positive_int(tmp_path: Path, tokens: int) -> None:
+    with (
+        Engine(write_checkpoint(tmp_path / "model"), dtype="float32") as engine,
+        pytest.raises(InvalidRequestError, match="tokens="),
+    ):
+        engine.truncate_texts(["a"], tokens)
+
+
+def test_pairs_are_classified_as_transformers_does(tmp_path: Path) -> None:
+    import torch
+    from transformers import AutoModelForSequenceClassification, AutoTokenizer
+
+    folder = write_checkpoint(tmp_path / "model", "bert", head="SequenceClassification")
+    pairs = [Pair(SENTENCES[0], SENTENCES[1]), Pair("a", "b c")]
+    tokenizer, model = (kind.from_pretrained(folder) for kind in (AutoTokenizer, AutoModelForSequenceClassification))
+    with Engine(folder, dtype="float32") as engine, torch.no_grad():
+        found = engine.classify([*pairs, SENTENCES[0]]).probs  # type: ignore[list-item]  # pairs are let through
+        for pair, probs in zip(pairs, found, strict=False):
+            logits = model(**tokenizer(*pair, return_tensors="pt")).logits[0]
+            np.testing.assert_allclose(probs, logits.softmax(-1).numpy(), atol=1e-5)
+        np.testing.assert_allclose(found[2], engine.classify([SENTENCES[0]]).probs[0], atol=1e-6)
+        assert not np.allclose(found[0], found[2], atol=1e-4)
+    with (
+        Engine(write_checkpoint(tmp_path / "embedder"), dtype="float32") as engine,
+        pytest.raises(InvalidRequestError, match="not classify"),
+    ):
+        engine.classify(pairs)  # type: ignore[arg-type]

@@ -59,12 +59,6 @@ def test_a_prompt_survives(truncate, kept):
     assert out.ids.tolist() == [CLS, 100, 101, *kept, SEP]
 
 
-def test_prompt_length_counts_leading_specials_only():
-    assert word_level().prompt_length("w90 w91 ") == 3
-    assert word_level(prefix=False).prompt_length("w90 w91 ") == 2
-    assert word_level().prompt_length("") == 0
-
-
 def test_a_text_of_no_tokens_gets_a_placeholder():
     bare = word_level(prefix=False, suffix=False)
     with pytest.raises(InvalidRequestError, match="index 40 has no tokens"):
@@ -234,20 +228,6 @@ def test_cuts_are_longest_first_token_by_token(tokenizers: Any, kind: str, side:
         assert mine.truncated == (len(reference_of(theirs, pair)["input_ids"]) > limit)
         if mine.types is not None:
             assert mine.types.tolist() == reference["token_type_ids"]
-
-
-@pytest.mark.contract
-def test_a_bert_pair_is_what_a_cross_encoder_feeds(tmp_path: Path) -> None:
-    from sentence_transformers.cross_encoder import CrossEncoder
-
-    folder = write_checkpoint(tmp_path / "model", "bert")
-    oracle = CrossEncoder(str(folder), num_labels=1, device="cpu")
-    ours = PairTokenizer(TextTokenizer.load(folder, lower=False))
-    for pair, mine in zip(PAIRS, encode(ours, *PAIRS, limit=oracle.max_seq_length), strict=True):
-        features = oracle.preprocess([tuple(pair)])
-        assert mine.ids.tolist() == features["input_ids"][0].tolist()
-        types = np.zeros(len(mine.ids)) if mine.types is None else mine.types
-        assert types.tolist() == features["token_type_ids"][0].tolist()
 
 
 @pytest.mark.parametrize("template", [None, FRAME])

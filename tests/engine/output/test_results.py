@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 
-from millpond import AsyncEngine, Engine, Entity, Pair, PoolingParams
+from millpond import AsyncEngine, Engine, Entity, Pair
 from millpond.engine.composite.comparison import Comparison
 from millpond.engine.composite.windows import weighted_mean, windows
 from millpond.engine.output.entities import entities
@@ -412,20 +412,3 @@ async def test_the_documents_of_a_rerank_are_never_in_memory_together(
     assert delivered.most < 100  # a few batches of 256 tokens
     engine.token_embed(DOCUMENTS)  # negative control: here the matrices are the result
     assert delivered.most >= len(DOCUMENTS) - 100
-
-
-def test_a_cancelled_rerank_keeps_no_matrix(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Comparison] = []
-    begin = Comparison.__init__
-
-    def noted(comparison: Comparison, *args: Any, **options: Any) -> None:
-        begin(comparison, *args, **options)
-        made.append(comparison)
-
-    monkeypatch.setattr(Comparison, "__init__", noted)
-    pairs = [Pair(QUERY, document) for document in DOCUMENTS]
-    future = engine.submit("score", pairs, PoolingParams(), method="maxsim")
-    future.cancel()
-    assert len(engine.rerank(QUERY, DOCUMENTS[:3])) == 3
-    assert all(kept(comparison, role) == 0 for comparison in made for role in ("query", "document"))
-    assert engine.submit("score", pairs, PoolingParams(), method="maxsim").result(timeout=60).scores.shape == (400,)

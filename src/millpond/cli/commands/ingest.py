@@ -226,7 +226,7 @@ def _here(
     """A run in this process, with everything open, and the name of its collection."""
     from millpond.engine.engine import Engine
     from millpond.ingest.pipeline.ingest import ingest
-    from millpond.ingest.sinks.url import open_sink
+    from millpond.ingest.sinks.database import open_sink
 
     settings = {"dimensions": collection.widths, "fields": collection.fields, **collection.settings}
     sink = stack.enter_context(closing(open_sink(collection.to, **settings)))
@@ -243,7 +243,7 @@ def _on_ray(
 ) -> Start:
     """A run on a cluster."""
     from millpond.ingest.ray import ingest_dataset
-    from millpond.ingest.sinks.url import open_sink
+    from millpond.ingest.sinks.database import open_sink
 
     return partial(
         ingest_dataset,

@@ -104,7 +104,7 @@ def search(
     widths = options.read_widths(collection.dimensions)
 
     from millpond.ingest.sinks.collection import CollectionSink
-    from millpond.ingest.sinks.url import open_sink
+    from millpond.ingest.sinks.database import open_sink
 
     with ExitStack() as stack:
         sink = stack.enter_context(closing(open_sink(url, dimensions=widths, must_exist=True, **collection.settings)))

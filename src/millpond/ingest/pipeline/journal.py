@@ -9,7 +9,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from types import TracebackType
 from typing import NamedTuple, Self
 
 from millpond.cache.sqlitefile import SqliteFile
@@ -55,10 +54,7 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            self.path = Path(path).expanduser().absolute()
-        except RuntimeError as error:  # ~somebody
-            raise JournalError(f"journal={os.fspath(path)!r} is not a path here ({error}); write it out") from error
+        self.path = Path(path).expanduser().absolute()
         with self._errors():
             self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
 
@@ -88,9 +84,7 @@ class Journal:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @contextmanager

@@ -12,10 +12,9 @@ from typing import Any
 from millpond.errors import InvalidRequestError, SinkUnavailableError
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, RecordEmbedder
-from millpond.ingest.pipeline.ledger import RunLedger
+from millpond.ingest.pipeline.ledger import RunLedger, SeenRecords
 from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.pipeline.planner import RecordBatch, RecordPlanner
-from millpond.ingest.pipeline.seen import SeenRecords
 from millpond.ingest.pipeline.source_items import SourceItems
 from millpond.ingest.pipeline.verify import verify
 from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter, BlankRecords
@@ -168,20 +167,19 @@ class IngestRun:
                 "the source holds no record, and sync=True would delete every row; leave sync out, or delete the rows "
                 "by sink.delete"
             )
-        self._requests.send(lambda: _note_stale(sink, seen))
+
+        def note_stale() -> None:  # from the start again if the database does not answer
+            seen.forget_stale()
+            rows = sink.scan()
+            while page := list(islice(rows, _SCANNED_ROWS)):
+                seen.note_stale(page)
+
+        self._requests.send(note_stale)
         for stale in seen.stale():
             if self._entries is not None:  # first, since an entry without its row would never be written again
                 self._entries.remove({record_id for _, record_id in stale})
             self._requests.send(partial(sink.delete_rows, [row_id for row_id, _ in stale]))
             self._counts.add(deleted=len(stale))
-
-
-def _note_stale(sink: Reads, seen: SeenRecords) -> None:
-    """Find the rows of records that were not seen; from the start again if the database does not answer."""
-    seen.forget_stale()
-    rows = sink.scan()
-    while page := list(islice(rows, _SCANNED_ROWS)):
-        seen.note_stale(page)
 
 
 def _computed(engine: Any) -> Callable[[], int]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -96,7 +96,10 @@ def verify(
     missing = _forget(sink, entries, requests.send)
     different: set[str] = set()
     sampled = 0
-    for embedded in _embedded(embedder, sample):
+    # One call: the sample is no larger than a batch.
+    for embedded in embedder.complete(embedder.submit(sample)) if sample else ():
+        if not isinstance(embedded, EmbeddedRecords):
+            continue
         rows, batch = embedded.batch.ids, embedded.batch
         owners = [record.key for record in embedded.records for _ in record.chunks]
         stored = requests.send(lambda ids=rows, widths=list(batch.vectors): sink.fetch(ids, widths=widths))  # type: ignore[misc]
@@ -127,13 +130,6 @@ def _alike(stored: FloatArray, computed: FloatArray) -> bool:
         return False
     length = float(np.linalg.norm(stored))
     return length > 0 and float(stored @ computed) / length >= _LEAST_COSINE
-
-
-def _embedded(embedder: RecordEmbedder, records: Sequence[PlannedRecord]) -> Iterator[EmbeddedRecords]:
-    for start in range(0, len(records), _SAMPLED_RECORDS):
-        for result in embedder.complete(embedder.submit(records[start : start + _SAMPLED_RECORDS])):
-            if isinstance(result, EmbeddedRecords):
-                yield result
 
 
 def _forget(sink: Reads, entries: CollectionEntries, send: Callable[[Callable[[], Any]], Any]) -> int:

@@ -22,8 +22,8 @@ from millpond.ingest.ray.dataset import DatasetReader, engine_config
 from millpond.ingest.ray.pool import CALLS_PER_WORKER, ClusterEngine, WorkerPool
 from millpond.ingest.ray.run import ClusterRun
 from millpond.ingest.ray.worker import WorkerSettings
+from millpond.ingest.sinks.database import open_sink
 from millpond.ingest.sinks.protocol import Sink
-from millpond.ingest.sinks.url import open_sink
 from millpond.ingest.sources.read import reader_for
 from millpond.ingest.telemetry.report import IngestReport
 

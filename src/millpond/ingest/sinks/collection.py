@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
 from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkRejectedError
@@ -104,11 +103,7 @@ class CollectionSink(Generic[NativeFilter]):
         return self.manifest is not None and (self.manifest.sparse is not None or self._driver.ranks_texts())
 
     def open(self) -> CollectionManifest:
-        """The manifest of a collection that exists, which is loaded on first use; :meth:`prepare` also creates one.
-
-        Returns:
-            The manifest.
-        """
+        """The manifest of a collection that exists, which is loaded on first use; :meth:`prepare` also creates one."""
         if self.manifest is None:
             if not self._connection.found():
                 raise InvalidRequestError(
@@ -154,9 +149,6 @@ class CollectionSink(Generic[NativeFilter]):
     def write(self, batch: WriteBatch) -> None:
         """Upsert the rows, in requests that the database accepts, and wait until it has acknowledged them.
 
-        Args:
-            batch: Rows of the collection's widths, with sparse vectors if the sink is hybrid.
-
         Raises:
             InvalidRequestError: The collection is not prepared, or has other widths.
             SinkError: The database runs in this process and failed in an earlier write.
@@ -199,11 +191,7 @@ class CollectionSink(Generic[NativeFilter]):
         self._change(self._driver.flush)
 
     def delete_rows(self, row_ids: Sequence[Any]) -> None:
-        """Delete rows by their own ids, and wait until the database has acknowledged it.
-
-        Args:
-            row_ids: Ids of rows; those that do not exist are ignored.
-        """
+        """Delete rows by their own ids (those that do not exist are ignored), and wait for the acknowledgement."""
         manifest = self.open()
         for part in self._parts(row_ids):
             words = f"a delete of {len(part)} {self._connection.row}s"
@@ -211,15 +199,7 @@ class CollectionSink(Generic[NativeFilter]):
         self._change(self._driver.flush)
 
     def fetch(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
-        """Those of these rows that exist, with their vectors of some widths.
-
-        Args:
-            row_ids: Ids of rows, as :func:`~millpond.ingest.point_id` makes them.
-            widths: Which vectors to read.
-
-        Returns:
-            The rows by their ids.
-        """
+        """Those of these rows that exist, by their ids, with their vectors of some widths."""
         manifest = self.open()
         rows: dict[str, StoredRow] = {}
         for part in self._parts(row_ids):
@@ -233,12 +213,6 @@ class CollectionSink(Generic[NativeFilter]):
 
         They are looked for by their own ids, until one is absent. Whoever deletes them in this order leaves no gap, and
         can be interrupted.
-
-        Args:
-            first: For each record's id, the number of the first chunk.
-
-        Returns:
-            Ids of rows that exist.
         """
         if not self.open().chunked:
             return []
@@ -342,9 +316,7 @@ class CollectionSink(Generic[NativeFilter]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def __repr__(self) -> str:

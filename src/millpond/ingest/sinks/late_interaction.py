@@ -209,21 +209,12 @@ class CollectionIndex(LateInteractionIndex):
     def _upsert(self, documents: Documents) -> int:
         manifest = self._manifest or self._begun(documents.embeddings.flat.shape[1])
         first = self._next_added(len(documents))
-        fields = [
-            {
-                "id": id,
-                "text": text,
-                "metadata": metadata,
-                "content_hash": content_hash(text),
-                "tokens": len(matrix),
-                "added": first + index,
-            }
-            for index, (id, text, metadata, matrix) in enumerate(
-                zip(documents.ids, documents.texts, documents.metadata, documents.embeddings, strict=True)
-            )
-        ]
-        sizes = []
-        for row, matrix in zip(fields, documents.embeddings, strict=True):
+        fields, sizes = [], []
+        stored = zip(documents.ids, documents.texts, documents.metadata, documents.embeddings, strict=True)
+        for added, (id, text, metadata, matrix) in enumerate(stored, start=first):
+            row: dict[str, Any] = {"id": id, "text": text, "metadata": metadata, "content_hash": content_hash(text)}
+            row |= {"tokens": len(matrix), "added": added}
+            fields.append(row)
             text_bytes = len(json.dumps(row, ensure_ascii=False).encode())
             size = text_bytes + self._driver.float_bytes * (matrix.size + manifest.prefetch_width)
             self._driver.check_document(row, matrix, size)

@@ -10,9 +10,8 @@ from typing import Any
 
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sources.columns import Columns
 from millpond.ingest.sources.compression import COMPRESSIONS
-from millpond.ingest.sources.rows import METADATA_KEY, RowReader
+from millpond.ingest.sources.rows import METADATA_KEY, Columns, RowReader
 
 ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
 BATCH_ROWS = 2048
@@ -26,10 +25,9 @@ _READ_BYTES = 1 << 20  # of a column at a time, instead of all that a row group 
 def pyarrow(purpose: str) -> Any:
     """The library; raises MissingExtraError with the command that installs it."""
     try:
-        library = import_module("pyarrow")
+        return import_module("pyarrow")
     except ImportError:
         raise MissingExtraError(f"{purpose} needs pyarrow: pip install 'millpond[parquet]'") from None
-    return library
 
 
 class ArrowReader:
@@ -71,8 +69,9 @@ class ArrowReader:
     def _record(self, row: dict[str, Any], where: str) -> Record | Rejected:
         try:
             for column, value in row.items():
-                if type(value) is _Unreadable:
-                    raise InvalidRequestError(f"column {column!r} cannot be read ({value.reason})")
+                if isinstance(value, Exception):
+                    reason = f"{type(value).__name__}: {value}"
+                    raise InvalidRequestError(f"column {column!r} cannot be read ({reason})")
             return self._rows.record(row)
         except InvalidRequestError as error:
             return self._rows.rejected(row, where, str(error))
@@ -122,19 +121,11 @@ def _is_uuid(kind: Any) -> bool:
 
 
 def _rows_of_batch(size: int, rows: int) -> int:
-    """How many rows of a table are read at a time, by its bytes and rows."""
     return max(1, min(BATCH_ROWS, _BATCH_BYTES * rows // max(size, 1)))
 
 
-class _Unreadable:
-    """In place of a value that Python cannot have, such as a time after the year 9999."""
-
-    def __init__(self, reason: str) -> None:
-        self.reason = reason
-
-
 def _values(column: Any) -> Sequence[Any]:
-    """The values of a column; one that cannot be read is an :class:`_Unreadable`."""
+    """The values of a column; in place of one that Python cannot have, such as a time after 9999, its error."""
     try:
         values: list[Any] = column.to_pylist(maps_as_pydicts="strict")
         return values
@@ -146,7 +137,7 @@ def _value(scalar: Any) -> Any:
     try:
         return scalar.as_py(maps_as_pydicts="strict")
     except Exception as error:
-        return _Unreadable(f"{type(error).__name__}: {error}")
+        return error
 
 
 def read_arrow(path: Path, kind: str, columns: Columns) -> Generator[Record | Rejected, None, None]:

@@ -15,9 +15,8 @@ from typing import Any, TextIO
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sources.columns import Columns
 from millpond.ingest.sources.compression import SourcePosition, kind_of, open_source
-from millpond.ingest.sources.rows import make_record
+from millpond.ingest.sources.rows import Columns, make_record
 
 # A cell may hold a book. The csv module's limit (128 Ki characters) is global to the process, so it is only raised.
 _FIELD_CHARS = 1 << 27

@@ -14,13 +14,11 @@ from typing import Any
 from millpond.errors import InvalidRequestError, SourceNotFoundError
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.arrow import ARROW_SUFFIXES, read_arrow
-from millpond.ingest.sources.columns import Columns
 from millpond.ingest.sources.compression import SourcePosition, check_source, kind_of
 from millpond.ingest.sources.csv_file import CsvReader
 from millpond.ingest.sources.folder import SkippedFiles, read_folder
-from millpond.ingest.sources.iterables import read_items
 from millpond.ingest.sources.json_file import read_json, read_json_lines, read_jsonl
-from millpond.ingest.sources.rows import RowReader
+from millpond.ingest.sources.rows import Columns, RowReader, read_items
 from millpond.ingest.sources.tables import check_table, is_table, read_table
 
 RECORD_SUFFIXES = (".jsonl", ".ndjson", ".json", ".csv", ".tsv", *ARROW_SUFFIXES)
@@ -71,21 +69,9 @@ def read(
 ) -> RecordReader:
     """Read the records of a path, a table or an iterable.
 
-    ======================== ========================================================================================
-    ``.jsonl .ndjson``       one object a line: ``id``, ``text``, ``metadata``; other keys become metadata
-    ``.json``                an array of such objects, read as a whole
-    ``.csv .tsv``            a header row; the columns other than id and text become metadata, as str or as ``types``
-                             says
-    ``.parquet .arrow``      the same with the types of the columns; ``.feather`` too. They need ``millpond[parquet]``
-    ``.gz .zst``             after ``.jsonl``, ``.json``, ``.csv`` or ``.tsv``: the same, compressed; .zst needs
-                             ``millpond[zstd]``
-    folder                   every ``.txt`` and ``.md`` below it, in order, without hidden ones; the id is the path
-    ``-``                    standard input, as JSONL
-    a table                  a ``Dataset`` or ``IterableDataset`` of Hugging Face; a table, batch, reader or dataset of
-                             pyarrow; a DataFrame of pandas or polars
-    an iterable              of :class:`~millpond.ingest.Record`, dicts as in JSONL, ``Document`` of LangChain, or nodes
-                             and ``Document`` of LlamaIndex
-    ======================== ========================================================================================
+    Files of JSON, CSV, Parquet and Arrow, also compressed, a folder of texts, ``"-"`` for JSONL on standard input,
+    tables of Hugging Face, pyarrow, pandas and polars, and iterables of :class:`~millpond.ingest.Record`, dicts and
+    documents of LangChain and LlamaIndex: the page on ingestion has a table of them.
 
     A missing id becomes the text's content hash; an integer id becomes a str. Blank lines are skipped. If a key is both
     in ``metadata`` and beside it, the value in ``metadata`` is stored, and the log names the key once. A line of a
@@ -121,7 +107,11 @@ def reader_for(source: Any, columns: Columns | None = None, types: Mapping[str, 
     if isinstance(source, RecordReader):
         return source
     if isinstance(source, str | os.PathLike):
-        return _stdin(columns, types) if os.fspath(source) == "-" else _path(source, columns, types)
+        if os.fspath(source) != "-":
+            return _path(source, columns, types)
+        if types:
+            _refuse_types(types, "'-'")
+        return RecordReader(read_json_lines(sys.stdin.buffer, "stdin", RowReader("stdin", columns)))
     table = is_table(source) and not isinstance(source, type)
     if not table:
         _check_iterable(source)
@@ -144,12 +134,6 @@ def _check_iterable(source: object) -> None:
         )
     if isinstance(source, bytes | bytearray) or not isinstance(source, Iterable):
         raise TypeError(f"records is {kind}; pass a path, or an iterable of Record(id, text, metadata)")
-
-
-def _stdin(columns: Columns, types: Mapping[str, str]) -> RecordReader:
-    if types:
-        _refuse_types(types, "'-'")
-    return RecordReader(read_json_lines(sys.stdin.buffer, "stdin", RowReader("stdin", columns)))
 
 
 def _path(source: str | os.PathLike[str], columns: Columns, types: Mapping[str, str]) -> RecordReader:

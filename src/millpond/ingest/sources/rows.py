@@ -1,19 +1,61 @@
-"""RowReader: an object of JSON, a row of a table or a dict as a record."""
+"""Columns and RowReader: an object of JSON, a row of a table, a dict or a framework's document as a record."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
 from uuid import UUID
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected, content_hash
-from millpond.ingest.sources.columns import Columns
 
 logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """The names of a source's columns or keys."""
+
+    id: str = "id"  # of the id. A table may lack it only if this is the default
+    text: str = "text"  # of the text
+    metadata: Collection[str] | None = None  # those that are kept as metadata; `None`: all others
+
+    def __post_init__(self) -> None:
+        if self.id == self.text:
+            raise InvalidRequestError(f"id_column and text_column are both {self.id!r}; name two columns")
+        if self.metadata is None:
+            return
+        if isinstance(self.metadata, str):
+            raise TypeError(f"metadata_columns={self.metadata!r} is a str; pass a list of names")
+        for name in self.metadata:
+            if not isinstance(name, str):
+                raise TypeError(f"metadata_columns holds {name!r}; pass a list of names")
+            if name in (self.id, self.text):
+                raise InvalidRequestError(f"metadata_columns names {name!r}, which is the id or the text; leave it out")
+
+    def keeps(self, column: str) -> bool:
+        """Whether a column is metadata that is kept."""
+        return column not in (self.id, self.text) and (self.metadata is None or column in self.metadata)
+
+    def check(self, name: str, header: Sequence[str], nested: Collection[str] | None = ()) -> None:
+        """Check the columns of a table."""
+        shown = ", ".join(map(repr, header)) or "none"
+        for column, purpose in ((self.text, "the text"), (self.id, "the id")):
+            if column not in header and (column, purpose) != ("id", "the id"):
+                raise InvalidRequestError(f"{name} has no column {column!r} for {purpose}; its columns: {shown}")
+        if len(set(header)) != len(header):
+            raise InvalidRequestError(f"{name} names a column twice; its columns: {shown}")
+        if self.metadata is None or nested is None:
+            return
+        if unknown := [column for column in self.metadata if column not in header and column not in nested]:
+            raise InvalidRequestError(
+                f"{name} has no column {', '.join(map(repr, unknown))} for metadata; its columns: {shown}"
+            )
+
 
 METADATA_KEY = "metadata"
 
@@ -98,3 +140,42 @@ def make_record(identity: Any, text: Any, metadata: Mapping[str, Any]) -> Record
     elif isinstance(identity, UUID) or (isinstance(identity, Integral) and not isinstance(identity, bool)):
         identity = str(int(identity) if isinstance(identity, Integral) else identity)
     return Record(identity, text, metadata)
+
+
+_NO_METADATA = "none"  # LlamaIndex's MetadataMode.NONE, a str: the text alone
+
+
+def read_items(items: Iterable[Any], rows: RowReader) -> Generator[Record | Rejected, None, Any]:
+    """A record, or a :class:`Rejected`, for each item."""
+    for number, item in enumerate(items):
+        yield item if type(item) is Record else _record(item, rows, f"item {number}")
+
+
+def _record(item: Any, rows: RowReader, where: str) -> Record | Rejected:
+    if isinstance(item, Record | Rejected):
+        return item
+    try:
+        if isinstance(item, Mapping):
+            return rows.record(item)
+        if hasattr(item, "page_content"):  # LangChain's Document
+            return rows.document(getattr(item, "id", None), item.page_content, _metadata(item))
+        if hasattr(item, "get_content") and (hasattr(item, "node_id") or hasattr(item, "id_")):
+            # A node of LlamaIndex, a Document, or a NodeWithScore around one.
+            identity = item.node_id if hasattr(item, "node_id") else item.id_
+            return rows.document(identity, item.get_content(metadata_mode=_NO_METADATA), _metadata(item))
+        reason = (
+            f"is of type {type(item).__name__}; yield Record(id, text, metadata), or a dict with these keys, "
+            "or a Document of LangChain, or a node of LlamaIndex"
+        )
+    except InvalidRequestError as error:
+        reason = str(error)
+    except Exception as error:  # of a value's own methods
+        reason = f"{type(error).__name__}: {error}"
+    if isinstance(item, Mapping):
+        return rows.rejected(item, where, reason)
+    return Rejected(where=where, reason=reason)
+
+
+def _metadata(item: Any) -> Any:
+    metadata = getattr(item, "metadata", None)
+    return {} if metadata is None else metadata

@@ -8,9 +8,7 @@ from typing import Any
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.arrow import BATCH_ROWS, ArrowReader, pyarrow
-from millpond.ingest.sources.columns import Columns
-from millpond.ingest.sources.iterables import read_items
-from millpond.ingest.sources.rows import METADATA_KEY, RowReader
+from millpond.ingest.sources.rows import METADATA_KEY, Columns, RowReader, read_items
 
 _ITEM = "row %d"
 

@@ -7,7 +7,6 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from millpond.ingest.sources.compression import SourcePosition
@@ -68,9 +67,7 @@ class IngestProgress:
         self._stack.callback(self._ended.set)  # called first
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._stack.close()
         self._bar.close()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -15,7 +14,7 @@ import torch
 from tests.recording import Recording
 from tests.tiny import TEXTS, write_checkpoint
 
-from millpond import AsyncEngine, Engine, VectorCache
+from millpond import Engine, VectorCache
 from millpond.engine import loading
 from millpond.engine.execute.cuda import graphs
 from millpond.engine.execute.cuda import worker as cuda_worker
@@ -234,16 +233,6 @@ def lose_at(backend: Recording, operation: str, *, after: int = 0) -> None:
     backend.fault = fault
 
 
-def run_out(backend: Recording) -> None:
-    """Memory runs out at the next launch, and the device is lost in what follows from that."""
-
-    def fault(reached: str) -> None:
-        backend.lost = illegal()
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    backend.fault = fault
-
-
 def check(error: BaseException | None, device: str = "cpu") -> None:
     assert isinstance(error, DeviceLostError)
     assert (error.device, error.reason) == (device, ILLEGAL)
@@ -279,13 +268,6 @@ def test_every_call_hears_of_the_loss_and_nothing_is_tried_again(
     assert len(critical) == 1 and "cpu is lost" in critical[0].getMessage()
     with pytest.raises(EngineClosedError):  # closed comes first
         engine.embed(TEXTS)
-
-
-def test_a_device_lost_while_memory_is_freed_is_lost(backends: list[Recording], folder: Path) -> None:
-    with Engine(folder, device="cpu", dtype="float32") as engine:
-        run_out(backends[0])
-        check(engine.submit("embed", MANY).exception(60))
-        assert len(engine.lost_devices) == 1
 
 
 def test_a_device_lost_in_a_retry_keeps_what_ran_before(
@@ -338,17 +320,6 @@ def test_the_other_devices_go_on(operation: str, backends: list[Recording], fold
         with pytest.raises(DeviceLostError):
             engine.embed(TEXTS)
         assert len(engine.lost_devices) == 2
-
-
-def test_coroutines_hear_of_it_too(backends: list[Recording], folder: Path) -> None:
-    async def ask(engine: Engine) -> list[Any]:
-        asked = AsyncEngine(engine)
-        lose_at(backends[0], "upload")
-        return await asyncio.gather(*(asked.embed([text]) for text in MANY), return_exceptions=True)
-
-    with Engine(folder, device="cpu", dtype="float32") as engine:
-        for error in asyncio.run(ask(engine)):
-            check(error)
 
 
 def at(length: int) -> Refusal:

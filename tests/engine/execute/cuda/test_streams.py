@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -212,41 +211,6 @@ def test_all_graphs_share_a_pool_until_it_is_forgotten(
             cuda.forget()
         cuda.capture(lambda: None)
     assert pools == [(0, 1), (0, 1), (0, 2)]
-
-
-def test_two_devices_never_capture_at_once(runtime: Runtime, monkeypatch: pytest.MonkeyPatch) -> None:
-    entered, go, order = threading.Event(), threading.Event(), []
-    streams = iter(range(6))
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: Stream(runtime, f"stream {next(streams)}"))
-    first, second = Cuda(DEVICE), Cuda(DEVICE)
-    calls = 0
-
-    def slow() -> None:
-        nonlocal calls
-        calls += 1
-        if calls == 3:  # after the warm-ups
-            entered.set()
-            assert go.wait(30)
-            order.append("first")
-
-    one = threading.Thread(target=first.capture, args=(slow,))
-    one.start()
-    assert entered.wait(30)
-    assert Cuda._capturing.locked()
-    runs = 0
-
-    def other() -> None:
-        nonlocal runs
-        runs += 1
-        if runs == 3:
-            order.append("second")
-
-    two = threading.Thread(target=second.capture, args=(other,))
-    two.start()
-    go.set()
-    one.join(30)
-    two.join(30)
-    assert order == ["first", "second"]
 
 
 def failing(at: int, error: Exception) -> Callable[[], None]:
