@@ -208,32 +208,6 @@ def test_a_document_that_no_request_can_carry_is_refused(client: QdrantClient) -
     assert len(index) == 0
 
 
-@pytest.mark.slow
-def test_requests_are_bounded_by_bytes(client: QdrantClient, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    upsert, search = client.upsert, client.query_batch_points
-
-    def upserted(collection: str, points: list[models.PointStruct], **options: Any) -> object:
-        sent.append(sum(len(point.model_dump_json()) for point in points))
-        assert options == {"wait": True}
-        return upsert(collection, points, **options)
-
-    def searched(collection: str, requests: list[models.QueryRequest], **options: Any) -> object:
-        sent.append(sum(len(request.model_dump_json(exclude_none=True)) for request in requests))
-        return search(collection, requests, **options)
-
-    monkeypatch.setattr(client, "upsert", upserted)
-    monkeypatch.setattr(client, "query_batch_points", searched)
-    index = QdrantIndex(client, "docs", None, prefetch="dense")
-    values = matrices(20, tokens=800, width=128)
-    index.add_embeddings(names(20), ragged(values, 128), texts=["text " * 1000] * 20)
-    assert len(sent) == 3 and max(sent) < 16 << 20 and len(index) == 20
-    sent.clear()
-    results = index.search_embeddings(ragged(values, 128), k=1)
-    assert [hits[0].id for hits in results] == names(20)
-    assert len(sent) == 3 and max(sent) < 16 << 20
-
-
 def test_more_ids_than_a_request_takes_are_asked_in_parts(
     client: QdrantClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -276,11 +250,3 @@ def test_check_compares_the_vectors_with_the_manifest(client: QdrantClient) -> N
     client.create_collection("copy", vectors, metadata={"millpond": manifest})
     problems = QdrantIndex(client, "copy", None).check()
     assert [problem.split("its vector ")[1].split(" is not")[0] for problem in problems] == ["'tokens'", "'muvera'"]
-
-
-def test_first_documents_without_rows_leave_no_projection_to_fit(client: QdrantClient) -> None:
-    index = QdrantIndex(client, "docs", None, dimensions=8)
-    with pytest.raises(InvalidRequestError, match="dimensions=8 are fitted on the rows of the first documents"):
-        index.add_embeddings(["a"], ragged(matrices(1, tokens=[0])))
-    index.add_embeddings(["a", "b"], ragged(matrices(2, tokens=[0, 20])))
-    assert len(index) == 2 and index.stats().dimensions == 8

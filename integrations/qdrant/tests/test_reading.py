@@ -10,7 +10,7 @@ import pytest
 from qdrant_client import QdrantClient, models
 from tests.tiny.heads import write_splade
 
-from millpond import Engine, FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
+from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.ingest import Chunking, Record, ingest, point_id
 from millpond_qdrant import QdrantSink
 
@@ -148,18 +148,6 @@ def test_an_alias_names_the_rebuilt_collection_for_every_reader(
     assert first.count() == 6
     reader.delete(["doc-0"])
     assert first.count() == 5
-
-
-def test_an_alias_survives_the_process(engine: Engine, tmp_path: Path, records: list[Record]) -> None:
-    with QdrantSink(tmp_path, "docs-1") as sink:
-        fill(engine, sink, records)
-        sink.swap_alias("docs")
-    with QdrantSink(tmp_path, "docs") as sink:
-        assert sink.count() == 12 and sink.search(engine, records[9].text, k=1)[0].id == "doc-9"
-        fill(engine, sink, [Record("new", "a new text")])  # through the write-ahead log
-        (file,) = tmp_path.rglob("*.sqlite")
-        assert file.with_name("storage.sqlite-wal").exists()
-        assert sink.count() == 13
 
 
 def test_a_reader_by_an_alias_notices_another_model(
@@ -315,16 +303,3 @@ def test_a_question_or_a_text_without_a_weight_has_no_sparse_vector(
     monkeypatch.setattr(sparse_engine, "sparse_embed", without)
     hits = sink.search(engine, records[2].text, k=3, hybrid=True, sparse_engine=sparse_engine)
     assert hits[0].id == "doc-2" and [hit.score for hit in hits] == pytest.approx([1 / 61, 1 / 62, 1 / 63])
-
-
-def test_a_hybrid_sink_and_its_collection_agree(
-    engine: Engine, sparse_engine: Engine, client: QdrantClient, records: list[Record]
-) -> None:
-    with pytest.raises(UnsupportedTaskError, match="hybrid=True needs sparse vectors"):
-        fill(engine, QdrantSink(client, "docs", hybrid=True), records)
-    fill(engine, QdrantSink(client, "docs", hybrid=True), records, sparse_engine=sparse_engine)
-    with pytest.raises(InvalidRequestError, match="holds sparse vectors too; pass hybrid=True"):
-        fill(engine, QdrantSink(client, "docs"), records)
-    fill(engine, QdrantSink(client, "dense"), records)
-    with pytest.raises(InvalidRequestError, match="holds no sparse vectors"):
-        QdrantSink(client, "dense").search(engine, "tides", hybrid=True, sparse_engine=sparse_engine)

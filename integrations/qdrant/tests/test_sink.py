@@ -261,13 +261,6 @@ def test_a_damaged_collection(engine: Engine, records: list[Record], tmp_path: P
         QdrantSink(tmp_path, "docs")
 
 
-def test_a_home_folder_is_where_it_is_elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.chdir(tmp_path)
-    with sink_from_url("path", "~/db", "docs"):
-        assert [path.name for path in tmp_path.iterdir()] == ["db"]
-
-
 @pytest.mark.parametrize(("scheme", "location"), [("memory", "x"), ("path", ""), ("http", "host"), ("file", "x")])
 def test_urls_of_other_schemes_are_refused(scheme: str, location: str) -> None:
     with pytest.raises(InvalidRequestError, match="does not name a Qdrant"):

@@ -54,21 +54,6 @@ def filled(engine: Engine, sink: QdrantSink, name: str) -> None:
             ingest(some(name)[start : start + 10], engine=engine, sink=sink, show_progress=False)
 
 
-@pytest.mark.slow
-def test_runs_from_threads_share_a_folder(engine: Engine, tmp_path: Path) -> None:
-    def run(name: str) -> None:
-        with QdrantSink(tmp_path / "db", f"c{len(name) % 2}", dimensions=[32, 384]) as sink:
-            filled(engine, sink, name)
-            assert len(sink.search(engine, "text 3", k=60, filter={"of": name})) == 20
-
-    names = ["a", "bb", "ccc", "dddd", "eeeee", "ffffff"]
-    at_once(*(lambda name=name: run(name) for name in names))  # type: ignore[misc]
-    for collection in ("c0", "c1"):  # and a later process finds everything
-        program = "import sys; from millpond_qdrant import QdrantSink; print(QdrantSink(*sys.argv[1:]).count())"
-        arguments = [sys.executable, "-c", program, str(tmp_path / "db"), collection]
-        assert subprocess.run(arguments, capture_output=True, text=True, timeout=60).stdout.strip() == "60"
-
-
 @pytest.mark.parametrize("kind", ["memory", "folder", "one sink"])
 def test_runs_from_threads_share_a_client(engine: Engine, tmp_path: Path, kind: str) -> None:
     client = QdrantClient(path=str(tmp_path)) if kind == "folder" else QdrantClient(":memory:")
