@@ -5,7 +5,6 @@ import sys
 import textwrap
 import threading
 from itertools import pairwise
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -264,12 +263,6 @@ def test_a_host_with_a_port_is_no_path(location):
 )
 def test_a_path_is_no_address(path):
     assert not is_address(path)
-
-
-def test_a_path_object_is_no_address(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for location, where in ((Path("localhost:6333"), "./localhost:6333"), (Path("db"), "db"), ("localhost:6333",) * 2):
-        assert repr(MemorySink(location, "docs")).startswith(f"MemorySink({where!r}")
 
 
 @pytest.mark.parametrize(

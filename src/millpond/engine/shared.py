@@ -1,10 +1,7 @@
-"""Engines shared by a process: one for each configuration, loaded at its first use.
+"""Engines shared by a process: one for each configuration, loaded at its first use and kept until it is closed.
 
-An adapter that has only a model's name calls :func:`get_engine` on every call: ten retrievers over one model hold its
-weights once, and a copied or unpickled adapter finds the engine again. Importing this module does not import torch.
-
-A shared engine lives until it is closed, by :func:`close_shared`, by its own ``close()`` or at the end of the program:
-an adapter that is made anew for every request must not load the model each time.
+Ten retrievers over one model hold its weights once, and a copied or unpickled adapter finds the engine again. Importing
+this module does not import torch.
 """
 
 from __future__ import annotations

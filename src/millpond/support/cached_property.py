@@ -1,7 +1,6 @@
 """cached_property: functools' own, without the lock that it has in Python 3.11.
 
-That lock belongs to the class, not to the object: while one thread computes the value, no other thread computes it for
-any other object, and a child that is forked then waits for ever.
+That lock belongs to the class: a child that is forked while a thread computes the value then waits for ever.
 """
 
 from __future__ import annotations

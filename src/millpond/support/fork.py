@@ -1,9 +1,6 @@
 """Fork: what a forked child finds of its parent's engines, whose threads it does not have.
 
-A fork copies the memory of a process, but of its threads only the one that forks. So a child must not wait for a future
-that the parent's threads were to settle, for the threads of OpenMP's pool, for a module that another thread was
-importing, or for a lock that another thread held in one of torch's libraries. Importing this module does not import
-torch.
+It must not wait for what those were to settle, import or unlock. Importing this module does not import torch.
 """
 
 from __future__ import annotations

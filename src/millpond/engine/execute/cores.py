@@ -1,7 +1,6 @@
 """Cores: the processor cores that this process may use, shared by all of its engines.
 
-A batch runs on cores that were claimed here, so that ten engines that are busy at once compute on as many threads as
-there are cores, not on ten times as many.
+Ten engines that are busy at once compute on as many threads as there are cores, not on ten times as many.
 """
 
 from __future__ import annotations

@@ -35,9 +35,8 @@ class RunsBatches(Protocol):
 class Worker:
     """The loop of one slot; a caller that waits for a small call may run a batch in its own thread.
 
-    If the device is lost, the loop ends: the calls of the batches that it has not finished fail with
-    :class:`~millpond.errors.DeviceLostError`, since one of them may be the cause, and what waits is left to the other
-    devices. When the last one is lost, every call fails.
+    If the device is lost, the loop ends: the calls of its unfinished batches fail, since one of them may be the cause,
+    and what waits is left to the other devices. When the last one is lost, every call fails.
     """
 
     def __init__(

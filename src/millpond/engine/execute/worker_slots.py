@@ -1,7 +1,6 @@
-"""WorkerSlots: the parts of a device that run a batch each, side by side.
+"""WorkerSlots: the parts of a device that run a batch each, side by side: of a CPU its cores, else the device.
 
-On a CPU each slot is a core that a worker claims for a batch: an operator on one thread ends in no barrier, and no slot
-waits for the Python code of another. A batch that runs alone takes the free cores too. Any other device is one slot.
+On one thread an operator ends in no barrier. A batch that runs alone takes the free cores too.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from millpond.engine.input.plan import EncodesPairs, IndexOf, Plan
 from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import is_oversize
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
-from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized
+from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized, too_long
 from millpond.errors import InputTooLongError
 from millpond.late_interaction.encoding.markers import ColbertEncoder, EncodedText
 from millpond.values.inputs import Item, Pair, TokenIds, size_of, text_of
@@ -145,13 +145,7 @@ def _cut(item: TokenIds, plan: Plan, index: int) -> Tokenized:
     """Token ids cut to the plan's limit; the item's tail stays."""
     ids = np.array(item.ids, dtype=np.int32)
     if len(ids) > plan.limit and plan.truncate == "error":
-        raise InputTooLongError(
-            f"the prompt at index {index} has {len(ids)} token ids, more than max_length={plan.limit}; "
-            'shorten it, or let it be cut with truncate="end"',
-            index=index,
-            tokens=len(ids),
-            limit=plan.limit,
-        )
+        raise too_long("prompt", index, len(ids), plan.limit)
     if plan.truncate == "end":
         end = len(ids) - item.tail
         kept = np.concatenate((ids[: min(end, plan.limit - item.tail)], ids[end:]))

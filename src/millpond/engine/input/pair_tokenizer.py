@@ -11,7 +11,7 @@ from tokenizers import Encoding
 from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.engine.input.plan import IndexOf
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
-from millpond.engine.tokenize.tokenized import Tokenized
+from millpond.engine.tokenize.tokenized import Tokenized, too_long
 from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.tasks import Truncate
 from millpond.values.inputs import Pair
@@ -57,7 +57,8 @@ class PairTokenizer:
         types = np.array(encoding.type_ids, dtype=np.int8) if self._tokenizer.typed else None
         cut = len(ids) > limit
         if cut:
-            _check_may_cut(len(ids), limit, truncate, index)
+            if truncate == "error":
+                raise too_long("pair", index, len(ids), limit)
             sides = np.array([-1 if side is None else side for side in encoding.sequence_ids], dtype=np.int8)
             query, document = np.flatnonzero(sides == 0), np.flatnonzero(sides == 1)
             room = _room(limit, len(ids) - len(query) - len(document), "special tokens")
@@ -107,7 +108,8 @@ class TemplateTokenizer:
                 continue
             cut = len(ids) > limit
             if cut:
-                _check_may_cut(len(ids), limit, truncate, index_of(i))
+                if truncate == "error":
+                    raise too_long("pair", index_of(i), len(ids), limit)
                 ids = ids[self._cut(pairs[i], texts[i], instruction, limit, truncate)]
             tokenized.append(Tokenized(ids=ids, truncated=cut))
         return tokenized
@@ -137,17 +139,6 @@ class TemplateTokenizer:
             inside = (offsets[:, 0] >= begin) & (offsets[:, 1] <= end) & (offsets[:, 1] > begin) & ~added
             tokens.append(np.flatnonzero(inside))
         return tokens[0], tokens[1]
-
-
-def _check_may_cut(tokens: int, limit: int, truncate: Truncate, index: int) -> None:
-    if truncate == "error":
-        raise InputTooLongError(
-            f"the pair at index {index} has {tokens} tokens, more than max_length={limit}; "
-            'shorten its document, or let it be cut with truncate="end"',
-            index=index,
-            tokens=tokens,
-            limit=limit,
-        )
 
 
 def _room(limit: int, fixed: int, holder: str) -> int:

@@ -1,8 +1,4 @@
-"""Spans: one row for each of a caller's character spans, from the rows of a text's tokens (late chunking).
-
-One long forward, and vectors of the caller's parts of it (Günther et al., Late Chunking, 2024). Windows over a text
-that is longer than the model reads are in ``composite/windows.py``.
-"""
+"""Spans: one row for each of a caller's character spans: late chunking (Günther et al., 2024)."""
 
 from __future__ import annotations
 

@@ -1,12 +1,8 @@
 """Scheduler: which requests are in the next batch.
 
-Every running call has its own queue. A batch visits the queues, the one served longest ago first, and takes an
-equal share of the token budget from each; the rest of the budget goes to the queues in the same order. So a single
-text that arrives after a million others is in the next batch, and no call waits forever.
-
-A batch takes as long as everything in it, so small calls do not share one with bulk calls: while both kinds wait,
-every second batch is of small calls only. A small call still waits for the batch that runs when it arrives, so batches
-of bulk calls are smaller for a while after small calls were seen.
+A batch visits the calls' queues, the one served longest ago first, and takes an equal share of the budget from each. As
+a batch takes as long as everything in it, every second one is of small calls only while small and bulk calls wait, and
+batches of bulk calls are smaller for a while after small ones were seen.
 """
 
 from __future__ import annotations

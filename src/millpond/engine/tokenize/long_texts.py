@@ -1,7 +1,6 @@
 """Long texts: only a part is tokenized, where its tokens are certain to be those of the whole text.
 
-A tokenizer takes about two hundred bytes per character: a text as large as a whole request would take gigabytes, only
-for all but its beginning to be cut, or for the text to be refused.
+A tokenizer takes about two hundred bytes per character: a text as large as a whole request would take gigabytes.
 """
 
 from __future__ import annotations

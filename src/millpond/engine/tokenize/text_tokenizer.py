@@ -18,7 +18,15 @@ from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.engine.tokenize.hf_tokenizer import read_hf_tokenizer, render_chat
 from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import LongTexts
-from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized, fold, id_arrays, unfold_offsets, word_numbers
+from millpond.engine.tokenize.tokenized import (
+    TokenAlignment,
+    Tokenized,
+    fold,
+    id_arrays,
+    too_long,
+    unfold_offsets,
+    word_numbers,
+)
 from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
 from millpond.late_interaction.encoding.markers import ColbertEncoder
 from millpond.support.cached_property import cached_property
@@ -241,13 +249,7 @@ class TextTokenizer:
             cut = len(ids) > limit
             if cut:
                 if truncate == "error":
-                    raise InputTooLongError(
-                        f"the {noun} at index {index_of(i)} has {len(ids)} tokens, more than max_length={limit}; "
-                        'shorten it, or let it be cut with truncate="end"',
-                        index=index_of(i),
-                        tokens=len(ids),
-                        limit=limit,
-                    )
+                    raise too_long(noun, index_of(i), len(ids), limit)
                 kept = self._cut(len(ids), texts[i], prompt, limit, truncate)
                 ids = ids[kept]
                 if alignment is not None:

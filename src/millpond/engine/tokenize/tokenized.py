@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers.normalizers import Lowercase
 
+from millpond.errors import InputTooLongError
+
 # sentence-transformers folds letter by letter; str.lower() treats a final sigma differently.
 _LOWER = Lowercase()
 
@@ -51,6 +53,17 @@ def id_arrays(lists: Sequence[list[int]]) -> list[npt.NDArray[np.int32]]:
         arrays.append(flat[start : start + len(ids)])
         start += len(ids)
     return arrays
+
+
+def too_long(what: str, index: int, tokens: int, limit: int) -> InputTooLongError:
+    """The error of an item that must not be cut; ``what``: its noun, ``index``: in the caller's list."""
+    return InputTooLongError(
+        f"the {what} at index {index} has {tokens} tokens, more than max_length={limit}; shorten it, or let it be cut "
+        'with truncate="end"',
+        index=index,
+        tokens=tokens,
+        limit=limit,
+    )
 
 
 def fold(text: str) -> str:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.advice.judgements import Judgements, ndcg, relevant
+from millpond.ingest.advice.judgements import Judgements, ndcg
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.quantized import Datatype, QuantizedVectors, quantize, store
 from millpond.ingest.arguments import check_embeds
@@ -227,7 +227,7 @@ def _read_queries(
     if not queries:
         raise InvalidRequestError("there is no query; pass at least one text, better fifty, that users really ask")
     if judgements is not None:
-        answered = set(relevant(judgements))
+        answered = {id for id, grades in judgements.items() if any(grade > 0 for grade in grades.values())}
         known = [query for query in queries if query.id in answered]
         if not known:
             some = next(iter(answered or judgements), "")

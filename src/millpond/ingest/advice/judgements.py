@@ -85,11 +85,6 @@ def ndcg(ranking: Sequence[str], grades: Mapping[str, float], k: int = 10) -> fl
     return _discounted([grades.get(document, 0.0) for document in ranking[:k]]) / ideal if ideal else 0.0
 
 
-def relevant(judgements: Judgements) -> Iterator[str]:
-    """The ids of the queries that a document answers."""
-    return (query for query, grades in judgements.items() if any(grade > 0 for grade in grades.values()))
-
-
 def _discounted(gains: Sequence[float]) -> float:
     return sum(max(gain, 0.0) / math.log2(rank + 2) for rank, gain in enumerate(gains))
 

@@ -82,7 +82,8 @@ def layouts(
     widths: Sequence[int], datatypes: Sequence[Datatype] = DATATYPES, database: str | None = None
 ) -> Iterator[Layout]:
     """Every layout of these widths: alone in each type, with each quantized copy, and coarse to fine."""
-    return (one for one in _layouts(widths, datatypes) if database is None or database in one.databases)
+    every = _layouts(widths, datatypes)
+    return every if database is None else (one for one in every if database in one.databases)
 
 
 def _layouts(widths: Sequence[int], datatypes: Sequence[Datatype]) -> Iterator[Layout]:

@@ -30,11 +30,6 @@ def write_advice(
     """Write the page: one file that loads nothing, is printable, and follows dark or light colours."""
     check_charts()
     metric = metric_name(advice)
-    full, smallest, lightest = advice.full, advice.smallest, advice.lightest
-    advised = [
-        section(title, describe(one, advice), code=commands.get(one.layout, ""))
-        for title, one in recommendations(advice)
-    ]
     facts = {
         "source": source,
         "model": model,
@@ -47,13 +42,16 @@ def write_advice(
         title="How to store these vectors",
         subtitle=f"{source} · {model}",
         tiles={
-            f"{metric} at full width": f"{full.quality:.4f}",
-            "full width": f"{bytes_text(full.stored_bytes)} a row",
-            "smallest that keeps it": f"{bytes_text(smallest.stored_bytes)} a row",
-            "least memory that keeps it": f"{bytes_text(lightest.scanned_bytes)} a row",
+            f"{metric} at full width": f"{advice.full.quality:.4f}",
+            "full width": f"{bytes_text(advice.full.stored_bytes)} a row",
+            "smallest that keeps it": f"{bytes_text(advice.smallest.stored_bytes)} a row",
+            "least memory that keeps it": f"{bytes_text(advice.lightest.scanned_bytes)} a row",
         },
         sections=[
-            *advised,
+            *(
+                section(title, describe(one, advice), code=commands.get(one.layout, ""))
+                for title, one in recommendations(advice)
+            ),
             section("Read this with it", *advice.notes) if advice.notes else "",
             side_by_side(
                 _trade_off("Memory", "scanned_bytes", advice, metric),

@@ -8,7 +8,7 @@ import os
 import stat
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from hashlib import blake2b
 from io import FileIO
 from pathlib import Path
@@ -38,7 +38,10 @@ class DeadLetterFile:
             raise InvalidRequestError(
                 f"dead_letters={str(path)!r}: there is no folder {str(self.path.parent)!r}; create it first"
             )
-        self.replaces = isinstance(source, str | os.PathLike) and _same_file(source, self.path)
+        self.replaces = False
+        if isinstance(source, str | os.PathLike):
+            with suppress(OSError):
+                self.replaces = os.path.samefile(os.path.expanduser(source), self.path)
         if self.path.is_file() and (line := _foreign_line(self.path)) is not None:
             raise InvalidRequestError(
                 f"dead_letters={str(path)!r}: line {line} of this file is not a dead letter, so nothing is written to "
@@ -117,10 +120,3 @@ def _foreign_line(path: Path) -> int | None:
             if not (isinstance(letter, dict) and DEAD_LETTER_KEY in letter):
                 return number
     return None
-
-
-def _same_file(source: str | os.PathLike[str], path: Path) -> bool:
-    try:
-        return os.path.samefile(os.path.expanduser(source), path)
-    except OSError:
-        return False

@@ -123,7 +123,14 @@ class RecordEmbedder:
         # Full width, not normalized: every other width is cut from it.
         params = PoolingParams(role="document", dimensions=self._engine.spec.dimensions, normalize=False)
         dense = self._submit(self._engine, "embed", texts, params)
-        return EmbeddingCall(records=records, dense=dense, sparse=self._submit_sparse(texts, dense))
+        sparse = None
+        if self._sparse_engine is not None:
+            try:
+                sparse = self._submit(self._sparse_engine, "sparse_embed", texts, PoolingParams(role="document"))
+            except BaseException:
+                dense.cancel()
+                raise
+        return EmbeddingCall(records=records, dense=dense, sparse=sparse)
 
     def complete(self, call: EmbeddingCall) -> Iterator[EmbeddedRecords | UnembeddedRecord]:
         """Wait for a call, and go through its records; those of a failed one are embedded again by halves."""
@@ -144,17 +151,6 @@ class RecordEmbedder:
         with self._trace.stage("cut", len(call.records)):
             results = self._cut(call.records, output, sparse)
         yield from results
-
-    def _submit_sparse(
-        self, texts: Sequence[str], dense: Future[EmbeddingOutput]
-    ) -> Future[SparseEmbeddingOutput] | None:
-        if self._sparse_engine is None:
-            return None
-        try:
-            return self._submit(self._sparse_engine, "sparse_embed", texts, PoolingParams(role="document"))
-        except BaseException:
-            dense.cancel()
-            raise
 
     def _submit(self, engine: Engine, task: Task, texts: Sequence[str], params: PoolingParams) -> Future[Any]:
         while True:

@@ -54,10 +54,7 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
-        try:
-            self.path = Path(path).expanduser().absolute()
-        except RuntimeError as error:  # ~somebody
-            raise JournalError(f"journal={os.fspath(path)!r} is not a path here ({error}); write it out") from error
+        self.path = Path(path).expanduser().absolute()
         with self._errors():
             self._file = SqliteFile(self.path, application_id=APPLICATION_ID, migrations=MIGRATIONS)
 

@@ -167,20 +167,19 @@ class IngestRun:
                 "the source holds no record, and sync=True would delete every row; leave sync out, or delete the rows "
                 "by sink.delete"
             )
-        self._requests.send(lambda: _note_stale(sink, seen))
+
+        def note_stale() -> None:  # from the start again if the database does not answer
+            seen.forget_stale()
+            rows = sink.scan()
+            while page := list(islice(rows, _SCANNED_ROWS)):
+                seen.note_stale(page)
+
+        self._requests.send(note_stale)
         for stale in seen.stale():
             if self._entries is not None:  # first, since an entry without its row would never be written again
                 self._entries.remove({record_id for _, record_id in stale})
             self._requests.send(partial(sink.delete_rows, [row_id for row_id, _ in stale]))
             self._counts.add(deleted=len(stale))
-
-
-def _note_stale(sink: Reads, seen: SeenRecords) -> None:
-    """Find the rows of records that were not seen; from the start again if the database does not answer."""
-    seen.forget_stale()
-    rows = sink.scan()
-    while page := list(islice(rows, _SCANNED_ROWS)):
-        seen.note_stale(page)
 
 
 def _computed(engine: Any) -> Callable[[], int]:

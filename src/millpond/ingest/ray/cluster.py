@@ -47,12 +47,6 @@ def connected(address: str | None) -> Iterator[None]:
         _restore(handlers)
 
 
-def resources() -> Mapping[str, float]:
-    """The CPUs, GPUs and other resources of the cluster, as far as its machines have started."""
-    found: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-    return found
-
-
 def count_workers(workers: int | None, *, num_cpus: float, num_gpus: float, reads: bool) -> int:
     """How many workers to start: by default as many as fit, beside one CPU for reading if Ray reads the source."""
     for name, value in (("num_cpus", num_cpus), ("num_gpus", num_gpus)):
@@ -60,7 +54,7 @@ def count_workers(workers: int | None, *, num_cpus: float, num_gpus: float, read
             raise InvalidRequestError(f"{name}={value!r} must be a number from 0")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
         raise InvalidRequestError(f"workers={workers!r} must be an int from 1, or None for as many as fit")
-    total = resources()
+    total: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     free = {"CPU": total.get("CPU", 0.0) - (1.0 if reads else 0.0), "GPU": total.get("GPU", 0.0)}
     needs = {"CPU": float(num_cpus), "GPU": float(num_gpus)}
     fit = min([math.floor(free[name] / needs[name] + 1e-6) for name in needs if needs[name]], default=1)

@@ -16,7 +16,6 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from millpond.engine.input import resolve
 from millpond.engine.input.model import LoadedModel
 from millpond.errors import EngineClosedError, MillpondError
-from millpond.ingest.ray.cluster import resources
 from millpond.ingest.ray.worker import Reply, Worker, WorkerSettings
 from millpond.tasks import Role, Task
 from millpond.values.outputs import EmbeddingOutput, SparseEmbeddingOutput
@@ -28,7 +27,6 @@ CALLS_PER_WORKER = 2  # one is embedded while another is written or on its way
 # A text that kills every worker that embeds it is given up after so many of them.
 _MAX_ATTEMPTS = 2
 _CLOSE_SECONDS = 20.0
-_SLOW_START_SECONDS = 60.0
 
 
 class WorkerDeathsError(MillpondError):
@@ -99,14 +97,6 @@ class WorkerPool:
         """Wait until a worker has loaded the model, and give it calls."""
         loaded = actor.load.remote()
         try:
-            if not ray.wait([loaded], timeout=_SLOW_START_SECONDS)[0] and self._free.empty():
-                found = {name: count for name, count in resources().items() if name in ("CPU", "GPU")}
-                logger.warning(
-                    "a worker has not started in %.0f s, and no other has; the cluster has %s, of which other jobs may "
-                    "hold a part",
-                    _SLOW_START_SECONDS,
-                    found,
-                )
             ray.get(loaded)
         except RayActorError as error:
             self._fail(

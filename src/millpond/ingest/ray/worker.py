@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, NamedTuple, cast
 from uuid import uuid4
 
@@ -48,16 +48,16 @@ class Reply(NamedTuple):
     write_error: str | None
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class WrittenBatch:
     """What came of a batch that a worker embedded and wrote."""
 
-    entries: Sequence[JournalEntry]  # records that the database has acknowledged
-    counts: dict[str, int]  # by their names in `IngestReport`, and `finished`
-    failures: Sequence[tuple[str, str]]  # keys of the records that are left out, and why
-    truncated_ids: Sequence[str]  # ids of the records of which a text was cut
-    retries: Sequence[tuple[str, float]]  # why requests were sent again, and the seconds waited
-    stages: Sequence[tuple[str, float, int]]  # name, seconds and rows of each timed call
+    entries: list[JournalEntry] = field(default_factory=list)  # records that the database has acknowledged
+    counts: dict[str, int] = field(default_factory=dict)  # by their names in `IngestReport`, and `finished`
+    failures: list[tuple[str, str]] = field(default_factory=list)  # keys of records that are left out, and why
+    truncated_ids: list[str] = field(default_factory=list)  # of the records of which a text was cut
+    retries: list[tuple[str, float]] = field(default_factory=list)  # why requests were sent again, and after how long
+    stages: list[tuple[str, float, int]] = field(default_factory=list)  # name, seconds and rows of each timed call
 
 
 class Worker:
@@ -91,11 +91,10 @@ class Worker:
         log = _BatchLog()
         embedder = RecordEmbedder(engine, self._settings.widths, sparse_engine=sparse, trace=log.trace)
         results = list(embedder.complete(embedder.submit(batch.records))) if batch.records else []
-        truncated: list[str] = []
         with self._writing:
             requests = RetryingWriter(self._settings.policy, self._stop, log.retrying)
             # The journal is the driver's.
-            writer = BatchWriter(sink, requests, log, cast("CollectionEntries", log.entries))
+            writer = BatchWriter(sink, requests, log, cast("CollectionEntries", _BatchEntries(log.written.entries)))
             try:
                 if batch.blanks:
                     writer.put(BlankRecords(records=batch.blanks))
@@ -103,7 +102,7 @@ class Worker:
                     if not isinstance(result, EmbeddedRecords):
                         log.fail(result.record, result.reason)
                         continue
-                    truncated += result.truncated_ids
+                    log.written.truncated_ids += result.truncated_ids
                     hits = sum(result.cached)
                     log.counts.add(cached=hits, embedded=len(result.records) - hits)
                     writer.put(result)
@@ -111,16 +110,8 @@ class Worker:
             except BaseException:
                 writer.abandon()
                 raise
-        return self._reply(
-            WrittenBatch(
-                entries=log.entries.added,
-                counts=log.counts.now(),
-                failures=log.failures,
-                truncated_ids=truncated,
-                retries=log.retries,
-                stages=log.trace.calls,
-            )
-        )
+        log.written.counts = log.counts.now()
+        return self._reply(log.written)
 
     def stop(self) -> None:
         """Wait no longer for a database that does not answer."""
@@ -180,22 +171,19 @@ def load_engine(config: EngineConfig, cache: str | None, fingerprint: str | None
 class _BatchTrace(RunTrace):
     """Keeps the times of a batch for the driver's trace."""
 
-    def __init__(self) -> None:
+    def __init__(self, stages: list[tuple[str, float, int]]) -> None:
         super().__init__(vectors=0)
-        self.calls: list[tuple[str, float, int]] = []
+        self._noted = stages
 
     def note_stage(self, name: str, seconds: float, rows: int = 0) -> None:
-        self.calls.append((name, seconds, rows))
+        self._noted.append((name, seconds, rows))
 
 
 class _BatchEntries:
     """Keeps what is to be entered in the driver's journal."""
 
-    def __init__(self) -> None:
-        self.added: list[JournalEntry] = []
-
-    def add(self, entries: Iterable[JournalEntry]) -> None:
-        self.added.extend(entries)
+    def __init__(self, added: list[JournalEntry]) -> None:
+        self.add = added.extend
 
     def invalidate(self, keys: Iterable[str]) -> None:
         """The driver has done it, before it sent the batch."""
@@ -207,16 +195,12 @@ class _BatchEntries:
 class _BatchLog(RunLedger):
     """Keeps what happens to a batch, for the driver's ledger."""
 
-    trace: _BatchTrace
-
     def __init__(self) -> None:
-        super().__init__(_BatchTrace())
-        self.entries = _BatchEntries()
-        self.failures: list[tuple[str, str]] = []
-        self.retries: list[tuple[str, float]] = []
+        self.written = WrittenBatch()
+        super().__init__(_BatchTrace(self.written.stages))
 
     def fail(self, planned: PlannedRecord, reason: str) -> None:
-        self.failures.append((planned.key, reason))
+        self.written.failures.append((planned.key, reason))
 
     def retrying(self, error: BaseException, seconds: float) -> None:
-        self.retries.append((str(error), seconds))
+        self.written.retries.append((str(error), seconds))

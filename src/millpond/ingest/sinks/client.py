@@ -185,14 +185,11 @@ class Connection(ABC):
                 raise
 
     def _checked(self, location: object) -> str:
-        path = os.fspath(location) if isinstance(location, str | os.PathLike) else None
-        if not isinstance(path, str):
+        if not isinstance(location, str | os.PathLike) or isinstance(os.fspath(location), bytes):
             raise InvalidRequestError(
                 f"the location of {self.database} is of type {type(location).__name__}; pass a str, a path or a client"
             )
-        path = os.path.expanduser(path)
-        # A path object says itself that it is no address, and drops the "./" that says so in a str.
-        return path if isinstance(location, str) or not is_address(path) else os.path.join(os.curdir, path)
+        return os.path.expanduser(os.fspath(location))
 
 
 def check_timeout(timeout: object) -> float:

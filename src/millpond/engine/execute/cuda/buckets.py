@@ -1,8 +1,6 @@
-"""Buckets: the few shapes that CUDA graphs are captured for, and the dummy sequences that fill a batch up to one.
+"""Buckets: the few shapes that CUDA graphs are captured for, each a number of tokens, sequences and a longest sequence.
 
-A captured graph has a fixed number of tokens, number of sequences and longest sequence. A batch runs in the smallest
-shape that holds it. Its own sequences are followed by dummy sequences of the missing tokens (rows that belong to no
-sequence would not be written), and these by empty ones up to the shape's number of sequences.
+A batch is filled up to one by dummy sequences, as rows of no sequence would not be written, then by empty ones.
 """
 
 from __future__ import annotations

@@ -1,13 +1,7 @@
-"""CUDA graphs: a forward and its outputs, launched at once.
-
-A shape that is seen again is captured once and replayed from then on, without Python and without the hundred kernel
-launches of a forward. A model that cannot be captured is found out by itself: code that reads lengths on the host
-(kernels that work batch by batch, Jamba's mixers) raises
-:class:`~millpond.attention.segments.HostLengthsError` in the first warm-up, and the model then runs without graphs.
+"""CUDA graphs: a forward and its outputs, captured when its shape is seen again, and replayed from then on.
 
 A capture waits for the device and empties torch's caches, so captures must stay few, however many shapes there are. A
-shape that lost its graph to another one starts again from nothing, and once as many were captured as are kept, the time
-spent in captures is a small part of the time in which batches ran.
+model that reads lengths on the host raises HostLengthsError in the first warm-up, and then runs without graphs.
 """
 
 from __future__ import annotations

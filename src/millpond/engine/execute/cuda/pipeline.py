@@ -1,8 +1,4 @@
-"""Pipeline: batches launched on a device's streams without waiting for any of them.
-
-:meth:`Pipeline.start` packs a batch, uploads it, launches its forward and its download, and returns: the device works
-while the host packs the next batch. :meth:`PendingBatch.result` waits for the download of its batch only.
-"""
+"""Pipeline: batches launched on a device's streams; the device works while the host packs the next one."""
 
 from __future__ import annotations
 

@@ -1,10 +1,7 @@
 """Streams: a small protocol with the device operations of the GPU path: streams, pinned copies, captured graphs.
 
-There are three streams. Uploads, forwards and outputs run on the first, in the order of the batches, so that they need
-no events between them. Downloads run on the second, each after an event of the first: those of the next batch may have
-been launched already, and whatever follows them there waits for its forward. So what the host waits for in between runs
-on the third. (An upload is about 100 KB; a separate stream for uploads would need two of every buffer to save
-microseconds.)
+Uploads, forwards and outputs run on the first stream, in the order of the batches, and downloads on the second. What
+the host waits for in between runs on the third: in the second, the next batch's download may already wait.
 """
 
 from __future__ import annotations
