@@ -115,8 +115,6 @@ class IngestRun:
         """What waits in each queue, and its limit."""
         return {"embed": (len(self._calls), self._calls_ahead), "write": (self._writer.queued, QUEUED_BATCHES)}
 
-    # -------------------------------------------------------------------------------------- what comes of the records
-
     def _submit(self, batch: RecordBatch) -> EmbeddingCall | None:
         return self._embedder.submit(batch.records) if batch.records else None
 
@@ -143,8 +141,6 @@ class IngestRun:
                     call.cancel()
                     return False
         return True
-
-    # ------------------------------------------------------------------------------------------ after the last record
 
     def _delete_unseen(self, sink: Reads, seen: SeenRecords) -> None:
         """Delete the rows of records that the source no longer has."""
