@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 from tests.ingest.crashes import CrashingSink, Words, delivery, memory, run, small
 
-from millpond.errors import (
-    InvalidRequestError,
-    SinkError,
-    SinkRejectedError,
-    SinkTooLargeError,
-    SinkUnavailableError,
-)
+from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest import Record, RetryPolicy, StopRequest, WriteBatch, point_id
 
 

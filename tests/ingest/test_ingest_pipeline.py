@@ -17,12 +17,7 @@ from tests.ingest.crashes import small
 from tests.tiny import Layout, write_checkpoint
 
 from millpond import AsyncEngine, Engine
-from millpond.errors import (
-    EngineOverloadedError,
-    InvalidDimensionsError,
-    InvalidRequestError,
-    MillpondError,
-)
+from millpond.errors import EngineOverloadedError, InvalidDimensionsError, InvalidRequestError, MillpondError
 from millpond.ingest import Record, Rejected, ingest, point_id
 
 

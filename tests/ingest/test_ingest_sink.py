@@ -13,12 +13,7 @@ from hypothesis import strategies as st
 from tests.ingest.memory_sink import MemoryConnection, MemorySink
 
 from millpond import EmbeddingOutput, ModelSpec, Usage
-from millpond.errors import (
-    FingerprintMismatchError,
-    InvalidRequestError,
-    SinkError,
-    SinkUnavailableError,
-)
+from millpond.errors import FingerprintMismatchError, InvalidRequestError, SinkError, SinkUnavailableError
 from millpond.ingest import CollectionManifest, Record, WriteBatch, open_sink
 from millpond.ingest.sinks.batch import record_bytes, slices
 from millpond.ingest.sinks.client import is_address

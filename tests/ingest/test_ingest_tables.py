@@ -42,12 +42,7 @@ def write_stream(path, table):
     return path
 
 
-FILES = {
-    "x.parquet": write_parquet,
-    "x.arrow": write_file,
-    "X.ARROW": write_stream,
-    "x.feather": write_compressed,
-}
+FILES = {"x.parquet": write_parquet, "x.arrow": write_file, "X.ARROW": write_stream, "x.feather": write_compressed}
 ROWS = [{"id": f"r{i}", "text": f"text {i} é 😀", "n": i, "tags": ["a", None][: i % 3]} for i in range(50)]
 RECORDS = [Record(f"r{i}", f"text {i} é 😀", {"n": i, "tags": ["a", None][: i % 3]}) for i in range(50)]
 
