@@ -228,7 +228,7 @@ def test_torchao_takes_the_same_layers(family, tmp_path):
 
 @pytest.mark.parametrize("name", ["int4", "INT8", "", 8])
 def test_an_unknown_kind(name, tmp_path):
-    with pytest.raises(InvalidRequestError, match="quantization=.*int8 or int8-all or fp8"):
+    with pytest.raises(InvalidRequestError, match="quantization=.*int8, int8-all or fp8"):
         Engine(tmp_path, quantization=name)
 
 

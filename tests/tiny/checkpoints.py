@@ -38,33 +38,18 @@ def write_checkpoint(
     folder: Path,
     family: str = "bert",
     *,
-    sentence_transformers: Layout | None = None,
-    config: Mapping[str, Any] | None = None,
-    wrapped: bool = False,
-    head: Classification | None = None,
-    labels: int = 3,
+    sentence_transformers: Layout | None = None,  # the pipeline around the backbone; None: a plain repository
+    config: Mapping[str, Any] | None = None,  # fields that replace or extend the family's config.json
+    wrapped: bool = False,  # save the language model: its head, and tensors with its prefix
+    head: Classification | None = None,  # save the classifier of this kind, as the family's checkpoints have it
+    labels: int = 3,  # number of its classes
     weights: Literal["safetensors", "bin"] = "safetensors",
-    lowercase: bool = False,
-    tokenizer_limit: int | None = MAX_TOKENS,
-    template: str | None = None,
+    lowercase: bool = False,  # WordPiece only: the tokenizer folds case
+    tokenizer_limit: int | None = MAX_TOKENS,  # None: no limit
+    template: str | None = None,  # of the tokenizer's special tokens; "$A": none
     seed: int = 0,
 ) -> Path:
-    """Write a checkpoint into ``folder``, which is created if it does not exist, and return the folder.
-
-    Args:
-        folder: Its folder.
-        family: Key of :data:`FAMILIES`.
-        sentence_transformers: The pipeline around the backbone; ``None`` writes a plain repository.
-        config: Fields that replace or extend the family's config.json.
-        wrapped: Save the language model: its head, and the backbone's tensors with the language model's prefix.
-        head: Save the classifier of this kind, with the tensor names and config.json of the family's checkpoints.
-        labels: Number of its classes.
-        weights: File format of the backbone.
-        lowercase: WordPiece only: the tokenizer folds case.
-        tokenizer_limit: ``model_max_length`` of the tokenizer; ``None``: no limit.
-        template: Replaces the tokenizer's template of special tokens; ``"$A"``: no special tokens.
-        seed: Seed of all weights.
-    """
+    """Write a checkpoint into ``folder``, which is created if it does not exist, and return the folder."""
     row = FAMILIES[family]
     if row.native_class(wrapped=False) == "GteModel":
         pytest.importorskip("transformers.models.gte", reason="GTE needs transformers 5.19")

@@ -18,32 +18,19 @@ Classification = Literal["SequenceClassification", "TokenClassification"]
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A row of :data:`FAMILIES`.
+    """A row of :data:`FAMILIES`."""
 
-    Attributes:
-        config: config.json of the hub's checkpoints (4.x style), without the size of the vocabulary and without the
-            fields that only training needs.
-        prefix: Prefix of the class names in config.json.
-        tokenizer: Key of the tokenizer kinds.
-        head: Suffix of the language model's class, for ``wrapped`` checkpoints.
-        modules: The usual modules of its embedding checkpoints.
-        position_ids: Whether older files contain this buffer.
-        shifted_norms: Whether norm weights are stored as their difference from 1 (Gemma).
-        native: Fields to replace in the config so that transformers' class accepts it.
-        native_prefix: Prefix of transformers' class names, if it differs from ``prefix``.
-        wrapped: The language model's class, if it is not ``prefix + head``.
-    """
-
+    # config.json of the hub's checkpoints (4.x style), without the size of the vocabulary and what only training needs
     config: Mapping[str, Any]
-    prefix: str
-    tokenizer: str
-    head: Literal["ForMaskedLM", "ForCausalLM", "LMHeadModel"] = "ForMaskedLM"
-    modules: tuple[Any, ...] = (Pooling(modes=("mean",)), Normalize())
-    position_ids: bool = False
-    shifted_norms: bool = False
-    native: Mapping[str, Any] = field(default_factory=dict)
-    native_prefix: str = ""
-    wrapped: str = ""
+    prefix: str  # of the class names in config.json
+    tokenizer: str  # key of the tokenizer kinds
+    head: Literal["ForMaskedLM", "ForCausalLM", "LMHeadModel"] = "ForMaskedLM"  # of the language model's class
+    modules: tuple[Any, ...] = (Pooling(modes=("mean",)), Normalize())  # usual for its embedding checkpoints
+    position_ids: bool = False  # whether older files contain this buffer
+    shifted_norms: bool = False  # whether norm weights are stored as their difference from 1 (Gemma)
+    native: Mapping[str, Any] = field(default_factory=dict)  # fields to replace so that transformers' class accepts it
+    native_prefix: str = ""  # of transformers' class names, if it differs from `prefix`
+    wrapped: str = ""  # the language model's class, if it is not `prefix + head`
 
     def claimed(self, *, wrapped: bool, head: Classification | None = None) -> str:
         """The class named in config.json."""

@@ -144,13 +144,7 @@ def write_m3(folder: Path, *, colbert_width: int = 48) -> Path:
 
 
 def write_cross_encoder(folder: Path, *, activation: str | None = "Identity", seed: int = 3) -> Path:
-    """Write a cross-encoder into ``folder``.
-
-    Args:
-        folder: Its folder, which is created.
-        activation: Name of the activation class that config.json names, as in the ms-marco models; ``None``: none.
-        seed: Seed of all weights.
-    """
+    """Write a cross-encoder into ``folder``; ``activation`` is the class that config.json names, ``None``: none."""
     import torch
     from transformers import BertConfig, BertForSequenceClassification
 
@@ -177,20 +171,20 @@ CHAT = (
 )
 STEP = "<extra_0>"
 REWARD = "[UNUSED_TOKEN_130]"
-_HEADS: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+
+
+def linears(*named: tuple[str, int, int]) -> dict[str, tuple[int, ...]]:
+    """Shapes of weights and biases, for each ``(name, rows, columns)``."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for name, rows, columns in named:
+        shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
+    return shapes
+
+
+_HEADS = {
     "InternLM2ForRewardModel": {"v_head.weight": (1, 48)},
-    "Qwen2ForRewardModel": {
-        "score.0.weight": (48, 48),
-        "score.0.bias": (48,),
-        "score.2.weight": (1, 48),
-        "score.2.bias": (1,),
-    },
-    "Qwen2ForProcessRewardModel": {
-        "score.0.weight": (48, 48),
-        "score.0.bias": (48,),
-        "score.2.weight": (2, 48),
-        "score.2.bias": (2,),
-    },
+    "Qwen2ForRewardModel": linears(("score.0", 48, 48), ("score.2", 1, 48)),
+    "Qwen2ForProcessRewardModel": linears(("score.0", 48, 48), ("score.2", 2, 48)),
 }
 
 
@@ -287,11 +281,3 @@ def _pair_template(folder: Path) -> None:
         for name, kind in pair
     ]
     path.write_text(json.dumps(content), encoding="utf-8")
-
-
-def linears(*named: tuple[str, int, int]) -> dict[str, tuple[int, ...]]:
-    """Shapes of weights and biases, for each ``(name, rows, columns)``."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, rows, columns in named:
-        shapes |= {f"{name}.weight": (rows, columns), f"{name}.bias": (rows,)}
-    return shapes

@@ -17,13 +17,11 @@ OLD_MODES = {
     "weightedmean": "pooling_mode_weightedmean_tokens",
     "lasttoken": "pooling_mode_lasttoken",
 }
+_BASE, _OWN = "sentence_transformers.base.modules", "sentence_transformers.sentence_transformer.modules"
 _NEW_TYPES = {
-    "Transformer": "sentence_transformers.base.modules.transformer.Transformer",
-    "Pooling": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
-    "Dense": "sentence_transformers.base.modules.dense.Dense",
-    "LayerNorm": "sentence_transformers.sentence_transformer.modules.layer_norm.LayerNorm",
-    "Normalize": "sentence_transformers.base.modules.normalize.Normalize",
-    "Dropout": "sentence_transformers.sentence_transformer.modules.dropout.Dropout",
+    **{name: f"{_BASE}.{name.lower()}.{name}" for name in ("Transformer", "Dense", "Normalize")},
+    **{name: f"{_OWN}.{name.lower()}.{name}" for name in ("Pooling", "Dropout")},
+    "LayerNorm": f"{_OWN}.layer_norm.LayerNorm",
 }
 
 
@@ -74,24 +72,15 @@ Module = Pooling | Dense | LayerNorm | Normalize | Dropout | Other
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """A modules.json with the files that it lists.
+    """A modules.json with the files that it lists."""
 
-    Attributes:
-        modules: The modules after the Transformer, in order.
-        style: ``old`` (up to 4.x: ``sentence_transformers.models.*``, booleans) or ``new`` (6.x).
-        weights: File format of the Dense and LayerNorm weights.
-        transformer_folder: Path of the backbone: ``""``, or ``0_Transformer`` as in the first versions.
-        max_seq_length: Written to sentence_bert_config.json (``old``) or tokenizer_config.json (``new``).
-        prompts: ``None`` leaves the key out.
-    """
-
-    modules: tuple[Module, ...] = (Pooling(),)
-    style: Literal["old", "new"] = "new"
+    modules: tuple[Module, ...] = (Pooling(),)  # after the Transformer, in order
+    style: Literal["old", "new"] = "new"  # up to 4.x (sentence_transformers.models.*, booleans), or 6.x
     weights: Literal["safetensors", "bin"] = "safetensors"
-    transformer_folder: str = ""
-    max_seq_length: int | None = None
+    transformer_folder: str = ""  # or 0_Transformer, as in the first versions
+    max_seq_length: int | None = None  # in sentence_bert_config.json (old) or tokenizer_config.json (new)
     do_lower_case: bool = False
-    prompts: Mapping[str, str] | None = None
+    prompts: Mapping[str, str] | None = None  # None leaves the key out
     default_prompt_name: str | None = None
     truncate_dim: int | None = None
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -41,132 +41,84 @@ METASPACE = "metaspace"
 UNIGRAM = "unigram"
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenizerKind:
-    """The tokenizer of a family.
-
-    Attributes:
-        model: One of the four models above.
-        specials: Special tokens in the order of their ids, from 0.
-        template: ``$A`` is the text.
-        tokenizer_class: The class named in tokenizer_config.json.
-        roles: Special tokens by role, as in tokenizer_config.json.
-    """
+class TokenizerKind(NamedTuple):
+    """The tokenizer of a family."""
 
     model: str
-    specials: tuple[str, ...]
-    template: str
     tokenizer_class: str
-    roles: dict[str, str]
-    options: dict[str, Any] = field(default_factory=dict)
+    specials: tuple[str, ...]  # in the order of their ids, from 0
+    template: str  # `$A` is the text
+    roles: dict[str, str]  # special tokens by role, as in tokenizer_config.json
+    options: Mapping[str, Any] = MappingProxyType({})
 
 
-_BERT_ROLES = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
-_ROBERTA_ROLES = {
-    "bos_token": "<s>",
-    "eos_token": "</s>",
-    "sep_token": "</s>",
-    "cls_token": "<s>",
-    "pad_token": "<pad>",
-}
+_BERT = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_BERT_ROLES = {f"{role}_token": f"[{role.upper()}]" for role in ("pad", "unk", "cls", "sep", "mask")}
+_BERT_ENDS = {"bos_token": "[CLS]", "eos_token": "[SEP]"}
+_ROBERTA = ("<s>", "<pad>", "</s>", "<unk>", "<mask>")
+_ENDS = {"bos_token": "<s>", "eos_token": "</s>"}
+_ROBERTA_ENDS = {**_ENDS, "sep_token": "</s>", "cls_token": "<s>", "pad_token": "<pad>"}
+_ROBERTA_ROLES = {**_ROBERTA_ENDS, "unk_token": "<unk>", "mask_token": "<mask>"}
+_END = "<|endoftext|>"
+_LLAMA = {"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "pad_token": "<|end_of_text|>"}
+_FAST = "PreTrainedTokenizerFast"
 
 KINDS = {
-    "bert": TokenizerKind(
-        model=WORDPIECE,
-        specials=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-        template="[CLS] $A [SEP]",
-        tokenizer_class="BertTokenizer",
-        roles=_BERT_ROLES,
-    ),
+    "bert": TokenizerKind(WORDPIECE, "BertTokenizer", _BERT, "[CLS] $A [SEP]", _BERT_ROLES),
     "mpnet": TokenizerKind(
-        model=WORDPIECE,
-        specials=("<s>", "<pad>", "</s>", "[UNK]", "<mask>"),
-        template="<s> $A </s>",
-        tokenizer_class="MPNetTokenizer",
-        roles={**_ROBERTA_ROLES, "unk_token": "[UNK]", "mask_token": "<mask>"},
+        WORDPIECE,
+        "MPNetTokenizer",
+        ("<s>", "<pad>", "</s>", "[UNK]", "<mask>"),
+        "<s> $A </s>",
+        {**_ROBERTA_ENDS, "unk_token": "[UNK]", "mask_token": "<mask>"},
     ),
     "roberta": TokenizerKind(
-        model=BYTE_LEVEL,
-        specials=("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
-        template="<s> $A </s>",
-        tokenizer_class="RobertaTokenizer",
-        roles={**_ROBERTA_ROLES, "unk_token": "<unk>", "mask_token": "<mask>"},
-        options={"add_prefix_space": False, "trim_offsets": True},
+        BYTE_LEVEL,
+        "RobertaTokenizer",
+        _ROBERTA,
+        "<s> $A </s>",
+        _ROBERTA_ROLES,
+        {"add_prefix_space": False, "trim_offsets": True},
     ),
-    "xlm-roberta": TokenizerKind(
-        model=UNIGRAM,
-        specials=("<s>", "<pad>", "</s>", "<unk>", "<mask>"),
-        template="<s> $A </s>",
-        tokenizer_class="XLMRobertaTokenizer",
-        roles={**_ROBERTA_ROLES, "unk_token": "<unk>", "mask_token": "<mask>"},
-    ),
+    "xlm-roberta": TokenizerKind(UNIGRAM, "XLMRobertaTokenizer", _ROBERTA, "<s> $A </s>", _ROBERTA_ROLES),
     "albert": TokenizerKind(
-        model=UNIGRAM,
-        specials=("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
-        template="[CLS] $A [SEP]",
-        tokenizer_class="AlbertTokenizer",
-        roles={
-            **_BERT_ROLES,
-            "pad_token": "<pad>",
-            "unk_token": "<unk>",
-            "bos_token": "[CLS]",
-            "eos_token": "[SEP]",
-        },
+        UNIGRAM,
+        "AlbertTokenizer",
+        ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_BERT_ROLES, "pad_token": "<pad>", "unk_token": "<unk>", **_BERT_ENDS},
     ),
     "deberta": TokenizerKind(
-        model=UNIGRAM,
-        specials=("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
-        template="[CLS] $A [SEP]",
-        tokenizer_class="DebertaV2Tokenizer",
-        roles={**_BERT_ROLES, "bos_token": "[CLS]", "eos_token": "[SEP]"},
+        UNIGRAM,
+        "DebertaV2Tokenizer",
+        ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_BERT_ROLES, **_BERT_ENDS},
     ),
     "gpt2": TokenizerKind(
-        model=BYTE_LEVEL,
-        specials=("<|endoftext|>",),
-        template="$A",
-        tokenizer_class="GPT2Tokenizer",
-        roles=dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), "<|endoftext|>"),  # pad: as in SGPT
+        BYTE_LEVEL,
+        "GPT2Tokenizer",
+        (_END,),
+        "$A",
+        dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), _END),  # pad: as in SGPT
     ),
-    "modernbert": TokenizerKind(
-        model=BYTE_LEVEL,
-        specials=("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"),
-        template="[CLS] $A [SEP]",
-        tokenizer_class="PreTrainedTokenizerFast",
-        roles=_BERT_ROLES,
-    ),
-    "llama": TokenizerKind(
-        model=BYTE_LEVEL,
-        specials=("<|begin_of_text|>", "<|end_of_text|>"),
-        template="<|begin_of_text|> $A",
-        tokenizer_class="PreTrainedTokenizerFast",
-        roles={"bos_token": "<|begin_of_text|>", "eos_token": "<|end_of_text|>", "pad_token": "<|end_of_text|>"},
-    ),
+    "modernbert": TokenizerKind(BYTE_LEVEL, _FAST, _BERT, "[CLS] $A [SEP]", _BERT_ROLES),
+    "llama": TokenizerKind(BYTE_LEVEL, _FAST, ("<|begin_of_text|>", "<|end_of_text|>"), "<|begin_of_text|> $A", _LLAMA),
+    # e5-mistral pools the eos token; Qwen3-Embedding's post-processor ends every text.
     "mistral": TokenizerKind(
-        model=METASPACE,
-        specials=("<unk>", "<s>", "</s>"),
-        template="<s> $A </s>",  # e5-mistral pools the eos token
-        tokenizer_class="LlamaTokenizer",
-        roles={"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "</s>"},
+        METASPACE,
+        "LlamaTokenizer",
+        ("<unk>", "<s>", "</s>"),
+        "<s> $A </s>",
+        {**_ENDS, "unk_token": "<unk>", "pad_token": "</s>"},
     ),
-    "qwen": TokenizerKind(
-        model=BYTE_LEVEL,
-        specials=("<|endoftext|>",),
-        template="$A <|endoftext|>",  # as in Qwen3-Embedding's post-processor
-        tokenizer_class="Qwen2Tokenizer",
-        roles={"eos_token": "<|endoftext|>", "pad_token": "<|endoftext|>"},
-    ),
+    "qwen": TokenizerKind(BYTE_LEVEL, "Qwen2Tokenizer", (_END,), f"$A {_END}", {"eos_token": _END, "pad_token": _END}),
     "gemma": TokenizerKind(
-        model=METASPACE,
-        specials=("<pad>", "<eos>", "<bos>", "<unk>"),
-        template="<bos> $A",
-        tokenizer_class="GemmaTokenizer",
-        roles={"bos_token": "<bos>", "eos_token": "<eos>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        METASPACE,
+        "GemmaTokenizer",
+        ("<pad>", "<eos>", "<bos>", "<unk>"),
+        "<bos> $A",
+        {f"{role}_token": f"<{role}>" for role in ("bos", "eos", "unk", "pad")},
     ),
 }
 
@@ -176,12 +128,7 @@ def write_tokenizer(
 ) -> int:
     """Write the tokenizer ``name`` of :data:`KINDS` into ``folder``; returns the size of its vocabulary.
 
-    Args:
-        folder: The folder of config.json.
-        name: The kind.
-        limit: ``model_max_length``; ``None`` writes the very large number that means no limit.
-        lowercase: WordPiece only: fold case.
-        template: Replaces the kind's template; for example ``"$A"`` for a decoder without special tokens.
+    ``limit=None`` writes the very large number that means no limit; ``template`` replaces the kind's.
     """
     kind = KINDS[name]
     tokenizer = _trained(name, lowercase, template or kind.template)

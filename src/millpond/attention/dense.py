@@ -27,7 +27,10 @@ def attend_run(
 
     A row that may attend to nothing (a window beyond the segment's keys) gives zeros, as in every kernel.
     """
-    q, k, v = (_as_batch(states, run) for states in (query, key, value))
+    q, k, v = (  # [count, heads, length, dim], without a copy
+        states[run.start : run.stop].reshape(run.count, run.length, *states.shape[1:]).transpose(1, 2)
+        for states in (query, key, value)
+    )
     if run.keys is not None:
         k, v = k[:, :, : run.keys], v[:, :, : run.keys]
     before = 0
@@ -41,11 +44,6 @@ def attend_run(
 def is_plain(masking: Masking) -> bool:
     """Whether torch's fused kernel can apply it: one mask (a bias, or causality and window), and no softcap."""
     return masking.softcap is None and (masking.bias is None or not (masking.causal or masking.window))
-
-
-def _as_batch(states: torch.Tensor, run: Run) -> torch.Tensor:
-    """A run's rows as ``[count, heads, length, dim]``, without a copy."""
-    return states[run.start : run.stop].reshape(run.count, run.length, *states.shape[1:]).transpose(1, 2)
 
 
 def _continued(states: torch.Tensor, prefix: tuple[int, int], own: torch.Tensor) -> torch.Tensor:

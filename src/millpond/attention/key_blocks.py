@@ -1,9 +1,7 @@
 """Which keys each row of a packed row attends to, token by token and in blocks, as FlexAttention's kernels take it.
 
-A row attends to neighbouring keys: those of its text, cut by causality and by a window. So two numbers for each token
-say everything, and the blocks follow from the least and greatest of them. Nothing has a row and a column for each
-token; the largest tensor has one for each block of 128 tokens (256 KB at 32,768 tokens). All is computed on the device,
-from the cumulative lengths that are there anyway: nothing is copied, and nothing waits.
+A row attends to neighbouring keys, so two numbers for each token say everything. Nothing has a row and a column for
+each token; all is computed on the device from the cumulative lengths: nothing is copied, and nothing waits.
 """
 
 from __future__ import annotations

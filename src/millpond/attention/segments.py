@@ -89,7 +89,12 @@ class Segments:
         if not lengths or min(lengths) < 1:
             raise ValueError(f"a packed row needs sequences of at least one token; got lengths {list(lengths)[:8]}")
         if keys is not None:
-            _check_keys(keys, lengths)
+            pairs = list(zip(keys, lengths, strict=False))
+            if len(keys) != len(lengths) or not all(1 <= usable <= length for usable, length in pairs):
+                raise ValueError(
+                    f"each sequence attends to at least one and at most all of its tokens; "
+                    f"got keys {list(keys)[:8]} for lengths {list(lengths)[:8]}"
+                )
             keys = None if all(map(eq, keys, lengths)) else tuple(keys)
         continued = None if prefixes is None else tuple(prefixes)
         segments = cls(lengths=tuple(lengths), device=device, keys=keys, continued=continued)
@@ -243,13 +248,3 @@ def _plain_runs(lengths: Sequence[int]) -> tuple[Run, ...]:
         runs.append(run)
         start = run.stop
     return tuple(runs)
-
-
-def _check_keys(keys: Sequence[int], lengths: Sequence[int]) -> None:
-    if len(keys) != len(lengths) or not all(
-        1 <= usable <= length for usable, length in zip(keys, lengths, strict=True)
-    ):
-        raise ValueError(
-            f"each sequence attends to at least one and at most all of its tokens; "
-            f"got keys {list(keys)[:8]} for lengths {list(lengths)[:8]}"
-        )

@@ -1,9 +1,7 @@
 """The self-check: what each kernel gives for random numbers, beside a reference in float32 on the CPU.
 
-A :class:`Row` names a kernel on a device in a precision, and its cases: inputs, and the result that they must have.
-:func:`check` runs rows. A kernel that raises or differs is disabled for the process; the next one of the table serves.
-What was right is remembered in the user's cache folder, for this build of the kernels, this processor (and GPU) and
-this torch, so that a row is run once and not with every model that is loaded.
+A kernel that raises or differs is disabled for the process; the next one of the table serves. What was right is
+remembered in the user's cache folder, for this build of the kernels, this processor (and GPU) and this torch.
 """
 
 from __future__ import annotations

@@ -168,17 +168,20 @@ class VectorCache:
         distinct = sorted(row_of)  # neighbours in sqlite's index share pages
         damaged = 0
         for start in range(0, len(distinct), KEYS_PER_SELECT):
-            part = self._file.read(distinct[start : start + KEYS_PER_SELECT])
-            damaged += part.damaged
-            lengths = set(map(len, part.values)) - {width * 4}
+            stored, broken = self._file.read(distinct[start : start + KEYS_PER_SELECT])
+            damaged += broken
+            if not stored:
+                continue
+            found_keys, _, found_metas, _, values = zip(*stored, strict=True)
+            lengths = set(map(len, values)) - {width * 4}
             if lengths:
                 raise CacheError(
                     f"{self.path} holds {min(lengths)} bytes for a key and width={width} needs {width * 4}; "
                     "keys of one namespace must have one width: fix the namespace, or delete the file"
                 )
-            targets = [row_of[key] for key in part.keys]
-            rows[targets] = np.frombuffer(b"".join(part.values), dtype="<f4").reshape(len(targets), width)
-            metas[targets] = part.metas
+            targets = [row_of[key] for key in found_keys]
+            rows[targets] = np.frombuffer(b"".join(values), dtype="<f4").reshape(len(targets), width)
+            metas[targets] = found_metas
             found[targets] = True
         if damaged:
             with self._counters_lock:

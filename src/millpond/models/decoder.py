@@ -1,10 +1,7 @@
-"""Llama and its relatives, packed: one file top to bottom over the weights that transformers loaded.
+"""Llama and its relatives, packed, over the weights that transformers loaded; tests hold both equal.
 
-It computes what transformers' classes compute (pre-norm layers of RMSNorm, rotary positions, grouped heads and a gated
-feed forward), only faster: q, k and v in one product, the norms of query and key heads in one pass and their rotation
-in another, the activation fused into its linear on a CPU, sums in place, no ``[1, heads, tokens, dim]`` copies.
-transformers' own classes stay the reference: tests hold both equal. A checkpoint that needs something which is missing
-here (see :meth:`PackedDecoder.fits`) runs in transformers' class.
+Besides what :mod:`millpond.models.encoder` does, the norms of query and key heads take one pass and their rotation
+another. A checkpoint that needs what is missing here (:meth:`PackedDecoder.fits`) runs in transformers' class.
 """
 
 from __future__ import annotations
@@ -103,7 +100,10 @@ class PackedLayer(nn.Module):
         self.qkv_proj = joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.qk_norm: nn.Module | None = None
         if hasattr(attention, "q_norm"):
-            self.qk_norm = _norm_of_heads(attention, self.heads, self.kv_heads, traits)
+            # One norm over the query heads and the key heads that follow them: [all heads, dim].
+            pieces = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
+            weight = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in pieces])
+            self.qk_norm = RMSNorm(weight, _eps(attention.q_norm), centred=traits.centred)
         self.o_proj = joined(attention.o_proj)
         # Gemma 2 and 3 also have a norm after each half of the layer, and other names for the four norms.
         sandwich = hasattr(layer, "pre_feedforward_layernorm")
@@ -172,13 +172,6 @@ def _masking(attention: Any, config: Any, traits: DecoderTraits) -> Masking:
 
 def _norm_of(norm: Any, traits: DecoderTraits) -> RMSNorm:
     return RMSNorm(norm.weight, _eps(norm), centred=traits.centred)
-
-
-def _norm_of_heads(attention: Any, heads: int, kv_heads: int, traits: DecoderTraits) -> RMSNorm:
-    """One norm over the query heads and the key heads that follow them."""
-    pieces = ((attention.q_norm, heads), (attention.k_norm, kv_heads))
-    weight = torch.cat([norm.weight.detach().expand(count, -1) for norm, count in pieces])  # [all heads, dim]
-    return RMSNorm(weight, _eps(attention.q_norm), centred=traits.centred)
 
 
 def _eps(norm: Any) -> float:

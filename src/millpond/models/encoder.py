@@ -1,9 +1,7 @@
-"""BERT-like encoders, packed: one file top to bottom over the weights that transformers loaded.
+"""BERT-like encoders, packed, over the weights that transformers loaded.
 
-It computes what transformers' classes compute (post-norm: attention, add, norm, GELU block, add, norm), only faster:
-q, k and v in one product, the activation fused into its linear on a CPU, no mask, no ``[1, heads, tokens, dim]``
-copies. MPNet, whose class cannot run packed rows at all, runs here with its relative position bias. transformers' own
-classes stay the reference: tests hold both equal.
+q, k and v are one product, the activation is fused into its linear on a CPU, and there is neither a mask nor a copy of
+``[1, heads, tokens, dim]``. MPNet, whose class cannot run packed rows at all, runs here with its relative bias.
 """
 
 from __future__ import annotations

@@ -71,8 +71,13 @@ def load_backbone(
             backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
     backbone = backbone.eval().to(device)
     if natively:
-        return _native_forward(backbone, architecture, quantization)
-    if packed:
+        with plain_linears():
+            backbone = packed_forward(backbone, architecture)
+        forward = native_forward(backbone, NATIVE_INT8[quantization])
+        if forward is not None:
+            return forward
+        backbone = reorder(backbone) if quantization is None else backbone
+    elif packed:
         backbone = packed_forward(backbone, architecture)
     return backbone if quantization is None else quantize(backbone, quantization, device)
 
@@ -84,18 +89,6 @@ def packed_forward(backbone: nn.Module, architecture: Architecture) -> nn.Module
         return backbone
     module: nn.Module = forward(backbone, architecture)
     return module.eval()
-
-
-def _native_forward(backbone: nn.Module, architecture: Architecture, quantization: Quantization | None) -> nn.Module:
-    """The native forward of ``backbone``, else its packed one."""
-    with plain_linears():
-        backbone = packed_forward(backbone, architecture)
-    forward = native_forward(backbone, NATIVE_INT8[quantization])
-    if forward is not None:
-        return forward
-    if quantization is None:
-        return reorder(backbone)
-    return quantize(backbone, quantization, torch.device("cpu"))
 
 
 def is_head_tensor(name: str, architecture: Architecture) -> bool:

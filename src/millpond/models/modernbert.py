@@ -1,9 +1,7 @@
-"""ModernBERT, packed: one file top to bottom over the weights that transformers loaded.
+"""ModernBERT, packed, over the weights that transformers loaded; tests hold both equal.
 
-It computes what transformers' class computes (pre-norm layers, rotary positions with one base in global and another in
-local attention, a gated feed forward), only faster: queries and keys are rotated together and in the precision of the
-states, the activation is fused into its half of the gated product, sums are in place. transformers' class stays the
-reference: tests hold both equal.
+Queries and keys are rotated together and in the precision of the states, the activation is fused into its half of the
+gated product, and sums are in place.
 """
 
 from __future__ import annotations
@@ -25,10 +23,7 @@ CosSin = tuple[torch.Tensor, torch.Tensor]  # cos and sin, [tokens, 1, dim] each
 
 
 class PackedModernBert(nn.Module):
-    """A loaded ModernBERT, run on one packed row.
-
-    The backbone is consumed: each of its layers is released once its weights are taken, so they are in memory once.
-    """
+    """A loaded ModernBERT, run on one packed row. Its layers are released one by one."""
 
     takes_rows = True
 

@@ -1,8 +1,4 @@
-"""NomicBert and GTE, packed: BERT with rotary positions and a gated feed forward, over the weights transformers loaded.
-
-It computes what transformers' classes compute, in the same way as :mod:`millpond.models.encoder`: q, k and v in one
-product, queries and keys rotated together, the activation fused into its half of the gated product, sums in place.
-"""
+"""NomicBert and GTE, packed: BERT with rotary positions and a gated feed forward, over transformers' weights."""
 
 from __future__ import annotations
 
@@ -22,10 +18,7 @@ from millpond.models.rotary import apply_rotary
 
 
 class PackedRotaryEncoder(nn.Module):
-    """A loaded NomicBert or GTE, run on one packed row.
-
-    The backbone is consumed: each of its layers is released once its weights are taken, so they are in memory once.
-    """
+    """A loaded NomicBert or GTE, run on one packed row. Its layers are released one by one."""
 
     takes_rows = True
 

@@ -17,24 +17,16 @@ def activate(logits: Logits, activation: Activation) -> Logits:  # [n, labels] -
     """Apply ``activation`` to each row."""
     if activation == "identity":
         return logits
-    return _sigmoid(logits) if activation == "sigmoid" else _softmax(logits)
-
-
-def by_width(columns: int) -> Activation:
-    """Default of a classifier whose checkpoint names none: sigmoid of one logit, softmax of several."""
-    return "sigmoid" if columns == 1 else "softmax"
-
-
-def _sigmoid(logits: Logits) -> Logits:
-    # Two forms: the exponential of a positive number could overflow.
-    small = np.exp(-np.abs(logits))
-    out: Logits = np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)
-    return out
-
-
-def _softmax(logits: Logits) -> Logits:
+    if activation == "sigmoid":
+        small = np.exp(-np.abs(logits))  # two forms: the exponential of a positive number could overflow
+        return np.where(logits >= 0, 1 / (1 + small), small / (1 + small)).astype(np.float32)
     if logits.shape[-1] == 0:
         return logits
     raised = np.exp(logits - logits.max(-1, keepdims=True))
     out: Logits = (raised / raised.sum(-1, keepdims=True)).astype(np.float32)
     return out
+
+
+def by_width(columns: int) -> Activation:
+    """Default of a classifier whose checkpoint names none: sigmoid of one logit, softmax of several."""
+    return "sigmoid" if columns == 1 else "softmax"

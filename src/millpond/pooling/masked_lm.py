@@ -39,16 +39,12 @@ class MaskedLanguageHead(nn.Module):
         rows = self.activate(nn.functional.linear(hidden, self.dense, self.dense_bias))  # type: ignore[arg-type]
         rows = nn.functional.layer_norm(rows, rows.shape[-1:], self.norm, self.norm_bias, self.epsilon)  # type: ignore[arg-type]
         if half:
-            decoder, bias = self._half_decoder()
-            return nn.functional.linear(rows.half(), decoder, bias)
+            if self._half is None:  # on first use: only a GPU needs it
+                assert isinstance(self.decoder, torch.Tensor)
+                bias = self.decoder_bias
+                self._half = self.decoder.half(), bias.half() if isinstance(bias, torch.Tensor) else None
+            return nn.functional.linear(rows.half(), *self._half)
         return nn.functional.linear(rows, self.decoder, self.decoder_bias)  # type: ignore[arg-type]
-
-    def _half_decoder(self) -> tuple[torch.Tensor, torch.Tensor | None]:
-        if self._half is None:  # on first use: only a GPU needs it
-            assert isinstance(self.decoder, torch.Tensor)
-            bias = self.decoder_bias
-            self._half = self.decoder.half(), bias.half() if isinstance(bias, torch.Tensor) else None
-        return self._half
 
 
 def build_masked_head(folder: Path, config: Mapping[str, Any], device: torch.device) -> MaskedLanguageHead:

@@ -92,7 +92,13 @@ class NativeEncoder(nn.Module):
             None if timings is None else timings.ctypes.data,
         )
         address = ctypes.addressof(call)
-        workspace = self._workspace(threads * int(self.plan.kernels.workspace(address)))
+        size = threads * int(self.plan.kernels.workspace(address))
+        try:
+            workspace = self._workspaces.pop()
+        except IndexError:
+            workspace = Memory(size)
+        if workspace.size < size:
+            workspace = Memory(size)
         call.workspace = workspace.address
         self.plan.kernels.encode(address)
         self._workspaces.append(workspace)
@@ -141,14 +147,6 @@ class NativeEncoder(nn.Module):
                 raise IndexError(f"position {longest - 1} is outside of the model's {plan.positions}")
             for rotation in plan.rotations:
                 rotation.cover(longest)
-
-    def _workspace(self, size: int) -> Memory:
-        """One that no other call uses, at least so large."""
-        try:
-            kept = self._workspaces.pop()
-        except IndexError:
-            return Memory(size)
-        return kept if kept.size >= size else Memory(size)
 
 
 def _leads(prefixes: torch.Tensor, bounds: torch.Tensor) -> npt.NDArray[np.int32]:
