@@ -5,19 +5,15 @@ The text is the standard library's documentation, the model the real MiniLM, the
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tests.chains.conftest import TRAINED, Judged, ndcg
-from tests.chains.overlap_reranker import write_reranker
 from tests.tiny.heads import write_splade
 
 from millpond import Engine
-from millpond.ingest import CollectionSink, Hit, Record, ingest
+from millpond.ingest import CollectionSink, Record, ingest
 
 pytest.importorskip("milvus_lite")
 MilvusSink = pytest.importorskip("millpond_milvus").MilvusSink
@@ -46,11 +42,9 @@ WIDTHS = [64, 384]
 
 
 @pytest.fixture(scope="module")
-def sparse_engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+def sparse_engine(engine_of: Callable[..., Engine]) -> Engine:
     """Sparse vectors of random weights: what they find means nothing, and is fused all the same."""
-    folder = write_splade(tmp_path_factory.mktemp("chains") / "splade")
-    with Engine(str(folder), dtype="float32", device="cpu") as engine:
-        yield engine
+    return engine_of(write_splade)
 
 
 def fill(sink: CollectionSink[Any], engine: Engine, records: list[Record], **options: Any) -> CollectionSink[Any]:
@@ -231,60 +225,3 @@ def test_a_query_engine_of_llama_index_reads_the_reranked_nodes(
         assert positions == sorted(positions) and QUESTION in prompt
         rest = [hit.node.get_content() for hit in found if hit.node not in expected]
         assert not any(text in prompt for text in rest if not any(text in node.get_content() for node in expected))
-
-
-@pytest.fixture(scope="module")
-def found(qdrant: CollectionSink[Any], engine: Engine, judged: list[Judged]) -> list[list[Hit]]:
-    """The candidates of each judged query."""
-    return [qdrant.search(engine, each.query, k=2 * CANDIDATES) for each in judged]
-
-
-def quality(judged: Sequence[Judged], found: Sequence[list[Hit]], rank: Callable[[str, list[str]], list[int]]) -> float:
-    """The mean nDCG@10 of the candidates in the order of ``rank``."""
-    scores = []
-    for each, hits in zip(judged, found, strict=True):
-        order = rank(each.query, [hit.text for hit in hits])
-        scores.append(ndcg([hits[index].id for index in order], each.relevant))
-    return float(np.mean(scores))
-
-
-def as_found(query: str, texts: list[str]) -> list[int]:
-    return list(range(len(texts)))
-
-
-def reranked_by(engine: Engine) -> Callable[[str, list[str]], list[int]]:
-    return lambda query, texts: [result.index for result in engine.rerank(query, texts)]
-
-
-def test_a_cross_encoder_trained_here_is_better_than_the_search_and_than_chance(
-    judged: list[Judged], found: list[list[Hit]], reranker: Engine
-) -> None:
-    choose = random.Random(0)
-    first = quality(judged, found, as_found)
-    chance = quality(judged, found, lambda query, texts: choose.sample(range(len(texts)), len(texts)))
-    second = quality(judged, found, reranked_by(reranker))
-    print(f"nDCG@10 of {len(judged)}: chance {chance:.3f}, search {first:.3f}, cross-encoder {second:.3f}")
-    assert second > first + 0.05
-    assert second > chance + 0.3
-
-
-def test_it_is_the_training_that_makes_it_better(
-    judged: list[Judged], found: list[list[Hit]], docstrings: list[Record], minilm: str, tmp_path: Path
-) -> None:
-    texts = [record.text for record in docstrings if record.id.split(".")[0] in TRAINED]
-    folder = write_reranker(tmp_path, texts, tokenizer_of=minilm, steps=0)
-    with Engine(folder, dtype="float32", device="cpu") as untrained:
-        second = quality(judged, found, reranked_by(untrained))
-    first = quality(judged, found, as_found)
-    print(f"nDCG@10 untrained {second:.3f}")
-    assert second < first - 0.1
-
-
-def test_token_vectors_of_the_search_model_are_better_than_its_vectors(
-    judged: list[Judged], found: list[list[Hit]], engine: Engine
-) -> None:
-    some = slice(0, 12)
-    first = quality(judged[some], found[some], as_found)
-    second = quality(judged[some], found[some], reranked_by(engine))
-    print(f"nDCG@10 of 12: search {first:.3f}, MaxSim {second:.3f}")
-    assert second > first + 0.05

@@ -38,9 +38,6 @@ def until_error(reader):
             return items, error
 
 
-# ---------------------------------------------------------------------------------------------------------- JSONL
-
-
 def test_jsonl_gives_a_record_a_line(tmp_path):
     rows = [{"id": "a", "text": "first é", "metadata": {"n": [1, None]}}, {"text": "no id"}, {"id": 7, "text": ""}]
     path = write(tmp_path / "x.jsonl", "\n".join(json.dumps(row) for row in rows))
@@ -100,8 +97,6 @@ def test_of_a_key_in_and_beside_metadata_the_inner_one_counts_and_is_named_once(
     (message,) = [record.getMessage() for record in caplog.records]
     assert message == f"{path}: the keys 'year' are both in metadata and beside it; the values in metadata are stored"
 
-
-# ------------------------------------------------------------------------------------------- .json, .ndjson, .gz, .zst
 
 ROWS = [{"id": f"r{i}", "text": f"text {i} é 😀", "n": i, "metadata": {"deep": [i, {"x": None}]}} for i in range(50)]
 RECORDS = [Record(f"r{i}", f"text {i} é 😀", {"n": i, "deep": [i, {"x": None}]}) for i in range(50)]
@@ -182,9 +177,6 @@ def test_a_dash_is_jsonl_on_standard_input(monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b'{"id": "a", "text": "t"}\n{"text"\n')))
     items = list(read("-"))
     assert items[0] == Record("a", "t") and items[1].where == "stdin:2"
-
-
-# ------------------------------------------------------------------------------------------------------------ CSV
 
 
 def test_csv_columns_become_metadata(tmp_path):
@@ -319,9 +311,6 @@ def test_csv_headers_are_checked_before_anything_is_read(tmp_path, header, colum
         read(write(tmp_path / "x.csv", header), **columns)
 
 
-# --------------------------------------------------------------------------------------------------------- folders
-
-
 def test_a_folder_gives_its_texts_in_order(tmp_path):
     (tmp_path / "b" / "deep").mkdir(parents=True)
     (tmp_path / ".git").mkdir()
@@ -398,9 +387,6 @@ def test_a_name_that_is_no_utf8_fails_alone_and_can_be_printed(tmp_path):
     assert reader.skipped.names == ("caf\\xe9.bin",)
 
 
-# ----------------------------------------------------------------------------------------------------------- memory
-
-
 @pytest.mark.parametrize("name", ["x.jsonl", "x.csv.gz"])
 def test_a_large_file_is_read_in_constant_memory(tmp_path, name):
     """Twice as many rows take no more memory."""
@@ -418,9 +404,6 @@ def test_a_large_file_is_read_in_constant_memory(tmp_path, name):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0] < 2 << 20
-
-
-# ------------------------------------------------------------------------------------------------------------ paths
 
 
 def test_a_missing_path_is_an_error_at_once(tmp_path):

@@ -67,8 +67,7 @@ class Mixed(DictSink):
 
 
 @pytest.mark.parametrize(
-    ("kind", "test"),
-    [(Forgetful, "test_what_is_written_is_stored"), (Mixed, "test_another_model_is_refused")],
+    ("kind", "test"), [(Forgetful, "test_what_is_written_is_stored"), (Mixed, "test_another_model_is_refused")]
 )
 def test_the_contract_finds_a_sink_that_breaks_it(kind, test):
     with pytest.raises((AssertionError, pytest.fail.Exception)):

@@ -186,9 +186,6 @@ def _headers(chance: random.Random) -> dict[str, str]:
     return headers
 
 
-# --- Of values ------------------------------------------------------------------------------------------------------
-
-
 def _places(value: Any) -> Iterator[tuple[Any, Any]]:
     """Every (container, key) in a value."""
     items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
@@ -233,20 +230,6 @@ def _wrapped(value: Any, chance: random.Random) -> Any:
     return value
 
 
-def _swapped(value: Any, chance: random.Random) -> Any:
-    """Swaps two values."""
-    places = list(_places(value))
-    if len(places) > 1:
-        (one, i), (two, j) = chance.sample(places, 2)
-        if not (_holds(one[i], two) or _holds(two[j], one)):
-            one[i], two[j] = two[j], one[i]
-    return value
-
-
-def _holds(value: Any, container: Any) -> bool:
-    return value is container or any(place[key] is container for place, key in _places(value))
-
-
 def _of_another_model(value: Any, chance: random.Random) -> Any:
     if isinstance(value, dict):
         value["model"] = chance.choice([*MODELS, *MODELS, "gpt-4", "", None])
@@ -254,11 +237,8 @@ def _of_another_model(value: Any, chance: random.Random) -> Any:
 
 
 _OF_VALUES: tuple[Callable[[Any, random.Random], Any], ...] = (
-    *(_replaced, _replaced, _replaced, _replaced, _removed, _added, _added, _wrapped, _swapped, _of_another_model),
+    *(_replaced, _replaced, _replaced, _replaced, _removed, _added, _added, _wrapped, _of_another_model),
 )
-
-
-# --- Of bytes -------------------------------------------------------------------------------------------------------
 
 
 def _cut(body: bytes, chance: random.Random) -> bytes:
@@ -296,14 +276,6 @@ def _buried(body: bytes, chance: random.Random) -> bytes:
     return opened * depth + body + closed * chance.choice((0, depth))
 
 
-def _twice(body: bytes, chance: random.Random) -> bytes:
-    """Repeats keys with other values."""
-    fields = chance.choice(
-        (b'"model":"embedder"', b'"model":null', b'"input":[]', b'"inputs":5', b'"query":{}', b'"":1')
-    )
-    return body[:1] + fields + b"," + body[1:-1] + b"," + fields + body[-1:]
-
-
 def _written_otherwise(body: bytes, chance: random.Random) -> bytes:
     text = body.decode("utf-8", "replace")
     kinds: tuple[Callable[[], bytes], ...] = (
@@ -335,6 +307,6 @@ def _of_numbers(body: bytes, chance: random.Random) -> bytes:
 
 
 _OF_BYTES: tuple[Callable[[bytes, random.Random], bytes], ...] = (
-    *(_cut, _flipped, _flipped, _inserted, _inserted, _repeated, _shortened, _buried, _twice, _written_otherwise),
+    *(_cut, _flipped, _flipped, _inserted, _inserted, _repeated, _shortened, _buried, _written_otherwise),
     *(_another, _of_numbers),
 )

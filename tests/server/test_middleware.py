@@ -51,9 +51,7 @@ def test_any_of_the_keys_opens_a_call(ask: Ask, key: str, scheme: str) -> None:
         bearer("first-key", "Basic"),
         {"Authorization": "first-key"},
         {"Authorization": "Bearer"},
-        {"Authorization": ""},
         {"Authorization": b"Bearer \xff\xfe"},
-        {"x-api-key": "first-key"},
     ],
 )
 @pytest.mark.parametrize(
@@ -74,19 +72,13 @@ def test_without_a_key_nothing_is_answered(ask: Ask, headers: Any, method: str, 
     [
         (b"Bearer first-key", True),
         (b"Bearer    first-key", True),  # RFC 9110, section 11.4: one or more spaces
-        (b"BEARER first-key", True),
         (b" \tBearer first-key\t ", True),  # whitespace around a value is no part of it
         (b"Bearer\tfirst-key", False),  # a tab is no space
         (b"Bearer \tfirst-key", False),
-        (b"Bearer\t first-key", False),
-        (b"Bearer\x0bfirst-key", False),
         (b"Bearer\xa0first-key", False),
-        (b"Bearer \xa0first-key", False),
-        (b"Bearer first-key\x0c", False),
         (b"Bearerfirst-key", False),
         (b"Bearer first-key first-key", False),
         (b"Bearer first-key,Bearer first-key", False),
-        (b"Bearer:first-key", False),
         (b'Bearer "first-key"', False),
     ],
 )
@@ -145,29 +137,17 @@ def test_every_answer_has_the_id(ask: Ask, path: str, status: int) -> None:
 # --- CORS -----------------------------------------------------------------------------------------------------------
 
 
-def test_browsers_of_other_origins_are_not_let_in_by_default(ask: Ask) -> None:
-    response = ask("GET", "/health", headers={"Origin": "https://elsewhere.example"})
-    assert "access-control-allow-origin" not in response.headers
-
-
 def test_browsers_of_configured_origins_are(ask: Ask) -> None:
     config = ServerConfig(cors_origins=("https://app.example",), api_keys=KEYS)
     origin = {"Origin": "https://app.example"}
-    before = ask(
-        "OPTIONS",
-        "/v1/embeddings",
-        config,
-        headers={
-            **origin,
-            "Access-Control-Request-Method": "POST",
-            "Access-Control-Request-Headers": "authorization, content-type",
-        },
-    )
+    asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization, content-type"}
+    before = ask("OPTIONS", "/v1/embeddings", config, headers={**origin, **asked})
     assert (before.status_code, before.headers["access-control-allow-origin"]) == (200, "https://app.example")
     refused = ask("POST", "/v1/embeddings", config, headers=origin)  # without a key, which the browser is to be told
     assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, "https://app.example")
-    other = ask("GET", "/health", config, headers={"Origin": "https://elsewhere.example"})
-    assert "access-control-allow-origin" not in other.headers
+    for settings in (config, None):
+        other = ask("GET", "/health", settings, headers={"Origin": "https://elsewhere.example"})
+        assert "access-control-allow-origin" not in other.headers
 
 
 # --- The log --------------------------------------------------------------------------------------------------------
@@ -211,13 +191,6 @@ def test_a_request_is_one_line_without_its_text_and_its_key(ask: Ask, records: l
     everything = " ".join(record.getMessage() for record in records) + line + text
     for private in ("secret", "whisper", KEYS[0]):
         assert private not in everything
-
-
-def test_refusals_are_logged(ask: Ask, records: list[logging.LogRecord]) -> None:
-    ask("GET", "/v1/models", ServerConfig(api_keys=KEYS), headers=bearer("guess"))
-    (line,) = lines(records, "json")
-    assert json.loads(line)["status"] == 401
-    assert "guess" not in line
 
 
 def test_the_log_can_be_switched_off(ask: Ask, records: list[logging.LogRecord]) -> None:

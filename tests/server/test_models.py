@@ -47,11 +47,6 @@ def test_a_chat_template_for_pairs_is_a_rerankers_score_template(cross_encoder: 
     np.testing.assert_allclose(scores(other), rendered, atol=1e-6)
 
 
-def test_a_template_that_is_not_there(embedder: Path, tmp_path: Path):
-    with pytest.raises(InvalidRequestError, match=r"chat_template='.*none.jinja' cannot be read"):
-        load(config(embedder, chat_template=str(tmp_path / "none.jinja")))
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

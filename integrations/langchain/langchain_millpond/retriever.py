@@ -74,15 +74,12 @@ class MillpondColBERTRetriever(BaseRetriever):
     @model_validator(mode="before")
     @classmethod
     def _refuse_options(cls, options: Any) -> Any:
-        for name, value in options.items() if isinstance(options, dict) else ():
-            if name in ("model", "model_name", "engine"):
-                engine = "engine" if name == "engine" else f"Engine({value!r})"
+        for name in options if isinstance(options, dict) else ():
+            if name in ("model", "model_name", "engine", "top_k", "top_n", "similarity_top_k"):
                 raise ValueError(
-                    f"{name}= is not an option: the index holds the model; write "
-                    f"MillpondColBERTRetriever(index=MemoryIndex({engine}))"
+                    f"{name}={options[name]!r} is not an option: the index holds the model, as in "
+                    "MillpondColBERTRetriever(index=MemoryIndex(Engine('...'))), and k= is the number of documents"
                 )
-            if name in ("top_k", "top_n", "similarity_top_k"):
-                raise ValueError(f"{name}={value!r} is not an option; write k={value!r}")
         return options
 
     @property

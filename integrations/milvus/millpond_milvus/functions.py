@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from millpond.engine.engine import Engine
-from millpond.errors import InvalidRequestError, UnsupportedTaskError
+from millpond.errors import InvalidRequestError
 from millpond.ingest.arguments import check_engine
+from millpond.tasks import Role
 
 FloatArray = npt.NDArray[np.float32]
 
 
 class _Function:
     """An engine, opened here if a model was named."""
-
-    task: str
 
     def __init__(self, engine: Engine | str, **options: Any) -> None:
         self._owned = isinstance(engine, str)
@@ -30,14 +29,6 @@ class _Function:
                 f"{sorted(options)[0]} is an option of a model; pass its name instead of an engine"
             )
         check_engine(engine)
-        served_here = engine.spec.rerank_type is not None if self.task == "rerank" else self.task in engine.spec.tasks
-        if not served_here:
-            served = ", ".join(sorted(engine.spec.tasks))
-            if self._owned:
-                engine.close()
-            raise UnsupportedTaskError(
-                f"{engine.spec.name} does not serve {self.task!r} (it serves {served}); choose another model"
-            )
         self.engine = engine
 
     def close(self) -> None:
@@ -62,24 +53,17 @@ class MillpondEmbeddingFunction(_Function):
 
     Raises:
         TypeError: ``engine`` is something else.
-        UnsupportedTaskError: The model does not embed.
         InvalidDimensionsError: The model's vectors cannot have this width.
     """
-
-    task = "embed"
 
     def __init__(self, engine: Engine | str, *, dimensions: int | None = None, **options: Any) -> None:
         super().__init__(engine, **options)
         try:
-            self._dimensions = self.engine.spec.check_dimensions(dimensions)
+            self.dim = self.engine.spec.check_dimensions(dimensions)
+            """The width of the vectors."""
         except BaseException:
             self.close()
             raise
-
-    @property
-    def dim(self) -> int:
-        """The width of the vectors."""
-        return self._dimensions
 
     def __call__(self, texts: Sequence[str]) -> list[FloatArray]:
         """Embed texts without a role, one float32 ``[dim]`` each."""
@@ -93,14 +77,8 @@ class MillpondEmbeddingFunction(_Function):
         """Embed questions, one float32 ``[dim]`` each."""
         return self._embed(queries, "query")
 
-    def _embed(self, texts: Sequence[str], role: Any) -> list[FloatArray]:
-        if isinstance(texts, str):
-            raise InvalidRequestError(f"{texts[:40]!r} is one str; pass a list of texts")
-        texts = list(texts)
-        if not texts:
-            return []
-        output = self.engine.embed(texts, role=role, dimensions=self._dimensions, normalize=True)
-        return list(output.embeddings)
+    def _embed(self, texts: Sequence[str], role: Role | None) -> list[FloatArray]:
+        return list(self.engine.embed(texts, role=role, dimensions=self.dim, normalize=True).embeddings)
 
 
 @dataclass(frozen=True)
@@ -119,7 +97,7 @@ class RerankResult:
 
     def to_dict(self) -> dict[str, Any]:
         """The fields."""
-        return {"text": self.text, "score": self.score, "index": self.index}
+        return asdict(self)
 
 
 class MillpondRerankFunction(_Function):
@@ -131,14 +109,9 @@ class MillpondRerankFunction(_Function):
 
     Raises:
         TypeError: ``engine`` is something else.
-        UnsupportedTaskError: The model cannot rank.
     """
-
-    task = "rerank"
 
     def __call__(self, query: str, documents: Sequence[str], top_k: int = 5) -> list[RerankResult]:
         """The ``top_k`` documents most relevant to a query, best first; of equal scores the earlier one first."""
-        ranked = self.engine.rerank(
-            query, list(documents) if not isinstance(documents, str) else documents, top_n=top_k
-        )
+        ranked = self.engine.rerank(query, documents, top_n=top_k)
         return [RerankResult(each.document, float(each.relevance_score), each.index) for each in ranked]

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypedDict, Unpack
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.sinks.client import check_exists, is_address
+from millpond.ingest.sinks.client import check_exists
 from millpond.ingest.sinks.database import database
 
 if TYPE_CHECKING:
@@ -65,12 +65,6 @@ def sink_from_url(
         case "parquet" if location:
             return _export(location, collection, options)
         case "file" if location:
-            if is_address(location):
-                raise InvalidRequestError(
-                    "'milvus+file:' takes a file, and this looks like the address of a server; write "
-                    f"milvus+http://host:19530#{collection} for it, or milvus+file:./NAME.db#{collection} "
-                    "for a file of Milvus Lite"
-                )
             if must_exist:
                 check_exists(location, database="Milvus Lite")
             address = location
@@ -87,16 +81,12 @@ def sink_from_url(
 def _export(folder: str, collection: str, options: MilvusOptions) -> ParquetExport:
     from millpond_milvus.export import ParquetExport
 
-    wanted = options.copy()
-    for name, value in (
-        ("index_type", wanted.pop("index_type", None)),
-        ("index_quantization", wanted.pop("index_quantization", None)),
-        ("partitions", wanted.pop("partitions", None)),
-    ):
-        if value is not None:
+    given: dict[str, Any] = {**options}
+    given.pop("timeout", None)  # of a server
+    for name in ("index_type", "index_quantization", "partitions"):
+        if (value := given.pop(name, None)) is not None:
             raise InvalidRequestError(
                 f"{name}={value!r}: Parquet files hold rows and no index; leave it out, and pass it to the MilvusSink "
                 "that makes the collection"
             )
-    wanted.pop("timeout", None)  # of a server
-    return ParquetExport(folder, collection, **wanted)
+    return ParquetExport(folder, collection, **given)

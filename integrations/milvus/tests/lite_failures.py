@@ -122,31 +122,6 @@ def flush(uri: str, spec: ModelSpec) -> dict[str, Any]:
     }
 
 
-def delete(uri: str, spec: ModelSpec) -> dict[str, Any]:
-    """A delete fails."""
-    sink = MilvusSink(uri, "docs", dimensions=[64])
-    sink.prepare(spec)
-    sink.write(batch(0))
-    with small_disk(100):
-        failure = error_of(lambda: sink.delete(["0-0", "0-1"]))
-    refusals = [error_of(lambda: sink.delete(["0-0"])), error_of(lambda: sink.write(batch(1)))]
-    sink.close()
-    with MilvusSink(uri, "docs", dimensions=[64]) as again:
-        again.prepare(spec)
-        reopened = again.count()
-        again.delete(["0-0", "0-1"])
-        for number in range(1, 20):
-            again.write(batch(number))
-        written = again.count() + 2
-    return {
-        "failure": failure,
-        "acknowledged": ROWS,
-        "refusals": refusals,
-        "reopened": reopened,
-        "written": written,
-    }
-
-
 def lose(uri: str, spec: ModelSpec) -> dict[str, Any]:
     """Rows that were acknowledged are not there when the file is opened again."""
     sink = MilvusSink(uri, "docs", dimensions=[64])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from millpond import Engine
-from millpond.ingest import Record, WriteBatch, ingest, point_id
+from millpond.ingest import Record, ingest, point_id
 from millpond_milvus import MilvusSink
 
 pytestmark = pytest.mark.contract
@@ -136,51 +136,3 @@ def test_the_id_of_a_node_that_llama_index_wrote_is_its_own(
         }
         sink.delete(["n-1", "doc-0"])
         assert sink.count() == 12
-
-
-@pytest.mark.parametrize("form", ["langchain", "llama_index"])
-def test_chunks_of_a_record_are_documents_of_their_own(engine: Engine, tmp_path: Path, form: str) -> None:
-    pieces = [
-        Record(
-            "long", f"piece {n} — ä", {"chunk": n, "chunk_start": 9 * n, "chunk_end": 9 * n + 9, "lang": "en"}, chunk=n
-        )
-        for n in range(3)
-    ]
-    vectors = engine.embed([piece.text for piece in pieces], role="document", normalize=True).embeddings
-    ids = [point_id("long", n) for n in range(3)]
-    uri = str(tmp_path / "x.db")
-    with MilvusSink(uri, "docs", dimensions=[384], fields=form) as sink:
-        sink.prepare(engine.spec, chunked=True)
-        sink.write(WriteBatch(records=pieces, ids=ids, vectors={384: vectors}))
-        if form == "llama_index":
-            to_node = pytest.importorskip("llama_index.core.vector_stores.utils").metadata_dict_to_node
-            for row in sink.client.query("docs", filter="", limit=9, output_fields=["*"]):
-                node = to_node({key: row[key] for key in ("_node_content", "_node_type")}, text=row["text"])
-                piece = pieces[ids.index(row["id"])]
-                assert (node.node_id, node.get_content(), node.metadata) == (row["id"], piece.text, piece.metadata)
-                assert node.ref_doc_id == row["doc_id"] == "long" and row["chunk_end"] == piece.metadata["chunk_end"]
-            assert len(sink.client.query("docs", filter='doc_id in ["long"]', output_fields=["id"])) == 3
-        else:
-            store_of = pytest.importorskip("langchain_milvus").Milvus
-            embeddings = pytest.importorskip("langchain_core.embeddings").Embeddings
-
-            class Query(embeddings):  # type: ignore[misc, valid-type]
-                def embed_documents(self, texts: list[str]) -> list[list[float]]:
-                    raise AssertionError("everything is there already")
-
-                def embed_query(self, text: str) -> list[float]:
-                    return [float(value) for value in engine.embed([text], role="query", normalize=True).embeddings[0]]
-
-            options = {"collection_name": "docs", "connection_args": {"uri": uri}, "enable_dynamic_field": True}
-            store = store_of(Query(), vector_field="d384", **options)
-            found = store.similarity_search("piece", k=9, expr="chunk_start >= 9")
-            assert {document.page_content for document in found} == {piece.text for piece in pieces[1:]}
-            for document in found:
-                piece = next(piece for piece in pieces if piece.text == document.page_content)
-                assert {key: document.metadata[key] for key in piece.metadata} == piece.metadata
-                assert document.metadata["pk"] == point_id("long", piece.chunk)
-            store.client.close()
-        hits = sink.search(engine, "piece", k=9, filter={"lang": "en"})
-        assert [hit.id for hit in hits] == ["long"] * 3
-        sink.delete(["long"])
-        assert sink.count() == 0

@@ -44,7 +44,6 @@ def rows(count: int, *, first: int = 0, width: int = 64) -> WriteBatch:
     [
         pytest.param("upsert", "takes no more writes", marks=pytest.mark.slow),
         ("flush", "takes no more writes"),
-        pytest.param("delete", "takes no more writes", marks=pytest.mark.slow),
         ("lose", "holds 511 rows, and 512 before the write that failed; write its records again"),
     ],
 )
@@ -69,7 +68,7 @@ def test_nothing_is_lost_after_a_write_that_failed(scenario: str, refusal: str, 
     client = MilvusClient(uri)  # what a process finds that starts after the other one was killed
     client.load_collection("docs")
     found = client.query("docs", filter="", output_fields=["count(*)"])[0]["count(*)"]
-    assert found == 20 * 512 - (2 if scenario == "delete" else 0)
+    assert found == 20 * 512
     client.close()
 
 
@@ -117,23 +116,6 @@ def test_a_client_that_was_passed_in_shares_the_file_of_its_path(engine: Engine,
             sink._connection.file.failure = "the disk was full"  # type: ignore[attr-defined]
             with pytest.raises(SinkError, match="takes no more writes, since one failed in this process .the disk was"):
                 other.write(rows(1))
-
-
-def test_more_rows_than_lite_is_for_are_said_once(
-    engine: Engine, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr("millpond_milvus.sink._LITE_ROWS", 200)
-    for _ in range(2):
-        with MilvusSink(uri, "docs", dimensions=[64]) as sink:
-            sink.prepare(engine.spec)
-            for _ in range(5):
-                sink.write(rows(150))  # the same rows again
-            assert "holds more than" not in caplog.text or sink.count() > 200
-            sink.write(rows(51, first=150))
-            sink.write(rows(50, first=300))
-    warnings = [record.getMessage() for record in caplog.records if "holds more than 200 rows" in record.getMessage()]
-    assert len(warnings) == 1
-    assert "--to milvus+http://localhost:19530#docs" in warnings[0]
 
 
 @pytest.mark.parametrize(

@@ -6,12 +6,11 @@ import sys
 import threading
 from pathlib import Path
 
-import numpy as np
 import pytest
 from pymilvus import DataType, MilvusClient
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError, MissingExtraError
-from millpond.ingest import IngestReport, Record, SinkError, WriteBatch, ingest, open_sink, point_id
+from millpond.ingest import IngestReport, Record, SinkError, ingest, open_sink
 from millpond_milvus import MilvusSink, sink_from_url
 
 pytestmark = pytest.mark.contract
@@ -82,28 +81,6 @@ def test_the_other_layouts_take_any_key(engine: Engine, uri: str) -> None:
             fill(engine, sink, [Record("a", "x", metadata)])
             (hit,) = sink.search(engine, "x")
             assert (hit.id, hit.text, hit.metadata) == ("a", "x", metadata)
-
-
-def test_requests_are_bounded(engine: Engine, uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[int] = []
-    with MilvusSink(uri, "docs", dimensions=[16]) as sink:
-        sink.prepare(engine.spec)
-        insert = sink.client.insert
-
-        def counted(collection: str, rows: list[dict[str, object]], **options: object) -> object:
-            sent.append(len(rows))
-            return insert(collection, rows, **options)
-
-        monkeypatch.setattr(sink.client, "insert", counted)
-        many = [Record(f"r{n}", "x") for n in range(2100)]
-        vectors = {16: np.ones((2100, 16), np.float32)}
-        sink.write(WriteBatch(records=many, ids=[point_id(record.id) for record in many], vectors=vectors))
-        assert sent == [1000, 1000, 100] and sink.count() == 2100
-        sent.clear()
-        wide = [Record(f"w{n}", "x" * 60_000) for n in range(700)]  # 42 MB
-        vectors = {16: np.ones((700, 16), np.float32)}
-        sink.write(WriteBatch(records=wide, ids=[point_id(record.id) for record in wide], vectors=vectors))
-        assert sent == [558, 142]
 
 
 @pytest.mark.parametrize("options", [{"k": 16_385}, {"candidates": 16_385}])

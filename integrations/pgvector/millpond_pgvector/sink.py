@@ -348,12 +348,7 @@ def _check_dsn(dsn: str) -> None:
 
 
 def kind_of_state(state: str | None, message: str) -> type[SinkError]:
-    """Wait, send less, leave a row out, or nothing.
-
-    Args:
-        state: Five letters and digits; ``None`` if the connection was lost, or never made.
-        message: What the client says.
-    """
+    """Wait, send less, leave a row out, or nothing; without a state the connection was lost, or never made."""
     if state is None:
         return SinkError if _LASTING.search(message) else SinkUnavailableError
     if _PASSING.match(state):

@@ -23,7 +23,6 @@ from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond_qdrant.connection import QdrantConnection
-from millpond_qdrant.local import stored_points
 from millpond_qdrant.payload import (
     IDENTITY,
     has_condition,
@@ -42,8 +41,6 @@ logger = logging.getLogger(__name__)
 _NUMBER = re.compile(r"0|[1-9][0-9]{0,19}")
 # Points of one page of a scan.
 _SCANNED = 1000
-# Points beyond which local mode, which compares the question with each of them in Python, is slow.
-_MANY_POINTS = 20_000
 
 
 class QdrantDriver(CollectionDriver[models.Filter]):
@@ -65,7 +62,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self._indexes = check_indexes(indexes, fields)
         self._fields = fields
         self._partial_points = PartialPoints()
-        self._warned: set[str] = set()
+        self._ignored = False  # whether options without effect were named
 
     def create(self, manifest: CollectionManifest) -> None:
         """Create the collection."""
@@ -90,30 +87,19 @@ class QdrantDriver(CollectionDriver[models.Filter]):
             self._make_indexes({} if connection.info is None else connection.info.payload_schema or {})
             return
         ignored = self._storage.only_on_servers | ({"indexes": dict(self._indexes)} if self._indexes else {})
-        if ignored:
+        if ignored and not self._ignored:
             words = ", ".join(f"{name}={value!r}" for name, value in ignored.items())
-            self._warn(
-                "ignored",
-                f"Qdrant's local mode keeps float32 and searches exactly: {words} take effect on a server only "
-                f"({self._server_url})",
-            )
-
-    def load(self) -> None:
-        """Say once that the collection has outgrown local mode."""
-        count = stored_points(self.connection.client, self._name)
-        if count > _MANY_POINTS:
-            self._warn(
-                "many",
-                f"collection {self._name!r} holds {count:,} points, and Qdrant's local mode, meant for up to "
-                f"{_MANY_POINTS:,}, compares a question with each of them in Python; move to a server: docker run -p "
-                f"6333:6333 -v ./qdrant:/qdrant/storage qdrant/qdrant, and ingest again with --to {self._server_url} "
-                "(with the same --cache nothing is computed again)",
+            self._ignored = True
+            logger.warning(
+                "Qdrant's local mode keeps float32 and searches exactly: %s take effect on a server only "
+                "(qdrant+http://localhost:6333#%s)",
+                words,
+                self._name,
             )
 
     def upsert(self, batch: WriteBatch) -> None:
         """Store points."""
         self.connection.upsert(self._points(batch))
-        self.load()
 
     def flush(self) -> None:
         """Make acknowledged changes durable."""
@@ -206,22 +192,13 @@ class QdrantDriver(CollectionDriver[models.Filter]):
                     f"for {kind.value!r}; leave it out of indexes, or delete the other with "
                     f"client.delete_payload_index({self._name!r}, {path!r})"
                 )
-        for path in self._indexes.keys() - stored.keys():
-            self.connection.request(f"an index of {path}", partial(self._index, path))
+        for path in self._indexes:
+            if path not in stored:
+                self.connection.request(f"an index of {path}", partial(self._index, path))
 
     def _index(self, path: str) -> None:
         kind = self._indexes[path]
         self.connection.finish(self.connection.client.create_payload_index(self._name, path, kind, wait=True))
-
-    @property
-    def _server_url(self) -> str:
-        return f"qdrant+http://localhost:6333#{self._name}"
-
-    def _warn(self, name: str, message: str) -> None:
-        """Log a warning, once."""
-        if name not in self._warned:
-            self._warned.add(name)
-            logger.warning("%s", message)
 
     def _points(self, batch: WriteBatch) -> models.Batch | list[models.PointStruct]:
         stored = self._stored_vectors

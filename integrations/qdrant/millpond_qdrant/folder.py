@@ -25,13 +25,7 @@ logger = logging.getLogger(__name__)
 
 
 class FolderLease:
-    """The use that one sink makes of a folder. The last one to be closed, or dropped, closes the client.
-
-    Raises:
-        RuntimeError: Another process, or a client that no lease opened, uses the folder.
-        OSError: The folder cannot be opened or made.
-        SinkError: A change of the folder failed, and a lease of it is not closed.
-    """
+    """The use that one sink makes of a folder. The last one to be closed, or dropped, closes the client."""
 
     def __init__(self, folder: str) -> None:
         with _opening:
@@ -119,11 +113,7 @@ def _identity(folder: str) -> tuple[int, int] | None:
 
 
 def use_write_ahead_log(client: QdrantClient, collection: str) -> sqlite3.Connection | None:
-    """Let commits go to a write-ahead log; :func:`settle` then waits for the disk once for all of them.
-
-    Returns:
-        The collection's SQLite connection; ``None`` for a client without one.
-    """
+    """Let commits go to a write-ahead log; :func:`settle` then waits for the disk once for all of them."""
     connection = local_storage(client, collection)
     if not isinstance(connection, sqlite3.Connection):
         logger.debug("collection %r is not in a SQLite file; its commits stay as they are", collection)

@@ -18,8 +18,8 @@ _making = threading.Lock()
 
 
 def silence() -> None:
-    """Ignore the client's warnings of many points and of options without effect, which a sink says itself, once."""
-    warnings.filterwarnings("ignore", message="Local mode (is not recommended for|performs exact)")
+    """Ignore the client's warnings of options without effect, which a sink says itself, once."""
+    warnings.filterwarnings("ignore", message="Local mode performs exact")
 
 
 def is_local(client: QdrantClient) -> bool:
@@ -30,11 +30,6 @@ def is_local(client: QdrantClient) -> bool:
 def is_folder(client: QdrantClient) -> bool:
     """Whether it keeps it in a folder."""
     return is_local(client) and bool(getattr(client._client, "persistent", False))
-
-
-def stored_points(client: QdrantClient, collection: str) -> int:
-    """How many points a collection in local mode holds, deleted ones included; 0 for a server's."""
-    return len(getattr(_collection(client, collection), "ids", ()))
 
 
 def serialized(client: QdrantClient) -> AbstractContextManager[object]:

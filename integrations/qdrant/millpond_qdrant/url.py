@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, Unpack
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest.sinks.client import check_exists, is_address
+from millpond.ingest.sinks.client import check_exists
 from millpond.ingest.sinks.database import database
 
 if TYPE_CHECKING:
@@ -77,11 +77,6 @@ def sink_from_url(
         case "memory" if not location:
             address = ":memory:"
         case "path" if location:
-            if is_address(location):
-                raise InvalidRequestError(
-                    "'qdrant+path:' takes a folder, and this looks like the address of a server; write "
-                    f"qdrant+http://host:6333#{collection} for it, or qdrant+path:./NAME#{collection} for a folder"
-                )
             if must_exist:
                 check_exists(location, database="Qdrant", marker="meta.json")
             address = location

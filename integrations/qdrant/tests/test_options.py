@@ -13,7 +13,7 @@ from qdrant_client import QdrantClient
 
 from millpond import Engine, InvalidRequestError
 from millpond.ingest import Record, ingest, open_sink
-from millpond_qdrant import QdrantSink, sink_from_url
+from millpond_qdrant import QdrantSink
 
 
 def fill(engine: Engine, sink: QdrantSink, records: list[Record], **options: Any) -> None:
@@ -213,37 +213,3 @@ def test_local_mode_says_once_what_it_ignores(
     with caplog.at_level(logging.WARNING, logger="millpond_qdrant"):
         fill(engine, QdrantSink(client, "more", dimensions=[64], datatype="float32"), records)
     assert not [record for record in caplog.records if record.name.startswith("millpond_qdrant")]
-
-
-def test_local_mode_says_once_when_it_holds_too_much(
-    engine: Engine,
-    records: list[Record],
-    caplog: pytest.LogCaptureFixture,
-    recwarn: pytest.WarningsRecorder,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Any,
-) -> None:
-    monkeypatch.setattr("millpond_qdrant.driver._MANY_POINTS", 10)
-    monkeypatch.setattr("qdrant_client.local.local_collection.LocalCollection.LARGE_DATA_THRESHOLD", 10)
-    monkeypatch.setattr("qdrant_client.local.qdrant_local.QdrantLocal.LARGE_DATA_THRESHOLD", 10)
-
-    def said() -> list[str]:
-        return [record.message for record in caplog.records if record.name.startswith("millpond_qdrant")]
-
-    with caplog.at_level(logging.WARNING, logger="millpond_qdrant"), QdrantSink(tmp_path, "docs") as sink:
-        fill(engine, sink, records[:10])
-        assert said() == []
-        fill(engine, sink, records)
-        fill(engine, sink, records)
-    (message,) = said()
-    assert "collection 'docs' holds 12 points" in message
-    assert "--to qdrant+http://localhost:6333#docs" in message and "docker run" in message
-    caplog.clear()
-    with (
-        caplog.at_level(logging.WARNING, logger="millpond_qdrant"),
-        sink_from_url("path", str(tmp_path), "docs") as two,
-    ):
-        two.search(engine, "tides")
-        two.search(engine, "tides")
-        assert len(said()) == 1
-    assert not [warning for warning in recwarn if "Local mode is not recommended" in str(warning.message)]

@@ -7,12 +7,12 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import chain
+from itertools import accumulate, chain
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 from zlib import crc32
 
-from millpond.cache.sqlitefile import SqliteFile, is_damage
+from millpond.cache.sqlitefile import SqliteFile, is_damage, pragma
 from millpond.errors import CacheError, InvalidRequestError
 
 APPLICATION_ID = 0x4D504E44  # "MPND"
@@ -36,15 +36,6 @@ _ROWS_PER_CHECK = 1024
 _MAX_PENDING_USES = 1 << 15  # uses held in memory before they are written
 
 
-class Blobs(NamedTuple):
-    """Stored rows, as columns: at a hundred thousand rows a second an object per row would cost too much."""
-
-    keys: tuple[bytes, ...] = ()
-    metas: tuple[int, ...] = ()  # a number of the writer's choice, 0 to 2**32 - 1
-    values: tuple[bytes, ...] = ()
-    damaged: int = 0  # rows that are stored for other keys and could not be read whole
-
-
 class BlobStore:
     """Bytes by key, shared by threads and processes; raises what :class:`SqliteFile` raises.
 
@@ -66,10 +57,10 @@ class BlobStore:
         self._uses_lock = threading.Lock()
         self._pending_uses: set[int] = set()  # ids
 
-    def read(self, keys: Sequence[bytes]) -> Blobs:
-        """The rows stored for ``keys`` (distinct), in any order, without those that do not match their checksum.
+    def read(self, keys: Sequence[bytes]) -> tuple[list[tuple[Any, ...]], int]:
+        """The rows (key, id, meta, checksum, value) of ``keys`` (distinct), in any order, and how many are damaged.
 
-        If a page of the file cannot be read, none of the rows is returned, and every key counts as damaged.
+        Damaged ones are left out. If a page of the file cannot be read, all are, and every key counts as damaged.
         """
         try:
             with self._file.connection() as connection:
@@ -77,19 +68,14 @@ class BlobStore:
         except CacheError as error:
             if not is_damage(error):
                 raise
-            return Blobs(damaged=len(keys))
-        found = len(rows)
-        if not _all_intact(rows):
-            rows = [row for row in rows if _all_intact([row])]
-        if not rows:
-            return Blobs(damaged=found)
-        stored_keys, ids, metas, _, values = zip(*rows, strict=True)
+            return [], len(keys)
+        intact = rows if _all_intact(rows) else [row for row in rows if _all_intact([row])]
         if self._max_bytes is not None:
             with self._uses_lock:
-                self._pending_uses.update(ids)
+                self._pending_uses.update(row[1] for row in intact)
             if len(self._pending_uses) >= _MAX_PENDING_USES:
                 self._flush_uses()
-        return Blobs(stored_keys, metas, values, damaged=found - len(rows))
+        return intact, len(rows) - len(intact)
 
     def write(self, values: Mapping[bytes, tuple[int, bytes | memoryview]]) -> None:
         """Store ``{key: (meta, value)}`` in one transaction, committed on return; existing keys are replaced.
@@ -135,7 +121,7 @@ class BlobStore:
         """Rows, and bytes of the file's pages that are in use and that are not; reads about 10 bytes of each row."""
         with self._file.connection() as connection:
             (rows,) = connection.execute("SELECT count(*) FROM uses").fetchone()
-            free = _pragma(connection, "freelist_count") * _pragma(connection, "page_size")
+            free = pragma(connection, "freelist_count") * pragma(connection, "page_size")
             return int(rows), _bytes_in_use(connection), free
 
     def problems(self) -> list[str]:
@@ -180,9 +166,8 @@ class BlobStore:
 
     def close(self) -> None:
         """Write the uses held in memory and close the file. Later calls raise, except ``close``."""
-        if self._file.open:
-            self._flush_uses()
-            self._file.close()
+        self._flush_uses()
+        self._file.close()
 
     def _write_uses(self, connection: sqlite3.Connection) -> int:
         """Write the uses held in memory with a new tick, and return it. Ticks order uses across processes."""
@@ -239,13 +224,9 @@ def _set_tick(connection: sqlite3.Connection, ids: Iterable[int], tick: int) -> 
     connection.executemany("UPDATE uses SET tick = ? WHERE id = ?", ((tick, i) for i in ids))
 
 
-def _pragma(connection: sqlite3.Connection, name: str) -> int:
-    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
-
-
 def _bytes_in_use(connection: sqlite3.Connection) -> int:
-    pages = _pragma(connection, "page_count") - _pragma(connection, "freelist_count")
-    return pages * _pragma(connection, "page_size")
+    pages = pragma(connection, "page_count") - pragma(connection, "freelist_count")
+    return pages * pragma(connection, "page_size")
 
 
 def _footprint(length: int) -> int:
@@ -255,12 +236,10 @@ def _footprint(length: int) -> int:
 
 def _split(lengths: Sequence[int], keys: list[bytes], limit: int) -> tuple[list[bytes], list[bytes]]:
     """The keys in two parts: those whose values do not fit into the limit, and the last ones, which do."""
-    total = SMALLEST_LIMIT // 2  # the tables' own pages
-    for index in range(len(keys) - 1, -1, -1):
-        total += _footprint(lengths[index])
-        if total > limit:
-            return keys[: index + 1], keys[index + 1 :]
-    return [], keys
+    own = SMALLEST_LIMIT // 2  # the tables' own pages
+    totals = accumulate(map(_footprint, reversed(lengths)), initial=own)
+    first = len(keys) + 1 - sum(total <= limit for total in totals)
+    return keys[:first], keys[first:]
 
 
 def _delete(connection: sqlite3.Connection, ids: Sequence[int]) -> None:
@@ -270,20 +249,12 @@ def _delete(connection: sqlite3.Connection, ids: Sequence[int]) -> None:
 
 def _evict(connection: sqlite3.Connection, need: int, *, before: int) -> list[int]:
     """Remove the least recently used rows with ticks below ``before`` until ``need`` bytes are free; return the ids."""
-    removed: list[int] = []
-    while need > 0:
-        oldest = connection.execute(
-            "SELECT id, length(value) FROM uses JOIN rows USING (id) WHERE tick < ? ORDER BY tick, id LIMIT 256",
-            (before,),
-        ).fetchall()
-        if not oldest:
+    ids: list[int] = []
+    query = "SELECT id, length(value) FROM uses JOIN rows USING (id) WHERE tick < ? ORDER BY tick, id"
+    for i, length in connection.execute(query, (before,)) if need > 0 else ():
+        ids.append(i)
+        need -= _footprint(length)
+        if need <= 0:
             break
-        ids: list[int] = []
-        for i, length in oldest:
-            if need <= 0:
-                break
-            ids.append(i)
-            need -= _footprint(length)
-        _delete(connection, ids)
-        removed += ids
-    return removed
+    _delete(connection, ids)
+    return ids

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
@@ -75,11 +75,6 @@ class SqliteFile:
         self._open_file()
         self._hook_fork()
 
-    @property
-    def open(self) -> bool:
-        """Whether :meth:`connection` can be used: not closed, and not in the child of a fork."""
-        return not self._closed and self._pid == os.getpid()
-
     def _open_file(self) -> None:
         """Create the file if it does not exist, check whose it is, and migrate it."""
         with _as_cache_errors(self.path):
@@ -87,7 +82,7 @@ class SqliteFile:
             identity = _identity_of(self.path)
             connection = _connect(self.path)
             try:
-                _migrate(connection, self.path, self._application_id, self._migrations)
+                self._migrate(connection)
                 _use_wal(connection, self.path)
             except BaseException:
                 connection.close()
@@ -95,6 +90,31 @@ class SqliteFile:
         with self._pool:
             self._identity = identity
             self._idle.append(connection)
+
+    def _migrate(self, connection: sqlite3.Connection) -> None:
+        """Migrate the schema to the newest version in one transaction.
+
+        A database of another application, or of a newer schema, is a CacheError before anything is written to it.
+        """
+        # The pages first: if another process sets up the file between the two, it does not look foreign.
+        if pragma(connection, "page_count") > 0 and pragma(connection, "application_id") != self._application_id:
+            raise CacheFileError(f"{self.path} is a database of another application; choose another path, or delete it")
+        newest = len(self._migrations)
+        if pragma(connection, "user_version") < newest:
+            connection.execute("BEGIN IMMEDIATE")
+            with connection:
+                version = pragma(connection, "user_version")  # another process may have been faster
+                for statement in chain.from_iterable(self._migrations[version:]):
+                    connection.execute(statement)
+                if version < newest:
+                    connection.execute(f"PRAGMA application_id={self._application_id}")
+                    connection.execute(f"PRAGMA user_version={newest}")
+        version = pragma(connection, "user_version")
+        if version > newest:
+            raise CacheFileError(
+                f"{self.path} has schema version {version}, and this millpond reads up to {newest}; "
+                "upgrade millpond, choose another path, or delete it"
+            )
 
     def _follow(self) -> None:
         """Open the file again if there is another one, or none, under its name."""
@@ -106,13 +126,11 @@ class SqliteFile:
             with self._pool:
                 self._close_idle()  # first: sqlite must not take the old file's log for the new one's
             self._open_file()
-            logger.warning(
-                "%s was deleted or replaced while it was open; what it held is not found any more", self.path
-            )
+            logger.warning("%s was deleted or replaced while it was open; what it held is lost", self.path)
 
     def close(self) -> None:
-        """Close the connections; connections in use are closed when they are returned."""
-        if self.open:
+        """Close the connections; those in use are closed when they are returned. In the child of a fork: nothing."""
+        if self._pid == os.getpid():
             with self._pool:
                 self._closed = True
                 self._close_idle()
@@ -160,8 +178,10 @@ class SqliteFile:
         if not self._writing.acquire(blocking=wait):
             raise CacheError(f"{self.path} is being written by another thread; wait for it")
         try:
-            with self.connection(wait=wait) as connection, _transaction(connection):
-                yield connection
+            with self.connection(wait=wait) as connection:
+                connection.execute("BEGIN IMMEDIATE")
+                with connection:
+                    yield connection
             self._locked = False
         except CacheFileError as error:
             self._locked = _code(error.__cause__) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
@@ -203,6 +223,11 @@ class SqliteFile:
             self._idle.pop().close()
 
 
+def pragma(connection: sqlite3.Connection, name: str) -> int:
+    """A number that sqlite keeps of a file."""
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])
+
+
 def _call(method: Callable[[], None] | None) -> None:
     if method is not None:
         method()
@@ -227,11 +252,10 @@ def _code(error: BaseException | None) -> int:
 
 def _identity_of(path: Path) -> tuple[int, int] | None:
     """Device and inode of the file, if there is one."""
-    try:
+    with suppress(FileNotFoundError):
         info = path.stat()
-    except FileNotFoundError:
-        return None
-    return info.st_dev, info.st_ino
+        return info.st_dev, info.st_ino
+    return None
 
 
 @contextmanager
@@ -247,18 +271,6 @@ def _as_cache_errors(path: Path) -> Iterator[None]:
         raise CacheFileError(f"{path} {_REASONS[sqlite3.SQLITE_CORRUPT]}") from error
     except OSError as error:
         raise CacheFileError(f"{path} {_REASONS[sqlite3.SQLITE_CANTOPEN]} ({error})") from error
-
-
-@contextmanager
-def _transaction(connection: sqlite3.Connection) -> Iterator[None]:
-    connection.execute("BEGIN IMMEDIATE")
-    try:
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            connection.execute("ROLLBACK")
-        raise
 
 
 def _create(path: Path) -> None:
@@ -309,35 +321,6 @@ def _connect(path: Path) -> sqlite3.Connection:
     return connection
 
 
-def _migrate(
-    connection: sqlite3.Connection, path: Path, application_id: int, migrations: Sequence[Sequence[str]]
-) -> None:
-    """Migrate the schema to the newest version in one transaction.
-
-    A database of another application, or of a newer schema, is a CacheError before anything is written to it.
-    """
-    # The pages first: if another process sets up the file between the two queries, it does not look foreign.
-    (pages,) = connection.execute("PRAGMA page_count").fetchone()
-    (stored_id,) = connection.execute("PRAGMA application_id").fetchone()
-    if pages > 0 and stored_id != application_id:
-        raise CacheFileError(f"{path} is a database of another application; choose another path, or delete it")
-    newest = len(migrations)
-    if connection.execute("PRAGMA user_version").fetchone()[0] < newest:
-        with _transaction(connection):
-            (version,) = connection.execute("PRAGMA user_version").fetchone()  # another process may have been faster
-            for statement in chain.from_iterable(migrations[version:]):
-                connection.execute(statement)
-            if version < newest:
-                connection.execute(f"PRAGMA application_id={application_id}")
-                connection.execute(f"PRAGMA user_version={newest}")
-    (version,) = connection.execute("PRAGMA user_version").fetchone()
-    if version > newest:
-        raise CacheFileError(
-            f"{path} has schema version {version}, and this millpond reads up to {newest}; "
-            "upgrade millpond, choose another path, or delete it"
-        )
-
-
 def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
     """Switch to write-ahead logging, which the file remembers: readers and the writer do not wait for each other."""
     deadline = time.monotonic() + SqliteFile.busy_timeout
@@ -346,7 +329,7 @@ def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             break
         except sqlite3.OperationalError as error:  # sqlite does not apply its timeout here
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
     if mode != "wal":

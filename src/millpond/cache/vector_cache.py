@@ -168,37 +168,36 @@ class VectorCache:
         distinct = sorted(row_of)  # neighbours in sqlite's index share pages
         damaged = 0
         for start in range(0, len(distinct), KEYS_PER_SELECT):
-            part = self._file.read(distinct[start : start + KEYS_PER_SELECT])
-            damaged += part.damaged
-            lengths = set(map(len, part.values)) - {width * 4}
+            stored, broken = self._file.read(distinct[start : start + KEYS_PER_SELECT])
+            damaged += broken
+            if not stored:
+                continue
+            found_keys, _, found_metas, _, values = zip(*stored, strict=True)
+            lengths = set(map(len, values)) - {width * 4}
             if lengths:
                 raise CacheError(
                     f"{self.path} holds {min(lengths)} bytes for a key and width={width} needs {width * 4}; "
                     "keys of one namespace must have one width: fix the namespace, or delete the file"
                 )
-            targets = [row_of[key] for key in part.keys]
-            rows[targets] = np.frombuffer(b"".join(part.values), dtype="<f4").reshape(len(targets), width)
-            metas[targets] = part.metas
+            targets = [row_of[key] for key in found_keys]
+            rows[targets] = np.frombuffer(b"".join(values), dtype="<f4").reshape(len(targets), width)
+            metas[targets] = found_metas
             found[targets] = True
-        if damaged:
-            with self._counters_lock:
-                level = logging.DEBUG if self._counts["damaged"] else logging.WARNING
-                self._counts["damaged"] += damaged
-            logger.log(level, _DAMAGED, self.path, damaged, len(distinct))
         if len(row_of) < count:
             source = np.fromiter(map(row_of.__getitem__, keys), dtype=np.intp, count=count)
-            if out is None:
-                rows = rows[source]
-            else:
-                out[:] = out[source]
+            rows = rows[source]
+            if out is not None:
+                out[:] = rows
             found, metas = found[source], metas[source]
         hits = int(found.sum())
         with self._counters_lock:
-            self._counts["hits"] += hits
-            self._counts["misses"] += count - hits
-        return CacheHits(
-            found=found, rows=rows, tokens=(metas >> 1).astype(np.int32), truncated=(metas & 1).astype(np.bool_)
-        )
+            level = logging.DEBUG if self._counts["damaged"] else logging.WARNING
+            for name, number in (("hits", hits), ("misses", count - hits), ("damaged", damaged)):
+                self._counts[name] += number
+        if damaged:
+            logger.log(level, _DAMAGED, self.path, damaged, len(distinct))
+        tokens, truncated = (metas >> 1).astype(np.int32), (metas & 1).astype(np.bool_)
+        return CacheHits(found=found, rows=rows, tokens=tokens, truncated=truncated)
 
     def put(
         self, keys: Sequence[bytes], rows: npt.ArrayLike, *, tokens: npt.ArrayLike, truncated: npt.ArrayLike

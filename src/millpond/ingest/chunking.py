@@ -117,13 +117,6 @@ class Chunker:
     def for_engine(cls, engine: Engine, chunking: Chunking) -> Chunker:
         """A chunker whose pieces an engine reads whole, as documents.
 
-        Args:
-            engine: The engine.
-            chunking: How long the pieces are, and how much they repeat.
-
-        Returns:
-            The chunker.
-
         Raises:
             InvalidRequestError: The engine does not read as many tokens, or none of a text.
         """
@@ -153,12 +146,6 @@ class Chunker:
         A piece has its parent's id and metadata, its number in ``chunk``, and in its metadata ``chunk``,
         ``chunk_start`` and ``chunk_end``: ``text[chunk_start:chunk_end]`` of the parent is the piece. A record is
         returned as it is if its text fits or is blank, or if it is a piece itself.
-
-        Args:
-            record: The record.
-
-        Returns:
-            The pieces, at least one.
 
         Raises:
             InvalidRequestError: One character alone has more tokens than a piece may have.

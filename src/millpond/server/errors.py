@@ -171,18 +171,16 @@ _VALUE_LENGTH = 100
 
 def validation_error(errors: Sequence[Any]) -> RequestError:
     """The error for a body that does not match its schema: what is wrong, where, and the invalid value."""
-    shown = "; ".join(_line(error) for error in errors[:_MAX_SHOWN])
+    lines = []
+    for error in errors[:_MAX_SHOWN]:
+        where = ".".join(str(part) for part in error["loc"]) or "body"
+        value = "" if error["type"] == "json_invalid" else f", input={_shown(error['input'])}"
+        lines.append(f"{where[:_VALUE_LENGTH]}: {error['msg'][: 4 * _VALUE_LENGTH]} [type={error['type']}{value}]")
     more = f"; and {len(errors) - _MAX_SHOWN} more" if len(errors) > _MAX_SHOWN else ""
     noun = "error" if len(errors) == 1 else "errors"
     first = next(iter(errors[0]["loc"]), None)  # the field, without the union members after it
     param = first if isinstance(first, str) and first else None
-    return RequestError(f"{len(errors)} validation {noun}: {shown}{more}", type="Bad Request", param=param)
-
-
-def _line(error: Any) -> str:
-    where = ".".join(str(part) for part in error["loc"]) or "body"
-    value = "" if error["type"] == "json_invalid" else f", input={_shown(error['input'])}"
-    return f"{where[:_VALUE_LENGTH]}: {error['msg'][: 4 * _VALUE_LENGTH]} [type={error['type']}{value}]"
+    return RequestError(f"{len(errors)} validation {noun}: {'; '.join(lines)}{more}", type="Bad Request", param=param)
 
 
 def _shown(value: Any) -> str:

@@ -26,19 +26,10 @@ def check(
     smallest: int = 1,
     default: int | None = None,
 ) -> int:
-    """Resolve a requested width, or refuse it.
+    """Resolve a requested width (``None``: the default one), or raise InvalidDimensionsError.
 
-    Args:
-        dimensions: The requested width; ``None`` is the default width.
-        native: The checkpoint's own width.
-        trained: Whether the checkpoint was trained for Matryoshka cuts (or the user forced it).
-        declared: The widths it was trained for, or ``None`` if it declares no list.
-        model: The name of the model, for errors.
-        smallest: The smallest width it was trained for, if it declares no list.
-        default: The width of its vectors if none is requested; ``None`` is the native width.
-
-    Raises:
-        InvalidDimensionsError: The width is not a positive int, wider than the model, or not a width of the model.
+    ``trained`` says whether the checkpoint was trained for cuts (or the user forced it), ``declared`` for which widths,
+    ``smallest`` down to which one if it declares none; ``model`` is its name in errors.
     """
     if dimensions is None:
         return native if default is None else default

@@ -131,24 +131,11 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """The result of any task for each prompt, as the tensor ``.outputs.data``.
+        """The result of any task for each prompt, as the tensor ``.outputs.data``; otherwise as :meth:`embed`.
 
-        Args:
-            prompts: As :meth:`embed`.
-            pooling_params: As :meth:`embed`.
-            pooling_task: ``embed``, ``classify``, ``token_embed`` or ``token_classify``, or an older name; by default
-                the task of ``pooling_params``, of ``pooler_config``, or the first that the model serves.
-            tokenization_kwargs: As :meth:`embed`.
-            truncate_prompt_tokens: As :meth:`embed`.
-            use_tqdm: As :meth:`embed`.
-
-        Returns:
-            One output for each prompt; ``.outputs.data`` is float32: a vector ``[d]``, probabilities ``[classes]``, or
-            for a task of tokens ``[tokens, d]`` or ``[tokens, classes]``.
-
-        Raises:
-            InvalidRequestError: As :meth:`embed`.
-            UnsupportedTaskError: The checkpoint does not serve the task.
+        ``pooling_task`` is ``embed``, ``classify``, ``token_embed`` or ``token_classify``, or an older name; by default
+        the task of ``pooling_params``, of ``pooler_config``, or the first that the model serves. The tensor is float32:
+        a vector ``[d]``, probabilities ``[classes]``, or for a task of tokens ``[tokens, d]`` or ``[tokens, classes]``.
         """
         params = [pooling_params] if isinstance(pooling_params, PoolingParams | None) else list(pooling_params)
         named = next((each.task for each in params[:1] if each is not None), None)
@@ -174,19 +161,16 @@ class LLM:
         truncate_prompt_tokens: int | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """A score for each pair (1-1, 1-N, N-N), as ``.outputs.score``.
+        """A score for each pair (1-1, 1-N, N-N), as the float ``.outputs.score``; otherwise as :meth:`embed`.
 
         Args:
             data_1: A query or several: a str, or ``{"content": [{"type": "text", "text": ...}]}``.
             data_2: A document or several.
             pooling_params: The options of all pairs.
-            tokenization_kwargs: As :meth:`embed`.
+            tokenization_kwargs: See :class:`PromptOptions`.
             chat_template: A score template to use instead of the checkpoint's own: Jinja source, or a .jinja file.
-            truncate_prompt_tokens: As :meth:`embed`.
-            use_tqdm: As :meth:`embed`.
-
-        Returns:
-            One output for each pair; ``.outputs.score`` is a float.
+            truncate_prompt_tokens: See :class:`PromptOptions`.
+            use_tqdm: See :class:`PromptOptions`.
 
         Raises:
             InvalidRequestError: The numbers do not pair up, or an option is invalid.

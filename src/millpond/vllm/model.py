@@ -123,14 +123,13 @@ class PoolingModel:
 
     def _calibrated(self, output: Any, params: PoolingParams) -> Any:
         """The output of a call, its logits shifted, scaled and activated."""
-        if hasattr(output, "rewards"):
-            return replace(output, rewards=self._activated(output.rewards, params))
-        return replace(output, probs=self._activated(output.probs, params))
-
-    def _activated(self, logits: Any, params: PoolingParams) -> Any:
+        name = "rewards" if hasattr(output, "rewards") else "probs"
+        logits = getattr(output, name)
         flat = logits.flat if isinstance(logits, Ragged) else cast("npt.NDArray[np.float32]", logits)
         rows = self.config.activate(flat, self._activation(params, flat.shape[-1]))
-        return Ragged(flat=rows, offsets=logits.offsets) if isinstance(logits, Ragged) else rows
+        return replace(
+            output, **{name: Ragged(flat=rows, offsets=logits.offsets) if isinstance(logits, Ragged) else rows}
+        )
 
     def _activation(self, params: PoolingParams, width: int) -> Activation:
         """The activation to apply to ``width`` calibrated logits."""

@@ -15,11 +15,7 @@ _SHOWN_NUMBERS = 4  # of a vector, in its repr
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class EmbeddingData:
-    """A vector.
-
-    Attributes:
-        embedding: The numbers of the vector.
-    """
+    """A vector: the numbers of its ``embedding``."""
 
     embedding: list[float]
 
@@ -34,11 +30,7 @@ class EmbeddingData:
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class ClassificationData:
-    """Probabilities of the classes.
-
-    Attributes:
-        probs: One probability for each class.
-    """
+    """Probabilities of the classes: ``probs`` has one for each."""
 
     probs: list[float]
 
@@ -53,22 +45,14 @@ class ClassificationData:
 
 @dataclass(frozen=True, kw_only=True)
 class ScoringData:
-    """The score of a pair.
-
-    Attributes:
-        score: The score.
-    """
+    """The ``score`` of a pair."""
 
     score: float
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PoolingData:
-    """The result of any task.
-
-    Attributes:
-        data: float32 on the CPU: ``[d]``, or ``[tokens, d]``.
-    """
+    """The result of any task: ``data`` is float32 on the CPU, ``[d]`` or ``[tokens, d]``."""
 
     data: torch.Tensor
 

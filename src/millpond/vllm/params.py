@@ -78,12 +78,6 @@ def _limit(value: Any) -> int | None:
     return limit
 
 
-def _core(params: PoolingParams, changes: dict[str, Any]) -> core.PoolingParams:
-    """The engine's options: those of ``params`` but for vLLM's spellings, with ``changes``."""
-    names = [field.name for field in fields(core.PoolingParams) if field.name not in _SPELLINGS]
-    return core.PoolingParams(**{name: getattr(params, name) for name in names} | changes)
-
-
 Params = core.PoolingParams | Sequence[core.PoolingParams] | None
 """One request's options (the engine's or vLLM's), one for each prompt, or the defaults."""
 
@@ -128,7 +122,8 @@ def complete(
         changes |= _vector_options(task, params, config, spec, chunk=config.chunked and truncate == "error")
     else:
         changes |= _logit_options(task, params, config, spec)
-    return _core(params, changes)
+    names = [field.name for field in fields(core.PoolingParams) if field.name not in _SPELLINGS]
+    return core.PoolingParams(**{name: getattr(params, name) for name in names} | changes)
 
 
 def _vector_options(

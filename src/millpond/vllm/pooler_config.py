@@ -64,10 +64,10 @@ class PoolerConfig:
         return cls(
             task=settings.get("task"),
             pooling=pooling,
-            use_activation=None if use_activation is None else _a_bool("use_activation", use_activation),
-            dimensions=_a_count("dimensions", settings.get("dimensions")),
-            chunked=_a_bool("enable_chunked_processing", settings.get("enable_chunked_processing", False)),
-            max_embed_len=_a_count("max_embed_len", settings.get("max_embed_len")),
+            use_activation=_checked({"use_activation": use_activation}, "use_activation", bool, "true or false"),
+            dimensions=_count(settings, "dimensions"),
+            chunked=_checked(settings, "enable_chunked_processing", bool, "true or false") or False,
+            max_embed_len=_count(settings, "max_embed_len"),
             logit_mean=mean,
             logit_sigma=sigma,
             step_tag_id=tag,
@@ -130,26 +130,26 @@ def _steps(settings: Mapping[str, Any], token_pooling: str | None) -> tuple[int 
 
 def _calibration(settings: Mapping[str, Any]) -> tuple[float | None, float | None]:
     """(mean, sigma); the older ``logit_bias`` is the mean, ``logit_scale`` one over sigma."""
-    mean = _a_number("logit_mean", settings.get("logit_mean", settings.get("logit_bias")))
-    sigma, scale = (_a_number(name, settings.get(name)) for name in ("logit_sigma", "logit_scale"))
+    numbers = [
+        _checked(settings, f"logit_{name}", int | float, "a number") for name in ("mean", "bias", "sigma", "scale")
+    ]
+    mean, bias, sigma, scale = (None if number is None else float(number) for number in numbers)
+    mean = bias if mean is None else mean
     if sigma == 0.0 or scale == 0.0:
         raise InvalidRequestError("logit_sigma=0 would divide by zero, and logit_scale=0 says nothing; leave it out")
     return mean, 1.0 / scale if sigma is None and scale is not None else sigma
 
 
-def _a_bool(name: str, value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise InvalidRequestError(f"pooler_config's {name}={value!r} must be true or false")
+def _checked(settings: Mapping[str, Any], name: str, kind: Any, what: str) -> Any:
+    """The value of a key, if it is a ``kind``; a bool is no number."""
+    value = settings.get(name)
+    if value is not None and (not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool)):
+        raise InvalidRequestError(f"pooler_config's {name}={value!r} must be {what}")
     return value
 
 
-def _a_count(name: str, value: Any) -> int | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+def _count(settings: Mapping[str, Any], name: str) -> int | None:
+    value: int | None = _checked(settings, name, int, "a positive int")
+    if value is not None and value < 1:
         raise InvalidRequestError(f"pooler_config's {name}={value!r} must be a positive int")
     return value
-
-
-def _a_number(name: str, value: Any) -> float | None:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
-        raise InvalidRequestError(f"pooler_config's {name}={value!r} must be a number")
-    return None if value is None else float(value)

@@ -125,10 +125,8 @@ def _read_text(entry: Any, name: str, i: int) -> str:
         content = entry.get("content")
         if isinstance(content, str):
             return content
-        if isinstance(content, list) and content and all(map(_is_text_part, content)):
-            return "\n".join(part["text"] for part in content)
+        parts = content if isinstance(content, list) and all(isinstance(part, Mapping) for part in content) else []
+        texts: list[Any] = [part.get("text") if part.get("type") == "text" else None for part in parts]
+        if texts and all(isinstance(text, str) for text in texts):
+            return "\n".join(texts)
     raise InvalidRequestError(f"{name} has {entry!r:.80} at index {i}; millpond reads texts only")
-
-
-def _is_text_part(part: Any) -> bool:
-    return isinstance(part, Mapping) and part.get("type") == "text" and isinstance(part.get("text"), str)

@@ -195,18 +195,6 @@ def test_documents_are_ranked_as_the_engine_ranks_them(
     expect(seen.page.locator("#rerank .answer")).to_contain_text("2 more scored lower")
 
 
-def test_classes_have_the_shares_of_the_engine(visit: Any, site: str, models: dict[str, Engine]) -> None:
-    seen = visit(site)
-    seen.write("classify", TEXTS)
-    seen.page.locator("#classify-model").select_option("classifier")
-    seen.run("classify")
-    expected = models["classifier"].classify(TEXTS).top(3)
-    np.testing.assert_allclose(
-        seen.values("#classify .shares"), [row.prob for rows in expected for row in rows], atol=1e-6
-    )
-    assert seen.texts("#classify .bar-label") == [row.label for rows in expected for row in rows]
-
-
 @pytest.mark.parametrize(
     "text", ["The wheel turns, the pond is still.", "  Hanna Jørgensen,\n1871: café 池 🌊. ", "..."]
 )
@@ -326,19 +314,6 @@ def test_a_server_that_is_gone_is_said_and_found_again(visit: Any, embedder: Pat
         seen.page.route("**/stats", lambda route: route.continue_(url=f"{other}/stats"))
         seen.page.clock.run_for(60_000)
         expect(seen.page.locator("#pulse-dot")).to_have_attribute("data-state", "on")
-
-
-def test_a_request_can_be_stopped(visit: Any, site: str) -> None:
-    seen = visit(site)
-    seen.page.route("**/v1/embeddings", lambda _: None)  # never answered
-    with seen.page.expect_request("**/v1/embeddings"):
-        seen.page.locator("#similarity .primary").click()
-    expect(seen.page.locator("#similarity .primary")).to_have_text("Working…")
-    with seen.page.expect_event("requestfailed") as failed:
-        seen.page.get_by_role("button", name="Stop").click()
-    assert failed.value.url == f"{site}/v1/embeddings"
-    expect(seen.page.locator("#similarity .answer")).to_contain_text("Stopped.")
-    expect(seen.page.locator("#similarity .primary")).to_have_text("Compare")
 
 
 def test_every_control_has_a_name(visit: Any, site: str) -> None:

@@ -5,20 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import random
-import socket
 from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
 import httpx
 import numpy as np
 import pytest
 from tests.server.conftest import running
+from tests.server.wire import chunks, connect, statuses, talk
 
 from millpond import Engine
 from millpond.server import ModelConfig, ServedModels, ServerConfig
 
-PATIENCE = 300.0  # seconds; whatever takes longer hangs
 MOST = 1 << 16  # bytes of a body
 BODY = b'{"input": "How deep is the mill pond?"}'
 POST = b"POST /v1/embeddings HTTP/1.1\r\nHost: pond\r\nContent-Type: application/json\r\n"
@@ -49,42 +47,6 @@ def other_clients_are_served(address: str, engine: Engine) -> Iterator[None]:
     still_well(address, engine)
 
 
-def talk(address: str, *parts: bytes, leave: bool = False) -> bytes:
-    """Everything that the server sends in return, until it closes the connection.
-
-    Args:
-        address: Where it is.
-        parts: What is sent, each part by itself.
-        leave: Whether it is told that nothing more will come, which it takes for a client that is gone.
-    """
-    split = urlsplit(address)
-    reply = b""
-    with socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=PATIENCE) as connection:
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        with contextlib.suppress(OSError):  # it does not listen any more
-            for part in parts:
-                connection.sendall(part)
-            if leave:
-                connection.shutdown(socket.SHUT_WR)
-        with contextlib.suppress(ConnectionResetError):
-            while part := connection.recv(1 << 16):
-                reply += part
-    return reply
-
-
-def statuses(said: bytes) -> list[int]:
-    """The statuses of the answers, in order."""
-    codes, rest = [], said
-    while rest:
-        head, _, rest = rest.partition(b"\r\n\r\n")
-        first, *lines = head.split(b"\r\n")
-        assert first.startswith(b"HTTP/1."), said
-        codes.append(int(first.split()[1]))
-        headers = dict(line.lower().split(b": ", 1) for line in lines)
-        rest = rest[int(headers.get(b"content-length", b"0")) :]
-    return codes
-
-
 def still_well(address: str, engine: Engine) -> None:
     answer = httpx.post(f"{address}/v1/embeddings", content=BODY, headers={"Content-Type": "application/json"})
     assert answer.status_code == 200, answer.text
@@ -102,24 +64,20 @@ def sized(body: bytes, *, head: bytes = POST, said: int | None = None) -> bytes:
     return head + b"Content-Length: %d\r\n\r\n" % (len(body) if said is None else said) + body
 
 
-def chunked(*chunks: bytes) -> bytes:
-    return b"Transfer-Encoding: chunked\r\n\r\n" + b"".join(b"%x\r\n%s\r\n" % (len(each), each) for each in chunks)
-
-
-TRAILED = chunked(BODY) + b"0\r\nX: y\r\n\r\n"
+TRAILED = chunks(BODY) + b"0\r\nX: y\r\n\r\n"
 
 
 @pytest.mark.parametrize(
     ("parts", "expected_statuses"),
     [
         pytest.param([sized(BODY)], [200], id="as it should be"),
-        pytest.param([POST + chunked(BODY, b"")], [200], id="chunked"),
-        pytest.param([POST + chunked(BODY[:9], b""), GET], [400, 200], id="half of a body in chunks"),
-        pytest.param([POST + chunked(b"")], [400], id="no chunk"),
+        pytest.param([POST + chunks(BODY, b"")], [200], id="chunked"),
+        pytest.param([POST + chunks(BODY[:9], b""), GET], [400, 200], id="half of a body in chunks"),
+        pytest.param([POST + chunks(b"")], [400], id="no chunk"),
         pytest.param([sized(BODY) + GET + sized(b"{") + GET], [200, 200, 400, 200], id="several in one piece"),
         pytest.param([sized(b" " * (MOST + 1)), GET], [413, 200], id="too large"),
-        pytest.param([POST + chunked(*[b" " * 999] * 99, b""), GET], [413, 200], id="too large, in chunks"),
-        pytest.param([POST + b"Expect: 100-continue\r\n" + chunked(BODY, b"")], [100, 200], id="asking first"),
+        pytest.param([POST + chunks(*[b" " * 999] * 99, b""), GET], [413, 200], id="too large, in chunks"),
+        pytest.param([POST + b"Expect: 100-continue\r\n" + chunks(BODY, b"")], [100, 200], id="asking first"),
         pytest.param([GET.replace(b"/health", b"http://pond/health")], [200], id="the whole URL"),
         pytest.param([GET.replace(b"/health", b"/%ff%00%zz")], [404], id="escapes that are none"),
         pytest.param([GET.replace(b"/health", b"/v1/models/%2e%2e%2f%2e%2e%2fetc")], [404], id="a way out"),
@@ -156,9 +114,9 @@ def test_the_older_protocol_closes(address: str, method: bytes) -> None:
         pytest.param([sized(BODY, said=len(BODY) + 9)], id="less than it says"),
         pytest.param([sized(BODY, said=10**30)], id="a length of thirty digits"),
         pytest.param([POST + b"Content-Length: many\r\n\r\n" + BODY], id="no length"),
-        pytest.param([POST + b"Content-Length: 5\r\n" + chunked(BODY, b"")], id="a length, and chunks"),
+        pytest.param([POST + b"Content-Length: 5\r\n" + chunks(BODY, b"")], id="a length, and chunks"),
         pytest.param([POST + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n" + BODY], id="a chunk of no size"),
-        pytest.param([POST + chunked(BODY)], id="chunks without an end"),
+        pytest.param([POST + chunks(BODY)], id="chunks without an end"),
         pytest.param([POST + b"Transfer-Encoding: chunked\r\n\r\nffffffffffffffffff\r\n"], id="a chunk of all"),
         pytest.param([POST[:30]], id="half a head"),
         pytest.param([POST], id="a head without its end"),
@@ -169,7 +127,7 @@ def test_the_older_protocol_closes(address: str, method: bytes) -> None:
         pytest.param([GET.replace(b"Host: pond", b"X-Request-Id: a\x7fb")], id="a control character in a header"),
         pytest.param([GET.replace(b"/health", b"/hea lth")], id="a space in the path"),
         pytest.param([GET.replace(b"/health", b"/\xff\xfe")], id="a path of other bytes"),
-        pytest.param([POST + chunked(BODY) + b"0\r\nContent-Length: 5\r\n\r\n"], id="a length in a trailer"),
+        pytest.param([POST + chunks(BODY) + b"0\r\nContent-Length: 5\r\n\r\n"], id="a length in a trailer"),
         pytest.param([POST + b"Transfer-Encoding: identity\r\nContent-Length: 2\r\n\r\n{}"], id="an old coding"),
         pytest.param([POST + b"Content-Length: 5\r\n\r\n"], id="a length and no body"),
         pytest.param([GET[:-2] + b"Content-Length: 5\r\n\r\n"], id="a length and no body, for a GET"),
@@ -188,17 +146,13 @@ def test_what_is_wrong(address: str, parts: list[bytes], caplog: pytest.LogCaptu
 
 @pytest.mark.parametrize(
     "part",
-    [sized(BODY), sized(BODY, said=len(BODY) + 9), POST + chunked(BODY), b"\x16\x03\x01", GET[:-2] + b"X" * 99_999],
+    [sized(BODY), sized(BODY, said=len(BODY) + 9), POST + chunks(BODY), b"\x16\x03\x01", GET[:-2] + b"X" * 99_999],
     ids=["as it should be", "less than it says", "chunks without an end", "TLS", "a long header"],
 )
 def test_who_leaves_without_reading_harms_nobody(
     address: str, engine: Engine, part: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
-    split = urlsplit(address)
-    with (
-        socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=PATIENCE) as connection,
-        contextlib.suppress(OSError),
-    ):
+    with connect(address) as connection, contextlib.suppress(OSError):
         connection.sendall(part)
     still_well(address, engine)
     assert failures(caplog) == []
@@ -206,7 +160,7 @@ def test_who_leaves_without_reading_harms_nobody(
 
 def bent(count: int) -> Iterator[list[bytes]]:
     """Valid requests with changed bytes, split into parts anywhere; deterministic."""
-    requests = (sized(BODY), POST + chunked(BODY[:7], BODY[7:], b""), POST + TRAILED, GET, sized(BODY) + GET)
+    requests = (sized(BODY), POST + chunks(BODY[:7], BODY[7:], b""), POST + TRAILED, GET, sized(BODY) + GET)
     for number in range(count):
         chance = random.Random(number)
         message = bytearray(chance.choice(requests))

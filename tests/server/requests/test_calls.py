@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import http.client
 import json
 import socket
 import threading
@@ -11,11 +10,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import pytest
 from tests.server.conftest import address_of, ask, running, serving, until
+from tests.server.wire import connect, replies, talk
 
 from millpond.engine.tokenize import large_texts
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
@@ -23,12 +22,11 @@ from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 PATH = "/v1/embeddings"
 
 
-def send(address: str, body: bytes) -> socket.socket:
+def send(address: str, body: bytes, *headers: str) -> socket.socket:
     """A request on its own socket, whose answer is not read yet."""
-    split = urlsplit(address)
-    connection = socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=300)
-    head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    connection.sendall(head.encode() + body)
+    lines = [f"POST {PATH} HTTP/1.1", "Host: x", "Content-Type: application/json", f"Content-Length: {len(body)}"]
+    connection = connect(address)
+    connection.sendall("\r\n".join([*lines, *headers, "", ""]).encode() + body)
     return connection
 
 
@@ -42,14 +40,8 @@ def test_the_work_of_a_client_that_leaves_is_dropped(held: Any, api_keys: Any, o
     pond = held()
     config = ServerConfig(api_keys=api_keys, cors_origins=origins)
     with running(pond.models, config) as address:
-        split = urlsplit(address)
-        body = b'{"input": ["a", "b", "c"]}'
-        with socket.create_connection((str(split.hostname), int(split.port or 0)), timeout=300) as connection:
-            connection.sendall(
-                f"POST {PATH} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\nOrigin: https://app.example\r\n"
-                f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-                + body
-            )
+        headers = ("Authorization: Bearer key", "Origin: https://app.example")
+        with send(address, b'{"input": ["a", "b", "c"]}', *headers):
             until(lambda: pond.waiting == 3)
         until(lambda: pond.waiting == 0)  # though nothing was released
         assert pond.cancelled == 1
@@ -159,16 +151,10 @@ def test_where_no_text_finds_room_no_body_is_waited_for(held: Any) -> None:
     pond = held(max_queue=2)
     blocking = pond.engine.submit("embed", ["a", "b"])
     with running(pond.models) as address:
-        split = urlsplit(address)
-        connection = http.client.HTTPConnection(str(split.hostname), int(split.port or 0), timeout=300)
-        connection.putrequest("POST", PATH)
-        for name, value in (("Content-Type", "application/json"), ("Content-Length", "1000")):
-            connection.putheader(name, value)
-        connection.endheaders()  # and no body
-        response = connection.getresponse()
-        assert (response.status, response.headers["retry-after"]) == (429, "1")
-        assert "max_queue=2" in json.loads(response.read())["error"]["message"]
-        connection.close()
+        head = f"POST {PATH} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: 1000\r\n\r\n"
+        ((status, headers, body),) = replies(talk(address, head.encode()))  # without a body
+        assert status == 429 and "retry-after: 1" in headers
+        assert "max_queue=2" in json.loads(body)["error"]["message"]
         assert httpx.post(address + "/tokenize", json={"prompt": "a"}, timeout=300).status_code == 200
         metrics = httpx.get(address + "/metrics", timeout=300).text
         assert f'millpond_requests_rejected_total{{model="tiny",route="{PATH}"}} 1.0' in metrics

@@ -162,11 +162,10 @@ def test_a_threshold_leaves_out_lower_scores(index: MemoryIndex) -> None:
         ({"index": "docs"}, "index is of type str; pass a MemoryIndex"),
         ({"k": 0}, "greater than 0"),
         ({"sources": "index"}, "valid list"),
-        ({"model": "owner/name"}, r"write MillpondColBERTRetriever\(index=MemoryIndex\(Engine\('owner/name'\)\)\)"),
-        ({"engine": None}, r"MemoryIndex\(engine\)"),
-        ({"top_k": 3}, "top_k=3 is not an option; write k=3"),
+        ({"model": "a"}, r"model='a' is not an option.* MillpondColBERTRetriever\(index=MemoryIndex\(Engine"),
+        ({"top_k": 3}, "top_k=3 is not an option.* k= is the number of documents"),
     ],
-    ids=["index", "k", "sources", "model", "engine", "top_k"],
+    ids=["index", "k", "sources", "model", "top_k"],
 )
 def test_a_bad_option_is_refused_with_the_line_to_write(
     index: MemoryIndex, options: dict[str, Any], message: str

@@ -240,7 +240,7 @@ def _add_batch(index: PlaidIndex, batch: Iterable[Record | Rejected], counts: Co
         if not isinstance(item, Record):
             counts.failed += 1
             logger.error("%s: %s", item.where, item.reason)
-        elif _has(index, item):
+        elif (old := index.get(item.id)) is not None and (old.text, old.metadata) == (item.text, item.metadata):
             counts.unchanged += 1
         else:
             changed.append(item)
@@ -255,9 +255,3 @@ def _add_batch(index: PlaidIndex, batch: Iterable[Record | Rejected], counts: Co
         counts.blank += report.blank
         counts.truncated += report.truncated
     counts.read += sum(1 for _ in batch)
-
-
-def _has(index: PlaidIndex, record: Record) -> bool:
-    """Whether the index has the record as it is."""
-    stored = index.get(record.id)
-    return stored is not None and (stored.text, stored.metadata) == (record.text, record.metadata)

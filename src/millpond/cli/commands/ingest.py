@@ -297,9 +297,15 @@ class _Page:
             print(f"millpond: the report could not be written: {error}", file=sys.stderr)
 
 
+# What a run may do beside writing: it is printed only if it did.
+_OPTIONAL = ("unchanged", "deleted", "uncached", "cache_error", "stopped", "verification")
+
+
 def _finish(report: IngestReport, signals: StopSignals) -> None:
     """Print the report, say what went wrong in the last lines, and raise the exit code."""
-    print(json.dumps(_counts(report)))
+    defaults = {each.name: each.default for each in fields(report) if each.name in _OPTIONAL}
+    counts = asdict(report).items()
+    print(json.dumps({name: value for name, value in counts if name not in defaults or value != defaults[name]}))
     problems = []
     if report.verification is not None and not report.verification.good:
         problems.append(
@@ -319,13 +325,3 @@ def _finish(report: IngestReport, signals: StopSignals) -> None:
         raise typer.Exit(signals.code)
     if problems:
         raise typer.Exit(1)
-
-
-# What a run may do beside writing: it is printed only if it did.
-_OPTIONAL = ("unchanged", "deleted", "uncached", "cache_error", "stopped", "verification")
-
-
-def _counts(report: IngestReport) -> dict[str, Any]:
-    """The report as JSON."""
-    defaults = {each.name: each.default for each in fields(report) if each.name in _OPTIONAL}
-    return {name: value for name, value in asdict(report).items() if name not in defaults or value != defaults[name]}

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -19,7 +18,7 @@ from millpond.support.blank import is_blank
 from millpond.tasks import ScoreMethod, Truncate
 
 if TYPE_CHECKING:
-    from millpond.values.outputs import RerankResult
+    pass
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +81,10 @@ def rerank(
         spec = engine.spec
     best = [result for result in results if result.index not in blank][: ranking.top_n]
     if output == "jsonl":
-        _print_json(best, records)
+        for one in best:
+            record = records[one.index]
+            row = {"id": record.id, "index": one.index, "relevance_score": one.relevance_score, "text": record.text}
+            print(json.dumps(row, ensure_ascii=False))
     else:
         from millpond.cli.output.results_table import Row, print_rows, score_name
 
@@ -101,11 +103,3 @@ def _read(texts: TextOptions, file: str) -> tuple[list[Record], int]:
         if not isinstance(item, Record):
             logger.error("%s: %s", item.where, item.reason)
     return records, len(items) - len(records)
-
-
-def _print_json(results: Sequence[RerankResult], records: Sequence[Record]) -> None:
-    """Print one JSON object per document."""
-    for result in results:
-        record = records[result.index]
-        row = {"id": record.id, "index": result.index, "relevance_score": result.relevance_score, "text": record.text}
-        print(json.dumps(row, ensure_ascii=False))

@@ -1,10 +1,4 @@
-"""ingest: reads, embeds and writes records at the same time, in bounded memory.
-
-::
-
-    source ──journal: what is written is skipped──► chunks ──batches──► engine, two calls ahead ──vectors──►
-    cut to each width ──queue of two──► writer thread ──► sink, acknowledged ──► journal: entered as written
-"""
+"""ingest: reads, embeds and writes records at the same time, in bounded memory."""
 
 from __future__ import annotations
 

@@ -82,12 +82,7 @@ class RunLedger:
     """Keeps account of a run. Any thread may use it."""
 
     def __init__(
-        self,
-        trace: RunTrace,
-        dead_letters: DeadLetterFile | None = None,
-        *,
-        sync: bool = False,
-        verify: bool = False,
+        self, trace: RunTrace, dead_letters: DeadLetterFile | None = None, *, sync: bool = False, verify: bool = False
     ) -> None:
         self.counts = RunCounts()
         self.trace = trace

@@ -21,7 +21,7 @@ from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter, BlankRe
 from millpond.ingest.sinks.protocol import Reads
 from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.telemetry.progress_bar import IngestProgress
-from millpond.ingest.telemetry.report import IngestReport, Verification
+from millpond.ingest.telemetry.report import IngestReport
 
 logger = logging.getLogger(__name__)
 
@@ -47,11 +47,7 @@ class IngestRun:
         self._requests = RetryingWriter(parts.options.retry or RetryPolicy(), parts.stop, self._ledger.retrying)
         self._writer = BatchWriter(parts.sink, self._requests, self._ledger, parts.entries)
         self._embedder = RecordEmbedder(
-            parts.engine,
-            parts.widths,
-            sparse_engine=parts.sparse_engine,
-            trace=parts.trace,
-            check=self._writer.check,
+            parts.engine, parts.widths, sparse_engine=parts.sparse_engine, trace=parts.trace, check=self._writer.check
         )
         self._planner = RecordPlanner(parts, self._ledger, self._writer.check)
 
@@ -74,7 +70,13 @@ class IngestRun:
             if source.error is not None:
                 raise source.error
             stopped = self._stop.is_set()
-            verification = None if stopped else self._verify_rows()
+            verification = None
+            if isinstance(self._sink, Reads) and not stopped:
+                if self._ledger.seen is not None:
+                    self._delete_unseen(self._sink, self._ledger.seen)
+                if self._parts.options.verify and self._entries is not None:
+                    sample = self._planner.sampled()
+                    verification = verify(self._sink, self._entries, sample, self._embedder, self._requests)
             skipped = reader.skipped
             lost = 0 if cache is None else getattr(cache, "unwritten", 0) - uncached
             report = self._counts.report(
@@ -113,8 +115,6 @@ class IngestRun:
         """What waits in each queue, and its limit."""
         return {"embed": (len(self._calls), self._calls_ahead), "write": (self._writer.queued, QUEUED_BATCHES)}
 
-    # -------------------------------------------------------------------------------------- what comes of the records
-
     def _submit(self, batch: RecordBatch) -> EmbeddingCall | None:
         return self._embedder.submit(batch.records) if batch.records else None
 
@@ -141,17 +141,6 @@ class IngestRun:
                     call.cancel()
                     return False
         return True
-
-    # ------------------------------------------------------------------------------------------ after the last record
-
-    def _verify_rows(self) -> Verification | None:
-        """Delete what the source no longer has, and look for the rows that the journal says are there."""
-        if isinstance(self._sink, Reads):
-            if self._ledger.seen is not None:
-                self._delete_unseen(self._sink, self._ledger.seen)
-            if self._parts.options.verify and self._entries is not None:
-                return verify(self._sink, self._entries, self._planner.sampled(), self._embedder, self._requests)
-        return None
 
     def _delete_unseen(self, sink: Reads, seen: SeenRecords) -> None:
         """Delete the rows of records that the source no longer has."""

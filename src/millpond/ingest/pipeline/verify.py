@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,7 +15,7 @@ from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder, record_key
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
 from millpond.ingest.record import Record, content_hash, point_id
-from millpond.ingest.sinks.batch import FloatArray, WriteBatch
+from millpond.ingest.sinks.batch import WriteBatch
 from millpond.ingest.sinks.protocol import Reads, StoredRow
 from millpond.ingest.telemetry.report import Verification
 
@@ -71,7 +72,7 @@ def forget_missing(sink: Reads, entries: CollectionEntries) -> int:
     stored = sink.count()
     if stored >= expected and not _missing(sink, entries.ends(_PROBED_RECORDS)):
         return 0
-    missing = _forget(sink, entries, lambda look: look()) if stored else _forget_all(entries)
+    missing = _forget(sink if stored else None, entries, lambda look: look())
     if missing:
         logger.warning(
             "the collection lacks %d of the %d rows that the journal says it holds; they are written again",
@@ -118,21 +119,18 @@ def verify(
 
 def _is_stored(row: StoredRow | None, batch: WriteBatch, index: int, readable: Iterable[int]) -> bool:
     """Whether a stored row has the text and the vectors of row ``index`` of a batch."""
-    return (
-        row is not None
-        and row.content_hash in ("", content_hash(batch.records[index].text))
-        and all(width in row.vectors and _alike(row.vectors[width], batch.vectors[width][index]) for width in readable)
-    )
-
-
-def _alike(stored: FloatArray, computed: FloatArray) -> bool:
-    if stored.shape != computed.shape:
+    if row is None or row.content_hash not in ("", content_hash(batch.records[index].text)):
         return False
-    length = float(np.linalg.norm(stored))
-    return length > 0 and float(stored @ computed) / length >= _LEAST_COSINE
+    for width in readable:
+        computed, stored = batch.vectors[width][index], row.vectors.get(width)
+        if stored is None or stored.shape != computed.shape or not (length := float(np.linalg.norm(stored))) > 0:
+            return False
+        if not float(stored @ computed) / length >= _LEAST_COSINE:
+            return False
+    return True
 
 
-def _forget(sink: Reads, entries: CollectionEntries, send: Callable[[Callable[[], Any]], Any]) -> int:
+def _forget(sink: Reads | None, entries: CollectionEntries, send: Callable[[Callable[[], Any]], Any]) -> int:
     missing = 0
     for page in entries.pages():
         for start in range(0, len(page), _ROWS):
@@ -144,18 +142,8 @@ def _forget(sink: Reads, entries: CollectionEntries, send: Callable[[Callable[[]
     return missing
 
 
-def _forget_all(entries: CollectionEntries) -> int:
-    missing = 0
-    for page in entries.pages():
-        entries.remove([entry.id for entry in page])
-        missing += sum(entry.chunks for entry in page)
-    return missing
-
-
-def _missing(sink: Reads, entries: Sequence[JournalEntry]) -> dict[str, int]:
-    """Records of which rows are missing, and how many."""
+def _missing(sink: Reads | None, entries: Sequence[JournalEntry]) -> dict[str, int]:
+    """Records of which rows are missing, and how many; of a collection without rows, all."""
     owner = {point_id(entry.id, chunk): entry.id for entry in entries for chunk in range(entry.chunks)}
-    lacking: dict[str, int] = {}
-    for row_id in owner.keys() - sink.fetch(list(owner)).keys():
-        lacking[owner[row_id]] = lacking.get(owner[row_id], 0) + 1
-    return lacking
+    stored = {} if sink is None else sink.fetch(list(owner))
+    return Counter(owner[row_id] for row_id in owner.keys() - stored.keys())

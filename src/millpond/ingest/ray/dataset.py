@@ -9,7 +9,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
 from ray.data import ActorPoolStrategy, Dataset
 
@@ -232,20 +231,12 @@ class BatchEmbedder:
                 vectors[int(record.record.id)] = found
         return vectors
 
-    def _table(self, rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-        columns: dict[str, Any] = {name: pa.array([row.get(name) for row in rows], pa.string()) for name in _TEXTS}
-        columns["chunk"] = pa.array([row.get("chunk") for row in rows], pa.int32())
-        for width in self.widths:
-            found = [row.get(vector_name(width)) for row in rows]
-            values = np.stack([np.zeros(width, np.float32) if each is None else each for each in found] or [[]])
-            columns[vector_name(width)] = pa.FixedSizeListArray.from_arrays(
-                pa.array(values.ravel(), pa.float32()),
-                width,
-                mask=pa.array([each is None for each in found], pa.bool_()),
-            )
+    def _table(self, rows: list[dict[str, Any]]) -> pa.Table:
+        fields = dict.fromkeys(_TEXTS, pa.string()) | {"chunk": pa.int32()}
+        fields |= {vector_name(width): pa.list_(pa.float32(), width) for width in self.widths}
         if self.keep_failed:
-            columns["error"] = pa.array([row.get("error") for row in rows], pa.string())
-        return pa.table(columns)
+            fields["error"] = pa.string()
+        return pa.Table.from_pylist(rows, schema=pa.schema(fields.items()))
 
 
 def _row(record: Record) -> dict[str, Any]:

@@ -108,8 +108,6 @@ class Connection(ABC):
             self.closed = True
             self.release()
 
-    # ------------------------------------------------------------------------------- implemented by each database
-
     @abstractmethod
     def exists(self) -> bool:
         """Whether the collection exists."""
@@ -133,8 +131,6 @@ class Connection(ABC):
     def creating(self) -> AbstractContextManager[object]:
         """Held while a collection is created or made ready."""
         return nullcontext()
-
-    # ----------------------------------------------------------------------------------------------------------
 
     def request(self, words: str, call: Callable[[], Answer], *, limited: bool = True) -> Answer:
         """The result of a call of the client, whose error becomes a SinkError that names database and request.

@@ -59,8 +59,6 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
             InvalidRequestError: A filter of another type.
         """
 
-    # ------------------------------------------------------------------------------------------- with a default
-
     def fetch(
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
     ) -> Mapping[str, StoredRow]:

@@ -204,11 +204,11 @@ class CollectionIndex(LateInteractionIndex):
         super().close()
         self._connection.close()
 
-    # ----------------------------------------------------------------------------------------------------------
-
     def _upsert(self, documents: Documents) -> int:
         manifest = self._manifest or self._begun(documents.embeddings.flat.shape[1])
-        first = self._next_added(len(documents))
+        with self._numbering:  # larger than those of any document before: microseconds, if time allows
+            first = max(time.time_ns() // 1000, self._last_added + 1)
+            self._last_added = first + len(documents) - 1
         fields, sizes = [], []
         stored = zip(documents.ids, documents.texts, documents.metadata, documents.embeddings, strict=True)
         for added, (id, text, metadata, matrix) in enumerate(stored, start=first):
@@ -345,13 +345,6 @@ class CollectionIndex(LateInteractionIndex):
                 "documents again"
             )
         return opened
-
-    def _next_added(self, count: int) -> int:
-        """The first of ``count`` numbers, larger than those of any document before: microseconds, if time allows."""
-        with self._numbering:
-            first = max(time.time_ns() // 1000, self._last_added + 1)
-            self._last_added = first + count - 1
-            return first
 
 
 def _parts(ids: Sequence[str] | None) -> Iterator[list[str] | None]:

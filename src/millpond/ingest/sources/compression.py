@@ -49,7 +49,12 @@ def kind_of(path: Path) -> str:
 def open_source(path: Path, position: SourcePosition | None = None) -> Iterator[BinaryIO]:
     """Open a file for reading, decompressed if its name ends with .gz or .zst."""
     compression = path.suffix.lower()
-    zstandard = _zstandard() if compression == ".zst" else None
+    zstandard = None
+    if compression == ".zst":
+        try:
+            zstandard = import_module("zstandard")
+        except ImportError:
+            raise MissingExtraError("reading .zst needs zstandard: pip install 'millpond[zstd]'") from None
     damaged = (EOFError, zlib.error, gzip.BadGzipFile) + (() if zstandard is None else (zstandard.ZstdError,))
     try:
         with path.open("rb") as file:
@@ -109,10 +114,3 @@ class _Blocks(io.RawIOBase):
         size = min(len(buffer), len(self._ready))
         buffer[:size], self._ready = self._ready[:size], self._ready[size:]
         return size
-
-
-def _zstandard() -> Any:
-    try:
-        return import_module("zstandard")
-    except ImportError:
-        raise MissingExtraError("reading .zst needs zstandard: pip install 'millpond[zstd]'") from None

@@ -69,21 +69,9 @@ def read(
 ) -> RecordReader:
     """Read the records of a path, a table or an iterable.
 
-    ======================== ========================================================================================
-    ``.jsonl .ndjson``       one object a line: ``id``, ``text``, ``metadata``; other keys become metadata
-    ``.json``                an array of such objects, read as a whole
-    ``.csv .tsv``            a header row; the columns other than id and text become metadata, as str or as ``types``
-                             says
-    ``.parquet .arrow``      the same with the types of the columns; ``.feather`` too. They need ``millpond[parquet]``
-    ``.gz .zst``             after ``.jsonl``, ``.json``, ``.csv`` or ``.tsv``: the same, compressed; .zst needs
-                             ``millpond[zstd]``
-    folder                   every ``.txt`` and ``.md`` below it, in order, without hidden ones; the id is the path
-    ``-``                    standard input, as JSONL
-    a table                  a ``Dataset`` or ``IterableDataset`` of Hugging Face; a table, batch, reader or dataset of
-                             pyarrow; a DataFrame of pandas or polars
-    an iterable              of :class:`~millpond.ingest.Record`, dicts as in JSONL, ``Document`` of LangChain, or nodes
-                             and ``Document`` of LlamaIndex
-    ======================== ========================================================================================
+    Files of JSON, CSV, Parquet and Arrow, also compressed, a folder of texts, ``"-"`` for JSONL on standard input,
+    tables of Hugging Face, pyarrow, pandas and polars, and iterables of :class:`~millpond.ingest.Record`, dicts and
+    documents of LangChain and LlamaIndex: the page on ingestion has a table of them.
 
     A missing id becomes the text's content hash; an integer id becomes a str. Blank lines are skipped. If a key is both
     in ``metadata`` and beside it, the value in ``metadata`` is stored, and the log names the key once. A line of a

@@ -25,7 +25,13 @@ def check_table(source: object) -> None:
 
 def is_table(source: object) -> bool:
     """Whether :func:`read_table` reads this object."""
-    return _is_dataset(source) or _is_frame(source) or _is_arrow(source)
+    return (
+        _is_dataset(source)
+        or _is_frame(source)
+        or hasattr(source, "__arrow_c_stream__")  # tables, batches and readers of Arrow, polars, DuckDB
+        or (hasattr(source, "__arrow_c_array__") and hasattr(source, "schema"))
+        or (hasattr(source, "scanner") and hasattr(source, "to_batches"))
+    )
 
 
 def read_table(source: Any, columns: Columns) -> Generator[Record | Rejected, None, None]:
@@ -53,15 +59,6 @@ def _is_dataset(source: object) -> bool:
 def _is_frame(source: object) -> bool:
     """Whether this is a DataFrame of pandas."""
     return all(hasattr(source, name) for name in ("iloc", "columns", "notna", "itertuples"))
-
-
-def _is_arrow(source: object) -> bool:
-    """Whether this is a table, batch, reader or dataset of Arrow, or exports itself as one: polars, DuckDB."""
-    return (
-        hasattr(source, "__arrow_c_stream__")
-        or (hasattr(source, "__arrow_c_array__") and hasattr(source, "schema"))
-        or (hasattr(source, "scanner") and hasattr(source, "to_batches"))
-    )
 
 
 def _dataset(dataset: Any, columns: Columns) -> Generator[Record | Rejected, None, None]:

@@ -151,10 +151,7 @@ class RunCounts:
         if others.get("stopped"):  # what was read and not dealt with is read again
             counts["read"] = sum(counts[name] for name in ("cached", "embedded", "failed", "duplicates", "blank"))
         return IngestReport(
-            **counts,
-            truncated_ids=tuple(self._truncated_ids),
-            seconds=time.perf_counter() - self._start,
-            **others,
+            **counts, truncated_ids=tuple(self._truncated_ids), seconds=time.perf_counter() - self._start, **others
         )
 
 

@@ -49,18 +49,10 @@ class ColbertEncoder:
         unknown: int | None,
         lower: bool = False,
     ) -> None:
-        """Resolve every token that ``late`` names.
+        """Resolve every token that ``late`` names; ModelLoadError if the tokenizer lacks the one that expands queries.
 
-        Args:
-            backend: The checkpoint's tokenizer; shared. Its padding and truncation are switched off.
-            late: The late-interaction settings of the checkpoint.
-            mask: Id of the mask token, if the tokenizer has one.
-            end: Id of the end-of-sequence token, which expands queries if there is no mask token.
-            unknown: Id of the unknown token.
-            lower: Fold case before tokenizing.
-
-        Raises:
-            ModelLoadError: Queries are expanded, and the tokenizer does not have the token for it.
+        ``backend`` is the checkpoint's tokenizer; shared, but its padding and truncation are switched off. ``mask``,
+        ``end`` and ``unknown`` are ids, ``end`` expands queries where there is no mask; ``lower`` folds case first.
         """
         backend.no_padding()
         backend.no_truncation()
@@ -97,21 +89,16 @@ class ColbertEncoder:
         index_of: Callable[[int], int],
         align: bool = False,
     ) -> list[EncodedText]:
-        """Tokenize each text as ``role``.
+        """Tokenize each text.
 
         Args:
             texts: The texts.
             role: Queries and documents have their own marker, length and expansion.
             prompt: Text to put after the marker.
             limit: Most tokens of each result; the checkpoint's own length applies if it is smaller.
-            truncate: The end at which a text is cut.
+            truncate: The end at which a text is cut; ``"error"`` raises InputTooLongError.
             index_of: The index of a text in the caller's list, for errors.
             align: Whether the results have the offsets of their tokens.
-
-        Raises:
-            InputTooLongError: A text is too long and ``truncate="error"``, or marker, prompt and special tokens leave
-                no room for text.
-            InvalidRequestError: A text has no tokens, and the tokenizer has no token to use instead.
         """
         own = self._late.query_length if role == "query" else self._late.document_length
         limits = [length for length in (own, limit) if length is not None]

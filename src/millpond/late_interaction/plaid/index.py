@@ -5,13 +5,14 @@ from __future__ import annotations
 import logging
 import os
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, get_args
 
 import numpy as np
+import numpy.typing as npt
 
 from millpond.errors import IndexLockedError, InvalidRequestError, SourceNotFoundError
 from millpond.late_interaction.codecs.names import PlaidCodec
@@ -21,6 +22,7 @@ from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
 from millpond.late_interaction.plaid import compaction, scoring, writer
 from millpond.late_interaction.plaid.pending import PendingDocuments
+from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.snapshot import Snapshot, open_snapshot
 from millpond.late_interaction.plaid.storage.folder import IndexFolder, Transaction
 from millpond.late_interaction.plaid.storage.lock import LOCK, WriteLock
@@ -211,27 +213,25 @@ class PlaidIndex(LateInteractionIndex):
             raise self._other_rows()
         pending.add(documents, settings)
         if pending.tokens >= _COMMIT_TOKENS or pending.text_bytes >= _COMMIT_BYTES:
-            self._local.pending = PendingDocuments(
-                snapshot.manifest.row_codec
-            )  # first: what cannot be committed is not tried again
+            # First: what cannot be committed is not tried again.
+            self._local.pending = PendingDocuments(snapshot.manifest.row_codec)
             self._commit(pending)
         return len(documents) - known
 
     def _delete(self, ids: Sequence[str]) -> int:
-        with self._writing() as (transaction, snapshot):
-            documents = [some[some >= 0] for some in snapshot.find(ids)]
-            deleted = sum(map(len, documents))
-            if deleted:
-                transaction.commit(writer.delete(transaction, snapshot, documents))
-        self._refresh()
-        return deleted
+        return self._delete_found(lambda snapshot: [some[some >= 0] for some in snapshot.find(ids)])
 
     def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+        def matching(segment: Segment) -> npt.NDArray[np.int64]:
+            mask = segment.file.metadata.mask(conditions)
+            return np.flatnonzero(mask if segment.live is None else mask & segment.live)
+
+        return self._delete_found(lambda snapshot: [matching(segment) for segment in snapshot.segments])
+
+    def _delete_found(self, find: Callable[[Snapshot], list[npt.NDArray[np.int64]]]) -> int:
+        """Delete live documents of each segment; returns how many there were."""
         with self._writing() as (transaction, snapshot):
-            documents = []
-            for segment in snapshot.segments:
-                mask = segment.file.metadata.mask(conditions)
-                documents.append(np.flatnonzero(mask if segment.live is None else mask & segment.live))
+            documents = find(snapshot)
             deleted = sum(map(len, documents))
             if deleted:
                 transaction.commit(writer.delete(transaction, snapshot, documents))

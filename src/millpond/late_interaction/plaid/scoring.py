@@ -60,7 +60,7 @@ class _Searched:
         self.segment = segment
         self.trained = snapshot.trained
         self.columns = segment.file.tokens(0 if self.trained is None else len(self.trained.centroids))
-        self.allowed = allowed
+        self._packed = None if allowed is None else np.packbits(allowed, bitorder="little")
         self.chosen = None if allowed is None else np.flatnonzero(allowed)
         self.documents = np.arange(len(self.columns)) if self.chosen is None else self.chosen
         rows, scales, offsets = self.columns.rows, self.columns.scales, self.columns.offsets
@@ -70,8 +70,7 @@ class _Searched:
     def codes(self) -> scan.Codes:
         """What the scan of codes reads."""
         assert self.columns.codes is not None
-        packed = None if self.allowed is None else np.packbits(self.allowed, bitorder="little")
-        return scan.Codes(codes=self.columns.codes, offsets=self.columns.offsets, allowed=packed)
+        return scan.Codes(codes=self.columns.codes, offsets=self.columns.offsets, allowed=self._packed)
 
     def score_rows(self, queries: Ragged, documents: IndexArray | None, threads: int) -> FloatArray:
         """MaxSim ``[q, documents]`` of whole rows."""

@@ -10,7 +10,6 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from millpond.late_interaction.index.arguments import SearchOptions, check_queries, checked_search
-from millpond.late_interaction.index.documents import Hit
 from millpond.server.api import openapi
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
@@ -179,7 +178,7 @@ async def search(request: Request, name: str) -> Response:
 
         output = await calls.run(request, submit, model=served.model, texts=len(queries))
         found = await asyncio.to_thread(served.index.search_embeddings, output.embeddings, **options)
-        results = [[_hit(hit) for hit in hits] for hits in found]
+        results = [[asdict(hit) for hit in hits] for hits in found]
     return await json_response(
         {"index": name, "model": served.model.name, "results": results if body.queries is not None else results[0]}
     )
@@ -245,10 +244,6 @@ def _check_writable(request: Request) -> None:
             status=403,
             type="PermissionDeniedError",
         )
-
-
-def _hit(hit: Hit) -> dict[str, Any]:
-    return {"id": hit.id, "score": hit.score, "exact": hit.exact, "text": hit.text, "metadata": dict(hit.metadata)}
 
 
 def _info(served: ServedIndex) -> dict[str, Any]:

@@ -139,7 +139,19 @@ def listen_error(config: ServerConfig, error: OSError) -> InvalidRequestError:
 
 def allowed_connections(asked: int | None) -> int:
     """The most connections that the limit of open files leaves room for, and of these at most ``asked``."""
-    room = _descriptors()
+    room = sys.maxsize
+    try:
+        import resource
+    except ImportError:  # Windows has no such limit
+        pass
+    else:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if limit != resource.RLIM_INFINITY:
+            try:
+                opened = len(os.listdir("/dev/fd"))
+            except OSError:
+                opened = _OTHER_FILES
+            room = max(1, limit - opened - min(_OTHER_FILES, limit // 4))
     if asked is None:
         return min(room, _MAX_DEFAULT)
     if asked > room:
@@ -149,19 +161,3 @@ def allowed_connections(asked: int | None) -> int:
             room,
         )
     return min(room, asked)
-
-
-def _descriptors() -> int:
-    """How many files this process may still open, less those that it needs itself."""
-    try:
-        import resource
-    except ImportError:  # Windows has no such limit
-        return sys.maxsize
-    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if limit == resource.RLIM_INFINITY:
-        return sys.maxsize
-    try:
-        opened = len(os.listdir("/dev/fd"))
-    except OSError:
-        opened = _OTHER_FILES
-    return max(1, limit - opened - min(_OTHER_FILES, limit // 4))

@@ -5,7 +5,7 @@ From Python::
     from ray import serve
     from millpond.server.settings.config import ModelConfig
     from millpond.server.ray.deployment import deployment
-    from millpond.server.ray.replicas import Autoscaling, Replicas
+from millpond.server.ray.replicas import Replicas
 
     replicas = Replicas(autoscaling=Autoscaling(max_replicas=4), num_gpus=1)
     app = deployment([ModelConfig(model="BAAI/bge-base-en-v1.5")], replicas=replicas)
@@ -28,7 +28,7 @@ from fastapi import FastAPI
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.server.app import create_app
 from millpond.server.ray import replicas as replica_settings
-from millpond.server.ray.replicas import Autoscaling, Replicas
+from millpond.server.ray.replicas import Replicas
 from millpond.server.served.models import ServedModels
 from millpond.server.settings import sources
 from millpond.server.settings.config import ModelConfig, ServerConfig
@@ -79,12 +79,16 @@ def deployment(
     config, replicas = config or ServerConfig(), replicas or Replicas()
     defaults = {field.name: field.default for field in dataclasses.fields(ServerConfig)}
     _refuse_proxy_settings([key for key in _PROXY if getattr(config, key) != defaults[key]])
-    scaling = replicas.autoscaling
+    scaling = None if replicas.autoscaling is None else dataclasses.asdict(replicas.autoscaling)
+    if scaling is not None:
+        scaling["initial_replicas"] = max(1, scaling["min_replicas"])
+        for delay in ("upscale_delay", "downscale_delay"):
+            scaling[f"{delay}_s"] = scaling.pop(delay)
     try:
         deploy = serve.deployment(
             name=name,
             num_replicas=replicas.replicas if scaling is None else None,
-            autoscaling_config=None if scaling is None else _autoscaling(scaling),
+            autoscaling_config=scaling,
             ray_actor_options={"num_cpus": replicas.num_cpus, "num_gpus": replicas.num_gpus},
             max_ongoing_requests=replicas.max_ongoing_requests,
             health_check_period_s=replicas.health_check_period,
@@ -118,18 +122,6 @@ def build_app(args: Mapping[str, Any]) -> serve.Application:
 def _split(value: Any) -> Any:
     """A text from ``serve run`` split at its commas; other values as they are."""
     return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
-
-
-def _autoscaling(scaling: Autoscaling) -> dict[str, Any]:
-    """Ray's names of the settings."""
-    return {
-        "min_replicas": scaling.min_replicas,
-        "max_replicas": scaling.max_replicas,
-        "initial_replicas": max(1, scaling.min_replicas),
-        "target_ongoing_requests": scaling.target_ongoing_requests,
-        "upscale_delay_s": scaling.upscale_delay,
-        "downscale_delay_s": scaling.downscale_delay,
-    }
 
 
 def _refuse_proxy_settings(keys: Sequence[str]) -> None:

@@ -15,13 +15,13 @@ from millpond.vllm.prompts import Tokenization
 
 def absent_if_null(kind: Any) -> BeforeValidator:
     """A validator for the ``Annotated`` type of a field of ``kind`` whose default is not null."""
-    return BeforeValidator(_default, json_schema_input_type=kind | None)
 
+    def default(value: Any) -> Any:
+        if value is None:
+            raise PydanticUseDefault
+        return value
 
-def _default(value: Any) -> Any:
-    if value is None:
-        raise PydanticUseDefault
-    return value
+    return BeforeValidator(default, json_schema_input_type=kind | None)
 
 
 def one_of(first: str, second: str) -> Any:

@@ -47,13 +47,7 @@ def envelope(request: Request, prefix: str, model: ServedModel, *, request_id: s
 
 def usage(prompt_tokens: int) -> dict[str, Any]:
     """Token counts in OpenAI's format; nothing is generated."""
-    return {
-        "prompt_tokens": prompt_tokens,
-        "total_tokens": prompt_tokens,
-        "completion_tokens": 0,
-        "prompt_tokens_details": None,
-        "completion_tokens_details": None,
-    }
+    return UsageInfo(prompt_tokens=prompt_tokens, total_tokens=prompt_tokens).model_dump()
 
 
 def cohere_meta(version: str, tokens: int, **units: int) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from millpond.server.served.models import ServedModel, ServedModels
 from millpond.server.telemetry.scope import StatusObserver, declared_path, request_state, route_path
 from millpond.server.telemetry.throughput import Throughput
 from millpond.server.telemetry.timings import work_of
-from millpond.values.stats import BatchRun, EngineStats
+from millpond.values.stats import BatchRun
 
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300)
 _TEXTS = tuple(float(1 << power) for power in range(13))
@@ -38,22 +38,16 @@ OTHER = "other"
 # Statuses that have their own counter.
 _REJECTED, _DISCONNECTED = 429, 499
 
-# Each value of an engine's statistics: name, description, and how to read it.
-_GAUGES: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("waiting_texts", "Texts of calls in progress, bounded by max_queue.", lambda stats: stats.waiting_texts),
-    ("running_calls", "Calls in progress.", lambda stats: stats.running_calls),
-    ("running_batches", "Batches in progress.", lambda stats: stats.running_batches),
+# Values of an engine's statistics: what they are called, the attribute, and a sentence.
+_GAUGES = (
+    ("waiting_texts", "waiting_texts", "Texts of calls in progress, bounded by max_queue."),
+    ("running_calls", "running_calls", "Calls in progress."),
+    ("running_batches", "running_batches", "Batches in progress."),
 )
-_COUNTERS: tuple[tuple[str, str, Callable[[EngineStats], float]], ...] = (
-    ("texts", "Texts answered.", lambda stats: stats.texts_done),
-    ("cache_hits", "Texts found in the vector cache.", lambda stats: stats.cache_hits),
-    ("cache_misses", "Texts not found in the vector cache.", lambda stats: stats.cache_misses),
-)
-_OUTCOMES: tuple[tuple[str, Callable[[EngineStats], float]], ...] = (
-    ("done", lambda stats: stats.calls_done),
-    ("failed", lambda stats: stats.calls_failed),
-    ("cancelled", lambda stats: stats.calls_cancelled),
-    ("rejected", lambda stats: stats.calls_rejected),
+_COUNTERS = (
+    ("texts", "texts_done", "Texts answered."),
+    ("cache_hits", "cache_hits", "Texts found in the vector cache."),
+    ("cache_misses", "cache_misses", "Texts not found in the vector cache."),
 )
 
 
@@ -192,20 +186,15 @@ class _EngineCollector(Collector):
         for model in self._models:
             model_info.add_metric((model.name, model.engine.device, model.engine.dtype), 1)
         yield model_info
-        for name, description, value in _GAUGES:
-            gauge = GaugeMetricFamily(f"millpond_{name}", description, labels=("model",))
+        for kind, rows in ((GaugeMetricFamily, _GAUGES), (CounterMetricFamily, _COUNTERS)):
+            for name, attribute, description in rows:
+                family = kind(f"millpond_{name}", description, labels=("model",))
+                for model_name, stats in engines:
+                    family.add_metric((model_name,), getattr(stats, attribute))
+                yield family
+        labels = ("model", "outcome")
+        calls = CounterMetricFamily("millpond_calls", "Calls of the engine, by how they ended.", labels=labels)
+        for outcome in ("done", "failed", "cancelled", "rejected"):
             for model_name, stats in engines:
-                gauge.add_metric((model_name,), value(stats))
-            yield gauge
-        for name, description, value in _COUNTERS:
-            counter = CounterMetricFamily(f"millpond_{name}", description, labels=("model",))
-            for model_name, stats in engines:
-                counter.add_metric((model_name,), value(stats))
-            yield counter
-        calls = CounterMetricFamily(
-            "millpond_calls", "Calls of the engine, by how they ended.", labels=("model", "outcome")
-        )
-        for outcome, value in _OUTCOMES:
-            for model_name, stats in engines:
-                calls.add_metric((model_name, outcome), value(stats))
+                calls.add_metric((model_name, outcome), getattr(stats, f"calls_{outcome}"))
         yield calls

@@ -50,12 +50,9 @@ class ArraySpec:
 
 
 class ArrayFileWriter:
-    """Writes a new file; its arrays may be filled in any order and in parts.
+    """Writes a new file of these arrays, in order; they may be filled in any order and in parts.
 
-    Args:
-        path: The file; it must not exist.
-        arrays: The arrays in the order in which they are laid out.
-        mode: Who may read it, before the umask.
+    ``mode`` says who may read the file, before the umask.
     """
 
     def __init__(self, path: Path, arrays: Mapping[str, ArraySpec], *, mode: int = 0o666) -> None:
@@ -111,13 +108,8 @@ class ArrayFileWriter:
 class ArrayFile:
     """A mapped file. It stays readable after its name was removed, and in a forked child.
 
-    Args:
-        path: The file.
-        size: The bytes that it must have: a mapped file that is shorter ends the process when it is read.
-
-    Raises:
-        FileNotFoundError: There is no such file.
-        IndexCorruptedError: The file has another size or a damaged header.
+    FileNotFoundError if there is none; IndexCorruptedError if it has another ``size`` (a mapped file that is shorter
+    ends the process when it is read) or a damaged header.
     """
 
     def __init__(self, path: Path, size: int) -> None:
@@ -138,11 +130,7 @@ class ArrayFile:
             ) from error
 
     def check(self, sha256: str) -> None:
-        """Read all of it.
-
-        Raises:
-            IndexCorruptedError: Its checksum is another one.
-        """
+        """Read all of it; IndexCorruptedError if its checksum is another one."""
         if hashlib.sha256(self._mapped).hexdigest() != sha256:
             raise IndexCorruptedError(
                 f"{self.path} is damaged: its checksum is not the one in the manifest; restore it, or build the index "

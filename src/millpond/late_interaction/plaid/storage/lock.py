@@ -22,8 +22,7 @@ _POLL_SECONDS = 0.005
 class WriteLock:
     """``flock`` of a file, and a mutex for the threads of this process. The kernel releases it when a process dies.
 
-    Args:
-        path: The file; created when the lock is first taken. It holds the process id of the last writer.
+    The file is created when the lock is first taken, and holds the process id of the last writer.
     """
 
     def __init__(self, path: Path) -> None:
@@ -34,15 +33,7 @@ class WriteLock:
 
     @contextmanager
     def held(self, seconds: float | None = None) -> Iterator[None]:
-        """Hold the lock.
-
-        Args:
-            seconds: Longest wait for another writer; ``None`` is a minute.
-
-        Raises:
-            IndexLockedError: Another writer held it all that time.
-            OSError: The folder cannot be written.
-        """
+        """Hold the lock; IndexLockedError if another writer held it for so long (``None``: a minute) already."""
         seconds = WAIT_SECONDS if seconds is None else seconds
         deadline = time.monotonic() + seconds
         if not self._mutex.acquire(timeout=seconds):

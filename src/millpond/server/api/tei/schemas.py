@@ -13,10 +13,6 @@ from millpond.values.inputs import Item
 from millpond.vllm.prompts import Tokenization, read_prompts
 
 
-def _lowered(value: Any) -> Any:
-    return value.lower() if isinstance(value, str) else value
-
-
 class TeiRequest(BaseModel):
     """The fields of every TEI request; unknown fields are ignored."""
 
@@ -26,7 +22,10 @@ class TeiRequest(BaseModel):
     truncate: bool | None = Field(None, description="Whether to cut over-long texts; by default true.")
     truncation_direction: Annotated[
         Literal["left", "right"] | None,
-        BeforeValidator(_lowered, json_schema_input_type=Literal["Left", "Right", "left", "right"] | None),
+        BeforeValidator(
+            lambda value: value.lower() if isinstance(value, str) else value,
+            json_schema_input_type=Literal["Left", "Right", "left", "right"] | None,
+        ),
     ] = Field("right", description="Which end is cut: Left or Right.")
 
     def tokenization(self) -> Tokenization:
