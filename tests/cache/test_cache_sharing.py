@@ -194,14 +194,6 @@ def test_a_file_that_cannot_be_written_is_named() -> None:
     assert finish(script(body)).split() == ["refused"] * 4
 
 
-def test_close_closes_connections_in_use_when_they_are_returned(path: Path) -> None:
-    cache = VectorCache(path)
-    with cache._file._file.connection() as connection:
-        cache.close()
-        assert connection.execute("SELECT count(*) FROM rows").fetchone() == (0,)
-    assert [file.name for file in path.parent.iterdir()] == ["cache.db"]  # the last connection removed the log
-
-
 # --- Disks that fail --------------------------------------------------------------------------------------------------
 
 
