@@ -56,37 +56,6 @@ def fill(sink: Any, engine: WordEngine, rows: Sequence[Record], widths: Sequence
 class SinkContract:
     """The tests of a sink; a subclass implements :meth:`make`.
 
-    A sink over a dict that passes them, in ten lines::
-
-        class DictSink:
-            dimensions, model = (64, 384), None
-
-            def __init__(self):
-                self.rows = {}
-
-            def prepare(self, spec):
-                if self.model not in (None, spec.fingerprint):
-                    raise FingerprintMismatchError("another model filled it")
-                self.model = spec.fingerprint
-
-            def write(self, batch):
-                for n, (row_id, record) in enumerate(zip(batch.ids, batch.records, strict=True)):
-                    vectors = {width: rows[n] for width, rows in batch.vectors.items()}
-                    self.rows[row_id] = StoredRow(
-                        record_id=record.id, content_hash=content_hash(record.text), vectors=vectors
-                    )
-
-            def close(self):
-                pass
-
-
-        class TestDictSink(SinkContract):
-            def make(self, folder, **options):
-                return DictSink()
-
-            def stored(self, sink):
-                return sink.rows
-
     Attributes:
         widths: The widths that the tests store.
         tolerance: Most that a number of a stored vector may differ.
