@@ -1,4 +1,4 @@
-"""/openapi.json: every body and every answer is described, and every reference resolves."""
+"""/openapi.json: every failure is described, and which operations ask for a key."""
 
 from __future__ import annotations
 
