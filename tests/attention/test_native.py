@@ -82,75 +82,47 @@ def test_it_equals_the_reference(lengths, shape, causal):
 
 @built
 @by_each_kernel
-@pairwise(window=[1, 2, 9, 16, 17, 65, 600], lengths=LENGTHS[2:], causal=[False, True])
-def test_windows(lengths, window, causal):
-    qkv = states(lengths, 4, 2, 32)
-    masking = Masking(scale=0.2, causal=causal, window=window)
-    assert_equal(qkv, Segments.of(lengths), masking)
-    off_by_one = reference(*qkv, Segments.of(lengths), replace(masking, window=window + 1))
-    if window < 60:
-        assert (native.attend(*qkv, Segments.of(lengths), masking) - off_by_one).abs().max() > 0.05
-
-
-@built
-@by_each_kernel
-@pairwise(window=[None, 9], causal=[False, True], softcap=[0.5, 30.0])
-def test_softcaps(softcap, causal, window):
-    lengths = [33, 5, 48, 1]
-    qkv = states(lengths, 4, 2, 32, size=4.0)
-    assert_equal(qkv, Segments.of(lengths), Masking(scale=0.3, causal=causal, softcap=softcap, window=window))
+@pairwise(window=[1, 2, 9, 16, 17, 65, 600], lengths=LENGTHS[2:], causal=[False, True], softcap=[None, 0.5, 30.0])
+def test_windows_and_softcaps(lengths, window, causal, softcap):
+    qkv = states(lengths, 4, 2, 32, size=1.0 if softcap is None else 4.0)
+    assert_equal(qkv, Segments.of(lengths), Masking(scale=0.2, causal=causal, window=window, softcap=softcap))
 
 
 @built
 @by_each_kernel
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
 def test_a_bias(lengths):
-    qkv = states(lengths, 4, 4, 32)
+    qkv, segments = states(lengths, 4, 4, 32), Segments.of(lengths)
     bias = torch.randn(4, max(lengths), max(lengths), generator=torch.Generator().manual_seed(5)).bfloat16()
-    assert_equal(qkv, Segments.of(lengths), Masking(scale=0.2, causal=False, bias=bias))
-    # MPNet's bias is a view whose rows are not contiguous.
-    assert_equal(
-        qkv, Segments.of(lengths), Masking(scale=0.2, causal=False, bias=bias.permute(1, 2, 0).permute(2, 0, 1))
-    )
+    for one in (bias, bias.permute(1, 2, 0).permute(2, 0, 1)):  # MPNet's is a view whose rows are not contiguous
+        assert_equal(qkv, segments, Masking(scale=0.2, causal=False, bias=one))
+
+
+FEW = {"lengths": [32, 40, 7, 33], "keys": [5, 40, 1, 17]}
+CONTINUED = {"lengths": [19, 5, 40, 1, 16], "prefixes": [-1, 0, 0, -1, 0]}
+# The second has as many keys, prefix included, as rows; the window ends before the last rows of the third.
+FEW_CONTINUED = {"lengths": [3, 8, 8], "keys": [3, 5, 2], "prefixes": [-1, 0, 0]}
 
 
 @built
 @by_each_kernel
 @pytest.mark.parametrize(
-    "masking", [Masking(scale=0.2, causal=False), Masking(scale=0.2, causal=False, window=4)], ids=["full", "window"]
+    ("texts", "masking"),
+    [
+        (FEW, {"causal": False}),
+        (FEW, {"causal": False, "window": 4}),  # behind the keys are rows without any: zeros
+        (CONTINUED, {"causal": False}),
+        (CONTINUED, {"causal": True}),
+        (FEW_CONTINUED, {"causal": True}),
+        (FEW_CONTINUED, {"causal": True, "softcap": 5.0, "window": 3}),
+    ],
 )
-def test_fewer_keys_than_queries(masking):
-    lengths, keys = [32, 40, 7, 33], [5, 40, 1, 17]
-    qkv = states(lengths, 4, 2, 32)
-    segments = Segments.of(lengths, keys=keys)
-    assert_equal(qkv, segments, masking)  # a window behind the keys leaves rows without any key: zeros
-    value = qkv[2].clone()
-    value[5:32] = float("nan")  # not a key, so never read
-    out = native.attend(*qkv[:2], value, segments, masking)
-    assert not out.isnan().any()
-
-
-@built
-@by_each_kernel
-@pytest.mark.parametrize("causal", [False, True])
-def test_sequences_that_continue_another(causal):
-    lengths, prefixes = [19, 5, 40, 1, 16], [-1, 0, 0, -1, 0]
-    qkv = states(lengths, 4, 2, 64)
-    assert_equal(qkv, Segments.of(lengths, prefixes=prefixes), Masking(scale=0.125, causal=causal))
-
-
-@built
-@by_each_kernel
-@pytest.mark.parametrize(
-    "masking",
-    [Masking(scale=0.2, causal=True), Masking(scale=0.2, causal=True, softcap=5.0, window=3)],
-    ids=["causal", "window"],
-)
-def test_sequences_that_continue_another_with_fewer_keys(masking):
-    lengths = [3, 8, 8]
-    qkv = states(lengths, 4, 2, 32)
-    # The second has as many keys, prefix included, as rows; the window ends before the last rows of the third.
-    assert_equal(qkv, Segments.of(lengths, keys=[3, 5, 2], prefixes=[-1, 0, 0]), masking)
+def test_fewer_keys_than_queries_and_sequences_that_continue_another(texts, masking):
+    qkv, segments, masking = states(texts["lengths"], 4, 2, 32), Segments.of(**texts), Masking(scale=0.2, **masking)
+    assert_equal(qkv, segments, masking)
+    if texts is FEW:
+        qkv[2].data[5:32] = float("nan")  # not a key, so never read
+        assert not native.attend(*qkv, segments, masking).isnan().any()
 
 
 @built
@@ -158,8 +130,7 @@ def test_sequences_that_continue_another_with_fewer_keys(masking):
 @pytest.mark.parametrize("size", [1.0, 8.0, 60.0, 1e4])
 def test_scores_of_any_size(size):
     lengths = [50, 3, 200]
-    qkv = states(lengths, 4, 4, 32, size=size)
-    assert_equal(qkv, Segments.of(lengths), Masking(scale=32**-0.5, causal=False))
+    assert_equal(states(lengths, 4, 4, 32, size=size), Segments.of(lengths), Masking(scale=32**-0.5, causal=False))
 
 
 @built

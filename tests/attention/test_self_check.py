@@ -180,8 +180,7 @@ class Counted:
     """A row whose result is right, or wrong, and which counts its runs."""
 
     def __init__(self, value=1.0, **fields):
-        self.runs = 0
-        self.value = value
+        self.runs, self.value = 0, value
         self.row = row_of(case_of(self._found), **fields)
 
     def _found(self):
@@ -339,13 +338,8 @@ def with_steps(change):
     return mistake
 
 
-def without(kind, every=False):
-    def change(steps):
-        found = [step for step in steps if step.kind == kind]
-        dropped = found if every else found[:1]
-        return [step for step in steps if not any(step is one for one in dropped)]
-
-    return with_steps(change)
+def without(kind):
+    return with_steps(lambda steps: [step for step in steps if step.kind != kind])
 
 
 def changed(kind, **fields):
@@ -383,8 +377,8 @@ def mean_is_first(entry, address):
 
 
 ENCODER_MISTAKES = {
-    "no-feed": without(structs.FEED, every=True),
-    "no-rotation": without(structs.HEADS, every=True),
+    "no-feed": without(structs.FEED),
+    "no-rotation": without(structs.HEADS),
     "scale": changed(structs.ATTENTION, scale=1.0),
     "window": changed(structs.ATTENTION, before=1 << 40, after=1 << 40),
     "causality": changed(structs.ATTENTION, after=1 << 40),

@@ -111,17 +111,6 @@ def test_a_file_of_an_earlier_version_is_read_and_is_what_is_written_today(path:
         assert kept(cache, *range(20)) == list(range(20)) and len(cache) == 20
 
 
-@pytest.mark.parametrize("left", [1, 100, 4097, 0.5, -4096])
-def test_a_truncated_file_is_an_error(path: Path, left: float) -> None:
-    with VectorCache(path) as cache:
-        store(cache, *range(600))
-    size = path.stat().st_size
-    os.truncate(path, int(size * left) if 0 < left < 1 else int(left % size))
-    with pytest.raises(CacheError, match="delete it") as caught:
-        VectorCache(path)
-    assert str(path) in str(caught.value)
-
-
 def offsets(data: bytes, part: bytes) -> list[int]:
     """Offsets of ``part`` in the file: one in a live page, and perhaps more in remains of pages that sqlite moved."""
     return [match.start() for match in re.finditer(re.escape(part), data)]
@@ -383,6 +372,7 @@ def newer(path: Path) -> None:
         pytest.param(lambda path: foreign(path, "wal"), "another application", id="foreign with a log"),
         pytest.param(newer, "schema version 99", id="newer"),
         pytest.param(lambda path: overwrite(path, 0, b"SQLite format 3\0" + bytes(84)), "delete it", id="header"),
+        pytest.param(lambda path: os.truncate(path, 4097), "delete it", id="truncated"),
     ],
 )
 def test_what_is_not_a_cache_is_named_and_left_alone(filled: Path, run: Run, make: Any, reason: str) -> None:

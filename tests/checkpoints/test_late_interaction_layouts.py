@@ -86,18 +86,18 @@ def test_the_projection_by_its_other_name(tmp_path):
     assert read_checkpoint(folder).layout.token_heads[0].weight == "colbert_linear.weight"
 
 
-@pytest.mark.parametrize("key", ["similarity", "interaction"])
-@pytest.mark.parametrize("value", ["l2", "flipr"])
-def test_other_comparisons_are_refused_by_name(key, value, tmp_path):
-    folder = write_stanford(tmp_path / "model", **{key: value})
-    with pytest.raises(ModelLoadError, match=f"{key} '{value}' is not run"):
-        late_of(folder)
-
-
-@pytest.mark.parametrize("value", [0, "12", True, 3.5])
-def test_an_invalid_length_is_refused(value, tmp_path):
-    folder = write_stanford(tmp_path / "model", doc_maxlen=value)
-    with pytest.raises(ModelLoadError, match="doc_maxlen must be a positive int"):
+@pytest.mark.parametrize(
+    ("write", "metadata", "match"),
+    [
+        (write_stanford, {"similarity": "l2"}, "similarity 'l2' is not run"),
+        (write_stanford, {"interaction": "flipr"}, "interaction 'flipr' is not run"),
+        (write_pylate, {"similarity_fn_name": "xtr"}, "similarity_fn_name 'xtr' is not run"),
+        *((write_stanford, {"doc_maxlen": value}, "must be a positive int") for value in (0, "12", True, 3.5)),
+    ],
+)
+def test_other_comparisons_and_invalid_lengths_are_refused(write, metadata, match, tmp_path):
+    folder = write(tmp_path / "model", **metadata)
+    with pytest.raises(ModelLoadError, match=match):
         late_of(folder)
 
 
@@ -241,12 +241,6 @@ def test_an_expansion_that_is_neither_scored_nor_attended_to_is_off(tmp_path):
 def test_what_is_not_understood_is_refused(options, match, tmp_path):
     folder = write_native(tmp_path / "model", **options)
     with pytest.raises(ModelLoadError, match=match):
-        late_of(folder)
-
-
-def test_another_similarity_is_refused(tmp_path):
-    folder = write_pylate(tmp_path / "model", similarity_fn_name="xtr")
-    with pytest.raises(ModelLoadError, match="similarity_fn_name 'xtr' is not run"):
         late_of(folder)
 
 

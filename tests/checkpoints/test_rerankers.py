@@ -39,17 +39,9 @@ def detect(folder: Path, **overrides: Any) -> Reranker | None:
     ],
 )
 def test_language_models_that_rerank_are_known_by_name(
-    tmp_path: Path,
-    name: str,
-    model_type: str,
-    tokens: tuple[str, ...],
-    difference: bool,
-    activation: str,
-    begins: str,
-) -> None:
+    tmp_path, name, model_type, tokens, difference, activation, begins
+):
     reranker = detect(repository(tmp_path / name, model_type, f"{model_type.capitalize()}ForCausalLM"))
-    assert reranker is not None
-    assert reranker.template is not None
     assert reranker.template.render("q", "d").startswith(begins)
     assert (reranker.tokens, reranker.activation) == (tokens, activation)
     assert reranker.method == ("from_2_way_softmax" if difference else "no_post_processing")
@@ -66,12 +58,8 @@ def test_language_models_that_rerank_are_known_by_name(
         ("llama-3.2-nv-rerankqa-1b-v2", "llama", "LlamaForSequenceClassification", "nemotron"),
     ],
 )
-def test_score_heads_keep_their_family_s_template(
-    tmp_path: Path, name: str, model_type: str, architecture: str, template: str
-) -> None:
+def test_score_heads_keep_their_family_s_template(tmp_path, name, model_type, architecture, template):
     reranker = detect(repository(tmp_path / name, model_type, architecture))
-    assert reranker is not None
-    assert reranker.template is not None
     assert reranker.template.name.startswith(template)
     assert reranker.tokens == ()
 
@@ -89,7 +77,7 @@ def test_score_heads_keep_their_family_s_template(
         ("Skywork-Reward-V2-Llama-3.2-1B", "llama", "LlamaForSequenceClassification"),
     ],
 )
-def test_other_checkpoints_are_not_rerankers(tmp_path: Path, name: str, model_type: str, architecture: str) -> None:
+def test_other_checkpoints_are_not_rerankers(tmp_path, name, model_type, architecture):
     assert detect(repository(tmp_path / name, model_type, architecture)) is None
 
 
@@ -102,11 +90,10 @@ def test_other_checkpoints_are_not_rerankers(tmp_path: Path, name: str, model_ty
         "---\npipeline_tag: text-ranking\n---\n# Hello\nmodel = load('Qwen/Qwen3-Reranker-8B')\n",
     ],
 )
-def test_a_model_card_names_the_family_if_the_folder_does_not(tmp_path: Path, card: str) -> None:
+def test_a_model_card_names_the_family_if_the_folder_does_not(tmp_path, card):
     folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
     (folder / "README.md").write_text(card, encoding="utf-8")
     reranker = detect(folder)
-    assert reranker is not None
     assert reranker.tokens == ("no", "yes")
 
 
@@ -119,29 +106,26 @@ def test_a_model_card_names_the_family_if_the_folder_does_not(tmp_path: Path, ca
         "No front matter, and Qwen3-Reranker-0.6B in passing.\n",
     ],
 )
-def test_a_card_that_mentions_a_reranker_is_not_one(tmp_path: Path, card: str) -> None:
+def test_a_card_that_mentions_a_reranker_is_not_one(tmp_path, card):
     folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
     (folder / "README.md").write_text(card, encoding="utf-8")
     assert detect(folder) is None
 
 
-def test_the_config_and_the_hub_s_cache_folder_give_the_name_too(tmp_path: Path) -> None:
+def test_the_config_and_the_hub_s_cache_folder_give_the_name_too(tmp_path):
     by_config = repository(tmp_path / "model", "qwen2", "Qwen2ForCausalLM", _name_or_path="x/mxbai-rerank-large-v2")
     cached = repository(
         tmp_path / "models--mixedbread-ai--mxbai-rerank-base-v2" / "snapshots" / "0a1b", "qwen2", "Qwen2ForCausalLM"
     )
     for folder in (by_config, cached):
         reranker = detect(folder)
-        assert reranker is not None
         assert reranker.tokens == ("0", "1")
 
 
 @pytest.mark.parametrize(
     ("architecture", "tokens"), [("Qwen3ForCausalLM", ("no", "yes")), ("Qwen3ForSequenceClassification", ())]
 )
-def test_a_checkpoint_with_a_chat_template_for_pairs_is_a_reranker(
-    tmp_path: Path, architecture: str, tokens: tuple[str, ...]
-) -> None:
+def test_a_checkpoint_with_a_chat_template_for_pairs_is_a_reranker(tmp_path, architecture, tokens):
     folder = repository(tmp_path / "model", "qwen3", architecture)
     (folder / "tokenizer_config.json").write_text('{"bos_token": "<s>"}', encoding="utf-8")
     for source in (CHATML, "{{ messages[0].content }}", "{{ broken"):
@@ -149,31 +133,24 @@ def test_a_checkpoint_with_a_chat_template_for_pairs_is_a_reranker(
         assert detect(folder) is None
     (folder / "chat_template.jinja").write_text(PAIRWISE, encoding="utf-8")
     reranker = detect(folder)
-    assert reranker is not None
-    assert reranker.template is not None
     assert reranker.template.render("q", "d") == "<s>q ? d !"
     assert not reranker.template.special_tokens
     assert reranker.tokens == tokens
 
 
-def test_overrides_have_precedence(tmp_path: Path) -> None:
+def test_overrides_have_precedence(tmp_path):
     folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
     original = detect(folder, is_original_qwen3_reranker=True)
-    assert original is not None
-    assert original.template is not None
     assert (original.template.name, original.tokens) == ("qwen3-reranker", ("no", "yes"))
     assert original.method == "from_2_way_softmax"
     one = detect(folder, classifier_from_token=["Yes"])
     assert one == Reranker(template=None, tokens=("Yes",), method="no_post_processing")
     three = detect(folder, classifier_from_token=["a", "b", "c"], method="no_post_processing")
-    assert three is not None
     assert (three.tokens, three.method, three.activation) == (("a", "b", "c"), "no_post_processing", "softmax")
     named = repository(tmp_path / "Qwen3-Reranker-0.6B", "qwen3", "Qwen3ForCausalLM")
     overridden = detect(
         named, classifier_from_token=["false", "true"], architectures=["Qwen3ForSequenceClassification"]
     )
-    assert overridden is not None
-    assert overridden.template is not None
     assert (overridden.template.name, overridden.tokens) == ("qwen3-reranker", ("false", "true"))
 
 
@@ -186,13 +163,13 @@ def test_overrides_have_precedence(tmp_path: Path) -> None:
         ({"classifier_from_token": ["a", "b"], "method": "mean"}, "method='mean' is unknown; choose from_2_way"),
     ],
 )
-def test_invalid_overrides_are_refused(tmp_path: Path, overrides: dict[str, Any], message: str) -> None:
+def test_invalid_overrides_are_refused(tmp_path, overrides, message):
     folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
     with pytest.raises(ModelLoadError, match=message):
         detect(folder, **overrides)
 
 
-def test_an_embedder_s_modules_have_precedence_over_its_name(tmp_path: Path) -> None:
+def test_an_embedder_s_modules_have_precedence_over_its_name(tmp_path):
     folder = write_checkpoint(
         tmp_path / "Qwen3-Reranker-tuned", "qwen3", sentence_transformers=Layout(modules=(Pooling(),), style="new")
     )
@@ -222,7 +199,7 @@ def language_model(tmp_path: Path, template: str | None = PAIRWISE, **logit_scor
     return tmp_path / "saved"
 
 
-def test_a_language_model_with_logit_score(tmp_path: Path) -> None:
+def test_a_language_model_with_logit_score(tmp_path):
     folder = language_model(tmp_path, true_token_id=7, false_token_id=5)
     assert is_cross_encoder(folder)
     cross_encoder = read_cross_encoder(folder)
@@ -231,7 +208,6 @@ def test_a_language_model_with_logit_score(tmp_path: Path) -> None:
         (5, 7),
         "sigmoid",
     )
-    assert cross_encoder.template is not None
     assert cross_encoder.template.instruction == "Find it"
     assert cross_encoder.prompt == ""
     assert cross_encoder.template.variables["add_generation_prompt"] is True
@@ -245,7 +221,7 @@ def test_a_language_model_with_logit_score(tmp_path: Path) -> None:
         read_cross_encoder(folder)
 
 
-def test_its_template_must_render_both_texts(tmp_path: Path) -> None:
+def test_its_template_must_render_both_texts(tmp_path):
     half = "{{ (messages | selectattr('role', 'eq', 'query') | first).content }}"
     folder = language_model(tmp_path, template=half, true_token_id=7)
     with pytest.raises(ModelLoadError, match="has no slot for the document; pass a score_template"):
@@ -255,12 +231,12 @@ def test_its_template_must_render_both_texts(tmp_path: Path) -> None:
         read_cross_encoder(folder)
 
 
-def test_without_a_chat_template_it_reads_the_tokenizer_s_pairs(tmp_path: Path) -> None:
+def test_without_a_chat_template_it_reads_the_tokenizer_s_pairs(tmp_path):
     cross_encoder = read_cross_encoder(language_model(tmp_path, template=None, true_token_id=7))
     assert (cross_encoder.template, cross_encoder.prompt, cross_encoder.tokens) == (None, "Find it", (7,))
 
 
-def encoder_with_dense(tmp_path: Path) -> Path:
+def encoder_with_dense(tmp_path) -> Path:
     """An ettin reranker, saved by sentence-transformers."""
     import torch
     from sentence_transformers.base.modules import Dense as TheirDense
@@ -281,7 +257,7 @@ def encoder_with_dense(tmp_path: Path) -> Path:
     return tmp_path / "saved"
 
 
-def test_modules_that_are_not_run_are_refused_by_name(tmp_path: Path) -> None:
+def test_modules_that_are_not_run_are_refused_by_name(tmp_path):
     folder = encoder_with_dense(tmp_path)
     listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))
     (folder / "modules.json").write_text(json.dumps(listed[:2]), encoding="utf-8")

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from tests.gates import until
-from tests.tiny import write_checkpoint
 
 from millpond import AsyncEngine, Engine, EngineClosedError, InvalidRequestError, VectorCache
 
@@ -47,9 +46,9 @@ class Gate:
         self._open.set()
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("close") / "bert", "bert")
+@pytest.fixture
+def folder(checkpoint_of: Callable[..., Path]) -> Path:
+    return checkpoint_of("bert")
 
 
 @pytest.fixture

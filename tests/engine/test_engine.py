@@ -41,13 +41,6 @@ def engine():
         yield engine
 
 
-def test_an_engine_describes_its_checkpoint(engine):
-    assert engine.tasks == {"embed", "token_embed"}
-    assert (engine.spec.dimensions, engine.spec.max_length, engine.spec.normalize) == (384, 256, True)
-    assert (engine.device, engine.dtype) == ("cpu", "float32")
-    assert len(engine.spec.fingerprint) == 64
-
-
 def test_empty_and_blank_strings_are_texts(engine):
     output = engine.embed(["", " ", "\n"])
     assert np.isfinite(output.embeddings).all()

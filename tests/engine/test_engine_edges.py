@@ -7,21 +7,21 @@ import gc
 import threading
 import tracemalloc
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny import SENTENCES, Layout, write_checkpoint
+from tests.tiny import SENTENCES, Layout
 
 from millpond import AsyncEngine, Engine, PoolingParams
 from millpond.errors import EngineClosedError, InputTooLongError, InvalidRequestError
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("edges") / "model")
+@pytest.fixture
+def folder(checkpoint_of: Callable[..., Path]) -> Path:
+    return checkpoint_of("bert")
 
 
 @pytest.fixture
@@ -111,37 +111,6 @@ def test_closing_in_a_callback_lets_the_others_finish(folder):
         engine.embed(["d"])
 
 
-def test_a_call_that_breaks_the_worker_s_loop_breaks_alone(engine, monkeypatch):
-    broken = engine.submit("embed", ["a"])
-    broken.result(timeout=30)
-
-    def refuse(call, left):
-        raise RuntimeError("no threads left")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(engine._dispatcher._intake, "refill", refuse)
-        future = engine.submit("embed", [f"text {i}" for i in range(5)])
-        with pytest.raises(RuntimeError, match="no threads left"):
-            future.result(timeout=30)
-    assert engine.embed(["b"]).embeddings.shape == (1, 48)
-
-
-def test_an_asynchronous_stream_names_a_bad_text_s_index_in_the_whole(engine):
-    async def texts():
-        for i in range(1500):
-            yield f"text {i % 5}"
-        yield "\ud800"
-
-    async def run() -> int:
-        count = 0
-        with pytest.raises(InvalidRequestError, match="index 1500"):  # noqa: PT012
-            async for _ in AsyncEngine(engine).embed_iter(texts()):
-                count += 1
-        return count
-
-    assert asyncio.run(run()) > 0
-
-
 def test_an_asynchronous_stream_and_context(folder):
     async def texts():
         for i in range(600):
@@ -161,11 +130,9 @@ def test_an_asynchronous_stream_and_context(folder):
 CROWD = [f"{first} {second}" for first in SENTENCES[:8] for second in SENTENCES[:8]]
 
 
-@pytest.fixture(scope="module")
-def crowded(tmp_path_factory):
-    folder = write_checkpoint(tmp_path_factory.mktemp("crowd") / "model", sentence_transformers=Layout())
-    with Engine(folder, dtype="float32", device="cpu") as crowded:
-        yield crowded
+@pytest.fixture
+def crowded(checkpoint_of, engine_of):
+    return engine_of(checkpoint_of("bert", sentence_transformers=Layout()))
 
 
 @pytest.fixture
@@ -255,11 +222,9 @@ WIDTH = 48
 READ_AHEAD = 4096
 
 
-@pytest.fixture(scope="module")
-def reading(tmp_path_factory):
-    folder = write_checkpoint(tmp_path_factory.mktemp("memory") / "model", sentence_transformers=Layout())
-    with Engine(folder, dtype="float32", device="cpu") as reading:
-        yield reading
+@pytest.fixture
+def reading(checkpoint_of, engine_of):
+    return engine_of(checkpoint_of("bert", sentence_transformers=Layout()))
 
 
 @pytest.fixture

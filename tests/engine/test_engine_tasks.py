@@ -45,29 +45,14 @@ WRITERS: dict[str, Callable[[Path], Path]] = {
 }
 
 
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    root = tmp_path_factory.mktemp("tasks")
-
-    def folder(name: str) -> Path:
-        place = root / name
-        return place if place.exists() else WRITERS[name](place)
-
-    return folder
+@pytest.fixture
+def folders(checkpoint_of: Callable[..., Path]) -> Callable[[str], Path]:
+    return lambda name: checkpoint_of(WRITERS[name])
 
 
-@pytest.fixture(scope="module")
-def engines(folders: Callable[[str], Path]) -> Iterator[Callable[[str], Engine]]:
-    made: dict[str, Engine] = {}
-
-    def engine(name: str) -> Engine:
-        if name not in made:
-            made[name] = Engine(folders(name), dtype="float32", device="cpu", hf_overrides={"is_matryoshka": True})
-        return made[name]
-
-    yield engine
-    for each in made.values():
-        each.close()
+@pytest.fixture
+def engines(engine_of: Callable[..., Engine]) -> Callable[[str], Engine]:
+    return lambda name: engine_of(WRITERS[name], hf_overrides={"is_matryoshka": True})
 
 
 def pairs_of(documents: Sequence[str] = DOCUMENTS) -> list[tuple[str, str]]:

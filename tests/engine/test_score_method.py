@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.tiny import SENTENCES, TEXTS, Layout, write_checkpoint
-from tests.tiny.heads import write_cross_encoder, write_pylate, write_stanford
+from tests.tiny.heads import write_cross_encoder, write_pylate
 
 from millpond import AsyncEngine, Engine, PoolingParams, RerankOutput
 from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
@@ -39,29 +39,15 @@ def call(request: pytest.FixtureRequest) -> Call:
     return request.param
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("score-method")
-
-
-@pytest.fixture(scope="module")
-def embedder(folder: Path) -> Iterator[Engine]:
+@pytest.fixture
+def embedder(checkpoint_of: Callable[..., Path], engine_of: Callable[..., Engine]) -> Engine:
     layout = Layout(prompts={"query": "find: ", "document": "keep: "})
-    path = write_checkpoint(folder / "bert", "bert", sentence_transformers=layout)
-    with Engine(path, dtype="float32", device="cpu") as engine:
-        yield engine
+    return engine_of(checkpoint_of("bert", sentence_transformers=layout))
 
 
-@pytest.fixture(scope="module")
-def colbert(folder: Path) -> Iterator[Engine]:
-    with Engine(write_stanford(folder / "colbert"), dtype="float32", device="cpu") as engine:
-        yield engine
-
-
-@pytest.fixture(scope="module")
-def cross(folder: Path) -> Iterator[Engine]:
-    with Engine(write_cross_encoder(folder / "cross"), dtype="float32", device="cpu") as engine:
-        yield engine
+@pytest.fixture
+def cross(engine_of: Callable[..., Engine]) -> Engine:
+    return engine_of(write_cross_encoder)
 
 
 def assert_same(ranked: RerankOutput, expected: RerankOutput) -> None:

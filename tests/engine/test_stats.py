@@ -12,10 +12,9 @@ import numpy as np
 import pytest
 import torch
 from tests.recording import Recording
-from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny import TEXTS, Layout, Normalize, Pooling
 
 from millpond import Engine, EngineStats, PoolingParams, Timings
-from millpond.engine import dispatcher, loading
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
@@ -38,9 +37,8 @@ PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate=
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    layout = Layout(modules=(Pooling(), Normalize()))
-    return write_checkpoint(tmp_path_factory.mktemp("stats") / "model", "bert", sentence_transformers=layout)
+def folder(checkpoint_of: Callable[..., Path]) -> Path:
+    return checkpoint_of("bert", sentence_transformers=Layout(modules=(Pooling(), Normalize())))
 
 
 @pytest.fixture(params=["cpu", "streams"])
@@ -48,14 +46,14 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """A CPU, or a device on which a batch is launched before the one before has ended."""
     if request.param == "streams":
         recording.pretend_varlen(monkeypatch)
-        monkeypatch.setattr(loading, "_backend", lambda device: Recording())
+        monkeypatch.setattr("millpond.engine.loading._backend", lambda device: Recording())
     return str(request.param)
 
 
 @pytest.fixture
 def one_intake(monkeypatch: pytest.MonkeyPatch) -> None:
     """One thread tokenizes: of two calls of one request, the times do not overlap, and the queue takes the rest."""
-    monkeypatch.setattr(dispatcher, "_intake_threads", lambda replicas: 1)
+    monkeypatch.setattr("millpond.engine.dispatcher._intake_threads", lambda replicas: 1)
 
 
 @pytest.fixture
@@ -244,19 +242,18 @@ TWO = ["cpu", "cpu"]
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> Iterator[Any]:
-    with Engine(folder, device="cpu", dtype="float32") as engine:
-        yield engine.embed(MANY).embeddings
+def expected(folder: Path, engine_of: Callable[..., Engine]) -> Any:
+    return engine_of(folder).embed(MANY).embeddings
 
 
 @pytest.fixture(params=["cpu", "streams"])
 def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> set[Runner]:
     """Each replica holds its first batch until the other one has a batch; returns the runners that ran."""
     # A lane of each replica needs a core while it waits for the other one.
-    monkeypatch.setattr(dispatcher, "process_cores", lambda: Cores(16))
+    monkeypatch.setattr("millpond.engine.dispatcher.process_cores", lambda: Cores(16))
     if request.param == "streams":
         recording.pretend_varlen(monkeypatch)
-        monkeypatch.setattr(loading, "_backend", lambda device: Recording())
+        monkeypatch.setattr("millpond.engine.loading._backend", lambda device: Recording())
     method = "start" if request.param == "streams" else "run"
     right, used, all_used = getattr(Runner, method), set[Runner](), threading.Event()
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable
 from concurrent.futures import Future
 
 import pytest
-from tests.tiny import TEXTS, write_checkpoint
+from tests.tiny import TEXTS
 
 from millpond import AsyncEngine, Engine, Timings
 from millpond.errors import InvalidRequestError
@@ -15,10 +15,9 @@ from millpond.errors import InvalidRequestError
 METHODS = "classify embed encode rerank reward score sparse_embed token_classify token_embed".split()
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    with Engine(write_checkpoint(tmp_path_factory.mktemp("methods") / "bert"), dtype="float32") as engine:
-        yield engine
+@pytest.fixture
+def engine(engine_of: Callable[..., Engine]) -> Engine:
+    return engine_of("bert")
 
 
 def test_both_engines_have_the_same_methods():

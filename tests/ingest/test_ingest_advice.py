@@ -141,9 +141,6 @@ def test_widths_follow_the_rule_of_the_model(engine, engine_of):
     assert {one.layout.width for one in advised(plain).measurements} == {plain.spec.dimensions}
 
 
-# Judgements
-
-
 @pytest.mark.parametrize(
     "text",
     [

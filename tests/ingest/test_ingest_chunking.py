@@ -40,9 +40,6 @@ def check(record, pieces, count, limit):
         assert former.metadata["chunk_end"] < later.metadata["chunk_end"]
 
 
-# ------------------------------------------------------------------------------------------------------- by words
-
-
 def test_a_long_text_is_cut_at_sentences_with_the_metadata_of_its_record():
     record = Record("a", "One two three. Four five six. Seven eight nine ten.", {"page": 1})
     pieces = Chunker(words, max_tokens=7).split(record)
@@ -162,8 +159,6 @@ def test_the_settings_name_all_that_decides_where_a_text_is_cut():
     assert Chunker(words, max_tokens=8).settings == Chunker(words, max_tokens=8).settings
 
 
-# ------------------------------------------------------------------------------------------------ by an engine's tokens
-
 TEXTS = {
     "prose": PROSE * 4,
     "lines": PROSE.replace(". ", ".\n\n") * 3,
@@ -230,29 +225,3 @@ def test_a_run_writes_every_piece_and_cuts_none(tiny):
     assert (report.truncated, report.failed, report.blank) == (0, 0, 1)
     assert set(sink._driver.rows) == {point_id(piece.id, piece.chunk) for piece in pieces}
     assert len(sink._driver.rows) == len(pieces) > 3 * len(TEXTS)
-
-
-# ---------------------------------------------------------------------------------------------------- a real model
-
-LONG = {
-    "a line of a megabyte": "".join(f"word{i} thing and more. Is it? " for i in range(33_000)),
-    "a megabyte without spaces": "abcdefghij" * 100_000,
-    "hexadecimal without spaces": ",".join(f"{i:x}" for i in range(60_000)),
-    "cjk": "漢字仮名交じり文です" * 5_000,
-    "emoji": "😀👩\u200d👩\u200d👧é " * 10_000,
-}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", LONG)
-def test_pieces_of_very_long_texts_fit_minilm(engine_of, name):
-    minilm = engine_of("minilm")
-    record = Record("a", LONG[name])
-    pieces = Chunker.for_engine(minilm, Chunking()).split(record)
-    counts = minilm.count_tokens([piece.text for piece in pieces], role="document")
-    assert max(counts) <= minilm.spec.max_length == 256
-    if len(pieces) > 1:
-        check(record, pieces, lambda text: 0, 0)
-        assert (
-            sum(counts) / len(counts) > 215
-        )  # one that repeats no words has at most 229 of its own, and two special ones

@@ -96,9 +96,6 @@ def test_what_a_line_held_is_bounded(tmp_path):
     assert again.reason == item.reason
 
 
-# The file
-
-
 class Refusing(CrashingSink):
     def check(self, record):
         if "bad" in record.text:

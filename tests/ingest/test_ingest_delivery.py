@@ -99,9 +99,6 @@ def test_a_policy_out_of_range_is_refused(values):
         RetryPolicy(**values)
 
 
-# ------------------------------------------------------------------------------------------------- parts of a batch
-
-
 class Picky:
     """Takes at most ``most`` rows at a time, and never those in ``bad``."""
 
@@ -147,9 +144,6 @@ def test_a_database_that_refuses_one_row_after_another_stops_the_run(clock, coun
         with pytest.raises(SinkRejectedError):
             made.write(database, batch(count))
         assert len(database.requests) < 60 and not database.written
-
-
-# ----------------------------------------------------------------------------------------------------- in a whole run
 
 
 class Scripted(CrashingSink):

@@ -21,9 +21,6 @@ def journal(tmp_path):
     return tmp_path / "journal"
 
 
-# --------------------------------------------------------------------------------------------------------- resuming
-
-
 def test_a_second_run_writes_only_what_is_new_or_changed(engine, journal):
     client = memory()
     run(some(20), engine, CrashingSink(client), journal=journal)
@@ -125,9 +122,6 @@ def test_one_journal_serves_several_collections(engine, journal, tmp_path):
         assert run(some(3), other, Named(memory(), "one"), journal=journal).written == 3
 
 
-# ------------------------------------------------------------------------------ the collection is not what it was
-
-
 def test_rows_that_were_deleted_behind_the_journals_back_are_written_again(engine, journal):
     client = memory()
     run(some(5000), engine, CrashingSink(client), journal=journal)  # several pages of entries
@@ -135,9 +129,6 @@ def test_rows_that_were_deleted_behind_the_journals_back_are_written_again(engin
     sink = CrashingSink(client)
     assert run(some(5000), engine, sink, journal=journal).written == 3
     assert sink.written == ["r200", "r201", "r4999"] and len(sink.stored) == 5000
-
-
-# ------------------------------------------------------------------------------------------------ a file that fails
 
 
 def damaged(path, what):
@@ -209,9 +200,6 @@ def test_the_journal_is_readable_by_its_owner_only_and_holds_no_text(engine, jou
     assert b"secret" not in journal.read_bytes()
 
 
-# ------------------------------------------------------------------------------------------------------------ chunks
-
-
 def chunks(*counts):
     """Records r0, r1, ... of so many pieces each."""
     return [
@@ -252,9 +240,6 @@ def test_a_crash_between_the_write_and_the_deletion_leaves_no_piece_behind(engin
         pass
     run(chunks(third), engine, CrashingSink(client), journal=journal, chunking=Words())
     assert set(CrashingSink(client).stored) == {("r0", number) for number in range(third)}
-
-
-# ------------------------------------------------------------------------------------------------------------- stops
 
 
 @pytest.mark.parametrize("after", [0, 4, 19])
@@ -301,9 +286,6 @@ def test_a_stop_during_a_write_keeps_what_was_acknowledged(engine, journal, call
     with small(2):
         assert run(some(40), engine, CrashingSink(client), journal=journal).unchanged == report.written
     assert len(CrashingSink(client).stored) == 40
-
-
-# ------------------------------------------------------------------------------------------- pieces that are records
 
 
 @pytest.mark.parametrize("blank", [False, True], ids=["sync", "blank"])

@@ -41,9 +41,6 @@ def queries():
     return unit(normal(1, 9, 20) * np.linspace(2, 0.2, 20))
 
 
-# Codes
-
-
 def test_bfloat16_rounds_as_torch_does(rows):
     torch = pytest.importorskip("torch")
     halves = np.array([[1 + n * 2**-8 for n in range(20)]], np.float32)  # every second one between two bfloat16
@@ -144,9 +141,6 @@ def test_uint8_rows_of_the_benchmark_are_those_of_the_sink(rows):
     np.testing.assert_array_equal(uint8(rows), storage.StoredVectors(datatype="uint8").encode(rows))
 
 
-# Neighbours
-
-
 @pytest.mark.parametrize(("k", "block"), [(1, 300), (10, 1), (99, 1 << 23), (500, 300)])
 def test_nearest_equals_a_full_sort_in_any_blocks_and_with_equal_scores(monkeypatch, k, block):
     random = np.random.default_rng(3)
@@ -178,9 +172,6 @@ def test_the_widths_of_a_plot_are_the_declared_ones_the_stored_ones_and_the_full
     assert plotted_widths(384, None) == [32, 64, 128, 256, 384]
     assert plotted_widths(1024, (64, 512, 1024), stored=[100, 4096]) == [64, 100, 512, 1024]
     assert plotted_widths(16, None) == [16]
-
-
-# Quantiles, and nDCG
 
 
 @pytest.mark.parametrize("share", [0.01, 0.95])
@@ -223,9 +214,6 @@ def test_a_beir_folder_has_titles_before_texts(tmp_path):
         beir_folder(tmp_path)
     (tmp_path / "qrels" / "test.tsv").touch()
     assert beir_folder(tmp_path).judgements == tmp_path / "qrels" / "test.tsv"
-
-
-# Layouts
 
 
 def test_layouts_are_all_different_and_each_but_bits_alone_is_stored_by_a_database():

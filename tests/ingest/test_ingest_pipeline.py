@@ -78,9 +78,6 @@ def run(records, engine, sink, **options):
     return ingest(records, engine=engine, sink=sink, show_progress=False, **options)
 
 
-# ------------------------------------------------------------------------------------------------- what is written
-
-
 def test_rows_are_the_engines_own_at_every_width(engine):
     sink = DictSink([16, 48, 8])
     report = run(some(10), engine, sink)
@@ -177,9 +174,6 @@ def test_documents_get_the_documents_prompt_and_the_width_that_embed_returns(tmp
                 assert row @ prompted.embed(["a passage"], role="query", **options).embeddings[0] < 0.99
 
 
-# --------------------------------------------------------------------------------------------- what is left out
-
-
 def test_a_vector_that_is_zero_or_nan_is_left_out(engine, caplog):
     def submit(task, texts, params):
         output = engine.submit(task, texts, params).result()
@@ -198,9 +192,6 @@ def test_a_vector_that_is_zero_or_nan_is_left_out(engine, caplog):
     assert caplog.text.count("not finite, or all zero") == 3
     wanted = engine.embed(["text 4"], role="document", normalize=True).embeddings[0]
     np.testing.assert_allclose(sink.rows[point_id("r4")][1][48], wanted, atol=1e-6)
-
-
-# ------------------------------------------------------------------------------------ what the engine fails on
 
 
 def poisoned(place, *words):
@@ -264,9 +255,6 @@ def test_the_numbers_add_up(engine, source, size):
     assert sink.texts == {record_id: text for record_id, text in last.items() if text != " "}
 
 
-# -------------------------------------------------------------------------------------- overlap and bounded memory
-
-
 def test_writing_waits_for_nothing_that_comes_after_it(engine):
     """The first write ends only after more of the source was read, so reading and writing must overlap."""
     further = threading.Event()
@@ -323,9 +311,6 @@ def test_an_overloaded_engine_is_retried(engine):
     with small(2):
         assert run(some(6), Around(engine, submit=submit), DictSink()).written == 6
     assert next(refusals, "used up") == "used up"
-
-
-# ------------------------------------------------------------------------------------------------------- stopping
 
 
 class Stop(BaseException):
@@ -392,9 +377,6 @@ def test_an_error_in_the_sink_comes_out_of_an_endless_run(engine, error, after):
     with small(2), pytest.raises(type(error)) as caught:
         run(source, engine, sink)
     assert caught.value is error and sink.writes == [2] * after
-
-
-# ------------------------------------------------------------------------------------ refused before it has begun
 
 
 def never():

@@ -284,9 +284,6 @@ def test_a_database_of_one_process_is_written_by_the_driver(cluster, model, engi
             np.testing.assert_allclose(stored["ray"][row_id][2][width], vector, atol=1e-6)
 
 
-# ------------------------------------------------------------------------------------------------------------ datasets
-
-
 @pytest.mark.slow
 def test_a_dataset_is_embedded_as_the_engine_does(cluster, model, engine, tmp_path):
     rows = [{"key": f"r{i % 50}", "body": f"text {i}", "lang": "en", "size": i} for i in range(120)]
@@ -320,9 +317,6 @@ def test_a_dataset_is_embedded_as_the_engine_does(cluster, model, engine, tmp_pa
     assert table["text 9"]["id"] == table["text 9"]["content_hash"]
     with Engine(model, cache=tmp_path / "cache", **OPTIONS) as cached:
         assert cached.embed(texts, role="document", normalize=False).cached.all()
-
-
-# -------------------------------------------------------------------------------------------------- before any worker
 
 
 @pytest.mark.parametrize(
@@ -401,9 +395,6 @@ def test_an_address_where_nothing_listens_is_refused_at_once(scheme):
             cluster.connected(address),
         ):
             pass
-
-
-# ---------------------------------------------------------------------------------------------------- the command line
 
 
 @pytest.mark.slow

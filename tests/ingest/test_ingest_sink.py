@@ -45,9 +45,6 @@ def spec(name="org/model", fingerprint="f" * 64, **changes):
     return ModelSpec(**fields | changes)
 
 
-# --------------------------------------------------------------------------------------------------------- batches
-
-
 def test_a_part_of_a_batch_has_the_rows_of_its_slice():
     part = WriteBatch(records=RECORDS, ids=("1", "2"), vectors={4: UNIT}).part(slice(1, 2))
     assert (list(part.records), list(part.ids), part.vectors[4].tolist()) == ([RECORDS[1]], ["2"], [UNIT[1].tolist()])
@@ -105,9 +102,6 @@ def test_a_question_whose_vector_is_zero_or_nan_is_refused(value):
 
     with pytest.raises(InvalidRequestError, match="nothing is nearest"):
         plan_search(Flat(), "?", widths=[2, 4], k=1, coarse_to_fine=True, candidates=None)
-
-
-# ------------------------------------------------------------------------------------------------------- manifests
 
 
 def test_a_manifest_survives_its_storage():
@@ -201,17 +195,6 @@ def test_a_manifest_names_a_folder_without_its_path(tmp_path):
     assert CollectionManifest.of(spec(), dimensions=None, fields="plain").model == "org/model"
 
 
-@pytest.mark.parametrize(
-    "data", [{}, [], "text", {"schema": 2}, {"schema": 1, "fingerprint": "f", "model": "m", "dimensions": 4}]
-)
-def test_a_manifest_of_another_schema_is_an_error(data):
-    with pytest.raises(FingerprintMismatchError, match="cannot read"):
-        CollectionManifest.from_dict(data, collection="docs")
-
-
-# ------------------------------------------------------------------------------------------------------------ URLs
-
-
 @pytest.fixture
 def installed(tmp_path, monkeypatch):
     """A package with an entry point, which importlib finds as installed."""
@@ -294,9 +277,6 @@ def test_a_database_describes_its_options(installed, tmp_path):
     }
     with pytest.raises(InvalidRequestError, match="colour='red' is no option .* takes boards, dimensions, fields"):
         open_sink("shelf+path:x#docs", colour="red")
-
-
-# ------------------------------------------------------------------------------------------------------- deadlines
 
 
 class Waiting(MemoryConnection):

@@ -220,9 +220,6 @@ def test_long_texts_are_read_a_few_at_a_time(tmp_path):
         tracemalloc.stop()
 
 
-# ------------------------------------------------------------------------------------------------ pandas, datasets
-
-
 def test_a_frame_of_pandas_is_a_table():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(
@@ -302,9 +299,6 @@ def test_the_splits_of_a_dataset_are_named(datasets):
     with pytest.raises(TypeError, match="IterableDatasetDict with the splits a"):
         read(datasets.IterableDatasetDict(a=dataset.to_iterable_dataset()))
     assert list(read(splits["train"])) == [Record(content_hash("t"), "t")]
-
-
-# ------------------------------------------------------------------------------------------------------- documents
 
 
 def test_documents_of_langchain_are_records():

@@ -26,8 +26,6 @@ from millpond.ingest.pages.report_page import check_report, write_report
 from millpond.ingest.sources.compression import SourcePosition
 from millpond.ingest.telemetry.progress_bar import IngestProgress
 
-# The trace
-
 
 class Clock:
     now = 100.0
@@ -124,8 +122,6 @@ def test_threads_lose_no_count():
     assert trace.chars.count == 1600 and trace.chars.total == 5600
     assert trace.retries == {"503": 800} and trace.vectors.shape == (64, 2)
 
-
-# The bar
 
 QUEUES = {"embed": (2, 2), "write": (1, 2)}
 
@@ -247,8 +243,6 @@ def test_where_nobody_sees_it_nothing_is_drawn_and_the_log_is_left_alone(capsys)
         assert logging.getLogger().handlers == handlers
     assert capsys.readouterr().err == ""
 
-
-# The page
 
 CHARTS = ["Throughput", "Queue depths", "Length of the texts", "Recall by width"]
 

@@ -1,10 +1,14 @@
-"""Every variant in torch's operators and in each instruction set beside transformers' classes; what they hold."""
+"""Every variant in torch's operators and in each instruction set beside transformers' classes; precision and memory."""
 
 from __future__ import annotations
 
+import ctypes
 import json
+import multiprocessing
+import os
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.native.models import (
@@ -32,15 +36,21 @@ from tests.native.models import (
 from tests.pairwise import pairwise
 from torch import nn
 
+from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import row_of
 from millpond.engine.execute.threads import _multiplied_weights
-from millpond.models import decoder
+from millpond.models import decoder, placement
 from millpond.models.decoder import PackedDecoder
 from millpond.models.int8 import Int8Linear
 from millpond.models.linear import PlainLinear, ReorderedLinear
 from millpond.models.load import packed_forward
+from millpond.models.native.memory import Memory
 from millpond.models.native.weight_packer import NotSupported
 from millpond.models.rms_norm import RMSNorm
+from millpond.native import library, precision
+
+# --- Every variant in torch's operators and in each instruction set beside transformers' classes; what they hold ------
+
 
 # --- Every variant in torch's operators and in each instruction set, compared with transformers' classes --------------
 
@@ -207,18 +217,6 @@ def test_its_weights_are_counted_and_held_once(dtype, folder_of):
     assert not any(isinstance(part, nn.Linear) for part in theirs.modules())
 
 
-@pytest.mark.parametrize(
-    ("name", "dtype"), [("qwen3", torch.float32), ("gemma2", torch.bfloat16), ("llama-biases", torch.bfloat16)]
-)
-def test_every_linear_can_be_in_eight_bits(name, dtype, folder_of):
-    small = backbone(folder_of(name), dtype=dtype, quantization="int8")
-    kinds = [type(part) for part in small.modules() if isinstance(part, Int8Linear | ReorderedLinear | nn.Linear)]
-    assert set(kinds) == {Int8Linear}
-    assert len(kinds) == 5 * len(small.layers)
-    cosine = torch.nn.functional.cosine_similarity(states(small).float(), expected_states(folder_of(name)), dim=-1)
-    assert 0.98 <= cosine.mean() < 1 - 1e-6
-
-
 # --- The norm alone. -------------------------------------------------------------------------------------------------
 
 
@@ -240,3 +238,157 @@ def test_the_norm(shape, dtype, centred):
         torch.testing.assert_close(actual.double(), expected, rtol=2 * step, atol=2 * step)
     other = RMSNorm(weight, 1.0, centred=centred)(rows[-1:] / 30).double()
     assert (other - expected[-1:]).abs().max() > 0.1
+
+
+# --- The precision that is faster on a processor, and the memory of packed weights ------------------------------------
+
+
+# --- Which precision the encoder takes on a processor, and which kernels serve it -------------------------------------
+
+
+built = pytest.mark.skipif(library.kernel_table() is None, reason="no compiled kernels: no C++ compiler, or no AVX2")
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def processor(monkeypatch):
+    """Pretends a processor: its highest instruction set and its speeds."""
+
+    def pretend(isa, **speeds):
+        monkeypatch.setattr(library, "isa", lambda: isa)
+        monkeypatch.setattr(library, "kernel_table", lambda: None if isa is None else library.KernelTable())
+        monkeypatch.setattr(library, "absent", lambda: "not built")
+        monkeypatch.setattr(precision, "operations_per_second", lambda: speeds)
+
+    return pretend
+
+
+def automatic(stored=None):
+    return placement.resolve_dtype("auto", CPU, Architecture, stored)
+
+
+@pytest.mark.parametrize(
+    ("isa", "speeds", "expected", "line"),
+    [
+        pytest.param(
+            "avx512bf16",
+            {"float32": 1e11, "bfloat16": 2e11},
+            torch.bfloat16,
+            "avx512bf16 in bfloat16 (vdpbf16ps does 2.0 x the operations of float32, measured), avx512 in float32",
+            id="dot-products-twice-as-fast",
+        ),
+        pytest.param(
+            "avx512bf16",
+            {"float32": 2e11, "bfloat16": 1e11},
+            torch.float32,
+            "avx512 in float32 (vdpbf16ps does 0.5 x the operations of float32, measured: avx512bf16 only where "
+            "bfloat16 is asked for)",
+            id="dot-products-at-a-quarter",
+        ),
+        pytest.param(
+            "avx512bf16",
+            {"float32": 1e11, "bfloat16": 1.1e11},
+            torch.float32,
+            "avx512 in float32 (vdpbf16ps does 1.1 x",
+            id="a-gain-too-small",
+        ),
+        pytest.param(
+            "amx",
+            {"float32": 2e11, "bfloat16": 1e11},
+            torch.bfloat16,
+            "amx in bfloat16 (tiles), avx512 in float32",
+            id="tiles",
+        ),
+        pytest.param(
+            "avx512", {"float32": 1e11}, torch.float32, "avx512 in float32 (no dot products of bfloat16)", id="avx512"
+        ),
+        pytest.param(
+            "avx2", {"float32": 1e11}, torch.float32, "avx2 in float32 (no dot products of bfloat16)", id="avx2"
+        ),
+    ],
+)
+def test_the_faster_precision_is_taken_and_env_says_why(processor, isa, speeds, expected, line):
+    processor(isa, **speeds)
+    assert automatic() is expected
+    assert placement.resolve_dtype("bfloat16", CPU, Architecture, None) is torch.bfloat16
+    assert precision.served_by().startswith(line)
+
+
+@pytest.mark.parametrize("has", [pytest.param(True, id="with"), pytest.param(False, id="without")])
+def test_without_kernels_torch_is_asked(processor, monkeypatch, has):
+    processor(None)
+    monkeypatch.setattr(placement, "has_native_bfloat16", lambda: has)
+    assert automatic() is (torch.bfloat16 if has else torch.float32)
+    assert precision.served_by() == "none (not built)"
+
+
+@built
+def test_what_the_processor_has_is_measured_once(monkeypatch):
+    table = library.kernel_table()
+    calls = []
+    for name in ("float32", "bfloat16"):
+        if kernel := getattr(table, f"measure_{name}"):
+            call = precision.SpeedCall(rounds=100)
+            assert kernel(ctypes.addressof(call)) == 0
+            assert call.seconds > 0
+            assert call.operations > 100 * 12 * 2 * 8 - 1
+    precision.operations_per_second.cache_clear()
+    measured = precision._fastest
+    monkeypatch.setattr(precision, "_fastest", lambda kernels: calls.append(kernels) or measured(kernels))
+    speeds = precision.operations_per_second()
+    assert precision.operations_per_second() is speeds
+    assert len(calls) == 1
+    expected = {"float32", "bfloat16"} if library.isa() in ("avx512bf16", "amx") else {"float32"}
+    assert set(speeds) == expected
+    assert min(speeds.values()) > 1e6
+
+
+def test_the_shortest_run_counts():
+    """Others use the processor for a while: the longer runs say nothing."""
+    seconds = {"float32": iter([9.0, 1.0] * 20), "bfloat16": iter([0.5, 7.0] * 20)}
+
+    def kernel(name):
+        def measure(address):
+            call = precision.SpeedCall.from_address(address)
+            call.seconds, call.operations = next(seconds[name]), 10.0
+
+        return measure
+
+    assert precision._fastest({name: kernel(name) for name in seconds}) == {"float32": 10.0, "bfloat16": 20.0}
+
+
+# --- Memory of packed weights and workspaces: zeroed, on a boundary of 2 MiB, and a process's own ---------------------
+
+
+@pytest.mark.parametrize("size", [1, 4096, (2 << 20) + 3])
+def test_it_is_zeroed_and_aligned(size):
+    memory = Memory(size)
+    assert memory.size == len(memory.bytes) == size
+    assert memory.address % (2 << 20) == 0
+    assert not memory.bytes.any()
+
+
+def test_more_than_there_is_is_a_memory_error():
+    with pytest.raises(MemoryError, match="no memory for"):
+        Memory(1 << 60)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_process_writes_into_its_own_copy():
+    """Else two processes would compute in one workspace."""
+    memory = Memory(8192)
+    memory.bytes[:] = 3
+    context = multiprocessing.get_context("fork")
+    seen, done = context.Pipe(duplex=False)
+
+    def write():
+        before = memory.bytes.copy()
+        memory.bytes[:] = 5
+        done.send((int(before.min()), int(before.max()), int(memory.bytes.min())))
+
+    child = context.Process(target=write)
+    child.start()
+    child.join(60)
+    assert child.exitcode == 0
+    assert seen.recv() == (3, 3, 5)
+    assert np.array_equal(memory.bytes, np.full(8192, 3, dtype=np.uint8))

@@ -3,15 +3,13 @@
 import asyncio
 import dataclasses
 import re
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tests.tiny import write_checkpoint
 
 from millpond import (
     ClassificationOutput,
@@ -34,11 +32,9 @@ from millpond import (
 INPUTS = {"none": [], "one": ["a"], "tuple": ("a", "mill pond"), "empty text": [""], "duplicates": ["a", "b", "a"]}
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
-    folder: Path = write_checkpoint(tmp_path_factory.mktemp("outputs") / "bert", "bert")
-    with Engine(folder, dtype="float32", device="cpu") as engine:
-        yield engine
+@pytest.fixture
+def engine(engine_of: Callable[..., Engine]) -> Engine:
+    return engine_of("bert")
 
 
 @pytest.mark.parametrize("texts", INPUTS.values(), ids=INPUTS.keys())

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
 from typing import ClassVar
@@ -126,9 +126,7 @@ class SqliteFile:
             with self._pool:
                 self._close_idle()  # first: sqlite must not take the old file's log for the new one's
             self._open_file()
-            logger.warning(
-                "%s was deleted or replaced while it was open; what it held is not found any more", self.path
-            )
+            logger.warning("%s was deleted or replaced while it was open; what it held is lost", self.path)
 
     def close(self) -> None:
         """Close the connections; those in use are closed when they are returned. In the child of a fork: nothing."""
@@ -254,11 +252,10 @@ def _code(error: BaseException | None) -> int:
 
 def _identity_of(path: Path) -> tuple[int, int] | None:
     """Device and inode of the file, if there is one."""
-    try:
+    with suppress(FileNotFoundError):
         info = path.stat()
-    except FileNotFoundError:
-        return None
-    return info.st_dev, info.st_ino
+        return info.st_dev, info.st_ino
+    return None
 
 
 @contextmanager
@@ -332,7 +329,7 @@ def _use_wal(connection: sqlite3.Connection, path: Path) -> None:
             (mode,) = connection.execute("PRAGMA journal_mode=WAL").fetchone()
             break
         except sqlite3.OperationalError as error:  # sqlite does not apply its timeout here
-            if error.sqlite_errorcode & 0xFF != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+            if _code(error) != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
                 raise
             time.sleep(0.01)
     if mode != "wal":

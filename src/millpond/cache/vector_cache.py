@@ -183,25 +183,21 @@ class VectorCache:
             rows[targets] = np.frombuffer(b"".join(values), dtype="<f4").reshape(len(targets), width)
             metas[targets] = found_metas
             found[targets] = True
-        if damaged:
-            with self._counters_lock:
-                level = logging.DEBUG if self._counts["damaged"] else logging.WARNING
-                self._counts["damaged"] += damaged
-            logger.log(level, _DAMAGED, self.path, damaged, len(distinct))
         if len(row_of) < count:
             source = np.fromiter(map(row_of.__getitem__, keys), dtype=np.intp, count=count)
-            if out is None:
-                rows = rows[source]
-            else:
-                out[:] = out[source]
+            rows = rows[source]
+            if out is not None:
+                out[:] = rows
             found, metas = found[source], metas[source]
         hits = int(found.sum())
         with self._counters_lock:
-            self._counts["hits"] += hits
-            self._counts["misses"] += count - hits
-        return CacheHits(
-            found=found, rows=rows, tokens=(metas >> 1).astype(np.int32), truncated=(metas & 1).astype(np.bool_)
-        )
+            level = logging.DEBUG if self._counts["damaged"] else logging.WARNING
+            for name, number in (("hits", hits), ("misses", count - hits), ("damaged", damaged)):
+                self._counts[name] += number
+        if damaged:
+            logger.log(level, _DAMAGED, self.path, damaged, len(distinct))
+        tokens, truncated = (metas >> 1).astype(np.int32), (metas & 1).astype(np.bool_)
+        return CacheHits(found=found, rows=rows, tokens=tokens, truncated=truncated)
 
     def put(
         self, keys: Sequence[bytes], rows: npt.ArrayLike, *, tokens: npt.ArrayLike, truncated: npt.ArrayLike

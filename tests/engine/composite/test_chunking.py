@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from tests.parity.oracles import oracle
-from tests.tiny import MAX_TOKENS, SENTENCES, Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny import MAX_TOKENS, SENTENCES, Layout, Normalize, Pooling
 from tests.tiny.heads import write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams, TokenIds, VectorCache
@@ -44,38 +44,15 @@ KINDS = {
 }
 
 
-class Made(dict[str, Any]):
-    """What a function makes of each name, when it is first asked for."""
-
-    def __init__(self, make: Callable[[str], Any]) -> None:
-        super().__init__()
-        self._make = make
-
-    def __missing__(self, name: str) -> Any:
-        self[name] = self._make(name)
-        return self[name]
-
-
-@pytest.fixture(scope="module")
-def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    root = tmp_path_factory.mktemp("chunking")
-
-    def write(name: str) -> Path:
+@pytest.fixture
+def folders(checkpoint_of: Callable[..., Path]) -> Callable[[str], Path]:
+    def folder(name: str) -> Path:
         kind = KINDS[name]
         modules = (Pooling(modes=(kind.mode,), include_prompt=kind.include_prompt), Normalize())
         layout = Layout(modules=modules, prompts={"query": PROMPT, "document": ""})
-        return write_checkpoint(root / name, kind.family, sentence_transformers=layout)
+        return checkpoint_of(kind.family, sentence_transformers=layout)
 
-    return Made(write)
-
-
-@pytest.fixture(scope="module")
-def engines(folders: dict[str, Path]) -> Iterator[dict[str, Engine]]:
-    options = {"dtype": "float32", "device": "cpu", "hf_overrides": {"is_matryoshka": True}}
-    made = Made(lambda name: Engine(folders[name], **options))
-    yield made
-    for engine in made.values():
-        engine.close()
+    return folder
 
 
 FAST = ("mean-without-prompt", "cls")
@@ -87,8 +64,8 @@ def name(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def engine(name: str, engines: dict[str, Engine]) -> Engine:
-    return engines[name]
+def engine(name: str, folders: Any, engine_of: Callable[..., Engine]) -> Engine:
+    return engine_of(folders(name), hf_overrides={"is_matryoshka": True})
 
 
 def parts_by_hand(
@@ -145,18 +122,18 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 @pytest.mark.parametrize("prompt", ["", PROMPT])
 def test_a_long_text_is_the_weighted_mean_of_its_windows(name: str, engine: Engine, folders: Any, prompt: str) -> None:
     found = engine.embed(LONG, prompt=prompt, long_texts="mean")
-    expected = np.stack([by_hand(folders[name], KINDS[name], text, prompt=prompt) for text in LONG])
+    expected = np.stack([by_hand(folders(name), KINDS[name], text, prompt=prompt) for text in LONG])
     assert difference(found.embeddings, expected) < TOLERANCE
     assert found.embeddings.dtype == np.float32
     assert not found.truncated.any()
     assert not found.cached.any()
     # The test must notice equal weights, a cut text, and a prompt that was pooled by mistake.
-    even = np.stack([by_hand(folders[name], KINDS[name], text, prompt=prompt, weigh=False) for text in LONG])
+    even = np.stack([by_hand(folders(name), KINDS[name], text, prompt=prompt, weigh=False) for text in LONG])
     assert difference(found.embeddings, even) > VISIBLE
     assert difference(found.embeddings, engine.embed(LONG, prompt=prompt).embeddings) > VISIBLE
     if prompt and not KINDS[name].include_prompt:
         whole = Kind(KINDS[name].family, KINDS[name].mode, KINDS[name].around)
-        wrong = np.stack([by_hand(folders[name], whole, text, prompt=prompt) for text in LONG])
+        wrong = np.stack([by_hand(folders(name), whole, text, prompt=prompt) for text in LONG])
         assert difference(found.embeddings, wrong) > VISIBLE
 
 
@@ -249,10 +226,10 @@ def test_the_event_loop_never_tokenizes(engine: Engine, monkeypatch: pytest.Monk
 
 
 @pytest.fixture
-def gated(folders: dict[str, Path]) -> Iterator[tuple[Engine, threading.Event, Any]]:
+def gated(folders: Any) -> Iterator[tuple[Engine, threading.Event, Any]]:
     """An engine that runs no batch before the event is set, and the sizes of the batches that it ran."""
     gate, batches = threading.Event(), []
-    with Engine(folders["mean"], dtype="float32", device="cpu", max_queue=8, max_batch_tokens=64) as engine:
+    with Engine(folders("mean"), dtype="float32", device="cpu", max_queue=8, max_batch_tokens=64) as engine:
         right = engine._replicas.runner.run
 
         def run(requests: Any) -> Any:
@@ -315,7 +292,7 @@ def test_a_call_alone_may_have_any_number_of_windows(gated: Any) -> None:
 
 def test_the_cache_holds_texts_and_windows(name: str, folders: Any, tmp_path: Path) -> None:
     options = {"dtype": "float32", "device": "cpu", "hf_overrides": {"is_matryoshka": True}}
-    with VectorCache(tmp_path / "v.db") as cache, Engine(folders[name], cache=cache, **options) as engine:
+    with VectorCache(tmp_path / "v.db") as cache, Engine(folders(name), cache=cache, **options) as engine:
         plain = engine.embed(SHORT)
         first = engine.embed([*SHORT, LONG[0]], long_texts="mean")
         assert first.cached.tolist() == [True] * len(SHORT) + [False]
@@ -328,12 +305,12 @@ def test_the_cache_holds_texts_and_windows(name: str, folders: Any, tmp_path: Pa
         narrow = engine.embed([LONG[0]], long_texts="mean", dimensions=16)
         assert narrow.cached.all()
         assert len(cache) == held
-        expected = by_hand(folders[name], KINDS[name], LONG[0], width=16)
+        expected = by_hand(folders(name), KINDS[name], LONG[0], width=16)
         assert difference(narrow.embeddings[0], expected) < TOLERANCE
         # Added text costs its own windows only; another prompt, and embed without chunking, have other vectors.
         engine.embed([LONG[0] + " " + LONG[0]], long_texts="mean")
-        windows = len(parts_by_hand(folders[name], KINDS[name], LONG[0], "")[0])
-        added = len(parts_by_hand(folders[name], KINDS[name], LONG[0] + " " + LONG[0], "")[0]) - windows + 1
+        windows = len(parts_by_hand(folders(name), KINDS[name], LONG[0], "")[0])
+        added = len(parts_by_hand(folders(name), KINDS[name], LONG[0] + " " + LONG[0], "")[0]) - windows + 1
         assert len(cache) == held + added
         assert not engine.embed([LONG[0]], long_texts="mean", prompt=PROMPT).cached.any()
         assert not engine.embed([LONG[0]]).cached.any()
@@ -341,7 +318,7 @@ def test_the_cache_holds_texts_and_windows(name: str, folders: Any, tmp_path: Pa
 
 def test_token_ids_have_no_prompt_to_leave_out(folders: Any, tmp_path: Path) -> None:
     """Token ids get no prompt: none of them may be left out of the mean."""
-    with Engine(folders["mean-without-prompt"], dtype="float32", device="cpu", cache=tmp_path / "v.db") as engine:
+    with Engine(folders("mean-without-prompt"), dtype="float32", device="cpu", cache=tmp_path / "v.db") as engine:
         ids = TokenIds(tuple(engine.tokenize([SENTENCES[0]])[0]))
         expected = engine.embed([SENTENCES[0]]).embeddings
         for role in (None, "query"):
@@ -386,7 +363,7 @@ def test_a_span_is_the_mean_of_its_tokens_in_the_whole_text(name: str, engine: E
     prompt = options.get("prompt", PROMPT if options.get("role") == "query" else "")
     found = engine.token_embed([TEXT, TEXT], spans=[SPANS, SPANS[:1]], **options)
     assert found.embeddings.lengths.tolist() == [len(SPANS), 1]
-    expected = spans_by_hand(folders[name], TEXT, SPANS, prompt, normalize=True)
+    expected = spans_by_hand(folders(name), TEXT, SPANS, prompt, normalize=True)
     assert difference(found.embeddings[0], expected) < TOLERANCE
     np.testing.assert_allclose(found.embeddings[1][0], found.embeddings[0][0], atol=1e-6)
     assert found.usage.prompt_tokens == 2 * engine.token_embed([TEXT], **options).usage.prompt_tokens
@@ -394,14 +371,14 @@ def test_a_span_is_the_mean_of_its_tokens_in_the_whole_text(name: str, engine: E
     alone = engine.token_embed([TEXT[slice(*SPANS[1])]], **options).embeddings[0].mean(0)
     assert difference(found.embeddings[0][1], alone / np.linalg.norm(alone)) > VISIBLE
     moved = [(max(start - 7, 0), end - 7) for start, end in SPANS[:3]]
-    wrong = spans_by_hand(folders[name], TEXT, moved, prompt, normalize=True)
+    wrong = spans_by_hand(folders(name), TEXT, moved, prompt, normalize=True)
     assert difference(found.embeddings[0][:3], wrong) > VISIBLE
 
 
 @pytest.mark.parametrize(("width", "normalize"), [(16, True), (48, False)])
 def test_rows_of_spans_are_cut_and_normalized(name: str, engine: Engine, folders: Any, width: int, normalize: bool):
     found = engine.token_embed([TEXT], spans=[SPANS], dimensions=width, normalize=normalize).embeddings[0]
-    expected = spans_by_hand(folders[name], TEXT, SPANS, "", normalize=normalize, width=width)
+    expected = spans_by_hand(folders(name), TEXT, SPANS, "", normalize=normalize, width=width)
     assert difference(found, expected) < TOLERANCE
 
 

@@ -41,16 +41,6 @@ TYPED = [
 ]
 
 
-@pytest.mark.parametrize("rounded", [False, True])
-def test_the_arrays_are_int32_and_contiguous(rounded):
-    packed = batch_of([*TYPED, {"ids": np.arange(70, dtype=np.int32)}], rounded=rounded).packed
-    for array in (packed.ids, packed.bounds, packed.lengths, packed.positions, packed.types, packed.adapters):
-        assert array.dtype == np.int32 and array.flags.c_contiguous
-    assert packed.bounds.tolist()[:5] == [0, 1, 4, 8, 78]
-    assert np.diff(packed.bounds).tolist() == packed.lengths.tolist()
-    assert packed.bounds[-1] == len(packed.ids) == (96 if rounded else 78)
-
-
 def test_the_tensors_have_the_numbers_of_the_arrays():
     batch = batch_of(TYPED)
     assert [request.slot for request in batch.requests] == [1, 0, 2] and batch.lead == 0
@@ -102,18 +92,6 @@ def test_rounded_sizes_are_few_and_close():
     assert len({size for size in sizes if size > 64}) < 80
     assert sizes == sorted(sizes) and rounded_up(4096) == 4096
     assert [rounded_up(tokens) for tokens in (1, 7, 64)] == [1, 7, 64]  # a single short text is not padded
-
-
-def test_filling_adds_one_sequence_and_changes_no_other():
-    plain = packed([5, 3, 7])
-    filled = plain.filled(20, 2)
-    assert filled.requests == plain.requests and filled.lead == plain.lead
-    assert filled.lengths.tolist() == [3, 5, 7, 5]
-    np.testing.assert_array_equal(filled.ids[:15], plain.ids)
-    np.testing.assert_array_equal(filled.positions[:15], plain.positions)
-    assert filled.ids[15:].tolist() == [0] * 5
-    assert filled.positions[15:].tolist() == [2] * 5  # a valid position of every model
-    assert plain.filled(15, 2) is plain
 
 
 def rounding(engine, rounded):

@@ -8,7 +8,7 @@ from concurrent.futures import wait
 import numpy as np
 import pytest
 import torch
-from tests.tiny import SENTENCES, write_checkpoint
+from tests.tiny import SENTENCES
 
 from millpond import Engine, PoolingParams, VectorCache
 from millpond.engine import dispatcher
@@ -266,8 +266,8 @@ def test_torchs_threads_stay_as_they_were():
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory):
-    return write_checkpoint(tmp_path_factory.mktemp("callbacks") / "model", "bert")
+def checkpoint(checkpoint_of):
+    return checkpoint_of("bert")
 
 
 @pytest.fixture(params=[1, 2])

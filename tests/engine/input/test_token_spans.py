@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator
-from functools import cache
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from tests.tiny import SENTENCES, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.heads import write_pylate, write_stanford
 
@@ -44,39 +42,26 @@ TEXTS = [
 ]
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("token_spans")
+@pytest.fixture
+def named(checkpoint_of: Callable[..., Path], engine_of: Callable[..., Engine]) -> Callable[[str], Engine]:
+    """The engine of a name."""
 
-
-@pytest.fixture(scope="module")
-def engine_of(folder: Path) -> Iterator:
-    """The engine of a name; each is loaded once."""
-    engines: list[Engine] = []
-
-    @cache
     def load(name: str) -> Engine:
         kind, _, family = name.partition(" ")
+        layout: dict[str, Any] = {"modules": (Pooling(), Normalize())}
         if kind == "stanford":
-            path = write_stanford(folder / name, family or "bert")
-        elif kind == "pylate":
-            path = write_pylate(folder / name)
-        elif kind == "prompted":
-            prompts = {"query": "Query: ", "document": "Title of it. "}
-            layout = Layout(modules=(Pooling(), Normalize()), prompts=prompts)
-            path = write_checkpoint(folder / name, family, sentence_transformers=layout)
-        elif kind == "uncased":
-            layout = Layout(modules=(Pooling(), Normalize()), do_lower_case=True)
-            path = write_checkpoint(folder / name, "bert", sentence_transformers=layout)
+            return engine_of(checkpoint_of(write_stanford, family or "bert"))
+        if kind == "pylate":
+            return engine_of(write_pylate)
+        if kind == "plain":
+            return engine_of(checkpoint_of(family), convert="embed")
+        if kind == "prompted":
+            layout["prompts"] = {"query": "Query: ", "document": "Title of it. "}
         else:
-            path = write_checkpoint(folder / name, family)
-        engine = Engine(str(path), device="cpu", dtype="float32", convert="embed" if kind == "plain" else "auto")
-        engines.append(engine)
-        return engine
+            layout["do_lower_case"] = True
+        return engine_of(checkpoint_of(family or "bert", sentence_transformers=Layout(**layout)))
 
-    yield load
-    for engine in engines:
-        engine.close()
+    return load
 
 
 CHECKPOINTS = [
@@ -102,8 +87,8 @@ def folded(text: str) -> str:
 @pytest.mark.parametrize("role", [None, "query", "document"])
 @pytest.mark.parametrize("truncate", ["end", "start"])
 @pytest.mark.parametrize("name", CHECKPOINTS)
-def test_every_row_of_token_embed_has_an_entry_and_its_token_is_the_text_there(engine_of, name, role, truncate):
-    engine = engine_of(name)
+def test_every_row_of_token_embed_has_an_entry_and_its_token_is_the_text_there(named, name, role, truncate):
+    engine = named(name)
     rows = engine.token_embed(TEXTS, role=role, truncate=truncate).embeddings
     spans = engine.token_spans(TEXTS, role=role, truncate=truncate)
     assert [len(entry) for entry in spans] == rows.lengths.tolist()
@@ -127,8 +112,8 @@ def test_every_row_of_token_embed_has_an_entry_and_its_token_is_the_text_there(e
     assert seen > 20
 
 
-def test_the_tokens_of_a_colbert_query_are_marker_text_and_expansion(engine_of):
-    engine = engine_of("stanford")
+def test_the_tokens_of_a_colbert_query_are_marker_text_and_expansion(named):
+    engine = named("stanford")
     (entry,) = engine.token_spans(["The pond, water."], role="query")
     assert entry.tokens[:2] == ("[CLS]", "[unused0]")
     assert len(entry) == 12 and entry.tokens[-1] == "[MASK]"
@@ -144,8 +129,8 @@ def test_the_tokens_of_a_colbert_query_are_marker_text_and_expansion(engine_of):
 
 
 @pytest.mark.parametrize("name", ["plain bert", "plain roberta", "plain xlm-roberta", "plain llama"])
-def test_spans_are_those_that_transformers_tokenizer_reports(engine_of, name):
-    engine = engine_of(name)
+def test_spans_are_those_that_transformers_tokenizer_reports(named, name):
+    engine = named(name)
     text = "The old mill. " + TEXTS[5]
     (entry,) = engine.token_spans([text])
     expected = engine.tokenizer(text, return_offsets_mapping=True)
@@ -154,27 +139,11 @@ def test_spans_are_those_that_transformers_tokenizer_reports(engine_of, name):
     assert [tuple(span) for span in entry.offsets.tolist()] == offsets
 
 
-def test_bytes_of_one_character_have_its_span(engine_of):
-    (entry,) = engine_of("plain qwen2").token_spans(["a🙂b"])
+def test_bytes_of_one_character_have_its_span(named):
+    (entry,) = named("plain qwen2").token_spans(["a🙂b"])
     spans = [tuple(span) for span in entry.offsets.tolist()]
     assert sorted({*spans} - {(0, 0)}) == [(0, 1), (1, 2), (2, 3)]
     assert spans.count((1, 2)) > 1
-
-
-_ENGINES = ["plain bert", "plain roberta", "plain xlm-roberta", "plain llama", "stanford", "pylate"]
-
-
-@pytest.mark.parametrize("name", _ENGINES)
-@given(
-    text=st.text(max_size=60), role=st.sampled_from(["query", "document"]), truncate=st.sampled_from(["end", "start"])
-)
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_any_text_has_as_many_entries_as_rows(engine_of, name, text, role, truncate):
-    engine = engine_of(name)
-    (entry,) = engine.token_spans([text], role=role, truncate=truncate)
-    assert len(entry) == len(engine.token_embed([text], role=role, truncate=truncate).embeddings[0])
-    starts, ends = entry.offsets.T
-    assert ((starts < ends) | (ends == 0)).all() and (ends <= len(text)).all()
 
 
 @pytest.mark.parametrize(("family", "lowercase"), [("bert", False), ("bert", True), ("qwen2", False)])

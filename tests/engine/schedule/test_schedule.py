@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.recording import Recording
-from tests.tiny import SENTENCES, write_checkpoint
+from tests.tiny import SENTENCES
 
 from millpond import Engine, PoolingParams
 from millpond.engine import dispatcher, loading
@@ -68,18 +68,6 @@ def test_a_chunk_has_the_tokens_of_two_batches(characters):
     found = [len(chunk.slots) * tokens for chunk in chunks]
     assert len(found) > 3 and min(found[1:-1]) >= 2 * budget and max(found) <= 2 * budget + tokens
     assert 0.8 * budget <= found[0] <= 2 * budget + tokens  # before anything is known of them
-
-
-def test_chunks_in_flight_count_as_waiting():
-    backlog = a_backlog([200] * 50_000, batch_tokens=32_768, feeders=8)
-    chunks = []
-    while (chunk := backlog.take(0)) is not None:
-        chunks.append(chunk)
-    estimated = sum(chunk.tokens for chunk in chunks)
-    assert 3 * 32_768 <= estimated <= 5 * 32_768
-    for chunk in chunks:
-        backlog.done(chunk, 52 * len(chunk.slots))
-    assert backlog.take(sum(len(chunk.slots) for chunk in chunks)) is None
 
 
 @pytest.mark.parametrize("per_text", [2, 400], ids=["fewer", "more"])
@@ -312,9 +300,9 @@ def short_texts(count: int) -> list[str]:
     return texts
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("intake") / "model", "bert")
+@pytest.fixture
+def folder(checkpoint_of: Callable[..., Path]) -> Path:
+    return checkpoint_of("bert")
 
 
 @pytest.fixture

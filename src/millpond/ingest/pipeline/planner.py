@@ -91,8 +91,6 @@ class RecordPlanner:
             self._in_flight = set()
         return RecordBatch(records=list(records.values()), blanks=list(blanks.values()))
 
-    # ------------------------------------------------------------------------------------ pages without bad records
-
     def _pages(self, items: Iterable[Record | Rejected]) -> Iterator[list[Record]]:
         """A few records at a time, in which no id occurs twice; those that cannot be stored are left out."""
         source = iter(items)
@@ -129,8 +127,6 @@ class RecordPlanner:
             if len(page) >= size or chars >= BATCH_CHARS:
                 break
         return page
-
-    # --------------------------------------------------------------------------------- changed records, cut to chunks
 
     def _changes(self, page: Sequence[Record]) -> Iterator[PlannedRecord]:
         """What is to be written of a page: the records that are not written as they are, cut into chunks."""

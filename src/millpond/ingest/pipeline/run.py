@@ -17,7 +17,7 @@ from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.pipeline.planner import RecordBatch, RecordPlanner
 from millpond.ingest.pipeline.source_items import SourceItems
 from millpond.ingest.pipeline.verify import verify
-from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter, BlankRecords
+from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter
 from millpond.ingest.sinks.protocol import Reads
 from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.telemetry.progress_bar import IngestProgress
@@ -115,14 +115,12 @@ class IngestRun:
         """What waits in each queue, and its limit."""
         return {"embed": (len(self._calls), self._calls_ahead), "write": (self._writer.queued, QUEUED_BATCHES)}
 
-    # -------------------------------------------------------------------------------------- what comes of the records
-
     def _submit(self, batch: RecordBatch) -> EmbeddingCall | None:
         return self._embedder.submit(batch.records) if batch.records else None
 
     def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
         if batch.blanks:
-            self._writer.put(BlankRecords(records=batch.blanks))
+            self._writer.put(batch.blanks)
         if call is None or not self._finished(call):
             return
         for result in self._embedder.complete(call):
@@ -143,8 +141,6 @@ class IngestRun:
                     call.cancel()
                     return False
         return True
-
-    # ------------------------------------------------------------------------------------------ after the last record
 
     def _delete_unseen(self, sink: Reads, seen: SeenRecords) -> None:
         """Delete the rows of records that the source no longer has."""

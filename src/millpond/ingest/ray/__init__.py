@@ -1,12 +1,4 @@
-"""Ingestion on a Ray cluster: every worker has an engine; rows, ids and reports are those of a local run.
-
-::
-
-    from millpond.ingest.ray import embed_dataset, ingest_dataset
-
-    vectors = embed_dataset(ray.data.read_parquet("s3://corpus/"), model="BAAI/bge-base-en-v1.5", num_gpus=0.5)
-    report = ingest_dataset("corpus.jsonl", model="BAAI/bge-base-en-v1.5", sink=url, workers=8)
-"""
+"""Ingestion on a Ray cluster: every worker has an engine; rows, ids and reports are those of a local run."""
 
 from millpond.errors import MissingExtraError
 

@@ -108,8 +108,6 @@ class Connection(ABC):
             self.closed = True
             self.release()
 
-    # ------------------------------------------------------------------------------- implemented by each database
-
     @abstractmethod
     def exists(self) -> bool:
         """Whether the collection exists."""
@@ -134,18 +132,10 @@ class Connection(ABC):
         """Held while a collection is created or made ready."""
         return nullcontext()
 
-    # ----------------------------------------------------------------------------------------------------------
-
     def request(self, words: str, call: Callable[[], Answer], *, limited: bool = True) -> Answer:
         """The result of a call of the client, whose error becomes a SinkError that names database and request.
 
-        Args:
-            words: The request, as "an upsert of 3 rows".
-            call: Makes it.
-            limited: Whether it has to be done within the timeout.
-
-        Raises:
-            SinkError: The connection is closed, the call fails, or its time is over.
+        ``words`` name it, as "an upsert of 3 rows"; unless ``limited``, it may take longer than the timeout.
         """
         if self.closed:
             raise SinkError(

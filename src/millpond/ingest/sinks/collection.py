@@ -325,8 +325,6 @@ class CollectionSink(Generic[NativeFilter]):
             f"{self._fields!r})"
         )
 
-    # ----------------------------------------------------------------------------------------------------------
-
     def _check_batch(self, batch: WriteBatch) -> None:
         if self.manifest is None:
             raise InvalidRequestError(f"collection {self.collection!r} is not prepared; call prepare(spec) first")

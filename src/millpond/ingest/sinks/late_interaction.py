@@ -204,8 +204,6 @@ class CollectionIndex(LateInteractionIndex):
         super().close()
         self._connection.close()
 
-    # ----------------------------------------------------------------------------------------------------------
-
     def _upsert(self, documents: Documents) -> int:
         manifest = self._manifest or self._begun(documents.embeddings.flat.shape[1])
         with self._numbering:  # larger than those of any document before: microseconds, if time allows

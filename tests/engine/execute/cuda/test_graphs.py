@@ -56,15 +56,8 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
 
 
 @pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    root, written = tmp_path_factory.mktemp("plain"), {}
-
-    def plain(family: str) -> Path:
-        if family not in written:
-            written[family] = write_checkpoint(root / family, family)
-        return written[family]
-
-    return plain
+def plain(checkpoint_of: Callable[..., Path]) -> Callable[..., Path]:
+    return checkpoint_of
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from tests.recording import Recording
-from tests.tiny import TEXTS, write_checkpoint
+from tests.tiny import TEXTS
 
 from millpond import Engine, VectorCache
 from millpond.engine import loading
@@ -193,14 +193,13 @@ def illegal() -> Exception:
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_checkpoint(tmp_path_factory.mktemp("lost") / "model", "bert")
+def folder(checkpoint_of: Callable[..., Path]) -> Path:
+    return checkpoint_of("bert")
 
 
 @pytest.fixture(scope="module")
-def expected(folder: Path) -> Iterator[Any]:
-    with Engine(folder, device="cpu", dtype="float32") as engine:
-        yield engine.embed(MANY).embeddings
+def expected(engine_of: Callable[..., Engine]) -> Any:
+    return engine_of("bert").embed(MANY).embeddings
 
 
 @pytest.fixture

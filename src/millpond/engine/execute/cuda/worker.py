@@ -7,13 +7,11 @@ from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
-from typing import Protocol
+from typing import Any, Protocol
 
 from millpond.engine.execute.cuda.pipeline import PendingBatch
-from millpond.engine.execute.device_errors import LostDevices
 from millpond.engine.execute.results import RequestResult
-from millpond.engine.execute.worker import Worker, fail
-from millpond.engine.schedule.counters import Counters
+from millpond.engine.execute.worker import RunsBatches, Worker, fail
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 
@@ -26,14 +24,11 @@ _DEPTH = 2
 _AHEAD_TOKENS = 2048
 
 
-class StartsBatches(Protocol):
+class StartsBatches(RunsBatches, Protocol):
     """Launches batches: a runner whose device has streams."""
 
     def start(self, requests: Sequence[Request]) -> PendingBatch:
         """Launch a batch without waiting for it."""
-
-    def run(self, requests: Sequence[Request]) -> list[RequestResult]:
-        """Run a batch; each request with its result."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -51,26 +46,8 @@ class OverlappingWorker(Worker):
     whose results had arrived are delivered.
     """
 
-    def __init__(
-        self,
-        scheduler: Scheduler,
-        runner: StartsBatches,
-        *,
-        name: str,
-        devices: int = 1,
-        counters: Counters | None = None,
-        device: str | None = None,
-        lost_devices: LostDevices | None = None,
-    ) -> None:
-        """``devices``: number of devices that share the scheduler; waiting work is divided between them."""
-        super().__init__(
-            scheduler,
-            runner,
-            name=name,
-            counters=counters,
-            device=device,
-            lost_devices=lost_devices or LostDevices(devices),
-        )
+    def __init__(self, scheduler: Scheduler, runner: StartsBatches, **options: Any) -> None:
+        super().__init__(scheduler, runner, **options)
         self._starter = runner
         self._ended = 0.0  # when the host saw the last batch end
 
