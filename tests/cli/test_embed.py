@@ -129,10 +129,8 @@ def test_a_long_stream_stays_in_order(run: Run, model: Path, engine: Engine):
     [
         (["nowhere.txt"], "there is no file or folder at 'nowhere.txt'"),
         (["{here}/no.csv.gz"], "is damaged, or not a .gz file"),
-        (["-", "--output-dtype", "int8"], "int8"),
         (["-", "--prompt-name", "nobody"], "--prompt-name='nobody'"),
         (["-", "--engine", "hf_overrides=[1]"], "hf_overrides"),
-        (["-", "--dimensions", "many"], "--dimensions"),
         (["-", "-o", "no/such/folder/x"], "cannot be written"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else None,

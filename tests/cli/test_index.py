@@ -79,14 +79,6 @@ def test_check_names_a_damaged_file(millpond: Callable[..., str], built: Path) -
     assert largest.name in millpond("index", "check", built, code=1)
 
 
-def test_a_table_in_a_pipe_is_tab_separated(millpond: Callable[..., str], built: Path, colbert: Path) -> None:
-    rows = [
-        line.split("\t") for line in millpond("index", "search", built, "flour", "-m", colbert, "-k", 2).splitlines()
-    ]
-    assert [len(row) for row in rows] == [3, 3]
-    assert float(rows[0][0]) >= float(rows[1][0])
-
-
 def test_what_is_not_there_is_named(millpond: Callable[..., str], tmp_path: Path, colbert: Path) -> None:
     for command in (["stats"], ["check"], ["compact"], ["delete"]):
         printed = millpond("index", *command, tmp_path / "none", *(["a"] if command == ["delete"] else []), code=2)

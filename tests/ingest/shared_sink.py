@@ -7,7 +7,7 @@ import os
 import signal
 import sqlite3
 import time
-from contextlib import closing
+from contextlib import closing, contextmanager, suppress
 
 import numpy as np
 
@@ -35,8 +35,12 @@ class SharedSink:
                 "metadata TEXT, vectors TEXT, writer INTEGER)"
             )
 
+    @contextmanager
     def _open(self):
-        return _Connection(self.path)
+        """A connection for a block, which is committed at its end."""
+        with closing(sqlite3.connect(self.path, timeout=60)) as database:
+            yield database
+            database.commit()
 
     def prepare(self, spec, *, chunked=False):
         with self._open() as database:
@@ -71,13 +75,10 @@ class SharedSink:
     @staticmethod
     def _happens(path):
         """Whether the file was there; it is removed."""
-        if path is None:
-            return False
-        try:
+        with suppress(FileNotFoundError, TypeError):
             os.unlink(path)
-        except FileNotFoundError:
-            return False
-        return True
+            return True
+        return False
 
     def delete(self, ids):
         with self._open() as database:
@@ -137,18 +138,3 @@ class SharedSink:
         """Process ids of those who wrote the rows."""
         with self._open() as database:
             return {pid for (pid,) in database.execute("SELECT DISTINCT writer FROM points")}
-
-
-class _Connection:
-    """A connection for a block, which is committed at its end."""
-
-    def __init__(self, path):
-        self._database = sqlite3.connect(path, timeout=60)
-
-    def __enter__(self):
-        return self._database
-
-    def __exit__(self, kind, value, traceback):
-        with closing(self._database):
-            if kind is None:
-                self._database.commit()

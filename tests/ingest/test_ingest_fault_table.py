@@ -4,6 +4,7 @@ import io
 import json
 import socket
 import sys
+import threading
 import time
 
 import pytest
@@ -82,6 +83,7 @@ FAULTS = {
     "close": (lambda handler: handler.close(), "connect|closed|without"),
     "garbage": (lambda handler: handler.garbage(), "HTTP|connect|read"),
     "html": (lambda handler: handler.answer(200, b"<html>a proxy</html>", Content_Type="text/html") or True, ""),
+    "null": (lambda handler: handler.answer(200, {"result": None, "status": "ok", "time": 0}) or True, ""),
     "list": (lambda handler: handler.answer(200, []) or True, ""),
 }
 
@@ -163,3 +165,35 @@ def test_a_server_that_accepts_no_connection_is_given_up(ingest):
         for other in others:
             other.close()
     assert code == 1 and counts is None and lines[-1].startswith(f"millpond: Qdrant at {url}")
+
+
+def test_a_server_that_dies_and_comes_back_is_waited_for(ingest, spec):
+    with FailingQdrant(spec) as server:
+        address, died = server.server_address, threading.Event()
+
+        def write(handler):
+            died.set()
+            return handler.close()
+
+        server.write = write
+        points, come = server.points, threading.Event()
+
+        def come_back():
+            died.wait(60)
+            server.shutdown()
+            server.server_close()
+            time.sleep(1.5)
+            with FailingQdrant(spec, address) as again:
+                again.points = points
+                come.wait(60)
+
+        thread = threading.Thread(target=come_back)
+        thread.start()
+        try:
+            code, counts, lines, _ = ingest(server.url, "--retry-for", "60")
+        finally:
+            come.set()
+            died.set()
+            thread.join()
+    assert (code, counts["written"]) == (0, ROWS), lines
+    assert counts["retried"] >= 1 and len(points) == ROWS

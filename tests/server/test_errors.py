@@ -101,12 +101,6 @@ def test_an_unknown_path_is_404(ask: Ask, method: str, path: str) -> None:
     assert response.json()["error"]["type"] in ("Not Found", "NotFoundError")
 
 
-def test_an_unknown_method_is_405_and_says_which_are_known(ask: Ask) -> None:
-    response = ask("GET", PATH)
-    assert (response.status_code, response.headers["allow"]) == (405, "POST")
-    assert response.json()["error"]["type"] == "Method Not Allowed"
-
-
 def test_a_bad_query_is_400_and_never_422(ask: Ask) -> None:
     response = ask("GET", "/fail?number=many")
     assert response.status_code == 400

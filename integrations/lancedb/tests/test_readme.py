@@ -2,27 +2,22 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
+from tests.readme import run_readme
 
 from millpond.late_interaction import Ragged, maxsim
 
 pytestmark = pytest.mark.contract
 
-README = Path(__file__).parents[1] / "README.md"
-
 
 def test_readme(
     minilm: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    program = "\n".join(blocks).replace("sentence-transformers/all-MiniLM-L6-v2", minilm)
     monkeypatch.chdir(tmp_path)
-    exec(compile(program, str(README), "exec"), scope := {})
-    shown = capsys.readouterr().out.splitlines()
-    assert len(blocks) == 3 and shown[0] == "2 of 2 records written"
+    count, shown, scope = run_readme(__file__, {"sentence-transformers/all-MiniLM-L6-v2": minilm}, capsys)
+    assert count == 3 and shown[0] == "2 of 2 records written"
     assert shown[1].endswith("bread: " + scope["hits"][0].text)
     queries, documents = ([scope["question"]], list(scope["passages"].embeddings))
     scores = maxsim(*(Ragged.from_matrices(matrices, width=384) for matrices in (queries, documents)))

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.adapters import TEXTS, write_prompted, write_prompted_splade
+from tests.adapters import write_prompted, write_prompted_splade
+from tests.passages import TEXTS
 from tests.tiny.heads import write_cross_encoder, write_m3, write_splade
 
 from millpond import Engine

@@ -11,7 +11,8 @@ import pytest
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.schema import NodeWithScore, TextNode
 from pydantic import Field
-from tests.adapters import TEXTS, write_prompted, write_prompted_splade
+from tests.adapters import write_prompted, write_prompted_splade
+from tests.passages import TEXTS
 from tests.tiny.heads import write_cross_encoder, write_m3
 
 from millpond import Engine

@@ -110,7 +110,6 @@ def test_bfloat16_without_its_library_is_an_error_with_the_command(
     ("options", "expected"),
     [
         ({}, {"index_type": "AUTOINDEX"}),
-        ({"index_type": "FLAT"}, {"index_type": "FLAT"}),
         ({"index_type": "HNSW"}, {"index_type": "HNSW", "M": 16}),
         ({"index_type": "IVF"}, {"index_type": "IVF_FLAT", "nlist": 1024}),
         ({"index_quantization": "scalar"}, {"index_type": "HNSW_SQ", "sq_type": "SQ8"}),
@@ -120,7 +119,7 @@ def test_bfloat16_without_its_library_is_an_error_with_the_command(
         ({"index_quantization": "binary"}, {"index_type": "IVF_RABITQ", "refine": True, "refine_type": "FP16"}),
         ({"datatype": "int8", "index_type": "HNSW"}, {"index_type": "HNSW"}),
     ],
-    ids=["auto", "flat", "hnsw", "ivf", "sq", "ivf-sq", "pq", "ivf-pq", "rabitq", "int8-hnsw"],
+    ids=["auto", "hnsw", "ivf", "sq", "ivf-sq", "pq", "ivf-pq", "rabitq", "int8-hnsw"],
 )
 def test_the_index_is_the_one_of_its_options(
     fake: FakeMilvus, engine: Engine, options: dict[str, str], expected: dict[str, Any]
@@ -158,7 +157,6 @@ def test_the_index_is_the_one_of_its_options(
         ),
         ({"datatype": "int8", "index_quantization": "scalar"}, "datatype='int8' is indexed by AUTOINDEX, FLAT or HNSW"),
         ({"partitions": 4}, "partitions=4 must be an int from 1 to 1024, beside a partition_key"),
-        ({"partition_key": "tenant", "partitions": 0}, "partitions=0 must be an int from 1 to 1024"),
         ({"hybrid": "splade"}, "hybrid='splade' is unknown; choose one of False, True, 'bm25'"),
     ],
 )
@@ -179,7 +177,6 @@ def test_options_that_do_not_go_together_are_refused_before_anything_is_asked(
             {"index_quantization": "product"},
             "index_quantization='scalar', .* index_quantization='product'",
         ),
-        ({"index_type": "HNSW"}, {}, "made with index_type='HNSW', and this sink has index_type=None"),
         ({"partition_key": "a"}, {"partition_key": "b"}, "made with partition_key='a', .* partition_key='b'"),
         ({"hybrid": "bm25"}, {}, "made with hybrid='bm25', and this sink has hybrid=False"),
     ],

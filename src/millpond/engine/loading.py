@@ -275,13 +275,8 @@ def _read(config: EngineConfig) -> _Description:
         quantization=config.quantization,
     )
     layout = complete_layout(checkpoint, architecture, options)
-    # The token after a conversation at which a reward model reads its score, if the family has one.
-    reward, claimed = architecture.reward_token, checkpoint.architecture or ""
-    rewards = reward is not None and claimed.startswith(f"{architecture.prefix}ForReward")
     tokenizer = TextTokenizer.load(
-        layout.transformer,
-        lower=layout.do_lower_case,
-        reward_token=int(reward.read(checkpoint.config)) if reward is not None and rewards else None,
+        layout.transformer, lower=layout.do_lower_case, reward_token=_reward_token(checkpoint, architecture)
     )
     detected = detect_tasks(checkpoint, architecture, convert=config.convert, token_id=tokenizer.token_id)
     detected = override_head(detected, options)
@@ -304,3 +299,11 @@ def _read(config: EngineConfig) -> _Description:
         encoder=_encoder(tokenizer, layout.late_interaction, detected, config, decoder=architecture.decoder),
         spec=spec,
     )
+
+
+def _reward_token(checkpoint: Checkpoint, architecture: Architecture) -> int | None:
+    """The token after a conversation at which a reward model reads its score, if the family has one."""
+    token, claimed = architecture.reward_token, checkpoint.architecture or ""
+    if token is None or not claimed.startswith(f"{architecture.prefix}ForReward"):
+        return None
+    return int(token.read(checkpoint.config))

@@ -155,12 +155,6 @@ def test_chunks_and_trailers_are_bounded(server: Server, head: bytes, endless: b
     assert status in ((400, 431) if KEY in head else (400, 401, 431))
 
 
-def test_small_chunks_are_read(server: Server) -> None:
-    text = b'{"input": "' + b"a" * 20_000 + b'", "truncate_prompt_tokens": 8}'
-    message = CHUNKED + CLOSE + b"\r\n" + b"".join(b"1\r\n%c\r\n" % byte for byte in text) + b"0\r\n\r\n"
-    assert statuses(server, *cut(message, 10_000)) == [200]
-
-
 # --- Messages that are not requests ---------------------------------------------------------------------------------
 
 
@@ -233,13 +227,6 @@ def test_a_client_that_is_still_sending_reads_its_response(server: Server) -> No
 def test_a_complete_request_keeps_its_connection(server: Server) -> None:
     refused = request().replace(KEY, b"")
     assert statuses(server, refused, GET + b"Content-Length: 2\r\n\r\n{}", LAST) == [401, 200, 200]
-
-
-def test_the_older_protocol_knows_no_100(server: Server) -> None:
-    with connect(server) as connection:
-        connection.sendall(request(b"Expect: 100-continue\r\n").replace(b"HTTP/1.1", b"HTTP/1.0"))
-        reply = received(connection)
-    assert b"100 Continue" not in reply and b" 200 OK\r\n" in reply
 
 
 # --- Time -----------------------------------------------------------------------------------------------------------

@@ -12,7 +12,10 @@ from millpond.engine.schedule.timing import CallFuture, CallTimer
 
 
 def combine(
-    parts: Sequence[Future[Any]], assemble: Callable[[list[Any]], Any], threads: Executor | None, timer: CallTimer
+    starts: Sequence[Callable[[], Future[Any]]],
+    assemble: Callable[[list[Any]], Any],
+    threads: Executor | None,
+    timer: CallTimer,
 ) -> CallFuture[Any]:
     """A future of ``assemble([results])``; the parts share the ``timer``.
 
@@ -20,6 +23,14 @@ def combine(
     are all parts. ``assemble`` runs in ``threads``, since the thread that finishes a part has batches to run; without
     them, or if they are shut down, it runs there.
     """
+    parts: list[Future[Any]] = []
+    try:
+        for start in starts:
+            parts.append(start())
+    except BaseException:
+        for part in parts:
+            part.cancel()
+        raise
     gathering = _Gathering(parts, assemble, threads, timer)
     gathering.whole.add_done_callback(gathering.whole_done)
     for part in parts:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -58,14 +59,10 @@ def apart(
     if len(first_of) == 1:
         queries = queries[:1]
     timer = CallTimer()
-    parts: list[Future[Any]] = []
-    try:
-        parts.append(embed(queries, "query", len(queries) + len(pairs), timer))
-        parts.append(embed([pair.document for pair in pairs], "document", 0, timer))
-    except BaseException:
-        for part in parts:
-            part.cancel()
-        raise
+    starts = [
+        partial(embed, queries, "query", len(queries) + len(pairs), timer),
+        partial(embed, [pair.document for pair in pairs], "document", 0, timer),
+    ]
 
     def assemble(results: list[Any]) -> ScoreOutput:
         query, document = results
@@ -75,7 +72,7 @@ def apart(
             usage=Usage(prompt_tokens=query.usage.prompt_tokens + document.usage.prompt_tokens),
         )
 
-    return combine(parts, assemble, threads, timer)
+    return combine(starts, assemble, threads, timer)
 
 
 def cosine(queries: EmbeddingOutput, documents: EmbeddingOutput, slots: Slots) -> Scores:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor, Future
 from dataclasses import replace
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -53,15 +54,11 @@ def in_windows(
     timer.tokenized(perf_counter() - begun)
     short = [text for i, text in enumerate(texts) if i not in counts_of]
     unquantized = replace(plan, output_dtype="float32")
-    calls: list[Future[Any]] = []
-    try:
-        calls.append(queue(short, unquantized, CallOptions(admit=len(short) + len(pieces), timer=timer)))
-        calls.append(queue(pieces, unquantized, CallOptions(admit=0, timer=timer)))
-    except BaseException:
-        for call in calls:
-            call.cancel()
-        raise
-    return combine(calls, lambda outputs: _averaged(outputs[0], outputs[1], counts_of, plan), threads, timer)
+    starts = [
+        partial(queue, short, unquantized, CallOptions(admit=len(short) + len(pieces), timer=timer)),
+        partial(queue, pieces, unquantized, CallOptions(admit=0, timer=timer)),
+    ]
+    return combine(starts, lambda outputs: _averaged(outputs[0], outputs[1], counts_of, plan), threads, timer)
 
 
 def _averaged(

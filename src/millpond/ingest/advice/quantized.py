@@ -63,13 +63,7 @@ class QuantizedVectors:
 
 
 def store(rows: FloatArray, datatype: Datatype) -> QuantizedVectors:
-    """``rows [n, d]`` (normalized) as vectors of a datatype, as millpond writes and compares them.
-
-    - ``float32``, ``float16``, ``bfloat16``: by cosine.
-    - ``int8``: the largest value of a row is 127; by cosine.
-    - ``uint8``: 8 times the root of the mean square is the largest value that is kept; by Euclidean distance.
-    - ``bit``: the signs; by Hamming distance.
-    """
+    """``rows [n, d]`` (normalized) as vectors of a datatype, as millpond writes and compares them."""
     width = rows.shape[1]
     match datatype:
         case "float32":
@@ -80,23 +74,16 @@ def store(rows: FloatArray, datatype: Datatype) -> QuantizedVectors:
             return QuantizedVectors(round_bfloat16(rows), 2 * width, round_bfloat16)
         case "int8":
             return QuantizedVectors(_int8(rows), width, _int8)
-        case "uint8":
+        case "uint8":  # compared by Euclidean distance, the others by cosine
             return _uint8(rows)
-        case "bit":
+        case "bit":  # compared by Hamming distance
             return QuantizedVectors(_signs(rows), -(-width // 8), _signs)
 
 
 def quantize(rows: FloatArray, quantization: Quantization, *, seed: int = 0) -> QuantizedVectors:
-    """``rows [n, d]`` (normalized) in the second, smaller copy that a database searches.
-
-    - ``scalar``: 7 bits in a byte, linear between the least and the greatest value but for a few outliers (the
-      quantile 0.99).
-    - ``binary``: the sign of each value.
-    - ``product``: 4 values in a byte: the nearest of 256 centroids (Jegou et al., "Product quantization for nearest
-      neighbor search", 2011). The query is not encoded.
-    """
+    """``rows [n, d]`` (normalized) in the second, smaller copy that a database searches."""
     match quantization:
-        case "product":
+        case "product":  # Jegou et al., "Product quantization for nearest neighbor search", 2011
             return _product(rows, seed)
         case "scalar":
             return _scalar(rows)

@@ -70,8 +70,7 @@ class EmbeddedRecords:
     truncated_ids: Sequence[str]  # ids of the records of which a text was cut to the engine's `max_length`
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class UnembeddedRecord:
+class UnembeddedRecord(NamedTuple):
     """A record that has no vector."""
 
     record: PlannedRecord

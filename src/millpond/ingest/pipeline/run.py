@@ -17,7 +17,7 @@ from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.pipeline.planner import RecordBatch, RecordPlanner
 from millpond.ingest.pipeline.source_items import SourceItems
 from millpond.ingest.pipeline.verify import verify
-from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter, BlankRecords
+from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter
 from millpond.ingest.sinks.protocol import Reads
 from millpond.ingest.sources.read import RecordReader
 from millpond.ingest.telemetry.progress_bar import IngestProgress
@@ -120,7 +120,7 @@ class IngestRun:
 
     def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
         if batch.blanks:
-            self._writer.put(BlankRecords(records=batch.blanks))
+            self._writer.put(batch.blanks)
         if call is None or not self._finished(call):
             return
         for result in self._embedder.complete(call):

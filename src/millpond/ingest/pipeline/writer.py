@@ -6,7 +6,6 @@ import queue
 import threading
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 from millpond.ingest.pipeline.delivery import RetryingWriter
@@ -21,13 +20,6 @@ QUEUED_BATCHES = 2
 _WRITE_RECORDS = 512
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class BlankRecords:
-    """Records without a visible character, whose rows of an earlier run are deleted."""
-
-    records: Sequence[PlannedRecord]
-
-
 class BatchWriter:
     """A thread that writes batches from a bounded queue. After a failure it drains the queue, so that no put blocks."""
 
@@ -40,7 +32,7 @@ class BatchWriter:
         self._counts = ledger.counts
         self._trace = ledger.trace
         self._entries = entries
-        self._queue: queue.Queue[EmbeddedRecords | BlankRecords | None] = queue.Queue(QUEUED_BATCHES)
+        self._queue: queue.Queue[EmbeddedRecords | list[PlannedRecord] | None] = queue.Queue(QUEUED_BATCHES)
         self._failure: BaseException | None = None
         self._dropping = False
         # A daemon, so that a database that never answers cannot keep the program from ending.
@@ -57,8 +49,8 @@ class BatchWriter:
         if self._failure is not None:
             raise self._failure
 
-    def put(self, batch: EmbeddedRecords | BlankRecords) -> None:
-        """Queue a batch; blocks while the queue is full."""
+    def put(self, batch: EmbeddedRecords | list[PlannedRecord]) -> None:
+        """Queue a batch, or blank records, whose rows are deleted; blocks while the queue is full."""
         self.check()
         self._queue.put(batch)
 
@@ -79,8 +71,8 @@ class BatchWriter:
             if self._dropping or self._failure is not None:
                 continue
             try:
-                if isinstance(batch, BlankRecords):
-                    self._delete(batch.records)
+                if isinstance(batch, list):
+                    self._delete(batch)
                     continue
                 self._invalidate(batch.records)
                 rejected: dict[int, str] = {}

@@ -17,7 +17,7 @@ from millpond.ingest.pipeline.ingest import prepare_sink
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
 from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.pipeline.planner import RecordBatch
-from millpond.ingest.pipeline.writer import BatchWriter, BlankRecords
+from millpond.ingest.pipeline.writer import BatchWriter
 from millpond.ingest.sinks.protocol import Sink
 from millpond.ingest.telemetry.trace import RunTrace
 from millpond.tasks import Task
@@ -97,7 +97,7 @@ class Worker:
             writer = BatchWriter(sink, requests, log, cast("CollectionEntries", _BatchEntries(log.written.entries)))
             try:
                 if batch.blanks:
-                    writer.put(BlankRecords(records=batch.blanks))
+                    writer.put(batch.blanks)
                 for result in results:
                     if not isinstance(result, EmbeddedRecords):
                         log.fail(result.record, result.reason)

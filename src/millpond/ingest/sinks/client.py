@@ -135,13 +135,7 @@ class Connection(ABC):
     def request(self, words: str, call: Callable[[], Answer], *, limited: bool = True) -> Answer:
         """The result of a call of the client, whose error becomes a SinkError that names database and request.
 
-        Args:
-            words: The request, as "an upsert of 3 rows".
-            call: Makes it.
-            limited: Whether it has to be done within the timeout.
-
-        Raises:
-            SinkError: The connection is closed, the call fails, or its time is over.
+        ``words`` name it, as "an upsert of 3 rows"; unless ``limited``, it may take longer than the timeout.
         """
         if self.closed:
             raise SinkError(

@@ -53,11 +53,7 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
     def condition(
         self, filter: Mapping[str, object] | NativeFilter | None, manifest: CollectionManifest
     ) -> NativeFilter | None:
-        """The database's own form of a filter; ``None`` or an empty one for no condition.
-
-        Raises:
-            InvalidRequestError: A filter of another type.
-        """
+        """The database's own form of a filter, ``None`` for no condition; InvalidRequestError for another type."""
 
     def fetch(
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest

@@ -49,11 +49,7 @@ class CollectionManifest:
         sparse: ModelSpec | None = None,
         chunked: bool = False,
     ) -> CollectionManifest:
-        """The manifest of a new collection.
-
-        Raises:
-            InvalidDimensionsError: The model cannot be cut to these widths.
-        """
+        """The manifest of a new collection; raises InvalidDimensionsError for widths that the model cannot have."""
         widths = tuple(sorted({spec.check_dimensions(width) for width in dimensions or (None,)}))
         return cls(
             fingerprint=spec.fingerprint,

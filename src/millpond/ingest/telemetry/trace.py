@@ -140,9 +140,8 @@ class RunTrace:
     def stage(self, name: str, rows: int = 0) -> Iterator[StageCall]:
         """Time the block as one call of a stage; it is counted if the block raises, too.
 
-        Args:
-            name: The stage: ``read``, ``chunk``, ``embed`` (waiting for the engine), ``cut``, ``write``, ``journal``.
-            rows: Rows that the call handles, if they are known before; else set ``rows`` of the yielded object.
+        The stages are ``read``, ``chunk``, ``embed`` (waiting for the engine), ``cut``, ``write`` and ``journal``. Rows
+        that are not known before are set as ``rows`` of the yielded object.
         """
         call = StageCall(rows)
         start = self._clock()
@@ -164,10 +163,7 @@ class RunTrace:
 
         The interval is 0.1 seconds, and doubles whenever 2,000 samples are kept (every second one then goes).
 
-        Args:
-            counts: Counts since the run began: ``read``, ``embedded``, ``cached``, ``written``, ``failed``, ...
-            queues: Items that wait in each queue: ``embed``, ``write``.
-            last: The run ends here: keep it in any case.
+        Counts are those since the run began, queues the items that wait; the ``last`` state is kept in any case.
         """
         with self._lock:
             seconds = self._clock() - self._start
