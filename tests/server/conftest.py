@@ -198,7 +198,7 @@ def tiny(embedder: Path) -> Iterator[ServedModels]:
 @pytest.fixture(scope="session")
 def pool(request: pytest.FixtureRequest) -> Iterator[tuple[ServedModels, TestClient]]:
     """The models of one server, each named after its fixture, and its client."""
-    names = "embedder prompted colbert classifier token_classifier reward_model llm".split()
+    names = ("embedder", "colbert")
     models = ServedModels.load(
         [ModelConfig(model=str(request.getfixturevalue(name)), names=(name,), dtype="float32") for name in names]
     )

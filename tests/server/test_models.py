@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.tiny import write_checkpoint
 
 from millpond import Engine, Pair, PoolingParams
 from millpond.errors import InvalidRequestError, ModelLoadError
@@ -95,12 +94,3 @@ def test_options_reach_the_engine(embedder: Path, tmp_path: Path):
     assert (engine.config.max_batch_tokens, engine.config.max_queue, engine.config.convert) == (99, 7, "embed")
     models.close()
     assert engine.closed
-
-
-def test_one_file_of_vectors_serves_several_models(embedder: Path, tmp_path: Path):
-    other = write_checkpoint(tmp_path / "other", "roberta")
-    models = load(*(config(folder, cache=tmp_path / "vectors.sqlite") for folder in (embedder, other)))
-    for model in models:
-        model.engine.embed(["one"])
-        assert model.engine.embed(["one"]).cached.all()
-    models.close()

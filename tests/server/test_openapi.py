@@ -1,4 +1,4 @@
-"""/openapi.json: every body and every answer is described, and every reference resolves."""
+"""/openapi.json: every failure is described, and which operations ask for a key."""
 
 from __future__ import annotations
 
@@ -21,36 +21,6 @@ def operations(found: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]
     for path, methods in found["paths"].items():
         for method, operation in methods.items():
             yield path, method, operation
-
-
-def references(value: Any) -> Iterator[str]:
-    if isinstance(value, dict):
-        if isinstance(value.get("$ref"), str):
-            yield value["$ref"]
-        for part in value.values():
-            yield from references(part)
-    elif isinstance(value, list):
-        for part in value:
-            yield from references(part)
-
-
-def test_every_reference_leads_somewhere(tiny: ServedModels) -> None:
-    doc = document(tiny)
-    assert doc["openapi"].startswith("3.1")
-    expected = set(references(doc))
-    assert "#/components/schemas/ErrorAnswer" in expected
-    assert expected <= {f"#/components/schemas/{name}" for name in doc["components"]["schemas"]}
-
-
-def test_every_body_is_described(tiny: ServedModels) -> None:
-    doc = document(tiny)
-    posted = {path for path, method, _ in operations(doc) if method == "post"} - {"/ping"}
-    assert "/v1/embeddings" in posted
-    for path in posted:
-        operation = doc["paths"][path]["post"]
-        assert operation["requestBody"]["required"] is True, path
-        assert operation["requestBody"]["content"]["application/json"]["schema"], path
-        assert operation["responses"]["200"]["content"], path
 
 
 def test_every_failure_is_described_and_none_is_fastapi_s(tiny: ServedModels) -> None:

@@ -33,7 +33,7 @@ class Pending(Generic[Output]):
     future: CallFuture[Output]  # the engine's future; cancelling it drops what is still queued
     finish: Callable[[Output], Output]  # calibrates and activates the logits of the future's result
     finished: bool = False  # whether the result needs no calibration: finish returns it unchanged
-    items: Sequence[Item] = ()  # the inputs of the call
+    items: Sequence[Item] = ()
 
     def result(self) -> Output:
         """Wait for the result, calibrated."""

@@ -35,7 +35,7 @@ class PoolerConfig:
     task: str | None = None  # the default task of encode
     pooling: str | None = None  # replaces the checkpoint's pooling
     use_activation: bool | None = None  # normalize vectors, activate logits
-    dimensions: int | None = None  # matryoshka width
+    dimensions: int | None = None  # Matryoshka width
     chunked: bool = False  # embed over-long texts in windows
     max_embed_len: int | None = None  # most tokens of a text that is embedded in windows
     logit_mean: float | None = None  # subtracted from logits before the activation

@@ -23,7 +23,7 @@ class Tokenization:
     truncate: Truncate = "error"  # error unless the caller asked for truncation, as in vLLM
     limit: int | None = None  # most tokens; None and -1 are the model's maximum
     side: Truncate = "end"  # the end at which an over-long text is cut, if it is cut
-    special_tokens: bool = True  # whether special tokens are added
+    special_tokens: bool = True
     # Whether the caller switched truncation off explicitly; then a ColBERT does not cut to its own lengths either.
     refuses: bool = False
 

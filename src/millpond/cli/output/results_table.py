@@ -55,7 +55,7 @@ class Answer:
     """The hits of one question."""
 
     query_id: str  # id of the question: its number, or that of a file
-    query: str  # the question
+    query: str
     hits: Sequence[RankedHit]  # best first
     reranked: bool  # whether there was a second stage
     seconds: float  # time of all stages

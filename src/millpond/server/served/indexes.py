@@ -23,7 +23,7 @@ class ServedIndex:
     """An index that clients search."""
 
     name: str  # its name in the routes
-    index: LateInteractionIndex  # the index
+    index: LateInteractionIndex
     model: ServedModel  # the model that encodes queries and documents
     # Held while the index is changed, so that waiting writers occupy no threads.
     writing: asyncio.Lock = field(default_factory=asyncio.Lock)

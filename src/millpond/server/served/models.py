@@ -28,8 +28,8 @@ class ServedModel:
     names: tuple[str, ...]  # names that requests may use; responses use the first
     root: str  # hub id or folder of the checkpoint
     pooling: PoolingModel  # the engine with vLLM's interface
-    chat_template: str | None = None  # jinja source that replaces the tokenizer's own
-    created: int = field(default_factory=lambda: int(time.time()))  # unix time of the load
+    chat_template: str | None = None  # Jinja source that replaces the tokenizer's own
+    created: int = field(default_factory=lambda: int(time.time()))  # Unix time of the load
 
     @property
     def name(self) -> str:
