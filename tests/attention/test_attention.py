@@ -1,5 +1,6 @@
 """Every packed attention kernel against attention written out naively, one segment at a time."""
 
+import logging
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -7,8 +8,8 @@ import pytest
 import torch
 from tests.pairwise import pairwise
 
-from millpond.attention import dense, flex, interface, matmul_attention, native, sdpa, segments, varlen
-from millpond.attention.kernels import select
+from millpond.attention import dense, flex, interface, kernels, matmul_attention, native, sdpa, segments, varlen
+from millpond.attention.kernels import attend, select
 from millpond.attention.segments import Joined, Run, Segments
 from millpond.attention.signature import Masking
 from millpond.native.library import library
@@ -242,6 +243,22 @@ def test_which_kernel_serves_a_call_on_a_cpu():
         serving = {torch.float32: matmul_attention if narrow else sdpa, torch.bfloat16: half, torch.float16: sdpa}
         for dtype, kernel in serving.items():
             assert select(*states(dtype), Segments.of(LENGTHS), masking) is kernel
+
+
+def test_the_log_names_the_kernel_once_for_each_kind_of_call(caplog):
+    kernels._log_kind.cache_clear()
+    q, k, v = states(kv_heads=2)
+    with caplog.at_level(logging.INFO, logger="millpond"):
+        attend(q, k, v, Segments.of(LENGTHS), MASKINGS["full"])
+    assert not caplog.records
+    with caplog.at_level(logging.DEBUG, logger="millpond"):
+        for lengths in (LENGTHS, LENGTHS[::-1]):
+            attend(q, k, v, Segments.of(lengths), MASKINGS["full"])
+        attend(q, k, v, Segments.of(LENGTHS), MASKINGS["softcap window"])
+    assert caplog.messages == [
+        "attention kernel sdpa: float32 on cpu, 4 heads of 16 (2 for keys)",
+        "attention kernel matmul: float32 on cpu, 4 heads of 16 (2 for keys), causal, window 5, softcap 0.5",
+    ]
 
 
 def test_runs_group_neighbours_of_the_same_length_and_keys():

@@ -35,6 +35,7 @@ class LiteFile:
         self.path = path  # of a folder really
         self.failure: str | None = None  # why a write failed
         self.acknowledged: dict[str, int] = {}  # rows of collections that a failure may have cost, counted right after
+        self.warned: set[str] = set()  # collections of which was said that they are too large
         self._writing = threading.RLock()
 
     @contextmanager

@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 # Rows of one page of a scan, which has no texts.
 _SCANNED = 10_000
+# More rows than this are too many for Milvus Lite, which looks at each of them.
+_LITE_ROWS = 200_000
 # The k of reciprocal rank fusion.
 _RRF = 60
 
@@ -89,6 +91,7 @@ class MilvusDriver(CollectionDriver[str]):
         self._name = connection.collection
         self._layout = layout
         self._stored_options: VectorOptions | None = None
+        self._rows: int | None = None  # of a file of Milvus Lite, and those written since they were counted
 
     def check(self, record: Record, widths: Sequence[int]) -> None:
         """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""
@@ -135,6 +138,8 @@ class MilvusDriver(CollectionDriver[str]):
                     f"Milvus at {self.connection.where} acknowledged {count} of {len(rows)} rows of an upsert, and "
                     "does not say which; write them again"
                 )
+        if self.connection.embedded:
+            self._warn_of_size(len(rows))
 
     def delete(self, which: Sequence[str] | str, manifest: CollectionManifest) -> None:
         """Delete rows."""
@@ -311,3 +316,25 @@ class MilvusDriver(CollectionDriver[str]):
         with self.reading(point, manifest):
             record_id, text, metadata = schema.record_fields(row["entity"], point)
         return Hit(id=record_id, score=float(row["distance"]), text=text, metadata=metadata)
+
+    def _warn_of_size(self, written: int) -> None:
+        """Say once that a collection has outgrown Milvus Lite."""
+        file = self.connection.file
+        if file is None or self._name in file.warned:
+            return
+        # What was written since the last count may have replaced rows.
+        if self._rows is None or (self._rows + written) > _LITE_ROWS:
+            self._rows = self.count()
+        else:
+            self._rows += written
+        if self._rows > _LITE_ROWS:
+            file.warned.add(self._name)
+            logger.warning(
+                "collection %r of Milvus Lite at %s holds more than %d rows, and Milvus Lite compares a question with "
+                "each; start a server and ingest there: --to milvus+http://localhost:19530#%s (with --cache nothing is "
+                "embedded again)",
+                self._name,
+                self.connection.where,
+                _LITE_ROWS,
+                self._name,
+            )

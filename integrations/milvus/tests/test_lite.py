@@ -118,6 +118,23 @@ def test_a_client_that_was_passed_in_shares_the_file_of_its_path(engine: Engine,
                 other.write(rows(1))
 
 
+def test_more_rows_than_lite_is_for_are_said_once(
+    engine: Engine, uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("millpond_milvus.sink._LITE_ROWS", 200)
+    for _ in range(2):
+        with MilvusSink(uri, "docs", dimensions=[64]) as sink:
+            sink.prepare(engine.spec)
+            for _ in range(5):
+                sink.write(rows(150))  # the same rows again
+            assert "holds more than" not in caplog.text or sink.count() > 200
+            sink.write(rows(51, first=150))
+            sink.write(rows(50, first=300))
+    warnings = [record.getMessage() for record in caplog.records if "holds more than 200 rows" in record.getMessage()]
+    assert len(warnings) == 1
+    assert "--to milvus+http://localhost:19530#docs" in warnings[0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import threading
+from functools import cache
 
+import torch
 from torch import Tensor
 
 from millpond.attention import flex, matmul_attention, native, sdpa, varlen
@@ -46,10 +48,15 @@ def disabled(name: str) -> str | None:
 def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Tensor:
     """Attention within each segment of a packed row, by the kernel that :func:`select` names.
 
-    A kernel that finds out only now that it cannot run such calls is followed by the next one, with one warning.
+    A kernel that finds out only now that it cannot run such calls is followed by the next one, with one warning. With
+    debug logging, the first call of each kind logs the kernel that served it.
     """
+    kernel = select(query, key, value, segments, masking)
+    if logger.isEnabledFor(logging.DEBUG):
+        heads, kv_heads, called = query.shape[1:], key.shape[1], options(segments, masking)
+        _log_kind(kernel.NAME, query.device.type, query.dtype, heads, kv_heads, called)
     try:
-        return select(query, key, value, segments, masking).attend(query, key, value, segments, masking)
+        return kernel.attend(query, key, value, segments, masking)
     except KernelError as error:
         logger.warning("%s", error)
     return attend(query, key, value, segments, masking)  # the kernel no longer fits such calls
@@ -66,3 +73,18 @@ def options(segments: Segments, masking: Masking) -> tuple[str, ...]:
         "shared prefix": segments.shared,
     }
     return tuple(name for name, is_set in options.items() if is_set)
+
+
+@cache  # one line per kind of call and process
+def _log_kind(
+    kernel: str, device: str, dtype: torch.dtype, heads: tuple[int, int], kv_heads: int, options: tuple[str, ...]
+) -> None:
+    logger.debug(
+        "attention kernel %s: %s on %s, %d heads of %d (%d for keys)%s",
+        kernel,
+        str(dtype).removeprefix("torch."),
+        device,
+        *heads,
+        kv_heads,
+        "".join(f", {option}" for option in options),
+    )
