@@ -16,7 +16,7 @@ from tests.tiny.checkpoints import token_id
 from tests.tiny.heads import STEP, write_cross_encoder, write_m3, write_reward, write_splade, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams, Ragged, TokenIds
-from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
+from millpond.errors import InvalidRequestError, UnsupportedTaskError
 
 LONG = " ".join(SENTENCES)
 DOCUMENTS = (SENTENCES[0], SENTENCES[1], "a", SENTENCES[0], "", "How deep is it?")
@@ -306,49 +306,6 @@ def test_a_ranking(engines: Any, name: str) -> None:
             engine.rerank(QUERY, DOCUMENTS, top_n=wrong)
 
 
-@pytest.mark.parametrize(("name", "noun"), [("embedder", "document"), ("reranker", "pair"), ("colbert", "document")])
-def test_pairs_that_are_too_long(engines: Any, name: str, noun: str) -> None:
-    engine, documents = engines(name), ["a", "b", "a", LONG]
-    cut = engine.score(SHORT_QUERY, documents)
-    assert cut.truncated.tolist() == [False, False, False, True]
-    with pytest.raises(InputTooLongError, match=f"the {noun} at index 3 has"):
-        engine.score(SHORT_QUERY, documents, truncate="error")
-    with pytest.raises(InputTooLongError, match=f"the {noun} at index 3 has"):
-        engine.rerank(SHORT_QUERY, documents, truncate="error")
-    noun = "query" if noun == "document" else noun
-    if name != "colbert":  # all of its queries have one length
-        with pytest.raises(InputTooLongError, match=f"the {noun} at index 2 has"):
-            engine.score(["a", "b", LONG, "a"], ["a", "b", "c", "d"], truncate="error")
-
-
-@pytest.mark.parametrize("name", ["embedder", "reranker", "colbert"])
-def test_what_is_no_pair_is_refused(engines: Any, name: str) -> None:
-    engine = engines(name)
-    for call, message in [
-        (lambda: engine.encode([("a", "b"), ["c", "d"]], task="score"), "index 1 is a list, not a .query, document."),
-        (lambda: engine.encode(["a"], task="score"), r"score takes a \(query, document\) pair at index 0, not a str"),
-        (lambda: engine.encode([("a", 3)], task="score"), "the document at index 0 is a int, not a str"),
-        (lambda: engine.score(["a", None], ["c", "d"]), "the query at index 1 is a NoneType, not a str"),
-        (lambda: engine.rerank("q", ["a", 3]), "the document at index 1 is a int, not a str"),
-        (lambda: engine.rerank("q\udfff", ["a"]), r"the query at index 0 holds a lone surrogate \(U\+DFFF at 1\)"),
-        (lambda: engine.score("q", ["a", "b\ud800"]), "the document at index 1 holds a lone surrogate"),
-        (lambda: engine.encode([("a", "b")], task="score", params=PoolingParams(task="classify")), "contradicts"),
-    ]:
-        with pytest.raises(InvalidRequestError, match=message):
-            call()
-    for call in [
-        lambda: engine.rerank("q", "one document"),
-        lambda: engine.rerank("q", {"a": 1}),
-        lambda: engine.rerank(["q"], ["a"]),
-        lambda: engine.score(b"q", ["a"]),
-        lambda: engine.score("q", {"a": 1}),
-        lambda: engine.score(3, ["a"]),
-        lambda: engine.encode("qd", task="score"),
-    ]:
-        with pytest.raises(TypeError):
-            call()
-
-
 def test_token_ids_of_a_cross_encoder_are(engines: Any) -> None:
     engine = engines("reranker")
     ids = TokenIds(tuple(engine.token_ids("classify", "a b", PoolingParams())))
@@ -466,120 +423,6 @@ def test_sparse_weights(engines: Any, name: str) -> None:
             assert set(row) <= set(engine.tokenize([text])[0])
     with pytest.raises(InvalidRequestError, match="activation=False means nothing to sparse_embed"):
         engine.encode(["a"], task="sparse_embed", params=PoolingParams(activation=False))
-
-
-# --- Refusals -------------------------------------------------------------------------------------------------------
-
-
-@each_case
-def test_a_bare_string_is_a_type_error(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
-    engine = engines(name)
-    if task != "score":
-        with pytest.raises(TypeError, match=rf"{task}\(\[text\]\)"):
-            getattr(engine, task)("a bare text", **options)
-        with pytest.raises(TypeError, match="bytes"):
-            getattr(engine, task)(b"a bare text", **options)
-        with pytest.raises(TypeError):
-            asyncio.run(getattr(AsyncEngine(engine), task)("a bare text", **options))
-    for wrong in ("a bare text", {"a": "b"}, 3, None):
-        with pytest.raises(TypeError):
-            engine.submit(task, wrong, PoolingParams(**options))
-    with pytest.raises(TypeError, match="params is a dict"):
-        engine.submit(task, items, {"role": "query"})
-
-
-@each_case
-def test_what_is_no_text_is_named(engines: Any, name: str, task: Any, items: Any, options: Any) -> None:
-    engine, params = engines(name), PoolingParams(**options)
-    for wrong in (3, None, b"a", "lone \udc00 half"):
-        bad = ("a", wrong) if task == "score" else wrong
-        with pytest.raises(InvalidRequestError, match="at index 1 "):
-            engine.submit(task, [items[0], bad, items[0]], params)
-    if task != "score":
-        with pytest.raises(InvalidRequestError, match="at index 1"):
-            engine.submit(task, [items[0], ("a", "pair")], params)
-
-
-OPTIONS: dict[str, Any] = {
-    "dimensions": 16,
-    "normalize": True,
-    "activation": True,
-    "step_tag_id": 3,
-    "returned_token_ids": (1,),
-    "role": "query",
-    "prompt": "p",
-    "prompt_name": "query",
-    "instruction": "find it",
-    "aggregation": "first",
-    "adapter": "separation",
-    "long_texts": "mean",
-    "output_dtype": "int8",
-}
-_TEXT = {"role", "prompt", "prompt_name", "adapter"}
-_VECTORS = _TEXT | {"dimensions", "normalize"}
-_LOGITS = {"activation"}
-READ: dict[tuple[str, str], set[str]] = {
-    ("embedder", "embed"): _VECTORS | {"output_dtype", "long_texts"},
-    ("embedder", "token_embed"): _VECTORS,
-    ("embedder", "score"): set(),
-    ("colbert", "score"): set(),
-    ("m3", "sparse_embed"): _TEXT,
-    ("classifier", "classify"): _LOGITS | {"prompt", "prompt_name"},
-    ("ner", "token_classify"): _LOGITS | {"aggregation", "step_tag_id", "returned_token_ids"},
-    ("reranker", "score"): _LOGITS | {"instruction"},
-    ("steps", "reward"): _LOGITS | {"step_tag_id", "returned_token_ids"},
-}
-ABSENT = {
-    **{(name, task, "adapter"): "it has none" for name, task in READ},
-    ("m3", "sparse_embed", "prompt_name"): "is not a prompt of",
-    ("classifier", "classify", "prompt_name"): "is not a prompt of",
-    ("reranker", "score", "instruction"): "has no place in this cross-encoder",
-}
-
-
-@pytest.mark.parametrize(("name", "task"), list(READ))
-def test_a_task_reads_its_options_and_refuses_the_others(engines: Any, name: str, task: Any) -> None:
-    assert PoolingParams(**{**OPTIONS, "prompt_name": None}).given() == OPTIONS.keys() - {"prompt_name"}
-    engine, items = engines(name), pairs_of() if task == "score" else TEXTS
-    together: dict[str, Any] = {}  # what the checkpoint has
-    for option, value in OPTIONS.items():
-        params = PoolingParams(**{option: value})
-        if option not in READ[name, task]:
-            with pytest.raises(InvalidRequestError, match=rf"^{option}=.* means nothing to "):
-                engine.submit(task, items, params)
-        elif (name, task, option) in ABSENT:  # the task reads it, but the checkpoint has no such thing
-            with pytest.raises(InvalidRequestError, match=ABSENT[name, task, option]):
-                engine.submit(task, items, params).result(timeout=30)
-        elif option != "prompt_name":  # excludes prompt
-            together[option] = value
-    assert len(rows(engine.encode(items, task=task, params=PoolingParams(**together)))) == len(items)
-
-
-def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
-    jina, embedder = engines("jina"), engines("embedder")
-    with pytest.raises(InvalidRequestError, match=r"adapter='poems' is unknown to .*; it has retrieval.query, "):
-        jina.embed(["a"], adapter="poems")
-    with pytest.raises(InvalidRequestError, match="adapter='poems' is unknown to .*; it has none"):
-        embedder.token_embed(["a"], adapter="poems")
-    with pytest.raises(InvalidRequestError, match="prompt_name='poems' is not a prompt of .*; it has document, query"):
-        embedder.embed(["a"], prompt_name="poems")
-    with pytest.raises(InvalidRequestError, match="task='poems' is unknown; choose one of embed"):
-        embedder.encode(["a"], task="poems")
-    with pytest.raises(InvalidRequestError, match="instruction='find' has no place in this cross-encoder"):
-        engines("reranker").rerank("q", ["d"], instruction="find")
-    with pytest.raises(InvalidRequestError, match="instruction holds a lone surrogate"):
-        engines("reranker").rerank("q", ["d"], instruction="\ud800")
-
-
-@pytest.mark.parametrize("name", list(WRITERS))
-def test_a_task_that_is_not_served_is_refused_by_name(engines: Any, name: str) -> None:
-    engine = engines(name)
-    for task in {task for _, task, *_ in CASES} - engine.tasks:
-        if task == "score" and engine.spec.score_type is not None:
-            continue
-        item: Any = ("q", "d") if task == "score" else "a"
-        with pytest.raises(UnsupportedTaskError, match=f"serves .*, not {task}"):
-            engine.encode([item], task=task)
 
 
 def test_the_tokens_of_a_classifier_may_be_those_of_a_step(engines: Any) -> None:

@@ -1,8 +1,4 @@
-"""The rows of the self-check for the native encoder: small random models, beside their formulas in float64.
-
-Three models have every kind of step: post-norm layers with positions, types and a bias of distances; pre-norm layers
-with rotary and normalized heads, causality, a window, a softcap and gates; and layers with adapters.
-"""
+"""The self-check's rows for the native encoder: three small models with every kind of step, and formulas in float64."""
 
 from __future__ import annotations
 
