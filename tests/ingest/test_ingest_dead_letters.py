@@ -15,7 +15,7 @@ from tests.ingest.crashes import CrashingSink, memory, run, small
 from millpond.errors import InvalidRequestError, JournalError
 from millpond.ingest import Record, Rejected, read
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
-from millpond.ingest.sources.dead_letter import DEAD_LETTER_KEY, dump_record, dump_rejected
+from millpond.ingest.sources.json_file import DEAD_LETTER_KEY, dump_record, dump_rejected
 
 
 def letters(path, *lines):
@@ -188,7 +188,7 @@ _FULL = """
     import resource, signal, sys
     from millpond.errors import JournalError
     from millpond.ingest import Record
-    from millpond.ingest.sources.dead_letter import dump_record
+    from millpond.ingest.sources.json_file import dump_record
     from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     file = DeadLetterFile(sys.argv[1])

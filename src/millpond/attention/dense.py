@@ -1,7 +1,4 @@
-"""Attention over one run: a dense batch of equally long sequences inside the packed row, by torch's own operators.
-
-Kernels that go run by run are built from this.
-"""
+"""Attention over one run, a dense batch of equally long sequences inside the packed row, by torch's own operators."""
 
 from __future__ import annotations
 

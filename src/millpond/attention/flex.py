@@ -1,9 +1,7 @@
 """FlexAttention: CUDA attention with a softcap (Gemma 2), which torch's flash kernels do not have.
 
-It is compiled, for each kind of call once in a process, for any lengths. Which keys a row attends to comes in as
-tensors (:mod:`~millpond.attention.key_blocks`), so causality, windows and limited keys need no code of their own, and
-models with several windows no second compilation. What cannot be compiled is left to the next kernel: uncompiled,
-FlexAttention writes out all scores of the packed row, gigabytes for each layer.
+It is compiled for each kind of call, for any lengths, windows and keys (:mod:`~millpond.attention.key_blocks`). What
+cannot be compiled is left to the next kernel: uncompiled, it writes out all scores of the row, gigabytes a layer.
 """
 
 from __future__ import annotations
@@ -129,17 +127,9 @@ def _function(kind: _Kind, flex: Callable[..., Any]) -> FunctionType:
 
     capped, scale, enable_gqa = score_mod(kind.softcap), kind.scale, kind.heads != kind.kv_heads
 
-    def attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        first: torch.Tensor,
-        stop: torch.Tensor,
-        partial_count: torch.Tensor,
-        partial: torch.Tensor,
-        full_count: torch.Tensor,
-        full: torch.Tensor,
-    ) -> Any:
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *blocks: torch.Tensor) -> Any:
+        first, stop, partial_count, partial, full_count, full = blocks
+
         def allowed(_b: Any, _h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
             return (k >= first[q]) & (k < stop[q])
 

@@ -1,12 +1,9 @@
 """Attention out of plain matrix products: a CPU in bfloat16, and in float32 for narrow windows.
 
 torch's fused kernel and its bfloat16 softmax are both slower than the two products they stand between. Here the softmax
-is an ``exp2`` over a block of scores that stays in the cache, and one division of the narrow result: the weights are
-not normalized before they are used, and the largest score is not subtracted. bfloat16 has the range of float32, so only
-scores beyond about 87 overflow. The sums of the weights show it, and torch's kernel then computes that run.
-
-The choice between the products and torch's kernel is made for each run, not for each call: runs of one call differ in
-length, and if one of them overflows, only it and the runs laid out with it are computed again.
+is an ``exp2`` over a block of scores that stays in the cache, and one division of the narrow result; the largest score
+is not subtracted, so scores beyond about 87 overflow. The sums of the weights show it, and torch's kernel then computes
+that run, and those laid out with it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """PaddedRow: the sequences of a packed row in few dense batches, for a GPU that computes dense batches only.
 
-A GPU starts a kernel in 5 to 10 microseconds, and a batch of mixed lengths has hundreds of runs of equal length: with
-calls for each of them, every layer would mostly wait for starts. So sequences of similar lengths are gathered into one
-dense batch, the shorter ones filled up, and the result is gathered back.
+A GPU starts a kernel in 5 to 10 microseconds, and a batch of mixed lengths has hundreds of runs of equal length. So
+sequences of similar lengths are gathered into one dense batch, the shorter ones filled up, and results gathered back.
 """
 
 from __future__ import annotations

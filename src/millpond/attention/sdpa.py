@@ -1,8 +1,7 @@
 """Attention one dense batch at a time: the reference for every other kernel, and the one that fits any call.
 
-On a CPU a dense batch is a run of texts of equal length, and nothing is added. On CUDA it serves what torch's packed
-flash attention has no variant for (float32, a bias, heads of other widths, shared prefixes), and texts of similar
-lengths are filled up to one batch, so that a mixed batch takes tens of kernel starts and not thousands.
+On a CPU a dense batch is a run of texts of equal length. On CUDA it serves what torch's packed flash attention has no
+variant for, and fills texts of similar lengths up to one batch: tens of kernel starts and not thousands.
 """
 
 from __future__ import annotations

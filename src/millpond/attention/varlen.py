@@ -1,8 +1,7 @@
 """torch's packed flash attention: CUDA, float16 and bfloat16, head widths to 256.
 
 Its signature changed between releases: 2.10 has ``is_causal`` and no window, 2.11 the window but no ``enable_gqa`` and
-no ``seqused_k``, 2.12 all of them. The signature is read once, and features that an older release lacks are implemented
-here.
+no ``seqused_k``, 2.12 all of them. What an older release lacks is implemented here.
 """
 
 from __future__ import annotations

@@ -261,11 +261,7 @@ MATRYOSHKA_FAMILIES = (
 )
 
 
-def matryoshka_family(*names: str) -> MatryoshkaFamily | None:
-    """The family of a checkpoint that has one of ``names``."""
-    for name in names:
-        last = name.rstrip("/").rsplit("/", 1)[-1].lower()
-        for family in MATRYOSHKA_FAMILIES:
-            if re.fullmatch(family.pattern, last):
-                return family
-    return None
+def matryoshka_family(name: str) -> MatryoshkaFamily | None:
+    """The family of a checkpoint of this name."""
+    last = name.rstrip("/").rsplit("/", 1)[-1].lower()
+    return next((family for family in MATRYOSHKA_FAMILIES if re.fullmatch(family.pattern, last)), None)

@@ -1,8 +1,7 @@
 """``compile=True``: the parts of a layer around attention, through torch.compile.
 
-Only parts of plain tensor arithmetic are compiled, never a whole model: attention loops over the lengths of a batch,
-which a compiler would treat as constants. A part is compiled at load, once for all layers of a model and for every
-number of tokens, and the code is kept in a folder for the next process. A part that cannot be compiled runs as written.
+Never a whole model: attention loops over the lengths of a batch, which a compiler would treat as constants. A part is
+compiled at load, once for all layers and any number of tokens; one that cannot be compiled runs as written.
 """
 
 from __future__ import annotations

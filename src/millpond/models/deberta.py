@@ -1,12 +1,8 @@
 """DeBERTa v2 and v3, packed: one file top to bottom over the weights that transformers loaded.
 
 To the score of a query i and a key j its attention adds two products with the embedding of their distance i - j: the
-query times it (content to position) and the key times it (position to content). transformers computes them on padded
-batches, without the attention interface; here they are computed for each run of texts of equal length, and on CUDA for
-texts of similar lengths filled up to one (:class:`~millpond.attention.padded_row.PaddedRow`): there starting a kernel
-takes longer than most runs.
-
-:func:`skewed` turns a row with a product per distance into a row with a product per key, without moving data.
+query times it (content to position) and the key times it (position to content), computed for each run of texts of equal
+length, or on CUDA for texts of similar lengths filled up to one (:class:`~millpond.attention.padded_row.PaddedRow`).
 """
 
 from __future__ import annotations

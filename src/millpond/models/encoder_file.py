@@ -1,8 +1,7 @@
 """A BERT-like encoder's modules made straight from its tensors, without transformers, which takes seconds to import.
 
-Only a checkpoint that matches its config.json exactly is read here: every tensor of the family, in its shape, under
-today's name, and no unknown one. Any other is left to transformers' class, which renames old spellings, fills in
-missing tensors and reports errors.
+Only a checkpoint with every tensor of the family, in its shape, under today's name, and no unknown one. Any other is
+left to transformers' class, which renames old spellings, fills in missing tensors and reports errors.
 """
 
 from __future__ import annotations
@@ -154,9 +153,8 @@ def _leaf(weight: torch.Tensor, bias: torch.Tensor | None, epsilon: float) -> nn
         return table
     if weight.dim() == 2:
         return PlainLinear(weight, bias, None)
-    norm = nn.LayerNorm(
-        len(weight), eps=epsilon, elementwise_affine=False
-    )  # creates no weights, which would be replaced at once
+    # Creates no weights, which would be replaced at once.
+    norm = nn.LayerNorm(len(weight), eps=epsilon, elementwise_affine=False)
     norm.weight, norm.bias = (nn.Parameter(part, requires_grad=False) for part in (weight, bias))
     return norm
 

@@ -1,8 +1,7 @@
 """Jamba: attention runs packed as in every family; the Mamba layers, which have no segments, run on padded batches.
 
-In a packed row a mixer's convolution and scan would run on from one text into the next. So its rows are scattered to
-``[texts, longest, hidden]``, one text a row, and gathered after it. It only looks back: padding at the end of a text
-reaches no token.
+A mixer's rows are scattered to ``[texts, longest, hidden]``, one text a row, and gathered after it. It only looks back:
+padding at the end of a text reaches no token.
 """
 
 from __future__ import annotations

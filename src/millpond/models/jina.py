@@ -1,7 +1,4 @@
-"""jina-embeddings-v3: XLM-RoBERTa with rotary positions and a low-rank adapter of every matrix for each task.
-
-jina-colbert-v2, and checkpoints in transformers' own layout, are the same network without adapters.
-"""
+"""jina-embeddings-v3: XLM-RoBERTa with rotary positions and adapters of every matrix; jina-colbert-v2 has none."""
 
 from __future__ import annotations
 

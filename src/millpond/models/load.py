@@ -1,7 +1,4 @@
-"""A checkpoint's backbone: built from its tensors alone if it is BERT-like, else by transformers' class.
-
-transformers' class runs with the packed attention.
-"""
+"""A checkpoint's backbone: built from its tensors alone if it is BERT-like, else by transformers' class, packed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """A loaded backbone's linear layers in eight bits, where no native forward computes them (``models/native/``).
 
 On a CPU ``int8`` is millpond's own layer over oneDNN, which is faster than torchao's layers that need no compiler; on a
-GPU ``int8`` and ``fp8`` are torchao's. Both quantize the weights once, with a scale for each output, and a batch's
-activations with a scale for each token: a text's result does not depend on the rest of the batch. All layers are
-quantized: ``int8`` and ``int8-all`` differ in native forwards only.
+GPU ``int8`` and ``fp8`` are torchao's. ``int8`` and ``int8-all`` differ in native forwards only.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Activations: logits to probabilities, on the host in float32.
-
-They are applied when a call's result is assembled, since callers that share a batch may choose different ones.
-"""
+"""Activations: logits to probabilities on the host, when a call's result is assembled: callers of one batch differ."""
 
 from __future__ import annotations
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -31,19 +32,6 @@ class DenseHead(nn.Module):
         return out if self.residual is None else out + self.residual(rows)
 
 
-class LayerNormHead(nn.Module):
-    """Layer normalization with the checkpoint's weights."""
-
-    def __init__(self, description: LayerNorm) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(description.dimensions)
-
-    def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [n, d] -> [n, d]
-        """Normalize the rows."""
-        out: torch.Tensor = self.norm(rows)
-        return out
-
-
 class NormalizeHead(nn.Module):
     """Division by the L2 norm before another head; the last normalization is the engine's."""
 
@@ -59,7 +47,8 @@ def build_heads(descriptions: Sequence[Head], device: torch.device) -> nn.Sequen
         if isinstance(description, Dense):
             heads.append(_with_weights(DenseHead(description), description.folder, description.weight))
         elif isinstance(description, LayerNorm):
-            heads.append(_with_weights(LayerNormHead(description), description.folder))
+            norm = nn.Sequential(OrderedDict(norm=nn.LayerNorm(description.dimensions)))
+            heads.append(_with_weights(norm, description.folder))
         else:
             heads.append(NormalizeHead())
     return nn.Sequential(*heads).to(device=device, dtype=torch.float32).eval().requires_grad_(False)

@@ -1,10 +1,8 @@
-"""Pooling methods over packed rows, all in float32.
+"""Pooling methods, in float32: ``hidden [tokens, width]``, the segments and ``skip [n]`` to ``[n, width]``.
 
-Each takes ``hidden [tokens, width]``, the row's segments and ``skip [n]``, and returns ``[n, width]``. ``skip`` counts
-the tokens to leave out at the start of each segment: the prompt, if the checkpoint excludes it; ``None``: no tokens.
-
-They read the segments' lengths only on the device and never wait for it, so a CUDA graph can capture them. In a graph
-the last segments of a row may be empty; their result is undefined.
+``skip`` counts the tokens to leave out at the start of each segment: the prompt, if the checkpoint excludes it. Lengths
+are read only on the device, so a CUDA graph can capture the methods; in a graph the last segments may be empty, their
+result undefined.
 """
 
 from __future__ import annotations

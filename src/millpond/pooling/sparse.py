@@ -1,7 +1,4 @@
-"""Sparse heads: weights of vocabulary entries for each text.
-
-Each reads ``hidden [tokens, width]``, the segments and ``input_ids [tokens]``, and returns ``(token ids [k],
-weights [k], number of them for each text)``: texts in order, ids ascending, positive weights only.
+"""Sparse heads: ``(token ids [k], weights [k], number of them for each text)``, ids ascending, positive weights only.
 
 The number of weights is known on the device only, so whoever reads them waits for it. On a GPU ``launch`` does what
 needs no waiting, and returns a function for the rest.

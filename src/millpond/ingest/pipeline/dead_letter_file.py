@@ -14,7 +14,7 @@ from io import FileIO
 from pathlib import Path
 
 from millpond.errors import InvalidRequestError, JournalError
-from millpond.ingest.sources.dead_letter import DEAD_LETTER_KEY
+from millpond.ingest.sources.json_file import DEAD_LETTER_KEY
 
 # The lines of a larger file are not compared with new ones, which are appended even if they are there.
 _MAX_COMPARED = 64 << 20
@@ -55,7 +55,7 @@ class DeadLetterFile:
             self._written.unlink(missing_ok=True)
 
     def add(self, letter: str) -> None:
-        """Append a letter, a line of :mod:`~millpond.ingest.sources.dead_letter` without its end."""
+        """Append a letter, a line of :mod:`~millpond.ingest.sources.json_file` without its end."""
         with self._lock, self._errors():
             if self._file is None:
                 self._file = self._open()

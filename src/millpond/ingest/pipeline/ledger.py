@@ -11,7 +11,7 @@ from millpond.errors import SinkError
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.verify import RecordSample
 from millpond.ingest.record import Rejected
-from millpond.ingest.sources.dead_letter import dump_record, dump_rejected
+from millpond.ingest.sources.json_file import dump_record, dump_rejected
 from millpond.ingest.telemetry.report import RunCounts
 from millpond.ingest.telemetry.trace import RunTrace
 

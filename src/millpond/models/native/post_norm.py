@@ -1,7 +1,4 @@
-"""Plans of post-norm encoders: BERT and its relatives, NomicBert and GTE, and jina-embeddings-v3 with its adapters.
-
-The linear layers of the packed forwards are in torch's own form. A size or a part without a kernel is ``NotSupported``.
-"""
+"""Plans of post-norm encoders: BERT and its relatives, NomicBert and GTE, and jina-embeddings-v3 with its adapters."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Plans of pre-norm models: decoders of Llama's kind, and ModernBERT. The residual stream is in the sums.
-
-The linear layers of the packed forwards are in torch's own form. A size or a part without a kernel is ``NotSupported``.
-"""
+"""Plans of pre-norm models: decoders of Llama's kind, and ModernBERT. The residual stream is in the sums."""
 
 from __future__ import annotations
 
