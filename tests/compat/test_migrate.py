@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 from tests.compat import hub_cache
@@ -183,32 +182,7 @@ def test_a_client_gets_what_the_engine_computes(
     assert_pair(old, results(run(pair.new, "in process")))
 
 
-def test_the_server_cuts_long_texts_where_the_page_says_so(address: str) -> None:
-    long = "The wheel of the mill turns in the water of the pond. " * 100
-    texts: dict[str, dict[str, Any]] = {
-        "/v1/embeddings": {"model": hub_cache.MINILM, "input": long},
-        "/embed": {"inputs": long},
-        "/score": {"model": "BAAI/bge-reranker-base", "text_1": "a", "text_2": long},
-        "/rerank": {"model": "BAAI/bge-reranker-base", "query": "a", "documents": [long]},
-    }
-    answers = {route: httpx.post(address + route, json=body).status_code for route, body in texts.items()}
-    assert answers == {"/v1/embeddings": 400, "/embed": 200, "/score": 400, "/rerank": 400}
-    for route in ("/v1/embeddings", "/score", "/rerank"):
-        assert httpx.post(address + route, json={**texts[route], "truncate_prompt_tokens": -1}).status_code == 200
-    assert httpx.post(f"{address}/rerank", json={"query": "a", "texts": [long]}).status_code == 200
-    body = {"model": hub_cache.MINILM, "input": "a", "dimensions": 0}
-    assert httpx.post(f"{address}/v1/embeddings", json=body).status_code == 400
-
-
 # --- What the page says ---------------------------------------------------------------------------------------------
-
-
-def test_in_the_default_precision_the_cosine_is_above_0_999(hub: HubCache) -> None:
-    pair = next(pair for pair in PAIRS if pair.heading == "SentenceTransformer")
-    hub.add(hub_cache.MINILM)
-    code = pair.new.replace(', dtype="float32"', "")
-    assert code != pair.new
-    assert cosines(run(pair.old, "before")["vectors"], run(code, "after")["vectors"]).min() > 0.999
 
 
 def test_prompts_separate_an_old_index_from_new_questions(hub: HubCache) -> None:

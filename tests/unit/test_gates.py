@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 
 from tests.gates import LoopGate
 
@@ -23,17 +22,4 @@ async def test_work_on_the_loop_is_noticed():
         return work(1)
 
     assert await gate.run(call()) == 2
-    assert (len(gate.calls), gate.blocked) == (1, True)
-
-
-async def test_a_loop_that_waits_for_a_thread_is_noticed():
-    gate = LoopGate(seconds=0.05)
-    work = gate.hold(lambda: None)
-
-    async def call() -> None:
-        thread = threading.Thread(target=work)
-        thread.start()
-        thread.join()
-
-    await gate.run(call())
     assert (len(gate.calls), gate.blocked) == (1, True)

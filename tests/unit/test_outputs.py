@@ -122,13 +122,6 @@ def test_rerank_results_are_sorted_best_first():
     assert output.truncated.shape == (4,) and output.usage.prompt_tokens == 7
 
 
-@pytest.mark.parametrize(("top_n", "kept"), [(None, 4), (1, 1), (4, 4), (9, 4)])
-def test_top_n_limits_the_results_and_not_the_flags(top_n: int | None, kept: int):
-    output = ranked([0.0, 1.0, 2.0, 3.0], top_n=top_n)
-    assert len(output) == kept and output[0].index == 3
-    assert len(output.truncated) == 4
-
-
 def test_many_equal_scores_keep_their_order():
     scores = [float(i % 3) for i in range(300)]  # short arrays are sorted stably by any algorithm of numpy
     expected = sorted(range(300), key=lambda i: (-scores[i], i))

@@ -127,17 +127,9 @@ def _function(kind: _Kind, flex: Callable[..., Any]) -> FunctionType:
 
     capped, scale, enable_gqa = score_mod(kind.softcap), kind.scale, kind.heads != kind.kv_heads
 
-    def attention(
-        query: torch.Tensor,
-        key: torch.Tensor,
-        value: torch.Tensor,
-        first: torch.Tensor,
-        stop: torch.Tensor,
-        partial_count: torch.Tensor,
-        partial: torch.Tensor,
-        full_count: torch.Tensor,
-        full: torch.Tensor,
-    ) -> Any:
+    def attention(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *blocks: torch.Tensor) -> Any:
+        first, stop, partial_count, partial, full_count, full = blocks
+
         def allowed(_b: Any, _h: Any, q: torch.Tensor, k: torch.Tensor) -> torch.Tensor:
             return (k >= first[q]) & (k < stop[q])
 

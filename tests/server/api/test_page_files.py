@@ -39,12 +39,6 @@ async def test_every_file_is_sent_as_what_it_is(client: httpx.AsyncClient, name:
     assert head.headers["Content-Length"] == str(len(answer.content))
 
 
-async def test_the_index_is_the_page(client: httpx.AsyncClient) -> None:
-    answer = await client.get("/")
-    assert answer.content == (FOLDER / "index.html").read_bytes()
-    assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
-
-
 async def test_a_browser_asks_again_and_is_told_that_nothing_changed(client: httpx.AsyncClient) -> None:
     first = await client.get("/page/app.js")
     assert first.headers["Cache-Control"] == "no-cache"

@@ -97,11 +97,6 @@ def test_what_is_odd_and_allowed(address: str, parts: list[bytes], expected_stat
     assert statuses(reply) == [*expected_statuses, 200], reply
 
 
-@pytest.mark.parametrize("method", [b"HEAD", b"GET"])
-def test_the_older_protocol_closes(address: str, method: bytes) -> None:
-    assert talk(address, GET.replace(b"GET", method).replace(b"1.1", b"1.0")).startswith(b"HTTP/1.1 200")
-
-
 @pytest.mark.parametrize(
     "parts",
     [

@@ -209,10 +209,3 @@ async def test_the_page_needs_the_key_and_prometheus_does_not(models: ServedMode
     app = create_app(models, ServerConfig(api_keys=("secret",)))
     assert (await ask(app, "GET", path)).status_code == status
     assert (await ask(app, "GET", path, headers={"Authorization": "Bearer secret"})).status_code == 200
-
-
-def test_a_closed_application_watches_no_engine(models: ServedModels):
-    metrics = create_app(models).state.metrics
-    metrics.close()
-    next(iter(models)).engine.embed(["nobody watches"])
-    assert Scrape(metrics.text()[0].decode()).value("millpond_batch_texts_count") == 0

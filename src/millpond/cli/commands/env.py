@@ -97,7 +97,7 @@ def _facts() -> dict[str, str]:
         "threads": f"{torch.get_num_threads()} in an operation, {torch.get_num_interop_threads()} across",
         "bfloat16": "native on this processor" if has_native_bfloat16() else "not native on this processor",
         "encoder kernels": served_by(),
-        "hub cache": _short(HF_HUB_CACHE),
+        "hub cache": HF_HUB_CACHE.replace(os.path.expanduser("~"), "~", 1),  # the home has the user's name
         "hub offline": "yes" if HF_HUB_OFFLINE else "no",
         "sinks": "; ".join(f"{name} ({', '.join(one.urls)})" for name, one in databases.items()) or "none",
         "keys of sinks": ", ".join(variables) or "none",
@@ -128,9 +128,3 @@ def _accelerator(device: object) -> str:
         return "none" if str(device) == "cpu" else str(device)
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return f"{', '.join(names)}; CUDA {torch.version.cuda}"
-
-
-def _short(path: str) -> str:
-    """``path`` with ``~`` for the home folder, which contains the user's name."""
-    home = os.path.expanduser("~")
-    return "~" + path.removeprefix(home) if path.startswith(home + os.sep) else path

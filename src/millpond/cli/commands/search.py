@@ -6,7 +6,7 @@ import json
 import logging
 import math
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -155,7 +155,9 @@ def _answer_all(stages: SearchStages, questions: Iterable[Record | Rejected], *,
     single = isinstance(questions, list) and len(questions) == 1
     failed = answered = 0
     refused = None
-    for question in _readable(questions):
+    for question in questions:
+        if isinstance(question, Record) and is_blank(question.text):
+            question = Rejected(where=f"question {question.id}", reason="it is blank")
         if isinstance(question, Rejected):
             failed += 1
             logger.error("%s: %s", question.where, question.reason)
@@ -180,12 +182,3 @@ def _answer_all(stages: SearchStages, questions: Iterable[Record | Rejected], *,
     if not answered + failed:
         raise InvalidRequestError("there is no question; write one, or pipe one a line in")
     return failed
-
-
-def _readable(questions: Iterable[Record | Rejected]) -> Iterator[Record | Rejected]:
-    """The questions, with blank ones rejected."""
-    for question in questions:
-        if isinstance(question, Record) and is_blank(question.text):
-            yield Rejected(where=f"question {question.id}", reason="it is blank")
-        else:
-            yield question

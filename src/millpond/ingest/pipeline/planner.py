@@ -168,7 +168,11 @@ class RecordPlanner:
         # From here on the old entries do not hold: were the run killed, the new ones would be missing.
         if outdated := [each.key for each in changed if each.key in known]:
             entries.invalidate(outdated)
-        self._skip(unchanged)
+        rows = [record for record in unchanged if not self._is_blank(record)]  # blank ones are counted already
+        if rows:
+            self._counts.add(cached=len(rows), unchanged=len(rows), finished=len(rows))
+        if self._ledger.sample is not None:
+            self._ledger.sample.offer(rows)
         return changed
 
     def _chunked(self, planned: PlannedRecord) -> PlannedRecord | None:
@@ -185,14 +189,6 @@ class RecordPlanner:
             sample.offer([record])
         stored = 0 if is_chunk(record) else planned.stored_chunks  # the row of a chunk has no others
         return planned._replace(chunks=chunks, stored_chunks=stored)
-
-    def _skip(self, unchanged: Sequence[Record]) -> None:
-        """Count records that the collection holds as they are; blank ones are counted already."""
-        rows = [record for record in unchanged if not self._is_blank(record)]
-        if rows:
-            self._counts.add(cached=len(rows), unchanged=len(rows), finished=len(rows))
-        if self._ledger.sample is not None:
-            self._ledger.sample.offer(rows)
 
     def _split(self, record: Record) -> Sequence[Record] | None:
         """The chunks of a record; ``None`` if it cannot be cut, and is left out."""

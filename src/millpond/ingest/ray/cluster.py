@@ -27,7 +27,9 @@ def connected(address: str | None) -> Iterator[None]:
         return
     local = address in (None, "", "local")
     options: dict[str, Any] = {"include_dashboard": False} if local else {}
-    handlers = _signal_handlers()
+    handlers: dict[int, Any] = {}
+    if threading.current_thread() is threading.main_thread():  # another thread may not set them
+        handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         if not local:
             _check_reachable(str(address))
@@ -73,13 +75,6 @@ def _check_reachable(address: str) -> None:
     place = urlsplit(address if "://" in address else f"//{address}")
     if place.hostname and place.port:
         socket.create_connection((place.hostname, place.port), timeout=_CONNECT_SECONDS).close()
-
-
-def _signal_handlers() -> dict[int, Any]:
-    """The handlers of the program, if this thread may set them."""
-    if threading.current_thread() is not threading.main_thread():
-        return {}
-    return {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
 
 def _restore(handlers: Mapping[int, Any]) -> None:

@@ -88,11 +88,6 @@ class CsvRows:
             reader = self._reader()
             yield [], f"not CSV ({fault}); reading goes on with the next line"
 
-    @property
-    def text(self) -> str:
-        """The last row as it is in the file."""
-        return "".join(self.taken).rstrip("\r\n")
-
     def _reader(self) -> Iterator[list[str]]:
         return csv.reader(self._feed(), delimiter=self._delimiter, strict=True)
 
@@ -153,7 +148,10 @@ class CsvReader:
         return Rejected(
             where=f"{self._path}:{rows.line}",
             reason=reason,
-            content=rows.text.encode(errors="surrogateescape").decode(errors="backslashreplace"),
+            content="".join(rows.taken)
+            .rstrip("\r\n")
+            .encode(errors="surrogateescape")
+            .decode(errors="backslashreplace"),
             record_id=identity or None,
             lines=len(rows.taken),
         )

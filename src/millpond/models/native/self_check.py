@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from millpond.attention.self_check import LENGTHS, Case, Row
+from millpond.attention.signature import Masking
 from millpond.models.native import structs
 from millpond.models.native.encoder import NativeEncoder, Rows, bounds_of
 from millpond.models.native.kernels import Int8, encoder_name, kernels_of
@@ -270,28 +271,27 @@ def attended(
     keys: torch.Tensor,  # [tokens, kv_heads, dim]
     values: torch.Tensor,  # [tokens, kv_heads, dim]
     *,
-    scale: float,
     causal: bool = False,
-    window: int | None = None,
     count: int | None = None,
-    softcap: float | None = None,
     distances: torch.Tensor | None = None,  # [heads, 2 reach - 1]
+    **masks: Any,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention within one text in float64, and of the magnitudes of the values; 0 for rows without a key."""
+    """Attention within one text in float64, and of the magnitudes of the values; 0 for rows without a key.
+
+    ``masks`` are fields of :class:`Masking`.
+    """
+    masking = Masking(causal=causal, **masks)
     length, heads, _ = queries.shape
     group = heads // keys.shape[1]
     keys, values = (part.double().repeat_interleave(group, dim=1) for part in (keys, values))
-    scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) * scale
-    if softcap:
-        scores = (scores / softcap).tanh() * softcap
+    scores = torch.einsum("qhd,khd->hqk", queries.double(), keys) * masking.scale
+    if masking.softcap:
+        scores = (scores / masking.softcap).tanh() * masking.softcap
     apart = torch.arange(length) - torch.arange(length)[:, None]  # key - query
     if distances is not None:
         scores = scores + distances.double()[:, apart + (distances.shape[1] + 1) // 2 - 1]
-    seen = torch.ones(length, length, dtype=torch.bool)
-    if window is not None:
-        seen &= apart.abs() < window
-    if causal:
-        seen &= apart <= 0
+    seen = masking.mask(length, queries.device, keep_causal=True)
+    seen = torch.ones(length, length, dtype=torch.bool) if seen is None else seen
     if count is not None:
         seen &= torch.arange(length) < count
     weights = scores.masked_fill(~seen, -torch.inf).softmax(-1).nan_to_num(0.0)
