@@ -46,13 +46,16 @@ class Gate:
         self._open.set()
 
 
+Make = Callable[..., tuple[Engine, Gate]]
+
+
 @pytest.fixture
 def folder(checkpoint_of: Callable[..., Path]) -> Path:
     return checkpoint_of("bert")
 
 
 @pytest.fixture
-def make(folder: Path) -> Iterator[Callable[..., tuple[Engine, Gate]]]:
+def make(folder: Path) -> Iterator[Make]:
     made: list[tuple[Engine, Gate]] = []
 
     def engine(batches: int = 0, **options: Any) -> tuple[Engine, Gate]:
@@ -78,7 +81,7 @@ def ended(thread: threading.Thread) -> bool:
     return not thread.is_alive()
 
 
-def test_close_finishes_what_is_queued(make: Callable[..., tuple[Engine, Gate]]) -> None:
+def test_close_finishes_what_is_queued(make: Make) -> None:
     engine, gate = make()
     future = engine.submit("embed", TEXTS)
     thread = closing(engine)
@@ -88,9 +91,7 @@ def test_close_finishes_what_is_queued(make: Callable[..., tuple[Engine, Gate]])
     assert engine.stats().calls_cancelled == 0
 
 
-def test_cancel_drops_the_queue_and_finishes_the_batch_that_runs(
-    make: Callable[..., tuple[Engine, Gate]], caplog: pytest.LogCaptureFixture
-) -> None:
+def test_cancel_drops_the_queue_and_finishes_the_batch_that_runs(make: Make, caplog: pytest.LogCaptureFixture) -> None:
     engine, gate = make(batches=2)
     futures = [engine.submit("embed", TEXTS[i : i + 100]) for i in range(0, 600, 100)]
     assert gate.held.wait(30)
@@ -129,9 +130,7 @@ def _waiting(work: Callable[[], Any]) -> Future[Any]:
     ],
     ids=range(8),
 )
-def test_everyone_who_waits_gets_the_error(
-    work: Callable[[Engine], Any], make: Callable[..., tuple[Engine, Gate]]
-) -> None:
+def test_everyone_who_waits_gets_the_error(work: Callable[[Engine], Any], make: Make) -> None:
     engine, gate = make()
     waiting = [_waiting(lambda: work(engine)) for _ in range(3)]
     assert gate.held.wait(30)
@@ -167,7 +166,7 @@ def test_calls_that_begin_while_it_is_closed_are_answered_or_refused(folder: Pat
         assert sum(isinstance(result, EngineClosedError) for result in results) == 4
 
 
-def test_rows_that_were_computed_are_in_the_cache(make: Callable[..., tuple[Engine, Gate]], tmp_path: Path) -> None:
+def test_rows_that_were_computed_are_in_the_cache(make: Make, tmp_path: Path) -> None:
     engine, gate = make(batches=3, cache=tmp_path / "cache.db")
     future = engine.submit("embed", TEXTS)
     assert gate.held.wait(30)
@@ -181,9 +180,7 @@ def test_rows_that_were_computed_are_in_the_cache(make: Callable[..., tuple[Engi
         assert len(cache) == rows, "also those of the batch that ran while the engine was closed"
 
 
-def test_rows_that_a_caller_computes_meanwhile_are_in_the_cache(
-    make: Callable[..., tuple[Engine, Gate]], tmp_path: Path
-) -> None:
+def test_rows_that_a_caller_computes_meanwhile_are_in_the_cache(make: Make, tmp_path: Path) -> None:
     """A small call is worked on in the thread that made it, which the engine does not end."""
     engine, gate = make(cache=tmp_path / "cache.db")
     waiting = _waiting(lambda: engine.embed(TEXTS[:3]))
@@ -197,7 +194,7 @@ def test_rows_that_a_caller_computes_meanwhile_are_in_the_cache(
         assert len(cache) == 3
 
 
-def test_after_the_timeout_the_rest_is_dropped(make: Callable[..., tuple[Engine, Gate]]) -> None:
+def test_after_the_timeout_the_rest_is_dropped(make: Make) -> None:
     engine, gate = make(batches=1)
     future = engine.submit("embed", TEXTS)
     assert gate.held.wait(30)
@@ -209,7 +206,7 @@ def test_after_the_timeout_the_rest_is_dropped(make: Callable[..., tuple[Engine,
 
 
 @pytest.mark.parametrize("timeout", [-1, float("nan"), "5", True, [1]])
-def test_a_timeout_is_a_number_of_seconds(timeout: Any, make: Callable[..., tuple[Engine, Gate]]) -> None:
+def test_a_timeout_is_a_number_of_seconds(timeout: Any, make: Make) -> None:
     engine, gate = make()
     gate.open()
     with pytest.raises(InvalidRequestError, match="timeout=.*number of seconds"):
@@ -218,7 +215,7 @@ def test_a_timeout_is_a_number_of_seconds(timeout: Any, make: Callable[..., tupl
     engine.embed(["a"])
 
 
-def test_a_second_close_ends_the_first(make: Callable[..., tuple[Engine, Gate]]) -> None:
+def test_a_second_close_ends_the_first(make: Make) -> None:
     engine, gate = make()
     future = engine.submit("embed", TEXTS)
     assert gate.held.wait(30)
@@ -234,9 +231,7 @@ def test_a_second_close_ends_the_first(make: Callable[..., tuple[Engine, Gate]])
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, asyncio.CancelledError])
-def test_a_block_left_by_an_interrupt_drops_the_queue(
-    error: type[BaseException], make: Callable[..., tuple[Engine, Gate]]
-) -> None:
+def test_a_block_left_by_an_interrupt_drops_the_queue(error: type[BaseException], make: Make) -> None:
     engine, gate = make()
 
     def block() -> None:
@@ -260,7 +255,7 @@ async def _until(condition: Callable[[], bool]) -> None:
     raise AssertionError("it did not happen")
 
 
-async def test_an_async_engine_is_closed_as_its_engine(make: Callable[..., tuple[Engine, Gate]]) -> None:
+async def test_an_async_engine_is_closed_as_its_engine(make: Make) -> None:
     engine, gate = make()
     front = AsyncEngine(engine)
     calls = [asyncio.create_task(front.embed(TEXTS)) for _ in range(3)]

@@ -6,6 +6,7 @@ from unittest import mock
 
 from tests.ingest.memory_sink import MemoryClient, MemoryConnection, MemoryDriver
 
+from millpond.errors import InvalidRequestError
 from millpond.ingest import Chunker, Chunking, CollectionSink, Record, RetryPolicy, ingest
 from millpond.ingest.pipeline import ledger, planner, writer
 from millpond.ingest.pipeline import run as run_module
@@ -100,6 +101,16 @@ class CrashingSink(CollectionSink):
     def stored(self):
         """``{(record id, chunk): text}``."""
         return {(record.id, record.chunk): record.text for record, _ in self._rows.values()}
+
+
+class Refusing(CrashingSink):
+    def check(self, record):
+        if "bad" in record.text:
+            raise InvalidRequestError("refused")
+
+
+def some(count, text="text"):
+    return [Record(f"r{number}", f"{text} {number}", {"n": number}) for number in range(count)]
 
 
 def run(records, engine, sink, *, chunker=None, **options):

@@ -6,11 +6,11 @@ import resource
 import subprocess
 import sys
 import textwrap
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.ingest.crashes import CrashingSink, memory, run, small
+from tests.ingest.crashes import CrashingSink, Refusing, memory, run, small
 
 from millpond.errors import InvalidRequestError, JournalError
 from millpond.ingest import Record, Rejected, read
@@ -96,12 +96,6 @@ def test_what_a_line_held_is_bounded(tmp_path):
     assert again.reason == item.reason
 
 
-class Refusing(CrashingSink):
-    def check(self, record):
-        if "bad" in record.text:
-            raise InvalidRequestError("refused")
-
-
 def letter(number, text="text"):
     return dump_record(Record(f"r{number}", text), where=f"x:{number}", reason="why")
 
@@ -155,9 +149,7 @@ def test_letters_that_fail_again_stay_and_the_others_leave_the_file(tmp_path, en
     path.write_text(mended)
     report = run(path, engine, Refusing(client), dead_letters=path)
     assert (report.read, report.failed, report.written) == (3, 2, 1)
-    assert {json.loads(line)["reason"] for line in lines(path)} == {"refused", "text is missing"} or len(
-        lines(path)
-    ) == 2
+    assert {json.loads(line)["reason"] for line in lines(path)} == {"refused", "text is missing; it must be a str"}
     assert sorted(key for key, _ in CrashingSink(client).stored) == ["b", "c"]
     path.write_text("".join(line + "\n" for line in lines(path)).replace("bad", "good"))
     report = run(path, engine, Refusing(client), dead_letters=path)
@@ -231,16 +223,13 @@ def test_a_full_disk_is_an_error_with_the_path_and_loses_no_letter_once_there_is
 def test_threads_append_whole_lines(tmp_path):
     path = tmp_path / "dead.jsonl"
     files = DeadLetterFile(path), DeadLetterFile(path)  # as of two processes
-    threads = [
-        threading.Thread(
-            target=lambda name=name: [files[name % 2].add(letter(f"{name} {n}", "x" * n * 97)) for n in range(50)]
-        )
-        for name in range(4)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+
+    def work(name):
+        for n in range(50):
+            files[name % 2].add(letter(f"{name} {n}", "x" * n * 97))
+
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(4)))
     for file in files:
         file.close()
     found = [json.loads(line) for line in lines(path)]
@@ -259,11 +248,10 @@ def test_a_device_is_written_to_and_not_read():
 def test_the_default_place_is_beside_the_journal(tmp_path, engine):
     run([Record("a", "bad")], engine, Refusing(memory()), journal=tmp_path / "j")
     assert len(lines(tmp_path / "j.dead.jsonl")) == 1
-    folder = Path(tmp_path / "empty")
-    folder.mkdir()
-    os.chdir(folder)
+    (tmp_path / "empty").mkdir()
+    os.chdir(tmp_path / "empty")
     run([Record("a", "bad")], engine, Refusing(memory()))
-    assert not list(folder.iterdir())
+    assert not os.listdir()
 
 
 def test_a_journal_is_no_file_for_dead_letters(tmp_path, engine):

@@ -5,7 +5,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from tests.ingest.crashes import CrashingSink, Words, delivery, memory, run, small
+from tests.ingest.crashes import CrashingSink, Words, delivery, memory, run, small, some
 
 from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError, SinkTooLargeError, SinkUnavailableError
 from millpond.ingest import Record, RetryPolicy, StopRequest, WriteBatch, point_id
@@ -156,10 +156,6 @@ class Scripted(CrashingSink):
     def write(self, batch):
         self.before(batch)
         super().write(batch)
-
-
-def some(count):
-    return [Record(f"r{number}", f"text {number}") for number in range(count)]
 
 
 QUICK = RetryPolicy(give_up_after=5, first_wait=0.001, longest_wait=0.002)

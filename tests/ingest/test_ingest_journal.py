@@ -4,16 +4,12 @@ import contextlib
 import sqlite3
 
 import pytest
-from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, memory, run, small
+from tests.ingest.crashes import Countdown, Crash, CrashingSink, Refusing, Words, crash_at, memory, run, small, some
 from tests.tiny import write_checkpoint
 
 from millpond import Engine
-from millpond.errors import InvalidRequestError, JournalError
+from millpond.errors import JournalError
 from millpond.ingest import Record, Rejected, StopRequest
-
-
-def some(count, text="text"):
-    return [Record(f"r{number}", f"{text} {number}", {"n": number}) for number in range(count)]
 
 
 @pytest.fixture
@@ -90,11 +86,6 @@ def test_blank_records_are_deleted_once_and_written_when_they_are_wanted(engine,
 
 
 def test_a_line_without_a_record_and_a_refused_one_are_tried_again(engine, journal):
-    class Refusing(CrashingSink):
-        def check(self, record):
-            if "bad" in record.text:
-                raise InvalidRequestError("refused")
-
     client = memory()
     source = [*some(3), Record("bad", "bad"), Rejected(where="x:1", reason="no record")]
     for written in (3, 0):

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
-from tests.ingest.crashes import small
+from tests.ingest.crashes import small, some
 from tests.tiny import Layout, write_checkpoint
 
 from millpond import AsyncEngine, Engine
@@ -68,10 +68,6 @@ def engine(engine_of):
 def _no_thread_is_left():
     yield
     assert not [thread.name for thread in threading.enumerate() if thread.name == "millpond-writer"]
-
-
-def some(count, prefix="text"):
-    return [Record(f"r{i}", f"{prefix} {i}", {"n": i}) for i in range(count)]
 
 
 def run(records, engine, sink, **options):

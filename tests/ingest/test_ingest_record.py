@@ -108,55 +108,21 @@ class NotATime(datetime):
         return True
 
 
+WAYS_OUT = {set: "store sorted(value)", bytes: "store base64 as a str", PurePosixPath: "store str(value)",
+            np.float32: "a finite number or None", NotATime: "store None"}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "value",
-    [
-        float("inf"),
-        np.float32("nan"),
-        np.array([1.0, np.inf]),
-        Decimal("NaN"),
-        Decimal("-Infinity"),
-        Decimal("1E400"),
-        Decimal(2**63),
-        np.uint64(2**64 - 1),
-        np.datetime64("NaT"),
-        np.timedelta64("NaT"),
-        np.timedelta64(2, "Y"),
-        NotATime(2024, 1, 1),
-        1j,
-        {"a", "b"},
-        range(3),
-        Fraction(1, 4),
-        PurePosixPath("a/b"),
-        Colour.RED,
-        b"x",
-        object(),
-        (number for number in range(3)),
-        {1: 2},
-        {("a",): 2},
-    ],
+    [float("inf"), np.float32("nan"), np.array([1.0, np.inf]), Decimal("NaN"), Decimal("1E400"), Decimal(2**63),
+     np.uint64(2**64 - 1), np.datetime64("NaT"), np.timedelta64("NaT"), np.timedelta64(2, "Y"), NotATime(2024, 1, 1),
+     1j, {"a"}, range(3), Fraction(1, 4), PurePosixPath("a/b"), Colour.RED, b"x", object(), iter(()), {1: 2}],
     ids=lambda value: type(value).__name__,
-)
+)  # fmt: skip
 def test_values_that_json_cannot_hold_are_refused_by_name(value):
-    with pytest.raises(InvalidRequestError, match=r"metadata\['x'\]\['y'\]"):
+    with pytest.raises(InvalidRequestError, match=r"metadata\['x'\]\['y'\]") as caught:
         Record("a", "t", {"x": {"y": value}})
-
-
-@pytest.mark.parametrize(
-    ("value", "way_out"),
-    [
-        ({"a"}, "of type set; store sorted(value)"),
-        (b"x", "store base64 as a str"),
-        (np.float64("nan"), "a finite number or None"),
-        (PurePosixPath("a"), "store str(value)"),
-        (NotATime(2024, 1, 1), "store None"),
-    ],
-    ids=lambda value: type(value).__name__,
-)
-def test_a_refused_value_has_a_way_out(value, way_out):
-    with pytest.raises(InvalidRequestError) as caught:
-        Record("a", "t", {"x": value})
-    assert way_out in str(caught.value)
+    assert WAYS_OUT.get(type(value), "") in str(caught.value)
 
 
 def test_a_list_that_holds_itself_is_refused():
@@ -197,7 +163,6 @@ def test_strings_of_numpy_become_pythons():
         (("a", "", {1: 2}), "a key of metadata is of type int"),
         (("a", "", {"x": {"y": [0, float("nan")]}}), r"metadata\['x'\]\['y'\]\[1\]=nan"),
         (("a", "", {"x": 2**63}), "does not fit 64 bits"),
-        (("a", "", {"x": b""}), "of type bytes"),
         (("a", "", {"x": "\ud800"}), "lone surrogate"),
         (("a", "", {"\ud800": 1}), "lone surrogate"),
     ],

@@ -1,7 +1,7 @@
 """sync: the rows of records that the source no longer has are deleted, and nothing else."""
 
 import pytest
-from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, crash_at, memory, run, small
+from tests.ingest.crashes import Countdown, Crash, CrashingSink, Refusing, Words, crash_at, memory, run, small
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest import Record, Rejected, point_id
@@ -50,11 +50,6 @@ def test_a_record_that_comes_back_is_written_again_also_after_a_crash(engine, tm
 
 
 def test_records_that_were_left_out_or_are_refused_keep_their_rows(engine, tmp_path):
-    class Refusing(CrashingSink):
-        def check(self, record):
-            if "bad" in record.text:
-                raise InvalidRequestError("refused")
-
     client = memory()
     run(some(1, 2, 3, 4), engine, Refusing(client))
     source = [*some(1), Record("r2", "bad"), Rejected(where="x:3", reason="no text", record_id="r3")]

@@ -4,13 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from tests.ingest.crashes import CrashingSink, Words, memory, run
+from tests.ingest.crashes import CrashingSink, Words, memory, run, some
 
-from millpond.ingest import Record, StoredRow, content_hash, point_id
-
-
-def some(count):
-    return [Record(f"r{number}", f"text {number}") for number in range(count)]
+from millpond.ingest import StoredRow, content_hash, point_id
 
 
 def rows(client):

@@ -32,17 +32,48 @@ class MillpondEmbeddings(EmbeddingSource, LangChainSource, Embeddings):
     show_progress: bool = False
 
     def embed_documents(self, texts: list[str]) -> list[list[float]]:
-        """One vector of ``d`` floats for each document, in order; TypeError if ``texts`` is a bare str."""
+        """One vector of ``d`` floats for each document, in order.
+
+        Args:
+            texts: Any number of documents.
+
+        Returns:
+            ``n`` lists of ``d`` floats.
+
+        Raises:
+            TypeError: ``texts`` is a bare str.
+        """
         return self._embed(texts, "document", show_progress=self.show_progress)
 
     def embed_query(self, text: str) -> list[float]:
-        """The vector of a query, ``d`` floats."""
+        """The vector of a query, ``d`` floats.
+
+        Args:
+            text: The query.
+
+        Returns:
+            A list of ``d`` floats.
+        """
         return self._embed([text], "query")[0]
 
     async def aembed_documents(self, texts: list[str]) -> list[list[float]]:
-        """As :meth:`embed_documents`."""
+        """As :meth:`embed_documents`.
+
+        Args:
+            texts: Any number of documents.
+
+        Returns:
+            ``n`` lists of ``d`` floats.
+        """
         return await self._aembed(texts, "document")
 
     async def aembed_query(self, text: str) -> list[float]:
-        """As :meth:`embed_query`."""
+        """As :meth:`embed_query`.
+
+        Args:
+            text: The query.
+
+        Returns:
+            A list of ``d`` floats.
+        """
         return (await self._aembed([text], "query"))[0]

@@ -63,7 +63,16 @@ class MillpondReranker(ScorerSource, LangChainSource, BaseDocumentCompressor):
     async def acompress_documents(
         self, documents: Sequence[Document], query: str, callbacks: Callbacks | None = None
     ) -> list[Document]:
-        """As :meth:`compress_documents`; cancelling the task drops the pairs still queued."""
+        """As :meth:`compress_documents`; cancelling the task drops the pairs still queued.
+
+        Args:
+            documents: As :meth:`compress_documents`.
+            query: As :meth:`compress_documents`.
+            callbacks: As :meth:`compress_documents`.
+
+        Returns:
+            Copies of at most ``top_n`` documents, best first.
+        """
         documents = _listed(documents)
         texts = [document.page_content for document in documents]
         return self._best(documents, await self._aranked(query, texts, self.top_n)) if documents else []

@@ -104,6 +104,9 @@ class MillpondColBERTRetriever(BaseRetriever):
             index: The index, for example ``MemoryIndex(Engine("..."))``.
             **options: The other fields.
 
+        Returns:
+            The retriever.
+
         Raises:
             ValueError: An invalid option.
             MillpondError: A text cannot be encoded or stored.

@@ -67,6 +67,9 @@ class MillpondSparseEmbeddings(PromptSource, LangChainSource, SparseEmbeddings):
         Args:
             texts: Any number of documents.
 
+        Returns:
+            For each document ``indices`` and ``values``, or ``{token id: weight}`` with ``store="milvus"``.
+
         Raises:
             TypeError: ``texts`` is a bare str.
             MillpondError: The model cannot be loaded or gives no sparse vectors, or a text cannot be embedded; the
@@ -77,16 +80,37 @@ class MillpondSparseEmbeddings(PromptSource, LangChainSource, SparseEmbeddings):
         return [self._vector(row) for row in rows]
 
     def embed_query(self, text: str) -> Any:
-        """The vector of a query, as ``store`` says."""
+        """The vector of a query, as ``store`` says.
+
+        Args:
+            text: The query.
+
+        Returns:
+            ``indices`` and ``values``, or ``{token id: weight}`` with ``store="milvus"``.
+        """
         engine = self._engine()
         return self._vector(engine.encode([text], **self._options(engine, "query"))[0])
 
     async def aembed_documents(self, texts: list[str]) -> list[Any]:
-        """As :meth:`embed_documents`; cancelling the task drops the texts still queued."""
+        """As :meth:`embed_documents`; cancelling the task drops the texts still queued.
+
+        Args:
+            texts: Any number of documents.
+
+        Returns:
+            For each document ``indices`` and ``values``, or ``{token id: weight}`` with ``store="milvus"``.
+        """
         return await self._avectors(texts, "document")
 
     async def aembed_query(self, text: str) -> Any:
-        """As :meth:`embed_query`, without blocking the event loop."""
+        """As :meth:`embed_query`, without blocking the event loop.
+
+        Args:
+            text: The query.
+
+        Returns:
+            ``indices`` and ``values``, or ``{token id: weight}`` with ``store="milvus"``.
+        """
         return (await self._avectors([text], "query"))[0]
 
     async def _avectors(self, texts: list[str], role: Role) -> list[Any]:

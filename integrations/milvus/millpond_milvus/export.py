@@ -94,7 +94,18 @@ class ParquetExport:
         return [self.folder / part["file"] for part in self._parts]
 
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
-        """Make the folder, or check that it was written with this model and these settings."""
+        """Make the folder, or check that it was written with this model and these settings.
+
+        Args:
+            spec: The model of the vectors.
+            sparse: The model of a hybrid export's sparse vectors; by default the same one.
+            chunked: Whether records are cut into chunks.
+
+        Raises:
+            FingerprintMismatchError: The folder was written with another model.
+            InvalidRequestError: It was written with other settings, or the model cannot have these widths.
+            SinkError: It cannot be written.
+        """
         chosen = sparse_spec(spec, sparse) if self.hybrid else None
         own = CollectionManifest.of(
             spec, dimensions=self.dimensions, fields=self._fields, sparse=chosen, chunked=chunked
@@ -116,12 +127,27 @@ class ParquetExport:
             self._guard(self._save, "writing the manifest")
 
     def check(self, record: Record) -> None:
-        """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes."""
+        """Raise InvalidRequestError for a record that Milvus cannot store, such as a text of over 65,535 bytes.
+
+        Args:
+            record: The record.
+
+        Raises:
+            InvalidRequestError: The message says what is too large or not valid.
+        """
         widths = self._manifest.dimensions if self._manifest is not None else self.dimensions or ()
         self._layout.fields(record, point_id(record.id, record.chunk), widths)
 
     def write(self, batch: WriteBatch) -> None:
-        """Write the rows to a file of their own, and list it."""
+        """Write the rows to a file of their own, and list it.
+
+        Args:
+            batch: Rows with a vector of each width; if there are none, nothing is written.
+
+        Raises:
+            InvalidRequestError: The folder is not prepared, or the batch has other vectors.
+            SinkError: The file cannot be written.
+        """
         if self._manifest is None:
             raise InvalidRequestError(f"{str(self.folder)!r} is not prepared; call prepare(spec) first")
         if tuple(sorted(batch.vectors)) != self._manifest.dimensions or (batch.sparse is not None) != self.hybrid:
@@ -137,7 +163,11 @@ class ParquetExport:
             self._guard(lambda: self._merge(small), "putting files together")
 
     def count(self) -> int:
-        """How many rows the files hold; until :meth:`close`, a row that was written twice counts twice."""
+        """How many rows the files hold; until :meth:`close`, a row that was written twice counts twice.
+
+        Returns:
+            A number of rows.
+        """
         return sum(part["rows"] for part in self._parts)
 
     def close(self) -> None:

@@ -70,11 +70,25 @@ class MillpondEmbeddingFunction(_Function):
         return self._embed(texts, None)
 
     def encode_documents(self, documents: Sequence[str]) -> list[FloatArray]:
-        """Embed texts to be found, one float32 ``[dim]`` each."""
+        """Embed texts to be found, one float32 ``[dim]`` each.
+
+        Args:
+            documents: The texts.
+
+        Returns:
+            ``n`` arrays ``[dim]``, in order.
+        """
         return self._embed(documents, "document")
 
     def encode_queries(self, queries: Sequence[str]) -> list[FloatArray]:
-        """Embed questions, one float32 ``[dim]`` each."""
+        """Embed questions, one float32 ``[dim]`` each.
+
+        Args:
+            queries: The questions.
+
+        Returns:
+            ``n`` arrays ``[dim]``, in order.
+        """
         return self._embed(queries, "query")
 
     def _embed(self, texts: Sequence[str], role: Role | None) -> list[FloatArray]:

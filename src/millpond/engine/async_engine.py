@@ -139,7 +139,15 @@ class AsyncEngine:
     async def embed_iter(
         self, texts: Iterable[str] | AsyncIterable[str], **options: Unpack[EmbedOptions]
     ) -> AsyncIterator[npt.NDArray[Any]]:
-        """As :meth:`Engine.embed_iter`; ``texts`` may be an asynchronous iterable, too."""
+        """As :meth:`Engine.embed_iter`; ``texts`` may be an asynchronous iterable, too.
+
+        Args:
+            texts: An iterable of texts, asynchronous or not.
+            **options: As :meth:`Engine.embed_iter`.
+
+        Yields:
+            A vector ``[d]`` for each text, in order.
+        """
         if isinstance(texts, AsyncIterable):
             texts = _pulled(aiter(texts), asyncio.get_running_loop())
         rows = self.engine.embed_iter(texts, **options)
@@ -150,17 +158,42 @@ class AsyncEngine:
     async def token_spans(
         self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end"
     ) -> list[TokenSpans]:
-        """As :meth:`Engine.token_spans`; the tokenizer works in a thread."""
+        """As :meth:`Engine.token_spans`; the tokenizer works in a thread.
+
+        Args:
+            texts: As :meth:`Engine.token_spans`.
+            role: As :meth:`Engine.token_spans`.
+            truncate: As :meth:`Engine.token_spans`.
+
+        Returns:
+            :class:`~millpond.TokenSpans` of each text: ``tokens`` and ``offsets [rows, 2]``.
+        """
         return await asyncio.to_thread(self.engine.token_spans, texts, role=role, truncate=truncate)
 
     async def submit(self, task: Task, inputs: Sequence[Any], params: PoolingParams | None = None) -> Any:
-        """The output of any task by its name; ``inputs`` may be :class:`~millpond.TokenIds`, too."""
+        """The output of any task by its name; ``inputs`` may be :class:`~millpond.TokenIds`, too.
+
+        Args:
+            task: The task.
+            inputs: Texts; (query, document) pairs for ``score``; or :class:`~millpond.TokenIds`.
+            params: The options of the call.
+
+        Returns:
+            The task's output.
+        """
         return await self._coroutines._run(task, inputs, params or PoolingParams(), False)
 
     async def aclose(self, timeout: float | None = None, cancel: bool = False) -> None:  # noqa: ASYNC109 - Engine's
         """As :meth:`Engine.close`; the loop goes on meanwhile.
 
         Cancelling the awaiting task does not stop the closing; ``await aclose(cancel=True)`` ends it soon.
+
+        Args:
+            timeout: As :meth:`Engine.close`.
+            cancel: As :meth:`Engine.close`.
+
+        Raises:
+            InvalidRequestError: ``timeout`` is negative or no number; nothing was closed.
         """
         # In a thread of its own: the threads of the loop may all wait for calls that this is to drop.
         thread = ThreadPoolExecutor(1, thread_name_prefix="millpond-close")

@@ -71,7 +71,17 @@ class Chunking:
             self.overlap_tokens(self.max_tokens)
 
     def overlap_tokens(self, max_tokens: int) -> int:
-        """The overlap as a number of tokens; raises InvalidRequestError if it is more than half of ``max_tokens``."""
+        """The overlap as a number of tokens.
+
+        Args:
+            max_tokens: Most tokens of a piece.
+
+        Returns:
+            A number of tokens; a share is rounded down.
+
+        Raises:
+            InvalidRequestError: It is more than half of ``max_tokens``.
+        """
         tokens = self.overlap if isinstance(self.overlap, int) else int(self.overlap * max_tokens)
         _check_overlap(tokens, max_tokens)
         return tokens
@@ -117,6 +127,13 @@ class Chunker:
     def for_engine(cls, engine: Engine, chunking: Chunking) -> Chunker:
         """A chunker whose pieces an engine reads whole, as documents.
 
+        Args:
+            engine: The engine that counts tokens and embeds the pieces.
+            chunking: The length of a piece, and its overlap.
+
+        Returns:
+            A chunker for this engine.
+
         Raises:
             InvalidRequestError: The engine does not read as many tokens, or none of a text.
         """
@@ -146,6 +163,12 @@ class Chunker:
         A piece has its parent's id and metadata, its number in ``chunk``, and in its metadata ``chunk``,
         ``chunk_start`` and ``chunk_end``: ``text[chunk_start:chunk_end]`` of the parent is the piece. A record is
         returned as it is if its text fits or is blank, or if it is a piece itself.
+
+        Args:
+            record: The record, or a piece of one.
+
+        Returns:
+            Records, at least one.
 
         Raises:
             InvalidRequestError: One character alone has more tokens than a piece may have.

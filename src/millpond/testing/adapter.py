@@ -54,27 +54,70 @@ class AdapterContract:
     tolerance: ClassVar[float] = 1e-5
 
     def ask(self, adapter: Any) -> Any:
-        """The numbers of every synchronous method, as nested lists."""
+        """The numbers of every synchronous method, as nested lists.
+
+        Args:
+            adapter: An object of the class under test.
+
+        Returns:
+            Numbers, arrays or nested lists, one for each answer.
+        """
         raise NotImplementedError
 
     async def aask(self, adapter: Any) -> Any:
-        """The numbers of every asynchronous method, in the same order."""
+        """The numbers of every asynchronous method, in the same order.
+
+        Args:
+            adapter: An object of the class under test.
+
+        Returns:
+            A list as :meth:`ask` returns it.
+        """
         raise NotImplementedError
 
     def expected(self, engine: Engine) -> Any:
-        """The same numbers from the engine itself."""
+        """The same numbers from the engine itself.
+
+        Args:
+            engine: An engine over the same checkpoint.
+
+        Returns:
+            A list as :meth:`ask` returns it.
+        """
         raise NotImplementedError
 
     def build(self, **options: Any) -> Any:
-        """The adapter with ``options``."""
+        """The adapter with ``options``.
+
+        Args:
+            **options: Arguments of the class, beside :attr:`options`.
+
+        Returns:
+            An object of the class under test.
+        """
         return self.adapter(**self.options, **options)
 
     def named_model(self, model: str) -> Any:
-        """The adapter over a checkpoint, in float32."""
+        """The adapter over a checkpoint, in float32.
+
+        Args:
+            model: Hub id or local folder.
+
+        Returns:
+            An object of the class under test.
+        """
         return self.build(**{self.named: model, "dtype": "float32"})
 
     def assert_same(self, one: Any, other: Any) -> None:
-        """Two answers are equal within the tolerance."""
+        """Two answers are equal within the tolerance.
+
+        Args:
+            one: What :meth:`ask` returned.
+            other: What it is compared with.
+
+        Raises:
+            AssertionError: They differ by more.
+        """
         for first, second in zip(one, other, strict=True):
             np.testing.assert_allclose(first, second, atol=self.tolerance, rtol=self.tolerance)
 

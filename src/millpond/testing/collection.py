@@ -72,11 +72,28 @@ class CollectionSinkContract(SinkContract):
     score_error: ClassVar[float] = 1e-5
 
     def make(self, folder: Path, **options: Any) -> Any:
-        """An empty sink in a folder of the test's own; ``options``: ``collection``, ``dimensions``, ``fields``."""
+        """An empty sink in a folder of the test's own.
+
+        Args:
+            folder: The folder.
+            **options: ``collection``, ``dimensions`` and ``fields``.
+
+        Returns:
+            The sink.
+        """
         raise NotImplementedError
 
     def again(self, sink: Any, folder: Path, **options: Any) -> Any:
-        """Another sink of the same database, after the first is closed; one in memory shares its client."""
+        """Another sink of the same database, after the first is closed; one in memory shares its client.
+
+        Args:
+            sink: The first sink.
+            folder: Its folder.
+            **options: As :meth:`make`.
+
+        Returns:
+            The other sink.
+        """
         if not self.lasting:
             client = sink.client
             return type(sink)(client, options.pop("collection", "docs"), **options)
@@ -84,7 +101,16 @@ class CollectionSinkContract(SinkContract):
         return self.make(folder, **options)
 
     def of_layouts(self, folder: Path, engine: WordEngine, rows: Sequence[Record]) -> Iterator[tuple[str, Any]]:
-        """A sink of each field layout, with these records."""
+        """A sink of each field layout, with these records.
+
+        Args:
+            folder: The folder of the sinks.
+            engine: The engine that embeds the records.
+            rows: The records.
+
+        Yields:
+            The name of a layout, and its sink.
+        """
         for layout in self.layouts:
             sink = self.make(folder, collection=layout, dimensions=self.widths, fields=layout)
             fill(sink, engine, rows, self.widths)
@@ -92,7 +118,17 @@ class CollectionSinkContract(SinkContract):
             sink.close()
 
     def cosines(self, engine: WordEngine, question: str, width: int, rows: Sequence[Record]) -> dict[str, float]:
-        """``{record id: cosine}`` by numpy."""
+        """``{record id: cosine}`` by numpy.
+
+        Args:
+            engine: The engine that embeds.
+            question: The text of the question.
+            width: The width of the vectors.
+            rows: The records.
+
+        Returns:
+            The cosine of each record with the question.
+        """
         documents = vectors(engine, [record.text for record in rows], width)
         scores = documents @ vectors(engine, [question], width)[0]
         return {record.id: float(score) for record, score in zip(rows, scores, strict=True)}

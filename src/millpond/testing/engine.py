@@ -57,7 +57,20 @@ class WordEngine:
         dimensions: int | None = None,
         normalize: bool | None = None,
     ) -> EmbeddingOutput:
-        """The sum of each text's words, ``[n, d]``, cut to ``dimensions``; the role changes nothing."""
+        """The sum of each text's words, ``[n, d]``, cut to ``dimensions``; the role changes nothing.
+
+        Args:
+            texts: A list of texts.
+            role: Ignored.
+            dimensions: The width of the vectors; ``None`` for the full one.
+            normalize: ``False`` leaves the length of a vector as it is.
+
+        Returns:
+            The vectors ``[n, dimensions]``.
+
+        Raises:
+            InvalidDimensionsError: The width is not from 1 to the full one.
+        """
         rows = [sum((self._row(word) for word in self._words(text)), np.zeros(1)) for text in texts]
         flat = np.array([row + np.zeros(self.spec.dimensions) for row in rows], dtype=np.float32)
         flat = flat.reshape(len(texts), self.spec.dimensions)
@@ -68,14 +81,31 @@ class WordEngine:
     def token_embed(
         self, texts: Sequence[str], *, role: Role | None = None, normalize: bool | None = None
     ) -> TokenEmbeddingOutput:
-        """A row of length 1 for the role, and for each word of a text: matrices ``[tokens_i, d]``."""
+        """A row of length 1 for the role, and for each word of a text: matrices ``[tokens_i, d]``.
+
+        Args:
+            texts: A list of texts.
+            role: ``"query"`` or ``"document"``.
+            normalize: Ignored: every row has length 1.
+
+        Returns:
+            The matrices, and which texts were cut.
+        """
         matrices = [np.array([self._row(token) for token in self._tokens(text, role)]) for text in texts]
         ragged = Ragged.from_matrices([rows.astype(np.float32) for rows in matrices], width=self.spec.dimensions)
         long = np.array([len(_WORD.findall(text)) > self.spec.max_length for text in texts], dtype=np.bool_)
         return TokenEmbeddingOutput(embeddings=ragged, truncated=long, usage=Usage(prompt_tokens=0))
 
     def token_spans(self, texts: Sequence[str], *, role: Role | None = None) -> list[TokenSpans]:
-        """The words whose rows :meth:`token_embed` returns, and where they are."""
+        """The words whose rows :meth:`token_embed` returns, and where they are.
+
+        Args:
+            texts: A list of texts.
+            role: ``"query"`` or ``"document"``, as in the call of :meth:`token_embed`.
+
+        Returns:
+            For each text its tokens and ``offsets [rows, 2]``.
+        """
         spans = []
         for text in texts:
             places = [(0, 0), *(match.span() for match in _WORD.finditer(text))][: self.spec.max_length + 1]
@@ -84,7 +114,16 @@ class WordEngine:
         return spans
 
     def submit(self, task: str, inputs: Sequence[Any], params: Any = None) -> Any:
-        """The output of ``embed`` or ``token_embed``, at once."""
+        """The output of ``embed`` or ``token_embed``, at once.
+
+        Args:
+            task: ``"embed"`` or ``"token_embed"``.
+            inputs: Texts.
+            params: Ignored.
+
+        Returns:
+            The task's output.
+        """
         return self.embed(inputs) if task == "embed" else self.token_embed(inputs)
 
     def _tokens(self, text: str, role: Role | None) -> list[str]:

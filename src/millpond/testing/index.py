@@ -55,13 +55,32 @@ class IndexContract:
     rounds = 30
 
     def open(self, path: Path, engine: TokenEngine | None, **options: Any) -> LateInteractionIndex:
-        """Create an index at ``path`` (a folder or name that does not exist), or open the one that is there."""
+        """Create an index at ``path`` (a folder or name that does not exist), or open the one that is there.
+
+        Args:
+            path: The folder or name.
+            engine: The engine; ``None`` if the test gives embeddings only.
+            **options: Options of the index, as its class takes them.
+
+        Returns:
+            The index.
+        """
         raise NotImplementedError
 
     def reopen(
         self, index: LateInteractionIndex, path: Path, engine: TokenEngine | None, **options: Any
     ) -> LateInteractionIndex:
-        """Close an index that :meth:`open` gave, and open it again."""
+        """Close an index that :meth:`open` gave, and open it again.
+
+        Args:
+            index: The index.
+            path: As :meth:`open`.
+            engine: As :meth:`open`.
+            **options: As :meth:`open`.
+
+        Returns:
+            The index, opened again.
+        """
         index.close()
         return self.open(path, engine, **options)
 
@@ -96,7 +115,17 @@ class IndexContract:
         documents: Mapping[str, npt.NDArray[Any]],
         k: int,
     ) -> None:
-        """The hits are the best of ``documents`` by float64 MaxSim, up to the error that the codec may make."""
+        """The hits are the best of ``documents`` by float64 MaxSim, up to the error that the codec may make.
+
+        Args:
+            results: The hits of each query.
+            queries: Token matrices ``[query tokens, d]``.
+            documents: Token matrices ``[tokens, d]`` by id.
+            k: How many hits were asked for.
+
+        Raises:
+            AssertionError: The hits are others.
+        """
         assert len(results) == len(queries)
         rows = {id: matrix for id, matrix in documents.items() if len(matrix)}
         for hits, query in zip(results, queries, strict=True):

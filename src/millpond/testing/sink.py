@@ -65,11 +65,26 @@ class SinkContract:
     tolerance: ClassVar[float] = 1e-6
 
     def make(self, folder: Path, **options: Any) -> Any:
-        """An empty sink in a folder of the test's own; ``options`` are ``dimensions``, the widths to store."""
+        """An empty sink in a folder of the test's own.
+
+        Args:
+            folder: The folder.
+            **options: ``dimensions``, the widths to store.
+
+        Returns:
+            The sink.
+        """
         raise NotImplementedError
 
     def stored(self, sink: Any) -> Mapping[str, StoredRow]:
-        """Every row by its id; by default read back by ``scan`` and ``fetch``."""
+        """Every row by its id; by default read back by ``scan`` and ``fetch``.
+
+        Args:
+            sink: The sink.
+
+        Returns:
+            For each row id, the row with its vectors ``[width]``.
+        """
         rows: Mapping[str, StoredRow] = sink.fetch([row_id for row_id, _ in sink.scan()], widths=self.widths)
         return rows
 
@@ -87,7 +102,16 @@ class SinkContract:
         sink.close()
 
     def check_rows(self, sink: Any, engine: WordEngine, rows: Sequence[Record]) -> None:
-        """The sink holds these records and no others."""
+        """The sink holds these records and no others.
+
+        Args:
+            sink: The sink.
+            engine: The engine that made the vectors.
+            rows: The records.
+
+        Raises:
+            AssertionError: It holds others.
+        """
         stored = self.stored(sink)
         assert {row_id: row.record_id for row_id, row in stored.items()} == {
             point_id(record.id): record.id for record in rows

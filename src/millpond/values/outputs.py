@@ -88,7 +88,11 @@ class EmbeddingOutput(_Array):
         return rows
 
     async def atolist(self) -> list[list[Any]]:
-        """As :meth:`tolist`, for an event loop: other tasks run between every few rows."""
+        """As :meth:`tolist`, for an event loop: other tasks run between every few rows.
+
+        Returns:
+            ``n`` lists of ``d`` numbers.
+        """
         rows = []
         for start in range(0, len(self.embeddings), _ROWS_PER_TURN):
             if start:
@@ -276,6 +280,9 @@ class RerankOutput(_Listed[RerankResult]):
             top_n: Keep the best only; ``None`` keeps all.
             truncated: ``[documents]`` bool, in the order of the documents.
             usage: Token counts.
+
+        Returns:
+            The results, at most ``top_n``, best first.
 
         Raises:
             InvalidRequestError: ``top_n`` is not a positive int.

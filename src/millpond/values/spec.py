@@ -96,11 +96,24 @@ class ModelSpec:
         return self.digest()
 
     def role_prompt(self, role: Role) -> str | None:
-        """The checkpoint's prompt for a role; ``None`` if it has none, which is not its default prompt either."""
+        """The checkpoint's prompt for a role; ``None`` if it has none, which is not its default prompt either.
+
+        Args:
+            role: ``"query"`` or ``"document"``.
+
+        Returns:
+            The text that is put before an input, or ``None``.
+        """
         return next((self.prompts[name] for name in _ROLE_PROMPTS[role] if name in self.prompts), None)
 
     def check_dimensions(self, dimensions: int | None) -> int:
         """Check a requested width and return that of ``embed``'s vectors.
+
+        Args:
+            dimensions: The requested width; ``None`` is the default one.
+
+        Returns:
+            The width of the vectors.
 
         Raises:
             InvalidDimensionsError: The checkpoint's vectors cannot be cut to it.

@@ -110,14 +110,28 @@ class LLM:
         return [self._output(EmbeddingData(embedding=rows.tolist()), ids) for rows, ids in outputs]
 
     def classify(self, prompts: Any, **options: Unpack[PromptOptions]) -> list[RequestOutput]:
-        """Probabilities of the classes for each prompt, as the list ``.outputs.probs``; otherwise as :meth:`embed`."""
+        """Probabilities of the classes for each prompt, as the list ``.outputs.probs``; otherwise as :meth:`embed`.
+
+        Args:
+            prompts: As :meth:`embed`.
+            **options: See :class:`PromptOptions`.
+
+        Returns:
+            One output for each prompt; ``.outputs.probs`` is a list of a float for each class.
+        """
         outputs = self._each("classify", prompts, **options)
         return [self._output(ClassificationData(probs=rows.tolist()), ids) for rows, ids in outputs]
 
     def reward(self, prompts: Any, **options: Unpack[PromptOptions]) -> list[RequestOutput]:
         """A row of rewards for each token (or step), raw by default; otherwise as :meth:`embed`.
 
-        ``.outputs.data`` is a float32 tensor ``[tokens, columns]``, or ``[steps, columns]``.
+        Args:
+            prompts: As :meth:`embed`.
+            **options: See :class:`PromptOptions`.
+
+        Returns:
+            One output for each prompt; ``.outputs.data`` is a float32 tensor ``[tokens, columns]``, or
+            ``[steps, columns]``.
         """
         return self._tensors(self._each("reward", prompts, **options))
 
@@ -133,9 +147,18 @@ class LLM:
     ) -> list[RequestOutput]:
         """The result of any task for each prompt, as the tensor ``.outputs.data``; otherwise as :meth:`embed`.
 
-        ``pooling_task`` is ``embed``, ``classify``, ``token_embed`` or ``token_classify``, or an older name; by default
-        the task of ``pooling_params``, of ``pooler_config``, or the first that the model serves. The tensor is float32:
-        a vector ``[d]``, probabilities ``[classes]``, or for a task of tokens ``[tokens, d]`` or ``[tokens, classes]``.
+        Args:
+            prompts: As :meth:`embed`.
+            pooling_params: :class:`~millpond.PoolingParams`, one or one for each prompt.
+            pooling_task: ``embed``, ``classify``, ``token_embed`` or ``token_classify``, or an older name; by default
+                the task of ``pooling_params``, of ``pooler_config``, or the first that the model serves.
+            tokenization_kwargs: See :class:`PromptOptions`.
+            truncate_prompt_tokens: See :class:`PromptOptions`.
+            use_tqdm: See :class:`PromptOptions`.
+
+        Returns:
+            One output for each prompt; ``.outputs.data`` is a float32 tensor: a vector ``[d]``, probabilities
+            ``[classes]``, or for a task of tokens ``[tokens, d]`` or ``[tokens, classes]``.
         """
         params = [pooling_params] if isinstance(pooling_params, PoolingParams | None) else list(pooling_params)
         named = next((each.task for each in params[:1] if each is not None), None)
@@ -172,6 +195,9 @@ class LLM:
             truncate_prompt_tokens: See :class:`PromptOptions`.
             use_tqdm: See :class:`PromptOptions`.
 
+        Returns:
+            One output for each pair; ``.outputs.score`` is a float.
+
         Raises:
             InvalidRequestError: The numbers do not pair up, or an option is invalid.
             UnsupportedTaskError: The checkpoint does not score.
@@ -192,11 +218,20 @@ class LLM:
         ]
 
     def get_tokenizer(self) -> Any:
-        """transformers' tokenizer of the checkpoint."""
+        """transformers' tokenizer of the checkpoint.
+
+        Returns:
+            A copy that the engine itself does not use.
+        """
         return self.engine.tokenizer
 
     def close(self, timeout: float | None = None, cancel: bool = False) -> None:
-        """Close the engine, as :meth:`millpond.Engine.close`."""
+        """Close the engine, as :meth:`millpond.Engine.close`.
+
+        Args:
+            timeout: Most seconds to wait for what is queued; ``None`` waits for all of it.
+            cancel: Drop what is queued at once.
+        """
         self.engine.close(timeout, cancel)
 
     def __enter__(self) -> Self:

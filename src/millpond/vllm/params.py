@@ -62,7 +62,14 @@ class PoolingParams(core.PoolingParams):
 
     @classmethod
     def of(cls, params: core.PoolingParams) -> PoolingParams:
-        """The same options as vLLM's; a ``PoolingParams`` of this class is returned as it is."""
+        """The same options as vLLM's; a ``PoolingParams`` of this class is returned as it is.
+
+        Args:
+            params: The options, of this class or millpond's own.
+
+        Returns:
+            The options, of this class.
+        """
         if isinstance(params, cls):
             return params
         return cls(**{field.name: getattr(params, field.name) for field in fields(params)})

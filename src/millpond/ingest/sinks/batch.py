@@ -52,7 +52,14 @@ class WriteBatch:
         return len(self.records)
 
     def part(self, rows: slice) -> WriteBatch:
-        """The rows of a slice, as a batch."""
+        """The rows of a slice, as a batch.
+
+        Args:
+            rows: Which rows.
+
+        Returns:
+            Views of the vectors, ``[rows, width]`` of each width, with their records and ids.
+        """
         vectors = {width: values[rows] for width, values in self.vectors.items()}
         sparse = None if self.sparse is None else self.sparse[rows]
         return WriteBatch(records=self.records[rows], ids=self.ids[rows], vectors=vectors, sparse=sparse)

@@ -87,7 +87,15 @@ class Connection(ABC):
 
     @classmethod
     def check_name(cls, argument: str, name: object) -> None:
-        """Raise InvalidRequestError for a name that no collection of the database can have."""
+        """Raise InvalidRequestError for a name that no collection of the database can have.
+
+        Args:
+            argument: The name of the argument, for the error message.
+            name: The name to check.
+
+        Raises:
+            InvalidRequestError: The name does not match :attr:`name_pattern`.
+        """
         if not isinstance(name, str) or not cls.name_pattern.fullmatch(name):
             raise InvalidRequestError(f"{argument}={name!r} is no name for {cls.database}; use {cls.name_rule}")
 
@@ -117,7 +125,15 @@ class Connection(ABC):
         """The manifest's JSON as stored, not validated; ``None`` if the collection has none."""
 
     def fault(self, error: Exception, request: str) -> Fault | None:
-        """What an error of the client means; ``None`` for one that no client raises on purpose."""
+        """What an error of the client means; ``None`` for one that no client raises on purpose.
+
+        Args:
+            error: The error that the client raised.
+            request: The request in words.
+
+        Returns:
+            The meaning, or ``None``, which is the default.
+        """
         return None
 
     def release(self) -> None:
@@ -129,13 +145,27 @@ class Connection(ABC):
         return
 
     def creating(self) -> AbstractContextManager[object]:
-        """Held while a collection is created or made ready."""
+        """Held while a collection is created or made ready.
+
+        Returns:
+            A context manager; by default one that does nothing.
+        """
         return nullcontext()
 
     def request(self, words: str, call: Callable[[], Answer], *, limited: bool = True) -> Answer:
         """The result of a call of the client, whose error becomes a SinkError that names database and request.
 
-        ``words`` name it, as "an upsert of 3 rows"; unless ``limited``, it may take longer than the timeout.
+        Args:
+            words: The request in words, as "an upsert of 3 rows".
+            call: Calls the client.
+            limited: Whether the timeout applies.
+
+        Returns:
+            What ``call`` returns.
+
+        Raises:
+            SinkUnavailableError: The database did not answer in time.
+            SinkError: The connection is closed, or the call failed; :meth:`fault` may choose a subclass of it.
         """
         if self.closed:
             raise SinkError(
@@ -163,11 +193,22 @@ class Connection(ABC):
         return self.request("a look for the collection", self.exists)
 
     def stored_manifest(self) -> object:
-        """What :meth:`read_manifest` returns, as a request."""
+        """What :meth:`read_manifest` returns, as a request.
+
+        Returns:
+            The manifest's JSON, not validated; ``None`` if the collection has none.
+        """
         return self.request("a look at the collection", self.read_manifest)
 
     def create(self, create: Callable[[], None]) -> None:
-        """Create the collection, unless another process was faster: whoever calls checks what is there."""
+        """Create the collection, unless another process was faster: whoever calls checks what is there.
+
+        Args:
+            create: Creates the collection.
+
+        Raises:
+            SinkError: It failed, and the collection does not exist.
+        """
         try:
             self.request("creating the collection", create)
         except SinkError:

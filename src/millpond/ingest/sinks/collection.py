@@ -143,11 +143,21 @@ class CollectionSink(Generic[NativeFilter]):
         self.manifest = stored
 
     def check(self, record: Record) -> None:
-        """Raise InvalidRequestError for a record that no request could carry, or that the database cannot store."""
+        """Raise InvalidRequestError for a record that no request could carry, or that the database cannot store.
+
+        Args:
+            record: The record.
+
+        Raises:
+            InvalidRequestError: The message says what is too large or not valid.
+        """
         self._driver.check(record, self.dimensions or () if self.manifest is None else self.manifest.dimensions)
 
     def write(self, batch: WriteBatch) -> None:
         """Upsert the rows, in requests that the database accepts, and wait until it has acknowledged them.
+
+        Args:
+            batch: Rows with a vector of each of the collection's widths.
 
         Raises:
             InvalidRequestError: The collection is not prepared, or has other widths.
@@ -191,7 +201,14 @@ class CollectionSink(Generic[NativeFilter]):
         self._change(self._driver.flush)
 
     def delete_rows(self, row_ids: Sequence[Any]) -> None:
-        """Delete rows by their own ids (those that do not exist are ignored), and wait for the acknowledgement."""
+        """Delete rows by their own ids (those that do not exist are ignored), and wait for the acknowledgement.
+
+        Args:
+            row_ids: The ids that the rows have in the database.
+
+        Raises:
+            InvalidRequestError: The collection does not exist.
+        """
         manifest = self.open()
         for part in self._parts(row_ids):
             words = f"a delete of {len(part)} {self._connection.row}s"
@@ -199,7 +216,18 @@ class CollectionSink(Generic[NativeFilter]):
         self._change(self._driver.flush)
 
     def fetch(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
-        """Those of these rows that exist, by their ids, with their vectors of some widths."""
+        """Those of these rows that exist, by their ids, with their vectors of some widths.
+
+        Args:
+            row_ids: Any number of row ids.
+            widths: The widths of the vectors to read; empty for none.
+
+        Returns:
+            For each row id that exists, the row with its vectors ``[width]``.
+
+        Raises:
+            InvalidRequestError: The collection does not exist.
+        """
         manifest = self.open()
         rows: dict[str, StoredRow] = {}
         for part in self._parts(row_ids):
@@ -213,6 +241,15 @@ class CollectionSink(Generic[NativeFilter]):
 
         They are looked for by their own ids, until one is absent. Whoever deletes them in this order leaves no gap, and
         can be interrupted.
+
+        Args:
+            first: For each record id, the number of the first chunk to look for.
+
+        Returns:
+            A list of row ids.
+
+        Raises:
+            InvalidRequestError: The collection does not exist.
         """
         if not self.open().chunked:
             return []
@@ -242,7 +279,11 @@ class CollectionSink(Generic[NativeFilter]):
             yield from page
 
     def count(self) -> int:
-        """How many rows the collection holds; 0 before it is created."""
+        """How many rows the collection holds; 0 before it is created.
+
+        Returns:
+            A number of rows.
+        """
         if not self._connection.found():
             return 0
         self._driver.load()

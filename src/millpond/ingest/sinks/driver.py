@@ -31,42 +31,105 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
 
     @abstractmethod
     def create(self, manifest: CollectionManifest) -> None:
-        """Create the collection: cosine vectors ``vector_name(width)`` for each width, and the manifest as metadata."""
+        """Create the collection: cosine vectors ``vector_name(width)`` for each width, and the manifest as metadata.
+
+        Args:
+            manifest: The manifest of the collection.
+        """
 
     @abstractmethod
     def upsert(self, batch: WriteBatch) -> None:
-        """Store rows, replacing those whose id exists, and wait for the acknowledgement."""
+        """Store rows, replacing those whose id exists, and wait for the acknowledgement.
+
+        Args:
+            batch: Rows that one request can carry.
+        """
 
     @abstractmethod
     def query(self, plan: SearchPlan, condition: NativeFilter | None, manifest: CollectionManifest) -> Sequence[Hit]:
-        """The hits of a search, best first: ``plan.coarse``, unless ``None``, selects what ``plan.full`` ranks."""
+        """The hits of a search, best first: ``plan.coarse``, unless ``None``, selects what ``plan.full`` ranks.
+
+        Args:
+            plan: The vectors of the question and the stages of the search.
+            condition: Which rows to search; ``None`` for all.
+            manifest: The manifest of the collection.
+
+        Returns:
+            At most ``plan.k`` hits.
+        """
 
     @abstractmethod
     def delete(self, which: Sequence[Any] | NativeFilter, manifest: CollectionManifest) -> None:
-        """Delete the rows with these database ids, or those that a condition matches."""
+        """Delete the rows with these database ids, or those that a condition matches.
+
+        Args:
+            which: Database ids, or a condition.
+            manifest: The manifest of the collection.
+        """
 
     @abstractmethod
     def count(self) -> int:
-        """How many rows the collection holds, counting every acknowledged write."""
+        """How many rows the collection holds, counting every acknowledged write.
+
+        Returns:
+            A number of rows.
+        """
 
     @abstractmethod
     def condition(
         self, filter: Mapping[str, object] | NativeFilter | None, manifest: CollectionManifest
     ) -> NativeFilter | None:
-        """The database's own form of a filter, ``None`` for no condition; InvalidRequestError for another type."""
+        """The database's own form of a filter, ``None`` for no condition.
+
+        Args:
+            filter: Fields and their values, or the database's own filter; ``None`` for no condition.
+            manifest: The manifest of the collection.
+
+        Returns:
+            The filter, or ``None``.
+
+        Raises:
+            InvalidRequestError: The filter is of another type.
+        """
 
     def fetch(
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
     ) -> Mapping[str, StoredRow]:
-        """Those of these rows that exist, at most ``max_rows``, with their vectors of these widths."""
+        """Those of these rows that exist, at most ``max_rows``, with their vectors of these widths.
+
+        Args:
+            row_ids: Row ids, at most ``max_rows``.
+            widths: The widths of the vectors to read; empty for none.
+            manifest: The manifest of the collection.
+
+        Returns:
+            For each row id that exists, the row with its vectors ``[width]``.
+
+        Raises:
+            SinkError: The sink cannot read rows back, which is the default.
+        """
         raise SinkError(f"this sink of {self.connection.database} cannot read rows back")
 
     def scan(self, manifest: CollectionManifest) -> Iterator[Sequence[tuple[str, str]]]:
-        """Pages of row ids and record ids, over the whole collection."""
+        """Pages of row ids and record ids, over the whole collection.
+
+        Args:
+            manifest: The manifest of the collection.
+
+        Returns:
+            An iterator of pages; a page is a list of (row id, record id).
+
+        Raises:
+            SinkError: The sink cannot list its rows, which is the default.
+        """
         raise SinkError(f"this sink of {self.connection.database} cannot list its rows")
 
     def prepare(self, manifest: CollectionManifest) -> None:
-        """Make the collection ready to be written to, by requests of its own, once its manifest is checked."""
+        """Make the collection ready to be written to, by requests of its own, once its manifest is checked.
+
+        Args:
+            manifest: The manifest of the collection.
+        """
 
     def load(self) -> None:
         """Make an existing collection ready to be read, by requests of its own."""
@@ -75,7 +138,15 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
         """Make acknowledged changes durable, once after the requests of a write or delete."""
 
     def check(self, record: Record, widths: Sequence[int]) -> None:
-        """Raise InvalidRequestError for a record that no request could carry."""
+        """Raise InvalidRequestError for a record that no request could carry.
+
+        Args:
+            record: The record.
+            widths: The widths to store; empty if they are not known yet.
+
+        Raises:
+            InvalidRequestError: Text and metadata have more bytes than a request may have.
+        """
         limit = self.connection.max_bytes
         if (size := record_bytes(record)) > limit:
             raise InvalidRequestError(
@@ -83,11 +154,26 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
             )
 
     def has_condition(self, condition: NativeFilter) -> bool:
-        """Whether a condition has one; without, it matches every row."""
+        """Whether a condition has one; without, it matches every row.
+
+        Args:
+            condition: The database's own filter.
+
+        Returns:
+            ``False`` if it matches every row.
+        """
         return bool(condition)
 
     def row_ids(self, record_id: str, manifest: CollectionManifest) -> Sequence[Any]:
-        """The database ids that a record may have; a database adds that of a row whose :class:`Hit` has its own id."""
+        """The database ids that a record may have; a database adds that of a row whose :class:`Hit` has its own id.
+
+        Args:
+            record_id: The id of the record.
+            manifest: The manifest of the collection.
+
+        Returns:
+            Database ids, at least one.
+        """
         return [point_id(record_id)]
 
     def ranks_texts(self) -> bool:
@@ -96,7 +182,18 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
 
     @contextmanager
     def reading(self, row_id: str, manifest: CollectionManifest) -> Iterator[None]:
-        """Turn an error from reading a stored row into a SinkError that names the row, not the database."""
+        """Turn an error from reading a stored row into a SinkError that names the row, not the database.
+
+        Args:
+            row_id: The id of the row.
+            manifest: The manifest of the collection.
+
+        Returns:
+            A context manager for the block that reads the row.
+
+        Raises:
+            SinkError: The fields of the row do not have the layout of the manifest.
+        """
         try:
             yield
         except (LookupError, TypeError, ValueError) as error:

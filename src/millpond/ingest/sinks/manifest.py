@@ -49,7 +49,21 @@ class CollectionManifest:
         sparse: ModelSpec | None = None,
         chunked: bool = False,
     ) -> CollectionManifest:
-        """The manifest of a new collection; raises InvalidDimensionsError for widths that the model cannot have."""
+        """The manifest of a new collection.
+
+        Args:
+            spec: The model of the vectors.
+            dimensions: Widths to store; ``None`` for the width that ``embed`` returns.
+            fields: The field layout.
+            sparse: The model of the sparse vectors; ``None`` if there are none.
+            chunked: Whether records are cut into chunks.
+
+        Returns:
+            The manifest, with its widths in ascending order.
+
+        Raises:
+            InvalidDimensionsError: The model cannot have one of the widths.
+        """
         widths = tuple(sorted({spec.check_dimensions(width) for width in dimensions or (None,)}))
         return cls(
             fingerprint=spec.fingerprint,
@@ -76,7 +90,18 @@ class CollectionManifest:
 
     @classmethod
     def from_dict(cls, data: object, *, collection: str) -> CollectionManifest:
-        """The manifest as read from a collection; raises FingerprintMismatchError if it has none that is readable."""
+        """The manifest as read from a collection.
+
+        Args:
+            data: The manifest's JSON as stored; ``None`` if the collection has none.
+            collection: Name of the collection, for error messages.
+
+        Returns:
+            The manifest.
+
+        Raises:
+            FingerprintMismatchError: The collection has no manifest, or one that this version cannot read.
+        """
         with readable(data, collection):
             if not isinstance(data, Mapping) or data["schema"] != _SCHEMA:
                 raise ValueError("another schema")
@@ -92,12 +117,29 @@ class CollectionManifest:
             )
 
     def check_model(self, spec: ModelSpec, *, collection: str) -> None:
-        """Raises FingerprintMismatchError for any model but the one that filled the collection."""
+        """Raises FingerprintMismatchError for any model but the one that filled the collection.
+
+        Args:
+            spec: The model to check.
+            collection: Name of the collection, for error messages.
+
+        Raises:
+            FingerprintMismatchError: It is another model, or has other settings.
+        """
         identity = ModelIdentity(fingerprint=self.fingerprint, model=self.model, settings=self.settings)
         identity.check(spec, owner=f"collection {collection!r}", another="another collection name")
 
     def check_sparse(self, spec: ModelSpec, *, collection: str) -> None:
-        """Raises unless this model made the collection's sparse vectors."""
+        """Raises unless this model made the collection's sparse vectors.
+
+        Args:
+            spec: The model to check.
+            collection: Name of the collection, for error messages.
+
+        Raises:
+            InvalidRequestError: The collection holds no sparse vectors.
+            FingerprintMismatchError: Another model made them.
+        """
         if self.sparse is None:
             raise InvalidRequestError(
                 f"collection {collection!r} holds no sparse vectors; leave hybrid out, or ingest into another "
@@ -109,7 +151,19 @@ class CollectionManifest:
     def check_write(
         self, wanted: CollectionManifest, spec: ModelSpec, *, collection: str, sparse: ModelSpec | None = None
     ) -> None:
-        """Raises unless ``wanted`` has the same models, widths and field layout as this collection."""
+        """Raises unless ``wanted`` has the same models, widths and field layout as this collection.
+
+        Args:
+            wanted: The manifest of the sink that is to write.
+            spec: The model of its vectors.
+            collection: Name of the collection, for error messages.
+            sparse: The model of its sparse vectors; ``None`` if it has none.
+
+        Raises:
+            FingerprintMismatchError: Another model filled the collection.
+            InvalidRequestError: The collection has other widths or another field layout, or differs in sparse vectors
+                or chunks.
+        """
         self.check_model(spec, collection=collection)
         if sparse is not None:
             self.check_sparse(sparse, collection=collection)
@@ -134,7 +188,18 @@ class CollectionManifest:
                 raise InvalidRequestError(f"collection {collection!r} holds {words}, or another collection name")
 
     def widths_to_search(self, wanted: tuple[int, ...] | None, *, collection: str) -> tuple[int, ...]:
-        """The widths a search uses: ``wanted``, or by default all stored ones."""
+        """The widths a search uses: ``wanted``, or by default all stored ones.
+
+        Args:
+            wanted: The widths to search; ``None`` for all.
+            collection: Name of the collection, for error messages.
+
+        Returns:
+            Widths that the collection holds.
+
+        Raises:
+            InvalidRequestError: The collection does not hold one of them.
+        """
         missing = sorted(set(wanted or ()) - set(self.dimensions))
         if missing:
             raise InvalidRequestError(

@@ -26,12 +26,18 @@ class Sink(Protocol):
     def prepare(self, spec: ModelSpec) -> None:
         """Open the collection, or create it, before anything is read.
 
+        Args:
+            spec: The model of the vectors.
+
         Raises:
             FingerprintMismatchError: The collection was built by another model, or not by millpond.
         """
 
     def write(self, batch: WriteBatch) -> None:
         """Store every row, replacing those whose id exists, and return once the database has acknowledged them.
+
+        Args:
+            batch: The rows, with their vectors.
 
         Raises:
             SinkUnavailableError: The run tries again, for a time.

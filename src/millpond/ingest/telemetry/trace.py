@@ -142,6 +142,13 @@ class RunTrace:
 
         The stages are ``read``, ``chunk``, ``embed`` (waiting for the engine), ``cut``, ``write`` and ``journal``. Rows
         that are not known before are set as ``rows`` of the yielded object.
+
+        Args:
+            name: The name of the stage.
+            rows: The rows of the call, if they are known.
+
+        Returns:
+            A context manager that yields the call.
         """
         call = StageCall(rows)
         start = self._clock()
@@ -151,7 +158,13 @@ class RunTrace:
             self.note_stage(name, self._clock() - start, call.rows)
 
     def note_stage(self, name: str, seconds: float, rows: int = 0) -> None:
-        """Count a call of a stage that was timed elsewhere."""
+        """Count a call of a stage that was timed elsewhere.
+
+        Args:
+            name: The name of the stage.
+            seconds: How long the call took.
+            rows: The rows of the call.
+        """
         with self._lock:
             if name not in self._stages:
                 self._stages[name] = LogHistogram(1e-6, 1e5), LogHistogram(1, 1 << 30)
@@ -163,7 +176,10 @@ class RunTrace:
 
         The interval is 0.1 seconds, and doubles whenever 2,000 samples are kept (every second one then goes).
 
-        Counts are those since the run began, queues the items that wait; the ``last`` state is kept in any case.
+        Args:
+            counts: Counts since the run began.
+            queues: The number of items that wait in each queue.
+            last: Whether this is the last state, which is kept in any case.
         """
         with self._lock:
             seconds = self._clock() - self._start
@@ -176,12 +192,20 @@ class RunTrace:
             self._next = seconds + self._interval
 
     def note_texts(self, chars: Sequence[int]) -> None:
-        """Count the lengths of embedded texts, in characters."""
+        """Count the lengths of embedded texts, in characters.
+
+        Args:
+            chars: The length of each text.
+        """
         with self._lock:
             self.chars.add(chars)
 
     def note_retry(self, reason: str) -> None:
-        """Count a write that is sent again. Twenty reasons are kept; the others are counted together."""
+        """Count a write that is sent again. Twenty reasons are kept; the others are counted together.
+
+        Args:
+            reason: Why it is sent again.
+        """
         reason = _short(reason)
         with self._lock:
             if reason not in self.retries and len(self.retries) >= _NAMED_REASONS:
@@ -189,7 +213,12 @@ class RunTrace:
             self.retries[reason] = self.retries.get(reason, 0) + 1
 
     def note_failure(self, where: str, reason: str) -> None:
-        """Keep one of the first twenty records that failed, with its reason."""
+        """Keep one of the first twenty records that failed, with its reason.
+
+        Args:
+            where: Where the record is in its source.
+            reason: Why it failed.
+        """
         with self._lock:
             if len(self.failures) < _NAMED_FAILURES:
                 self.failures.append((_short(where), _short(reason)))
@@ -198,6 +227,9 @@ class RunTrace:
         """Offer ``rows [n, d]`` of full width to the sample of vectors.
 
         Each has the same chance (algorithm R of Vitter, "Random sampling with a reservoir", 1985).
+
+        Args:
+            rows: Vectors ``[n, d]``.
         """
         with self._lock:
             if not self._sampled or not len(rows):

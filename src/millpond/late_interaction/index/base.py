@@ -96,6 +96,9 @@ class LateInteractionIndex(ABC):
             metadata: A mapping for each text, stored as JSON; ``None`` for none.
             show_progress: Draw a bar in a terminal or notebook.
 
+        Returns:
+            How many documents were added, replaced, left out as blank, and cut.
+
         Raises:
             TypeError: ``ids`` or ``texts`` is a bare str.
             InvalidRequestError: Lists of different lengths, or an id, text or metadata that cannot be stored.
@@ -135,6 +138,9 @@ class LateInteractionIndex(ABC):
             embeddings: float ``[tokens_i, d]``; rows are L2-normalized. A document without rows is never found.
             texts: The texts, for hits and :meth:`explain`.
             metadata: As :meth:`add`.
+
+        Returns:
+            How many documents were added and replaced.
 
         Raises:
             TypeError: ``embeddings`` is not a Ragged, or a list is a bare str.
@@ -303,7 +309,11 @@ class LateInteractionIndex(ABC):
         self._check_open()
 
     def check(self) -> list[str]:
-        """What is wrong with the stored data, in words that name the file; empty if nothing is."""
+        """What is wrong with the stored data, in words that name the file; empty if nothing is.
+
+        Returns:
+            A sentence for each damaged file.
+        """
         self._check_open()
         return []
 

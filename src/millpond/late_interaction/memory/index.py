@@ -127,6 +127,9 @@ class MemoryIndex(LateInteractionIndex):
             device: As :class:`MemoryIndex`; it need not be that of the index that was saved.
             threads: As :class:`MemoryIndex`.
 
+        Returns:
+            The index, in memory.
+
         Raises:
             SourceNotFoundError: There is no saved index.
             FingerprintMismatchError: It was built by another model, or with other settings of it.

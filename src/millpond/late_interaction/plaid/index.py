@@ -110,6 +110,13 @@ class PlaidIndex(LateInteractionIndex):
     def open(cls, path: str | os.PathLike[str], engine: TokenEngine | None = None) -> Self:
         """Open an index that exists, with its own options.
 
+        Args:
+            path: The folder.
+            engine: As :class:`PlaidIndex`.
+
+        Returns:
+            The index.
+
         Raises:
             SourceNotFoundError: There is none at this path.
         """
@@ -150,7 +157,11 @@ class PlaidIndex(LateInteractionIndex):
         self._refresh()
 
     def check(self) -> list[str]:
-        """Read every file, and say which are damaged: a sentence for each, empty if none is."""
+        """Read every file, and say which are damaged: a sentence for each, empty if none is.
+
+        Returns:
+            A list of sentences.
+        """
         self._check_open()
         return self._folder.check()
 

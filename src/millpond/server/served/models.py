@@ -72,6 +72,12 @@ class ServedModels:
     def load(cls, configs: Sequence[ModelConfig]) -> Self:
         """Load every checkpoint; if one fails, those already loaded are closed.
 
+        Args:
+            configs: A configuration of each model.
+
+        Returns:
+            The models, in order.
+
         Raises:
             ModelLoadError: A checkpoint cannot be found, read or run.
             InvalidRequestError: An invalid option.
@@ -103,6 +109,9 @@ class ServedModels:
             name: The name in the request; without one, the only model that serves one of the tasks.
             tasks: The model must serve at least one of them; empty: any model.
             api: Name of the route in error messages: ``Embeddings API``.
+
+        Returns:
+            The named model, or the only one that serves one of the tasks.
 
         Raises:
             UnknownModelError: No model has that name (404).

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -118,11 +119,7 @@ def test_few_waiting_tokens_are_not_launched_ahead():
 @pytest.mark.parametrize("stage", ["start", "result"])
 def test_out_of_memory_halves_the_batch_and_bounds_the_next_ones(stage, monkeypatch):
     monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
-
-    def refuse(requests: Sequence[Request]) -> BaseException | None:
-        return torch.OutOfMemoryError("no") if sum(request.length for request in requests) > 20 else None
-
-    device = Device(**{stage: refuse})
+    device = Device(**{stage: too_large(20)})
     (call,) = drive(device, [8] * 12, budget=32)
     assert lengths(call) == [8] * 12
     assert {entry[1] for entry in device.log if entry[0] == "alone"} == {0}  # no other batch took memory
@@ -158,23 +155,20 @@ def test_a_text_without_memory_even_alone_fails_its_own_call_only(stage, monkeyp
         bad.future.result()
 
 
-def test_memory_that_cannot_be_freed_does_not_stop_the_halves(monkeypatch, caplog):
-    def empty_cache() -> None:
-        raise RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
-
+def cannot_be_freed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    monkeypatch.setattr(torch.cuda, "empty_cache", mock.Mock(side_effect=error))
+
+
+def test_memory_that_cannot_be_freed_does_not_stop_the_halves(monkeypatch, caplog):
+    cannot_be_freed(monkeypatch, RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED"))
     (call,) = drive(Device(start=too_large(20)), [8] * 4, budget=32)
     assert lengths(call) == [8] * 4
     assert "could not be freed" in caplog.text
 
 
 def test_a_device_that_is_lost_while_memory_is_freed_runs_no_halves(monkeypatch):
-    def empty_cache() -> None:
-        raise torch.AcceleratorError("CUDA error: unspecified launch failure")
-
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", empty_cache)
+    cannot_be_freed(monkeypatch, torch.AcceleratorError("CUDA error: unspecified launch failure"))
     device = Device(start=too_large(20))
     first, second = drive(device, [8] * 4, [8], budget=32)
     for call in (first, second):
