@@ -130,8 +130,8 @@ class LLM:
             **options: See :class:`PromptOptions`.
 
         Returns:
-            One output for each prompt; ``.outputs.data`` is a float32 tensor ``[tokens, columns]``, or ``[steps,
-            columns]``.
+            One output for each prompt; ``.outputs.data`` is a float32 tensor ``[tokens, columns]``, or
+            ``[steps, columns]``.
         """
         return self._tensors(self._each("reward", prompts, **options))
 

@@ -29,7 +29,11 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for parameter in inspect.signature(command).parameters.values():
         if parameter.name in groups:
-            parameters += _fields_of(groups[parameter.name])
+            types = get_type_hints(groups[parameter.name], include_extras=True)
+            for each in fields(groups[parameter.name]):
+                default = inspect.Parameter.empty if each.default is MISSING else each.default
+                hint = Annotated[types[each.name], each.metadata["option"]] if each.metadata else types[each.name]
+                parameters.append(parameter.replace(name=each.name, default=default, annotation=hint))
         else:
             parameters.append(parameter.replace(annotation=hints[parameter.name]))
 
@@ -42,15 +46,6 @@ def grouped(command: Callable[..., None]) -> Callable[..., None]:
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
-
-
-def _fields_of(group: Any) -> Iterator[inspect.Parameter]:
-    hints = get_type_hints(group, include_extras=True)
-    for each in fields(group):
-        default = inspect.Parameter.empty if each.default is MISSING else each.default
-        hint = hints[each.name]
-        annotation = Annotated[hint, each.metadata["option"]] if each.metadata else hint
-        yield inspect.Parameter(each.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,11 +117,9 @@ class TextOptions:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordOptions:
+class RecordOptions(TextOptions):
     """How a source of records is read."""
 
-    id_column: options.IdColumn = "id"
-    text_column: options.TextColumn = "text"
     types: options.Types = None
 
     def read(self, source: str, **further: Any) -> Iterator[Record | Rejected]:

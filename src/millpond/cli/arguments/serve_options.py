@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Annotated, Any, TypeVar
 
 import typer
@@ -70,13 +70,7 @@ def takes_options(function: Function) -> Function:
     """Let typer see the options of the table in place of ``function``'s ``**flags``."""
     signature = inspect.signature(function, eval_str=True)
     kept = [each for each in signature.parameters.values() if each.kind is not inspect.Parameter.VAR_KEYWORD]
-    added = list(_parameters())
-    function.__signature__ = signature.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
-    function.__annotations__ |= {each.name: each.annotation for each in added}
-    return function
-
-
-def _parameters() -> Iterator[inspect.Parameter]:
+    added = []
     for panel, rows in _OPTIONS.items():
         for name, words, *more in rows:
             metavar, kind = more[0] if more else None, more[1] if len(more) > 1 else str
@@ -84,6 +78,8 @@ def _parameters() -> Iterator[inspect.Parameter]:
             if kind is bool:
                 flag += f"/{_NEGATIONS.get(name, f'--no-{flag[2:]}')}"
             option = typer.Option(flag, help=words, rich_help_panel=panel, metavar=metavar)
-            yield inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[kind | None, option]
-            )
+            parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None)
+            added.append(parameter.replace(annotation=Annotated[kind | None, option]))
+    function.__signature__ = signature.replace(parameters=[*kept, *added])  # type: ignore[attr-defined]
+    function.__annotations__ |= {each.name: each.annotation for each in added}
+    return function

@@ -9,20 +9,16 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import NoReturn, Protocol
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from millpond.ingest.pipeline.source_items import StopRequest
 
 _SIGNALS = tuple(
     getattr(signal, name)
     for name in ("SIGINT", "SIGTERM", "SIGHUP")
     if hasattr(signal, name)  # Windows has no SIGHUP
 )
-
-
-class Interruptible(Protocol):
-    """A request to stop, as :class:`~millpond.ingest.pipeline.source_items.StopRequest`."""
-
-    def interrupt(self) -> None:
-        """Stop soon; called by the signal handler."""
 
 
 class StopSignals:
@@ -32,7 +28,7 @@ class StopSignals:
     """
 
     def __init__(self) -> None:
-        self._request: Interruptible | None = None
+        self._request: StopRequest | None = None
         self._signal: int | None = None
 
     @property
@@ -40,21 +36,18 @@ class StopSignals:
         """The exit code of a run that was stopped; ``None`` if no signal came."""
         return None if self._signal is None else 128 + self._signal
 
-    def pass_to(self, request: Interruptible) -> None:
+    def pass_to(self, request: StopRequest) -> None:
         """From now on the first signal asks the run to stop, and a second one ends the process."""
         self._request = request
 
     def handle(self, number: int, frame: FrameType | None) -> None:
         """The signal handler."""
         if self._request is None or self._signal is not None:
-            self._end(number)
+            _say("stopped; run the same command again to go on")
+            os._exit(128 + number)
         self._signal = number
         _say("stopping: what is embedded is written; the same signal again ends at once, and loses no row either")
         self._request.interrupt()
-
-    def _end(self, number: int) -> NoReturn:
-        _say("stopped; run the same command again to go on")
-        os._exit(128 + number)
 
 
 @contextmanager

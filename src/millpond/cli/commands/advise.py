@@ -19,7 +19,7 @@ from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 
 if TYPE_CHECKING:
-    from millpond.ingest.advice.advisor import Advice, Measurement
+    from millpond.ingest.advice.advisor import Advice
     from millpond.ingest.advice.layouts import Layout
 
 
@@ -50,8 +50,7 @@ class MeasureOptions:
     @property
     def arguments(self) -> dict[str, Any]:
         """The arguments."""
-        given = dict(vars(self))
-        return {**given, "dimensions": options.read_widths(given["dimensions"])}
+        return {**vars(self), "dimensions": options.read_widths(self.dimensions)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,16 +158,12 @@ def _further(asked: QueryOptions, cache: Path | None, engine_options: EngineOpti
 
 def _values(advice: Advice, commands: Mapping[Layout, str]) -> dict[str, Any]:
     """Everything, as JSON holds it."""
-
-    def value(one: Measurement) -> dict[str, Any]:
-        return {"name": one.layout.name, **asdict(one)}
-
-    def advised(one: Measurement) -> dict[str, str]:
-        return {"name": one.layout.name, "command": commands[one.layout]}
-
-    values = {**vars(advice), "smallest": advised(advice.smallest), "lightest": advised(advice.lightest)}
-    values["measurements"] = [value(one) for one in advice.measurements]
-    return values
+    measurements = [{"name": one.layout.name, **asdict(one)} for one in advice.measurements]
+    advised = {
+        key: {"name": one.layout.name, "command": commands[one.layout]}
+        for key, one in (("smallest", advice.smallest), ("lightest", advice.lightest))
+    }
+    return {**vars(advice), **advised, "measurements": measurements}
 
 
 def _print_table(advice: Advice, commands: Mapping[Layout, str], *, every: bool) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -31,7 +31,8 @@ def check(path: CachePath) -> None:
     """
     with _existing(path) as cache:
         found = cache.check(show_progress=True)
-    _print({"path": str(path), "intact": found.intact, **asdict(found)})
+    content = {"path": str(path), "intact": found.intact, **asdict(found)}
+    print(json.dumps(content, default=str, ensure_ascii=False))
     if not found.intact:
         recomputed = "delete it, and all vectors are recomputed" if found.problems else "those vectors are recomputed"
         typer.echo(f"millpond: {path} is damaged; {recomputed}", err=True)
@@ -47,7 +48,7 @@ def stats(path: CachePath) -> None:
     with _existing(path) as cache:
         stats = cache.stats()
         counts = {"widths": cache.widths(), "bytes": stats.bytes, "free_bytes": cache.free_bytes()}
-    _print({"path": str(path), "rows": stats.rows, **counts})
+    print(json.dumps({"path": str(path), "rows": stats.rows, **counts}, default=str, ensure_ascii=False))
 
 
 def _existing(path: Path) -> VectorCache:
@@ -56,7 +57,3 @@ def _existing(path: Path) -> VectorCache:
     if not path.exists():
         raise CacheError(f"{path}: there is no such file; name the file that --cache was given")
     return VectorCache(path)
-
-
-def _print(content: dict[str, Any]) -> None:
-    print(json.dumps(content, default=str, ensure_ascii=False))

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TextIO
+from typing import Annotated, Literal, TextIO
 
 import typer
 
@@ -19,9 +19,6 @@ from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
 from millpond.cli.arguments.options import option
 from millpond.ingest.record import Record, Rejected
 from millpond.tasks import Role, Truncate
-
-if TYPE_CHECKING:
-    import numpy.typing as npt
 
 logger = logging.getLogger(__name__)
 
@@ -68,7 +65,15 @@ def embed(
         show = output is not None or not sys.stdout.isatty()
         rows = engine.embed_iter(stream.texts(), show_progress=show, **vars(vectors))
         # Opened last, so that a refused request does not overwrite an existing file.
-        _write(rows, stream, sys.stdout if output is None else stack.enter_context(_create(output)))
+        file = sys.stdout if output is None else stack.enter_context(_create(output))
+        template = ""
+        for row in rows:  # [d]
+            if not template:
+                # Nine digits are enough to restore a float32 exactly; json would write the 17 of a float64.
+                number = "%.9g" if row.dtype.kind == "f" else "%d"
+                template = f'{{"id": %s, "embedding": [{", ".join([number] * len(row))}]}}\n'
+            file.write(template % (json.dumps(stream.ids.popleft()), *row.tolist()))
+        file.flush()
     if stream.failed:
         raise typer.Exit(1)
 
@@ -78,20 +83,17 @@ class _Stream:
 
     def __init__(self, items: Iterable[Record | Rejected]) -> None:
         self._items = items
-        self._ids: deque[str] = deque()
+        self.ids: deque[str] = deque()
         self.failed = 0
 
     def texts(self) -> Iterator[str]:
         for item in self._items:
             if isinstance(item, Record):
-                self._ids.append(item.id)
+                self.ids.append(item.id)
                 yield item.text
             else:
                 self.failed += 1
                 logger.error("%s: %s", item.where, item.reason)
-
-    def next_id(self) -> str:
-        return self._ids.popleft()
 
 
 def _create(path: Path) -> TextIO:
@@ -99,15 +101,3 @@ def _create(path: Path) -> TextIO:
         return path.open("w", encoding="utf-8")
     except OSError as error:
         raise typer.BadParameter(f"{str(path)!r} cannot be written ({error.strerror})", param_hint="--output") from None
-
-
-def _write(rows: Iterable[npt.NDArray[Any]], stream: _Stream, file: TextIO) -> None:
-    """Write one JSON object per row."""
-    template = ""
-    for row in rows:  # [d]
-        if not template:
-            # Nine digits are enough to restore a float32 exactly; json would write the 17 of a float64.
-            number = "%.9g" if row.dtype.kind == "f" else "%d"
-            template = f'{{"id": %s, "embedding": [{", ".join([number] * len(row))}]}}\n'
-        file.write(template % (json.dumps(stream.next_id()), *row.tolist()))
-    file.flush()

@@ -6,7 +6,6 @@ import json
 import os
 import platform
 from dataclasses import asdict
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -75,7 +74,7 @@ def _facts() -> dict[str, str]:
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
     from millpond.attention.kernels import KERNELS
-    from millpond.ingest.pages.environment import processor
+    from millpond.ingest.pages.environment import processor, versions
     from millpond.ingest.sinks.database import installed as installed_databases
     from millpond.ingest.sinks.database import sink_packages
     from millpond.models.placement import has_native_bfloat16, resolve_device
@@ -87,9 +86,7 @@ def _facts() -> dict[str, str]:
     facts = {
         "python": f"{platform.python_version()} ({platform.python_implementation()})",
         "platform": platform.platform(),
-        "packages": ", ".join(
-            f"{name} {installed}" for name in (*_PACKAGES, *sink_packages()) if (installed := _version(name))
-        ),
+        "packages": ", ".join(map(" ".join, versions((*_PACKAGES, *sink_packages())).items())),
         "sqlite": sqlite3.sqlite_version,
         "device": str(device),
         "accelerator": _accelerator(device),
@@ -107,13 +104,6 @@ def _facts() -> dict[str, str]:
     for kernel in KERNELS:  # in the order in which a call tries them
         facts[f"attention {kernel.NAME}"] = f"for {kernel.SERVES}: {kernel.unavailable() or 'can run'}"
     return facts
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _accelerator(device: object) -> str:

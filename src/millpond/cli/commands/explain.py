@@ -81,7 +81,12 @@ def explain(
         found = source.text if source.text is not None else _read(str(file))
         if is_blank(found):
             raise InvalidRequestError("the text is blank; there is nothing in it to match")
-        matches = _of_text(query, found, str(model), engine_options)
+        with token_engine(str(model), engine_options) as engine:
+            from millpond.late_interaction import MemoryIndex
+
+            with MemoryIndex(engine, codec="float32") as index:
+                index.add(["text"], [found])
+                matches = index.explain(query, "text")
     if html is not None:
         from millpond.cli.output import heat_map
 
@@ -106,15 +111,6 @@ def _of_index(
         )
     with reopened_index(index, model, engine_options) as opened:
         return document.text, opened.explain(query, id)
-
-
-def _of_text(query: str, text: str, model: str, engine_options: EngineOptions) -> list[TokenMatch]:
-    with token_engine(model, engine_options) as engine:
-        from millpond.late_interaction import MemoryIndex
-
-        with MemoryIndex(engine, codec="float32") as index:
-            index.add(["text"], [text])
-            return index.explain(query, "text")
 
 
 def _read(file: str) -> str:

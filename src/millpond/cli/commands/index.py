@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -232,7 +232,7 @@ def _add(index: PlaidIndex, records: Iterator[Record | Rejected]) -> None:
         raise typer.Exit(1)
 
 
-def _add_batch(index: PlaidIndex, batch: Iterable[Record | Rejected], counts: Counts) -> None:
+def _add_batch(index: PlaidIndex, batch: Sequence[Record | Rejected], counts: Counts) -> None:
     from millpond.ingest.record import Record
 
     changed: list[Record] = []
@@ -246,12 +246,10 @@ def _add_batch(index: PlaidIndex, batch: Iterable[Record | Rejected], counts: Co
             changed.append(item)
     if changed:
         report = index.add(
-            [record.id for record in changed],
-            [record.text for record in changed],
-            [record.metadata for record in changed],
+            [one.id for one in changed], [one.text for one in changed], [one.metadata for one in changed]
         )
         counts.added += report.added
         counts.replaced += report.replaced
         counts.blank += report.blank
         counts.truncated += report.truncated
-    counts.read += sum(1 for _ in batch)
+    counts.read += len(batch)

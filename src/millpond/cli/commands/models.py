@@ -27,23 +27,11 @@ def models(
         return
     from millpond.checkpoints.architectures import ARCHITECTURES
 
-    lines = aligned(
-        [
-            ("model_type", "class", "pooling*", "positions", "kind", "example"),
-            *(
-                (
-                    row.model_type,
-                    row.model_class,
-                    row.pooling,
-                    row.positions,
-                    "decoder" if row.decoder else "encoder",
-                    row.example,
-                )
-                for row in ARCHITECTURES
-            ),
-        ]
-    )
-    print(*lines, sep="\n")
+    rows = [("model_type", "class", "pooling*", "positions", "kind", "example")]
+    for row in ARCHITECTURES:
+        kind = "decoder" if row.decoder else "encoder"
+        rows.append((row.model_type, row.model_class, row.pooling, row.positions, kind, row.example))
+    print(*aligned(rows), sep="\n")
     print("* default, if the checkpoint names none")
 
 

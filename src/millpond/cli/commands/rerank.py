@@ -6,7 +6,7 @@ import json
 import logging
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -16,9 +16,6 @@ from millpond.cli.arguments.options import option
 from millpond.ingest.record import Record
 from millpond.support.blank import is_blank
 from millpond.tasks import ScoreMethod, Truncate
-
-if TYPE_CHECKING:
-    pass
 
 logger = logging.getLogger(__name__)
 

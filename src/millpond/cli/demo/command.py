@@ -43,7 +43,11 @@ def demo(
         ) from None
     from millpond.cli.demo.run import run
 
-    folder = (state or _default_state()).expanduser().absolute()
+    if state is None:
+        home = os.environ.get("XDG_CACHE_HOME", "")
+        # The XDG specification says to ignore relative paths.
+        state = (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "millpond" / "demo"
+    folder = state.expanduser().absolute()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -60,9 +64,3 @@ def demo(
         ) from error
     finally:
         log.setLevel(logging.NOTSET)
-
-
-def _default_state() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    # The XDG specification says to ignore relative paths.
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "millpond" / "demo"

@@ -41,7 +41,8 @@ def print_heat_map(matches: Sequence[TokenMatch], text: str, *, query: str, cons
             drawn.append(piece.text, f"color(16) on color({color})" if piece.heat > 0 else None)
     labels = [_label(match) for match in matches]
     width = max(map(cell_len, labels), default=0)
-    lines = [one_line(query), f"MaxSim {_score(matches):.3f} over {len(matches)} query tokens", "", drawn, ""]
+    total = sum(match.score for match in matches)
+    lines = [one_line(query), f"MaxSim {total:.3f} over {len(matches)} query tokens", "", drawn, ""]
     for label, match in zip(labels, matches, strict=True):
         where = f"{match.start}-{match.end}" if match.end else "no text"
         found = one_line(match.text)
@@ -68,7 +69,7 @@ def page(matches: Sequence[TokenMatch], text: str, *, query: str, title: str) ->
     return html_page.page(
         title=one_line(title),
         subtitle=one_line(query),
-        tiles={"MaxSim": f"{_score(matches):.3f}", "Query tokens": str(len(matches))},
+        tiles={"MaxSim": f"{sum(match.score for match in matches):.3f}", "Query tokens": str(len(matches))},
         sections=[article, html_page.table("All matches", header, rows, numbers=False)],
         note="The warmer a word, the more of the score it gives; it names its query tokens under the pointer.",
     )
@@ -97,7 +98,3 @@ def _shown(text: str) -> str:
 def _label(match: TokenMatch) -> str:
     """A token without the marks that vocabularies put before words and their parts."""
     return one_line(match.token.removeprefix("##").lstrip("\u2581\u0120")) or "\u2423"
-
-
-def _score(matches: Sequence[TokenMatch]) -> float:
-    return sum(match.score for match in matches)

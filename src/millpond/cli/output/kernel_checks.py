@@ -28,7 +28,14 @@ def of_machine() -> list[KernelCheck]:
             rows += attention_rows(device, dtype)
     for dtype in (torch.float32, torch.bfloat16):
         rows += encoder_rows(dtype, "none") + encoder_rows(dtype, "feeds") + encoder_rows(dtype, "all")
-    return _with_absent([found for row in rows if (found := _result(row)) is not None])
+    found: list[KernelCheck | None] = []
+    for row in rows:
+        try:
+            found.append(run(row))
+        except (DeviceBrokenError, torch.AcceleratorError) as error:  # no other call would run there
+            broken = f"the device computes nothing any more ({str(error).partition(chr(10))[0]})"
+            found.append(KernelCheck(kernel=row.kernel, call=row.precision, obstacle=broken, raised=True))
+    return _with_absent([check for check in found if check is not None])
 
 
 def of_model(config: EngineConfig) -> list[KernelCheck]:
@@ -53,14 +60,6 @@ def table(checks: list[KernelCheck]) -> Iterator[str]:
             )
         )
     return aligned(rows)
-
-
-def _result(row: Row) -> KernelCheck | None:
-    try:
-        return run(row)
-    except (DeviceBrokenError, torch.AcceleratorError) as error:  # no other call would run there
-        broken = f"the device computes nothing any more ({str(error).partition(chr(10))[0]})"
-        return KernelCheck(kernel=row.kernel, call=row.precision, obstacle=broken, raised=True)
 
 
 def _with_absent(found: list[KernelCheck]) -> list[KernelCheck]:

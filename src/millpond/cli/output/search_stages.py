@@ -6,8 +6,8 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -150,8 +150,12 @@ class SearchStages:
         ranked = [RankedHit(hit=hit, score=hit.score, retrieval_rank=rank) for rank, hit in enumerate(hits, start=1)]
         if self.rerank_engine is not None and hits:
             texts, method, instruction = [hit.text for hit in hits], self.options.method, self.options.instruction
-            with _quiet("millpond.engine.schedule.truncation"):  # ingest has said so, and of the same texts
+            log = logging.getLogger("millpond.engine.schedule.truncation")
+            log.disabled, before = True, log.disabled  # ingest has said so, and of the same texts
+            try:
                 results = self.rerank_engine.rerank(question.text, texts, method=method, instruction=instruction)
+            finally:
+                log.disabled = before
             ranked = [
                 RankedHit(hit=hits[each.index], score=each.relevance_score, retrieval_rank=each.index + 1)
                 for each in results
@@ -249,14 +253,3 @@ def _stored(identity: ModelIdentity, name: str | None, settings: Mapping[str, An
                 f"The collection was filled by {identity.model!r}. If that was a folder, name it with {option}."
             )
         raise
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Drop the warnings of a logger."""
-    log = logging.getLogger(name)
-    log.disabled, before = True, log.disabled
-    try:
-        yield
-    finally:
-        log.disabled = before

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import get_args
 
 from millpond.ingest.advice.quantized import Datatype, Quantization
@@ -80,21 +81,14 @@ class Layout:
 
 def layouts(
     widths: Sequence[int], datatypes: Sequence[Datatype] = DATATYPES, database: str | None = None
-) -> Iterator[Layout]:
+) -> list[Layout]:
     """Every layout of these widths: alone in each type, with each quantized copy, and coarse to fine."""
-    every = _layouts(widths, datatypes)
-    return every if database is None else (one for one in every if database in one.databases)
-
-
-def _layouts(widths: Sequence[int], datatypes: Sequence[Datatype]) -> Iterator[Layout]:
-    quantized = [datatype for datatype in datatypes if datatype in _QUANTIZED]
+    copies = list(product(QUANTIZATIONS, [datatype for datatype in datatypes if datatype in _QUANTIZED], (False, True)))
+    every = []
     for width in widths:
-        for datatype in datatypes:
-            yield Layout(width=width, datatype=datatype)
-        for quantization in QUANTIZATIONS:
-            for datatype in quantized:
-                for rescore in (False, True):
-                    yield Layout(width=width, datatype=datatype, quantization=quantization, rescore=rescore)
-    for datatype in datatypes:
-        for coarse in widths[:-1]:
-            yield Layout(width=widths[-1], datatype=datatype, coarse=coarse)
+        every += [Layout(width=width, datatype=datatype) for datatype in datatypes]
+        every += [Layout(width=width, datatype=kind, quantization=name, rescore=again) for name, kind, again in copies]
+    every += [
+        Layout(width=widths[-1], datatype=kind, coarse=coarse) for kind, coarse in product(datatypes, widths[:-1])
+    ]
+    return [one for one in every if database is None or database in one.databases]

@@ -173,21 +173,12 @@ def _figure(title: str, *, high: float = _HIGH) -> Iterator[tuple[Figure, Axes]]
         "svg.fonttype": "none",  # text stays text
         "svg.hashsalt": title,  # ids that differ between the charts of a page, and never between two runs
         "font.size": 10,
-        "axes.edgecolor": _VARIABLES["line"],
-        "axes.labelcolor": _VARIABLES["soft"],
-        "axes.spines.top": False,
-        "axes.spines.right": False,
-        "axes.grid": True,
-        "axes.axisbelow": True,
-        "grid.color": _VARIABLES["line"],
         "grid.linewidth": 0.6,
-        "xtick.color": _VARIABLES["line"],
-        "ytick.color": _VARIABLES["line"],
-        "xtick.labelcolor": _VARIABLES["soft"],
-        "ytick.labelcolor": _VARIABLES["soft"],
-        "figure.facecolor": "none",
-        "axes.facecolor": "none",
-        "savefig.facecolor": "none",
+        **dict.fromkeys(("axes.edgecolor", "grid.color", "xtick.color", "ytick.color"), _VARIABLES["line"]),
+        **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), _VARIABLES["soft"]),
+        **dict.fromkeys(("axes.spines.top", "axes.spines.right"), False),
+        **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
+        **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor"), "none"),
     }
     # No pyplot: its figures are global, and a backend with a window may be set.
     with mpl.rc_context():

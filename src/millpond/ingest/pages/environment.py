@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import platform
 import sys
+from collections.abc import Iterable
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 
 from millpond.ingest.sinks.database import sink_packages
@@ -33,9 +35,13 @@ def environment() -> dict[str, str]:
     torch = sys.modules.get("torch")  # not imported for this alone
     if torch is not None and torch.cuda.is_available():
         facts["accelerator"] = torch.cuda.get_device_name()
-    for package in (*_PACKAGES, *sink_packages()):
-        try:
-            facts[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return facts
+    return facts | versions((*_PACKAGES, *sink_packages()))
+
+
+def versions(packages: Iterable[str]) -> dict[str, str]:
+    """The versions of those packages that are installed."""
+    found = {}
+    for package in packages:
+        with suppress(PackageNotFoundError):
+            found[package] = version(package)
+    return found

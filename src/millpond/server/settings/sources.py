@@ -94,7 +94,14 @@ def read(
         _build(ModelConfig, MODEL_SETTINGS, (layers[0][i], layers[1][i], own[i], layers[2][i]), model=entry.model)
         for i, entry in enumerate(entries)
     ]
-    _refuse_duplicate_names(configs)
+    owners: dict[str, str] = {}
+    for config in configs:
+        for name in config.served_names:
+            if name in owners:
+                raise InvalidRequestError(
+                    f"{owners[name]} and {config.model} are both called {name!r}; give each its served_model_name"
+                )
+            owners[name] = config.model
     arguments.check_parallel(ignored)
     return Settings(models=tuple(configs), server=server, ignored=tuple(sorted(ignored)))
 
@@ -191,14 +198,3 @@ def _build(
         if raw is not None:
             values[field] = raw.read(kind)
     return config(**values)
-
-
-def _refuse_duplicate_names(configs: Sequence[ModelConfig]) -> None:
-    owners: dict[str, str] = {}
-    for config in configs:
-        for name in config.served_names:
-            if name in owners:
-                raise InvalidRequestError(
-                    f"{owners[name]} and {config.model} are both called {name!r}; give each its served_model_name"
-                )
-            owners[name] = config.model

@@ -14,7 +14,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from millpond.server.telemetry.scope import declared_path, request_state, route_path
-from millpond.server.telemetry.timings import Work, work_of
+from millpond.server.telemetry.timings import work_of
 
 
 class OpenTelemetrySpans:
@@ -56,23 +56,18 @@ class OpenTelemetrySpans:
         if status is None or status >= 500:
             span.set_status(StatusCode.ERROR)
         if work is not None and span.is_recording():
-            self._add_parts(span, work)
+            context, timings = set_span_in_context(span), work.timings
+            start = work.ended - _nanoseconds(timings.total)
+            parts = (("tokenize", timings.tokenization), ("queue", timings.queue), ("inference", timings.inference))
+            for name, seconds in parts:  # one after the other; only in the largest calls they overlap
+                child = self._tracer.start_span(name, context=context, start_time=start)
+                start = min(work.ended, start + _nanoseconds(seconds))
+                child.end(start)
         span.end()
 
     def close(self) -> None:
         """Send the remaining spans, which may take seconds."""
         self._provider.shutdown()
-
-    def _add_parts(self, span: Span, work: Work) -> None:
-        """Child spans for the parts of a call, one after the other; only in the largest calls they overlap."""
-        context = set_span_in_context(span)
-        timings = work.timings
-        start = work.ended - _nanoseconds(timings.total)
-        parts = (("tokenize", timings.tokenization), ("queue", timings.queue), ("inference", timings.inference))
-        for name, seconds in parts:
-            child = self._tracer.start_span(name, context=context, start_time=start)
-            start = min(work.ended, start + _nanoseconds(seconds))
-            child.end(start)
 
 
 def otlp_processor(endpoint: str | None) -> SpanProcessor:

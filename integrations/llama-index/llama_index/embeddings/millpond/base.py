@@ -76,6 +76,13 @@ class MillpondEmbedding(EmbeddingSource, TextSource, BaseEmbedding):
 
         The identity lets a pipeline's cache distinguish two engines of one model, and makes deserializing without the
         engine an error.
+
+        Args:
+            handler: Pydantic's own serializer.
+            info: Accepted because pydantic passes it, and ignored.
+
+        Returns:
+            What pydantic dumps, with ``class_name`` and, with ``engine=``, ``engine_identity``.
         """
         data: dict[str, Any] = handler(self)
         data["class_name"] = self.class_name()

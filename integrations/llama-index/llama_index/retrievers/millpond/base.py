@@ -157,7 +157,17 @@ class MillpondColBERTRetriever(BaseRetriever):
         return ids
 
     def delete_nodes(self, node_ids: Sequence[str]) -> int:
-        """Remove nodes from the index, and return how many; ids that it does not have are ignored."""
+        """Remove nodes from the index, and return how many; ids that it does not have are ignored.
+
+        Args:
+            node_ids: The ids of the nodes.
+
+        Returns:
+            How many nodes were removed.
+
+        Raises:
+            TypeError: ``node_ids`` is a str or another single item.
+        """
         return self.index.delete(listed(node_ids, "delete_nodes", "ids"))
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:

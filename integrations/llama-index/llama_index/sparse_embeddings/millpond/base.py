@@ -75,7 +75,14 @@ class MillpondSparseEmbedding(TextSource, BaseSparseEmbedding):
         return _encoded(self.get_text_embedding_batch(listed(texts, "doc_fn", "texts")))
 
     def query_fn(self, texts: list[str]) -> BatchSparseEncoding:
-        """As ``doc_fn``, of queries, as ``QdrantVectorStore(sparse_query_fn=)`` expects them."""
+        """As ``doc_fn``, of queries, as ``QdrantVectorStore(sparse_query_fn=)`` expects them.
+
+        Args:
+            texts: Any number of queries.
+
+        Returns:
+            For each query the indices of its entries, and for each query their weights, as ``doc_fn``.
+        """
         return _encoded([self.get_query_embedding(query) for query in listed(texts, "query_fn", "queries")])
 
     def _embed(self, texts: list[str], role: Role) -> list[SparseEmbedding]:
