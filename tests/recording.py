@@ -174,6 +174,19 @@ def varlen_attn(
     return out
 
 
+def backends_of_engines(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
+    """Every engine that is loaded from here on has a recording backend, and varlen serves it; returns the backends."""
+    pretend_varlen(monkeypatch)
+    made: list[Recording] = []
+
+    def backend(device: torch.device) -> Recording:
+        made.append(Recording())
+        return made[-1]
+
+    monkeypatch.setattr("millpond.engine.loading._backend", backend)
+    return made
+
+
 def pretend_varlen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the kernel ``varlen`` serve CPU tensors by :func:`varlen_attn`, before all CPU kernels."""
     for kernel in (native, matmul_attention):

@@ -216,17 +216,6 @@ def test_one_text_that_is_too_long_fails_alone(crowded, held, together):
             np.testing.assert_allclose(result.embeddings, crowded.embed([text]).embeddings, atol=1e-5)
 
 
-WIDTH = 48
-
-
-READ_AHEAD = 4096
-
-
-@pytest.fixture
-def reading(checkpoint_of, engine_of):
-    return engine_of(checkpoint_of("bert", sentence_transformers=Layout()))
-
-
 @pytest.fixture
 def no_collector():
     """No garbage collection: it would hide a reference cycle around a call."""
@@ -245,19 +234,19 @@ def short_texts(count, read=None):
 
 
 @pytest.mark.contract
-def test_embed_iter_reads_a_bounded_stretch_ahead(reading):
+def test_embed_iter_reads_a_bounded_stretch_ahead(crowded):
     read = deque(maxlen=1)
-    ahead = [read[0] - i for i, _ in enumerate(reading.embed_iter(short_texts(12_000, read)))]
+    ahead = [read[0] - i for i, _ in enumerate(crowded.embed_iter(short_texts(12_000, read)))]
     assert len(ahead) == 12_000
-    assert max(ahead) < READ_AHEAD
+    assert max(ahead) < 4096
 
 
-def growth(reading, keep):
+def growth(crowded, keep):
     """Growth of Python's and numpy's memory in bytes from 4,000 texts to 12,000."""
     kept, sizes = [], []
     tracemalloc.start()
     try:
-        for i, row in enumerate(reading.embed_iter(short_texts(16_384))):
+        for i, row in enumerate(crowded.embed_iter(short_texts(16_384))):
             if keep:
                 kept.append(row)
             if i in (4_000, 12_000):
@@ -268,7 +257,7 @@ def growth(reading, keep):
 
 
 @pytest.mark.contract
-def test_memory_does_not_grow_with_the_number_of_texts(reading, no_collector):
-    vectors = 8_000 * WIDTH * 4
-    assert growth(reading, keep=False) < vectors / 2
-    assert growth(reading, keep=True) > vectors / 2  # as if the vectors were kept
+def test_memory_does_not_grow_with_the_number_of_texts(crowded, no_collector):
+    vectors = 8_000 * 48 * 4  # bytes
+    assert growth(crowded, keep=False) < vectors / 2
+    assert growth(crowded, keep=True) > vectors / 2  # as if the vectors were kept

@@ -104,16 +104,14 @@ def test_a_task_reads_its_options_and_refuses_the_others(engines: Any, name: str
 
 def test_unknown_names_are_refused_with_the_known_ones(engines: Any) -> None:
     jina, embedder = engines("jina"), engines("embedder")
-    with pytest.raises(InvalidRequestError, match=r"adapter='poems' is unknown to .*; it has retrieval.query, "):
-        jina.embed(["a"], adapter="poems")
-    with pytest.raises(InvalidRequestError, match="adapter='poems' is unknown to .*; it has none"):
-        embedder.token_embed(["a"], adapter="poems")
-    with pytest.raises(InvalidRequestError, match="prompt_name='poems' is not a prompt of .*; it has document, query"):
-        embedder.embed(["a"], prompt_name="poems")
-    with pytest.raises(InvalidRequestError, match="task='poems' is unknown; choose one of embed"):
-        embedder.encode(["a"], task="poems")
-    with pytest.raises(InvalidRequestError, match="instruction='find' has no place in this cross-encoder"):
-        engines("reranker").rerank("q", ["d"], instruction="find")
+    for call, options, message in (
+        (jina.embed, {"adapter": "poems"}, r"adapter='poems' is unknown to .*; it has retrieval.query, "),
+        (embedder.token_embed, {"adapter": "poems"}, "adapter='poems' is unknown to .*; it has none"),
+        (embedder.embed, {"prompt_name": "x"}, "prompt_name='x' is not a prompt of .*; it has document, query"),
+        (embedder.encode, {"task": "poems"}, "task='poems' is unknown; choose one of embed"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            call(["a"], **options)
     with pytest.raises(InvalidRequestError, match="instruction holds a lone surrogate"):
         engines("reranker").rerank("q", ["d"], instruction="\ud800")
 

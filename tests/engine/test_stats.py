@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.recording import Recording
 from tests.tiny import TEXTS, Layout, Normalize, Pooling
 
 from millpond import Engine, EngineStats, PoolingParams, Timings
@@ -45,8 +44,7 @@ def folder(checkpoint_of: Callable[..., Path]) -> Path:
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A CPU, or a device on which a batch is launched before the one before has ended."""
     if request.param == "streams":
-        recording.pretend_varlen(monkeypatch)
-        monkeypatch.setattr("millpond.engine.loading._backend", lambda device: Recording())
+        recording.backends_of_engines(monkeypatch)
     return str(request.param)
 
 
@@ -252,8 +250,7 @@ def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> set
     # A lane of each replica needs a core while it waits for the other one.
     monkeypatch.setattr("millpond.engine.dispatcher.process_cores", lambda: Cores(16))
     if request.param == "streams":
-        recording.pretend_varlen(monkeypatch)
-        monkeypatch.setattr("millpond.engine.loading._backend", lambda device: Recording())
+        recording.backends_of_engines(monkeypatch)
     method = "start" if request.param == "streams" else "run"
     right, used, all_used = getattr(Runner, method), set[Runner](), threading.Event()
 

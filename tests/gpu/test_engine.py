@@ -16,7 +16,6 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 import torch
-from tests.recording import Recording
 from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 
 from millpond import Engine
@@ -108,8 +107,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Graphs]:
 
     monkeypatch.setattr(Graphs, "__init__", init)
     if not CUDA:
-        recording.pretend_varlen(monkeypatch)
-        monkeypatch.setattr(loading, "_backend", lambda device: Recording())
+        recording.backends_of_engines(monkeypatch)
     return graphs
 
 
@@ -259,8 +257,7 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(kernels, "_disabled", {})
     monkeypatch.setattr(self_check, "cache_folder", lambda: tmp_path / "cache")
     if not CUDA:
-        recording.pretend_varlen(monkeypatch)
-        monkeypatch.setattr(loading, "_backend", lambda device: Recording())
+        recording.backends_of_engines(monkeypatch)
 
 
 def config(folder: Path, dtype: str) -> EngineConfig:

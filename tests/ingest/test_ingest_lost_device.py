@@ -19,15 +19,7 @@ RECORDS = [Record(f"{i}", f"text {i} about the mill and the pond", {}) for i in 
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
-    recording.pretend_varlen(monkeypatch)
-    made: list[Recording] = []
-
-    def backend(device: object) -> Recording:
-        made.append(Recording())
-        return made[-1]
-
-    monkeypatch.setattr("millpond.engine.loading._backend", backend)
-    return made
+    return recording.backends_of_engines(monkeypatch)
 
 
 def lose_after(backend: Recording, uploads: int) -> None:

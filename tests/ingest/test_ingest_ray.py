@@ -72,6 +72,11 @@ def _small_batches():
         yield
 
 
+@pytest.fixture
+def distributed(cluster, model):
+    return partial(ingest_dataset, model=model, engine_options=OPTIONS, show_progress=False)
+
+
 def corpus():
     """Lines with duplicates, near and far, blank and long texts, ones that no database takes, and no records."""
     lines = [{"id": f"r{i}", "text": f"text {i} " + "water " * (i % 7), "n": i} for i in range(300)]
@@ -103,7 +108,7 @@ def counts(report, *others):
 
 
 @pytest.mark.slow
-def test_a_run_with_a_killed_worker_writes_and_reports_what_a_local_run_does(cluster, model, engine, tmp_path):
+def test_a_run_with_a_killed_worker_writes_and_reports_what_a_local_run_does(distributed, engine, tmp_path):
     source = tmp_path / "corpus.jsonl"
     source.write_text(corpus())
     for name in ("kill", "busy"):
@@ -111,24 +116,9 @@ def test_a_run_with_a_killed_worker_writes_and_reports_what_a_local_run_does(clu
     widths = [16, 48]
     local = SharedSink(tmp_path / "local.db", dimensions=widths, refuse="refused")
     wanted = ingest(source, engine=engine, sink=local, journal=tmp_path / "local", show_progress=False)
-    make_sink = partial(
-        SharedSink,
-        tmp_path / "ray.db",
-        dimensions=widths,
-        refuse="refused",
-        kill=tmp_path / "kill",
-        busy=tmp_path / "busy",
-    )
-    run = partial(
-        ingest_dataset,
-        source,
-        model=model,
-        engine_options=OPTIONS,
-        sink=make_sink,
-        cache=tmp_path / "cache",
-        workers=2,
-        show_progress=False,
-    )
+    faults = {"refuse": "refused", "kill": tmp_path / "kill", "busy": tmp_path / "busy"}
+    make_sink = partial(SharedSink, tmp_path / "ray.db", dimensions=widths, **faults)
+    run = partial(distributed, source, sink=make_sink, cache=tmp_path / "cache", workers=2)
     report = run(journal=tmp_path / "ray", verify=True, sync=True)
     assert not (tmp_path / "kill").exists() and not (tmp_path / "busy").exists()
     assert report.retried == 1 and report.verification is not None and report.verification.good
@@ -144,16 +134,14 @@ def test_a_run_with_a_killed_worker_writes_and_reports_what_a_local_run_does(clu
     assert sorted(map(repr, dead[0])) == sorted(map(repr, dead[1]))
 
     # Once more: only what was left out is tried again, and the second text of each doubled id is written again.
-    again, wanted = (
-        run(journal=tmp_path / "ray"),
-        ingest(source, engine=engine, sink=local, journal=tmp_path / "local", show_progress=False),
-    )
+    again = run(journal=tmp_path / "ray")
+    wanted = ingest(source, engine=engine, sink=local, journal=tmp_path / "local", show_progress=False)
     assert counts(again, "cached", "embedded") == counts(wanted, "cached", "embedded")
     assert again.unchanged > 280
     compare(sink.rows, local.rows)
 
 
-def test_a_finished_run_starts_no_worker_again(cluster, model, engine, tmp_path):
+def test_a_finished_run_starts_no_worker_again(distributed, engine, tmp_path):
     sink = SharedSink(tmp_path / "rows.db")
     records = [Record(f"r{i}", f"text {i}") for i in range(40)]
     journal = tmp_path / "journal"
@@ -161,31 +149,17 @@ def test_a_finished_run_starts_no_worker_again(cluster, model, engine, tmp_path)
     before = sink.writers
     options = {**OPTIONS, "max_batch_tokens": 64}  # changes no vector: the same fingerprint
     with mock.patch("millpond.ingest.ray.pool.WorkerPool.call", side_effect=AssertionError("started")):
-        report = ingest_dataset(
-            records,
-            model=model,
-            engine_options=options,
-            sink=partial(SharedSink, tmp_path / "rows.db"),
-            journal=journal,
-            workers=2,
-            show_progress=False,
-        )
+        make_sink = partial(SharedSink, tmp_path / "rows.db")
+        report = distributed(records, engine_options=options, sink=make_sink, journal=journal, workers=2)
     assert (report.unchanged, report.written, sink.writers) == (40, 0, before)
 
 
 @pytest.mark.slow
-def test_a_text_that_kills_its_workers_is_left_out_and_the_others_are_written(cluster, model, tmp_path):
+def test_a_text_that_kills_its_workers_is_left_out_and_the_others_are_written(distributed, tmp_path):
     records = [Record(f"r{i}", f"text {i}") for i in range(6)]
+    make_sink = partial(SharedSink, tmp_path / "rows.db", kill_text="text 4")
     with small(3):
-        report = ingest_dataset(
-            records,
-            model=model,
-            engine_options=OPTIONS,
-            sink=partial(SharedSink, tmp_path / "rows.db", kill_text="text 4"),
-            journal=tmp_path / "journal",
-            workers=1,
-            show_progress=False,
-        )
+        report = distributed(records, sink=make_sink, journal=tmp_path / "journal", workers=1)
     assert (report.failed, report.written) == (1, 5)
     assert {row[0] for row in SharedSink(tmp_path / "rows.db").rows.values()} == {"r0", "r1", "r2", "r3", "r5"}
     [letter] = read(tmp_path / "journal.dead.jsonl")
@@ -193,7 +167,7 @@ def test_a_text_that_kills_its_workers_is_left_out_and_the_others_are_written(cl
 
 
 @pytest.mark.slow
-def test_the_last_text_of_an_id_stays_though_an_earlier_one_takes_longer(cluster, model, tmp_path):
+def test_the_last_text_of_an_id_stays_though_an_earlier_one_takes_longer(distributed, tmp_path):
     make_sink = partial(SharedSink, tmp_path / "rows.db", slow_text="the first text")
     sink = make_sink()
 
@@ -208,51 +182,33 @@ def test_the_last_text_of_an_id_stays_though_an_earlier_one_takes_longer(cluster
             for number in range(32 if text == " " else 30):
                 yield Record(f"{text} {number}", f"text {number}")
 
-    report = ingest_dataset(
-        records(), model=model, engine_options=OPTIONS, sink=make_sink, workers=2, show_progress=False
-    )
-    assert report.failed == 0
+    assert distributed(records(), sink=make_sink, workers=2).failed == 0
     texts = {row[0]: row[2] for row in sink.rows.values()}
     assert texts["a"] == "the second text" and "b" not in texts
 
 
 @pytest.mark.slow
-def test_a_ray_dataset_is_read_in_its_order_and_cut_into_chunks(cluster, model, engine, tmp_path):
+def test_a_ray_dataset_is_read_in_its_order_and_cut_into_chunks(distributed, engine, tmp_path):
     pytest.importorskip("semantic_text_splitter")
     rows = [{"key": f"r{i}", "body": f"text {i}. " * (40 if i % 20 == 0 else 1), "n": i} for i in range(120)]
     rows[100]["key"] = "r7"
     rows[101]["body"] = None
     local, journal = SharedSink(tmp_path / "local.db"), tmp_path / "journal"
     chunking = Chunking(max_tokens=20, overlap=4)
-    wanted = ingest(
-        read(rows, id_column="key", text_column="body"),
-        engine=engine,
-        sink=local,
-        chunking=chunking,
-        show_progress=False,
-    )
+    source = read(rows, id_column="key", text_column="body")
+    wanted = ingest(source, engine=engine, sink=local, chunking=chunking, show_progress=False)
     dataset = ray.data.from_items(rows, override_num_blocks=7).rename_columns({"key": "id", "body": "text"})
-    run = partial(
-        ingest_dataset,
-        model=model,
-        engine_options=OPTIONS,
-        sink=partial(SharedSink, tmp_path / "ray.db"),
-        journal=journal,
-        chunking=chunking,
-        workers=2,
-        show_progress=False,
-    )
+    make_sink = partial(SharedSink, tmp_path / "ray.db")
+    run = partial(distributed, sink=make_sink, journal=journal, chunking=chunking, workers=2)
     report = run(dataset)
     assert counts(report) == counts(wanted) and report.failed == 1 and report.written > 150
     compare(SharedSink(tmp_path / "ray.db").rows, local.rows)
-    again = run(
-        DatasetReader(dataset)
-    )  # of the two texts of one id, both are in one batch now: the last one is written
+    again = run(DatasetReader(dataset))  # both texts of one id are in one batch now: the last one is written
     assert (again.unchanged, again.duplicates, again.written) == (117, 1, 16)
 
 
 @pytest.mark.slow
-def test_a_database_of_one_process_is_written_by_the_driver(cluster, model, engine, tmp_path):
+def test_a_database_of_one_process_is_written_by_the_driver(distributed, engine, tmp_path):
     pytest.importorskip("millpond_qdrant")
     from millpond.ingest import open_sink
 
@@ -262,11 +218,11 @@ def test_a_database_of_one_process_is_written_by_the_driver(cluster, model, engi
         name: partial(open_sink, f"qdrant+path:{tmp_path / name}#docs", dimensions=[16, 48])
         for name in ("ray", "local")
     }
-    options = {"verify": True, "show_progress": False}
-    cluster = {"model": model, "engine_options": OPTIONS, "workers": 2}
-    report = ingest_dataset(source, sink=opened["ray"], journal=tmp_path / "ray.journal", **cluster, **options)
+    journal = tmp_path / "ray.journal"
+    report = distributed(source, sink=opened["ray"], journal=journal, verify=True, workers=2)
+    options = {"journal": tmp_path / "local.journal", "verify": True, "show_progress": False}
     with opened["local"]() as sink:
-        wanted = ingest(source, engine=engine, sink=sink, journal=tmp_path / "local.journal", **options)
+        wanted = ingest(source, engine=engine, sink=sink, **options)
     assert counts(report) == counts(wanted)
     stored = {}
     for name in ("ray", "local"):
@@ -335,35 +291,23 @@ def test_a_dataset_is_embedded_as_the_engine_does(cluster, model, engine, tmp_pa
     ],
     ids=["model", "option", "cache", "url", "widths", "none", "many", "gpu", "cpu", "source"],
 )
-def test_what_is_wrong_is_said_before_a_worker_starts(cluster, model, tmp_path, change, error, message):
-    arguments = {
-        "source": [Record("a", "text")],
-        "model": model,
-        "engine_options": OPTIONS,
-        "sink": partial(SharedSink, tmp_path / "rows.db"),
-        "show_progress": False,
-    } | change
+def test_what_is_wrong_is_said_before_a_worker_starts(distributed, tmp_path, change, error, message):
+    arguments = {"source": [Record("a", "text")], "sink": partial(SharedSink, tmp_path / "rows.db")} | change
     with (
         mock.patch("millpond.ingest.ray.pool.WorkerPool.call", side_effect=AssertionError("started")),
         pytest.raises(error, match=message),
     ):
-        ingest_dataset(arguments.pop("source"), **arguments)
+        distributed(arguments.pop("source"), **arguments)
 
 
-def test_a_collection_of_another_model_is_refused_before_a_worker_starts(cluster, model, engine, tmp_path):
+def test_a_collection_of_another_model_is_refused_before_a_worker_starts(distributed, engine, tmp_path):
     other = write_checkpoint(tmp_path / "other", seed=1)
     ingest([Record("a", "text")], engine=engine, sink=SharedSink(tmp_path / "rows.db"), show_progress=False)
     with (
         mock.patch("millpond.ingest.ray.pool.WorkerPool.call", side_effect=AssertionError("started")),
         pytest.raises(FingerprintMismatchError, match="another model"),
     ):
-        ingest_dataset(
-            [Record("a", "text")],
-            model=other,
-            engine_options=OPTIONS,
-            sink=partial(SharedSink, tmp_path / "rows.db"),
-            show_progress=False,
-        )
+        distributed([Record("a", "text")], model=other, sink=partial(SharedSink, tmp_path / "rows.db"))
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,6 @@ from tests.tiny.hub import STAND_INS
 
 from millpond import Engine
 from millpond.cli.app import main
-from millpond.engine import loading
 from millpond.engine.execute.runner import Runner
 from millpond.late_interaction import PlaidIndex
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
@@ -133,15 +132,7 @@ def held(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> list[recording.Recording]:
     """The devices of engines, which only record."""
-    recording.pretend_varlen(monkeypatch)
-    made: list[recording.Recording] = []
-
-    def backend(device: object) -> recording.Recording:
-        made.append(recording.Recording())
-        return made[-1]
-
-    monkeypatch.setattr(loading, "_backend", backend)
-    return made
+    return recording.backends_of_engines(monkeypatch)
 
 
 def _folder(write: Callable[[Path], Path]) -> Any:

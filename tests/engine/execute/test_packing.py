@@ -160,8 +160,7 @@ def test_a_row_read_alone_is_the_same(family, pooling, tmp_path, row_reads, monk
     folder = write_checkpoint(tmp_path / family, family)
     with Engine(folder, pooling=pooling, convert="embed", dtype="float32", device="cpu") as engine:
         alone = engine.embed(list(TEXTS), normalize=False).embeddings
-        assert row_reads
-        assert all(row_reads)
+        assert row_reads and all(row_reads)
         monkeypatch.setattr(Runner, "_call_of_rows", lambda self, batch, outputs: None)
         whole = engine.embed(list(TEXTS), normalize=False).embeddings
         assert not row_reads[-1]
@@ -174,8 +173,7 @@ def test_a_row_read_alone_is_the_same(family, pooling, tmp_path, row_reads, monk
 def test_other_poolings_compute_all_rows(pooling, tmp_path, row_reads):
     with Engine(write_checkpoint(tmp_path / "bert"), pooling=pooling, dtype="float32", device="cpu") as engine:
         engine.embed(list(TEXTS))
-    assert row_reads
-    assert not any(row_reads)
+    assert row_reads and not any(row_reads)
 
 
 def test_a_per_token_call_in_the_batch_gets_its_rows(tmp_path, row_reads):

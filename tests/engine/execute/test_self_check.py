@@ -126,16 +126,7 @@ def test_a_check_that_cannot_run_lets_the_model_load(written, monkeypatch, caplo
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
-    """Models that are loaded from here on have a recording backend, and varlen serves them."""
-    recording.pretend_varlen(monkeypatch)
-    made: list[Recording] = []
-
-    def backend(device: torch.device) -> Recording:
-        made.append(Recording())
-        return made[-1]
-
-    monkeypatch.setattr(loading, "_backend", backend)
-    return made
+    return recording.backends_of_engines(monkeypatch)
 
 
 def check(folder: Path | Engine) -> tuple[Runner, list[KernelCheck]]:

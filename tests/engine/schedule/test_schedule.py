@@ -13,11 +13,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.recording import Recording
 from tests.tiny import SENTENCES
 
 from millpond import Engine, PoolingParams
-from millpond.engine import dispatcher, loading
+from millpond.engine import dispatcher
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.plan import Plan
@@ -205,9 +204,8 @@ def test_deferred_calls_are_prepared_together_when_a_batch_is_picked():
     for call in requests:
         scheduler.defer(call)
     assert not scheduler.empty
-    assert (
-        scheduler.pick(prepare=False) == [] and not prepared
-    )  # a thread that may be interrupted does not tokenize for others
+    # A thread that may be interrupted does not tokenize for others.
+    assert scheduler.pick(prepare=False) == [] and not prepared
     assert len(scheduler.pick()) == 3 and prepared == [list(requests)]
     assert scheduler.empty
 
@@ -315,8 +313,7 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.fixture(params=["cpu", pytest.param("streams", marks=pytest.mark.contract)])
 def engine(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     if request.param == "streams":
-        recording.pretend_varlen(monkeypatch)
-        monkeypatch.setattr(loading, "_backend", lambda device: Recording())
+        recording.backends_of_engines(monkeypatch)
         monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
     with Engine(folder, device="cpu", dtype="float32", max_batch_tokens=INTAKE_BUDGET) as engine:
         yield engine
@@ -363,8 +360,7 @@ def test_a_long_call_keeps_only_a_bounded_number_tokenized(threads, engine, monk
 @pytest.mark.parametrize("threads", [1], indirect=True)
 def test_no_batch_is_short_of_texts_before_the_last_ones(threads, folder, monkeypatch):
     """Each batch is held until what is tokenized ahead of it is there: then batches are full."""
-    recording.pretend_varlen(monkeypatch)
-    monkeypatch.setattr(loading, "_backend", lambda device: Recording())
+    recording.backends_of_engines(monkeypatch)
     monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
     texts, idle, sizes = short_texts(8000), threading.Event(), []
     start = Runner.start

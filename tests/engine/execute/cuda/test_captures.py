@@ -163,10 +163,8 @@ def pond(clock: Clock) -> Pond:
 def test_two_hundred_shapes_are_captured_few_times(pond: Pond) -> None:
     for turn in islice(cycle(range(200)), 200 * 10):
         pond.run(turn)
-    assert (len(pond.attempts), len(pond.graphs.shapes)) == (
-        64,
-        64,
-    )  # one for nearly every batch, if nothing bounds them
+    # One for nearly every batch, if nothing bounds them.
+    assert len(pond.attempts) == len(pond.graphs.shapes) == 64
 
 
 def test_captures_are_a_small_part_of_the_time(pond: Pond) -> None:

@@ -42,15 +42,8 @@ Rows = npt.NDArray[np.float32]
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
-    """Every engine loaded from here on has a recording backend, and captures a shape when it is first seen."""
-    recording.pretend_varlen(monkeypatch)
-    made: list[Recording] = []
-
-    def backend(device: torch.device) -> Recording:
-        made.append(Recording())
-        return made[-1]
-
-    monkeypatch.setattr(loading, "_backend", backend)
+    """Engines capture a shape when it is first seen."""
+    made = recording.backends_of_engines(monkeypatch)
     monkeypatch.setattr(graphs.Graphs.__init__, "__kwdefaults__", {"uses": 1, "most": 64, "most_bytes": 1 << 30})
     return made
 

@@ -16,7 +16,6 @@ from tests.recording import Recording
 from tests.tiny import TEXTS
 
 from millpond import Engine, VectorCache
-from millpond.engine import loading
 from millpond.engine.execute.cuda import graphs
 from millpond.engine.execute.cuda import worker as cuda_worker
 from millpond.engine.execute.cuda.worker import OverlappingWorker
@@ -198,15 +197,8 @@ def expected(engine_of: Callable[..., Engine]) -> Any:
 
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
-    """Every engine loaded from here on has a recording backend, and captures a shape when it is first seen."""
-    recording.pretend_varlen(monkeypatch)
-    made: list[Recording] = []
-
-    def backend(device: torch.device) -> Recording:
-        made.append(Recording())
-        return made[-1]
-
-    monkeypatch.setattr(loading, "_backend", backend)
+    """Engines capture a shape when it is first seen."""
+    made = recording.backends_of_engines(monkeypatch)
     monkeypatch.setitem(graphs.Graphs.__init__.__kwdefaults__, "uses", 1)  # type: ignore[index]
     return made
 
