@@ -228,16 +228,15 @@ class ScorerSource(EngineSource):
 
     def _ranked(self, query: str, texts: Sequence[str], top_n: int | None) -> RerankOutput:
         engine = self._engine()
-        log_rerank_method(engine.spec, self.method)
-        return engine.rerank(query, texts, top_n=top_n, **self._options())
+        return engine.rerank(query, texts, top_n=top_n, **self._options(engine))
 
     async def _aranked(self, query: str, texts: Sequence[str], top_n: int | None) -> RerankOutput:
         engine = await self._aengine()
-        log_rerank_method(engine.spec, self.method)
         from millpond import AsyncEngine  # imports torch, which loading has imported already
 
-        return await AsyncEngine(engine).rerank(query, texts, top_n=top_n, **self._options())
+        return await AsyncEngine(engine).rerank(query, texts, top_n=top_n, **self._options(engine))
 
-    def _options(self) -> dict[str, Any]:
-        """The options of ``rerank``."""
+    def _options(self, engine: Engine) -> dict[str, Any]:
+        """The options of ``rerank``; the first time, a notice of how ``auto`` scores."""
+        log_rerank_method(engine.spec, self.method)
         return {"method": self.method, "instruction": self.instruction, "truncate": self.truncate}

@@ -43,10 +43,7 @@ def log_prompt_notice(
     pooling: str | None,
     replaced: ReplacedClass,
 ) -> None:
-    """Log once where vectors differ from those of the replaced class, and how to keep the old ones.
-
-    Nothing is logged if they are the same, or if the caller has set the options that differ, and so knows.
-    """
+    """Log once where vectors differ from the replaced class's, unless the caller has set the options that differ."""
     differ: list[str] = []
     keep: list[str] = []  # the options that keep the old vectors
     stay: list[str] = []  # those that keep the new ones, without this notice

@@ -62,11 +62,7 @@ def translate_options(
 
 
 def hide_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The same options with the values of tokens and keys hidden, also inside ``model_kwargs`` and the like.
-
-    pydantic prints the input of a validator that fails. So this runs in a validator of its own, before the one that
-    translates.
-    """
+    """The options with tokens and keys hidden, before the validator that translates, whose input pydantic prints."""
     return {
         name: "**********"
         if name in _SECRETS and isinstance(value, str)
@@ -198,10 +194,7 @@ def _plain(value: Any) -> Any:
 
 
 def _device(value: Any) -> Any:
-    """A device as millpond spells it: ``None`` is ``auto``, a number a GPU, several are joined by commas.
-
-    Anything else is returned as it is, for the adapter to refuse.
-    """
+    """A device as millpond spells it; what is none is returned as it is, for the adapter to refuse."""
     if isinstance(value, list | tuple) and value:
         names = [_device(name) for name in value]
         return ",".join(dict.fromkeys(names)) if all(isinstance(name, str) for name in names) else value

@@ -22,10 +22,7 @@ _SIGNALS = tuple(
 
 
 class StopSignals:
-    """What the signals do: end the process at once, until a run takes them.
-
-    Before the run there is nothing to write: whatever is open survives the end of the process at any time.
-    """
+    """What the signals do: end the process at once, since there is nothing to write yet, until a run takes them."""
 
     def __init__(self) -> None:
         self._request: StopRequest | None = None

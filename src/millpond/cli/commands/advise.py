@@ -102,9 +102,13 @@ def advise(
     check_dimensions(engine_options.describe(model), measured.arguments["dimensions"])
     with engine_options.load(model, cache=cache) as engine:
         advice = measure(records, queries=queries, engine=engine, judgements=judgements, **measured.arguments)
-    further = _further(asked, cache, engine_options)
+    text_column = None if asked.text_column == "text" else asked.text_column
+    given = {"--id": asked.id_column, "--text": text_column, "--cache": cache}
+    further = [part for flag, value in given.items() if value is not None for part in (flag, str(value))]
     commands = {
-        one.layout: one.layout.command(name, model, database=measured.database, options=further)
+        one.layout: one.layout.command(
+            name, model, database=measured.database, options=[*further, *engine_options.written]
+        )
         for one in (advice.smallest, advice.lightest)
     }
     if shown.output == "json":
@@ -143,17 +147,6 @@ def _source(source: str, asked: QueryOptions) -> tuple[str, QueryOptions, Iterab
 
 def _texts(source: str, asked: QueryOptions) -> Iterator[Record | Rejected]:
     return read_texts(source, id_column=asked.id_column or "id", text_column=asked.text_column)
-
-
-def _further(asked: QueryOptions, cache: Path | None, engine_options: EngineOptions) -> list[str]:
-    """What the command that is advised has in common with this one."""
-    given = {
-        "--id": asked.id_column,
-        "--text": None if asked.text_column == "text" else asked.text_column,
-        "--cache": cache,
-    }
-    words = [part for option, value in given.items() if value is not None for part in (option, str(value))]
-    return [*words, *engine_options.written]
 
 
 def _values(advice: Advice, commands: Mapping[Layout, str]) -> dict[str, Any]:

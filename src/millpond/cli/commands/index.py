@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 # Records that one call of ``add`` gets: what a stop in the middle can lose, a minute's work of a small model.
 _BATCH = 4096
 _INTERRUPTED = 130  # as a shell reports Ctrl-C
+# What a run counts; the counts of records add up to ``read``, but for ``truncated``.
+_COUNTS = ("read", "added", "replaced", "unchanged", "blank", "failed", "truncated")
 
 app = typer.Typer(
     name="index",
@@ -60,20 +62,6 @@ class IndexCommand(Command):
             raise
         except OSError as error:
             raise MillpondError(f"{error}; the index is as the last commit left it") from error
-
-
-@dataclass(kw_only=True)
-class Counts:
-    """What a run did; the counts of records add up to ``read``, but for ``truncated``."""
-
-    read: int = 0
-    added: int = 0
-    replaced: int = 0
-    unchanged: int = 0
-    blank: int = 0
-    failed: int = 0
-    truncated: int = 0
-    seconds: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,40 +204,37 @@ def _add(index: PlaidIndex, records: Iterator[Record | Rejected]) -> None:
     """Add records in batches, and print the counts."""
     from millpond.support.progress import draw_bar
 
-    counts, started = Counts(), time.perf_counter()
+    counts, started = dict.fromkeys(_COUNTS, 0), time.perf_counter()
     try:
         with draw_bar(show=True, unit=" texts") as bar:
             while batch := list(islice(records, _BATCH)):
                 _add_batch(index, batch, counts)
                 bar.update(len(batch))
     except KeyboardInterrupt:
-        logger.warning("stopped after %d records; the same command goes on from there", counts.read)
+        logger.warning("stopped after %d records; the same command goes on from there", counts["read"])
         raise typer.Exit(_INTERRUPTED) from None
     finally:
-        counts.seconds = round(time.perf_counter() - started, 3)
-        print(json.dumps(asdict(counts)))
-    if counts.failed:
+        print(json.dumps({**counts, "seconds": round(time.perf_counter() - started, 3)}))
+    if counts["failed"]:
         raise typer.Exit(1)
 
 
-def _add_batch(index: PlaidIndex, batch: Sequence[Record | Rejected], counts: Counts) -> None:
+def _add_batch(index: PlaidIndex, batch: Sequence[Record | Rejected], counts: dict[str, int]) -> None:
     from millpond.ingest.record import Record
 
     changed: list[Record] = []
     for item in batch:
         if not isinstance(item, Record):
-            counts.failed += 1
+            counts["failed"] += 1
             logger.error("%s: %s", item.where, item.reason)
         elif (old := index.get(item.id)) is not None and (old.text, old.metadata) == (item.text, item.metadata):
-            counts.unchanged += 1
+            counts["unchanged"] += 1
         else:
             changed.append(item)
     if changed:
         report = index.add(
             [one.id for one in changed], [one.text for one in changed], [one.metadata for one in changed]
         )
-        counts.added += report.added
-        counts.replaced += report.replaced
-        counts.blank += report.blank
-        counts.truncated += report.truncated
-    counts.read += len(batch)
+        for name in ("added", "replaced", "blank", "truncated"):
+            counts[name] += getattr(report, name)
+    counts["read"] += len(batch)

@@ -132,13 +132,10 @@ class RunOptions:
             Journal(journal).close()
             letters = Path(f"{journal}.dead.jsonl")
         return {
+            **{name: getattr(self, name) for name in ("resume", "keep_blank", "sync", "verify")},
             "journal": journal,
-            "resume": self.resume,
-            "keep_blank": self.keep_blank,
             # It knows the source: a file of dead letters may be read and written in one run.
             "dead_letters": None if letters is None else DeadLetterFile(letters, source=source),
-            "sync": self.sync,
-            "verify": self.verify,
             "retry": RetryPolicy(give_up_after=self.retry_for),
         }
 

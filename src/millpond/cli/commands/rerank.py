@@ -67,14 +67,8 @@ def rerank(
         logger.warning("%d of %d texts %s blank and left out", count, len(records), verb)
     with engine_options.load(model) as engine:
         # The blank ones too, and left out below: so an index is that of the text in an error and in a warning as well.
-        results = engine.rerank(
-            query,
-            [record.text for record in records],
-            method=ranking.method,
-            instruction=ranking.instruction,
-            truncate=ranking.truncate,
-            show_progress=True,
-        )
+        scoring = {name: value for name, value in vars(ranking).items() if name != "top_n"}
+        results = engine.rerank(query, [record.text for record in records], **scoring, show_progress=True)
         spec = engine.spec
     best = [result for result in results if result.index not in blank][: ranking.top_n]
     if output == "jsonl":

@@ -38,10 +38,7 @@ Only the tests and :func:`short_of` read the answers, never the search.
 
 
 def short_of(records: Sequence[Record]) -> list[Record]:
-    """At most :data:`SHORT_PASSAGES` records: the answers to the questions, and others chosen by the hash of their ids.
-
-    The order of ``records`` is kept.
-    """
+    """At most :data:`SHORT_PASSAGES` records, in their order: the answers, and others by the hash of their ids."""
     answers = set(" ".join(QUESTIONS.values()).split())
     by_priority = sorted(records, key=lambda record: (record.id not in answers, blake2b(record.id.encode()).digest()))
     kept = {record.id for record in by_priority[:SHORT_PASSAGES]}

@@ -120,11 +120,10 @@ def _uint8(rows: FloatArray) -> QuantizedVectors:
     # |q - v|^2 / 2 is |q|^2 / 2 less the product of [q, 1] and [v, -|v|^2 / 2].
     values = decode(rows)
     halves = np.einsum("nd,nd->n", values, values) / np.float32(2)
-    ones = np.ones(1, np.float32)
     return QuantizedVectors(
         np.column_stack([values, -halves]),
         width,
-        lambda queries: np.column_stack([decode(queries), np.broadcast_to(ones, len(queries))]),
+        lambda queries: np.column_stack([decode(queries), np.ones(len(queries), np.float32)]),
     )
 
 

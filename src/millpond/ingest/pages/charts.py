@@ -130,20 +130,12 @@ def trade_off(points: Sequence[Point], colors: Mapping[str, str], least: float, 
 
 
 def _draw_point(axes: Axes, point: Point, shape: str, color: str) -> None:
-    axes.plot(
-        [point.x],
-        [point.y],
-        shape,
-        color=color,
-        markersize=8 if point.best else 5,
-        alpha=1 if point.best else 0.45,
-        markeredgewidth=1.2 if point.best else 0,
-        markeredgecolor=_VARIABLES["ink"],
-        gid=f"point {point.name}",
-        zorder=3 if point.best else 2,
-    )
+    size, alpha, edge, order = (8, 1, 1.2, 3) if point.best else (5, 0.45, 0, 2)
+    look: dict[str, Any] = {"color": color, "markersize": size, "alpha": alpha, "markeredgewidth": edge}
+    ink = _VARIABLES["ink"]
+    axes.plot([point.x], [point.y], shape, markeredgecolor=ink, gid=f"point {point.name}", zorder=order, **look)
     if point.advised:
-        axes.plot([point.x], [point.y], "o", color="none", markeredgecolor=_VARIABLES["ink"], markersize=15, zorder=2)
+        axes.plot([point.x], [point.y], "o", color="none", markeredgecolor=ink, markersize=15, zorder=2)
 
 
 def seconds_text(seconds: float) -> str:

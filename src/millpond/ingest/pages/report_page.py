@@ -87,15 +87,9 @@ def write_report(
         retries = sorted(trace.retries.items(), key=lambda item: -item[1])
         rows = [(f"{count:,}", _value(reason)) for reason, count in retries]
         parts.append(table("Writes sent again", ("times", "reason"), rows, numbers=False))
-    parts.append(
-        side_by_side(
-            _facts(
-                "Counts", {name.replace("_", " "): count for name, count in counts.items() if count not in (None, ())}
-            ),
-            _facts("Settings", settings),
-            _facts("Machine and versions", environment()),
-        )
-    )
+    shown = {name.replace("_", " "): count for name, count in counts.items() if count not in (None, ())}
+    facts = {"Counts": shown, "Settings": settings, "Machine and versions": environment()}
+    parts.append(side_by_side(*(_facts(title, named) for title, named in facts.items())))
     names = [_value(settings[name]) for name in ("source", "to", "collection", "model") if settings.get(name)]
     text = page(
         title="Ingest report",

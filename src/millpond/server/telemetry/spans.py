@@ -57,11 +57,11 @@ class OpenTelemetrySpans:
             span.set_status(StatusCode.ERROR)
         if work is not None and span.is_recording():
             context, timings = set_span_in_context(span), work.timings
-            start = work.ended - _nanoseconds(timings.total)
+            start = work.ended - int(timings.total * 1e9)  # nanoseconds
             parts = (("tokenize", timings.tokenization), ("queue", timings.queue), ("inference", timings.inference))
             for name, seconds in parts:  # one after the other; only in the largest calls they overlap
                 child = self._tracer.start_span(name, context=context, start_time=start)
-                start = min(work.ended, start + _nanoseconds(seconds))
+                start = min(work.ended, start + int(seconds * 1e9))
                 child.end(start)
         span.end()
 
@@ -73,7 +73,3 @@ class OpenTelemetrySpans:
 def otlp_processor(endpoint: str | None) -> SpanProcessor:
     """Sends spans in batches to ``endpoint``; without it the exporter reads OpenTelemetry's variables."""
     return BatchSpanProcessor(OTLPSpanExporter(endpoint=endpoint) if endpoint else OTLPSpanExporter())
-
-
-def _nanoseconds(seconds: float) -> int:
-    return int(seconds * 1e9)
