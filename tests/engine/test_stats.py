@@ -13,7 +13,7 @@ import pytest
 import torch
 from tests.tiny import TEXTS, Layout, Normalize, Pooling
 
-from millpond import Engine, EngineStats, PoolingParams, Timings
+from millpond import Engine, PoolingParams, Timings
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
@@ -138,10 +138,6 @@ def test_a_batch_that_was_put_back_does_not_run_meanwhile(clock: Clock):
     assert call.future.timings == Timings(tokenization=0, queue=0, inference=3, total=13)
 
 
-def balanced(stats: EngineStats) -> None:
-    assert (stats.waiting_texts, stats.running_calls, stats.running_batches) == (0, 0, 0)
-
-
 def test_counters_balance_behind_failures_cancellations_and_refusals(
     folder: Path, device: str, monkeypatch: pytest.MonkeyPatch
 ):
@@ -182,7 +178,7 @@ def test_counters_balance_behind_failures_cancellations_and_refusals(
     wait([*blockers, poisoned, behind])
     engine.close()
     stats = engine.stats()
-    balanced(stats)
+    assert (stats.waiting_texts, stats.running_calls, stats.running_batches) == (0, 0, 0)
     assert (stats.calls_done, stats.texts_done) == (count + 1, count + 3)
     assert (stats.calls_failed, stats.calls_cancelled, stats.calls_rejected) == (1, 1, 1)
     # Of the failed call, "fine" runs or is dropped; "poison" never runs.

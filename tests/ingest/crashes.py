@@ -41,7 +41,6 @@ class Countdown:
 
     def __init__(self, calls=None, *, after=False, error=Crash):
         self.calls, self.after, self.error = calls, after, error
-        self.raised = False
 
     def __call__(self, call, *arguments, **options):
         due = self.calls == 0
@@ -55,7 +54,6 @@ class Countdown:
         return result
 
     def _raise(self):
-        self.raised = True
         raise self.error() if isinstance(self.error, type) else self.error
 
 
@@ -80,10 +78,8 @@ class CrashingSink(CollectionSink):
         self._driver.sink = self
         self.upserts = self.deletes = self.reads = Countdown()
         self.written = []  # record ids, of every row that arrived
-        self.sizes = []  # rows of each request
 
     def _upsert(self, batch):
-        self.sizes.append(len(batch))
         self.upserts(partial(MemoryDriver.upsert, self._driver), batch)
         self.written += [record.id for record in batch.records]
 

@@ -77,7 +77,10 @@ class Handler(BaseHTTPRequestHandler):
         if self.server.write(self):
             return
         if self.server.stores:
-            self.server.points.update({point["id"]: point for point in points(body)})
+            batch = body["batch"]
+            for n, each in enumerate(batch["ids"]):
+                vectors = {name: rows[n] for name, rows in batch["vectors"].items()}
+                self.server.points[each] = {"id": each, "payload": batch["payloads"][n], "vector": vectors}
         self.ok({"operation_id": 0, "status": "completed"})
 
     def do_POST(self):
@@ -130,15 +133,3 @@ class Handler(BaseHTTPRequestHandler):
     def garbage(self):
         self.wfile.write(b"\x00\xffnothing that HTTP knows\r\n\r\n")
         return self.close()
-
-
-def points(body):
-    """The points of an upsert, whether as a list or as a batch of columns."""
-    if "points" in body:
-        return body["points"]
-    batch = body["batch"]
-    payloads = batch.get("payloads") or [{}] * len(batch["ids"])
-    return [
-        {"id": each, "payload": payloads[n], "vector": {name: rows[n] for name, rows in batch["vectors"].items()}}
-        for n, each in enumerate(batch["ids"])
-    ]

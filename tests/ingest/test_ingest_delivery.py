@@ -245,29 +245,25 @@ def test_a_stop_while_the_database_is_away_ends_the_run_as_stopped(engine, tmp_p
 
 def test_reads_of_sync_and_verify_are_sent_again(engine, tmp_path):
     class Flaky(CrashingSink):
-        calls = 0
+        calls, looking = 0, False
 
         def _flake(self):
-            Flaky.calls += 1
-            if Flaky.calls % 2:
+            self.calls += self.looking
+            if self.calls % 2:
                 raise SinkUnavailableError("busy")
 
         def count(self):
-            if self.looking:
-                self._flake()
+            self._flake()
             return super().count()
 
         def fetch(self, row_ids, *, widths=()):
-            if self.looking:
-                self._flake()
+            self._flake()
             return super().fetch(row_ids, widths=widths)
 
         def scan(self):
             yield from list(super().scan())[:1]
             self._flake()
             yield from super().scan()
-
-        looking = False
 
         def write(self, batch):
             super().write(batch)

@@ -1,7 +1,7 @@
 """A disk that is full, or fails, under each file of a run: what it says, and that the run after it loses nothing."""
 
 import json
-import os
+import re
 import subprocess
 import sys
 import textwrap
@@ -61,13 +61,11 @@ def model(tmp_path_factory):
     return write_checkpoint(tmp_path_factory.mktemp("tiny") / "model", "bert")
 
 
-def attempt(model, url, folder, *, limit=0, cached=True, environment=None):
+def attempt(model, url, folder, *, limit=0, cached=True):
     """A run in a new process; returns its report, or its error."""
     words = [str(model), url.format(folder), str(folder), str(limit), "yes" if cached else "no", str(ROWS)]
     program = [sys.executable, "-c", textwrap.dedent(_RUN), *words]
-    done = subprocess.run(
-        program, capture_output=True, text=True, timeout=250, env={**os.environ, **(environment or {})}
-    )
+    done = subprocess.run(program, capture_output=True, text=True, timeout=250)
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     assert lines, (done.returncode, done.stderr[-3000:])
     return json.loads(lines[-1])
@@ -97,10 +95,7 @@ def test_a_full_disk_stops_or_is_reported_and_the_next_run_completes(model, url,
     """Whichever file reaches the limit first: the journal, the cache or the database."""
     first = attempt(model, url, tmp_path, limit=limit)
     if "error" in first:
-        kind = first["error"].partition(":")[0]
-        assert kind in ("SinkError", "JournalError", "CacheFileError", "SinkRejectedError", "SinkUnavailableError"), (
-            first
-        )
+        assert re.match("(Sink(Rejected|Unavailable)?|Journal|CacheFile)Error:", first["error"])
     again = attempt(model, url, tmp_path)
     assert again["report"]["failed"] == 0 and again["report"]["uncached"] == 0, again
     check(url, tmp_path)

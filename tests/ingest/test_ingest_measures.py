@@ -197,11 +197,8 @@ def test_ndcg_by_hand():
 
 def test_a_beir_folder_has_titles_before_texts(tmp_path):
     assert beir_folder(tmp_path) is None
-    documents = [
-        {"_id": "1", "title": " A ", "text": "b"},
-        {"_id": "2", "text": "c"},
-        {"_id": "3", "title": "d", "text": ""},
-    ]
+    titled = {"_id": "1", "title": " A ", "text": "b"}
+    documents = [titled, {"_id": "2", "text": "c"}, {"_id": "3", "title": "d", "text": ""}]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, documents)) + "\n{broken\n")
     found = beir_folder(tmp_path)
     items = list(found.documents())

@@ -163,11 +163,7 @@ class ParquetExport:
             self._guard(lambda: self._merge(small), "putting files together")
 
     def count(self) -> int:
-        """How many rows the files hold; until :meth:`close`, a row that was written twice counts twice.
-
-        Returns:
-            A number of rows.
-        """
+        """How many rows the files hold; until :meth:`close`, a row that was written twice counts twice."""
         return sum(part["rows"] for part in self._parts)
 
     def close(self) -> None:

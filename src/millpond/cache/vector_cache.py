@@ -310,11 +310,7 @@ class VectorCache:
         return {length // 4: count for length, count in lengths.items() if isinstance(length, int)}
 
     def free_bytes(self) -> int:
-        """Bytes of the file that are not in use; the next vectors fill them.
-
-        Returns:
-            A number of bytes.
-        """
+        """Bytes of the file that are not in use; the next vectors fill them."""
         return self._file.size()[2]
 
     def close(self) -> None:

@@ -102,11 +102,7 @@ class PoolingParams:
         object.__setattr__(self, "returned_token_ids", ids)
 
     def given(self) -> frozenset[str]:
-        """Names of the fields that differ from their defaults.
-
-        Returns:
-            A set of field names; empty if all have their defaults.
-        """
+        """Names of the fields that differ from their defaults."""
         return frozenset(f.name for f in fields(self) if getattr(self, f.name) != f.default)
 
 

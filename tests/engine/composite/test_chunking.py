@@ -88,14 +88,7 @@ def parts_by_hand(
 
 
 def by_hand(
-    folder: Path,
-    kind: Kind,
-    text: str,
-    *,
-    prompt: str = "",
-    width: int = 48,
-    normalize: bool = True,
-    weigh: bool = True,
+    folder: Path, kind: Kind, text: str, *, prompt: str = "", width: int = 48, weigh: bool = True
 ) -> np.ndarray:
     """The vector of a text that needs several windows."""
     states, (parts, counts, front) = oracle(folder), parts_by_hand(folder, kind, text, prompt)
@@ -106,10 +99,10 @@ def by_hand(
             hidden = states(torch.tensor(part))
         hidden = hidden[0 if kind.include_prompt or not prompt else front :]
         pooled = {"cls": hidden[0], "mean": hidden.mean(0), "lasttoken": hidden[-1]}[kind.mode][:width]
-        rows.append(pooled / pooled.norm() if normalize else pooled)
+        rows.append(pooled / pooled.norm())
     weights = torch.tensor(counts, dtype=torch.float64) if weigh else torch.ones(len(rows), dtype=torch.float64)
     mean = (torch.stack(rows).double() * weights[:, None]).sum(0) / weights.sum()
-    return (mean / mean.norm() if normalize else mean).float().numpy()
+    return (mean / mean.norm()).float().numpy()
 
 
 def difference(found: np.ndarray, expected: np.ndarray) -> float:
@@ -347,10 +340,8 @@ def spans_by_hand(folder: Path, text: str, spans: Any, prompt: str, *, normalize
     for start, end in spans:
         mine = [
             i
-            for i, ((first, stop), special) in enumerate(
-                zip(read["offset_mapping"], read["special_tokens_mask"], strict=True)
-            )
-            if not special and stop > len(prompt)
+            for i, (first, stop) in enumerate(read["offset_mapping"])
+            if not read["special_tokens_mask"][i] and stop > len(prompt)
             if max(first, len(prompt)) < end + len(prompt) and max(stop, first + 1) > start + len(prompt)
         ]
         row = hidden[mine].double().mean(0)[:width]
@@ -423,10 +414,6 @@ def test_wrong_spans_are_refused_before_anything_is_queued(engine: Engine, texts
         engine.token_embed("one text", spans=[[(0, 1)]])
 
 
-def test_late_interaction_has_no_spans(tmp_path: Path) -> None:
-    message = "index 0 has spans, which a late-interaction checkpoint"
-    with (
-        Engine(write_stanford(tmp_path / "model"), dtype="float32", device="cpu") as engine,
-        pytest.raises(InvalidRequestError, match=message),
-    ):
-        engine.token_embed([TEXT], spans=[SPANS])
+def test_late_interaction_has_no_spans(engine_of: Callable[..., Engine]) -> None:
+    with pytest.raises(InvalidRequestError, match="index 0 has spans, which a late-interaction checkpoint"):
+        engine_of(write_stanford).token_embed([TEXT], spans=[SPANS])

@@ -44,28 +44,15 @@ def test_a_claim_waits_for_a_release():
 
 
 @pytest.mark.parametrize(
-    ("files", "expected"),
-    [
-        ({"cpu.max": "150000 100000"}, 2),
-        ({"cpu.max": "50000 100000"}, 1),
-        ({"cpu.max": "max 100000"}, 64),
-        ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
-        ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
-        ({"cpu.max": "nonsense"}, 64),
-        ({}, 64),
-    ],
-)
-def test_a_quota_limits_the_cores(files, expected, tmp_path, monkeypatch):
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)), raising=False)
-    for name, content in files.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(content)
-    assert usable(tmp_path, tmp_path / "none") == expected
-
-
-@pytest.mark.parametrize(
     ("own", "files", "expected"),
     [
+        (None, {"cpu.max": "150000 100000"}, 2),
+        (None, {"cpu.max": "50000 100000"}, 1),
+        (None, {"cpu.max": "max 100000"}, 64),
+        (None, {"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+        (None, {"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 64),
+        (None, {"cpu.max": "nonsense"}, 64),
+        (None, {}, 64),
         ("0::/jobs/mine", {"jobs/mine/cpu.max": "200000 100000", "cpu.max": "max 100000"}, 2),
         ("0::/jobs/mine", {"jobs/mine/cpu.max": "max 100000", "jobs/cpu.max": "300000 100000"}, 3),
         ("0::/jobs/mine", {"jobs/mine/cpu.max": "400000 100000", "jobs/cpu.max": "300000 100000"}, 3),
@@ -78,12 +65,13 @@ def test_a_quota_limits_the_cores(files, expected, tmp_path, monkeypatch):
         ),
     ],
 )
-def test_the_limits_of_the_groups_above_hold_as_well(own, files, expected, tmp_path, monkeypatch):
+def test_a_quota_and_those_of_the_groups_above_limit_the_cores(own, files, expected, tmp_path, monkeypatch):
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(64)), raising=False)
     for name, content in files.items():
         (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / name).write_text(content)
-    (tmp_path / "own").write_text(own + "\n")
+    if own is not None:
+        (tmp_path / "own").write_text(own + "\n")
     assert usable(tmp_path / "root", tmp_path / "own") == expected
 
 

@@ -10,7 +10,7 @@ from tests.tiny.layouts import Dense, Layout, Normalize, Pooling
 
 from millpond import Engine, PoolingParams
 from millpond.engine.execute.batch import DeviceBatch
-from millpond.engine.execute.packing import PackedRequests, rounded_up
+from millpond.engine.execute.packing import rounded_up
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input import resolve
 from millpond.engine.input.plan import Plan
@@ -77,14 +77,6 @@ def test_a_forward_that_reads_the_arrays_has_no_tensors_made():
 PASSAGES = [" ".join(SENTENCES[i : i + 1 + i % 4]) for i in range(12)]
 
 
-def packed(lengths, **fields):
-    call = Call([str(i) for i in range(len(lengths))], PLAN, assemble=assemble, native_width=4)
-    requests = [
-        Request(call=call, slot=i, ids=np.arange(1, n + 1, dtype=np.int32), **fields) for i, n in enumerate(lengths)
-    ]
-    return PackedRequests.of(requests, position_offset=2)
-
-
 def test_rounded_sizes_are_few_and_close():
     sizes = [rounded_up(tokens) for tokens in range(1, 4097)]
     assert all(tokens <= size for tokens, size in enumerate(sizes, 1))
@@ -94,11 +86,6 @@ def test_rounded_sizes_are_few_and_close():
     assert [rounded_up(tokens) for tokens in (1, 7, 64)] == [1, 7, 64]  # a single short text is not padded
 
 
-def rounding(engine, rounded):
-    for runner in engine._replicas.runners:
-        runner._rounded = rounded
-
-
 @pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
 @pytest.mark.parametrize("task", ["embed", "token_embed"])
 def test_results_do_not_change(family, task, tmp_path):
@@ -106,7 +93,7 @@ def test_results_do_not_change(family, task, tmp_path):
     with Engine(folder, dtype="float32", device="cpu") as engine:
         found = []
         for rounded in (False, True):
-            rounding(engine, rounded)
+            engine._replicas.runner._rounded = rounded
             output = engine.submit(task, PASSAGES).result().embeddings
             found.append(output if task == "embed" else output.flat)
     assert sum(len(text.split()) for text in PASSAGES) > 64  # fewer would not be rounded
@@ -220,10 +207,6 @@ LAYOUTS = {
 SIZE = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
 
 
-def checkpoint(folder, name):
-    return write_checkpoint(folder, "bert", sentence_transformers=LAYOUTS[name], config=SIZE)
-
-
 def vectors(folder):
     """Of all texts in one batch, and of one alone; with a prompt and without; and the texts' token vectors."""
     with Engine(folder, dtype="float32", device="cpu") as engine:
@@ -239,7 +222,7 @@ def vectors(folder):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_rows_of_a_native_forward_equal_those_of_torch(name, tmp_path, monkeypatch):
-    folder = checkpoint(tmp_path / "model", name)
+    folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=LAYOUTS[name], config=SIZE)
     native, found = vectors(folder)
     if not native:
         pytest.skip("the compiled kernels are not available")

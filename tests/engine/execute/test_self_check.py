@@ -42,11 +42,6 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("MILLPOND_SELF_CHECK", raising=False)
 
 
-@pytest.fixture
-def written(checkpoint_of: Callable[..., Path]) -> Callable[..., Path]:
-    return checkpoint_of
-
-
 def config(folder: Path, dtype: str = "bfloat16", **options: Any) -> EngineConfig:
     return EngineConfig(model=str(folder), device="cpu", dtype=dtype, **options)
 
@@ -72,52 +67,52 @@ def plant(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_a_right_machine_loads_without_a_warning_and_checks_once(dtype, written, caplog):
-    first, again = (load(config(written("bert"), dtype)).checks for _ in range(2))
+def test_a_right_machine_loads_without_a_warning_and_checks_once(dtype, checkpoint_of, caplog):
+    first, again = (load(config(checkpoint_of("bert"), dtype)).checks for _ in range(2))
     assert not any(check.wrong for check in first), first
     assert "matmul" in {check.kernel for check in first} and again == ()
-    assert load(config(written("qwen3"), dtype)).checks == ()  # of another model, too
+    assert load(config(checkpoint_of("qwen3"), dtype)).checks == ()  # of another model, too
     assert not any(record.name.startswith("millpond") for record in caplog.records)
     assert kernels._disabled == {}
 
 
-def test_a_wrong_kernel_serves_no_engine_of_the_process(written, monkeypatch, caplog):
+def test_a_wrong_kernel_serves_no_engine_of_the_process(checkpoint_of, monkeypatch, caplog):
     with monkeypatch.context() as patch:
         patch.setattr(kernels, "KERNELS", (sdpa,))
-        expected = embedded(written("bert")), embedded(written("llama"))
+        expected = embedded(checkpoint_of("bert")), embedded(checkpoint_of("llama"))
     caplog.clear()
     plant(monkeypatch, scale=1.0)
     for _ in range(2):
-        np.testing.assert_allclose(embedded(written("bert")), expected[0], atol=1e-6)
-    np.testing.assert_allclose(embedded(written("llama")), expected[1], atol=1e-6)
+        np.testing.assert_allclose(embedded(checkpoint_of("bert")), expected[0], atol=1e-6)
+    np.testing.assert_allclose(embedded(checkpoint_of("llama")), expected[1], atol=1e-6)
     assert set(kernels._disabled) == {"matmul"}
     (message,) = warnings(caplog)
     assert "'matmul'" in message and "bfloat16" in message and torch.__version__ in message
 
 
-def test_with_the_variable_a_wrong_kernel_serves(written, monkeypatch, caplog):
-    right = embedded(written("bert"))
+def test_with_the_variable_a_wrong_kernel_serves(checkpoint_of, monkeypatch, caplog):
+    right = embedded(checkpoint_of("bert"))
     plant(monkeypatch, scale=1.0)
     monkeypatch.setenv("MILLPOND_SELF_CHECK", "0")
-    assert np.abs(embedded(written("bert")) - right).max() > 1e-2
+    assert np.abs(embedded(checkpoint_of("bert")) - right).max() > 1e-2
     assert not kernels._disabled and not warnings(caplog)
-    assert not load(config(written("bert"))).checks
-    assert any(check.wrong for check in load(config(written("bert")), check=True).checks)
+    assert not load(config(checkpoint_of("bert"))).checks
+    assert any(check.wrong for check in load(config(checkpoint_of("bert")), check=True).checks)
 
 
-def test_engines_and_replicas_that_load_at_once_warn_once(written, monkeypatch, caplog):
+def test_engines_and_replicas_that_load_at_once_warn_once(checkpoint_of, monkeypatch, caplog):
     plant(monkeypatch, scale=1.0)
-    pair = replace(config(written("bert")), device=["cpu", "cpu"])
+    pair = replace(config(checkpoint_of("bert")), device=["cpu", "cpu"])
     with ThreadPoolExecutor(4) as threads:
         loaded = list(threads.map(lambda _: load(pair), range(8)))
     assert len(loaded[0].runners) == 2
     assert len(warnings(caplog)) == 1 and set(kernels._disabled) == {"matmul"}
 
 
-def test_a_check_that_cannot_run_lets_the_model_load(written, monkeypatch, caplog):
+def test_a_check_that_cannot_run_lets_the_model_load(checkpoint_of, monkeypatch, caplog):
     monkeypatch.setattr(notes, "reference", lambda *call: 1 / 0)
     monkeypatch.setattr(notes, "_computes", lambda device: False)
-    assert embedded(written("bert")).shape == (len(TEXTS), 48)
+    assert embedded(checkpoint_of("bert")).shape == (len(TEXTS), 48)
     assert not warnings(caplog) and not kernels._disabled
 
 
@@ -139,8 +134,8 @@ def of(results: list[KernelCheck], kernel: str) -> list[KernelCheck]:
 
 
 @pytest.mark.parametrize("family", some(FAMILIES))
-def test_a_right_device_passes_with_graphs_and_without(family, written, backends, caplog):
-    _, results = check(written(family))
+def test_a_right_device_passes_with_graphs_and_without(family, checkpoint_of, backends, caplog):
+    _, results = check(checkpoint_of(family))
     assert not any(one.wrong for one in results), results
     assert not any(record.levelno >= logging.WARNING for record in caplog.records if record.name.startswith("millpond"))
     (captured,) = of(results, "graphs")
@@ -161,13 +156,13 @@ def too_old(*args: Any, **options: Any) -> torch.Tensor:
 
 
 @pytest.mark.parametrize(("kernel", "said"), [(wider, "other results"), (too_old, "Ampere")])
-def test_a_wrong_varlen_is_disabled_and_sdpa_serves(kernel, said, written, backends, monkeypatch, caplog):
+def test_a_wrong_varlen_is_disabled_and_sdpa_serves(kernel, said, checkpoint_of, backends, monkeypatch, caplog):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "_backend", lambda device: None)
         patch.setattr(kernels, "KERNELS", (sdpa,))
-        expected = embedded(written("modernbert"), "float32")
+        expected = embedded(checkpoint_of("modernbert"), "float32")
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
-    with Engine(written("modernbert"), device="cpu", dtype="float32") as engine:  # its load finds it
+    with Engine(checkpoint_of("modernbert"), device="cpu", dtype="float32") as engine:  # its load finds it
         for _ in range(3):
             np.testing.assert_allclose(engine.embed(TEXTS).embeddings, expected, atol=1e-5)
         assert not engine._replicas.runner.graphs or not engine._replicas.runner.graphs.shapes  # sdpa is not captured
@@ -208,12 +203,12 @@ def raising(graph: RecordedGraph) -> None:
 
 
 @pytest.mark.parametrize("change", [shifted, pooled_only, unwritten, raising])
-def test_a_wrong_replay_switches_graphs_off_for_this_engine(change, written, backends, monkeypatch, caplog):
-    expected = embedded(written("bert"), "float32")
+def test_a_wrong_replay_switches_graphs_off_for_this_engine(change, checkpoint_of, backends, monkeypatch, caplog):
+    expected = embedded(checkpoint_of("bert"), "float32")
     monkeypatch.setattr(graphs.Graphs.__init__, "__kwdefaults__", {"uses": 1, "most": 64, "most_bytes": 1 << 30})
     with monkeypatch.context() as patch:
         replayed(change, patch)
-        engine = Engine(written("bert"), device="cpu", dtype="float32")
+        engine = Engine(checkpoint_of("bert"), device="cpu", dtype="float32")
         _, results = check(engine)
     assert [one.wrong for one in results] == [True]
     backend = backends[-1]
@@ -223,11 +218,11 @@ def test_a_wrong_replay_switches_graphs_off_for_this_engine(change, written, bac
     assert "replay" not in backend.log[len(before) :]
     (message,) = warnings(caplog)
     assert "CUDA graph" in message and ("invalid argument" in message) == (change is raising)
-    _, results = check(written("bert"))  # another engine, whose graphs are right
+    _, results = check(checkpoint_of("bert"))  # another engine, whose graphs are right
     assert of(results, "graphs")[0].similarity > 0.999999
 
 
-def test_a_graph_that_keeps_what_it_was_captured_with_is_noticed(written, backends, monkeypatch, caplog):
+def test_a_graph_that_keeps_what_it_was_captured_with_is_noticed(checkpoint_of, backends, monkeypatch, caplog):
     right = recording.varlen_attn
     captured: list[torch.Tensor] = []
 
@@ -238,13 +233,13 @@ def test_a_graph_that_keeps_what_it_was_captured_with_is_noticed(written, backen
         return right(query, key, value, ends, ends, *rest[1:], **options)
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stale)
-    _, results = check(written("bert"))
+    _, results = check(checkpoint_of("bert"))
     assert of(results, "graphs")[0].wrong and captured
     assert len(warnings(caplog)) == 1
 
 
-def test_no_memory_for_a_graph_says_nothing_about_it(written, backends, caplog):
-    runner = load(config(written("bert"), "float32")).runner
+def test_no_memory_for_a_graph_says_nothing_about_it(checkpoint_of, backends, caplog):
+    runner = load(config(checkpoint_of("bert"), "float32")).runner
 
     def refuse() -> None:
         raise torch.OutOfMemoryError("none")
@@ -254,12 +249,12 @@ def test_no_memory_for_a_graph_says_nothing_about_it(written, backends, caplog):
     assert not any(one.wrong for one in results) and not warnings(caplog)
 
 
-def test_a_device_that_is_lost_is_no_fault_of_a_graph(written, backends, monkeypatch, caplog):
+def test_a_device_that_is_lost_is_no_fault_of_a_graph(checkpoint_of, backends, monkeypatch, caplog):
     """Loading goes on, and the first batch says what it is."""
 
     def lost(graph: RecordedGraph) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    runner = load(config(written("bert"), "float32")).runner
+    runner = load(config(checkpoint_of("bert"), "float32")).runner
     replayed(lost, monkeypatch)
     assert check_graphs(runner, vocabulary=100, longest=64) == [] and not warnings(caplog)

@@ -95,21 +95,7 @@ def test_a_whole_reading_has_the_prompt_in_front_and_the_text_once(tmp_path, fam
     assert shown.startswith("Theoldmill")
 
 
-STRANGE = [
-    "  ",
-    "\t",
-    "\u3000",
-    "池 塘",
-    "e\u0301 x",
-    "\u0301",
-    "[SEP]",
-    "pond's",
-    "x" * 90,
-    "ﬁ",
-    "mill-pond",
-    "don't",
-    "\n",
-]
+STRANGE = ["  ", "\t", "\u3000", "池 塘", "e\u0301 x", "\u0301", "[SEP]", "pond's", "x" * 90, "ﬁ", "mill-pond", "\n"]
 
 
 @pytest.fixture(scope="module")
@@ -339,11 +325,7 @@ def test_without_a_template_a_decoder_reads_one_text_behind_the_other(tokenizers
 
 def test_pairs_without_tokens_get_a_placeholder(tokenizers: Any) -> None:
     ours, theirs = tokenizers("llama")
-    (mine,) = encode(
-        TemplateTokenizer(
-            ours, ScoreTemplate(source=shipped_template("plain", special_tokens=True).source, special_tokens=False)
-        ),
-        Pair("", ""),
-    )
+    template = shipped_template("plain", special_tokens=False)
+    (mine,) = encode(TemplateTokenizer(ours, template), Pair("", ""))
     assert mine.ids.tolist() == [theirs.eos_token_id]
     assert encode(PairTokenizer(ours)) == []

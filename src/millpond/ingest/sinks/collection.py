@@ -279,11 +279,7 @@ class CollectionSink(Generic[NativeFilter]):
             yield from page
 
     def count(self) -> int:
-        """How many rows the collection holds; 0 before it is created.
-
-        Returns:
-            A number of rows.
-        """
+        """How many rows the collection holds; 0 before it is created."""
         if not self._connection.found():
             return 0
         self._driver.load()

@@ -69,11 +69,7 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
 
     @abstractmethod
     def count(self) -> int:
-        """How many rows the collection holds, counting every acknowledged write.
-
-        Returns:
-            A number of rows.
-        """
+        """How many rows the collection holds, counting every acknowledged write."""
 
     @abstractmethod
     def condition(

@@ -309,11 +309,7 @@ class LateInteractionIndex(ABC):
         self._check_open()
 
     def check(self) -> list[str]:
-        """What is wrong with the stored data, in words that name the file; empty if nothing is.
-
-        Returns:
-            A sentence for each damaged file.
-        """
+        """What is wrong with the stored data, in words that name the file; empty if nothing is."""
         self._check_open()
         return []
 

@@ -49,11 +49,6 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
 
 
 @pytest.fixture(scope="module")
-def plain(checkpoint_of: Callable[..., Path]) -> Callable[..., Path]:
-    return checkpoint_of
-
-
-@pytest.fixture(scope="module")
 def expected() -> Callable[..., Rows]:
     """The results of an engine on the CPU with its own kernels and without graphs."""
     made: dict[tuple[Any, ...], Rows] = {}
@@ -88,10 +83,10 @@ def captures(backend: Recording) -> int:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_replay_equals_the_forward(family, backends, plain, expected):
-    with Engine(plain(family), dtype="float32", device="cpu") as engine:
+def test_a_replay_equals_the_forward(family, backends, checkpoint_of, expected):
+    with Engine(checkpoint_of(family), dtype="float32", device="cpu") as engine:
         for texts in (TEXTS, SHORT, TEXTS):
-            assert worst(read(engine, texts), expected(plain(family), texts)) <= 1e-5
+            assert worst(read(engine, texts), expected(checkpoint_of(family), texts)) <= 1e-5
     (backend,) = backends
     replays = backend.log.count("replay")
     assert (captures(backend), replays) == ((0, 0) if family in EAGER else (2, 3))
@@ -109,18 +104,18 @@ def test_every_pooling_method_is_inside(modes, include_prompt, backends, expecte
     assert captures(backends[0]) == 2
 
 
-def test_an_empty_segment_taken_for_a_text_is_noticed(backends, plain, monkeypatch):
+def test_an_empty_segment_taken_for_a_text_is_noticed(backends, checkpoint_of, monkeypatch):
     """The negative control: garbage in the padding is seen by code that reads it."""
     right = methods._lengths
     monkeypatch.setattr(methods, "_lengths", lambda segments: right(segments).roll(1))
     with (
-        Engine(plain("bert"), dtype="float32", device="cpu", pooling="mean") as engine,
+        Engine(checkpoint_of("bert"), dtype="float32", device="cpu", pooling="mean") as engine,
         pytest.raises(MillpondError, match="not finite"),
     ):
         read(engine, TEXTS)
 
 
-def test_lengths_of_the_capture_in_a_replay_are_noticed(backends, expected, plain, monkeypatch):
+def test_lengths_of_the_capture_in_a_replay_are_noticed(backends, expected, checkpoint_of, monkeypatch):
     """The negative control: offsets that keep their captured values give other vectors."""
     right = recording.varlen_attn
     first: list[torch.Tensor] = []
@@ -133,37 +128,37 @@ def test_lengths_of_the_capture_in_a_replay_are_noticed(backends, expected, plai
 
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", stale)
     one, other = ["a", "the wheel", TEXTS[1]], [TEXTS[1], "the wheel", "the wheel"]
-    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
-        assert worst(read(engine, one), expected(plain("bert"), one)) <= 1e-5
-        assert not worst(read(engine, other), expected(plain("bert"), other)) <= 1e-3
+    with Engine(checkpoint_of("bert"), dtype="float32", device="cpu") as engine:
+        assert worst(read(engine, one), expected(checkpoint_of("bert"), one)) <= 1e-5
+        assert not worst(read(engine, other), expected(checkpoint_of("bert"), other)) <= 1e-3
     assert backends[0].log.count("replay") == 2 and captures(backends[0]) == 1
 
 
 @pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
-def test_rows_of_tokens_are_read_from_a_graphs_states(family, backends, plain, expected):
-    with Engine(plain(family), dtype="float32", device="cpu") as engine:
+def test_rows_of_tokens_are_read_from_a_graphs_states(family, backends, checkpoint_of, expected):
+    with Engine(checkpoint_of(family), dtype="float32", device="cpu") as engine:
         for texts in (TEXTS, SHORT):
-            reference = expected(plain(family), texts, "token_embed")
+            reference = expected(checkpoint_of(family), texts, "token_embed")
             assert worst(read(engine, texts, "token_embed"), reference) <= 1e-5
     assert backends[0].log.count("replay") == 2
 
 
-def test_a_graph_serves_every_adapter(backends, expected, plain):
-    with Engine(plain("jina"), dtype="float32", device="cpu") as engine:
+def test_a_graph_serves_every_adapter(backends, expected, checkpoint_of):
+    with Engine(checkpoint_of("jina"), dtype="float32", device="cpu") as engine:
         names = [*engine.spec.adapters[:2]]
         for adapter in names:
             options = {"adapter": adapter, "prompt": ""}
-            assert worst(read(engine, SHORT, **options), expected(plain("jina"), SHORT, **options)) <= 1e-5
+            assert worst(read(engine, SHORT, **options), expected(checkpoint_of("jina"), SHORT, **options)) <= 1e-5
     assert len(names) == 2 and captures(backends[0]) == 1  # the adapter of a token is data, not shape
 
 
 @pytest.mark.parametrize("bound", [{"most": 1}, {"most_bytes": 1}])
-def test_the_least_recent_graphs_make_room(bound, backends, expected, plain, monkeypatch):
+def test_the_least_recent_graphs_make_room(bound, backends, expected, checkpoint_of, monkeypatch):
     for name, value in bound.items():
         monkeypatch.setitem(graphs.Graphs.__init__.__kwdefaults__, name, value)
-    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+    with Engine(checkpoint_of("bert"), dtype="float32", device="cpu") as engine:
         for texts in (SHORT, TEXTS, SHORT, SHORT):
-            assert worst(read(engine, texts), expected(plain("bert"), texts)) <= 1e-5
+            assert worst(read(engine, texts), expected(checkpoint_of("bert"), texts)) <= 1e-5
     assert (captures(backends[0]), backends[0].log.count("replay")) == (3, 4)
 
 
@@ -174,22 +169,24 @@ def test_the_least_recent_graphs_make_room(bound, backends, expected, plain, mon
         (torch.OutOfMemoryError("no"), 2, []),  # perhaps for the moment only: it is tried again
     ],
 )
-def test_a_failed_capture_runs_the_batch_without_a_graph(error, attempts, levels, backends, expected, plain, caplog):
+def test_a_failed_capture_runs_the_batch_without_a_graph(
+    error, attempts, levels, backends, expected, checkpoint_of, caplog
+):
     def refuse() -> None:
         raise error
 
-    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+    with Engine(checkpoint_of("bert"), dtype="float32", device="cpu") as engine:
         backends[0].refuse = refuse
         for _ in range(2):
-            assert worst(read(engine, SHORT), expected(plain("bert"), SHORT)) <= 1e-5
+            assert worst(read(engine, SHORT), expected(checkpoint_of("bert"), SHORT)) <= 1e-5
     assert backends[0].forgotten == attempts and "replay" not in backends[0].log
     assert [record.levelname for record in caplog.records] == levels
 
 
-def test_a_variable_switches_graphs_off(backends, expected, plain, monkeypatch):
+def test_a_variable_switches_graphs_off(backends, expected, checkpoint_of, monkeypatch):
     monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
-    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
-        assert worst(read(engine, TEXTS), expected(plain("bert"), TEXTS)) <= 1e-5
+    with Engine(checkpoint_of("bert"), dtype="float32", device="cpu") as engine:
+        assert worst(read(engine, TEXTS), expected(checkpoint_of("bert"), TEXTS)) <= 1e-5
     assert backends[0].log == ["upload", "download 0", "wait 0"]
 
 
@@ -205,25 +202,25 @@ def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER])
-def test_nothing_inside_waits_for_the_device(family, backends, plain, monkeypatch):
-    runner, batch = on_meta(plain(family), "cls+mean+max+mean_sqrt_len+weightedmean+lasttoken", monkeypatch)
+def test_nothing_inside_waits_for_the_device(family, backends, checkpoint_of, monkeypatch):
+    runner, batch = on_meta(checkpoint_of(family), "cls+mean+max+mean_sqrt_len+weightedmean+lasttoken", monkeypatch)
     with torch.inference_mode():
         states = runner.states(batch)
         values = runner.pooler_call(batch, states).rows(OutputSpec(kind="pooled")).values
     assert values.shape == (6, 6 * states.shape[1]) and values.device.type == "meta"
 
 
-def test_a_wait_for_the_device_is_noticed(backends, plain, monkeypatch):
+def test_a_wait_for_the_device_is_noticed(backends, checkpoint_of, monkeypatch):
     """The negative control: lengths read on the host."""
-    runner, batch = on_meta(plain("bert"), "mean", monkeypatch)
+    runner, batch = on_meta(checkpoint_of("bert"), "mean", monkeypatch)
     monkeypatch.setattr(methods, "_lengths", lambda segments: torch.tensor(segments.cu_seqlens.diff().tolist()))
     with torch.inference_mode(), pytest.raises((RuntimeError, NotImplementedError), match=r"(?i)meta"):
         runner.pooler_call(batch, runner.states(batch)).rows(OutputSpec(kind="pooled"))
 
 
-def test_memory_that_runs_out_at_every_point_of_a_batch_costs_no_result(backends, expected, plain):
+def test_memory_that_runs_out_at_every_point_of_a_batch_costs_no_result(backends, expected, checkpoint_of):
     """At the upload, in a capture, in a replay, at the download and at the wait for it."""
-    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+    with Engine(checkpoint_of("bert"), dtype="float32", device="cpu") as engine:
         for operation in ("upload", "capture", "replay", "download", "wait"):
             reached = []
 
@@ -233,7 +230,7 @@ def test_memory_that_runs_out_at_every_point_of_a_batch_costs_no_result(backends
                     raise torch.OutOfMemoryError("CUDA out of memory")
 
             backends[0].fault = fault
-            assert worst(read(engine, TEXTS), expected(plain("bert"), TEXTS)) <= 1e-5
+            assert worst(read(engine, TEXTS), expected(checkpoint_of("bert"), TEXTS)) <= 1e-5
             assert reached == [operation]
             backends[0].fault = lambda name: None
             engine._replicas.runner._pipeline._graphs.clear()
@@ -242,11 +239,11 @@ def test_memory_that_runs_out_at_every_point_of_a_batch_costs_no_result(backends
 @pytest.mark.parametrize(("family", "pooling"), [("bert", "cls"), ("modernbert", "lasttoken"), ("qwen3", "lasttoken")])
 @pytest.mark.parametrize("graphs_on", [True, False], ids=["graph", "eager"])
 def test_only_the_rows_that_are_read_pass_the_last_layer(
-    graphs_on, pooling, family, backends, plain, monkeypatch, tmp_path
+    graphs_on, pooling, family, backends, checkpoint_of, monkeypatch, tmp_path
 ):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(loading, "_backend", lambda device: None)
-        with Engine(plain(family), dtype="float32", device="cpu", pooling=pooling) as engine:
+        with Engine(checkpoint_of(family), dtype="float32", device="cpu", pooling=pooling) as engine:
             reference = read(engine, TEXTS)
     if not graphs_on:
         monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
@@ -258,7 +255,7 @@ def test_only_the_rows_that_are_read_pass_the_last_layer(
         return right(self, batch, rows)
 
     monkeypatch.setattr(Runner, "states", states)
-    with Engine(plain(family), dtype="float32", device="cpu", pooling=pooling) as engine:
+    with Engine(checkpoint_of(family), dtype="float32", device="cpu", pooling=pooling) as engine:
         found = read(engine, TEXTS)
         assert worst(found, reference) <= 1e-5
         seen = [*rows_of]
@@ -280,8 +277,8 @@ def test_a_large_batch_with_much_padding_has_no_graph(tokens: int, total: int, w
 
 
 @pytest.mark.parametrize("kind", [torch.OutOfMemoryError, torch.AcceleratorError])
-def test_a_batch_without_memory_takes_that_of_the_graphs(kind, backends, expected, plain):
-    with Engine(plain("bert"), dtype="float32", device="cpu") as engine:
+def test_a_batch_without_memory_takes_that_of_the_graphs(kind, backends, expected, checkpoint_of):
+    with Engine(checkpoint_of("bert"), dtype="float32", device="cpu") as engine:
         read(engine, TEXTS)
         captured = engine._replicas.runner._pipeline._graphs
         assert len(captured.shapes) == 1
@@ -295,7 +292,7 @@ def test_a_batch_without_memory_takes_that_of_the_graphs(kind, backends, expecte
                 seen.append(len(captured.shapes))
 
         backends[0].fault = fault
-        assert worst(read(engine, TEXTS), expected(plain("bert"), TEXTS)) <= 1e-5
+        assert worst(read(engine, TEXTS), expected(checkpoint_of("bert"), TEXTS)) <= 1e-5
     assert seen == [1, 0]
 
 
