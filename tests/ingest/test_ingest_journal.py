@@ -33,8 +33,15 @@ def test_a_second_run_writes_only_what_is_new_or_changed(engine, journal):
 
 
 def test_the_smallest_change_of_text_or_metadata_is_one(engine, journal):
-    versions = [("t", {}), ("t ", {}), ("t", {"k": 1}), ("t", {"k": 1.5}), ("t", {"k": True}), ("t", {"k": "1"}),
-                ('t\0{"k": 1}', {})]  # fmt: skip
+    versions = [
+        ("t", {}),
+        ("t ", {}),
+        ("t", {"k": 1}),
+        ("t", {"k": 1.5}),
+        ("t", {"k": True}),
+        ("t", {"k": "1"}),
+        ('t\0{"k": 1}', {}),
+    ]
     client = memory()
     for text, metadata in [*versions, versions[0]]:
         assert run([Record("a", text, metadata)], engine, CrashingSink(client), journal=journal).written == 1
@@ -45,9 +52,19 @@ def test_the_smallest_change_of_text_or_metadata_is_one(engine, journal):
 
 @pytest.mark.parametrize(
     ("method", "calls", "after"),
-    [("write", 0, True), ("write", 1, False), ("write", 1, True), ("write", 3, False), ("add", 0, True),
-     ("add", 1, False), ("add", 2, True), ("invalidate", 0, False), ("invalidate", 0, True), ("invalidate", 1, True)],
-)  # fmt: skip
+    [
+        ("write", 0, True),
+        ("write", 1, False),
+        ("write", 1, True),
+        ("write", 3, False),
+        ("add", 0, True),
+        ("add", 1, False),
+        ("add", 2, True),
+        ("invalidate", 0, False),
+        ("invalidate", 0, True),
+        ("invalidate", 1, True),
+    ],
+)
 def test_a_record_whose_first_version_was_overwritten_before_a_crash_is_written_again(
     engine, journal, method, calls, after
 ):
@@ -205,10 +222,18 @@ def test_a_text_that_became_shorter_leaves_no_piece_behind(engine, journal, with
 
 @pytest.mark.parametrize(
     ("point", "after", "counts"),
-    [("write", False, (5, 2, 3)), ("write", True, (5, 2, 2)), ("write", True, (5, 8, 2)), ("delete", False, (5, 2, 2)),
-     ("delete", True, (5, 2, 3)), ("entry", False, (5, 8, 2)), ("entry", True, (2, 5, 1)), ("entry", False, (5, 2, 2))],
+    [
+        ("write", False, (5, 2, 3)),
+        ("write", True, (5, 2, 2)),
+        ("write", True, (5, 8, 2)),
+        ("delete", False, (5, 2, 2)),
+        ("delete", True, (5, 2, 3)),
+        ("entry", False, (5, 8, 2)),
+        ("entry", True, (2, 5, 1)),
+        ("entry", False, (5, 2, 2)),
+    ],
     ids=str,
-)  # fmt: skip
+)
 def test_a_crash_between_the_write_and_the_deletion_leaves_no_piece_behind(engine, journal, point, after, counts):
     first, second, third = counts
     client = memory()

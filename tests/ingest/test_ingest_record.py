@@ -108,17 +108,42 @@ class NotATime(datetime):
         return True
 
 
-WAYS_OUT = {set: "store sorted(value)", bytes: "store base64 as a str", PurePosixPath: "store str(value)",
-            np.float32: "a finite number or None", NotATime: "store None"}  # fmt: skip
+WAYS_OUT = {
+    set: "store sorted(value)",
+    bytes: "store base64 as a str",
+    PurePosixPath: "store str(value)",
+    np.float32: "a finite number or None",
+    NotATime: "store None",
+}
 
 
 @pytest.mark.parametrize(
     "value",
-    [float("inf"), np.float32("nan"), np.array([1.0, np.inf]), Decimal("NaN"), Decimal("1E400"), Decimal(2**63),
-     np.uint64(2**64 - 1), np.datetime64("NaT"), np.timedelta64("NaT"), np.timedelta64(2, "Y"), NotATime(2024, 1, 1),
-     1j, {"a"}, range(3), Fraction(1, 4), PurePosixPath("a/b"), Colour.RED, b"x", object(), iter(()), {1: 2}],
+    [
+        float("inf"),
+        np.float32("nan"),
+        np.array([1.0, np.inf]),
+        Decimal("NaN"),
+        Decimal("1E400"),
+        Decimal(2**63),
+        np.uint64(2**64 - 1),
+        np.datetime64("NaT"),
+        np.timedelta64("NaT"),
+        np.timedelta64(2, "Y"),
+        NotATime(2024, 1, 1),
+        1j,
+        {"a"},
+        range(3),
+        Fraction(1, 4),
+        PurePosixPath("a/b"),
+        Colour.RED,
+        b"x",
+        object(),
+        iter(()),
+        {1: 2},
+    ],
     ids=lambda value: type(value).__name__,
-)  # fmt: skip
+)
 def test_values_that_json_cannot_hold_are_refused_by_name(value):
     with pytest.raises(InvalidRequestError, match=r"metadata\['x'\]\['y'\]") as caught:
         Record("a", "t", {"x": {"y": value}})
