@@ -45,9 +45,6 @@ def small_notebook(path: Path, *sources: str) -> Path:
     return path
 
 
-# -------------------------------------------------------------------------------------------- form
-
-
 def test_there_are_five_notebooks():
     assert [path.stem for path in NOTEBOOKS] == [
         "1_quickstart",
@@ -116,9 +113,6 @@ def test_the_readme_lists_every_notebook():
     assert sorted(listed) == [path.name for path in NOTEBOOKS]
 
 
-# -------------------------------------------------------------------------------------------- strip
-
-
 def test_strip_removes_what_an_execution_leaves(tmp_path: Path):
     source = NOTEBOOKS[0].read_text(encoding="utf-8")
     notebook = json.loads(source)
@@ -133,9 +127,6 @@ def test_strip_removes_what_an_execution_leaves(tmp_path: Path):
     assert script("strip", "--check", used).returncode == 1
     assert script("strip", used).returncode == 0
     assert used.read_text(encoding="utf-8") == source
-
-
-# -------------------------------------------------------------------------------------------- in this process
 
 
 def compile_cell(source: str, name: str, flags: int = 0) -> Any:
@@ -286,9 +277,6 @@ def test_serving(ran: Callable[[str], Ran], capsys: pytest.CaptureFixture[str]):
     rate, latency = serving.figures[0].axes
     assert list(rate.lines[0].get_xdata()) == list(latency.lines[0].get_xdata()) == [1, 2, 4, 8, 16, 32]
     assert all(slow >= middle > 0 for middle, slow in zip(names["middle"], names["slow"], strict=True))
-
-
-# -------------------------------------------------------------------------------------------- in kernels
 
 
 @pytest.mark.slow

@@ -30,9 +30,6 @@ def site(monkeypatch: pytest.MonkeyPatch):
             del sys.modules[name]
 
 
-# ------------------------------------------------------------------------------------------------ generated pages
-
-
 def test_the_page_of_models_is_that_of_the_tables(site):
     script = "PYTHONPATH=src python docs/site/models.py"
     assert (DOCS / "models.md").read_text(encoding="utf-8") == site("models").page(), f"out of date: {script}"
@@ -62,9 +59,6 @@ def test_the_page_of_commands_has_every_option_and_link(site):
         check(command, f"millpond {word}")
         assert f"[`{word}`](#millpond-{word}): " in page
     assert not re.search(r"^\* \[`.*\.\.\.$", page, re.MULTILINE)  # no sentence is cut
-
-
-# ------------------------------------------------------------------------------------------------------ reference
 
 
 @pytest.mark.parametrize(
@@ -114,9 +108,6 @@ def test_the_files_that_the_page_about_extending_names_exist():
     assert len(names) > 20
     for name in names:
         assert (ROOT / name).exists() or (ROOT / "src" / "millpond" / name).exists(), name
-
-
-# ------------------------------------------------------------------------------------------------- the built site
 
 
 @pytest.mark.parametrize(

@@ -42,9 +42,6 @@ def uri(tmp_path: Path) -> str:
     return str(tmp_path / "vectors")
 
 
-# ------------------------------------------------------------------------------------------------- what is stored
-
-
 @pytest.mark.parametrize(
     ("datatype", "kind", "another", "tolerance"),
     [("float32", "float", "float16", 1e-6), ("float16", "halffloat", "float32", 1e-3)],
@@ -98,9 +95,6 @@ def test_a_scan_reads_one_version_while_the_table_changes(
             seen.append(record_id)
             sink.delete_rows([row_id])
         assert sorted(seen) == sorted(f"r{i}" for i in range(50)) and sink.count() == 0
-
-
-# --------------------------------------------------------------------------------------- files, versions and indexes
 
 
 def test_closing_merges_the_files_of_a_run(engine: Engine, uri: str) -> None:
@@ -176,9 +170,6 @@ def test_an_index_that_cannot_be_built_is_said_in_the_log(
             again.create_index()
 
 
-# -------------------------------------------------------------------------------------------- others and foreign ones
-
-
 @pytest.mark.contract
 def test_what_another_process_wrote_is_seen_at_once(engine: Engine, uri: str) -> None:
     program = (
@@ -221,9 +212,6 @@ def test_a_damaged_table_is_an_error_that_names_it(engine: Engine, records: list
         file.write_bytes(file.read_bytes()[:50])
     with pytest.raises(SinkError, match=f"LanceDB at {uri} refused a search"), LanceDBSink(uri, "docs") as sink:
         sink.search(engine, "anything")
-
-
-# ------------------------------------------------------------------------------------------------ a full disk, kill -9
 
 
 @contextmanager
@@ -302,9 +290,6 @@ def test_a_killed_writer_loses_no_row_that_was_acknowledged(engine: Engine, uri:
             stored = [record_id for _, record_id in sink.scan()]
             assert len(stored) == len(set(stored)) == sink.count() and len(stored) % 50 == 0
             assert set(stored) >= {f"r{i}" for i in range(done)} and len(stored) <= done + 50
-
-
-# ------------------------------------------------------------------------------------------------- places and options
 
 
 @pytest.mark.parametrize("place", ["", "s3://bucket/x", "localhost:8000", "db://x", "http://host"])

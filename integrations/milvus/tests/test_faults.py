@@ -267,9 +267,6 @@ def test_an_expected_error_leaves_no_traceback_on_standard_error(fake: FakeMilvu
         logging.getLogger("pymilvus").removeHandler(handler)
 
 
-# ------------------------------------------------------------------------------------------------------------ files
-
-
 def test_a_file_that_another_process_uses_is_locked_until_it_ends(tmp_path: Path) -> None:
     uri = str(tmp_path / "x.db")
     program = (

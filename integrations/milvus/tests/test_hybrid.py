@@ -142,9 +142,6 @@ def test_what_a_hybrid_collection_lacks_is_said(
         sink.prepare(engine.spec)
 
 
-# ------------------------------------------------------------------------------------------------- reading rows back
-
-
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
 def test_rows_of_lite_are_read_back_with_their_chunks_and_those_of_frameworks(
     engine: Engine, uri: str, form: str

@@ -37,9 +37,6 @@ def uri(tmp_path: Path) -> str:
     return str(tmp_path / "x.db")
 
 
-# ------------------------------------------------------------------------------------------------------ what is stored
-
-
 def test_a_document_is_a_row_of_the_plain_fields(uri: str) -> None:
     with MilvusIndex(uri, "docs", None) as index:
         (matrix,) = matrices(1)
@@ -106,9 +103,6 @@ def test_a_collection_of_something_else_is_refused(uri: str, engine: Engine) -> 
             sink.search(engine, "text")
 
 
-# --------------------------------------------------------------------------------------------------- searching
-
-
 def test_true_is_not_1_although_milvus_lite_takes_it_for_it(uri: str) -> None:
     values = matrices(60)
     metadata = [{"flag": (1, True, 0, False, 1.0, [True])[n % 6]} for n in range(60)]
@@ -152,9 +146,6 @@ def test_many_rows_are_fetched_in_parts(uri: str, monkeypatch: pytest.MonkeyPatc
         hits = index.search_embeddings(ragged(values[:2]), k=50, exact=True)
         assert [len(each) for each in hits] == [50, 50] and len(fetched) > 2 and sum(fetched) == 50
         assert [each[0].id for each in hits] == ["doc-0", "doc-1"]
-
-
-# ------------------------------------------------------------------------------------------------------- problems
 
 
 def test_a_document_that_no_request_can_carry_is_refused(uri: str) -> None:

@@ -38,9 +38,6 @@ def test_fields_are_named_by_width_and_the_collection_marked(engine: Engine, rec
         assert (index["index_type"], index["metric_type"]) == ("FLAT", "COSINE")
 
 
-# ----------------------------------------------------------------------------------------------------------- limits
-
-
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
 def test_a_text_too_long_for_a_field_does_not_fail_its_batch(
     engine: Engine, uri: str, form: str, caplog: pytest.LogCaptureFixture
@@ -94,9 +91,6 @@ def test_no_search_exceeds_the_limit_of_the_server(
         assert len(sink.search(engine, "anything", k=2000)) == 12  # where candidates would default to 20,000
 
 
-# ---------------------------------------------------------------------------------------------------------- filters
-
-
 def test_a_native_expression_is_passed_on(engine: Engine, records: list[Record], uri: str) -> None:
     with MilvusSink(uri, "docs", dimensions=[64, 384]) as sink:
         fill(engine, sink, records)
@@ -116,9 +110,6 @@ def test_filters_of_lists_negative_numbers_words_and_fields(engine: Engine, uri:
             for key in ("doc_id", "d384") if form == "llama_index" else ():
                 with pytest.raises(InvalidRequestError, match=f"'{key}' is a field of the collection.* rename the key"):
                     sink.search(engine, "x", filter={key: "x"})
-
-
-# ----------------------------------------------------------------------------------------------- foreign and absent
 
 
 def test_a_foreign_row_that_cannot_be_read_is_not_blamed_on_the_database(engine: Engine, uri: str) -> None:
@@ -250,9 +241,6 @@ def test_a_sink_that_is_closed_leaves_the_others_of_its_file_open(
         with pytest.raises(SinkError, match="refused a look for the collection: this sink is closed"):
             other.count()
         assert sink.count() == 12
-
-
-# ------------------------------------------------------------------------------------------------------------- URLs
 
 
 @pytest.mark.parametrize(("scheme", "location"), [("file", ""), ("http", "host"), ("path", "x.db"), ("memory", "")])

@@ -46,9 +46,6 @@ def index_of(fake: FakeMilvus, name: str) -> dict[str, Any]:
     return params | json.loads(params.pop("params", "{}"))
 
 
-# ---------------------------------------------------------------------------------------------------------- data types
-
-
 @pytest.mark.parametrize(
     ("datatype", "kind", "tolerance"),
     [
@@ -101,9 +98,6 @@ def test_bfloat16_without_its_library_is_an_error_with_the_command(
     monkeypatch.setitem(__import__("sys").modules, "ml_dtypes", None)
     with pytest.raises(MissingExtraError, match="pip install ml_dtypes"):
         MilvusSink(fake.url, "docs", datatype="bfloat16")
-
-
-# ------------------------------------------------------------------------------------------------------------- indexes
 
 
 @pytest.mark.parametrize(
@@ -208,9 +202,6 @@ def test_options_of_a_later_version_are_not_guessed(fake: FakeMilvus, engine: En
         other.prepare(engine.spec)
 
 
-# ---------------------------------------------------------------------------------------------------------- partitions
-
-
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
 def test_a_metadata_key_is_the_partition_key(fake: FakeMilvus, engine: Engine, form: str) -> None:
     with MilvusSink(fake.url, "docs", dimensions=[16], fields=form, partition_key="tenant", partitions=64) as sink:
@@ -225,9 +216,6 @@ def test_a_metadata_key_is_the_partition_key(fake: FakeMilvus, engine: Engine, f
         expression = sink._driver.condition({"tenant": ["acme", "b"]}, sink.open())
         assert expression.startswith('partition in ["acme", "b"] and ')
         assert "partition" not in sink._driver.condition({"n": 1}, sink.open())
-
-
-# -------------------------------------------------------------------------------------------------------------- hybrid
 
 
 def test_sparse_vectors_are_a_field_with_an_index_by_inner_product(fake: FakeMilvus, engine: Engine) -> None:
@@ -275,9 +263,6 @@ def test_bm25_is_a_function_of_milvus_over_the_text(fake: FakeMilvus, engine: En
         ranking = {pair.key: pair.value for pair in fused.rank_params}
         assert ranking["strategy"] == "rrf" and json.loads(ranking["params"]) == {"k": 60}
         assert ranking["limit"] == "2" and coarse.nq == 1
-
-
-# -------------------------------------------------------------------------------------------------------- reading back
 
 
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])

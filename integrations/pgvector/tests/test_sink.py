@@ -46,9 +46,6 @@ def types(sink: PgVectorSink) -> dict[str, str]:
     return dict(sink.client.execute(query).fetchall())
 
 
-# ------------------------------------------------------------------------------------------------- what is stored
-
-
 @pytest.mark.parametrize(
     ("datatype", "short", "full", "tolerance"),
     [
@@ -182,9 +179,6 @@ def test_a_scan_pages_through_the_table_while_it_changes(
         assert sorted(seen) == sorted(f"r{i}" for i in range(50)) and sink.count() == 0
 
 
-# ----------------------------------------------------------------------------------------------- indexes, searches
-
-
 @pytest.mark.parametrize(
     ("datatype", "kind"), [("float32", "vector_cosine"), ("float16", "halfvec_cosine"), ("bit", "bit_hamming")]
 )
@@ -242,9 +236,6 @@ def test_a_filter_of_the_database_is_passed_on(engine: Engine, records: list[Rec
         assert sink.count() == 9
 
 
-# ---------------------------------------------------------------------------------------------------- foreign tables
-
-
 @pytest.mark.parametrize("comment", [None, "my documents", "millpond", "millpond of mine"])
 def test_a_foreign_table_is_left_alone(engine: Engine, records: list[Record], dsn: str, comment: str | None) -> None:
     with psycopg.connect(dsn, autocommit=True) as connection:
@@ -284,9 +275,6 @@ def test_all_that_create_a_table_and_the_extension_at_once_get_it(engine: Engine
     assert errors == [] and [sink.count() for sink in sinks] == [200] * 4
     for sink in sinks:
         sink.close()
-
-
-# ------------------------------------------------------------------------------------------------------ connections
 
 
 @pytest.mark.parametrize("autocommit", [True, False])
@@ -489,9 +477,6 @@ def test_the_servers_errors_are_told_apart(engine: Engine, dsn: str, state: str,
         assert sink.count() == 3
 
 
-# -------------------------------------------------------------------------------------------------- strings and URLs
-
-
 @pytest.mark.parametrize(
     "dsn",
     [
@@ -561,9 +546,6 @@ def test_urls_of_other_schemes_are_refused(scheme: str, location: str) -> None:
         InvalidRequestError, match="does not name a PostgreSQL; write pgvector.postgresql://host/db#docs"
     ):
         sink_from_url(scheme, location, "docs")
-
-
-# -------------------------------------------------------------------------------------------------------- kill -9
 
 
 @pytest.mark.slow

@@ -61,9 +61,6 @@ def client() -> Iterator[QdrantClient]:
     client.close()
 
 
-# ------------------------------------------------------------------------------------------------------- what is stored
-
-
 def test_a_document_is_a_point_of_the_plain_payload(client: QdrantClient) -> None:
     index = QdrantIndex(client, "docs", None)
     index.add_embeddings(["a/1", "ü"], ragged(matrices(2)), texts=["one", ""], metadata=[{"n": 1}, None])
@@ -179,9 +176,6 @@ def test_documents_are_not_added_to_a_collection_that_another_object_made_differ
     assert second.search_embeddings(values)[0] == first.search_embeddings(values)[0]
 
 
-# --------------------------------------------------------------------------------------------------------------- limits
-
-
 def test_a_document_above_the_limit_of_a_multivector_is_refused_before_anything_is_written(
     client: QdrantClient,
 ) -> None:
@@ -227,9 +221,6 @@ def test_many_equal_scores_at_the_end_are_cut_in_order(client: QdrantClient) -> 
         index.add_embeddings(names(start)[start - 10 :], ragged([same] * 10))
     hits = index.search_embeddings(ragged([same]), k=12)[0]
     assert [hit.id for hit in hits] == [*names(40)[30:], *names(30)[20:22]]
-
-
-# ------------------------------------------------------------------------------------------------------------- problems
 
 
 def test_check_names_what_is_wrong(client: QdrantClient) -> None:

@@ -143,9 +143,6 @@ def test_nothing_else_is_asked_for_where_every_point_is_whole(
     assert (stages, sink.count()) == ([1, 1, 2, 1], 13)
 
 
-# ------------------------------------------------------------------------------- what is written by another's hand
-
-
 @pytest.mark.parametrize("form", ["plain", "langchain", "llama_index"])
 def test_a_point_of_either_framework_is_read_in_a_collection_of_any_form(
     engine: Engine, records: list[Record], form: str

@@ -36,9 +36,6 @@ def fill(engine: Engine, sink: QdrantSink, records: list[Record], **options: Any
     assert report.failed == 0
 
 
-# ------------------------------------------------------------------------------------------------------ reading back
-
-
 def test_a_scan_goes_on_page_by_page(
     engine: Engine, client: QdrantClient, records: list[Record], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -106,9 +103,6 @@ def test_chunks_are_rows_of_their_parent(engine: Engine, client: QdrantClient, f
     assert hit.id == "long" and text[hit.metadata["chunk_start"] : hit.metadata["chunk_end"]] == hit.text
     sink.delete(["long"])
     assert dict(sink.scan()) == {point_id("short"): "short"}
-
-
-# ----------------------------------------------------------------------------------------------------------- aliases
 
 
 @pytest.fixture(params=["memory", "folder"])
@@ -202,9 +196,6 @@ def test_an_alias_that_cannot_be_is_refused(engine: Engine, client: QdrantClient
     with pytest.raises(InvalidRequestError, match=r"collection 'docs-1' has the aliases \['more'\] too"):
         other.swap_alias("docs", delete_former=True)
     assert QdrantSink(client, "docs").count() == 12 and client.collection_exists("docs-1")
-
-
-# ------------------------------------------------------------------------------------------------------------ hybrid
 
 
 def fused(*rankings: list[str]) -> dict[str, float]:

@@ -85,9 +85,6 @@ def test_a_search_is_one_request_and_finds_what_lacks_a_vector(
         assert [path for _, path, *_ in server.requests if "query" in path] == ["/points/query"]
 
 
-# ---------------------------------------------------------------------------- looking for what lacks a vector, or not
-
-
 def shape(requests: list[dict[str, Any]]) -> tuple[int, int, int]:
     """Of the requests of one search: probes, searches, and stages before the first search."""
     searches = [request for request in requests if "query" in request]
@@ -120,9 +117,6 @@ def test_a_search_that_fails_has_asked_nothing(engine: Engine, server: FakeQdran
         add_point(engine, server, 1, 384)
         assert sink.search(engine, "tides")[0].text == "tides 384"
     assert [shape(body["searches"]) for body in server.bodies("POST", "/points/query/batch")] == [ASKED, ASKED]
-
-
-# --------------------------------------------------------------------------------------------------------- indexes
 
 
 def test_an_index_lives_on_a_server(server: FakeQdrant) -> None:

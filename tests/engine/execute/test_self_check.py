@@ -116,9 +116,6 @@ def test_a_check_that_cannot_run_lets_the_model_load(checkpoint_of, monkeypatch,
     assert not warnings(caplog) and not kernels._disabled
 
 
-# ---------------------------------------------------------------- a GPU's path, on the backend that only records
-
-
 @pytest.fixture
 def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     return recording.backends_of_engines(monkeypatch)

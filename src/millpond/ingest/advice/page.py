@@ -16,6 +16,10 @@ _COLORS = dict(
     zip(("vectors", *QUANTIZATIONS, "coarse_to_fine"), ("blue", "teal", "purple", "orange", "red"), strict=True)
 )
 _MILLION = 1_000_000
+_NOTE = (
+    "Written by millpond. Every layout was searched exactly: what the index of a database misses comes on top, and so "
+    "does its own storage."
+)
 
 
 def write_advice(
@@ -64,10 +68,7 @@ def write_advice(
                 table("Machine and versions", (), list(environment().items()), numbers=False),
             ),
         ],
-        note=(
-            "Written by millpond. Every layout was searched exactly: what the index of a database misses comes on top, "
-            "and so does its own storage."
-        ),
+        note=_NOTE,
     )
     write_page(path, text)
 
