@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from itertools import pairwise
 from pathlib import Path
 
 from rich.console import Console
@@ -73,8 +74,8 @@ def main() -> None:
 
 def excerpt(printed: str, questions: int) -> list[str]:
     """The lines of the demo with the first ``questions`` questions, without the paragraphs that explain them."""
-    paragraphs = printed.strip().split("\n\n")
-    asked = [paragraph for paragraph in paragraphs if paragraph.partition("\n")[0].endswith("?")]
+    paragraphs = [paragraph.strip("\n") for paragraph in printed.strip().split("\n\n")]
+    asked = [f"{question}\n{answers}" for question, answers in pairwise(paragraphs) if question.endswith("?")]
     phases = [paragraph for paragraph in paragraphs if _PHASE.match(paragraph.partition("\n")[0])]
     shown = [*phases[:1], *asked[:questions], "..." if len(asked) > questions else "", *phases[1:]]
     return "\n\n".join(paragraph for paragraph in shown if paragraph).split("\n")
