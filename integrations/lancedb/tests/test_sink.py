@@ -18,23 +18,16 @@ import lancedb
 import numpy as np
 import pyarrow as pa
 import pytest
+from tests.ingest.batches import rows
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
 from millpond.errors import SinkUnavailableError
-from millpond.ingest import IngestReport, Record, SinkError, WriteBatch, content_hash, ingest, open_sink, point_id
+from millpond.ingest import IngestReport, Record, SinkError, content_hash, ingest, open_sink, point_id
 from millpond_lancedb import LanceDBSink, sink_from_url
 
 
 def fill(engine: Engine, sink: LanceDBSink, records: list[Record]) -> IngestReport:
     return ingest(records, engine=engine, sink=sink, show_progress=False)
-
-
-def rows(n: int, width: int, start: int = 0) -> WriteBatch:
-    """Rows with random vectors that depend on their numbers alone."""
-    values = np.stack([np.random.default_rng(i).standard_normal(width) for i in range(start, start + n)])
-    values = (values / np.linalg.norm(values, axis=1, keepdims=True)).astype(np.float32)
-    records = [Record(f"r{i}", f"text {i}", {"n": i, "odd": i % 2 == 1}) for i in range(start, start + n)]
-    return WriteBatch(records=records, ids=[point_id(record.id) for record in records], vectors={width: values})
 
 
 @pytest.fixture
