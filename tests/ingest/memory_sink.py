@@ -3,8 +3,16 @@
 import re
 
 from millpond.errors import InvalidRequestError
-from millpond.ingest import CollectionDriver, CollectionSink, Connection, Fault, Hit, StoredRow, content_hash
-from millpond.support.metadata import check_filter
+from millpond.ingest import (
+    CollectionDriver,
+    CollectionSink,
+    Connection,
+    Fault,
+    Hit,
+    StoredRow,
+    check_filter,
+    content_hash,
+)
 
 
 class MemoryClient(dict):

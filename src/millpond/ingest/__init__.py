@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from millpond.ingest.sources.read import RecordReader, read
     from millpond.ingest.telemetry.report import IngestReport
     from millpond.ingest.telemetry.trace import RunTrace
+    from millpond.support.metadata import check_filter
 
 _MODULES = {
     ".errors": "JournalError SinkError SinkRejectedError SinkTooLargeError SinkUnavailableError SourceNotFoundError",
@@ -55,6 +56,7 @@ _MODULES = {
     "sources.read": "RecordReader read",
     "telemetry.report": "IngestReport",
     "telemetry.trace": "RunTrace",
+    ".support.metadata": "check_filter",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -88,6 +90,7 @@ __all__ = [
     "StoredRow",
     "WriteBatch",
     "advise",
+    "check_filter",
     "content_hash",
     "database",
     "ingest",

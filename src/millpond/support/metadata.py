@@ -41,8 +41,14 @@ def json_value(name: str, value: object) -> Any:
 def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ...]]:
     """Check a filter on metadata: every key must have its value, or one of a list of values, converted as metadata is.
 
+    Args:
+        conditions: A value or a list of values for each key.
+
     Returns:
         For each key, the accepted values: str, int, bool or finite float.
+
+    Raises:
+        InvalidRequestError: A key that is not a str, an empty list, or a value of another type.
     """
     result: dict[str, tuple[Scalar, ...]] = {}
     for key, condition in conditions.items():
