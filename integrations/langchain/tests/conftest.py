@@ -1,4 +1,4 @@
-"""A real model, without prompts and with a prompt for each role, and tiny rerankers and sparse models."""
+"""A tiny sparse model, beside the models of all adapters."""
 
 from __future__ import annotations
 
@@ -6,70 +6,39 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from tests.adapters import write_prompted, write_prompted_splade
-from tests.passages import TEXTS
-from tests.tiny.heads import write_cross_encoder, write_m3, write_splade
-
-from millpond import Engine
-
-Checkpoints = Callable[..., Path]
-Engines = Callable[..., Engine]
+from tests.adapter_models import (
+    cross_encoder as cross_encoder,
+)
+from tests.adapter_models import (
+    cross_encoder_engine as cross_encoder_engine,
+)
+from tests.adapter_models import (
+    engine as engine,
+)
+from tests.adapter_models import (
+    m3 as m3,
+)
+from tests.adapter_models import (
+    minilm as minilm,
+)
+from tests.adapter_models import (
+    prompted as prompted,
+)
+from tests.adapter_models import (
+    prompted_engine as prompted_engine,
+)
+from tests.adapter_models import (
+    prompted_splade as prompted_splade,
+)
+from tests.adapter_models import (
+    splade_engine as splade_engine,
+)
+from tests.adapter_models import (
+    texts as texts,
+)
+from tests.tiny.heads import write_splade
 
 
 @pytest.fixture(scope="session")
-def minilm(minilm_folder: Path) -> str:
-    return str(minilm_folder)
-
-
-@pytest.fixture(scope="session")
-def prompted(checkpoint_of: Checkpoints, minilm: str) -> str:
-    """MiniLM with a prompt for each role."""
-    return str(checkpoint_of(write_prompted, minilm))
-
-
-@pytest.fixture(scope="session")
-def cross_encoder(checkpoint_of: Checkpoints) -> str:
-    """A tiny cross-encoder, whose scores are logits."""
-    return str(checkpoint_of(write_cross_encoder))
-
-
-@pytest.fixture(scope="session")
-def splade(checkpoint_of: Checkpoints) -> str:
+def splade(checkpoint_of: Callable[..., Path]) -> str:
     return str(checkpoint_of(write_splade))
-
-
-@pytest.fixture(scope="session")
-def prompted_splade(checkpoint_of: Checkpoints) -> str:
-    return str(checkpoint_of(write_prompted_splade))
-
-
-@pytest.fixture(scope="session")
-def m3(checkpoint_of: Checkpoints) -> str:
-    """A tiny BGE-M3, which gives dense and sparse vectors."""
-    return str(checkpoint_of(write_m3))
-
-
-@pytest.fixture(scope="session")
-def engine(engine_of: Engines) -> Engine:
-    """MiniLM, in an engine that adapters do not share."""
-    return engine_of("minilm")
-
-
-@pytest.fixture(scope="session")
-def prompted_engine(engine_of: Engines, prompted: str) -> Engine:
-    return engine_of(Path(prompted))
-
-
-@pytest.fixture(scope="session")
-def cross_encoder_engine(engine_of: Engines, cross_encoder: str) -> Engine:
-    return engine_of(Path(cross_encoder))
-
-
-@pytest.fixture(scope="session")
-def splade_engine(engine_of: Engines, prompted_splade: str) -> Engine:
-    return engine_of(Path(prompted_splade))
-
-
-@pytest.fixture(scope="session")
-def texts() -> list[str]:
-    return TEXTS
