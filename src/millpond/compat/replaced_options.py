@@ -8,7 +8,6 @@ langchain-community 0.4.2, langchain-qdrant 1.1.0, llama-index-core 0.14.25, lla
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
