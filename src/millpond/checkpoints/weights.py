@@ -42,7 +42,7 @@ def check_weights(folder: Path, source: Source) -> None:
     for path in (path for name in _POINTER_FILES for path in sorted((*root.glob(name), *root.glob(f"*/{name}")))):
         if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_POINTER):
             raise ModelLoadError(
-                f"{path} is a pointer of git-lfs, not the file itself; run `git lfs install` and `git lfs pull` in {root}"
+                f"{path} is a pointer of git-lfs, not the file; run `git lfs install` and `git lfs pull` in {root}"
             )
     if any((folder / f"{name}{end}").is_file() for name in (_SAFE, _PICKLED) for end in ("", ".index.json")):
         _files(folder, None)  # raises if a shard is missing
