@@ -59,13 +59,16 @@ def closed_after(sent: bytes, read: Callable[[socket.socket, float], None], *, m
             client.setblocking(False)
             await clock.sock_connect(client, server.sockets[0].getsockname())
             await clock.sock_sendall(client, sent)
-            while not state.connections:
-                await asyncio.sleep(0)
+            await clock.put_forward()
+            clock.now = 0.0
+            assert state.connections
             try:
-                while state.connections and clock.now < most:
+                for _ in range(most):
                     await clock.put_forward()
                     read(client, clock.now)
-                return None if state.connections else clock.now
+                    if not state.connections:
+                        return clock.now
+                return None
             finally:
                 for connection in state.connections:
                     connection.transport.abort()
