@@ -49,6 +49,7 @@ def test_order_and_scores_are_the_engines(
     assert [(row["index"], row["text"], row["id"]) for row in rows] == [
         (result.index, result.document, str(result.index + 1)) for result in expected
     ]
+    assert {row["method"] for row in rows} == {expected.method}
     scores = [result.relevance_score for result in expected]
     np.testing.assert_allclose([row["relevance_score"] for row in rows], scores, atol=1e-4)
     assert len(set(scores)) == len(DOCUMENTS)

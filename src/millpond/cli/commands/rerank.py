@@ -70,8 +70,8 @@ def rerank(
     if format == "jsonl":
         for one in best:
             record = records[one.index]
-            row = {"id": record.id, "index": one.index, "relevance_score": one.relevance_score, "text": record.text}
-            print(json.dumps(row, ensure_ascii=False))
+            row = {"id": record.id, "index": one.index, "relevance_score": one.relevance_score}
+            print(json.dumps({**row, "method": results.method, "text": record.text}, ensure_ascii=False))
     else:
         from millpond.cli.output.results_table import Row, print_rows, score_name
 
