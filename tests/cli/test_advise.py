@@ -49,7 +49,7 @@ def test_a_beir_folder_needs_no_further_options(run: Run, beir: Path, model: Pat
 def test_the_command_that_is_printed_stores_the_texts_that_were_measured(
     run: Run, beir: Path, model: Path, given: tuple[str, ...], text: str
 ) -> None:
-    options = ("--dimensions", "8", "--database", "qdrant", "--output", "json", *given, *FORCED)
+    options = ("--dimensions", "8", "--database", "qdrant", "--format", "json", *given, *FORCED)
     done = run("advise", beir, "--model", model, *options)
     assert done.code == 0, done.err
     command = shlex.split(json.loads(done.out)["smallest"]["command"])
@@ -57,7 +57,7 @@ def test_the_command_that_is_printed_stores_the_texts_that_were_measured(
     command[command.index("--to") + 1] = url
     stored = run(*command[1:])
     assert stored.code == 0, stored.err
-    found = run("search", url, text, "--model", model, "-k", "30", "--output", "jsonl", *FORCED)
+    found = run("search", url, text, "--model", model, "-k", "30", "--format", "jsonl", *FORCED)
     assert found.code == 0, found.err
     assert text in [json.loads(line)["text"] for line in found.out.splitlines()]
 
