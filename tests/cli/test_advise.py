@@ -40,7 +40,7 @@ def test_a_beir_folder_needs_no_further_options(run: Run, beir: Path, model: Pat
 def test_lines_of_text_are_records_and_queries_and_json_has_everything(run: Run, tmp_path: Path, model: Path) -> None:
     (tmp_path / "docs.txt").write_text("".join(f"pond number {i}\n" for i in range(30)))
     (tmp_path / "queries.txt").write_text("what is 3?\n\nwhere is 4?\n")
-    options = ("--model", model, "--dimensions", "4,8", "-k", "3", "--output", "json", "--database", "qdrant", *FORCED)
+    options = ("--model", model, "--dimensions", "4,8", "-k", "3", "--format", "json", "--database", "qdrant", *FORCED)
     done = run("advise", tmp_path / "docs.txt", "--queries", tmp_path / "queries.txt", *options)
     assert done.code == 0, done.err
     advice = json.loads(done.out)
@@ -53,7 +53,7 @@ def test_lines_of_text_are_records_and_queries_and_json_has_everything(run: Run,
 
 def test_all_layouts_are_printed_on_request_and_drawn_on_a_page(run: Run, beir: Path, model: Path) -> None:
     page = beir / "advice.html"
-    done = run("advise", beir, "--model", model, "--dimensions", "8", "--all", "--out", page, *FORCED)
+    done = run("advise", beir, "--model", model, "--dimensions", "8", "--all", "--report", page, *FORCED)
     assert done.code == 0, done.err
     count = int(done.out.split(" layouts measured")[0].rsplit(maxsplit=1)[-1])
     table = done.out.split("\n\n")[1].splitlines()
@@ -68,14 +68,16 @@ def test_all_layouts_are_printed_on_request_and_drawn_on_a_page(run: Run, beir: 
     ("options", "message"),
     [
         pytest.param(
-            ["--dimensions", "8"], 'hf_overrides={"is_matryoshka": True}', id="a width of no Matryoshka model"
+            ["--dimensions", "8"],
+            """leave --dimensions out, or force it with --engine 'hf_overrides={"is_matryoshka": true}'""",
+            id="a width of no Matryoshka model",
         ),
         pytest.param(["--dimensions", "a"], "is not a list of widths", id="widths that are none"),
         pytest.param(["--keep", "2", *FORCED], "--keep=2.0 is not a share", id="keep"),
         pytest.param(["--k", "31", *FORCED], "--k=31 is more than the source's 30 records", id="k above rows"),
         pytest.param(["--qrels", "none.tsv"], "no file of judgements at 'none.tsv'", id="no judgements"),
         pytest.param(["--queries", "none.jsonl"], "none.jsonl", id="no queries"),
-        pytest.param(["--out", "no/folder/x.html"], "there is no folder", id="out"),
+        pytest.param(["--report", "no/folder/x.html"], "there is no folder", id="out"),
     ],
 )
 def test_wrong_options_exit_with_2_and_say_what_to_do(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -13,6 +14,7 @@ from millpond.cli.arguments import options
 from millpond.cli.arguments.input_texts import read_texts
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.settings import engine_settings, read_setting, sink_settings
+from millpond.errors import CacheError, InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 from millpond.values.config import EngineConfig
 
@@ -80,11 +82,23 @@ class EngineOptions:
 
         return describe(EngineConfig(model=model, **self.settings))
 
-    def load(self, model: str, *, cache: Path | VectorCache | None = None) -> Engine:
+    def load(self, model: str, *, cache: VectorCache | None = None) -> Engine:
         """The engine."""
         from millpond.engine.engine import Engine
 
         return Engine(model, cache=cache, **self.settings)
+
+
+def open_cache(stack: ExitStack, path: Path | None) -> VectorCache | None:
+    """The cache that a command names, if it does; a file that is no cache is a mistake in the command."""
+    if path is None:
+        return None
+    from millpond.cache.vector_cache import VectorCache
+
+    try:
+        return stack.enter_context(VectorCache(path))
+    except CacheError as error:
+        raise InvalidRequestError(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)

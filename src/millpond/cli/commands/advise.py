@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -11,9 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.arguments.groups import EngineOptions, grouped, open_cache
 from millpond.cli.arguments.input_texts import read_texts
 from millpond.cli.arguments.options import option
+from millpond.cli.arguments.written import writing
 from millpond.cli.output.columns import aligned
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
@@ -27,12 +29,10 @@ if TYPE_CHECKING:
 class QueryOptions:
     """What is asked, and how good answers are measured."""
 
-    queries: str | None = option(
-        None, "Queries, in any of these files (default: the queries of a BEIR folder).", "SOURCE"
-    )
+    queries: options.Queries = None
     qrels: Path | None = option(None, "Judgements, of TREC or BEIR: nDCG@10 is then measured, and decides.", "FILE")
     id_column: str | None = option(
-        None, "Key or column of the ids of records and queries (default: id; _id of BEIR).", "COLUMN", flags="--id"
+        None, "Key or column that holds the id.", "COLUMN", flags="--id", show_default="id; _id of a BEIR folder"
     )
     text_column: options.TextColumn = "text"
 
@@ -43,7 +43,7 @@ class MeasureOptions:
 
     dimensions: options.Widths = None
     database: str | None = option(None, "Only what this installed database can store (default: what any can).", "NAME")
-    k: int = option(10, "Rows to find.", "N", flags="--k -k", min=1)
+    k: options.K = 10
     keep: float = option(0.99, "Share of the full width's nDCG, or recall, that the advice keeps.", "SHARE")
     sample: int = option(20_000, "Most records to embed; they are chosen at random.", "N", min=1)
 
@@ -57,8 +57,8 @@ class MeasureOptions:
 class OutputOptions:
     """What is printed and drawn."""
 
-    out: Path | None = option(None, "Write a page with charts too; needs millpond[report].", "FILE.html")
-    output: Literal["table", "json"] = option("table", "table: the best trade-offs and the advice; json: everything.")
+    report: options.Report = None
+    format: Literal["table", "json"] = option("table", options.FORMAT)
     every: bool = option(False, "All layouts in the table, not only the best trade-offs.", flags="--all")
 
 
@@ -67,8 +67,9 @@ def advise(
     source: Annotated[
         str,
         typer.Argument(
+            metavar="SOURCE",
             help="What millpond ingest reads, a file with one text per line, or a BEIR folder (corpus.jsonl, "
-            "queries.jsonl, qrels/test.tsv)."
+            "queries.jsonl, qrels/test.tsv).",
         ),
     ],
     *,
@@ -87,12 +88,12 @@ def advise(
     """
     name, asked, records = _source(source, asked)
     queries = list(_texts(str(asked.queries), asked))
-    if shown.out is not None:
+    if shown.report is not None:
         from millpond.ingest.pages.charts import check_charts
         from millpond.ingest.pages.html_page import check_page_path
 
         check_charts()
-        check_page_path(shown.out)
+        check_page_path(shown.report)
 
     from millpond.ingest.advice.advisor import advise as measure
     from millpond.ingest.advice.advisor import check_dimensions
@@ -100,7 +101,8 @@ def advise(
 
     judgements = None if asked.qrels is None else read_judgements(asked.qrels)
     check_dimensions(engine_options.describe(model), measured.arguments["dimensions"])
-    with engine_options.load(model, cache=cache) as engine:
+    with ExitStack() as stack:
+        engine = stack.enter_context(engine_options.load(model, cache=open_cache(stack, cache)))
         advice = measure(records, queries=queries, engine=engine, judgements=judgements, **measured.arguments)
     text_column = None if asked.text_column == "text" else asked.text_column
     given = {"--id": asked.id_column, "--text": text_column, "--cache": cache}
@@ -111,15 +113,16 @@ def advise(
         )
         for one in (advice.smallest, advice.lightest)
     }
-    if shown.output == "json":
+    if shown.format == "json":
         print(json.dumps(_values(advice, commands)))
     else:
         _print_table(advice, commands, every=shown.every)
-    if shown.out is not None:
+    if shown.report is not None:
         from millpond.ingest.advice.page import write_advice
 
         settings = engine_options.settings
-        write_advice(shown.out, advice, source=name, model=model, commands=commands, settings=settings)
+        with writing(shown.report):
+            write_advice(shown.report, advice, source=name, model=model, commands=commands, settings=settings)
 
 
 def _source(source: str, asked: QueryOptions) -> tuple[str, QueryOptions, Iterable[Record | Rejected]]:
