@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from millpond.checkpoints.resolve import hub_ids
-from millpond.compat.prompts import BGE_QUERY_PROMPTS, ReplacedClass
+from millpond.compat.prompts import BGE_QUERY_PROMPTS, ReplacedClass, bge_instruction
 from millpond.errors import InvalidRequestError
 from millpond.tasks import ROLES, Role
 
@@ -138,6 +138,8 @@ class _Translation:
         if told and self.options.get("multi_process"):  # it ignored them, so an existing index has none of them
             raise _refusal(f"multi_process with {', '.join(sorted(told))}", True)
         for role, (where, passed) in roles.items():
+            if self.replaced == "HuggingFaceBgeEmbeddings" and any(map(passed.get, _PROMPT_KINDS)):
+                raise _refusal(f"{where} with a prompt", passed)  # it stood before the class's own instruction
             self._prompt(role, where, passed)
         self._other_role()
         if self.prompts and not any(map(self._has_prompt, ROLES)):  # encode() never applied them
@@ -264,6 +266,11 @@ def _instruction(name: str) -> _Rule:
         # HuggingFaceEmbedding put its own prompt before queries of some models, in spite of an empty instruction.
         own_prompt = translation.replaced == "HuggingFaceEmbedding" and translation.model in BGE_QUERY_PROMPTS
         if not isinstance(value, str) or (source == "query_instruction" and value == "" and own_prompt):
+            raise _refusal(source, value)
+        # HuggingFaceBgeEmbeddings replaced every instruction of the caller's by the Chinese one.
+        model = translation.model or ""
+        fixed = translation.replaced == "HuggingFaceBgeEmbeddings" and "-zh" in model
+        if fixed and source == "query_instruction" and value != bge_instruction(model):
             raise _refusal(source, value)
         translation.set(name, value, source)
 

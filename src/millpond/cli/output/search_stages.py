@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import typer
 
+from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions
-from millpond.cli.arguments.options import StoredModel, option
+from millpond.cli.arguments.options import option
 from millpond.cli.output.results_table import Answer, RankedHit, score_name
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.ingest.record import Record
-from millpond.tasks import ScoreMethod
 from millpond.values.config import EngineConfig
 from millpond.values.fingerprint import ModelIdentity, differences, stored_name
 
@@ -40,7 +40,7 @@ SELF = "self"
 class StageOptions:
     """What the stages of a search are, and which records are printed."""
 
-    k: int = option(10, "Most records to print for a question.", "N", flags="--k -k", min=1)
+    k: options.K = 10
     threshold: float | None = option(None, "Print records of at least this score.", "SCORE")
     per_record: bool = option(False, "Print a record of several chunks once, by its best chunk.", flags="--per-record")
     coarse_to_fine: bool = option(
@@ -61,19 +61,15 @@ class StageOptions:
     )
     candidates: int | None = option(
         None,
-        "Records that the stage before the last keeps (default: coarse to fine the larger of 100 and 10 k, for "
-        "--rerank of 50 and 5 k).",
+        "Results that the stage before the last keeps.",
         "N",
         min=1,
+        show_default="coarse to fine 10 k, at least 100; for --rerank 5 k, at least 50",
     )
-    method: ScoreMethod = option(
-        "auto", "How --rerank scores: cosine of vectors, maxsim of token vectors, auto by what it is."
-    )
-    instruction: str | None = option(None, "Instruction for the template of an LLM reranker.", "TEXT")
-    model: StoredModel = None
-    sparse_model: str | None = option(
-        None, "Model of the question's sparse vector (default: the stored hub id).", "MODEL"
-    )
+    method: options.Method = "auto"
+    instruction: options.Instruction = None
+    model: options.StoredModel = None
+    sparse_model: options.SparseModel = None
 
     def check(self) -> None:
         """Refuse options that contradict each other, before anything is opened."""
