@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from millpond.cli.arguments import options
+from millpond.cli.arguments.filters import Filter, read_filter
 from millpond.cli.arguments.flags import Command, Group
 from millpond.cli.arguments.groups import EngineOptions, RecordOptions, grouped
 from millpond.cli.arguments.opened_index import opened_index, reopened_index, stored_index
@@ -43,14 +44,6 @@ app = typer.Typer(
 )
 
 IndexPath = Annotated[Path, typer.Argument(help="Folder of the index.", metavar="INDEX")]
-Filter = Annotated[
-    dict[str, Any] | None,
-    typer.Option(
-        parser=options.read_object,
-        help="""JSON object of metadata values that must match, e.g. '{"year": [2024, 2025]}'.""",
-        metavar="JSON",
-    ),
-]
 
 
 class IndexCommand(Command):
@@ -131,11 +124,12 @@ def delete(
     filter: Filter = None,
 ) -> None:
     """Delete documents by id or by metadata, and print how many there were as JSON."""
-    if bool(ids) == (filter is not None):
+    conditions = read_filter(filter)
+    if bool(ids) == (conditions is not None):
         raise typer.BadParameter("name ids or --filter, one of them", param_hint="ID")
     wanted = [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if ids == ["-"] else ids
     with stored_index(index) as opened:
-        deleted = opened.delete(wanted) if wanted is not None else opened.delete(filter=filter)
+        deleted = opened.delete(wanted) if wanted is not None else opened.delete(filter=conditions)
     print(json.dumps({"deleted": deleted}))
 
 
@@ -164,8 +158,9 @@ def search(
 
     In a pipe, a line of the table has score, id and text between tabs.
     """
+    wanted: Any = vars(asked) | {"filter": read_filter(asked.filter)}
     with reopened_index(index, model, engine_options) as opened:
-        hits = opened.search([query], **vars(asked))[0]
+        hits = opened.search([query], **wanted)[0]
     if format == "jsonl":
         for hit in hits:
             print(json.dumps(asdict(hit), ensure_ascii=False))

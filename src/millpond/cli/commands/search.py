@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from millpond.cli.arguments import options
+from millpond.cli.arguments.filters import Filter, read_filter
 from millpond.cli.arguments.groups import EngineOptions, SinkOptions, TextOptions, grouped
 from millpond.cli.output.search_stages import SearchStages, StageOptions
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 from millpond.support.blank import is_blank
-from millpond.support.metadata import check_filter
 
 logger = logging.getLogger(__name__)
 
@@ -52,16 +50,6 @@ class CollectionOptions(SinkOptions):
     dimensions: options.StoredWidths = None
 
 
-Filter = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="""Metadata that must match: year=2024, lang=en, code='"07"' (a str), or a JSON object. Several values
-        of a key: one of them.""",
-        metavar="KEY=VALUE",
-    ),
-]
-
-
 @grouped
 def search(
     url: Annotated[str, typer.Argument(help="URL of the collection, as of ingest --to: {sinks}.", metavar="URL")],
@@ -87,7 +75,7 @@ def search(
     read is reported, the others are answered, and the exit code is 1. In a pipe, a line of the table has the query's
     id, rank, score, id, text and metadata between tabs.
     """
-    conditions = _read_filter(filter or [])
+    conditions = read_filter(filter)
     stages.check()
     asked = source.questions(words)
     widths = options.read_widths(collection.dimensions)
@@ -103,34 +91,6 @@ def search(
         failed = _answer_all(opened, asked, jsonl=format == "jsonl")
     if failed:
         raise typer.Exit(1)
-
-
-def _read_filter(words: Iterable[str]) -> dict[str, Any] | None:
-    """Conditions from ``KEY=VALUE`` and JSON objects; a repeated key has one of its values."""
-    conditions: dict[str, list[Any]] = {}
-    for word in words:
-        if word.lstrip().startswith("{"):
-            pairs = options.read_object(word)
-        else:
-            key, equals, text = word.partition("=")
-            if not equals or not key:
-                raise typer.BadParameter(f"{word!r} is not KEY=VALUE, like year=2024", param_hint="--filter")
-            pairs = {key: _read_value(text)}
-        for key, value in pairs.items():
-            conditions.setdefault(key, []).extend(value if isinstance(value, list) else [value])
-    flat = {key: values[0] if len(values) == 1 else values for key, values in conditions.items()}
-    check_filter(flat)
-    return flat or None
-
-
-def _read_value(text: str) -> Any:
-    """A value as JSON, if it is a number, true, false, a str in quotes or a list; else the text itself."""
-    try:
-        value = json.loads(text, parse_constant=str)  # NaN and Infinity are words
-    except (ValueError, RecursionError):
-        return text
-    plain = isinstance(value, bool | int | str | list) or (isinstance(value, float) and math.isfinite(value))
-    return value if plain else text
 
 
 def _answer_all(stages: SearchStages, questions: Iterable[Record | Rejected], *, jsonl: bool) -> int:
