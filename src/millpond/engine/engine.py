@@ -48,7 +48,8 @@ class Engine(TaskMethods):
     after :meth:`close` and in a forked process, and DeviceLostError once no device is left. Nothing was queued then.
 
     Args:
-        model: Hub id or local folder.
+        model: Hub id or local folder; a name without an owner is looked up under ``sentence-transformers`` and
+            ``cross-encoder``.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu), a torch device, or several devices of one kind
             (``["cuda:0", "cuda:1"]``): each gets a replica of the model, and all take batches from one queue.

@@ -253,7 +253,7 @@ class TaskMethods(ABC):
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            ``scores [n]``.
+            ``scores [n]``, and in ``method`` what they are.
         """
         params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
         pairs = pair_up(queries, documents)
@@ -287,7 +287,8 @@ class TaskMethods(ABC):
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            A sequence of :class:`~millpond.RerankResult`; of equal scores the earlier document comes first.
+            A sequence of :class:`~millpond.RerankResult`; of equal scores the earlier document comes first. Its
+            ``method`` says what the scores are.
         """
         pairs = rerank_pairs(query, documents, top_n)
         params = PoolingParams(instruction=instruction, truncate=truncate)
@@ -295,7 +296,12 @@ class TaskMethods(ABC):
         def finish(scored: ScoreOutput) -> RerankOutput:
             texts = [pair.document for pair in pairs]
             return RerankOutput.ranked(
-                scored.scores, texts, top_n=top_n, truncated=scored.truncated, usage=scored.usage
+                scored.scores,
+                texts,
+                top_n=top_n,
+                method=scored.method,
+                truncated=scored.truncated,
+                usage=scored.usage,
             )
 
         output: RerankOutput = self._run(
