@@ -187,9 +187,7 @@ class MilvusDriver(CollectionDriver[str]):
                 )
         return rows
 
-    def read(
-        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
-    ) -> dict[str, StoredRow]:
+    def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
         """The same with texts and metadata; of a row that cannot be read both are empty."""
         schema, options = SCHEMAS[manifest.fields], self._read_options()
         layout = RowLayout(schema=schema, options=options, hybrid=manifest.sparse is not None)

@@ -295,9 +295,7 @@ class PgVectorDriver(TableDriver[Composable]):
         """Those of these rows that exist; signs are no vectors."""
         return super().fetch(row_ids, self._readable(widths), manifest)
 
-    def read(
-        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
-    ) -> dict[str, StoredRow]:
+    def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
         """The same with texts and metadata."""
         return super().read(row_ids, self._readable(widths), manifest)
 

@@ -180,9 +180,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         points = self._retrieve(row_ids, widths, payload=IDENTITY)
         return {str(point.id): self._stored_row(point, widths) for point in points}
 
-    def read(
-        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
-    ) -> dict[str, StoredRow]:
+    def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
         """The same with texts and metadata; of a point that cannot be read both are empty."""
         rows = {}
         for point in self._retrieve(row_ids, widths, payload=True):

@@ -103,7 +103,7 @@ class Deletions:
         if isinstance(sink, Reads):
             self._find_rows(sink, requests, kept)
             for doomed in self._doomed():
-                last_run.begin(requests)
+                last_run.begin()
                 if entries is not None:  # first, since an entry without its row would never be written again
                     entries.remove({record_id for _, record_id in doomed})
                 requests.send(partial(sink.delete_rows, [row_id for row_id, _ in doomed]))

@@ -5,8 +5,7 @@ from __future__ import annotations
 import logging
 import uuid
 
-from millpond.errors import SinkError, SinkUnavailableError
-from millpond.ingest.pipeline.delivery import RetryingWriter
+from millpond.errors import SinkError
 from millpond.ingest.pipeline.journal import CollectionEntries
 from millpond.ingest.sinks.protocol import NotesRun, Reads, Sink
 
@@ -44,37 +43,32 @@ class LastRun:
             )
         self._entries.distrust(stored)
 
-    def begin(self, requests: RetryingWriter) -> None:
+    def begin(self) -> None:
         """Before the first change of the collection."""
         if not self._begun:
-            self._begun = requests.send(self._renew)
+            self._begun = True
+            self._renew()
 
     def end(self) -> None:
         """After the last change: a copy that was made during the run has the id of its beginning."""
         if self._begun:
             self._begun = False
-            try:
-                self._renew()
-            except SinkError as error:  # then the ids are those of the beginning, or differ
-                logger.info("the end of the run is not noted: %s", error)
+            self._renew()
 
-    def _renew(self) -> bool:
+    def _renew(self) -> None:
         run = uuid.uuid4().hex
         # First in the collection: of a run that is killed between the two, the ids differ.
-        if self._note(run) and self._entries is not None:
-            self._entries.note_run(run)
-        return True
+        noted = run if self._note(run) else ""
+        if self._entries is not None and self._entries.run != noted:
+            self._entries.note_run(noted)
 
     def _note(self, run: str) -> bool:
-        """Store an id in the collection; returns whether it can keep one."""
+        """Store an id in the collection, which the run can do without; returns whether it is stored."""
         if self._sink is None:
             return False
         try:
             self._sink.note_run(run)
-        except SinkUnavailableError:
-            raise
         except SinkError as error:
             logger.info("the collection keeps no id of its last run: %s", error)
-            self._sink = None
             return False
         return True

@@ -103,7 +103,7 @@ class IngestRun:
     def _embed_and_write(self, source: SourceItems) -> None:
         try:
             for batch in self._planner.batches(source):
-                self._parts.last_run.begin(self._requests)
+                self._parts.last_run.begin()
                 self._calls.append((batch, self._submit(batch)))
                 # The engine works on the later calls while the oldest is finished here.
                 if len(self._calls) > self._calls_ahead:
