@@ -12,8 +12,8 @@ from typer.main import get_command
 
 from millpond.cli.app import app
 from millpond.errors import InvalidRequestError
-from millpond.ingest import Rejected
-from millpond.ingest.advice.judgements import beir_folder, ndcg
+from millpond.ingest import Rejected, read
+from millpond.ingest.advice.judgements import ID_COLUMN, TEXT_COLUMNS, beir_folder, ndcg
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.quantized import quantize, round_bfloat16, store
 from millpond.ingest.pages import neighbors
@@ -201,7 +201,7 @@ def test_a_beir_folder_has_titles_before_texts(tmp_path):
     documents = [titled, {"_id": "2", "text": "c"}, {"_id": "3", "title": "d", "text": ""}]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, documents)) + "\n{broken\n")
     found = beir_folder(tmp_path)
-    items = list(found.documents())
+    items = list(read(found.corpus, id_column=ID_COLUMN, text_column=TEXT_COLUMNS))
     assert [(item.id, item.text) for item in items[:3]] == [("1", "A b"), ("2", "c"), ("3", "d")]
     assert isinstance(items[3], Rejected) and found.queries is None and found.judgements is None
     (tmp_path / "qrels").mkdir()

@@ -21,7 +21,8 @@ from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
-from millpond_lancedb.filters import labels, quoted, to_condition
+from millpond.support.filters import Condition
+from millpond_lancedb.filters import is_exact, labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
 _WRITES = 256  # after as many, fragments are merged: a write takes the longer, the more of them there are
@@ -199,6 +200,17 @@ class LanceDBDriver(TableDriver[str]):
     def condition(self, filter: Mapping[str, object] | str | None, manifest: CollectionManifest) -> str:
         """A condition in SQL."""
         return to_condition(filter)
+
+    def is_exact(self, conditions: Mapping[str, Condition]) -> bool:
+        """Whether the condition in SQL matches no other rows."""
+        return all(is_exact(key, condition) for key, condition in conditions.items())
+
+    def matching(self, condition: str, manifest: CollectionManifest) -> Iterator[list[tuple[str, Any]]]:
+        """Pages of row ids and metadata."""
+        search = self.connection.table().search().where(condition).select(["pk", "metadata"])
+        for batch in search.to_batches(self.connection.max_rows):
+            rows = zip(batch["pk"].to_pylist(), batch["metadata"].to_pylist(), strict=True)
+            yield [(row_id, json.loads(metadata)) for row_id, metadata in rows]
 
     def _index_columns(self, kinds: Mapping[str, Any]) -> None:
         table = self.connection.table()

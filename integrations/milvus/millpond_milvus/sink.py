@@ -20,9 +20,9 @@ from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
-from millpond.support.metadata import check_filter
+from millpond.support.filters import Condition, check_filter
 from millpond_milvus.connection import MilvusConnection
-from millpond_milvus.filters import one_of, to_expression
+from millpond_milvus.filters import is_exact, one_of, to_expression
 from millpond_milvus.layout import SCHEMAS, RowLayout, token_weights
 from millpond_milvus.options import OPTIONS_KEY, PARTITION, SPARSE, VectorOptions
 from millpond_milvus.url import MilvusOptions
@@ -217,6 +217,21 @@ class MilvusDriver(CollectionDriver[str]):
                     ids.append((point, schema.identity(row)[0]))
             yield ids
 
+    def matching(self, condition: str, manifest: CollectionManifest) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+        """Pages of row ids and metadata."""
+        schema = SCHEMAS[manifest.fields]
+        for page in self.connection.pages(condition, [schema.primary, *schema.output_fields()], size=_SCANNED):
+            found = []
+            for row in page:
+                point = str(row[schema.primary])
+                with self.reading(point, manifest):
+                    found.append((point, schema.record_fields(row, point)[2]))
+            yield found
+
+    def is_exact(self, conditions: Mapping[str, Condition]) -> bool:
+        """Whether an expression matches no other rows."""
+        return is_exact(conditions, lite=self.connection.embedded)
+
     def row_ids(self, record_id: str, manifest: CollectionManifest) -> list[str]:
         """The ids of the rows that a record may have: one that a framework wrote has its own, which its hit shows."""
         written = [point_id(record_id)]
@@ -233,7 +248,8 @@ class MilvusDriver(CollectionDriver[str]):
         expression = to_expression(filter, layout.schema, vectors=layout.added_fields(manifest.dimensions))
         if isinstance(filter, Mapping) and options.partition_key is not None and options.partition_key in filter:
             values = check_filter(filter)[options.partition_key]
-            if all(isinstance(value, str) for value in values):  # then Milvus reads their partitions only
+            # Milvus then reads their partitions only.
+            if isinstance(values, tuple) and all(isinstance(value, str) for value in values):
                 return f"{one_of(PARTITION, [str(value) for value in values])} and {expression}"
         return expression
 

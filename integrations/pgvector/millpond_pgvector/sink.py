@@ -27,8 +27,9 @@ from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
-from millpond.support.metadata import check_filter
+from millpond.support.filters import Condition, Range, check_filter
 
+_SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
 # Connection, resources, operator, conflict with another transaction, lock, system, and a server that only reads.
 _PASSING = re.compile("08|53|57|40|55P03|58|25006")
@@ -311,11 +312,21 @@ class PgVectorDriver(TableDriver[Composable]):
         if not isinstance(filter, Mapping):
             kind = type(filter).__name__
             raise InvalidRequestError(f"filter is of type {kind}; pass a dict of metadata, or psycopg.sql.SQL")
-        clauses = []
-        for key, values in check_filter(filter).items():
-            wanted = [json.dumps({key: each}) for value in values for each in (value, [value])]
-            clauses.append(SQL(" OR ").join(SQL("metadata @> {}").format(each) for each in wanted))
+        clauses = [_clause(key, wanted) for key, wanted in check_filter(filter).items()]
         return SQL("({})").format(SQL(") AND (").join(clauses)) if clauses else None
+
+    def is_exact(self, conditions: Mapping[str, Condition]) -> bool:
+        """Times are compared as str, a day around the range."""
+        return not any(isinstance(condition, Range) and condition.of_times for condition in conditions.values())
+
+    def matching(self, condition: Composable, manifest: CollectionManifest) -> Iterator[list[tuple[str, Any]]]:
+        """Pages of row ids and metadata."""
+        query = "SELECT pk::text, metadata::text FROM {table} WHERE pk > {last}::uuid AND {condition} "
+        query += "ORDER BY pk LIMIT {limit}"
+        last = str(UUID(int=0))
+        while page := self._rows(query, last=last, condition=condition, limit=self.connection.max_rows):
+            yield [(row_id, json.loads(metadata)) for row_id, metadata in page]
+            last = page[-1][0]
 
     def _distance(self, width: int, vector: FloatArray) -> Composed:
         bits = self._types[width] == "bit"
@@ -328,6 +339,25 @@ class PgVectorDriver(TableDriver[Composable]):
 
 
 _OWN = Identifier("millpond$rows")  # the name of no sink's table, which has no $
+
+
+def _clause(key: str, condition: Condition) -> Composed:
+    """The condition of a metadata key in SQL; a range is one of the JSON path language."""
+    if isinstance(condition, Range):
+        kind, bounds = ("string", condition.texts) if condition.of_times else ("number", condition.bounds)
+        tests = [f'@.type() == "{kind}"', *(f"@ {_SIGNS[word]} ${word}" for word in bounds)]
+        path = f"$.{_json(key)} ? ({' && '.join(tests)})"
+        return SQL("jsonb_path_exists(metadata, {}::jsonpath, {}::jsonb)").format(path, _json(bounds))
+    wanted = [_json({key: each}) for value in condition for each in (value, [value])]
+    return SQL(" OR ").join(SQL("metadata @> {}").format(each) for each in wanted)
+
+
+def _json(value: object) -> str:
+    """A value of a filter as JSON."""
+    text = json.dumps(value)
+    if _NUL.search(text):
+        raise InvalidRequestError("the filter holds a NUL character, which PostgreSQL does not store; leave that out")
+    return text
 
 
 def _listed(parts: Iterable[Composable]) -> Composed:

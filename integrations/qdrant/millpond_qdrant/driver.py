@@ -22,11 +22,13 @@ from millpond.ingest.sinks.fields import FieldLayout
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
+from millpond.support.filters import Condition
 from millpond_qdrant.connection import QdrantConnection
 from millpond_qdrant.payload import (
     IDENTITY,
     has_condition,
     identity_of,
+    is_exact,
     payload_of,
     payload_path,
     record_fields,
@@ -118,6 +120,23 @@ class QdrantDriver(CollectionDriver[models.Filter]):
     ) -> models.Filter | None:
         """A filter of Qdrant's."""
         return to_filter(filter, manifest.fields)
+
+    def is_exact(self, conditions: Mapping[str, Condition]) -> bool:
+        """Whether the filter of Qdrant's matches no other points."""
+        return is_exact(conditions)
+
+    def matching(
+        self, condition: models.Filter, manifest: CollectionManifest
+    ) -> Iterator[list[tuple[models.ExtendedPointId, Mapping[str, Any]]]]:
+        """Pages of point ids and metadata."""
+        offset: models.ExtendedPointId | None = None
+        while True:
+            points, offset = self.connection.client.scroll(
+                self._name, condition, limit=_SCANNED, offset=offset, with_payload=True, with_vectors=False
+            )
+            yield [(point.id, self._record(point, manifest)[2]) for point in points]
+            if offset is None:
+                return
 
     def has_condition(self, condition: models.Filter) -> bool:
         """Whether a filter has a condition."""
@@ -243,9 +262,14 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self._partial_points.end(probe, answers[:asked])
         return answers[asked:]
 
-    def _hit(self, row: models.ScoredPoint, manifest: CollectionManifest) -> Hit:
+    def _record(
+        self, row: models.ScoredPoint | models.Record, manifest: CollectionManifest
+    ) -> tuple[str, str, dict[str, Any]]:
         with self.reading(str(row.id), manifest):
-            record_id, text, metadata = record_fields(row.payload or {}, str(row.id), manifest.fields)
+            return record_fields(row.payload or {}, str(row.id), manifest.fields)
+
+    def _hit(self, row: models.ScoredPoint, manifest: CollectionManifest) -> Hit:
+        record_id, text, metadata = self._record(row, manifest)
         return Hit(id=record_id, score=row.score, text=text, metadata=metadata)
 
     def _stored_row(self, point: models.Record, widths: Sequence[int]) -> StoredRow:

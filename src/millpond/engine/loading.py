@@ -105,7 +105,7 @@ def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
         bound_compiled_products()
-    description = _read(config)
+    description = _read(config, has_weights=True)
     stored = description.checkpoint.config
     quantization = cast("Quantization | None", config.quantization)  # checked by the config
     requested = "bfloat16" if quantization == "fp8" and config.dtype == "auto" else config.dtype
@@ -261,8 +261,10 @@ def _outputs(detected: DetectedTasks) -> dict[Task, OutputSpec]:
     }
 
 
-def _read(config: EngineConfig) -> _Description:
-    checkpoint = read_checkpoint(config.model, revision=config.revision, hf_overrides=config.hf_overrides)
+def _read(config: EngineConfig, *, has_weights: bool = False) -> _Description:
+    checkpoint = read_checkpoint(
+        config.model, revision=config.revision, hf_overrides=config.hf_overrides, has_weights=has_weights
+    )
     architecture = find(checkpoint.config, checkpoint.source.name)
     native = translate(architecture, checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=with_stored_vocabulary(native, checkpoint.layout.transformer))

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from millpond.ingest.sources.read import RecordReader, read
     from millpond.ingest.telemetry.report import IngestReport
     from millpond.ingest.telemetry.trace import RunTrace
-    from millpond.support.metadata import check_filter
+    from millpond.support.filters import Range, check_filter, matches_filter
 
 _MODULES = {
     ".errors": "JournalError SinkError SinkRejectedError SinkTooLargeError SinkUnavailableError SourceNotFoundError",
@@ -56,7 +56,7 @@ _MODULES = {
     "sources.read": "RecordReader read",
     "telemetry.report": "IngestReport",
     "telemetry.trace": "RunTrace",
-    ".support.metadata": "check_filter",
+    ".support.filters": "Range check_filter matches_filter",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -74,6 +74,7 @@ __all__ = [
     "Hit",
     "IngestReport",
     "JournalError",
+    "Range",
     "Record",
     "RecordReader",
     "Rejected",
@@ -94,6 +95,7 @@ __all__ = [
     "content_hash",
     "database",
     "ingest",
+    "matches_filter",
     "open_sink",
     "point_id",
     "read",

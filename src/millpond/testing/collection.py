@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,37 +13,10 @@ from millpond.errors import FingerprintMismatchError, InvalidRequestError, SinkE
 from millpond.ingest.record import Record
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.testing.engine import WordEngine
+from millpond.testing.filters import EQUALS, FACETED, RANGES, REFUSED
 from millpond.testing.sink import ODD, SinkContract, fill, records, vectors
 
 QUESTIONS = ["how to mend zip archives", "the price of arteries", "a song about violins"]
-FACETED = [
-    Record("0", "sluice", {"lang": "de", "n": 1, "tags": ["x", "y"], "ok": True, "f": 1.5, "a b": "s", "a.b": "dot"}),
-    Record("1", "weir", {"lang": "en", "n": 1.0, "tags": "x", "ok": False, "f": 2, "a": {"b": "nested"}}),
-    Record("2", "mill race", {"lang": 'say "ä\\n"\n😀', "n": 2, "ok": True, "in": "word", "é": "e"}),
-    Record("3", "penstock", {"n": "1", "lang": "it's"}),
-    Record("4", "headrace", {}),
-]
-CONDITIONS: Sequence[tuple[dict[str, Any], str]] = (
-    ({}, "01234"),
-    ({"lang": "de"}, "0"),
-    ({"lang": ["de", "en", "fr"]}, "01"),
-    ({"lang": ['say "ä\\n"\n😀', "it's", "DE"]}, "23"),
-    ({"n": 1}, "01"),
-    ({"n": 1.0}, "01"),
-    ({"n": "1"}, "3"),
-    ({"n": [2, "1"]}, "23"),
-    ({"f": [1.5, 2.0]}, "01"),
-    ({"ok": True}, "02"),
-    ({"tags": "x"}, "01"),
-    ({"tags": ["y", "z"]}, "0"),
-    ({"ok": True, "n": 2}, "2"),
-    ({"ok": False, "n": 2}, ""),
-    ({"a b": "s"}, "0"),
-    ({"a.b": "dot"}, "0"),
-    ({"in": "word"}, "2"),
-    ({"é": "e"}, "2"),
-    ({"missing": 1}, ""),
-)
 
 
 def best(scores: Mapping[str, float], k: int) -> list[str]:
@@ -206,10 +180,27 @@ class CollectionSinkContract(SinkContract):
         assert sink.count() == 2
 
     def test_a_filter_on_metadata_means_the_same_everywhere(self, tmp_path: Path, engine: WordEngine) -> None:
-        for layout, sink in self.of_layouts(tmp_path, engine, FACETED):
-            for condition, expected in CONDITIONS:
+        rows = [Record(str(number), f"mill {number}", metadata) for number, metadata in enumerate(FACETED)]
+        for layout, sink in self.of_layouts(tmp_path, engine, rows):
+            for condition, expected in (*EQUALS, *RANGES):
                 hits = sink.search(engine, "water", filter=condition, coarse_to_fine=layout != "langchain")
                 assert "".join(sorted(hit.id for hit in hits)) == expected, (layout, condition)
+            for refused, message in REFUSED:
+                for use in (sink.delete, partial(sink.search, engine, "water")):
+                    with pytest.raises(InvalidRequestError, match=message):
+                        use(filter={"n": refused})
+            # Of the rows that a database finds nearest, those outside an inexact range are not counted.
+            for condition, count in (({"day": {"gt": "2024-01-31"}}, 3), ({"f": {"gt": 0.75, "lt": 20.75}}, 3)):
+                for k in (1, 2, 3):
+                    hits = sink.search(engine, "mill 5", k=k, candidates=k, filter=condition)
+                    assert len(hits) == min(k, count), (layout, condition)
+            for condition, left in (
+                ({"day": {"gt": "2024-01-31", "lt": "2024-02-20"}}, "01245"),
+                ({"f": {"gt": 1.75}, "day": {"gte": "1900-01-01"}}, "025"),
+                ({"n": {"lte": 1}}, "25"),
+            ):
+                sink.delete(filter=condition)
+                assert "".join(sorted(hit.id for hit in sink.search(engine, "water"))) == left, (layout, condition)
 
     def test_deleting_by_filter_deletes_what_a_search_with_it_finds(self, tmp_path: Path, engine: WordEngine) -> None:
         for _, sink in self.of_layouts(tmp_path, engine, records()):

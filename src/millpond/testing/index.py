@@ -19,6 +19,7 @@ from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.late_interaction import AddReport, Hit, IndexStats, LateInteractionIndex, StoredDocument
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.testing.engine import WordEngine
+from millpond.testing.filters import EQUALS, FACETED, RANGES, REFUSED
 from millpond.testing.matrices import (
     AWKWARD_IDS,
     QUERY,
@@ -250,6 +251,22 @@ class IndexContract:
         if filter:
             assert index.delete(filter=filter) == len(numbers)
             assert set(index.ids()) == set(documents) - set(matching)
+
+    def test_a_filter_means_the_same_everywhere(self, index: LateInteractionIndex) -> None:
+        numbers = [str(number) for number in range(len(FACETED))]
+        index.add_embeddings(numbers, ragged(matrices(len(FACETED))), metadata=FACETED)
+        for condition, expected in (*EQUALS, *RANGES):
+            for exact in (False, True):
+                (hits,) = index.search_embeddings(ragged(matrices(1, seed=3)), filter=condition, exact=exact)
+                assert "".join(sorted(hit.id for hit in hits)) == expected, (condition, exact)
+        (hits,) = index.search_embeddings(ragged(matrices(1)), filter={"day": {"gt": "2024-01-31"}}, ids=["0", "3"])
+        assert [hit.id for hit in hits] == ["3"]
+        for refused, message in REFUSED:
+            with pytest.raises(InvalidRequestError, match=message):
+                index.delete(filter={"n": refused})
+        assert index.delete(filter={"day": {"gt": "2024-01-31"}}) == 3
+        assert index.delete(filter={"n": {"lt": 2}}) == 1 and index.delete(filter={"n": {"lt": 2}}) == 0
+        assert sorted(index.ids()) == ["2", "5"]
 
     def test_a_search_among_ids(self, index: LateInteractionIndex) -> None:
         documents = documents_of(names(20), matrices(20))

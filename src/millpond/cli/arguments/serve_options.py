@@ -31,7 +31,7 @@ _OPTIONS: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("pooler_config", "vLLM's; also --pooler-config.KEY VALUE.", "JSON"),
         ("chat_template", "Jinja file or source, for messages; for a reranker its score template."),
         ("score_template", "Jinja file or source, for a reranker's pairs."),
-        ("cache", "File of the vector cache.", "PATH"),
+        ("cache", "Vector cache file to read and fill; created if missing.", "PATH"),
         ("compile", "Compile what gets faster by it.", None, bool),
         ("max_batch_tokens", "Most tokens per forward.", "N"),
         ("max_queue", "Most texts waiting for a model; further requests get 429 (16384).", "N"),

@@ -6,17 +6,19 @@ import json
 import logging
 import sys
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal, TextIO
+from typing import Annotated, Literal
 
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
+from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped, open_cache
 from millpond.cli.arguments.options import option
+from millpond.cli.arguments.written import writing
 from millpond.ingest.record import Record, Rejected
 from millpond.tasks import Role, Truncate
 
@@ -30,7 +32,7 @@ StreamDtype = Literal["float32", "float16", "binary", "ubinary"]
 class VectorOptions:
     """Which vectors: the options of :meth:`millpond.Engine.embed_iter`."""
 
-    dimensions: int | None = option(None, "Matryoshka width of the vectors.", "N")
+    dimensions: options.Width = None
     role: Role | None = option(None, "Apply the checkpoint's prompt for this role.")
     prompt: str | None = option(None, "Put this before every text.", "TEXT")
     prompt_name: str | None = option(None, "Apply this prompt of the checkpoint.", "NAME")
@@ -61,19 +63,20 @@ def embed(
         raise typer.BadParameter("name a file, or pipe texts in", param_hint="SOURCE")
     stream = _Stream(texts.read(source))
     with ExitStack() as stack:
-        engine = stack.enter_context(engine_options.load(model, cache=cache))
+        if vectors.dimensions is not None:
+            engine_options.describe(model).check_dimensions(vectors.dimensions)
+        engine = stack.enter_context(engine_options.load(model, cache=open_cache(stack, cache)))
         show = output is not None or not sys.stdout.isatty()
         rows = engine.embed_iter(stream.texts(), show_progress=show, **vars(vectors))
         # Opened last, so that a refused request does not overwrite an existing file.
-        file = sys.stdout if output is None else stack.enter_context(_create(output))
+        write = partial(print, end="") if output is None else _create(stack, output)
         template = ""
         for row in rows:  # [d]
             if not template:
                 # Nine digits are enough to restore a float32 exactly; json would write the 17 of a float64.
                 number = "%.9g" if row.dtype.kind == "f" else "%d"
                 template = f'{{"id": %s, "embedding": [{", ".join([number] * len(row))}]}}\n'
-            file.write(template % (json.dumps(stream.ids.popleft()), *row.tolist()))
-        file.flush()
+            write(template % (json.dumps(stream.ids.popleft()), *row.tolist()))
     if stream.failed:
         raise typer.Exit(1)
 
@@ -96,8 +99,20 @@ class _Stream:
                 logger.error("%s: %s", item.where, item.reason)
 
 
-def _create(path: Path) -> TextIO:
+def _create(stack: ExitStack, path: Path) -> Callable[[str], None]:
+    """What writes to a file, which is closed with the stack."""
     try:
-        return path.open("w", encoding="utf-8")
+        file = path.open("w", encoding="utf-8")
     except OSError as error:
         raise typer.BadParameter(f"{str(path)!r} cannot be written ({error.strerror})", param_hint="--output") from None
+
+    def close() -> None:
+        with writing(path):
+            file.close()
+
+    def write(text: str) -> None:
+        with writing(path):
+            file.write(text)
+
+    stack.callback(close)
+    return write

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from millpond.errors import InvalidRequestError, SourceNotFoundError
-from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.lines import read_text_lines, too_long
-from millpond.ingest.sources.read import read
 
 Judgements = Mapping[str, Mapping[str, float]]
-ID_COLUMN = "_id"  # of BEIR
+# Of BEIR, whose models read the title, a space and the text.
+ID_COLUMN = "_id"
+TEXT_COLUMNS = ["title", "text"]
 
 
 def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
@@ -99,15 +99,6 @@ class BeirFolder:
     corpus: Path  # `corpus.jsonl`: `_id`, `title`, `text`
     queries: Path | None  # `queries.jsonl`: `_id`, `text`; `None` if there is none
     judgements: Path | None  # `qrels/test.tsv`, `qrels.tsv` or the only file in `qrels`; `None` if there is none
-
-    def documents(self) -> Iterator[Record | Rejected]:
-        """The documents; the text is the title, a space and the text, as BEIR's models read it."""
-        for item in read(self.corpus, id_column=ID_COLUMN, text_column="text"):
-            title = item.metadata.get("title") if isinstance(item, Record) else None
-            if isinstance(item, Record) and isinstance(title, str) and title.strip():
-                yield Record(item.id, f"{title.strip()} {item.text}".strip(), item.metadata)
-            else:
-                yield item
 
 
 def beir_folder(path: str | os.PathLike[str]) -> BeirFolder | None:

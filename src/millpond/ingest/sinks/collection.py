@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -15,7 +17,8 @@ from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
-from millpond.ingest.sinks.search import Hit, plan_search
+from millpond.ingest.sinks.search import Hit, SearchPlan, plan_search
+from millpond.support.filters import Condition, check_filter, matches_filter
 from millpond.values.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -197,6 +200,9 @@ class CollectionSink(Generic[NativeFilter]):
         native = self._driver.condition(filter, manifest)
         if native is None or not self._driver.has_condition(native):
             raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
+        if (conditions := self._inexact(filter)) is not None:
+            self.delete_rows(self._matching(native, conditions, manifest))
+            return
         self._change(lambda: self._driver.delete(native, manifest), "a delete by filter")
         self._change(self._driver.flush)
 
@@ -306,7 +312,8 @@ class CollectionSink(Generic[NativeFilter]):
             coarse_to_fine: Find candidates by the smallest width and score them by the largest; ``False`` searches the
                 largest width alone.
             candidates: How many candidates, ``max(100, 10 * k)`` by default.
-            filter: A dict of metadata values that must match (of a list, one of them), or the database's own filter.
+            filter: A dict that has for each metadata key a value, a list of which one must match, or a range like
+                ``{"gte": 2020, "lt": 2024}``; or the database's own filter.
             hybrid: Fuse the ranking with that of the sparse vectors, by reciprocal rank.
             sparse_engine: The engine of the sparse vectors, by default ``engine``.
 
@@ -344,7 +351,7 @@ class CollectionSink(Generic[NativeFilter]):
             sparse_engine=sparse,
             hybrid=hybrid,
         )
-        return list(self._connection.request("a search", lambda: self._driver.query(plan, condition, manifest)))
+        return self._found(plan, condition, self._inexact(filter))
 
     def close(self) -> None:
         """Close the client, unless it was passed in; from then on requests raise SinkError."""
@@ -361,6 +368,42 @@ class CollectionSink(Generic[NativeFilter]):
             f"{type(self).__name__}({self._connection.where!r}, {self.collection!r}, dimensions={self.dimensions}, "
             f"{self._fields!r})"
         )
+
+    def _inexact(self, filter: object) -> dict[str, Condition] | None:
+        """The conditions of a dict that the database's own filter only approximates; ``None`` if it is exact."""
+        conditions = check_filter(filter) if isinstance(filter, Mapping) else {}
+        return None if self._driver.is_exact(conditions) else conditions
+
+    def _found(
+        self, plan: SearchPlan, native: NativeFilter | None, conditions: Mapping[str, Condition] | None
+    ) -> list[Hit]:
+        """The hits of a search; of an inexact filter more, until as many meet the conditions as were asked for."""
+        manifest, k = self.open(), plan.k
+        most = self._driver.max_results or sys.maxsize
+        while True:
+            query = partial(self._driver.query, plan, native, manifest)
+            hits = list(self._connection.request("a search", query))
+            if conditions is None:
+                return hits
+            kept = [hit for hit in hits if matches_filter(hit.metadata, conditions)]
+            if len(kept) >= k or len(hits) < plan.k:
+                return kept[:k]
+            if plan.k == most:
+                raise InvalidRequestError(
+                    f"of the nearest {most} rows, as many as {self.database} hands out, {len(kept)} meet the filter, "
+                    f"whose ranges it only approximates, and not k={k}; add a condition, or ask for fewer"
+                )
+            plan = replace(plan, k=min(2 * plan.k, most), candidates=min(2 * plan.candidates, most))
+
+    def _matching(
+        self, native: NativeFilter, conditions: Mapping[str, Condition], manifest: CollectionManifest
+    ) -> list[Any]:
+        """The database ids of the rows that meet the conditions, among those that a native filter finds."""
+        pages = self._driver.matching(native, manifest)
+        found: list[Any] = []
+        while (page := self._connection.request("a scan", lambda: next(pages, None))) is not None:
+            found += [row_id for row_id, metadata in page if matches_filter(metadata, conditions)]
+        return found
 
     def _check_batch(self, batch: WriteBatch) -> None:
         if self.manifest is None:

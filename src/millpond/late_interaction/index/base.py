@@ -28,7 +28,8 @@ from millpond.late_interaction.index.row_encoding import RowEncoding
 from millpond.late_interaction.scoring import explanation
 from millpond.late_interaction.scoring.explanation import TokenMatch
 from millpond.support.blank import is_blank
-from millpond.support.metadata import Scalar, check_str
+from millpond.support.filters import Condition
+from millpond.support.metadata import check_str
 from millpond.support.progress import draw_bar
 from millpond.values.fingerprint import ModelIdentity
 from millpond.vectors.ragged import Ragged
@@ -390,7 +391,7 @@ class LateInteractionIndex(ABC):
         """Delete documents by distinct ids; returns how many there were."""
 
     @abstractmethod
-    def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def _delete_matching(self, conditions: Mapping[str, Condition]) -> int:
         """Delete documents by metadata; returns how many there were."""
 
     @abstractmethod

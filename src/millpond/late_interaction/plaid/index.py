@@ -27,7 +27,7 @@ from millpond.late_interaction.plaid.snapshot import Snapshot, open_snapshot
 from millpond.late_interaction.plaid.storage.folder import IndexFolder, Transaction
 from millpond.late_interaction.plaid.storage.lock import LOCK, WriteLock
 from millpond.late_interaction.plaid.storage.manifest import Manifest
-from millpond.support.metadata import Scalar
+from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
 
 logger = logging.getLogger(__name__)
@@ -232,7 +232,7 @@ class PlaidIndex(LateInteractionIndex):
     def _delete(self, ids: Sequence[str]) -> int:
         return self._delete_found(lambda snapshot: [some[some >= 0] for some in snapshot.find(ids)])
 
-    def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def _delete_matching(self, conditions: Mapping[str, Condition]) -> int:
         def matching(segment: Segment) -> npt.NDArray[np.int64]:
             mask = segment.file.metadata.mask(conditions)
             return np.flatnonzero(mask if segment.live is None else mask & segment.live)

@@ -28,7 +28,7 @@ Text = str | dict[str, Any]
 Side = Text | list[Text]
 METHOD = (
     "How a pair is scored: `cosine` of two vectors, `maxsim` of token vectors, or `auto` (the default): what the model "
-    "is; an embedder scores by cosine and reranks by MaxSim."
+    "is, which is the cosine for an embedder, and MaxSim for a late-interaction model."
 )
 
 
@@ -74,13 +74,10 @@ class Scoring:
     query_tokens: int = 0  # cut each query to this many tokens; 0 keeps all
     document_tokens: int = 0  # the same for each document
     template: str | None = None  # a score template that replaces the checkpoint's own
-    method: ScoreMethod = "auto"
-    ranking: bool = False  # whether the scores rank documents: auto is then that of millpond.Engine.rerank
+    method: ScoreMethod = "auto"  # as of millpond.Engine.score, also to rank: clients have thresholds for cosines
 
     @classmethod
-    def of(
-        cls, body: PairRequest, request: Request, model: ServedModel, *, truncate: bool = False, ranking: bool = False
-    ) -> Self:
+    def of(cls, body: PairRequest, request: Request, model: ServedModel, *, truncate: bool = False) -> Self:
         """The options of a request in vLLM's or Cohere's format."""
         limit = model.max_model_len
         tokenization = body.tokenization(limit)
@@ -101,7 +98,6 @@ class Scoring:
             document_tokens=_cut_length("max_tokens_per_doc", body.max_tokens_per_doc or 0, limit, truncate=truncate),
             template=body.chat_template,
             method=body.method or "auto",
-            ranking=ranking,
         )
 
     async def run(
@@ -130,7 +126,7 @@ class Scoring:
         params = PoolingParams(activation=activation, instruction=self.instruction)
         params = model.pooling.complete("score", params, self.tokenization)
         return model.pooling.submit_score(
-            pair_up(queries, documents), params, template=self.template, method=self.method, ranking=self.ranking
+            pair_up(queries, documents), params, template=self.template, method=self.method
         )
 
 
