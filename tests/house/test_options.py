@@ -14,7 +14,7 @@ FORMS = {
     "--dimensions": {"N", "N,N"},
     "--index": {"INDEX", "NAME=PATH"},
     "--id": {"COLUMN", "ID"},
-    "--text": {"COLUMN", "TEXT"},
+    "--text": {"COLUMN,...", "TEXT"},
     "--log-level": {"", "LEVEL"},
     "--filter": {"KEY=VALUE", "JSON"},
 }

@@ -123,11 +123,18 @@ class TextOptions:
     """How a source of texts is read."""
 
     id_column: options.IdColumn = "id"
-    text_column: options.TextColumn = "text"
+    text_column: options.TextColumns = "text"
+    template: options.Template = None
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The arguments of :func:`millpond.ingest.read` that name the columns."""
+        text = options.read_columns(self.text_column)
+        return {"id_column": self.id_column, "text_column": text, "template": self.template}
 
     def read(self, source: str) -> Iterator[Record | Rejected]:
         """The texts of a source, as :func:`read_texts` takes it."""
-        return read_texts(source, id_column=self.id_column, text_column=self.text_column)
+        return read_texts(source, **self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,4 +148,4 @@ class RecordOptions(TextOptions):
         from millpond.ingest.sources.read import read
 
         types = options.read_types(self.types)
-        return read(source, id_column=self.id_column, text_column=self.text_column, types=types, **further)
+        return read(source, **self.columns, types=types, **further)

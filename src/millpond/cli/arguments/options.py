@@ -34,7 +34,21 @@ Cache = Annotated[
     Path | None, typer.Option(help="Vector cache file to read and fill; created if missing.", metavar="PATH")
 ]
 IdColumn = Annotated[str, typer.Option("--id", help="Key or column that holds the id.", metavar="COLUMN")]
-TextColumn = Annotated[str, typer.Option("--text", help="Key or column that holds the text.", metavar="COLUMN")]
+TextColumns = Annotated[
+    str,
+    typer.Option(
+        "--text",
+        help="Key or column that holds the text; of several, as title,text, the values are joined by a space.",
+        metavar="COLUMN,...",
+    ),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        help="Make the text of the keys or columns that this names: '{title}: {text}'.",
+        metavar="TEXT",
+    ),
+]
 TextSource = Annotated[
     str,
     typer.Argument(
@@ -125,6 +139,12 @@ def read_widths(text: str | None) -> list[int] | None:
         raise typer.BadParameter(
             f"{text!r} is not a list of widths; write them as 128,768", param_hint="--dimensions"
         ) from None
+
+
+def read_columns(text: str) -> str | list[str]:
+    """Parse the value of :data:`TextColumns`: one column, or several."""
+    names = [name.strip() for name in text.split(",")]
+    return text if len(names) == 1 else names
 
 
 def read_types(text: str | None) -> dict[str, str]:

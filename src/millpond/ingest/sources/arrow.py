@@ -37,12 +37,12 @@ class ArrowReader:
         self._types = pyarrow("reading a table").types
         names: list[str] = list(schema.names)
         nested, keys = False, None
-        if METADATA_KEY in names and METADATA_KEY not in (columns.id, columns.text):
+        if METADATA_KEY in names and METADATA_KEY not in (columns.id, *columns.texts):
             metadata = schema.field(METADATA_KEY).type
             nested = self._types.is_struct(metadata) or self._types.is_map(metadata)
             keys = [field.name for field in metadata] if self._types.is_struct(metadata) else None
         columns.check(name, names, keys if nested else ())
-        kept = set(names if columns.metadata is None else columns.metadata) | {columns.id, columns.text}
+        kept = set(names if columns.metadata is None else columns.metadata) | {columns.id, *columns.texts}
         if nested and columns.metadata is not None and (set(columns.metadata) - set(names)):
             kept.add(METADATA_KEY)
         self.columns = [column for column in names if column in kept]
@@ -77,20 +77,22 @@ class ArrowReader:
             return self._rows.rejected(row, where, str(error))
 
     def _check_types(self, types: dict[str, Any], columns: Columns) -> None:
-        text = types[columns.text]
-        if not self._is_text(text):
-            raise InvalidRequestError(
-                f"{self._name}: column {columns.text!r} is of type {text}, no text; name another column, or cast it"
-            )
-        identity = types.get(columns.id, text)
-        if not (self._is_text(identity) or self._types.is_integer(self._plain(identity)) or _is_uuid(identity)):
+        for column, kind in ((each, types[each]) for each in columns.texts):
+            if not (self._is_text(kind) or (columns.composed and self._is_number(kind))):
+                raise InvalidRequestError(
+                    f"{self._name}: column {column!r} is of type {kind}, no text; name another column, or cast it"
+                )
+        identity = types.get(columns.id)
+        if identity is not None and not (
+            self._is_text(identity) or self._types.is_integer(self._plain(identity)) or _is_uuid(identity)
+        ):
             raise InvalidRequestError(
                 f"{self._name}: column {columns.id!r} is of type {identity}; an id is a str, an integer or a UUID: "
                 "name another column, or cast it"
             )
         with_bytes = [column for column, kind in types.items() if self._holds_bytes(kind)]
         if with_bytes:
-            others = [column for column in types if column not in (*with_bytes, columns.id, columns.text)]
+            others = [column for column in types if column not in (*with_bytes, columns.id, columns.body)]
             raise InvalidRequestError(
                 f"{self._name}: {', '.join(map(repr, with_bytes))} holds bytes, which cannot be metadata; choose "
                 f"columns without bytes, metadata_columns={others}"
@@ -108,6 +110,10 @@ class ArrowReader:
 
     def _is_text(self, kind: Any) -> bool:
         return str(self._plain(kind)) in ("string", "large_string", "string_view", "null")
+
+    def _is_number(self, kind: Any) -> bool:
+        plain = self._plain(kind)
+        return bool(self._types.is_integer(plain) or self._types.is_floating(plain))
 
     def _holds_bytes(self, kind: Any) -> bool:
         plain = self._plain(kind)

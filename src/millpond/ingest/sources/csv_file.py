@@ -115,14 +115,14 @@ class CsvReader:
         for column, type_name in types.items():
             for holds, fault in (
                 (column not in header, f": {str(path)!r} has the columns {', '.join(map(repr, header))}"),
-                (column in (columns.id, columns.text), ": the column is the id or the text, which are str"),
+                (column in (columns.id, columns.body), ": the column is the id or the text, which are str"),
                 (not columns.keeps(column), ": the column is not one of metadata_columns"),
                 (type_name not in TYPES, f" is unknown; choose {', '.join(TYPES)}"),
             ):
                 if holds:
                     raise InvalidRequestError(f"types={column}={type_name}{fault}")
         self._types = {column: type_name for column, type_name in types.items() if type_name != "str"}
-        self._dropped = [each for each in header if each not in (columns.id, columns.text) and not columns.keeps(each)]
+        self._dropped = [each for each in header if each not in (columns.id, columns.body) and not columns.keeps(each)]
 
     def records(self) -> Generator[Record | Rejected, None, None]:
         """The records, in order; a row that holds none is a :class:`Rejected`."""
@@ -182,12 +182,14 @@ class CsvReader:
             except UnicodeEncodeError:
                 raise InvalidRequestError("not UTF-8; convert the file") from None
         cells: dict[str, Any] = dict(zip(self._header, row, strict=True))
+        composed = self._columns.composed
+        text = None if composed is None else composed(cells)
         for column in self._dropped:
             del cells[column]
         for column, type_name in self._types.items():
             cells[column] = _typed(column, cells[column], type_name)
-        identity, text = cells.pop(self._columns.id, None), cells.pop(self._columns.text)
-        return make_record(identity or None, text, cells)
+        identity, body = cells.pop(self._columns.id, None), cells.pop(self._columns.body)
+        return make_record(identity or None, body if composed is None else text, cells)
 
 
 def _typed(column: str, cell: str, type_name: str) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import AsyncIterable, Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import AsyncIterable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +63,8 @@ def read(
     source: str | os.PathLike[str] | Iterable[Any] | Any,
     *,
     id_column: str = "id",
-    text_column: str = "text",
+    text_column: str | Sequence[str] = "text",
+    template: str | None = None,
     metadata_columns: Collection[str] | None = None,
     types: Mapping[str, str] | None = None,
 ) -> RecordReader:
@@ -80,7 +81,10 @@ def read(
     Args:
         source: A path, ``"-"``, a table or an iterable.
         id_column: Key or column of the id. A table may lack the column only if this is the default.
-        text_column: Key or column of the text.
+        text_column: Key or column of the text. Of several, as ``["title", "text"]``, the values are joined by a space,
+            without those that are missing or blank; all but the last one stay metadata, too.
+        template: Makes the text of the columns that it names, ``"{title}: {text}"``; a missing value is empty. All but
+            the last one stay metadata, too.
         metadata_columns: Keys or columns that are kept as metadata; ``None``: all. If ``metadata`` is an object, its
             keys are meant, or all of them by ``"metadata"``.
         types: Types of a CSV's other columns: ``str``, ``int``, ``float``, ``bool``, ``date`` or ``datetime`` (stored
@@ -98,7 +102,8 @@ def read(
         MissingExtraError: A file or table without the package that reads it.
         TypeError: ``source`` is nothing that can be read: one record, or the splits of a ``DatasetDict``.
     """
-    return reader_for(source, Columns(id=id_column, text=text_column, metadata=metadata_columns), types or {})
+    columns = Columns(id=id_column, text=text_column, template=template, metadata=metadata_columns)
+    return reader_for(source, columns, types or {})
 
 
 def reader_for(source: Any, columns: Columns | None = None, types: Mapping[str, str] | None = None) -> RecordReader:
@@ -147,6 +152,10 @@ def _path(source: str | os.PathLike[str], columns: Columns, types: Mapping[str, 
             raise InvalidRequestError(
                 f"metadata_columns={named}: the texts of the folder {str(path)!r} have no columns"
             )
+        if columns.composed is not None:
+            named = columns.template or ",".join(columns.texts)
+            given = "text_column" if columns.template is None else "template"
+            raise InvalidRequestError(f"{given}={named}: the texts of the folder {str(path)!r} have no columns")
         return RecordReader(read_folder(path))
     if not path.is_file():
         raise SourceNotFoundError(f"there is no file or folder at {str(path)!r}")

@@ -48,7 +48,8 @@ class IngestReport:
         skipped: Files of a source's folder that were not read, since they are no .txt or .md.
         skipped_files: Paths of the first ten of them.
         retried: Requests sent again, since the database did not answer them or was too busy.
-        deleted: Rows deleted because the source has their records no more (``sync=True``).
+        deleted: Rows deleted because the text of their record is blank now, or, with ``sync=True``, because the source
+            has the record no more.
         uncached: Vectors that the engine's cache could not store.
         cache_error: Why it could not; ``None`` if it could.
         stopped: Whether the run was stopped before the end of the source; running again goes on where it was.

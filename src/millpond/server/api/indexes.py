@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
+from millpond.errors import InputTooLongError
 from millpond.late_interaction.index.arguments import SearchOptions, check_queries, checked_search
 from millpond.server.api import openapi
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
-from millpond.server.requests.fields import check_count, one_of
+from millpond.server.requests.fields import absent_if_null, check_count, check_length, one_of
 from millpond.server.responses.encoding import json_response
 from millpond.server.served.indexes import ServedIndex
 from millpond.server.state import record_model, state_of
+from millpond.tasks import Truncate
 from millpond.values.outputs import TokenEmbeddingOutput
 from millpond.values.params import PoolingParams
 from millpond.vllm.model import Pending
@@ -25,6 +27,7 @@ Count = Annotated[int, Field(ge=1, le=10_000)]
 Candidates = Annotated[int, Field(ge=1, le=1_000_000)]
 Id = Annotated[str, Field(min_length=1)]
 Conditions = dict[str, Any]
+Cut = Literal["end", "error"]
 
 _FILTER = "Metadata values that must match; of a list, one of them."
 
@@ -41,6 +44,9 @@ class SearchRequest(BaseModel):
     ids: list[Id] | None = Field(None, description="Search among these documents only.")
     candidates: Candidates | None = Field(None, description="Documents that the first stage keeps for exact scoring.")
     exact: bool = Field(False, description="Score every document, without a first stage.")
+    truncate: Annotated[Truncate, absent_if_null(Truncate)] = Field(
+        "end", description="Which end of a query that is too long is cut; error refuses it."
+    )
 
     _check_forms = one_of("query", "queries")
 
@@ -61,6 +67,7 @@ class SearchAnswer(BaseModel):
     index: str
     model: str
     results: list[IndexHit] | list[list[IndexHit]]
+    truncated: bool | list[bool] = Field(description="Whether the query was cut; for ``queries``, of each.")
 
 
 class AddRequest(BaseModel):
@@ -108,6 +115,9 @@ class ExplainRequest(BaseModel):
 
     query: str
     id: Id
+    truncate: Annotated[Cut, absent_if_null(Cut)] = Field(
+        "end", description="Whether the end of a query that is too long is cut; error refuses it."
+    )
 
 
 class Match(BaseModel):
@@ -127,19 +137,21 @@ class ExplainAnswer(BaseModel):
     id: str
     text: str
     score: float
+    truncated: bool = Field(description="Whether the query was cut.")
     matches: list[Match]
 
 
 class IndexInfo(BaseModel):
-    """One index."""
+    """One index; one that is damaged has a name and a state only."""
 
     name: str
-    model: str
-    documents: int
-    tokens: int
-    width: int
-    codec: str
-    bytes: int
+    state: Literal["ready", "damaged"]
+    model: str | None = None
+    documents: int | None = None
+    tokens: int | None = None
+    width: int | None = None
+    codec: str | None = None
+    bytes: int | None = None
 
 
 class IndexList(BaseModel):
@@ -154,8 +166,9 @@ router = APIRouter(prefix="/v1/indexes", tags=["Late-interaction indexes"])
 @router.get("", response_model=IndexList)
 async def list_indexes(request: Request) -> Response:
     """The indexes of this server."""
-    infos = await asyncio.to_thread(lambda: [_info(served) for served in state_of(request).indexes])
-    return await json_response({"data": infos})
+    indexes = state_of(request).indexes
+    infos = [await _info(served) for served in indexes]
+    return await json_response({"data": [*infos, *({"name": name, "state": "damaged"} for name in indexes.damaged)]})
 
 
 @router.post("/{name}/search", openapi_extra=openapi.operation(SearchRequest, answer=SearchAnswer))
@@ -169,18 +182,27 @@ async def search(request: Request, name: str) -> Response:
     check_queries(queries)
     checked_search(**options)  # before anything is encoded
     results: list[list[dict[str, Any]]] = []
+    truncated: list[bool] = []
     if queries:
         engine = served.model.engine
 
         def submit() -> Pending[TokenEmbeddingOutput]:
-            future = engine.submit("token_embed", queries, PoolingParams(role="query", normalize=True))
+            params = PoolingParams(role="query", normalize=True, truncate=body.truncate)
+            future = engine.submit("token_embed", queries, params)
             return Pending(future=future, finish=lambda output: output, finished=True, items=queries)
 
         output = await calls.run(request, submit, model=served.model, texts=len(queries))
-        found = await asyncio.to_thread(served.index.search_embeddings, output.embeddings, **options)
+        found = await served.run(lambda: served.index.search_embeddings(output.embeddings, **options))
         results = [[asdict(hit) for hit in hits] for hits in found]
+        truncated = output.truncated.tolist()
+    several = body.queries is not None
     return await json_response(
-        {"index": name, "model": served.model.name, "results": results if body.queries is not None else results[0]}
+        {
+            "index": name,
+            "model": served.model.name,
+            "results": results if several else results[0],
+            "truncated": truncated if several else truncated[0],
+        }
     )
 
 
@@ -192,7 +214,7 @@ async def add(request: Request, name: str) -> Response:
     body = await bodies.read(request, AddRequest)
     check_count(request, len(body.texts), field="texts")
     async with served.writing:
-        report = await asyncio.to_thread(served.index.add, body.ids, body.texts, body.metadata)
+        report = await served.run(lambda: served.index.add(body.ids, body.texts, body.metadata))
     return await json_response({"index": name, **asdict(report)})
 
 
@@ -203,7 +225,7 @@ async def delete(request: Request, name: str) -> Response:
     _check_writable(request)
     body = await bodies.read(request, DeleteRequest, queued=False)
     async with served.writing:
-        deleted = await asyncio.to_thread(served.index.delete, body.ids, filter=body.filter)
+        deleted = await served.run(lambda: served.index.delete(body.ids, filter=body.filter))
     return await json_response({"index": name, "deleted": deleted})
 
 
@@ -212,18 +234,21 @@ async def explain(request: Request, name: str) -> Response:
     """For each token of a query, the characters of a document that it matched, and the score."""
     served = _find(request, name)
     body = await bodies.read(request, ExplainRequest)
-    document = await asyncio.to_thread(served.index.get, body.id)
+    document = await served.run(lambda: served.index.get(body.id))
     if document is None:
         raise RequestError(
             f"The index `{name}` has no document `{body.id[:128]}`.", status=404, type="NotFoundError", param="id"
         )
-    matches = await asyncio.to_thread(served.index.explain, body.query, body.id)
+    check_queries([body.query])
+    truncated = await asyncio.to_thread(_is_cut, served, body)
+    matches = await served.run(lambda: served.index.explain(body.query, body.id))
     return await json_response(
         {
             "index": name,
             "id": document.id,
             "text": document.text,
             "score": sum(match.score for match in matches),
+            "truncated": truncated,
             "matches": [asdict(match) for match in matches],
         }
     )
@@ -246,10 +271,26 @@ def _check_writable(request: Request) -> None:
         )
 
 
-def _info(served: ServedIndex) -> dict[str, Any]:
-    stats = served.index.stats()
+def _is_cut(served: ServedIndex, body: ExplainRequest) -> bool:
+    """Whether the query is longer than the model reads, which ``truncate`` may refuse."""
+    check_length(body.query, served.model.max_model_len)
+    try:
+        served.model.engine.token_spans([body.query], role="query", truncate="error")
+    except InputTooLongError:
+        if body.truncate == "error":
+            raise
+        return True
+    return False
+
+
+async def _info(served: ServedIndex) -> dict[str, Any]:
+    try:
+        stats = await served.run(served.index.stats)
+    except RequestError:  # it is damaged, and the others are listed
+        return {"name": served.name, "state": "damaged", "model": served.model.name}
     return {
         "name": served.name,
+        "state": "ready",
         "model": served.model.name,
         "documents": stats.documents,
         "tokens": stats.tokens,
