@@ -141,9 +141,9 @@ def classifier(checkpoint_of: Callable[..., Path]) -> Path:
     return checkpoint_of("bert", head="SequenceClassification")
 
 
-def test_the_model_of_a_local_folder_must_be_named(run: Run, folder: Path) -> None:
-    done = run("explain", QUERY, "--index", folder, "--id", "pond")
-    assert done.code == 2 and "name it with --model" in done.err
+def test_the_model_of_a_local_folder_is_found_again(run: Run, folder: Path, colbert: Path) -> None:
+    words = ["explain", QUERY, "--index", folder, "--id", "pond"]
+    assert run(*words, code=0).out == run(*words, "-m", colbert, code=0).out
 
 
 def test_a_text_that_gives_orders_to_the_terminal_gives_none(run: Run, colbert: Path) -> None:

@@ -89,8 +89,16 @@ def test_what_is_not_there_is_named(millpond: Callable[..., str], tmp_path: Path
     assert "none.jsonl" in printed and not (tmp_path / "new").exists()
 
 
-def test_the_model_of_a_local_folder_must_be_named(millpond: Callable[..., str], built: Path) -> None:
-    assert "name it with --model" in millpond("index", "search", built, "flour", code=2)
+def test_the_model_of_a_local_folder_is_found_again(millpond: Callable[..., str], built: Path, colbert: Path) -> None:
+    found = millpond("index", "search", built, "flour", "--format", "jsonl")
+    assert found == millpond("index", "search", built, "flour", "--format", "jsonl", "--model", colbert)
+    moved = colbert.rename(colbert.with_name("moved"))
+    try:
+        printed = millpond("index", "search", built, "flour", code=2)
+        assert f"Its folder '{colbert}' is not there; if it is elsewhere, name it with --model." in printed
+        assert found == millpond("index", "search", built, "flour", "--format", "jsonl", "--model", moved)
+    finally:
+        moved.rename(colbert)
 
 
 def test_a_disk_that_cannot_be_written_is_an_error_without_a_traceback(

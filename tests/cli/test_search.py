@@ -17,7 +17,10 @@ from tests.tiny import write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_splade, write_stanford
 
 from millpond import Engine
+from millpond.cli.arguments.stored_model import describe_stored
+from millpond.errors import ModelLoadError
 from millpond.ingest import Chunking, Hit, Record, ingest, open_sink
+from millpond.values.fingerprint import ModelIdentity
 
 pytest.importorskip("millpond_qdrant")
 
@@ -264,9 +267,29 @@ def test_another_model_is_refused_and_one_that_is_elsewhere_is_named_again(
     refused = search(docs, QUESTION, "-m", write_checkpoint(tmp_path / "other", "bert", seed=1), code=2).err
     assert "was built by bert" in refused and "this engine is other" in refused
     monkeypatch.chdir(tmp_path)
-    refused = search(docs, QUESTION, code=2).err
-    assert "was filled by 'bert'. If that was a folder, name it with --model." in refused
-    assert len(search(docs, QUESTION, *JSONL, "-m", folder / "bert").rows) == 5
+    found = search(docs, QUESTION, *JSONL).rows
+    moved = (folder / "bert").rename(folder / "moved")
+    try:
+        refused = search(docs, QUESTION, code=2).err
+        assert f"was filled by 'bert'. Its folder '{folder / 'bert'}' is not there; if it is elsewhere, " in refused
+        assert search(docs, QUESTION, *JSONL, "-m", moved).rows == found and len(found) == 5
+        (folder / "bert").symlink_to(tmp_path / "other", target_is_directory=True)
+        assert (
+            "holds another model now; if it is elsewhere, name it with --model." in search(docs, QUESTION, code=2).err
+        )
+    finally:
+        (folder / "bert").unlink(missing_ok=True)
+        moved.rename(folder / "bert")
+
+
+def test_a_collection_that_stored_no_folder_asks_for_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    identity = ModelIdentity(**json.loads(json.dumps({**ModelIdentity.of(engine.spec).to_json(), "folder": None})))
+    with pytest.raises(ModelLoadError) as error:
+        describe_stored(identity, None, {}, owner="The collection", option="--model")
+    assert error.value.__notes__ == ["The collection was filled by 'bert'. If that was a folder, name it with --model."]
 
 
 def test_an_empty_collection_says_so_and_nothing_is_written(search, engine: Engine, tmp_path: Path, caplog):

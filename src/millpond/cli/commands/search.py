@@ -67,9 +67,9 @@ def search(
 ) -> None:
     """Print the records of a collection that answer a question best, best first.
 
-    The collection knows its model, widths and sparse vectors; a model that was a local folder is named again. With
-    several widths, candidates are found by the smallest and scored by the largest. With --rerank, a second model, or
-    the same one token by token, scores what the search found. Nothing is written to the database.
+    The collection knows its model, widths and sparse vectors; a model in a local folder is named again if that was
+    moved. With several widths, candidates are found by the smallest and scored by the largest. With --rerank, a second
+    model, or the same one token by token, scores what the search found. Nothing is written to the database.
 
     Questions of a file have their id, those of lines and of the command line their number. A question that cannot be
     read is reported, the others are answered, and the exit code is 1. In a pipe, a line of the table has the query's
