@@ -99,5 +99,5 @@ class MemoryDriver(CollectionDriver):
 
 
 class MemorySink(CollectionSink):
-    def __init__(self, location, collection, *, dimensions=None, fields="plain"):
+    def __init__(self, location, collection, *, dimensions=None, fields=None):
         super().__init__(MemoryDriver(MemoryConnection(location, collection)), dimensions=dimensions, fields=fields)

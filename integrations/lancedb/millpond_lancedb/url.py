@@ -17,8 +17,8 @@ class LanceDBOptions(TypedDict, total=False):
     """The options of :class:`LanceDBSink`, which describes them."""
 
     dimensions: Sequence[int] | None
-    fields: str
-    datatype: str
+    fields: str | None
+    datatype: str | None
     index: str | None
 
 

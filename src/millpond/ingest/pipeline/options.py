@@ -42,6 +42,7 @@ class RunOptions:
     dead_letters: str | os.PathLike[str] | DeadLetterFile | None = None
     chunking: Chunking | Splitter | None = None
     sync: bool = False
+    sync_max: float = 0.5
     verify: bool = False
     retry: RetryPolicy | None = None
     stop: threading.Event | None = None
@@ -64,6 +65,6 @@ class RunParts:
     entries: CollectionEntries | None  # the journal's entries; `None` without a journal
     dead_letters: DeadLetterFile | None  # where records go that are left out; `None` keeps them nowhere
     chunker: Splitter | None  # cuts long texts; `None` leaves them whole
-    fresh: bool  # the collection holds no rows but those of the journal
+    rows_before: int | None  # rows of the collection; `None` if they cannot be counted
     stop: threading.Event
     trace: RunTrace

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import is_chunk
@@ -25,13 +24,6 @@ _BATCHES_IN_FLIGHT = 16
 _UNKNOWN = JournalEntry("", b"", 0)
 
 
-class RecordBatch(NamedTuple):
-    """Consecutive records of the source: those to embed, and those whose text is blank."""
-
-    records: list[PlannedRecord]
-    blanks: list[PlannedRecord]
-
-
 class RecordPlanner:
     """Goes through the records of a source, and leaves out those that are written already or cannot be stored.
 
@@ -43,7 +35,7 @@ class RecordPlanner:
         self._keep_blank, self._resume = parts.options.keep_blank, parts.options.resume
         self._chunker = parts.chunker
         self._check = parts.sink.check if isinstance(parts.sink, Checks) else None
-        self._fresh = parts.fresh
+        self._fresh = parts.chunker is None or parts.rows_before == 0  # no rows but those of the journal
         self._ledger = ledger
         self._counts = ledger.counts
         self._entries = parts.entries
@@ -54,10 +46,9 @@ class RecordPlanner:
         self._in_flight: set[str] = set()
         self._in_flight_before: set[str] = set()
 
-    def batches(self, items: Iterable[Record | Rejected]) -> Iterator[RecordBatch]:
+    def batches(self, items: Iterable[Record | Rejected]) -> Iterator[list[PlannedRecord]]:
         """Batches of the records that are not written yet; of records with the same id in a batch, the last."""
         records: dict[str, PlannedRecord] = {}
-        blanks: dict[str, PlannedRecord] = {}
         rows = chars = 0
         for page in self._pages(items):
             for planned in self._changes(page):
@@ -66,30 +57,27 @@ class RecordPlanner:
                     rows -= len(former.chunks)
                     chars -= len(former.record.text)
                     self._counts.add(duplicates=1, finished=1)
-                if not planned.chunks:
-                    blanks[key] = planned
-                else:
-                    blanks.pop(key, None)
+                if planned.chunks:  # else its text is blank
                     records[key] = planned
                     rows += len(planned.chunks)
                     chars += len(planned.record.text)
-                if rows + len(blanks) >= BATCH_RECORDS or chars >= BATCH_CHARS:
-                    yield self._next_batch(records, blanks)
-                    records, blanks, rows, chars = {}, {}, 0, 0
-        if (records or blanks) and not self._stop.is_set():
-            yield self._next_batch(records, blanks)
+                if rows >= BATCH_RECORDS or chars >= BATCH_CHARS:
+                    yield self._next_batch(records)
+                    records, rows, chars = {}, 0, 0
+        if records and not self._stop.is_set():
+            yield self._next_batch(records)
 
     def sampled(self) -> list[PlannedRecord]:
         """The records of the ledger's sample, as they were planned."""
         records = [] if self._ledger.sample is None else self._ledger.sample.records
         return [PlannedRecord(record=each, chunks=chunks) for each in records if (chunks := self._split(each))]
 
-    def _next_batch(self, records: dict[str, PlannedRecord], blanks: dict[str, PlannedRecord]) -> RecordBatch:
+    def _next_batch(self, records: dict[str, PlannedRecord]) -> list[PlannedRecord]:
         self._batches += 1
         if self._batches % _BATCHES_IN_FLIGHT == 0:
             self._in_flight_before = self._in_flight
             self._in_flight = set()
-        return RecordBatch(records=list(records.values()), blanks=list(blanks.values()))
+        return list(records.values())
 
     def _pages(self, items: Iterable[Record | Rejected]) -> Iterator[list[Record]]:
         """A few records at a time, in which no id occurs twice; those that cannot be stored are left out."""
@@ -130,12 +118,13 @@ class RecordPlanner:
 
     def _changes(self, page: Sequence[Record]) -> Iterator[PlannedRecord]:
         """What is to be written of a page: the records that are not written as they are, cut into chunks."""
-        if self._ledger.seen is not None:
-            self._ledger.seen.add(record.id for record in page)
+        self._ledger.deletions.see(record.id for record in page)
         if self._entries is None:
             changed = [PlannedRecord(record=record, chunks=[]) for record in page]
         else:
             changed = self._changed_records(page, self._entries)
+        blank = [each for each in changed if self._is_blank(each.record)]
+        self._ledger.deletions.note(blank, [record for record in page if not self._is_blank(record)])
         for each in changed:
             planned = self._chunked(each)
             if planned is not None:
@@ -145,7 +134,7 @@ class RecordPlanner:
         """The records that are not written as they are, not yet cut into chunks."""
         known = entries.find([record_key(record) for record in page])
         settings = "" if self._chunker is None else self._chunker.settings
-        changed, unchanged = [], []
+        changed, unchanged, written = [], [], []
         for record in page:
             key = record_key(record)
             entry = known.get(key, _UNKNOWN)
@@ -164,9 +153,12 @@ class RecordPlanner:
             lasting = not in_flight and (entry.digest or (entry is _UNKNOWN and self._fresh))
             stored = entry.chunks if lasting else None
             changed.append(PlannedRecord(record, [], name, stored, in_flight))
-            self._in_flight.add(key)
-        # From here on the old entries do not hold: were the run killed, the new ones would be missing.
-        if outdated := [each.key for each in changed if each.key in known]:
+            if not self._is_blank(record):
+                written.append(key)
+        self._in_flight.update(written)
+        # From here on the old entries do not hold: were the run killed, the new ones would be missing. Those of blank
+        # records hold until their rows are deleted.
+        if outdated := [key for key in written if key in known]:
             entries.invalidate(outdated)
         rows = [record for record in unchanged if not self._is_blank(record)]  # blank ones are counted already
         if rows:
@@ -181,7 +173,7 @@ class RecordPlanner:
         if self._is_blank(record):
             if sample is not None:
                 sample.drop(planned.key)
-            return planned._replace(stored_chunks=None)
+            return planned
         chunks = self._split(record)
         if chunks is None or (self._chunker is not None and not self._accepted(record, chunks)):
             return None
@@ -217,6 +209,5 @@ class RecordPlanner:
         return True
 
     def _leave_out(self, record: Record, chunks: Sequence[Record], reason: str) -> None:
-        if self._ledger.seen is not None:
-            self._ledger.seen.add([record.id])
+        self._ledger.deletions.see([record.id])
         self._ledger.fail(PlannedRecord(record=record, chunks=chunks), reason)
