@@ -34,6 +34,9 @@ class MemoryConnection(Connection):
     def exists(self):
         return self.collection in self.client
 
+    def names(self):
+        return self.client
+
     def read_manifest(self):
         return self.client[self.collection][0]
 

@@ -82,6 +82,8 @@ class LanceDBConnection(Connection):
             raise InvalidRequestError(
                 "the uri is no folder; write './NAME' for one, or pass lancedb.connect(...) for any other place"
             )
+        if os.path.isfile(self.where):
+            raise InvalidRequestError(f"uri={self.where!r} is a file; LanceDB keeps its tables in a folder")
         self.client = self.request("the connection", lambda: lancedb.connect(self.where))
 
     def table(self) -> Any:
@@ -96,6 +98,16 @@ class LanceDBConnection(Connection):
             if "was not found" in str(error):
                 return False
             raise
+
+    def names(self) -> Iterator[str]:
+        """Names of the tables."""
+        token = None
+        while True:
+            page = self.client.list_tables(page_token=token)
+            yield from page.tables
+            token = page.page_token
+            if not token:
+                return
 
     def read_manifest(self) -> object:
         """The manifest in the schema's metadata."""

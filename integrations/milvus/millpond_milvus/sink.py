@@ -153,6 +153,14 @@ class MilvusDriver(CollectionDriver[str]):
         """How many rows there are."""
         return self.connection.count()
 
+    def size(self) -> int:
+        """How many rows the server has counted, of a collection that need not be loaded."""
+        return int(self.connection.call("get_collection_stats", self._name)["row_count"])
+
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The data type of the vectors."""
+        return self._read_options().datatype
+
     def query(self, plan: SearchPlan, condition: str | None, manifest: CollectionManifest) -> list[Hit]:
         """The hits of a search, in two requests."""
         schema = SCHEMAS[manifest.fields]

@@ -104,6 +104,18 @@ class PgVectorConnection(Connection):
         """Whether there is such a table."""
         return self.rows("SELECT to_regclass({name})") != [(None,)]
 
+    def names(self) -> list[str]:
+        """Names of tables of sinks or with vectors, in the search path and in this one's schema."""
+        found = self.rows(
+            "SELECT CASE WHEN pg_table_is_visible(c.oid) THEN c.relname ELSE n.nspname || '.' || c.relname END "
+            "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') AND "
+            "(pg_table_is_visible(c.oid) OR n.nspname = {schema}) AND ("
+            "starts_with(obj_description(c.oid, 'pg_class'), 'millpond ') OR EXISTS (SELECT FROM pg_attribute a "
+            "JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = c.oid AND t.typname IN ('vector', 'halfvec')))",
+            schema=self.collection.rpartition(".")[0],
+        )
+        return [name for (name,) in found]
+
     def read_manifest(self) -> object:
         """The manifest in the table's comment."""
         ((comment,),) = self.rows("SELECT obj_description(to_regclass({name}), 'pg_class')")

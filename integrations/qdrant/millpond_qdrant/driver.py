@@ -116,6 +116,10 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         """How many points there are."""
         return self.connection.count()
 
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The data type of the vectors."""
+        return self._stored_vectors.datatype
+
     def condition(
         self, filter: Mapping[str, object] | models.Filter | None, manifest: CollectionManifest
     ) -> models.Filter | None:

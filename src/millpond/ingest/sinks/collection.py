@@ -13,6 +13,7 @@ from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkR
 from millpond.ingest.arguments import check_engine
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch, record_bytes, slices
+from millpond.ingest.sinks.description import CollectionDescription, describe
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
@@ -110,15 +111,21 @@ class CollectionSink(Generic[NativeFilter]):
         """The manifest of a collection that exists, which is loaded on first use; :meth:`prepare` also creates one."""
         if self.manifest is None:
             if not self._connection.found():
-                raise InvalidRequestError(
-                    f"there is no collection {self.collection!r} at {self._connection.where}; ingest into it first"
-                )
+                raise self._connection.missing()
             manifest = self._stored_manifest()
             self._driver.load()
             self.manifest = manifest
         elif time.monotonic() - self._read > self._driver.trusted:
             self.manifest = self._stored_manifest()  # an alias may name another collection by now
         return self.manifest
+
+    def collections(self) -> list[str]:
+        """Names of all collections at this location, whoever made them, in alphabetical order."""
+        return self._connection.listed()
+
+    def describe(self) -> CollectionDescription:
+        """What the database stores of the collection, which is not loaded for that."""
+        return describe(self._connection, self._driver)
 
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
         """Create the collection, or check that it was created with this model, these widths and this field layout.

@@ -48,6 +48,10 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
     def stored_datatype(self, manifest: CollectionManifest) -> str:
         """The datatype with which the table was created."""
 
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The datatype with which the table was created."""
+        return self.stored_datatype(manifest)
+
     @abstractmethod
     def pack(self, rows: FloatArray) -> Any:
         """Vectors ``[n, width]`` as a column of ``n`` values."""
