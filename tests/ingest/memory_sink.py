@@ -35,6 +35,9 @@ class MemoryConnection(Connection):
     def exists(self):
         return self.collection in self.client
 
+    def names(self):
+        return self.client
+
     def read_manifest(self):
         return self.client[self.collection][0]
 
@@ -107,5 +110,5 @@ class MemoryDriver(CollectionDriver):
 
 
 class MemorySink(CollectionSink):
-    def __init__(self, location, collection, *, dimensions=None, fields="plain"):
+    def __init__(self, location, collection, *, dimensions=None, fields=None):
         super().__init__(MemoryDriver(MemoryConnection(location, collection)), dimensions=dimensions, fields=fields)

@@ -38,10 +38,10 @@ class LanceDBSink(TableSink[str]):
     Args:
         uri: A folder, or an open connection.
         table: Name of the table.
-        dimensions: The widths to store and search, each in a column ``d{width}``; by default the width that ``embed``
-            returns. A search without them uses every width that the table has.
+        dimensions: The widths to store and search, each in a column ``d{width}``; by default those of the table, and
+            in a new one the width that ``embed`` returns.
         fields: ``plain``: columns ``pk``, ``id``, ``text``, ``metadata``, ``content_hash``, ``labels``.
-        datatype: Of the stored vectors: ``float32`` or ``float16``.
+        datatype: Of the stored vectors: ``float32`` or ``float16``; by default that of the table.
         index: ``IVF_PQ`` or ``IVF_HNSW_SQ``, built by :meth:`close` after a run. By default a search is exact.
 
     Raises:
@@ -54,8 +54,8 @@ class LanceDBSink(TableSink[str]):
         table: str,
         *,
         dimensions: Sequence[int] | None = None,
-        fields: str = "plain",
-        datatype: str = "float32",
+        fields: str | None = None,
+        datatype: str | None = None,
         index: str | None = None,
     ) -> None:
         driver = LanceDBDriver(LanceDBConnection(uri, table), fields=fields, datatype=datatype, index=index)
@@ -83,6 +83,8 @@ class LanceDBConnection(Connection):
             raise InvalidRequestError(
                 "the uri is no folder; write './NAME' for one, or pass lancedb.connect(...) for any other place"
             )
+        if os.path.isfile(self.where):
+            raise InvalidRequestError(f"uri={self.where!r} is a file; LanceDB keeps its tables in a folder")
         self.client = self.request("the connection", lambda: lancedb.connect(self.where))
 
     def table(self) -> Any:
@@ -97,6 +99,16 @@ class LanceDBConnection(Connection):
             if "was not found" in str(error):
                 return False
             raise
+
+    def names(self) -> Iterator[str]:
+        """Names of the tables."""
+        token = None
+        while True:
+            page = self.client.list_tables(page_token=token)
+            yield from page.tables
+            token = page.page_token
+            if not token:
+                return
 
     def read_manifest(self) -> object:
         """The manifest in the schema's metadata, with the last run, which is in that of the ids."""
@@ -122,7 +134,9 @@ class LanceDBDriver(TableDriver[str]):
     datatypes: ClassVar[Mapping[str, Any]] = {"float32": pa.float32(), "float16": pa.float16()}
     indexes = ("IVF_PQ", "IVF_HNSW_SQ")
 
-    def __init__(self, connection: LanceDBConnection, *, fields: str, datatype: str, index: str | None) -> None:
+    def __init__(
+        self, connection: LanceDBConnection, *, fields: str | None, datatype: str | None, index: str | None
+    ) -> None:
         self.connection: LanceDBConnection = connection
         super().__init__(fields=fields, datatype=datatype, index=index)
 

@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
@@ -64,9 +65,9 @@ class MilvusSink(CollectionSink[str]):
         self, uri: str | os.PathLike[str] | MilvusClient, collection: str, **options: Unpack[MilvusOptions]
     ) -> None:
         check_options("MilvusSink", options, MilvusOptions.__annotations__)
-        fields = check_fields(options.get("fields", "plain"))
+        fields = options.get("fields")
         connection = MilvusConnection(uri, collection, timeout=options.get("timeout", 60))
-        layout = RowLayout.of(fields, options)
+        layout = RowLayout.of(check_fields(fields or "plain"), options)
         super().__init__(
             MilvusDriver(connection, layout),
             dimensions=options.get("dimensions"),
@@ -115,7 +116,8 @@ class MilvusDriver(CollectionDriver[str]):
         )
 
     def prepare(self, manifest: CollectionManifest) -> None:
-        """Check the options, and index the fields of a new collection, or of one whose creation was interrupted."""
+        """Take the field layout, check the options, and index what a new collection, or an interrupted one, lacks."""
+        self._layout = replace(self._layout, schema=SCHEMAS[manifest.fields])
         self.connection.request("a look at the collection", self._read_options)
         self._layout.options.check_write(self._read_options(), collection=self._name)
         self.connection.request("indexing the collection", lambda: self._index(manifest))
@@ -152,6 +154,14 @@ class MilvusDriver(CollectionDriver[str]):
     def count(self) -> int:
         """How many rows there are."""
         return self.connection.count()
+
+    def size(self) -> int:
+        """How many rows the server has counted, of a collection that need not be loaded."""
+        return int(self.connection.call("get_collection_stats", self._name)["row_count"])
+
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The data type of the vectors."""
+        return self._read_options().datatype
 
     def query(self, plan: SearchPlan, condition: str | None, manifest: CollectionManifest) -> list[Hit]:
         """The hits of a search, in two requests."""

@@ -62,7 +62,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self.connection: QdrantConnection = connection
         self._name = connection.collection
         self._storage = storage
-        self._indexes = check_indexes(indexes, fields)
+        self._wanted, self._indexes = indexes, check_indexes(indexes, fields)
         self._fields = fields
         self._partial_points = PartialPoints()
         self._ignored = False  # whether options without effect were named
@@ -84,6 +84,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         """Check how vectors are stored, and make the indexes of the payload."""
         connection = self.connection
         connection.check_folder()
+        self._fields, self._indexes = manifest.fields, check_indexes(self._wanted, manifest.fields)
         self._storage.check_stored(self._stored_vectors, collection=self._name)
         connection.open_log()
         if not connection.local:
@@ -115,6 +116,10 @@ class QdrantDriver(CollectionDriver[models.Filter]):
     def count(self) -> int:
         """How many points there are."""
         return self.connection.count()
+
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The data type of the vectors."""
+        return self._stored_vectors.datatype
 
     def condition(
         self, filter: Mapping[str, object] | models.Filter | None, manifest: CollectionManifest

@@ -41,7 +41,12 @@ class CollectionOptions(SinkOptions):
         "URL",
     )
     dimensions: options.Widths = None
-    fields: str = option("plain", "Layout of the stored records: plain, langchain or llama_index.", "FORM")
+    fields: str | None = option(
+        None,
+        "Layout of the stored records: plain, langchain or llama_index (default: as the collection has it, plain for a "
+        "new one).",
+        "FORM",
+    )
     sparse_model: options.SparseModel = None
 
     @property

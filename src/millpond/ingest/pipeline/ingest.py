@@ -22,6 +22,7 @@ from millpond.ingest.pipeline.options import RunOptions, RunParts, Splitter
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.pipeline.source_items import StopRequest
 from millpond.ingest.pipeline.verify import forget_missing
+from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.protocol import Reads, Sink, check_widths
 from millpond.ingest.sources.read import reader_for
 from millpond.ingest.telemetry.report import IngestReport
@@ -144,6 +145,8 @@ def run_ingest(
         reader = stack.enter_context(closing(reader_for(records)))
         journal, dead_letters = _open_files(stack, options, records)
         sparse = prepare_sink(sink, engine, sparse_engine, chunked=chunker is not None)
+        if isinstance(sink, CollectionSink) and sink.manifest is not None:
+            widths = list(sink.manifest.dimensions)
         entries = None if journal is None else journal.collection(f"{_target(sink)} {engine.spec.fingerprint}")
         last_run = LastRun(sink, entries)
         last_run.compare()

@@ -180,6 +180,25 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
         """
         raise SinkError(f"this sink of {self.connection.database} cannot list its rows")
 
+    def size(self) -> int:
+        """How many rows the collection holds, or nearly, without loading it.
+
+        Returns:
+            The number of rows; by default :meth:`count`.
+        """
+        return self.count()
+
+    def datatype_of(self, manifest: CollectionManifest) -> str | None:
+        """The data type of the stored vectors.
+
+        Args:
+            manifest: The manifest of the collection.
+
+        Returns:
+            Its name, as the sink's option ``datatype`` has it; ``None`` if it is not known, which is the default.
+        """
+        return None
+
     def prepare(self, manifest: CollectionManifest) -> None:
         """Make the collection ready to be written to, by requests of its own, once its manifest is checked.
 

@@ -29,10 +29,10 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
     datatypes: ClassVar[Mapping[str, Any]]  # of the vectors; the first one is the default
     indexes: ClassVar[Sequence[str]]
 
-    def __init__(self, *, fields: str, datatype: str, index: str | None) -> None:
+    def __init__(self, *, fields: str | None, datatype: str | None, index: str | None) -> None:
         for name, value, known in (
-            ("fields", fields, ["plain"]),
-            ("datatype", datatype, list(self.datatypes)),
+            ("fields", fields, ["plain", None]),
+            ("datatype", datatype, [*self.datatypes, None]),
             ("index", index, [None, *self.indexes]),
         ):
             if value not in known:
@@ -41,11 +41,17 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
                     f"{name}={value!r}: a sink of {self.connection.database} has no such {name}; pass "
                     f"{name}={known[0]!r}{others}"
                 )
-        self.datatype, self.index, self.writes = datatype, index, 0
+        self.datatype = next(iter(self.datatypes)) if datatype is None else datatype
+        self.index, self.writes = index, 0
+        self._asked = datatype
 
     @abstractmethod
     def stored_datatype(self, manifest: CollectionManifest) -> str:
         """The datatype with which the table was created."""
+
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The datatype with which the table was created."""
+        return self.stored_datatype(manifest)
 
     @abstractmethod
     def pack(self, rows: FloatArray) -> Any:
@@ -63,9 +69,11 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
         """Do after a run what makes searches faster."""
 
     def prepare(self, manifest: CollectionManifest) -> None:
-        """Check that the table has this datatype."""
+        """Take the datatype of the table, or check that it is the one asked for."""
         stored = self.connection.request("a look at its columns", lambda: self.stored_datatype(manifest))
-        if stored != self.datatype:
+        if self._asked is None:
+            self.datatype = stored
+        elif stored != self.datatype:
             raise InvalidRequestError(
                 f"collection {self.connection.collection!r} holds vectors of {stored}, and this sink writes "
                 f"{self.datatype}; pass datatype={stored!r}, or another collection name"
