@@ -25,7 +25,7 @@ OWN = frozenset(
     "model model_name revision device dtype max_length hf_overrides normalize dimensions query_prompt document_prompt "
     "query_prompt_name document_prompt_name trust_remote_code show_progress truncate activation".split()
 )
-GUIDE = "is not available here; leave it out, or write what docs/migrate/index.md says instead"
+GUIDE = r"is not available here; .*docs/migrate/index\.md says more"
 
 # Options of the classes that are replaced: translated, accepted, or refused with the page that says more
 

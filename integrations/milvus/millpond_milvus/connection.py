@@ -93,6 +93,10 @@ class MilvusConnection(Connection):
         """Whether the collection exists."""
         return bool(self.call("has_collection", self.collection))
 
+    def names(self) -> list[str]:
+        """Names of the collections."""
+        return list(self.call("list_collections"))
+
     def read_manifest(self) -> object:
         """The manifest in the collection's properties."""
         description = self.call("describe_collection", self.collection)

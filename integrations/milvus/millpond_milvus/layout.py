@@ -17,6 +17,7 @@ from millpond.ingest.sinks.fields import (
     FieldLayout,
     is_own_row,
     llama_index_fields,
+    node_metadata,
     read_llama_index,
 )
 from millpond.ingest.sinks.protocol import vector_name
@@ -216,6 +217,20 @@ class FieldSchema:
             return identity, text, metadata
         metadata = {key: value for key, value in entity.items() if key not in self.reserved}
         return str(entity.get("record_id", point)), text, metadata
+
+    def content(self, row: Mapping[str, Any], added: frozenset[str]) -> tuple[str, dict[str, Any]]:
+        """Text and metadata of a stored row, to compare; both are empty if they cannot be read.
+
+        ``added`` are its fields beside those of the layout.
+        """
+        fields = {key: value for key, value in row.items() if key not in added}
+        try:
+            _, text, metadata = self.record_fields(fields, str(row[self.primary]))
+        except (LookupError, TypeError, ValueError):
+            return "", {}
+        if self.form == "llama_index":
+            metadata = node_metadata(metadata, fields, LLAMA_INDEX_KEYS | self.columns | added)
+        return text, metadata
 
 
 SCHEMAS: Mapping[FieldLayout, FieldSchema] = {

@@ -16,6 +16,7 @@ from millpond.checkpoints.resolve import hub_ids
 from millpond.compat.prompts import BGE_QUERY_PROMPTS, ReplacedClass, bge_instruction
 from millpond.errors import InvalidRequestError
 from millpond.tasks import ROLES, Role
+from millpond.values.replacements import instead_of
 
 GUIDE = "docs/migrate/index.md"
 """The page that the refusals name."""
@@ -67,9 +68,10 @@ def hide_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refusal(source: str, value: object) -> InvalidRequestError:
+def _refusal(source: str, value: object, known: Collection[str] = ()) -> InvalidRequestError:
+    name = source.partition(" with ")[0].rpartition("[")[2].strip("']")
     return InvalidRequestError(
-        f"{source}={value!r:.200} is not available here; leave it out, or write what {GUIDE} says instead"
+        f"{source}={value!r:.200} is not available here; {instead_of(name, frozenset(known))}. {GUIDE} says more"
     )
 
 
@@ -112,7 +114,7 @@ class _Translation:
         for name, value in options.items():
             source = f"{where}[{name!r}]" if where else name
             if name not in rules:
-                raise _refusal(source, value)
+                raise _refusal(source, value, self.own)
             if value is not None:
                 rules[name](self, source, value)
 
@@ -310,7 +312,8 @@ _LOADING: dict[str, _Rule] = {
     "model_name_or_path": _rename("model"),
     **{name: _rename("max_length") for name in ("max_length", "max_seq_length", "model_max_length")},
     **dict.fromkeys(("trust_remote_code", "attn_implementation", "low_cpu_mem_usage", "use_safetensors"), _ignore),
-    **dict.fromkeys(("batch_size", "embed_batch_size", "threads", "padding_side", "similarity_fn_name"), _ignore),
+    **dict.fromkeys(("batch_size", "embed_batch_size", "padding_side", "similarity_fn_name"), _ignore),
+    **dict.fromkeys(("threads", "parallel", "lazy_load"), _ignore),  # fastembed's
     **{name: _one_of({True: None}) for name in ("token", "use_auth_token")},  # that of the environment
     **dict.fromkeys(("cache_folder", "cache_dir", "local_files_only"), _of_the_hub),
     **dict.fromkeys(("dtype", "torch_dtype"), _one_of(_DTYPES, _plain)),
@@ -369,7 +372,6 @@ _SCORING: dict[str, _Rule] = {
 }
 _SPARSE: dict[str, _Rule] = {
     **_LOADING,
-    **dict.fromkeys(("parallel", "lazy_load"), _ignore),
     "cuda": _one_of({False: None, True: ("device", "cuda")}),
 }
 _RULES = {"loading": _LOADING, "embedding": _EMBEDDING, "scoring": _SCORING, "sparse": _SPARSE}

@@ -31,6 +31,7 @@ from millpond.values.config import EngineConfig
 from millpond.values.inputs import Item
 from millpond.values.outputs import TokenSpans
 from millpond.values.params import PoolingParams
+from millpond.values.replacements import names_replacements
 from millpond.values.spec import ModelSpec
 from millpond.values.stats import EngineStats
 
@@ -39,6 +40,7 @@ _CPU_BATCH_TOKENS = 4096
 _GPU_BATCH_TOKENS = 32768
 
 
+@names_replacements
 class Engine(TaskMethods):
     """A pooling engine over one checkpoint; thread-safe, and concurrent callers share batches.
 

@@ -36,6 +36,7 @@ from millpond.models.task_detection import DetectedTasks, detect_tasks
 from millpond.pooling.classifier import build_classifier
 from millpond.pooling.pooler import OutputSpec, Pooler
 from millpond.pooling.sparse import build_sparse, build_token_vectors
+from millpond.support.load_progress import loading_bar
 from millpond.tasks import Quantization, Task
 from millpond.values.config import EngineConfig
 from millpond.values.spec import ModelSpec
@@ -119,7 +120,10 @@ def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
             check_compiler(device)
     checked = is_on() if check is None else check
     checks = check_kernels(devices, dtype, quantization, remembered=not check) if checked else []
-    runners = tuple(_runner(description, device, dtype, quantization, compiled=config.compile) for device in devices)
+    with loading_bar(os.path.basename(description.spec.name.rstrip("/"))):
+        runners = tuple(
+            _runner(description, device, dtype, quantization, compiled=config.compile) for device in devices
+        )
     for runner in runners if checked else ():
         if runner.device.type == "cuda":
             vocabulary = int(stored.get("vocab_size") or 1)

@@ -21,6 +21,7 @@ from millpond.values.outputs import (
     TokenEmbeddingOutput,
 )
 from millpond.values.params import PoolingParams
+from millpond.values.replacements import names_replacements
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -38,6 +39,7 @@ class EmbedOptions(TypedDict, total=False):
     show_progress: bool
 
 
+@names_replacements
 class TaskMethods(ABC):
     """One method for each task; :class:`~millpond.Engine` has them, :class:`~millpond.AsyncEngine` awaits them."""
 

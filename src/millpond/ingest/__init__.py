@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         SourceNotFoundError,
     )
     from millpond.ingest.advice.advisor import Advice, advise
-    from millpond.ingest.advice.judgements import read_judgements
+    from millpond.ingest.advice.judgements import Evaluation, evaluate, read_judgements
     from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.pipeline.delivery import RetryPolicy
     from millpond.ingest.pipeline.ingest import ingest
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _MODULES = {
     ".errors": "JournalError SinkError SinkRejectedError SinkTooLargeError SinkUnavailableError SourceNotFoundError",
     "advice.advisor": "Advice advise",
-    "advice.judgements": "read_judgements",
+    "advice.judgements": "Evaluation evaluate read_judgements",
     "chunking": "Chunker Chunking",
     "pipeline.delivery": "RetryPolicy",
     "pipeline.ingest": "ingest",
@@ -69,6 +69,7 @@ __all__ = [
     "CollectionSink",
     "Connection",
     "Database",
+    "Evaluation",
     "Fault",
     "FieldLayout",
     "Hit",
@@ -94,6 +95,7 @@ __all__ = [
     "check_filter",
     "content_hash",
     "database",
+    "evaluate",
     "ingest",
     "matches_filter",
     "open_sink",

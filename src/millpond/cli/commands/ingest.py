@@ -41,7 +41,12 @@ class CollectionOptions(SinkOptions):
         "URL",
     )
     dimensions: options.Widths = None
-    fields: str = option("plain", "Layout of the stored records: plain, langchain or llama_index.", "FORM")
+    fields: str | None = option(
+        None,
+        "Layout of the stored records: plain, langchain or llama_index (default: as the collection has it, plain for a "
+        "new one).",
+        "FORM",
+    )
     sparse_model: options.SparseModel = None
 
     @property
@@ -116,6 +121,13 @@ class RunOptions:
         "PATH",
     )
     sync: bool = option(False, "Then delete the rows of records that the source no longer has.", flags="--sync")
+    sync_max: float = option(
+        0.5,
+        "Largest share of the collection that the run may delete, with or without --sync (1: all of it).",
+        "SHARE",
+        min=0.0,
+        max=1.0,
+    )
     verify: bool = option(False, "Then look for every row, and compare the vectors of a sample.", flags="--verify")
     report: options.Report = None
     retry_for: float = option(120.0, "Seconds to wait for a database that does not answer.", "SECONDS", min=0.0)
@@ -136,7 +148,7 @@ class RunOptions:
                 raise InvalidRequestError(str(error)) from error
             letters = Path(f"{journal}.dead.jsonl")
         return {
-            **{name: getattr(self, name) for name in ("resume", "keep_blank", "sync", "verify")},
+            **{name: getattr(self, name) for name in ("resume", "keep_blank", "sync", "sync_max", "verify")},
             "journal": journal,
             # It knows the source: a file of dead letters may be read and written in one run.
             "dead_letters": None if letters is None else DeadLetterFile(letters, source=source),
@@ -183,7 +195,8 @@ def ingest(
     A record has an id (default: the hash of its text), a text and metadata. They are read from the keys of JSON, the
     columns of CSV, or the path and content of a file; other keys and columns become metadata. A second run replaces
     records with the same id; with --cache it computes no vector twice, and writes no row twice. A blank text is left
-    out and counted, and the row that its id had is deleted. A record that cannot be stored is reported, kept as a dead
+    out and counted, and the row that its id had is deleted at the end. If more rows would be deleted than --sync-max
+    allows, all of them stay, and the exit code is 1. A record that cannot be stored is reported, kept as a dead
     letter, and the exit code is 1. SIGINT and SIGTERM end the run with exit code 130 or 143: the same command goes on.
     """
     with stop_signals() as signals, ExitStack() as stack:

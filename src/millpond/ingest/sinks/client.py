@@ -6,13 +6,14 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkUnavailableError
+from millpond.support.similar import list_names
 
 Answer = TypeVar("Answer")
 
@@ -124,6 +125,14 @@ class Connection(ABC):
     def read_manifest(self) -> object:
         """The manifest's JSON as stored, not validated; ``None`` if the collection has none."""
 
+    def names(self) -> Iterable[str]:
+        """Names of the collections of the database, whoever made them; by default none is known.
+
+        Returns:
+            Names in any order.
+        """
+        return ()
+
     def fault(self, error: Exception, request: str) -> Fault | None:
         """What an error of the client means; ``None`` for one that no client raises on purpose.
 
@@ -191,6 +200,18 @@ class Connection(ABC):
     def found(self) -> bool:
         """Whether the collection exists, as a request."""
         return self.request("a look for the collection", self.exists)
+
+    def listed(self) -> list[str]:
+        """Names of the collections of the database, as a request, in alphabetical order."""
+        return self.request("a look at its collections", lambda: sorted(self.names()))
+
+    def missing(self) -> InvalidRequestError:
+        """The error of a collection that does not exist: it names those that do, similar names first."""
+        known = ""
+        with suppress(SinkError):  # who may read a collection need not be allowed to list all
+            known = list_names(self.collection, self.listed())
+        ways = f"it has {known}; correct the name, or ingest into it first" if known else "ingest into it first"
+        return InvalidRequestError(f"there is no collection {self.collection!r} at {self.where}; {ways}")
 
     def stored_manifest(self) -> object:
         """What :meth:`read_manifest` returns, as a request.
