@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
-from tests.server.conftest import running
 
 from millpond import Engine
 from millpond.late_interaction import MemoryIndex, TokenMatch
 from millpond.server import ModelConfig, ServedModels, ServerConfig
+from tests.server.conftest import running
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 

@@ -10,7 +10,7 @@ from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from millpond.errors import InputTooLongError
 from millpond.late_interaction.index.arguments import SearchOptions, check_queries, checked_search
@@ -32,10 +32,26 @@ from millpond.vllm.model import Pending
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Candidates = Annotated[int, Field(ge=1, le=1_000_000)]
 Id = Annotated[str, Field(min_length=1)]
-Conditions = dict[str, Any]
+_SCALAR = [{"type": kind} for kind in ("string", "number", "boolean")]
+_BOUND = {"anyOf": [{"type": "number"}, {"type": "string", "description": "A date or time in ISO 8601."}]}
+_RANGE = {
+    "type": "object",
+    "properties": dict.fromkeys(("gt", "gte", "lt", "lte"), _BOUND),
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+_VALUES = {"type": "array", "items": {"anyOf": _SCALAR}, "minItems": 1}
+# The index checks the conditions themselves.
+Conditions = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "additionalProperties": {"anyOf": [*_SCALAR, _VALUES, _RANGE]}}),
+]
 Cut = Literal["end", "error"]
 
-_FILTER = "Metadata values that must match; of a list, one of them."
+_FILTER = (
+    "For each metadata key a value, a list of which one must match, or a range of numbers or times, like "
+    '`{"gte": 2020, "lt": 2024}`.'
+)
 
 
 class SearchRequest(BaseModel):
