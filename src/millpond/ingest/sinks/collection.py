@@ -249,13 +249,39 @@ class CollectionSink(Generic[NativeFilter]):
         Raises:
             InvalidRequestError: The collection does not exist.
         """
-        manifest = self.open()
-        rows: dict[str, StoredRow] = {}
-        for part in self._parts(row_ids):
-            words = f"a look at {len(part)} {self._connection.row}s"
-            found = self._connection.request(words, partial(self._driver.fetch, part, tuple(widths), manifest))
-            rows.update(found)
-        return rows
+        return self._look(self._driver.fetch, row_ids, widths)
+
+    def read_rows(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
+        """As :meth:`fetch`, with the texts and the metadata as users see them.
+
+        Args:
+            row_ids: Any number of row ids.
+            widths: The widths of the vectors to read; empty for none.
+
+        Returns:
+            For each row id that exists, the row.
+
+        Raises:
+            InvalidRequestError: The collection does not exist.
+        """
+        return self._look(self._driver.read, row_ids, widths)
+
+    def last_run(self) -> str:
+        """The id of the run that changed the collection last, as it is stored now; empty if there is none."""
+        return self._stored_manifest().run
+
+    def note_run(self, run: str) -> None:
+        """Store the id of a run in the collection's metadata.
+
+        Args:
+            run: The id.
+
+        Raises:
+            SinkError: The database refuses, or cannot store it.
+        """
+        noted = replace(self._stored_manifest(), run=run)
+        self._connection.request("a note of the run", lambda: self._driver.store_manifest(noted))
+        self.manifest = noted
 
     def chunks_from(self, first: Mapping[str, int]) -> list[str]:
         """Row ids of records' chunks from a number on, the last ones first; none if the collection holds no chunks.
@@ -435,6 +461,19 @@ class CollectionSink(Generic[NativeFilter]):
         if (batch.sparse is not None) != self.hybrid:
             wanted = "with sparse vectors" if self.hybrid else "without sparse vectors"
             raise InvalidRequestError(f"the sink of collection {self.collection!r} takes batches {wanted}")
+
+    def _look(
+        self,
+        read: Callable[[Sequence[str], Sequence[int], CollectionManifest], Mapping[str, StoredRow]],
+        row_ids: Sequence[str],
+        widths: Sequence[int],
+    ) -> dict[str, StoredRow]:
+        manifest = self.open()
+        rows: dict[str, StoredRow] = {}
+        for part in self._parts(row_ids):
+            words = f"a look at {len(part)} {self._connection.row}s"
+            rows.update(self._connection.request(words, partial(read, part, tuple(widths), manifest)))
+        return rows
 
     def _parts(self, row_ids: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
         """As many ids at a time as a request takes."""

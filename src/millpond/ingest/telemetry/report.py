@@ -22,8 +22,9 @@ class Verification:
     rows: int  # rows that the collection holds
     expected: int  # rows that it should hold: those of the journal
     missing: int  # rows of the journal that the collection lacks; their entries are removed: the next run writes them
+    compared: int = 0  # rows whose texts and metadata were compared with the records of the source
     sampled: int  # rows whose vectors were compared with the engine's
-    different: int  # of these, rows with another text or another vector
+    different: int  # records of which a row has another text, other metadata or another vector
 
     @property
     def good(self) -> bool:
