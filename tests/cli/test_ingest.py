@@ -14,6 +14,7 @@ from tests.cli.conftest import FLOAT32, FORCED, Run
 
 import millpond
 from millpond import Engine
+from millpond.ingest import point_id
 
 pytest.importorskip("millpond_qdrant")
 
@@ -51,6 +52,14 @@ def test_records_arrive(run: Run, engine_of: Callable[..., Engine], model: Path,
     stored = {"a": ("mill pond", {}), "b": ("wheel", {"n": 1})}
     assert {hit.id: (hit.text, dict(hit.metadata)) for hit in hits} == stored
     assert [hit.score for hit in hits] == pytest.approx([cosines[hit.id] for hit in hits], abs=1e-5)
+    # The collection knows its widths.
+    unnamed = ("ingest", "-", "-m", model, "--to", url, *FORCED, *FLOAT32)
+    assert run(*unnamed, stdin='{"id": "c", "text": "sluice"}\n', code=0).rows[0]["written"] == 1
+    assert "pass --dimensions" in run(*unnamed, "--dimensions", "48", stdin=LINES, code=2).err
+    with contextlib.closing(millpond.ingest.open_sink(url)) as sink:
+        reread: Any = sink
+        (row,) = reread.fetch([point_id("c")], widths=[16, 48]).values()
+        assert [len(row.vectors[width]) for width in (16, 48)] == [16, 48]
 
 
 @pytest.mark.parametrize(

@@ -195,7 +195,7 @@ def _bound(name: str, given: object) -> Bound:
     if isinstance(bound, str) and (time := time_of(bound)) is not None:
         return time
     raise InvalidRequestError(
-        f"{name}={given!r} is no bound; pass a number of at most 64 bits, or a date or time in ISO 8601, like "
+        f"{name}={given!r} is no bound; pass a number (finite, an int of 64 bits), or a date or time in ISO 8601, like "
         "'2024-01-31' or '2024-01-31T12:00:00+00:00'"
     )
 

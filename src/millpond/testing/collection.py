@@ -17,6 +17,7 @@ from millpond.testing.filters import EQUALS, FACETED, RANGES, REFUSED
 from millpond.testing.sink import ODD, SinkContract, fill, records, vectors
 
 QUESTIONS = ["how to mend zip archives", "the price of arteries", "a song about violins"]
+FORMED = [Record(name, f"the {name}", {"n": number}) for number, name in enumerate(("weir", "sluice", "race", "pond"))]
 
 
 def best(scores: Mapping[str, float], k: int) -> list[str]:
@@ -154,6 +155,18 @@ class CollectionSinkContract(SinkContract):
             with pytest.raises(InvalidRequestError, match="no collection 'docs'.*ingest into it first"):
                 use()
 
+    def test_a_missing_collection_is_named_beside_those_that_exist(self, tmp_path: Path, engine: WordEngine) -> None:
+        sink = self.make(tmp_path, collection="docs", dimensions=self.widths)
+        fill(sink, engine, records(3), self.widths)
+        assert "docs" in sink.collections()
+        found = sink.describe()
+        assert (found.name, found.rows, found.kind) == ("docs", 3, "vectors")
+        assert found.to_json()["dimensions"] == list(self.widths)
+        other = self.again(sink, tmp_path, collection="dosc")
+        with pytest.raises(InvalidRequestError, match=r"no collection 'dosc' at .*; it has 'docs'.*; correct the name"):
+            other.describe()
+        other.close()
+
     def test_invalid_searches_and_deletes_are_refused(self, sink: Any, engine: WordEngine) -> None:
         fill(sink, engine, records(2), self.widths)
         options: dict[str, Any]
@@ -238,6 +251,20 @@ class CollectionSinkContract(SinkContract):
         for sink in (first, again, more):
             sink.close()
 
+    def test_a_sink_takes_the_form_of_a_collection_that_exists(self, tmp_path: Path, engine: WordEngine) -> None:
+        for layout in self.layouts:
+            first = self.make(tmp_path, collection=layout, dimensions=self.widths, fields=layout)
+            fill(first, engine, FORMED[:2], self.widths)
+            again = self.again(first, tmp_path, collection=layout)
+            assert again.dimensions is None
+            fill(again, engine, FORMED[2:], self.widths)
+            assert again.manifest.dimensions == self.widths and again.manifest.fields == layout
+            reader = self.again(again, tmp_path, collection=layout)
+            hits = {hit.id: (hit.text, hit.metadata) for hit in reader.search(engine, "water", filter={"n": {"gt": 0}})}
+            assert hits == {record.id: (record.text, record.metadata) for record in FORMED[1:]}, layout
+            for sink in (first, again, reader):
+                sink.close()
+
     def test_two_collections_do_not_mix(self, tmp_path: Path, engine: WordEngine) -> None:
         first = self.make(tmp_path, collection="first", dimensions=[384])
         fill(first, engine, records(10), (384,))
@@ -252,9 +279,10 @@ class CollectionSinkContract(SinkContract):
         fill(sink, engine, records(3), self.widths)
         with pytest.raises(FingerprintMismatchError, match="vectors of two models do not compare"):
             sink.search(WordEngine("other words"), "anything")
-        sink = self.again(sink, tmp_path)
-        with pytest.raises(InvalidRequestError, match=r"pass dimensions=\[64, 384\]"):
-            sink.prepare(engine.spec)
+        for widths in ([384], [32, 64]):
+            sink = self.again(sink, tmp_path, dimensions=widths)
+            with pytest.raises(InvalidRequestError, match=r"pass dimensions=\[64, 384\]"):
+                sink.prepare(engine.spec)
         for layout in self.layouts[1:]:
             sink = self.again(sink, tmp_path, dimensions=self.widths, fields=layout)
             with pytest.raises(InvalidRequestError, match="pass fields='plain'"):

@@ -12,6 +12,7 @@ from typing import cast
 from millpond.errors import InvalidRequestError, SourceNotFoundError
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.compression import check_source, kind_of, open_source
+from millpond.ingest.sources.lines import read_lines, too_long
 from millpond.ingest.sources.read import RECORD_SUFFIXES, read
 
 _BOM = b"\xef\xbb\xbf"
@@ -54,7 +55,10 @@ def has_lines(source: str) -> bool:
 def _lines(source: str) -> Iterator[Record | Rejected]:
     with ExitStack() as stack:
         file = sys.stdin.buffer if source == "-" else stack.enter_context(open_source(Path(source)))
-        for number, line in enumerate(file, start=1):
+        for number, line in enumerate(read_lines(file), start=1):
+            if isinstance(line, int):
+                yield Rejected(where=f"{source}:{number}", reason=too_long("line", line))
+                continue
             data = line.removeprefix(_BOM) if number == 1 else line
             if not data.strip():
                 continue

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -114,12 +115,12 @@ def _of_index(
 def _read(file: str) -> str:
     """The text of a file, without a byte order mark and the line breaks at its end."""
     from millpond.ingest.sources.compression import open_source
+    from millpond.ingest.sources.lines import MAX_RECORD_BYTES, too_long
 
-    if file == "-":
-        data = sys.stdin.buffer.read()
-    else:
-        with open_source(Path(file)) as source:
-            data = source.read()
+    with nullcontext(sys.stdin.buffer) if file == "-" else open_source(Path(file)) as source:
+        data = source.read(MAX_RECORD_BYTES + 1)
+    if len(data) > MAX_RECORD_BYTES:
+        raise InvalidRequestError(too_long("text"))
     try:
         return data.decode().removeprefix(_BOM).rstrip("\r\n")
     except UnicodeDecodeError as error:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.errors import InvalidRequestError, SourceNotFoundError
+from millpond.ingest.sources.lines import read_text_lines, too_long
 
 Judgements = Mapping[str, Mapping[str, float]]
 # Of BEIR, whose models read the title, a space and the text.
@@ -43,7 +44,9 @@ def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]
     judgements: dict[str, dict[str, float]] = {}
     try:
         with file.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(read_text_lines(lines), start=1):
+                if isinstance(line, int):
+                    raise InvalidRequestError(f"{file}:{number}: {too_long('line', line)}")
                 fields = line.split("\t") if line.count("\t") >= 2 else line.split()
                 fields = [field.strip() for field in fields]
                 if not any(fields):

@@ -13,6 +13,7 @@ from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkR
 from millpond.ingest.arguments import check_engine
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch, record_bytes, slices
+from millpond.ingest.sinks.description import CollectionDescription, describe
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
@@ -40,15 +41,16 @@ class CollectionSink(Generic[NativeFilter]):
 
     Args:
         driver: The database's requests.
-        dimensions: The widths to store and search; ``None`` stores the width that ``embed`` returns, and searches
-            every width that the collection has.
-        fields: The layout of the stored fields: ``plain``, ``langchain`` or ``llama_index``.
+        dimensions: The widths to store and search; ``None`` takes those that the collection has, and stores the width
+            that ``embed`` returns in a new one.
+        fields: The layout of the stored fields: ``plain``, ``langchain`` or ``llama_index``; ``None`` takes that of the
+            collection, and ``plain`` for a new one.
         hybrid: Store sparse vectors beside the dense ones, for searches that fuse both.
 
     Attributes:
         database: Name of the database, for messages.
         collection: The collection's name.
-        dimensions: The widths passed at construction, ascending; ``None`` stands for the width that ``embed`` returns.
+        dimensions: The widths passed at construction, ascending; ``None`` for those of the collection.
         hybrid: Whether sparse vectors are stored beside the dense ones.
         manifest: What the collection stores of its model and its form; ``None`` before it is opened.
         max_results: Most rows that the database hands out in one search; ``None`` without such a limit.
@@ -62,7 +64,7 @@ class CollectionSink(Generic[NativeFilter]):
         driver: CollectionDriver[NativeFilter],
         *,
         dimensions: Sequence[int] | None = None,
-        fields: str = "plain",
+        fields: str | None = None,
         hybrid: bool = False,
     ) -> None:
         self._driver = driver
@@ -79,7 +81,7 @@ class CollectionSink(Generic[NativeFilter]):
         self.dimensions = check_widths(dimensions)
         self.manifest: CollectionManifest | None = None
         self._failed_write: str | None = None  # of an embedded database, whose later writes would be lost
-        self._fields = check_fields(fields)
+        self._fields = None if fields is None else check_fields(fields)
         self._read = 0.0  # when the manifest was, on the clock's seconds
 
     @property
@@ -109,9 +111,7 @@ class CollectionSink(Generic[NativeFilter]):
         """The manifest of a collection that exists, which is loaded on first use; :meth:`prepare` also creates one."""
         if self.manifest is None:
             if not self._connection.found():
-                raise InvalidRequestError(
-                    f"there is no collection {self.collection!r} at {self._connection.where}; ingest into it first"
-                )
+                raise self._connection.missing()
             manifest = self._stored_manifest()
             self._driver.load()
             self.manifest = manifest
@@ -119,8 +119,18 @@ class CollectionSink(Generic[NativeFilter]):
             self.manifest = self._stored_manifest()  # an alias may name another collection by now
         return self.manifest
 
+    def collections(self) -> list[str]:
+        """Names of all collections at this location, whoever made them, in alphabetical order."""
+        return self._connection.listed()
+
+    def describe(self) -> CollectionDescription:
+        """What the database stores of the collection, which is not loaded for that."""
+        return describe(self._connection, self._driver)
+
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
         """Create the collection, or check that it was created with this model, these widths and this field layout.
+
+        Of a collection that exists a sink takes what it was not given: the widths, and the field layout.
 
         Args:
             spec: The model of the vectors.
@@ -134,12 +144,17 @@ class CollectionSink(Generic[NativeFilter]):
         """
         chosen = sparse_spec(spec, sparse) if self.hybrid else None
         own = CollectionManifest.of(
-            spec, dimensions=self.dimensions, fields=self._fields, sparse=chosen, chunked=chunked
+            spec, dimensions=self.dimensions, fields=self._fields or "plain", sparse=chosen, chunked=chunked
         )
         with self._connection.creating():
             if not self._connection.found():
                 self._connection.create(lambda: self._driver.create(own))
             stored = self._stored_manifest()
+            own = replace(
+                own,
+                dimensions=stored.dimensions if self.dimensions is None else own.dimensions,
+                fields=self._fields or stored.fields,
+            )
             stored.check_write(own, spec, collection=self.collection, sparse=chosen)
             self._driver.prepare(stored)
             self._driver.load()
@@ -234,13 +249,39 @@ class CollectionSink(Generic[NativeFilter]):
         Raises:
             InvalidRequestError: The collection does not exist.
         """
-        manifest = self.open()
-        rows: dict[str, StoredRow] = {}
-        for part in self._parts(row_ids):
-            words = f"a look at {len(part)} {self._connection.row}s"
-            found = self._connection.request(words, partial(self._driver.fetch, part, tuple(widths), manifest))
-            rows.update(found)
-        return rows
+        return self._look(self._driver.fetch, row_ids, widths)
+
+    def read_rows(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
+        """As :meth:`fetch`, with the texts and the metadata as users see them.
+
+        Args:
+            row_ids: Any number of row ids.
+            widths: The widths of the vectors to read; empty for none.
+
+        Returns:
+            For each row id that exists, the row.
+
+        Raises:
+            InvalidRequestError: The collection does not exist.
+        """
+        return self._look(self._driver.read, row_ids, widths)
+
+    def last_run(self) -> str:
+        """The id of the run that changed the collection last, as it is stored now; empty if there is none."""
+        return self._stored_manifest().run
+
+    def note_run(self, run: str) -> None:
+        """Store the id of a run in the collection's metadata.
+
+        Args:
+            run: The id.
+
+        Raises:
+            SinkError: The database refuses, or cannot store it.
+        """
+        noted = replace(self._stored_manifest(), run=run)
+        self._connection.request("a note of the run", lambda: self._driver.store_manifest(noted))
+        self.manifest = noted
 
     def chunks_from(self, first: Mapping[str, int]) -> list[str]:
         """Row ids of records' chunks from a number on, the last ones first; none if the collection holds no chunks.
@@ -420,6 +461,19 @@ class CollectionSink(Generic[NativeFilter]):
         if (batch.sparse is not None) != self.hybrid:
             wanted = "with sparse vectors" if self.hybrid else "without sparse vectors"
             raise InvalidRequestError(f"the sink of collection {self.collection!r} takes batches {wanted}")
+
+    def _look(
+        self,
+        read: Callable[[Sequence[str], Sequence[int], CollectionManifest], Mapping[str, StoredRow]],
+        row_ids: Sequence[str],
+        widths: Sequence[int],
+    ) -> dict[str, StoredRow]:
+        manifest = self.open()
+        rows: dict[str, StoredRow] = {}
+        for part in self._parts(row_ids):
+            words = f"a look at {len(part)} {self._connection.row}s"
+            rows.update(self._connection.request(words, partial(read, part, tuple(widths), manifest)))
+        return rows
 
     def _parts(self, row_ids: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
         """As many ids at a time as a request takes."""

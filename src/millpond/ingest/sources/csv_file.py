@@ -16,11 +16,11 @@ from typing import Any, TextIO
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.compression import SourcePosition, kind_of, open_source
+from millpond.ingest.sources.lines import MAX_RECORD_BYTES, read_text_lines, too_long
 from millpond.ingest.sources.rows import Columns, make_record
 
 # A cell may hold a book. The csv module's limit (128 Ki characters) is global to the process, so it is only raised.
-_FIELD_CHARS = 1 << 27
-_ROW_CHARS = 1 << 25  # of a row over several lines; a quote that is never closed is noticed after as many
+_FIELD_CHARS = 2 * MAX_RECORD_BYTES + 2  # a row is noticed to be too long after the line that makes it so
 
 
 def _finite(cell: str) -> float:
@@ -49,14 +49,20 @@ class CsvRows:
     for the rest of the broken one, and rejected too.
     """
 
-    def __init__(self, file: Iterator[str], *, delimiter: str) -> None:
-        self._file = file
+    def __init__(self, file: TextIO, *, delimiter: str) -> None:
+        self._lines = read_text_lines(file)
         self._delimiter = delimiter
-        self._pending: deque[str] = deque()  # lines to read before those of the file
-        cell = rf'(?:[^"{re.escape(delimiter)}\r\n]*|"(?:[^"]|"")*")'
+        self._pending: deque[str | int] = deque()  # lines to read before those of the file
+        # Possessive: to go back into a cell of megabytes would take gigabytes.
+        cell = rf'(?:"(?:[^"]|"")*+"|[^"{re.escape(delimiter)}\r\n]*+)'
         self._clean = re.compile(rf"{cell}(?:{re.escape(delimiter)}{cell})*[\r\n]*")
         self.line = 1
-        self.taken: list[str] = []
+        self.taken: list[str | int] = []  # lines of the row; of one that is too long the size, which ends the row
+
+    @property
+    def text(self) -> str:
+        """The row as it is in the file, without lines that are too long."""
+        return "".join(line for line in self.taken if isinstance(line, str))
 
     def __iter__(self) -> Iterator[tuple[list[str], str | None]]:
         """Yields the cells of a row and ``None``, or no cells and the fault of the row."""
@@ -72,7 +78,7 @@ class CsvRows:
                 if (row := next(reader, None)) is None:
                     return
                 cells = row
-                if broken and not self._clean.fullmatch("".join(self.taken)):
+                if broken and not self._clean.fullmatch(self.text):
                     fault = "a quote in an unquoted cell, behind a row that is not CSV"
             except csv.Error as error:
                 fault = str(error)
@@ -94,11 +100,14 @@ class CsvRows:
     def _feed(self) -> Iterator[str]:
         """The lines for the parser, which are noted in ``taken``."""
         chars = 0
-        while (line := self._pending.popleft() if self._pending else next(self._file, None)) is not None:
-            chars = len(line) + (chars if self.taken else 0)
+        while (line := self._pending.popleft() if self._pending else next(self._lines, None)) is not None:
+            first = not self.taken
             self.taken.append(line)
-            if chars > _ROW_CHARS and len(self.taken) > 1:
-                raise csv.Error(f"a quoted cell is longer than {_ROW_CHARS} characters, or never closed")
+            if isinstance(line, int):
+                raise csv.Error(too_long("line"))
+            chars = len(line) + (0 if first else chars)
+            if chars > MAX_RECORD_BYTES and not first:
+                raise csv.Error(f"a quoted cell is longer than {MAX_RECORD_BYTES} characters, or never closed")
             yield line
 
 
@@ -148,10 +157,7 @@ class CsvReader:
         return Rejected(
             where=f"{self._path}:{rows.line}",
             reason=reason,
-            content="".join(rows.taken)
-            .rstrip("\r\n")
-            .encode(errors="surrogateescape")
-            .decode(errors="backslashreplace"),
+            content=rows.text.rstrip("\r\n").encode(errors="surrogateescape").decode(errors="backslashreplace") or None,
             record_id=identity or None,
             lines=len(rows.taken),
         )

@@ -19,6 +19,7 @@ from millpond.server.api.indexes import Match
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
 from millpond.server.requests.fields import absent_if_null, check_length
+from millpond.server.requests.result_size import reserve_result
 from millpond.server.responses.encoding import json_response
 from millpond.server.responses.response_fields import UsageInfo, usage
 from millpond.server.state import find_model
@@ -68,6 +69,7 @@ async def explain(request: Request) -> Response:
     queued: list[Any] = []  # the query, which has another role, and the spans of the document
 
     def submit() -> Pending[TokenEmbeddingOutput]:
+        reserve_result(request, model, "token_embed", [body.query, body.document], params, bytes_per_number=0)
         query_spans, document_spans = _spans(engine, body, "query"), _spans(engine, body, "document")
         query = engine.submit("token_embed", [body.query], replace(params, role="query"))
         try:
