@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from millpond.ingest.sinks.fields import (
 from millpond.ingest.sinks.protocol import vector_name
 from millpond_milvus.options import PARTITION, SPARSE, VectorOptions
 from millpond_milvus.url import MilvusOptions
+from millpond_milvus.versions import SEVERAL_VECTORS, SPARSE_VECTORS, UPSERTS, Need
 
 # A token that no model has: a record without any has this one, since Milvus takes no empty sparse vector.
 _NO_TOKEN = 2**32 - 2
@@ -66,6 +67,15 @@ class RowLayout:
                 *([PARTITION] if self.options.partition_key is not None else []),
             ]
         )
+
+    def needs(self, widths: Sequence[int]) -> Iterator[Need]:
+        """What a collection of these widths asks of a server."""
+        yield Need(feature=UPSERTS, option="millpond")
+        yield from self.options.needs()
+        if self.hybrid:
+            yield Need(feature=SPARSE_VECTORS, option="hybrid=True")
+        if len(widths) > 1:
+            yield Need(feature=SEVERAL_VECTORS, option=f"dimensions={list(widths)}", width=max(widths))
 
     def collection_schema(self, widths: Sequence[int]) -> Any:
         """The collection's fields, as the client describes them."""
@@ -111,6 +121,11 @@ class RowLayout:
 def token_weights(sparse: Mapping[int, float]) -> dict[int, float]:
     """A sparse vector as Milvus takes it: no zeros."""
     return {int(token): float(weight) for token, weight in sparse.items() if weight}
+
+
+def key_of(found: Mapping[str, Any], primary: str) -> str:
+    """The primary key of a row that a search found: a server before 2.4 does not name the field, and it is ``id``."""
+    return str(found[primary] if primary in found else found["id"])
 
 
 MAX_VARCHAR = 65_535

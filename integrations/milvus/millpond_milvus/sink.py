@@ -24,7 +24,7 @@ from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.support.filters import Condition, check_filter
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import is_exact, one_of, to_expression
-from millpond_milvus.layout import SCHEMAS, RowLayout, token_weights
+from millpond_milvus.layout import SCHEMAS, RowLayout, key_of, token_weights
 from millpond_milvus.options import OPTIONS_KEY, PARTITION, SPARSE, VectorOptions
 from millpond_milvus.url import MilvusOptions
 
@@ -101,7 +101,8 @@ class MilvusDriver(CollectionDriver[str]):
         self._layout.fields(record, point_id(record.id, record.chunk), widths)
 
     def create(self, manifest: CollectionManifest) -> None:
-        """Create the collection."""
+        """Create the collection, where the server has what its options need."""
+        self.connection.check_needs(self._layout.needs(manifest.dimensions))
         options = self._layout.options.to_property()
         self.connection.call(
             "create_collection",
@@ -173,7 +174,7 @@ class MilvusDriver(CollectionDriver[str]):
             )
             if not candidates and not plan.hybrid:
                 return []
-            within = one_of(schema.primary, [str(row[schema.primary]) for row in candidates])
+            within = one_of(schema.primary, [key_of(row, schema.primary) for row in candidates])
         fields = schema.output_fields()
         rows = (
             self._fused(plan, within, condition, fields)
@@ -358,7 +359,7 @@ class MilvusDriver(CollectionDriver[str]):
 
     def _hit(self, row: Mapping[str, Any], manifest: CollectionManifest) -> Hit:
         schema = SCHEMAS[manifest.fields]
-        point = str(row[schema.primary])
+        point = key_of(row, schema.primary)
         with self.reading(point, manifest):
             record_id, text, metadata = schema.record_fields(row["entity"], point)
         return Hit(id=record_id, score=float(row["distance"]), text=text, metadata=metadata)

@@ -131,7 +131,8 @@ class PgVectorConnection(Connection):
             kind = kind_of_state(state, str(error))
         else:
             kind = SinkRejectedError if isinstance(error, psycopg.DataError) else SinkError
-        return Fault(words=f"refused {request}: {words}", kind=kind)
+        verb = "did not answer" if kind is SinkUnavailableError and not state else "refused"
+        return Fault(words=f"{verb} {request}: {words}", kind=kind)
 
     def hang_up(self) -> None:
         """Shut the connection down, whose owner then meets its end; the descriptor stays his."""
@@ -381,10 +382,10 @@ def _clause(key: str, condition: Condition) -> Composed:
 
 
 def _json(value: object) -> str:
-    """A value of a filter as JSON."""
+    """A part of a filter as JSON."""
     text = json.dumps(value)
     if _NUL.search(text):
-        raise InvalidRequestError("the filter holds a NUL character, which PostgreSQL does not store; leave that out")
+        raise InvalidRequestError(f"the filter's {text} holds a NUL character, which PostgreSQL does not store")
     return text
 
 

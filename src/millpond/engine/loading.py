@@ -295,6 +295,8 @@ def _read(config: EngineConfig, *, has_weights: bool = False) -> _Description:
         tokenizer_limit=tokenizer.limit,
         token_id=tokenizer.token_id,
     )
+    if config.max_length is not None:
+        _check_room(config.max_length, spec, tokenizer)
     assert layout.pooling is not None  # complete_layout() fills it in
     return _Description(
         checkpoint=checkpoint,
@@ -305,6 +307,19 @@ def _read(config: EngineConfig, *, has_weights: bool = False) -> _Description:
         encoder=_encoder(tokenizer, layout.late_interaction, detected, config, decoder=architecture.decoder),
         spec=spec,
     )
+
+
+def _check_room(max_length: int, spec: ModelSpec, tokenizer: TextTokenizer) -> None:
+    """Refuse a limit that leaves no room for text; what a template or a prompt needs is known at the call."""
+    pairs, late = spec.score_type == "cross-encoder", spec.score_type == "late-interaction"
+    special = tokenizer.special_tokens(is_pair=pairs) + late  # the marker of a query or document
+    least = special + (2 if pairs else 1)
+    if max_length < least:
+        what = "a pair" if pairs else "a text"
+        raise InvalidRequestError(
+            f"max_length={max_length} leaves no room for text: {what} of {spec.name} has {special} special tokens; "
+            f"choose at least {least}, or leave it out for the checkpoint's own limit"
+        )
 
 
 def _reward_token(checkpoint: Checkpoint, architecture: Architecture) -> int | None:

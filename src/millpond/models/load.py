@@ -144,7 +144,7 @@ def _told_to_the_bar(folder: Path) -> Iterator[None]:
 
     def hook(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if options.get("desc") == "Loading weights" and arguments and isinstance(arguments[0], Sized):
-            return advancing(arguments[0], size / max(1, len(arguments[0])))  # type: ignore[arg-type]
+            return advancing(arguments[0], size // max(1, len(arguments[0])))  # type: ignore[arg-type]
         return factory(*arguments, **options)
 
     previous = set_hook(hook)

@@ -23,16 +23,16 @@ class _LoadingBar:
         self._name = name
         self._begun = time.monotonic()
         self._stage = ""
-        self._total = self._done = 0.0
+        self._total = self._done = 0
         self._bar: Any = None
 
-    def begin(self, stage: str, total: float) -> None:
-        self._stage, self._total, self._done = stage, total, 0.0
+    def begin(self, stage: str, total: int) -> None:
+        self._stage, self._total, self._done = stage, total, 0
         if self._bar is not None:
             self._bar.set_description(self._words, refresh=False)
             self._bar.reset(total=total)
 
-    def advance(self, size: float) -> None:
+    def advance(self, size: int) -> None:
         self._done += size
         if self._bar is not None:
             self._bar.update(size)
@@ -71,19 +71,19 @@ def loading_bar(name: str) -> Iterator[None]:
         bar.close()
 
 
-def begin(stage: str, total: float) -> None:
+def begin(stage: str, total: int) -> None:
     """The next stage of loading, over so many bytes."""
     if (bar := _current.get()) is not None:
         bar.begin(stage, total)
 
 
-def advance(size: float) -> None:
+def advance(size: int) -> None:
     """So many bytes of the stage are done."""
     if (bar := _current.get()) is not None:
         bar.advance(size)
 
 
-def advancing(items: Iterable[Item], size: float) -> Iterator[Item]:
+def advancing(items: Iterable[Item], size: int) -> Iterator[Item]:
     """The items, each of which is ``size`` bytes of the stage."""
     for item in items:
         yield item

@@ -17,11 +17,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.conftest import PROGRAM, main
-from tests.server.conftest import run
 
 from millpond.errors import InvalidRequestError, MissingExtraError, SourceNotFoundError
 from millpond.server import ModelConfig, ServerConfig
 from millpond.server.settings.sources import MODEL_SETTINGS, SERVER_SETTINGS, environment_name, read
+from tests.server.conftest import run
 
 # A value for each type that differs from every default: (in Python, as text).
 SAMPLES: dict[Any, tuple[Any, str]] = {

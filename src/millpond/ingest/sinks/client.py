@@ -17,6 +17,7 @@ from millpond.support.similar import list_names
 
 Answer = TypeVar("Answer")
 
+_NOBODY = re.compile(r"connection refused|actively refused|\[Errno 111\]", re.IGNORECASE)  # by the system, of a port
 REQUEST_THREAD = "millpond-request"
 """The name of the threads in which :func:`within` makes calls."""
 
@@ -178,7 +179,7 @@ class Connection(ABC):
         """
         if self.closed:
             raise SinkError(
-                f"{self.database} at {self.where} refused {words}: this {self.kind} is closed; open another one"
+                f"{self.database} at {self.where} did not get {words}: this {self.kind} is closed; open another one"
             )
         seconds = self.timeout if limited else None
         try:
@@ -193,6 +194,11 @@ class Connection(ABC):
             if fault is None:  # a client asserts what its server never answers, or reads keys that are not there
                 fault = Fault(words=f"answered {words} with something that its client cannot read ({error!r})")
             message = f"{self.database} at {self.where} {fault.words}"
+            if issubclass(fault.kind, SinkUnavailableError) and _NOBODY.search(fault.words):
+                message = (
+                    f"nothing listens at {self.where}, so {self.database} did not answer {words}; start it, or correct "
+                    "host and port"
+                )
             if issubclass(fault.kind, SinkUnavailableError):
                 raise fault.kind(message, retry_after=fault.retry_after) from error
             raise fault.kind(message) from error
