@@ -101,6 +101,11 @@ def test_the_model_of_a_local_folder_is_found_again(millpond: Callable[..., str]
         moved.rename(colbert)
 
 
+def test_an_index_of_another_name_is_named(millpond: Callable[..., str], built: Path) -> None:
+    printed = millpond("index", "stats", built.with_name("bilt"), code=2)
+    assert f"has no index; build it first; beside it there are '{built.name}'" in printed
+
+
 def test_a_disk_that_cannot_be_written_is_an_error_without_a_traceback(
     millpond: Callable[..., str], built: Path, colbert: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,6 +1,7 @@
 """MemorySink: the smallest database, a dict in this process. It shows what a new database has to implement."""
 
 import re
+from dataclasses import replace
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest import (
@@ -33,6 +34,9 @@ class MemoryConnection(Connection):
 
     def exists(self):
         return self.collection in self.client
+
+    def names(self):
+        return self.client
 
     def read_manifest(self):
         return self.client[self.collection][0]
@@ -78,6 +82,16 @@ class MemoryDriver(CollectionDriver):
             )
             for row_id, (record, vectors) in found.items()
         }
+
+    def read(self, row_ids, widths, manifest):
+        rows = self.fetch(row_ids, widths, manifest)
+        return {
+            row_id: replace(row, text=self.rows[row_id][0].text, metadata=self.rows[row_id][0].metadata)
+            for row_id, row in rows.items()
+        }
+
+    def store_manifest(self, manifest):
+        self.connection.client[self.connection.collection] = (manifest.to_dict(), self.rows)
 
     def scan(self, manifest):
         yield [(row_id, record.id) for row_id, (record, _) in self.rows.items()]

@@ -25,6 +25,7 @@ from millpond.support.filters import Condition
 from millpond_lancedb.filters import is_exact, labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
+_RUN = f"{MANIFEST_KEY}.run"
 _WRITES = 256  # after as many, fragments are merged: a write takes the longer, the more of them there are
 _KEPT = timedelta(minutes=10)  # old versions, which other processes may be reading
 
@@ -82,6 +83,8 @@ class LanceDBConnection(Connection):
             raise InvalidRequestError(
                 "the uri is no folder; write './NAME' for one, or pass lancedb.connect(...) for any other place"
             )
+        if os.path.isfile(self.where):
+            raise InvalidRequestError(f"uri={self.where!r} is a file; LanceDB keeps its tables in a folder")
         self.client = self.request("the connection", lambda: lancedb.connect(self.where))
 
     def table(self) -> Any:
@@ -97,10 +100,23 @@ class LanceDBConnection(Connection):
                 return False
             raise
 
+    def names(self) -> Iterator[str]:
+        """Names of the tables."""
+        token = None
+        while True:
+            page = self.client.list_tables(page_token=token)
+            yield from page.tables
+            token = page.page_token
+            if not token:
+                return
+
     def read_manifest(self) -> object:
-        """The manifest in the schema's metadata."""
-        comment = (self.table().schema.metadata or {}).get(MANIFEST_KEY.encode())
-        return manifest_of(None if comment is None else str(comment, "utf-8", "replace"))
+        """The manifest in the schema's metadata, with the last run, which is in that of the ids."""
+        schema = self.table().schema
+        comment = (schema.metadata or {}).get(MANIFEST_KEY.encode())
+        manifest = manifest_of(None if comment is None else str(comment, "utf-8", "replace"))
+        run = (schema.field("pk").metadata or {}).get(_RUN.encode()) if isinstance(manifest, dict) else None
+        return manifest if run is None else {**manifest, "run": run.decode()}
 
     def fault(self, error: Exception, request: str) -> Fault:
         """What an error of Lance means, without a line of its source."""
@@ -131,6 +147,10 @@ class LanceDBDriver(TableDriver[str]):
         kinds |= {vector_name(d): pa.list_(self.datatypes[self.datatype], d) for d in manifest.dimensions}
         schema = pa.schema(kinds.items(), metadata={MANIFEST_KEY: json.dumps(manifest.to_dict())})
         self.connection.client.create_table(self.connection.collection, schema=schema)
+
+    def store_manifest(self, manifest: CollectionManifest) -> None:
+        """Note the last run: metadata of a column can be changed, and that of a table cannot."""
+        self.connection.table().update_field_metadata({"path": "pk", "metadata": {_RUN: manifest.run}})
 
     def stored_datatype(self, manifest: CollectionManifest) -> str:
         """The datatype of its vectors."""
@@ -188,9 +208,9 @@ class LanceDBDriver(TableDriver[str]):
         """How many rows there are."""
         return int(self.connection.table().count_rows())
 
-    def select(self, row_ids: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
-        """``pk``, ``id``, ``content_hash`` and the vectors of these rows."""
-        names = ["pk", "id", "content_hash", *map(vector_name, widths)]
+    def select(self, row_ids: Sequence[str], columns: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
+        """These columns of these rows, and then their vectors."""
+        names = [*columns, *map(vector_name, widths)]
         search = self.connection.table().search().where(f"pk IN ({quoted(row_ids)})").select(names).limit(len(row_ids))
         return [[row[name] for name in names] for row in search.to_arrow().to_pylist()]
 

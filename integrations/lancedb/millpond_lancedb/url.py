@@ -37,5 +37,5 @@ def sink_from_url(
     if scheme != "path" or not location:
         raise InvalidRequestError(f"'lancedb+{scheme}:' does not name a LanceDB; write lancedb+path:DIR#docs")
     if must_exist:
-        check_exists(location, database="LanceDB")
+        check_exists(location, database="LanceDB", marker=".")
     return LanceDBSink(location, collection, **options)

@@ -47,7 +47,8 @@ class MillpondSinkRetriever(LangChainSource, BaseRetriever):
         k: How many documents to return.
         coarse_to_fine: Search in two stages, if the collection has several widths.
         candidates: How many documents the first stage selects, ``max(100, 10 * k)`` by default.
-        filter: Metadata values that must match (of a list, one of them), or the database's own filter.
+        filter: For each metadata key a value, a list of which one must match, or a range like ``{"gte": 2020}``; or the
+            database's own filter.
         hybrid: Fuse the ranking with that of the sparse vectors.
         sparse_engine: The engine of the sparse vectors, by default ``engine``. Never serialized.
         score_threshold: Return only documents with at least this score.

@@ -28,8 +28,9 @@ from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
 from millpond_milvus.connection import MilvusConnection
 from millpond_milvus.filters import is_exact, one_of, to_expression
-from millpond_milvus.layout import MAX_JSON, MAX_VARCHAR, SCHEMAS
+from millpond_milvus.layout import MAX_JSON, MAX_VARCHAR, SCHEMAS, key_of
 from millpond_milvus.rows import PATH, ROWS, VECTOR, pack, packed_tokens, struct_tokens, to_structs
+from millpond_milvus.versions import TOKEN_VECTORS, Need
 
 _PLAIN = SCHEMAS["plain"]
 _FIELDS = [*_PLAIN.strings, "metadata", "tokens", "added"]
@@ -51,7 +52,7 @@ class MilvusIndex(CollectionIndex):
 
     Milvus Lite has no token vectors. A document there is one row with a single vector, by which candidates are found,
     and its token rows as int8, which are compared in this process. On a server (2.6.4 or newer) the token rows are an
-    array of structs, which Milvus indexes and compares by MaxSim itself; this has never run against a server, only
+    array of structs, which Milvus indexes and compares by MaxSim itself; this has never run against such a server, only
     against a fake one that checks the requests. Primary keys are :func:`millpond.ingest.point_id` of the caller's id,
     and the other fields are the plain ones of :class:`~millpond_milvus.MilvusSink`.
 
@@ -93,6 +94,11 @@ class MilvusIndex(CollectionIndex):
         connection = MilvusConnection(uri, collection, kind="index", timeout=timeout)
         check_prefetch(prefetch, MilvusIndexDriver.prefetches[:2])
         connection.open()
+        try:
+            connection.check_needs([Need(feature=TOKEN_VECTORS, option="MilvusIndex")])
+        except InvalidRequestError:
+            connection.close()
+            raise
         codec, wanted = ("int8", prefetch) if connection.embedded else ("float32", "tokens")
         driver = MilvusIndexDriver(connection)
         super().__init__(driver, engine, codec=codec, prefetch=wanted, dimensions=dimensions, pool_factor=pool_factor)
@@ -265,7 +271,7 @@ class MilvusIndexDriver(IndexDriver):
             filter=_and(expression, "tokens > 0"),
             output_fields=[_PLAIN.primary],
         )
-        return [[str(row[_PLAIN.primary]) for row in result] for result in results]
+        return [[key_of(row, _PLAIN.primary) for row in result] for result in results]
 
     def _scored_by_milvus(self, queries: Sequence[IndexQuery], expression: str, candidates: int) -> list[list[Found]]:
         """The best documents of each query by the server's index of token rows."""

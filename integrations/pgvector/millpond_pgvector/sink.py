@@ -104,6 +104,18 @@ class PgVectorConnection(Connection):
         """Whether there is such a table."""
         return self.rows("SELECT to_regclass({name})") != [(None,)]
 
+    def names(self) -> list[str]:
+        """Names of tables of sinks or with vectors, in the search path and in this one's schema."""
+        found = self.rows(
+            "SELECT CASE WHEN pg_table_is_visible(c.oid) THEN c.relname ELSE n.nspname || '.' || c.relname END "
+            "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') AND "
+            "(pg_table_is_visible(c.oid) OR n.nspname = {schema}) AND ("
+            "starts_with(obj_description(c.oid, 'pg_class'), 'millpond ') OR EXISTS (SELECT FROM pg_attribute a "
+            "JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = c.oid AND t.typname IN ('vector', 'halfvec')))",
+            schema=self.collection.rpartition(".")[0],
+        )
+        return [name for (name,) in found]
+
     def read_manifest(self) -> object:
         """The manifest in the table's comment."""
         ((comment,),) = self.rows("SELECT obj_description(to_regclass({name}), 'pg_class')")
@@ -119,7 +131,8 @@ class PgVectorConnection(Connection):
             kind = kind_of_state(state, str(error))
         else:
             kind = SinkRejectedError if isinstance(error, psycopg.DataError) else SinkError
-        return Fault(words=f"refused {request}: {words}", kind=kind)
+        verb = "did not answer" if kind is SinkUnavailableError and not state else "refused"
+        return Fault(words=f"{verb} {request}: {words}", kind=kind)
 
     def hang_up(self) -> None:
         """Shut the connection down, whose owner then meets its end; the descriptor stays his."""
@@ -206,6 +219,11 @@ class PgVectorDriver(TableDriver[Composable]):
             )
             cursor.execute(self.connection.sql("COMMENT ON TABLE {table} IS {comment}", comment=comment))
 
+    def store_manifest(self, manifest: CollectionManifest) -> None:
+        """Replace the table's comment."""
+        comment = f"{MANIFEST_KEY} {json.dumps(manifest.to_dict())}"
+        self._rows("COMMENT ON TABLE {table} IS {comment}", comment=comment)
+
     def load(self) -> None:
         """Learn the types of the vectors."""
         self.connection.request("a look at its columns", self._read_types)
@@ -291,13 +309,21 @@ class PgVectorDriver(TableDriver[Composable]):
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
     ) -> dict[str, StoredRow]:
         """Those of these rows that exist; signs are no vectors."""
-        return super().fetch(row_ids, [width for width in widths if self._types[width] != "bit"], manifest)
+        return super().fetch(row_ids, self._readable(widths), manifest)
 
-    def select(self, row_ids: Sequence[str], widths: Sequence[int]) -> list[Any]:
-        """``pk``, ``id``, ``content_hash`` and the vectors of these rows."""
-        columns = [SQL(", {}::real[]").format(Identifier(vector_name(width))) for width in widths]
-        query = "SELECT pk, id, content_hash{columns} FROM {table} WHERE pk = ANY({ids}::uuid[])"
-        return self._rows(query, columns=SQL("").join(columns), ids=list(row_ids))
+    def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
+        """The same with texts and metadata."""
+        return super().read(row_ids, self._readable(widths), manifest)
+
+    def _readable(self, widths: Sequence[int]) -> list[int]:
+        return [width for width in widths if self._types[width] != "bit"]
+
+    def select(self, row_ids: Sequence[str], columns: Sequence[str], widths: Sequence[int]) -> list[Any]:
+        """These columns of these rows, and then their vectors."""
+        parts = [SQL("{}::text" if name == "metadata" else "{}").format(Identifier(name)) for name in columns]
+        parts += [SQL("{}::real[]").format(Identifier(vector_name(width))) for width in widths]
+        query = "SELECT {columns} FROM {table} WHERE pk = ANY({ids}::uuid[])"
+        return self._rows(query, columns=_listed(parts), ids=list(row_ids))
 
     def scan(self, manifest: CollectionManifest) -> Iterator[list[tuple[str, str]]]:
         """Pages of row ids and record ids."""
@@ -356,10 +382,10 @@ def _clause(key: str, condition: Condition) -> Composed:
 
 
 def _json(value: object) -> str:
-    """A value of a filter as JSON."""
+    """A part of a filter as JSON."""
     text = json.dumps(value)
     if _NUL.search(text):
-        raise InvalidRequestError("the filter holds a NUL character, which PostgreSQL does not store; leave that out")
+        raise InvalidRequestError(f"the filter's {text} holds a NUL character, which PostgreSQL does not store")
     return text
 
 

@@ -26,6 +26,7 @@ from millpond.support.filters import Condition
 from millpond_qdrant.connection import QdrantConnection
 from millpond_qdrant.payload import (
     IDENTITY,
+    content_of,
     has_condition,
     identity_of,
     is_exact,
@@ -116,6 +117,10 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         """How many points there are."""
         return self.connection.count()
 
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The data type of the vectors."""
+        return self._stored_vectors.datatype
+
     def condition(
         self, filter: Mapping[str, object] | models.Filter | None, manifest: CollectionManifest
     ) -> models.Filter | None:
@@ -177,13 +182,29 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
     ) -> dict[str, StoredRow]:
         """Those of these points that exist."""
-        points = self.connection.client.retrieve(
+        points = self._retrieve(row_ids, widths, payload=IDENTITY)
+        return {str(point.id): self._stored_row(point, widths) for point in points}
+
+    def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
+        """The same with texts and metadata; of a point that cannot be read both are empty."""
+        rows = {}
+        for point in self._retrieve(row_ids, widths, payload=True):
+            text, metadata = content_of(point.payload or {}, str(point.id), manifest.fields)
+            rows[str(point.id)] = replace(self._stored_row(point, widths), text=text, metadata=metadata)
+        return rows
+
+    def store_manifest(self, manifest: CollectionManifest) -> None:
+        """Replace the manifest in the collection's metadata."""
+        self.connection.check_folder()
+        self.connection.client.update_collection(self._name, metadata={MANIFEST_KEY: manifest.to_dict()})
+
+    def _retrieve(self, row_ids: Sequence[str], widths: Sequence[int], *, payload: Any) -> list[models.Record]:
+        return self.connection.client.retrieve(
             self._name,
             [_native_id(row_id) for row_id in row_ids],
-            with_payload=IDENTITY,
+            with_payload=payload,
             with_vectors=[vector_name(width) for width in widths] or False,
         )
-        return {str(point.id): self._stored_row(point, widths) for point in points}
 
     def scan(self, manifest: CollectionManifest) -> Iterator[list[tuple[str, str]]]:
         """Pages of point ids and record ids."""

@@ -16,6 +16,7 @@ from millpond.ingest.sinks.fields import (
     FieldLayout,
     is_own_row,
     llama_index_fields,
+    node_metadata,
     read_llama_index,
 )
 from millpond.support.filters import Condition, Range, check_filter
@@ -68,6 +69,15 @@ def record_fields(payload: Mapping[str, Any], point: str, form: FieldLayout) -> 
         return read_llama_index(payload, point)
     text = payload[_TEXT_KEYS[written]]
     return str(payload.get("id", point)), str(text), dict(payload.get("metadata") or {})
+
+
+def content_of(payload: Mapping[str, Any], point: str, form: FieldLayout) -> tuple[str, dict[str, Any]]:
+    """Text and metadata of a stored point, to compare; both are empty if they cannot be read."""
+    try:
+        _, text, metadata = record_fields(payload, point, form)
+    except (LookupError, TypeError, ValueError):
+        return "", {}
+    return text, node_metadata(metadata, payload) if _TEXT_KEYS["llama_index"] in payload else metadata
 
 
 def to_filter(filter: Mapping[str, object] | models.Filter | None, form: FieldLayout) -> models.Filter | None:

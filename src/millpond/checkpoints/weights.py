@@ -68,7 +68,7 @@ def _found(source: Source) -> str:
     if stray:
         return f"{missing}, but {stray[0]}, whose name says nothing; rename it, if it holds the whole model"
     if not names:
-        return f"no files, and so {missing}; check the path"
+        return "no files; a checkpoint has config.json, the tokenizer's files and model.safetensors: check the path"
     return f"{missing}, only {', '.join(names[:4])}{' ...' if len(names) > 4 else ''}; is the checkpoint complete?"
 
 

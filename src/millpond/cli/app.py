@@ -18,6 +18,7 @@ from millpond.cli.arguments.vllm_flags import ServeCommand
 from millpond.cli.arguments.written import drop_output, output_problem, watch_output
 from millpond.cli.commands.advise import advise
 from millpond.cli.commands.cache import app as cache
+from millpond.cli.commands.collections import app as collections
 from millpond.cli.commands.embed import embed
 from millpond.cli.commands.env import env
 from millpond.cli.commands.explain import explain
@@ -54,6 +55,7 @@ app = typer.Typer(
 for command in (demo, embed, rerank, explain, ingest, search, advise, models, env):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
+app.add_typer(collections)
 app.add_typer(index)
 app.add_typer(cache)
 

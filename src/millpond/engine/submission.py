@@ -175,7 +175,7 @@ class Submission:
         finally:
             for future in ahead:
                 future.cancel()
-            truncated.log()
+            truncated.log(self.dispatcher.truncation_log)
 
     def _score_apart(
         self, items: Sequence[Item], params: PoolingParams, score_type: ScoreType | None, options: CallOptions

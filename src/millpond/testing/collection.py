@@ -155,6 +155,18 @@ class CollectionSinkContract(SinkContract):
             with pytest.raises(InvalidRequestError, match="no collection 'docs'.*ingest into it first"):
                 use()
 
+    def test_a_missing_collection_is_named_beside_those_that_exist(self, tmp_path: Path, engine: WordEngine) -> None:
+        sink = self.make(tmp_path, collection="docs", dimensions=self.widths)
+        fill(sink, engine, records(3), self.widths)
+        assert "docs" in sink.collections()
+        found = sink.describe()
+        assert (found.name, found.rows, found.kind) == ("docs", 3, "vectors")
+        assert found.to_json()["dimensions"] == list(self.widths)
+        other = self.again(sink, tmp_path, collection="dosc")
+        with pytest.raises(InvalidRequestError, match=r"no collection 'dosc' at .*; it has 'docs'.*; correct the name"):
+            other.describe()
+        other.close()
+
     def test_invalid_searches_and_deletes_are_refused(self, sink: Any, engine: WordEngine) -> None:
         fill(sink, engine, records(2), self.widths)
         options: dict[str, Any]

@@ -1,7 +1,7 @@
 """Names that users of other libraries write, and what to write here; errors about unknown names say it.
 
-The names are those of sentence-transformers 6.2, fastembed 0.9, FlagEmbedding 1.3, PyLate 1.3 and LangChain's and
-LlamaIndex's classes over them.
+The names are those of sentence-transformers, fastembed, FlagEmbedding, PyLate, and the classes of LangChain and
+LlamaIndex over them.
 """
 
 from __future__ import annotations

@@ -63,6 +63,11 @@ INDEX_CASES = [
     ),
     Case(
         path="/v1/indexes/docs/search",
+        body={"query": QUERY, "filter": {"year": {"gt": 1790, "lte": 1812.5}}},
+        same=lambda e: {"results": hits(e, QUERY, filter={"year": 1812})},
+    ),
+    Case(
+        path="/v1/indexes/docs/search",
         body={"query": QUERY, "ids": ["wheel", "query", "unknown"], "exact": True},
         same=lambda e: {"results": hits(e, QUERY, ids=["wheel", "query"])},
     ),
@@ -102,7 +107,8 @@ INDEX_CASES = [
             ({"query": "a", "queries": ["a"]}, "query or queries"),
             ({"query": " "}, "blank"),
             ({"query": "a", "k": 5, "candidates": 2}, "candidates=2"),
-            ({"query": "a", "filter": {"year": {"$gt": 1}}}, "filter"),
+            ({"query": "a", "filter": {"year": {"$gt": 1}}}, "has the word '.gt'; a range has gt, gte"),
+            ({"query": "a", "filter": {"year": {"gt": "soon"}}}, "='soon' is no bound"),
             ({"query": "a", "top_k": 3}, "top_k"),
             ({"queries": ["a", LONG], "truncate": "error"}, "It is the one at index 1."),
             ({"queries": ["a"] * 401}, "401 queries"),

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
-from tests.server.conftest import running
 
 from millpond.server import ModelConfig, ServedModels, ServerConfig
+from tests.server.conftest import running
 
 pytestmark = pytest.mark.contract
 

@@ -40,6 +40,9 @@ def opened_index(index: Path, model: str, options: EngineOptions, **created: Any
     """The index, which is created if there is none, with an engine."""
     from millpond.late_interaction import PlaidIndex
 
+    width, spec = created.get("dimensions"), options.describe(model)
+    if width is not None and "token_embed" in spec.tasks and width > spec.hidden_size:  # before a folder is made
+        raise InvalidRequestError(f"dimensions={width} is more than {model} has ({spec.hidden_size}); choose fewer")
     with token_engine(model, options) as engine, PlaidIndex(index, engine, **created) as opened:
         yield opened
 

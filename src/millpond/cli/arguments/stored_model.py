@@ -40,9 +40,9 @@ def describe_stored(
         return _as_then(identity, name, settings)
     if identity.folder is not None and os.path.isdir(identity.folder):
         with suppress(ModelLoadError, InvalidRequestError):
-            found = _as_then(identity, identity.folder, settings)
-            if found.spec.fingerprint == identity.fingerprint:
-                return found
+            stored = {name: value for name, value in settings.items() if name not in identity.settings}
+            if _as_then(identity, identity.folder, stored).spec.fingerprint == identity.fingerprint:
+                return _as_then(identity, identity.folder, settings)
     try:
         return _as_then(identity, identity.model, settings)
     except ModelLoadError as error:

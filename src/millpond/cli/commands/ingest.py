@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -18,7 +18,7 @@ from millpond.cli.arguments.groups import EngineOptions, RecordOptions, SinkOpti
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.stop_signals import StopSignals, stop_signals
 from millpond.cli.arguments.written import writing
-from millpond.errors import InvalidRequestError, JournalError, MillpondError
+from millpond.errors import InvalidRequestError, JournalError, MillpondError, SinkError
 from millpond.ingest.record import Record, Rejected
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def ingest(
         vectors = open_cache(stack, run.cache) if ray.address is None else None
         arguments = {**run.arguments(source), "chunking": chunking, "stop": stop, "trace": page.trace}
         if ray.address is None:
-            start, target = _here(stack, model, collection, engine, vectors)
+            start, target = _here(stack, spec, collection, engine, vectors)
         else:
             start, target = _on_ray(model, collection, run.cache, ray, engine), collection.to
         signals.pass_to(stop)
@@ -234,16 +234,20 @@ def ingest(
 
 
 def _here(
-    stack: ExitStack, model: str, collection: CollectionOptions, engine: EngineOptions, vectors: VectorCache | None
+    stack: ExitStack, spec: ModelSpec, collection: CollectionOptions, engine: EngineOptions, vectors: VectorCache | None
 ) -> tuple[Start, str]:
     """A run in this process, with everything open, and the name of its collection."""
     from millpond.engine.engine import Engine
     from millpond.ingest.pipeline.ingest import ingest
+    from millpond.ingest.sinks.collection import CollectionSink
     from millpond.ingest.sinks.database import open_sink
 
     settings = {"dimensions": collection.widths, "fields": collection.fields, **collection.settings}
     sink = stack.enter_context(closing(open_sink(collection.to, **settings)))
-    loaded = stack.enter_context(engine.load(model, cache=vectors))
+    with suppress(SinkError):  # who may write a collection need not be allowed to list all
+        if isinstance(sink, CollectionSink) and sink.collection in sink.collections():
+            sink.open().check_model(spec, collection=sink.collection)  # before the weights are loaded
+    loaded = stack.enter_context(engine.load(spec.name, cache=vectors))
     sparse = None
     if collection.sparse_model is not None:
         sparse = stack.enter_context(Engine(collection.sparse_model, **engine.placement))

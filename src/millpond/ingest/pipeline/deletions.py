@@ -14,6 +14,7 @@ from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.embedder import PlannedRecord, record_key
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
+from millpond.ingest.pipeline.last_run import LastRun
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.protocol import ChunkedRows, Deletes, Reads, Sink
 from millpond.ingest.telemetry.report import RunCounts
@@ -83,7 +84,12 @@ class Deletions:
             file.executemany("INSERT OR IGNORE INTO pieces VALUES (?)", ((point_id(p.id, p.chunk),) for p in pieces))
 
     def finish(
-        self, sink: Sink, requests: RetryingWriter, entries: CollectionEntries | None, counts: RunCounts
+        self,
+        sink: Sink,
+        requests: RetryingWriter,
+        entries: CollectionEntries | None,
+        counts: RunCounts,
+        last_run: LastRun,
     ) -> None:
         """Delete the rows, once the source was read to its end and everything else is written.
 
@@ -95,7 +101,13 @@ class Deletions:
         now = counts.now()
         kept = now["cached"] + now["embedded"]
         if isinstance(sink, Reads):
-            self._delete_rows(sink, requests, entries, counts, kept)
+            self._find_rows(sink, requests, kept)
+            for doomed in self._doomed():
+                last_run.begin()
+                if entries is not None:  # first, since an entry without its row would never be written again
+                    entries.remove({record_id for _, record_id in doomed})
+                requests.send(partial(sink.delete_rows, [row_id for row_id, _ in doomed]))
+                counts.add(deleted=len(doomed))
         elif isinstance(sink, Deletes):
             self._delete_uncounted(sink, requests, kept)
         else:
@@ -126,9 +138,8 @@ class Deletions:
             ids = [record_id for _, record_id, chunk, _ in page if chunk == 0]
             requests.send(partial(sink.delete, ids))
 
-    def _delete_rows(
-        self, sink: Reads, requests: RetryingWriter, entries: CollectionEntries | None, counts: RunCounts, kept: int
-    ) -> None:
+    def _find_rows(self, sink: Reads, requests: RetryingWriter, kept: int) -> None:
+        """Note the rows to delete; raises SinkError if they are too many."""
         for page in self._blank():
             requests.send(partial(self._note_blank_rows, sink, page))
         own: int | None = None
@@ -148,11 +159,6 @@ class Deletions:
         if self._before != 0:  # else all rows are this run's own
             rows = {name: self._count(f"doomed WHERE {condition}") for name, condition in _REASONS.items()}
             self._check(rows, kept, held)
-        for doomed in self._doomed():
-            if entries is not None:  # first, since an entry without its row would never be written again
-                entries.remove({record_id for _, record_id in doomed})
-            requests.send(partial(sink.delete_rows, [row_id for row_id, _ in doomed]))
-            counts.add(deleted=len(doomed))
 
     def _check(self, doomed: Mapping[str, int], kept: int, held: Callable[[], int]) -> None:
         """Raise unless so many rows may be deleted of those that the collection held before the run."""
@@ -167,7 +173,7 @@ class Deletions:
                 f"{would}, though no record of the source was stored or is unchanged; nothing was deleted. If they are "
                 "to go, delete them by sink.delete in Python"
             )
-        if rows > self._share * total:
+        if rows > self._share * total and self._share < 1:
             raise SinkError(
                 f"{would}, and sync_max={self._share:g} allows {int(self._share * total)}; nothing was deleted, and "
                 "everything else is written. If they are to go, run again with a larger sync_max (--sync-max), up to 1"

@@ -17,6 +17,7 @@ from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.deletions import check_share
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.journal import Journal
+from millpond.ingest.pipeline.last_run import LastRun
 from millpond.ingest.pipeline.options import RunOptions, RunParts, Splitter
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.pipeline.source_items import StopRequest
@@ -147,6 +148,8 @@ def run_ingest(
         if isinstance(sink, CollectionSink) and sink.manifest is not None:
             widths = list(sink.manifest.dimensions)
         entries = None if journal is None else journal.collection(f"{_target(sink)} {engine.spec.fingerprint}")
+        last_run = LastRun(sink, entries)
+        last_run.compare()
         if entries is not None and options.resume and isinstance(sink, Reads):
             forget_missing(sink, entries)
         run = runner(
@@ -157,6 +160,7 @@ def run_ingest(
                 sink=sink,
                 widths=widths,
                 entries=entries,
+                last_run=last_run,
                 dead_letters=dead_letters,
                 chunker=chunker,
                 rows_before=sink.count() if isinstance(sink, Reads) else None,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING
 
+from millpond.ingest.pipeline.comparison import ExpectedContent
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.deletions import Deletions
 from millpond.ingest.pipeline.verify import RecordSample
@@ -30,11 +31,13 @@ class RunLedger:
         *,
         deletions: Deletions | None = None,
         verify: bool = False,
+        chunked: bool = False,
     ) -> None:
         self.counts = RunCounts()
         self.trace = trace
         self.deletions = Deletions() if deletions is None else deletions
         self.sample = RecordSample() if verify else None
+        self.expected = ExpectedContent(chunked=chunked) if verify else None
         self._dead_letters = dead_letters
 
     def reject(self, rejected: Rejected) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import is_chunk
+from millpond.ingest.pipeline.comparison import changed_rows
+from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.embedder import PlannedRecord, record_key
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry, digest
 from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sinks.protocol import Checks
+from millpond.ingest.sinks.protocol import Checks, Reads
 from millpond.support.blank import is_blank
 
 # One engine call: enough texts to pack full batches, few enough that the progress bar moves and memory stays flat.
@@ -32,7 +34,10 @@ class RecordPlanner:
     batches of these.
     """
 
-    def __init__(self, parts: RunParts, ledger: RunLedger, check_writer: Callable[[], object]) -> None:
+    def __init__(
+        self, parts: RunParts, ledger: RunLedger, check_writer: Callable[[], object], requests: RetryingWriter
+    ) -> None:
+        self._sink, self._requests = parts.sink, requests
         self._keep_blank, self._resume = parts.options.keep_blank, parts.options.resume
         self._chunker = parts.chunker
         self._check = parts.sink.check if isinstance(parts.sink, Checks) else None
@@ -126,39 +131,71 @@ class RecordPlanner:
     def _changed_records(self, page: Sequence[Record], entries: CollectionEntries) -> list[PlannedRecord]:
         """The records that are not written as they are, not yet cut into chunks."""
         known = entries.find([record_key(record) for record in page])
-        settings = "" if self._chunker is None else self._chunker.settings
-        changed, unchanged, written = [], [], []
+        changed: list[PlannedRecord] = []
+        unchanged: list[Record] = []
+        doubtful: dict[str, PlannedRecord] = {}  # whose entry says that they are unchanged, and is not trusted
         for record in page:
-            key = record_key(record)
-            entry = known.get(key, _UNKNOWN)
-            name = digest(record, settings)
-            # What is written after the entry was read may be an earlier record of the source with this id.
-            in_flight = key in self._in_flight or key in self._in_flight_before
-            if (
-                self._resume
-                and not in_flight
-                and name == entry.digest
-                and (entry.chunks == 0) == self._is_blank(record)  # else keep_blank was another
-            ):
+            planned, entry = self._planned(record, known)
+            # A blank record may have rows that an entry which is not trusted does not know.
+            if not self._is_written(planned, entry) or (entry.chunks == 0 and not entry.trusted):
+                changed.append(planned)
+            elif entry.trusted:
                 unchanged.append(record)
-                continue
-            # A write that began may have left more rows than are known.
-            lasting = not in_flight and (entry.digest or (entry is _UNKNOWN and self._fresh))
-            stored = entry.chunks if lasting else None
-            changed.append(PlannedRecord(record, [], name, stored, in_flight))
-            if not self._is_blank(record):
-                written.append(key)
+            else:
+                doubtful[planned.key] = planned
+        for key in self._confirmed(doubtful, known, entries):
+            unchanged.append(doubtful.pop(key).record)
+        changed += doubtful.values()
+        written = [each.key for each in changed if not self._is_blank(each.record)]
         self._in_flight.update(written)
         # From here on the old entries do not hold: were the run killed, the new ones would be missing. Those of blank
         # records hold until their rows are deleted.
         if outdated := [key for key in written if key in known]:
             entries.invalidate(outdated)
-        rows = [record for record in unchanged if not self._is_blank(record)]  # blank ones are counted already
+        self._note_unchanged([record for record in unchanged if not self._is_blank(record)])  # blank ones are counted
+        return changed
+
+    def _planned(self, record: Record, known: Mapping[str, JournalEntry]) -> tuple[PlannedRecord, JournalEntry]:
+        """A record, not yet cut into chunks, and its entry."""
+        key = record_key(record)
+        entry = known.get(key, _UNKNOWN)
+        # What is written after the entry was read may be an earlier record of the source with this id.
+        in_flight = key in self._in_flight or key in self._in_flight_before
+        # A write that began may have left more rows than are known.
+        lasting = not in_flight and entry.trusted and (entry.digest or (entry is _UNKNOWN and self._fresh))
+        settings = "" if self._chunker is None else self._chunker.settings
+        stored = entry.chunks if lasting else None
+        return PlannedRecord(record, [], digest(record, settings), stored, in_flight), entry
+
+    def _is_written(self, planned: PlannedRecord, entry: JournalEntry) -> bool:
+        """Whether the journal says that the collection has the record as it is."""
+        return (
+            self._resume
+            and not planned.id_in_flight
+            and planned.digest == entry.digest
+            and (entry.chunks == 0) == self._is_blank(planned.record)  # else keep_blank was another
+        )
+
+    def _confirmed(
+        self, doubtful: Mapping[str, PlannedRecord], known: Mapping[str, JournalEntry], entries: CollectionEntries
+    ) -> list[str]:
+        """The keys of those records whose rows are as the journal says, which is noted."""
+        if not (doubtful and isinstance(self._sink, Reads)):
+            return []
+        split = {key: self._split(planned.record) for key, planned in doubtful.items()}
+        rows = {key: chunks for key, chunks in split.items() if chunks}
+        wrong = changed_rows(self._sink, self._requests, rows, chunked=self._chunker is not None)
+        right = [key for key in rows if key not in wrong]
+        entries.add(known[key] for key in right)
+        return right
+
+    def _note_unchanged(self, rows: Sequence[Record]) -> None:
         if rows:
             self._counts.add(cached=len(rows), unchanged=len(rows), finished=len(rows))
         if self._ledger.sample is not None:
             self._ledger.sample.offer(rows)
-        return changed
+        if self._ledger.expected is not None:
+            self._ledger.expected.note(rows)
 
     def _chunked(self, planned: PlannedRecord) -> PlannedRecord | None:
         """A record cut into chunks; without chunks if it is blank, and ``None`` if it cannot be stored."""
@@ -172,6 +209,8 @@ class RecordPlanner:
             return None
         if sample is not None:
             sample.offer([record])
+        if self._ledger.expected is not None:
+            self._ledger.expected.note([record])
         stored = 0 if is_chunk(record) else planned.stored_chunks  # the row of a chunk has no others
         return planned._replace(chunks=chunks, stored_chunks=stored)
 

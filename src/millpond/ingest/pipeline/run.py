@@ -41,7 +41,13 @@ class IngestRun:
         self._trace = parts.trace
         options = parts.options
         deletions = Deletions(sync=options.sync, share=options.sync_max, rows_before=parts.rows_before)
-        self._ledger = RunLedger(parts.trace, parts.dead_letters, deletions=deletions, verify=options.verify)
+        self._ledger = RunLedger(
+            parts.trace,
+            parts.dead_letters,
+            deletions=deletions,
+            verify=options.verify,
+            chunked=parts.chunker is not None,
+        )
         self._counts = self._ledger.counts
         self._calls: deque[tuple[list[PlannedRecord], EmbeddingCall]] = deque()
         self._calls_ahead = calls_ahead
@@ -50,7 +56,7 @@ class IngestRun:
         self._embedder = RecordEmbedder(
             parts.engine, parts.widths, sparse_engine=parts.sparse_engine, trace=parts.trace, check=self._writer.check
         )
-        self._planner = RecordPlanner(parts, self._ledger, self._writer.check)
+        self._planner = RecordPlanner(parts, self._ledger, self._writer.check, self._requests)
         self._timer = PageTimer(self._write_all)
         self._keep = False
 
@@ -76,10 +82,15 @@ class IngestRun:
             stopped = self._stop.is_set()
             verification = None
             if not stopped:
-                self._ledger.deletions.finish(self._sink, self._requests, self._entries, self._counts)
+                self._ledger.deletions.finish(
+                    self._sink, self._requests, self._entries, self._counts, self._parts.last_run
+                )
                 if self._parts.options.verify and self._entries is not None and isinstance(self._sink, Reads):
                     sample = self._planner.sampled()
-                    verification = verify(self._sink, self._entries, sample, self._embedder, self._requests)
+                    verification = verify(
+                        self._sink, self._entries, sample, self._embedder, self._requests, self._ledger.expected
+                    )
+            self._parts.last_run.end()
             skipped = reader.skipped
             lost = 0 if cache is None else getattr(cache, "unwritten", 0) - uncached
             report = self._counts.report(
@@ -120,6 +131,7 @@ class IngestRun:
         """Submit the full batches of what was read, or all."""
         before = self._planner.planned
         for batch in self._planner.batches(rest=rest):
+            self._parts.last_run.begin()
             self._calls.append((batch, self._submit(batch)))
             # The engine works on the later calls while the oldest is finished here.
             if len(self._calls) > self._calls_ahead:

@@ -13,6 +13,7 @@ from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkR
 from millpond.ingest.arguments import check_engine
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch, record_bytes, slices
+from millpond.ingest.sinks.description import CollectionDescription, describe
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
@@ -110,15 +111,21 @@ class CollectionSink(Generic[NativeFilter]):
         """The manifest of a collection that exists, which is loaded on first use; :meth:`prepare` also creates one."""
         if self.manifest is None:
             if not self._connection.found():
-                raise InvalidRequestError(
-                    f"there is no collection {self.collection!r} at {self._connection.where}; ingest into it first"
-                )
+                raise self._connection.missing()
             manifest = self._stored_manifest()
             self._driver.load()
             self.manifest = manifest
         elif time.monotonic() - self._read > self._driver.trusted:
             self.manifest = self._stored_manifest()  # an alias may name another collection by now
         return self.manifest
+
+    def collections(self) -> list[str]:
+        """Names of all collections at this location, whoever made them, in alphabetical order."""
+        return self._connection.listed()
+
+    def describe(self) -> CollectionDescription:
+        """What the database stores of the collection, which is not loaded for that."""
+        return describe(self._connection, self._driver)
 
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
         """Create the collection, or check that it was created with this model, these widths and this field layout.
@@ -242,13 +249,39 @@ class CollectionSink(Generic[NativeFilter]):
         Raises:
             InvalidRequestError: The collection does not exist.
         """
-        manifest = self.open()
-        rows: dict[str, StoredRow] = {}
-        for part in self._parts(row_ids):
-            words = f"a look at {len(part)} {self._connection.row}s"
-            found = self._connection.request(words, partial(self._driver.fetch, part, tuple(widths), manifest))
-            rows.update(found)
-        return rows
+        return self._look(self._driver.fetch, row_ids, widths)
+
+    def read_rows(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
+        """As :meth:`fetch`, with the texts and the metadata as users see them.
+
+        Args:
+            row_ids: Any number of row ids.
+            widths: The widths of the vectors to read; empty for none.
+
+        Returns:
+            For each row id that exists, the row.
+
+        Raises:
+            InvalidRequestError: The collection does not exist.
+        """
+        return self._look(self._driver.read, row_ids, widths)
+
+    def last_run(self) -> str:
+        """The id of the run that changed the collection last, as it is stored now; empty if there is none."""
+        return self._stored_manifest().run
+
+    def note_run(self, run: str) -> None:
+        """Store the id of a run in the collection's metadata.
+
+        Args:
+            run: The id.
+
+        Raises:
+            SinkError: The database refuses, or cannot store it.
+        """
+        noted = replace(self._stored_manifest(), run=run)
+        self._connection.request("a note of the run", lambda: self._driver.store_manifest(noted))
+        self.manifest = noted
 
     def chunks_from(self, first: Mapping[str, int]) -> list[str]:
         """Row ids of records' chunks from a number on, the last ones first; none if the collection holds no chunks.
@@ -428,6 +461,19 @@ class CollectionSink(Generic[NativeFilter]):
         if (batch.sparse is not None) != self.hybrid:
             wanted = "with sparse vectors" if self.hybrid else "without sparse vectors"
             raise InvalidRequestError(f"the sink of collection {self.collection!r} takes batches {wanted}")
+
+    def _look(
+        self,
+        read: Callable[[Sequence[str], Sequence[int], CollectionManifest], Mapping[str, StoredRow]],
+        row_ids: Sequence[str],
+        widths: Sequence[int],
+    ) -> dict[str, StoredRow]:
+        manifest = self.open()
+        rows: dict[str, StoredRow] = {}
+        for part in self._parts(row_ids):
+            words = f"a look at {len(part)} {self._connection.row}s"
+            rows.update(self._connection.request(words, partial(read, part, tuple(widths), manifest)))
+        return rows
 
     def _parts(self, row_ids: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
         """As many ids at a time as a request takes."""

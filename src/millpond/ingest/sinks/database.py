@@ -142,7 +142,9 @@ def open_sink(
     kind, plus, scheme = head.partition("+")
     location, hash_sign, collection = rest.rpartition("#")
     if not (colon and plus and kind and scheme and hash_sign and collection):
-        raise InvalidRequestError(f"{head + colon!r}... is no URL of a collection; write one {url_examples()}")
+        raise InvalidRequestError(
+            f"{head.partition('#')[0] + colon!r}... is no URL of a collection; write one {url_examples()}"
+        )
     kind, scheme = kind.lower(), scheme.lower()  # as in any URL
     points = {point.name: point for point in entry_points(group=GROUP)}
     if kind not in points:

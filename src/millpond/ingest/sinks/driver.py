@@ -140,6 +140,32 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
         """
         raise SinkError(f"this sink of {self.connection.database} cannot read rows back")
 
+    def read(
+        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
+    ) -> Mapping[str, StoredRow]:
+        """As :meth:`fetch`, with texts and metadata, by which rows are compared with their records.
+
+        Args:
+            row_ids: Row ids, at most ``max_rows``.
+            widths: The widths of the vectors to read; empty for none.
+            manifest: The manifest of the collection.
+
+        Returns:
+            For each row id that exists, the row; by default without texts and metadata, which are then not compared.
+        """
+        return self.fetch(row_ids, widths, manifest)
+
+    def store_manifest(self, manifest: CollectionManifest) -> None:
+        """Replace the manifest in the collection's metadata: it holds the run that changed the collection last.
+
+        Args:
+            manifest: The manifest of the collection.
+
+        Raises:
+            SinkError: The sink cannot, which is the default: a restored copy is then noticed by missing rows only.
+        """
+        raise SinkError(f"this sink of {self.connection.database} cannot change what its collection notes")
+
     def scan(self, manifest: CollectionManifest) -> Iterator[Sequence[tuple[str, str]]]:
         """Pages of row ids and record ids, over the whole collection.
 
@@ -153,6 +179,25 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
             SinkError: The sink cannot list its rows, which is the default.
         """
         raise SinkError(f"this sink of {self.connection.database} cannot list its rows")
+
+    def size(self) -> int:
+        """How many rows the collection holds, or nearly, without loading it.
+
+        Returns:
+            The number of rows; by default :meth:`count`.
+        """
+        return self.count()
+
+    def datatype_of(self, manifest: CollectionManifest) -> str | None:
+        """The data type of the stored vectors.
+
+        Args:
+            manifest: The manifest of the collection.
+
+        Returns:
+            Its name, as the sink's option ``datatype`` has it; ``None`` if it is not known, which is the default.
+        """
+        return None
 
     def prepare(self, manifest: CollectionManifest) -> None:
         """Make the collection ready to be written to, by requests of its own, once its manifest is checked.

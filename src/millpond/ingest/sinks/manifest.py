@@ -30,6 +30,7 @@ class CollectionManifest:
         sparse: The model of the sparse vectors; ``None`` if the collection has none.
         chunked: Whether its rows are chunks of records, of which a record may have several.
         folder: Where the model's files were, if that was a local folder; ``None`` if not, or if it was not stored.
+        run: The id of the run that changed the collection last; empty if none has.
     """
 
     fingerprint: str
@@ -40,6 +41,7 @@ class CollectionManifest:
     sparse: ModelIdentity | None = None
     chunked: bool = False
     folder: str | None = None
+    run: str = ""
 
     @classmethod
     def of(
@@ -95,6 +97,7 @@ class CollectionManifest:
             **({"chunked": True} if self.chunked else {}),
             **({} if self.sparse is None else {"sparse": self.sparse.to_json()}),
             **({} if self.folder is None else {"folder": self.folder}),
+            **({"run": self.run} if self.run else {}),
         }
 
     @classmethod
@@ -124,6 +127,7 @@ class CollectionManifest:
                 sparse=None if sparse is None else ModelIdentity(**sparse),
                 chunked=bool(data.get("chunked", False)),
                 folder=folder if isinstance(folder := data.get("folder"), str) else None,
+                run=str(data.get("run", "")),
             )
 
     def check_model(self, spec: ModelSpec, *, collection: str) -> None:

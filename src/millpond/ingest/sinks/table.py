@@ -6,6 +6,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic
 
 import numpy as np
@@ -48,13 +49,17 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
     def stored_datatype(self, manifest: CollectionManifest) -> str:
         """The datatype with which the table was created."""
 
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The datatype with which the table was created."""
+        return self.stored_datatype(manifest)
+
     @abstractmethod
     def pack(self, rows: FloatArray) -> Any:
         """Vectors ``[n, width]`` as a column of ``n`` values."""
 
     @abstractmethod
-    def select(self, row_ids: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
-        """``pk``, ``id``, ``content_hash`` and the vectors of these rows."""
+    def select(self, row_ids: Sequence[str], columns: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
+        """These columns of these rows, metadata as JSON, and then their vectors."""
 
     @abstractmethod
     def build_index(self, width: int, index: str) -> None:
@@ -101,14 +106,21 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
     ) -> dict[str, StoredRow]:
         """Those of these rows that exist."""
-        return {
-            str(row_id): StoredRow(
-                record_id=record_id,
-                content_hash=hashed,
-                vectors={width: np.asarray(vector, np.float32) for width, vector in zip(widths, vectors, strict=True)},
-            )
-            for row_id, record_id, hashed, *vectors in self.select(row_ids, widths)
-        }
+        rows = self.select(row_ids, ("pk", "id", "content_hash"), widths)
+        return {str(pk): _stored(record, hashed, widths, vectors) for pk, record, hashed, *vectors in rows}
+
+    def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
+        """The same with texts and metadata; of a row that cannot be read both are empty."""
+        rows: dict[str, StoredRow] = {}
+        for pk, record, hashed, text, metadata, *vectors in self.select(
+            row_ids, ("pk", "id", "content_hash", "text", "metadata"), widths
+        ):
+            row = _stored(record, hashed, widths, vectors)
+            try:
+                rows[str(pk)] = replace(row, text=str(text), metadata=_read_json(metadata))
+            except (TypeError, ValueError):
+                rows[str(pk)] = replace(row, text="", metadata={})
+        return rows
 
 
 class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
@@ -146,6 +158,14 @@ def manifest_of(text: str | None) -> object:
         return None if text is None else json.loads(text)
     except ValueError:
         return text
+
+
+def _stored(record_id: str, hashed: object, widths: Sequence[int], vectors: Sequence[Any]) -> StoredRow:
+    return StoredRow(
+        record_id=record_id,
+        content_hash=str(hashed or ""),
+        vectors={width: np.asarray(vector, np.float32) for width, vector in zip(widths, vectors, strict=True)},
+    )
 
 
 def _read_json(text: str) -> dict[str, Any]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
+from functools import partial
+from itertools import chain, islice
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
 from millpond.errors import InputTooLongError
 from millpond.late_interaction.index.arguments import SearchOptions, check_queries, checked_search
@@ -15,21 +17,40 @@ from millpond.server.api import openapi
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
 from millpond.server.requests.fields import absent_if_null, check_count, check_length, one_of
-from millpond.server.responses.encoding import json_response
+from millpond.server.requests.response_budget import response_budget_of
+from millpond.server.requests.result_size import reserve_comparison, reserve_result
+from millpond.server.responses.encoding import json_response, response_of, to_json
 from millpond.server.served.indexes import ServedIndex
 from millpond.server.state import record_model, state_of
 from millpond.tasks import Truncate
 from millpond.values.outputs import TokenEmbeddingOutput
 from millpond.values.params import PoolingParams
+from millpond.vectors.ragged import Ragged
 from millpond.vllm.model import Pending
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Candidates = Annotated[int, Field(ge=1, le=1_000_000)]
 Id = Annotated[str, Field(min_length=1)]
-Conditions = dict[str, Any]
+_SCALAR = [{"type": kind} for kind in ("string", "number", "boolean")]
+_BOUND = {"anyOf": [{"type": "number"}, {"type": "string", "description": "A date or time in ISO 8601."}]}
+_RANGE = {
+    "type": "object",
+    "properties": dict.fromkeys(("gt", "gte", "lt", "lte"), _BOUND),
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+_VALUES = {"type": "array", "items": {"anyOf": _SCALAR}, "minItems": 1}
+# The index checks the conditions themselves.
+Conditions = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "additionalProperties": {"anyOf": [*_SCALAR, _VALUES, _RANGE]}}),
+]
 Cut = Literal["end", "error"]
 
-_FILTER = "Metadata values that must match; of a list, one of them."
+_FILTER = (
+    "For each metadata key a value, a list of which one must match, or a range of numbers or times, like "
+    '`{"gte": 2020, "lt": 2024}`.'
+)
 
 
 class SearchRequest(BaseModel):
@@ -160,6 +181,14 @@ class IndexList(BaseModel):
     data: list[IndexInfo]
 
 
+# Queries that are searched together, and hits that are in memory as Python objects, at most.
+_QUERIES = 32
+_HITS = 20_000
+# Bytes of a hit in the response without its text and metadata, at least; and of its text for each of its tokens, about.
+_HIT_BYTES = 60
+_TOKEN_BYTES = 6
+_FEWER = "send fewer queries, or ask for fewer hits (k)"
+
 router = APIRouter(prefix="/v1/indexes", tags=["Late-interaction indexes"])
 
 
@@ -181,29 +210,25 @@ async def search(request: Request, name: str) -> Response:
     options = SearchOptions(k=body.k, filter=body.filter, ids=body.ids, candidates=body.candidates, exact=body.exact)
     check_queries(queries)
     checked_search(**options)  # before anything is encoded
-    results: list[list[dict[str, Any]]] = []
+    results: list[bytes] = []
     truncated: list[bool] = []
     if queries:
         engine = served.model.engine
+        memory = await _memory_of_hits(request, served, len(queries), body.k)
 
         def submit() -> Pending[TokenEmbeddingOutput]:
             params = PoolingParams(role="query", normalize=True, truncate=body.truncate)
+            reserve_result(request, served.model, "token_embed", queries, params, bytes_per_number=0, more=memory)
             future = engine.submit("token_embed", queries, params)
             return Pending(future=future, finish=lambda output: output, finished=True, items=queries)
 
         output = await calls.run(request, submit, model=served.model, texts=len(queries))
-        found = await served.run(lambda: served.index.search_embeddings(output.embeddings, **options))
-        results = [[asdict(hit) for hit in hits] for hits in found]
+        results = await _found(request, served, output.embeddings, options)
         truncated = output.truncated.tolist()
     several = body.queries is not None
-    return await json_response(
-        {
-            "index": name,
-            "model": served.model.name,
-            "results": results if several else results[0],
-            "truncated": truncated if several else truncated[0],
-        }
-    )
+    head = {"index": name, "model": served.model.name, "truncated": truncated if several else truncated[0]}
+    parts = [to_json(head)[:-1], b',"results":', *_listed(results, several=several), b"}"]
+    return response_of(parts, "application/json")
 
 
 @router.post("/{name}/add", openapi_extra=openapi.operation(AddRequest, answer=AddAnswer))
@@ -240,7 +265,7 @@ async def explain(request: Request, name: str) -> Response:
             f"The index `{name}` has no document `{body.id[:128]}`.", status=404, type="NotFoundError", param="id"
         )
     check_queries([body.query])
-    truncated = await asyncio.to_thread(_is_cut, served, body)
+    truncated = await calls.prepared(request, partial(_is_cut, request, served, body, document.text))
     matches = await served.run(lambda: served.index.explain(body.query, body.id))
     return await json_response(
         {
@@ -252,6 +277,42 @@ async def explain(request: Request, name: str) -> Response:
             "matches": [asdict(match) for match in matches],
         }
     )
+
+
+async def _memory_of_hits(request: Request, served: ServedIndex, queries: int, k: int) -> int:
+    """Bytes that the hits of a search may take; one whose hits are too large even without their texts is refused."""
+    stats = await served.run(served.index.stats)
+    hits = queries * min(k, stats.documents)
+    budget = response_budget_of(request)
+    budget.check(_HIT_BYTES * hits, _FEWER, param="k")
+    text = _TOKEN_BYTES * stats.tokens // max(1, stats.documents)
+    return min(budget.largest, (_HIT_BYTES + text) * hits)
+
+
+async def _found(request: Request, served: ServedIndex, queries: Ragged, options: SearchOptions) -> list[bytes]:
+    """The hits of each query, searched and written some queries at a time, as long as the response is not too large."""
+    step = max(1, min(_QUERIES, _HITS // options["k"]))
+    results: list[bytes] = []
+    size = 0
+    for start in range(0, len(queries), step):
+        some = Ragged.from_matrices(queries[start : start + step], width=queries.flat.shape[1])
+        results += await served.run(partial(_hits, served, some, options))
+        size += sum(map(len, results[start:]))
+        response_budget_of(request).check(size, _FEWER, param="k")
+    return results
+
+
+def _listed(results: Sequence[bytes], *, several: bool) -> Iterator[bytes]:
+    """The parts of a list of lists; a single list if there are not ``several``."""
+    if not several:
+        return iter(results)
+    divided = (part for each in results for part in (b",", each))
+    return chain((b"[",), islice(divided, 1, None), (b"]",))
+
+
+def _hits(served: ServedIndex, queries: Ragged, options: SearchOptions) -> list[bytes]:
+    found = served.index.search_embeddings(queries, **options)
+    return [to_json([asdict(hit) for hit in hits]) for hits in found]
 
 
 def _find(request: Request, name: str) -> ServedIndex:
@@ -271,16 +332,21 @@ def _check_writable(request: Request) -> None:
         )
 
 
-def _is_cut(served: ServedIndex, body: ExplainRequest) -> bool:
-    """Whether the query is longer than the model reads, which ``truncate`` may refuse."""
-    check_length(body.query, served.model.max_model_len)
+def _is_cut(request: Request, served: ServedIndex, body: ExplainRequest, document: str) -> bool:
+    """Whether the query is longer than the model reads, which ``truncate`` may refuse; reserves the result's room."""
+    model = served.model
+    check_length(body.query, model.max_model_len)
+    (of_document,) = model.engine.token_spans([document], role="document")
+    cut = False
     try:
-        served.model.engine.token_spans([body.query], role="query", truncate="error")
+        (of_query,) = model.engine.token_spans([body.query], role="query", truncate="error")
     except InputTooLongError:
         if body.truncate == "error":
             raise
-        return True
-    return False
+        (of_query,) = model.engine.token_spans([body.query], role="query")
+        cut = True
+    reserve_comparison(request, model, len(of_query), len(of_document))
+    return cut
 
 
 async def _info(served: ServedIndex) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.plaid.index import PlaidIndex
 from millpond.server.errors import RequestError
 from millpond.server.served.models import ServedModel, ServedModels
+from millpond.support.similar import list_names
 
 logger = logging.getLogger(__name__)
 
@@ -96,8 +97,10 @@ class ServedIndexes:
             raise damaged(name)
         served = self._by_name.get(name)
         if served is None:
+            known = list_names(name, self._by_name)
+            ways = f"this server has {known}" if known else "this server has none"
             raise RequestError(
-                f"The index `{name[:128]}` does not exist.", status=404, type="NotFoundError", param="name"
+                f"The index `{name[:128]}` does not exist; {ways}.", status=404, type="NotFoundError", param="name"
             )
         return served
 
