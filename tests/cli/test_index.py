@@ -117,3 +117,13 @@ def test_a_disk_that_cannot_be_written_is_an_error_without_a_traceback(
     assert "No space left on device" in printed and "the index is as the last commit left it" in printed
     monkeypatch.undo()
     assert PlaidIndex.open(built).ids() == ["pond", "wheel", "flour"]
+
+
+def test_a_filter_that_no_document_matches_is_named(
+    run: Run, model: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+):
+    source = tmp_path / "docs.jsonl"
+    source.write_text('{"id": "a", "text": "a mill", "year": 2020}\n')
+    run("index", "build", tmp_path / "i", source, "-m", model, code=0)
+    done = run("index", "search", tmp_path / "i", "mill", "--filter", "year>2020", code=0)
+    assert done.out == "" and 'no record matches the filter {"year": {"gt": 2020}}' in caplog.text

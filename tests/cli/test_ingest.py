@@ -105,7 +105,7 @@ def test_further_options_reach_the_sink(run: Run, model: Path, tmp_path: Path):
     words = ["ingest", "-", "-m", model, "--to", QDRANT.format(tmp_path), "--sink", "datatype=float16"]
     run(*words, stdin=LINES, code=0)
     assert "--sink datatype=float16" in run(*words[:-1], "datatype=uint8", stdin=LINES).err
-    for word, message in (("datatyp=bit", "datatyp='bit' is no option of"), ("datatype", "is not NAME=VALUE")):
+    for word, message in (("datatyp=bit", "this sink has no option 'datatyp'"), ("datatype", "is not NAME=VALUE")):
         assert message in run(*words[:-1], word, stdin=LINES, code=2).err
 
 

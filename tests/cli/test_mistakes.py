@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from pathlib import Path
 
@@ -35,7 +36,12 @@ MISTAKES = {
     "ingest d.jsonl -m {model} --to qdrant+memory:#d --cache notes.txt": "notes.txt is not a millpond cache",
     "ingest d.jsonl -m {model} --to qdrant+memory:#d --report no/x.html": "there is no folder",
     "ingest d.jsonl -m {model} --to qdrant+memory:#d --dimensions 9999": "--dimensions=9999",
-    "ingest d.jsonl -m {model} --to qdrant+memory:#d --sink speed=1": "speed=1 is no option of this sink",
+    "ingest d.jsonl -m {model} --to qdrant+memory:#d --sink speed=1": "this sink has no option 'speed'",
+    "ingest d.jsonl -m {model} --to qdrant+memory:#d --sink dtype=float16": "this sink has no option 'dtype'",
+    "ingest d.jsonl -m {model} --to qdrant+memory:#d --report pipe": "pipe is a device, a pipe or a socket",
+    "explain q --text x -m {model} --report pipe": "pipe is a device, a pipe or a socket",
+    "search qdrant+path:vec q": "names no collection; end it with #",
+    "search qdrant+path:vec#docs q --format json": "Invalid value for '--format': 'json' is not one of",
     "ingest d.jsonl -m {model} --to qdrant+path:vec#docs --engine max_length=7": "was built by",
     "search qdrant+path:none#docs q": "there is no database of Qdrant at 'none'",
     "search qdrant+path:vec#nope q": "there is no collection 'nope'",
@@ -67,6 +73,7 @@ LATER = {"index build notes.txt d.jsonl -m {model}"}  # what the index says of i
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("mistakes")
     (place / "empty").mkdir()
+    os.mkfifo(place / "pipe")
     (place / "notes.txt").write_text("notes")
     (place / "q.txt").write_text("what turns?\n")
     (place / "d.jsonl").write_text('{"id": "a", "text": "a mill"}\n')

@@ -327,7 +327,7 @@ def test_an_empty_collection_says_so_and_nothing_is_written(search, engine: Engi
         (["--method", "maxsim"], "name --rerank, too"),
         (["--rerank", "cross", "--method", "maxsim"], "--method='maxsim'"),
         (["--threshold", "nan"], "nan is not a score"),
-        (["--sink", "speed=1"], "speed=1 is no option of"),
+        (["--sink", "speed=1"], "this sink has no option 'speed'"),
     ],
     ids=lambda value: " ".join(map(str, value)) if isinstance(value, list) else None,
 )

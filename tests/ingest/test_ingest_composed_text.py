@@ -135,3 +135,21 @@ def test_columns_that_make_no_text_are_named_before_anything_is_read(tmp_path, c
 def test_a_folder_has_no_columns_to_make_a_text_of(tmp_path):
     with pytest.raises(InvalidRequestError, match="text_column=title,text: the texts of the folder .* have no columns"):
         read(tmp_path, text_column=JOINED)
+
+
+@pytest.mark.parametrize("text", ["titel", ["titel", "txt"]])
+def test_a_column_that_no_record_has_is_named_beside_those_that_it_has(tmp_path, text):
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    reasons = {item.reason for item in read(path, text_column=text)}
+    missing = "'titel'" if text == "titel" else "'titel', 'txt'"
+    assert reasons == {f"{missing} of the text is missing; the keys: 'id', 'title', 'text', 'lang'"}
+
+
+def test_an_id_column_that_records_lack_is_named_once(tmp_path, caplog):
+    path = tmp_path / "docs.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    assert all(len(record.id) == 64 for record in read(path, id_column="key"))
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: a record lacks 'key'; its id is the hash of its text"
+    ]

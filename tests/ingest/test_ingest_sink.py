@@ -238,7 +238,7 @@ def test_a_host_with_a_port_is_no_path():
     "url", ["", "docs", "shelf:x#docs", "shelf+path:x", "shelf+path:x#", "+path:x#docs", "shelf+:x#d"]
 )
 def test_invalid_urls_are_refused(installed, url):
-    with pytest.raises(InvalidRequestError, match="no URL of a collection"):
+    with pytest.raises(InvalidRequestError, match="no URL of a collection|names no collection; end it with #NAME"):
         open_sink(url)
 
 
@@ -262,7 +262,7 @@ def test_a_database_describes_its_options(installed, tmp_path):
     )
     given = {"must_exist": True, "boards": 2}
     assert open_sink("shelf+path:x#docs", **given) == {**given, "dimensions": None}
-    with pytest.raises(InvalidRequestError, match="colour='red' is no option .* takes boards, dimensions, fields"):
+    with pytest.raises(InvalidRequestError, match="no option 'colour'; it takes boards, dimensions, fields"):
         open_sink("shelf+path:x#docs", colour="red")
 
 

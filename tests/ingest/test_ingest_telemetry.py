@@ -225,13 +225,13 @@ def test_the_thread_looks_at_the_counts_until_the_run_ends_and_the_log_appears_a
     handler.setFormatter(logging.Formatter("%(levelname)s: %(message)s"))
     logger.addHandler(handler)
     try:
-        with IngestProgress(now, lambda: QUEUES, show=True, trace=trace, total=10):
+        with IngestProgress(now, lambda: QUEUES, show=True, trace=trace, total=10, computed=lambda: 9):
             assert looked.wait(30)
             logger.warning("left out record 7")
         assert handler in logger.handlers
     finally:
         logger.removeHandler(handler)
-    assert trace.samples[0].counts == counts and trace.samples[0].queues == {"embed": 2, "write": 1}
+    assert trace.samples[0].counts == {**counts, "embedded": 9} and trace.samples[0].queues == {"embed": 2, "write": 1}
     assert "\rWARNING: left out record 7\n" in re.sub(r" +(?=[\r\n])", "", terminal.getvalue()).replace("\r\r", "\r")
     assert "millpond-progress" not in {thread.name for thread in threading.enumerate()}
 

@@ -312,7 +312,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"fields": "langchain"}, "fields='langchain': .* pass fields='plain'"),
         ({"datatype": "int8"}, "datatype='int8': .* pass datatype='float32', or one of 'float16'"),
         ({"index": "hnsw"}, "index='hnsw': .* pass index=None, or one of 'IVF_PQ', 'IVF_HNSW_SQ'"),
-        ({"hybrid": True}, "hybrid=True is no option of this sink"),
+        ({"hybrid": True}, "this sink has no option 'hybrid'"),
     ],
 )
 @pytest.mark.usefixtures("registered")

@@ -189,7 +189,7 @@ def test_a_url_takes_the_options(server: FakeQdrant) -> None:
     sink = open_sink(f"qdrant+{server.url}#docs", dimensions=[64], **options)
     assert isinstance(sink, QdrantSink) and sink.hybrid
     sink.close()
-    with pytest.raises(InvalidRequestError, match="colour='red' is no option of this sink"):
+    with pytest.raises(InvalidRequestError, match="this sink has no option 'colour'"):
         open_sink(f"qdrant+{server.url}#docs", colour="red")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 from contextlib import suppress
 from typing import Annotated, Any, Literal
@@ -118,7 +119,9 @@ def _run() -> int:
 
 def _usage(error: Any) -> int:
     """Words that cannot be parsed."""
-    context, message = error.ctx, error.format_message().rstrip(".")
+    context, message = error.ctx, error.format_message().rstrip(".").replace("Value error, ", "")
+    if isinstance(error.__cause__, ValueError) and (refused := re.search(r"input_value=(.*), ", str(error.__cause__))):
+        message = message.replace("Input should", f"{refused[1]} should")
     if type(error).__name__ == "NoArgsIsHelpError":
         error.show()
     else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.filters import Filter, read_filter
+from millpond.cli.arguments.filters import Filter, no_match, read_filter
 from millpond.cli.arguments.flags import Command, Group
 from millpond.cli.arguments.groups import EngineOptions, RecordOptions, grouped
 from millpond.cli.arguments.opened_index import opened_index, reopened_index, stored_index
@@ -164,6 +164,8 @@ def search(
     wanted: Any = vars(asked) | {"filter": read_filter(asked.filter)}
     with reopened_index(index, model, engine_options) as opened:
         hits = opened.search([query], **wanted)[0]
+    if not hits and wanted["filter"]:
+        logger.warning(no_match(wanted["filter"]))
     if format == "jsonl":
         for hit in hits:
             print(json.dumps(asdict(hit), ensure_ascii=False))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 import time
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from millpond.cli.arguments import options
+from millpond.cli.arguments.filters import no_match
 from millpond.cli.arguments.groups import EngineOptions
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.stored_model import DescribedModel, describe_named, describe_stored
@@ -214,6 +214,5 @@ class SearchStages:
         if ranked:
             return f"{where}no score reaches --threshold {self.options.threshold:g}; the best is {ranked[0].score:.4g}"
         if self.filter:
-            shown = json.dumps(self.filter, ensure_ascii=False)
-            return f"{where}no record matches the filter {shown}; a number in quotes is a str, and matches no number"
+            return where + no_match(self.filter)
         return f"{where}collection {self.sink.collection!r} is empty"

@@ -18,6 +18,8 @@ def check_page_path(path: str | os.PathLike[str]) -> None:
     folder = page.absolute().parent
     if page.is_dir():
         raise InvalidRequestError(f"{page} is a folder; name a file in it, such as {page / 'report.html'}")
+    if page.exists() and not page.is_file():  # it would be replaced, for every program of this machine
+        raise InvalidRequestError(f"{page} is a device, a pipe or a socket; name a file, such as report.html")
     if not folder.is_dir():
         raise InvalidRequestError(f"{page}: there is no folder {folder}; make it first, or name a file elsewhere")
     if not os.access(folder, os.W_OK):

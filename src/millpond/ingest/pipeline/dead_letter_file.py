@@ -42,7 +42,7 @@ class DeadLetterFile:
         self.replaces = False
         if isinstance(source, str | os.PathLike):
             with suppress(OSError):
-                self.replaces = os.path.samefile(os.path.expanduser(source), self.path)
+                self.replaces = self.path.is_file() and os.path.samefile(os.path.expanduser(source), self.path)
         if self.path.is_file() and (line := _foreign_line(self.path)) is not None:
             raise InvalidRequestError(
                 f"dead_letters={str(path)!r}: line {line} of this file is not a dead letter, so nothing is written to "

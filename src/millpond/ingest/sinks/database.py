@@ -46,9 +46,7 @@ class Database:
         """Open the sink of ``KIND+SCHEME:LOCATION#COLLECTION``."""
         if self.options is not None and (unknown := sorted(options.keys() - self.options)):
             name = unknown[0]
-            raise InvalidRequestError(
-                f"{name}={options[name]!r} is no option of this sink; it takes {', '.join(sorted(self.options))}"
-            )
+            raise InvalidRequestError(f"this sink has no option {name!r}; it takes {', '.join(sorted(self.options))}")
         return self.opener(scheme, location, collection, must_exist=must_exist, **options)
 
 
@@ -141,6 +139,8 @@ def open_sink(
     head, colon, rest = url.partition(":")
     kind, plus, scheme = head.partition("+")
     location, hash_sign, collection = rest.rpartition("#")
+    if colon and plus and kind and scheme and not (hash_sign and collection):
+        raise InvalidRequestError(f"{head + colon!r}... names no collection; end it with #NAME, as in ...#docs")
     if not (colon and plus and kind and scheme and hash_sign and collection):
         raise InvalidRequestError(
             f"{head.partition('#')[0] + colon!r}... is no URL of a collection; write one {url_examples()}"

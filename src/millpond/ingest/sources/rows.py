@@ -76,6 +76,7 @@ class Columns:
 
 
 METADATA_KEY = "metadata"
+_SHOWN_KEYS = 10
 _COLLISION = "the keys %s are both in metadata and beside it; the values in metadata are stored"
 
 
@@ -114,7 +115,17 @@ class RowReader:
             self._note(_COLLISION, fields.keys() & metadata.keys())
             fields.update(metadata)
         text = body if self._composed is None else text
+        self._check_columns(row, identity, text)
         return make_record(identity, text, fields if fields or metadata is None else metadata)
+
+    def _check_columns(self, row: Mapping[Any, Any], identity: Any, text: Any) -> None:
+        """Say of columns that were named, and that a row does not have, how they were named."""
+        names = self._columns
+        if text is None and names.texts != ("text",) and not any(name in row for name in names.texts):
+            missing, keys = ", ".join(map(repr, names.texts)), ", ".join(map(repr, list(row)[:_SHOWN_KEYS]))
+            raise InvalidRequestError(f"{missing} of the text is missing; the keys: {keys or 'none'}")
+        if identity is None and names.id != "id":
+            self._note("a record lacks %s; its id is the hash of its text", [names.id])
 
     def document(self, identity: Any, text: Any, metadata: Mapping[Any, Any]) -> Record:
         """The record of an object that has its id, text and metadata apart; its text is that of the last column."""

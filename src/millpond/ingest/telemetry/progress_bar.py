@@ -86,7 +86,11 @@ class IngestProgress:
         ticks = 0
         while not self._ended.wait(_TICK):
             counts, queues = self._counts(), self._queues()
-            self._trace.sample(counts, {name: waiting for name, (waiting, _) in queues.items()})
+            known = {
+                **counts,
+                "embedded": max(counts.get("embedded", 0), self._computed()),
+            }
+            self._trace.sample(known, {name: waiting for name, (waiting, _) in queues.items()})
             ticks += 1
             if not self._bar.disable and ticks % _DRAWN_TICKS == 0:
                 self._move(counts)
