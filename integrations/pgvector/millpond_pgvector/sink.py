@@ -382,10 +382,10 @@ def _clause(key: str, condition: Condition) -> Composed:
 
 
 def _json(value: object) -> str:
-    """A value of a filter as JSON."""
+    """A part of a filter as JSON."""
     text = json.dumps(value)
     if _NUL.search(text):
-        raise InvalidRequestError("the filter holds a NUL character, which PostgreSQL does not store; leave that out")
+        raise InvalidRequestError(f"the filter's {text} holds a NUL character, which PostgreSQL does not store")
     return text
 
 

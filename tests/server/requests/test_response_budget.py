@@ -81,6 +81,14 @@ def test_what_fits_is_answered(client: TestClient) -> None:
     assert client.app.state.response_budget.used == 0  # type: ignore[attr-defined]
 
 
+def test_what_an_explanation_compares_is_bounded(embedder: Path) -> None:
+    models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",))])
+    with TestClient(create_app(models, ServerConfig(max_response_bytes=5000))) as client:
+        assert client.post("/explain", json={"query": "a", "document": "b " * 20}).status_code == 200
+        error = client.post("/explain", json={"query": "a " * 50, "document": "b " * 50}).json()["error"]
+    assert re.search(r"about \d+ bytes of memory, and 20000 is the most .* shorter query", error["message"])
+
+
 def test_the_estimate_is_near_the_bytes() -> None:
     rows = np.random.default_rng(1).standard_normal((64, 384)).astype(np.float32)
     rows /= np.linalg.norm(rows, axis=1, keepdims=True)

@@ -20,6 +20,8 @@ import pytest
 PORT, HEALTH_PORT = 19530, 9091
 # Set where the server must start: there a test fails instead of being skipped.
 REQUIRED = "MILLPOND_TEST_MILVUS"
+# The server is killed when the process ends that holds the other end of the pipe, however that ends.
+_UNTIL_THE_PIPE_CLOSES = '"$@" & read -r _; kill -KILL $!; wait $!'
 # Also on a machine that runs a dozen other things.
 _SECONDS = 180
 
@@ -47,8 +49,8 @@ class RunningMilvus:
         settings |= {"MILVUS_RUN_DIR": str(self._folder / "run"), "LD_LIBRARY_PATH": str(programs)}
         with (self._folder / "log").open("wb") as log:
             self._process = subprocess.Popen(
-                # It ends with this process, however that ends.
-                ["setpriv", "--pdeathsig", "KILL", programs / "milvus", "run", "standalone"],
+                ["sh", "-c", _UNTIL_THE_PIPE_CLOSES, "sh", programs / "milvus", "run", "standalone"],
+                stdin=subprocess.PIPE,
                 cwd=self._folder,
                 env=os.environ | settings,
                 stdout=log,
@@ -60,19 +62,18 @@ class RunningMilvus:
 
         It may still have to load collections.
         """
-        if self._process is None or self._process.poll() is not None:
+        if self._process is None:
             self.start()
         end = time.monotonic() + _SECONDS
         while not self._healthy():
-            assert self._process is not None and self._process.poll() is None, f"the server ended: {self._log()}"
             assert time.monotonic() < end, f"the server is not ready: {self._log()}"
             time.sleep(0.1)
 
     def kill(self) -> None:
         """End the process at once, as a machine that fails does."""
         if self._process is not None:
-            self._process.kill()
-            self._process.wait(timeout=60)
+            self._process.communicate(timeout=60)
+            self._process = None
 
     @contextmanager
     def database(self, name: str) -> Iterator[str]:
@@ -96,7 +97,12 @@ class RunningMilvus:
             server.close()
 
     def _healthy(self) -> bool:
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{HEALTH_PORT}/healthz", timeout=10) as answer:
+        # Before a part has registered, none is ill.
+        with (
+            suppress(OSError),
+            socket.create_connection(("127.0.0.1", PORT), timeout=10),
+            urllib.request.urlopen(f"http://127.0.0.1:{HEALTH_PORT}/healthz", timeout=10) as answer,
+        ):
             return b"OK" in answer.read()
         return False
 

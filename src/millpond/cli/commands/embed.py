@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import json
 import logging
+import queue
 import sys
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped, open_cache
+from millpond.cli.arguments.input_texts import check_piped
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.written import writing
 from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sources.pipe import is_pipe
+from millpond.support.progress import draw_bar
 from millpond.tasks import Role, Truncate
 
 logger = logging.getLogger(__name__)
 
+_TEXTS_AHEAD = 4096  # of a pipe
 # No int8 and uint8: their range depends on all texts of a call.
 StreamDtype = Literal["float32", "float16", "binary", "ubinary"]
 
@@ -59,8 +65,7 @@ def embed(
     Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id.
     Blank lines are skipped. An invalid line is reported, the others are embedded, and the exit code is 1.
     """
-    if source == "-" and sys.stdin.isatty():
-        raise typer.BadParameter("name a file, or pipe texts in", param_hint="SOURCE")
+    check_piped(source, "SOURCE")
     stream = _Stream(texts.read(source))
     with ExitStack() as stack:
         if vectors.dimensions is not None:
@@ -68,6 +73,8 @@ def embed(
         engine = stack.enter_context(engine_options.load(model, cache=open_cache(stack, cache)))
         show = output is not None or not sys.stdout.isatty()
         rows = engine.embed_iter(stream.texts(), show_progress=show, **vars(vectors))
+        if source == "-" or is_pipe(Path(source)):  # printed as they come
+            rows = stream.bursts(partial(engine.embed_iter, **vars(vectors)), show=show)
         # Opened last, so that a refused request does not overwrite an existing file.
         write = partial(print, end="") if output is None else _create(stack, output)
         template = ""
@@ -97,6 +104,38 @@ class _Stream:
             else:
                 self.failed += 1
                 logger.error("%s: %s", item.where, item.reason)
+
+    def bursts(self, embed: Callable[[Iterable[str]], Iterator[Any]], *, show: bool) -> Iterator[Any]:
+        """The vectors of the texts that are there, then of those that are there by then, and so on."""
+        ready: queue.Queue[str | BaseException | None] = queue.Queue(_TEXTS_AHEAD)
+        threading.Thread(target=self._read, args=(ready,), name="millpond-reader", daemon=True).start()
+        ended: list[BaseException | None] = []
+
+        def burst(text: str | BaseException | None) -> Iterator[str]:
+            while isinstance(text, str):
+                yield text
+                try:
+                    text = ready.get_nowait()
+                except queue.Empty:
+                    return
+            ended.append(text)
+
+        with draw_bar(show=show, unit=" texts") as bar:
+            while not ended:
+                for row in embed(burst(ready.get())):
+                    yield row
+                    bar.update()
+                print(end="", flush=True)
+        if ended[0] is not None:
+            raise ended[0]
+
+    def _read(self, ready: queue.Queue[str | BaseException | None]) -> None:
+        try:
+            for text in self.texts():
+                ready.put(text)
+            ready.put(None)
+        except BaseException as error:  # raised again by `bursts`
+            ready.put(error)
 
 
 def _create(stack: ExitStack, path: Path) -> Callable[[str], None]:

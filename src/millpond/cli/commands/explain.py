@@ -14,6 +14,7 @@ import typer
 
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.arguments.input_texts import check_piped
 from millpond.cli.arguments.opened_index import reopened_index, stored_index, token_engine
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.written import writing
@@ -43,8 +44,7 @@ class TextSource:
             raise typer.BadParameter("--index and --id name a document together", param_hint="--id")
         if self.index is None and model is None:
             raise typer.BadParameter("name the model that compares the texts", param_hint="--model")
-        if file == "-" and sys.stdin.isatty():
-            raise typer.BadParameter("name a file, or pipe a text in", param_hint="FILE")
+        check_piped(file, "FILE")
 
 
 @grouped

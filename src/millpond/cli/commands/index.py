@@ -22,6 +22,7 @@ from millpond.cli.arguments.opened_index import opened_index, reopened_index, st
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.written import output_problem
 from millpond.errors import MillpondError
+from millpond.ingest.sources.pipe import check_standard_input
 from millpond.late_interaction.codecs.names import PlaidCodec
 
 if TYPE_CHECKING:
@@ -127,6 +128,8 @@ def delete(
     conditions = read_filter(filter)
     if bool(ids) == (conditions is not None):
         raise typer.BadParameter("name ids or --filter, one of them", param_hint="ID")
+    if ids == ["-"]:
+        check_standard_input()
     wanted = [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if ids == ["-"] else ids
     with stored_index(index) as opened:
         deleted = opened.delete(wanted) if wanted is not None else opened.delete(filter=conditions)

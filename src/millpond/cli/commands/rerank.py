@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,6 +11,7 @@ import typer
 
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
+from millpond.cli.arguments.input_texts import check_piped
 from millpond.cli.arguments.options import option
 from millpond.ingest.record import Record
 from millpond.support.blank import is_blank
@@ -53,8 +53,7 @@ def rerank(
     """
     if is_blank(query):
         raise typer.BadParameter("it is blank; write what the documents are to be ranked for", param_hint="QUERY")
-    if source == "-" and sys.stdin.isatty():
-        raise typer.BadParameter("name a file, or pipe texts in", param_hint="SOURCE")
+    check_piped(source, "SOURCE")
     records, failed = _read(texts, source)
     # Special tokens alone have vectors too, which would rank an empty text above some real ones.
     blank = {index for index, record in enumerate(records) if is_blank(record.text)}

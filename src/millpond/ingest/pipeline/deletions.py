@@ -237,7 +237,7 @@ class Deletions:
     @cached_property
     def _file(self) -> sqlite3.Connection:
         """A private file, deleted when it is closed."""
-        file = sqlite3.connect("", isolation_level=None)
+        file = sqlite3.connect("", isolation_level=None, check_same_thread=False)  # one thread at a time
         for table in _TABLES:
             file.execute(table)
         file.execute("PRAGMA journal_mode=OFF")

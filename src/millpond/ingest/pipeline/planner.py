@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import is_chunk
@@ -45,81 +46,73 @@ class RecordPlanner:
         self._counts = ledger.counts
         self._entries = parts.entries
         self._check_writer = check_writer
-        self._stop = parts.stop
-        self._batches = 0
+        self.planned = 0  # batches
+        self._read_from = time.perf_counter()
+        self._page: dict[str, Record] = {}  # by their keys, in which no id occurs twice
+        self._page_chars = 0
+        self._records: dict[str, PlannedRecord] = {}  # of the next batch
+        self._rows = self._chars = 0
         # Ids that were planned of late, whose entries may still change, and those of the batches before.
         self._in_flight: set[str] = set()
         self._in_flight_before: set[str] = set()
 
-    def batches(self, items: Iterable[Record | Rejected]) -> Iterator[list[PlannedRecord]]:
-        """Batches of the records that are not written yet; of records with the same id in a batch, the last."""
-        records: dict[str, PlannedRecord] = {}
-        rows = chars = 0
-        for page in self._pages(items):
-            for planned in self._changes(page):
-                key = planned.key
-                if (former := records.pop(key, None)) is not None:
-                    rows -= len(former.chunks)
-                    chars -= len(former.record.text)
-                    self._counts.add(duplicates=1, finished=1)
-                if planned.chunks:  # else its text is blank
-                    records[key] = planned
-                    rows += len(planned.chunks)
-                    chars += len(planned.record.text)
-                if rows >= BATCH_RECORDS or chars >= BATCH_CHARS:
-                    yield self._next_batch(records)
-                    records, rows, chars = {}, 0, 0
-        if records and not self._stop.is_set():
-            yield self._next_batch(records)
+    def add(self, item: Record | Rejected) -> bool:
+        """Take the next item of the source, if it can be stored, into the page; returns whether the page is full."""
+        self._counts.read += 1
+        self._check_writer()
+        if isinstance(item, Rejected):
+            self._ledger.reject(item)
+            return False
+        if blank := self._is_blank(item):
+            self._counts.blank(item.id)
+        elif self._chunker is None and not self._accepted(item, [item]):
+            return False
+        page, key = self._page, record_key(item)
+        if (former := page.pop(key, None)) is not None and not self._is_blank(former):
+            self._counts.add(duplicates=1, finished=1)
+        page[key] = item
+        self._page_chars += 0 if blank else len(item.text)
+        return len(page) >= min(_PAGE_RECORDS, BATCH_RECORDS) or self._page_chars >= BATCH_CHARS
+
+    def batches(self, *, rest: bool = False) -> Iterator[list[PlannedRecord]]:
+        """Batches of the records of the page that are not written yet; of records with the same id, the last.
+
+        What does not fill a batch waits for the next page, but with ``rest``.
+        """
+        page, self._page, self._page_chars = list(self._page.values()), {}, 0
+        self._ledger.trace.note_stage("read", time.perf_counter() - self._read_from, len(page))
+        for planned in self._changes(page) if page else ():
+            if (former := self._records.pop(planned.key, None)) is not None:
+                self._rows -= len(former.chunks)
+                self._chars -= len(former.record.text)
+                self._counts.add(duplicates=1, finished=1)
+            if planned.chunks:  # else its text is blank
+                self._records[planned.key] = planned
+                self._rows += len(planned.chunks)
+                self._chars += len(planned.record.text)
+            if self._rows >= BATCH_RECORDS or self._chars >= BATCH_CHARS:
+                yield self._next_batch()
+        if rest and self._records:
+            yield self._next_batch()
+        self._read_from = time.perf_counter()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether records of earlier pages wait for a batch to be full."""
+        return bool(self._records)
 
     def sampled(self) -> list[PlannedRecord]:
         """The records of the ledger's sample, as they were planned."""
         records = [] if self._ledger.sample is None else self._ledger.sample.records
         return [PlannedRecord(record=each, chunks=chunks) for each in records if (chunks := self._split(each))]
 
-    def _next_batch(self, records: dict[str, PlannedRecord]) -> list[PlannedRecord]:
-        self._batches += 1
-        if self._batches % _BATCHES_IN_FLIGHT == 0:
+    def _next_batch(self) -> list[PlannedRecord]:
+        self.planned += 1
+        if self.planned % _BATCHES_IN_FLIGHT == 0:
             self._in_flight_before = self._in_flight
             self._in_flight = set()
-        return list(records.values())
-
-    def _pages(self, items: Iterable[Record | Rejected]) -> Iterator[list[Record]]:
-        """A few records at a time, in which no id occurs twice; those that cannot be stored are left out."""
-        source = iter(items)
-        while True:
-            with self._ledger.trace.stage("read") as call:
-                page = self._page(source)
-                call.rows = len(page)
-            if not page or self._stop.is_set():
-                return
-            yield list(page.values())
-
-    def _page(self, source: Iterator[Record | Rejected]) -> dict[str, Record]:
-        """The next records by their keys; empty at the end of the source."""
-        size = min(_PAGE_RECORDS, BATCH_RECORDS)
-        page: dict[str, Record] = {}
-        chars = 0
-        for item in source:
-            self._counts.read += 1
-            if self._stop.is_set():
-                break
-            self._check_writer()
-            if isinstance(item, Rejected):
-                self._ledger.reject(item)
-                continue
-            if blank := self._is_blank(item):
-                self._counts.blank(item.id)
-            elif self._chunker is None and not self._accepted(item, [item]):
-                continue
-            key = record_key(item)
-            if (former := page.pop(key, None)) is not None and not self._is_blank(former):
-                self._counts.add(duplicates=1, finished=1)
-            page[key] = item
-            chars += 0 if blank else len(item.text)
-            if len(page) >= size or chars >= BATCH_CHARS:
-                break
-        return page
+        batch, self._records, self._rows, self._chars = list(self._records.values()), {}, 0, 0
+        return batch
 
     def _changes(self, page: Sequence[Record]) -> Iterator[PlannedRecord]:
         """What is to be written of a page: the records that are not written as they are, cut into chunks."""

@@ -13,6 +13,7 @@ from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, PlannedRecord, RecordEmbedder
 from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.pipeline.options import RunParts
+from millpond.ingest.pipeline.page_timer import PageTimer
 from millpond.ingest.pipeline.planner import RecordPlanner
 from millpond.ingest.pipeline.source_items import SourceItems
 from millpond.ingest.pipeline.verify import verify
@@ -56,12 +57,15 @@ class IngestRun:
             parts.engine, parts.widths, sparse_engine=parts.sparse_engine, trace=parts.trace, check=self._writer.check
         )
         self._planner = RecordPlanner(parts, self._ledger, self._writer.check, self._requests)
+        self._timer = PageTimer(self._write_all)
+        self._keep = False
 
     def ingest(self, reader: RecordReader) -> IngestReport:
         """Write what the source yields; returns the counts."""
         cache = getattr(self._parts.engine, "cache", None)
         uncached = getattr(cache, "unwritten", 0)
-        source = SourceItems(reader, self._stop)
+        source = SourceItems(reader, self._stop, self._timer.turn)
+        self._keep = reader.once  # a run that is stopped writes what it cannot read again
         progress = IngestProgress(
             self._counts.now,
             self._queues,
@@ -102,12 +106,14 @@ class IngestRun:
 
     def _embed_and_write(self, source: SourceItems) -> None:
         try:
-            for batch in self._planner.batches(source):
-                self._parts.last_run.begin()
-                self._calls.append((batch, self._submit(batch)))
-                # The engine works on the later calls while the oldest is finished here.
-                if len(self._calls) > self._calls_ahead:
-                    self._complete(*self._calls.popleft())
+            with self._timer:
+                for item in source:
+                    self._timer.note()
+                    if self._planner.add(item):
+                        self._plan_page()
+                self._timer.check()
+                if not self._leaves_out():
+                    self._write_all()
             while self._calls:
                 self._complete(*self._calls.popleft())
             self._writer.finish()
@@ -120,6 +126,28 @@ class IngestRun:
             logger.warning("stopped before everything was written, since %s", error)
         finally:
             self._counts.log_summary(self._parts.engine.spec.max_length)
+
+    def _plan_page(self, *, rest: bool = False) -> None:
+        """Submit the full batches of what was read, or all."""
+        before = self._planner.planned
+        for batch in self._planner.batches(rest=rest):
+            self._parts.last_run.begin()
+            self._calls.append((batch, self._submit(batch)))
+            # The engine works on the later calls while the oldest is finished here.
+            if len(self._calls) > self._calls_ahead:
+                self._complete(*self._calls.popleft())
+        if self._planner.planned > before or not (self._calls or self._planner.waiting):
+            self._timer.restart(waiting=bool(self._calls))
+
+    def _write_all(self) -> None:
+        """Write all that was read."""
+        self._plan_page(rest=True)
+        while self._calls:
+            self._complete(*self._calls.popleft())
+
+    def _leaves_out(self) -> bool:
+        """Whether the run leaves out what it has not written: it is stopped, and the source can be read again."""
+        return self._stop.is_set() and not self._keep
 
     def _queues(self) -> dict[str, tuple[int, int]]:
         """What waits in each queue, and its limit."""
@@ -145,7 +173,7 @@ class IngestRun:
         kept = getattr(self._parts.engine, "cache", None) is not None
         with self._trace.stage("embed", len(call.records)):
             while not call.wait(_STOP_SECONDS):
-                if kept and self._stop.is_set():
+                if kept and self._leaves_out():
                     call.cancel()
                     return False
         return True

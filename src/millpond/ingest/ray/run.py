@@ -47,8 +47,8 @@ class ClusterRun(IngestRun):
     def _complete(self, batch: list[PlannedRecord], call: EmbeddingCall) -> None:
         try:
             # A run that is stopped leaves out what no worker has yet.
-            while not (cancelled := self._stop.is_set() and call.dense.cancel()) and not call.wait(_STOP_SECONDS):
-                if self._stop.is_set():
+            while not (cancelled := self._leaves_out() and call.dense.cancel()) and not call.wait(_STOP_SECONDS):
+                if self._leaves_out():
                     self._pool.stop()
             if not cancelled:
                 self._note(batch, cast("WrittenBatch", call.dense.result()))

@@ -195,7 +195,10 @@ class Connection(ABC):
                 fault = Fault(words=f"answered {words} with something that its client cannot read ({error!r})")
             message = f"{self.database} at {self.where} {fault.words}"
             if issubclass(fault.kind, SinkUnavailableError) and _NOBODY.search(fault.words):
-                message = f"nothing listens at {self.where}; start {self.database} there, or correct host and port"
+                message = (
+                    f"nothing listens at {self.where}, so {self.database} did not answer {words}; start it, or correct "
+                    "host and port"
+                )
             if issubclass(fault.kind, SinkUnavailableError):
                 raise fault.kind(message, retry_after=fault.retry_after) from error
             raise fault.kind(message) from error

@@ -50,6 +50,7 @@ class CollectionDescription:
                 "datatype": self.datatype,
                 "fields": manifest.fields,
                 "chunked": manifest.chunked,
+                "run": manifest.run or None,  # the id of the run that wrote last
                 "sparse": None if manifest.sparse is None else manifest.sparse.to_json(),
             }
             return {**content, **manifest.identity.to_json(), **form}

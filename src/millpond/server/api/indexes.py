@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from functools import partial
@@ -19,7 +18,7 @@ from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
 from millpond.server.requests.fields import absent_if_null, check_count, check_length, one_of
 from millpond.server.requests.response_budget import response_budget_of
-from millpond.server.requests.result_size import reserve_result
+from millpond.server.requests.result_size import reserve_comparison, reserve_result
 from millpond.server.responses.encoding import json_response, response_of, to_json
 from millpond.server.served.indexes import ServedIndex
 from millpond.server.state import record_model, state_of
@@ -266,7 +265,7 @@ async def explain(request: Request, name: str) -> Response:
             f"The index `{name}` has no document `{body.id[:128]}`.", status=404, type="NotFoundError", param="id"
         )
     check_queries([body.query])
-    truncated = await asyncio.to_thread(_is_cut, served, body)
+    truncated = await calls.prepared(request, partial(_is_cut, request, served, body, document.text))
     matches = await served.run(lambda: served.index.explain(body.query, body.id))
     return await json_response(
         {
@@ -333,16 +332,21 @@ def _check_writable(request: Request) -> None:
         )
 
 
-def _is_cut(served: ServedIndex, body: ExplainRequest) -> bool:
-    """Whether the query is longer than the model reads, which ``truncate`` may refuse."""
-    check_length(body.query, served.model.max_model_len)
+def _is_cut(request: Request, served: ServedIndex, body: ExplainRequest, document: str) -> bool:
+    """Whether the query is longer than the model reads, which ``truncate`` may refuse; reserves the result's room."""
+    model = served.model
+    check_length(body.query, model.max_model_len)
+    (of_document,) = model.engine.token_spans([document], role="document")
+    cut = False
     try:
-        served.model.engine.token_spans([body.query], role="query", truncate="error")
+        (of_query,) = model.engine.token_spans([body.query], role="query", truncate="error")
     except InputTooLongError:
         if body.truncate == "error":
             raise
-        return True
-    return False
+        (of_query,) = model.engine.token_spans([body.query], role="query")
+        cut = True
+    reserve_comparison(request, model, len(of_query), len(of_document))
+    return cut
 
 
 async def _info(served: ServedIndex) -> dict[str, Any]:

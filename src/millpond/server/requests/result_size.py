@@ -66,6 +66,14 @@ def reserve_result(
     )
 
 
+def reserve_comparison(request: Request, model: ServedModel, query: int, document: int) -> None:
+    """Reserve the room for the token rows of a query and a document, and for the similarity of each to each."""
+    numbers = 2 * (query + document) * model.engine.spec.hidden_size + query * document
+    response_budget_of(request).reserve(
+        request.scope, size=0, memory=_FLOAT32_BYTES * numbers, way_out="send a shorter query"
+    )
+
+
 def _token_rows(model: ServedModel, task: Task, items: Sequence[Item], params: PoolingParams, *, counted: float) -> int:
     """The rows of a call with one for each token, at most; exactly if there may be more than ``counted``."""
     limit = params.truncate_prompt_tokens
