@@ -46,6 +46,9 @@ CONTRACT = -m "contract and not slow and not gpu and not network and not service
 # Environments of their own, so that the tools and old versions do not change .venv.
 RELEASE := $(VENV)-release
 LOWEST := $(VENV)-lowest
+# A server of the tests that has no use for anything but them: without it, they are skipped.
+MILVUS := $(VENV)-milvus
+MILVUS_REQUIREMENTS := integrations/milvus/tests/server/requirements.txt
 TORCH = "$$(grep '^torch==' constraints.txt)"
 # What the tests themselves need has the versions of constraints.txt.
 TEST_TOOLS := hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
@@ -61,7 +64,7 @@ LOWEST_WITHOUT := integrations/langchain/tests/test_readme.py \
 LOWEST_TESTS = $(filter-out $(LOWEST_WITHOUT),$(shell grep -rLE --include='test_*.py' "^ *(from|import) ($(DEVELOPMENT))" $(LOWEST_FOLDERS)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-integrations test-contract durations faults test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
+.PHONY: help install demo test test-integrations test-contract test-milvus durations faults test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
 .PHONY: bench-gpu constraints packages check-dockerfile clean
 
 help: ## list the targets
@@ -106,6 +109,15 @@ test-integrations: $(STAMP) ## run the fast tests of the six packages for databa
 
 test-contract: $(STAMP) ## run the second ring of all packages: processes, embedded databases, frameworks, pages, notebooks
 	$(PYTEST) $(CONTRACT) $(ARGS)
+
+# It listens on every interface: so it runs where there is none but the loopback, and the tests with it.
+test-milvus: $(STAMP) $(MILVUS)/.installed ## run the tests that need a Milvus server, in a network of their own (Linux, x86-64)
+	MILLPOND_TEST_MILVUS=1 PYTHONPATH=$(MILVUS) unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
+		$(BIN)/python -m pytest integrations/milvus/tests/server $(ARGS)
+
+$(MILVUS)/.installed: $(BIN)/python $(MILVUS_REQUIREMENTS)
+	$(PIP) install --quiet --no-deps --upgrade --target $(MILVUS) --requirement $(MILVUS_REQUIREMENTS)
+	@touch $@
 
 durations: $(STAMP) ## run the fast tests and print what is slow: tests above 0.5 s, files above 6 s
 	-$(PYTEST) --override-ini=testpaths=tests $(FAST) --junitxml=build/junit.xml $(ARGS)

@@ -31,7 +31,7 @@ from record import record
 from millpond import Engine
 from millpond.cli.demo.stdlib_docs import read_stdlib
 from millpond.ingest import Record, advise, read, read_judgements
-from millpond.ingest.advice.judgements import beir_folder, ndcg
+from millpond.ingest.advice.judgements import ID_COLUMN, TEXT_COLUMNS, beir_folder, ndcg
 from millpond.ingest.pages.neighbors import nearest, recall
 from millpond.vectors import matryoshka
 
@@ -73,7 +73,8 @@ def measure(
     files = beir_folder(data)
     assert files is not None and files.queries is not None and files.judgements is not None
     judged = read_judgements(files.judgements)
-    documents = [item for item in files.documents() if isinstance(item, Record) and item.text.strip()]
+    items = read(files.corpus, id_column=ID_COLUMN, text_column=TEXT_COLUMNS)
+    documents = [item for item in items if isinstance(item, Record) and item.text.strip()]
     queries = [item for item in read(files.queries, id_column="_id") if isinstance(item, Record) and item.id in judged]
     if smoke:
         documents, queries = documents[:_SMOKE_ROWS], queries[:20]

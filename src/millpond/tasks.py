@@ -11,6 +11,7 @@ Activation = Literal["identity", "sigmoid", "softmax"]
 Quantization = Literal["int8", "int8-all", "fp8"]
 ScoreType = Literal["cross-encoder", "late-interaction", "bi-encoder"]
 ScoreMethod = Literal["auto", "cosine", "maxsim"]
+ScoreMeasure = Literal["cross-encoder", "cosine", "maxsim"]
 
 TASKS: tuple[Task, ...] = get_args(Task)
 ROLES: tuple[Role, ...] = get_args(Role)

@@ -380,7 +380,7 @@ def test_what_is_not_a_cache_is_named_and_left_alone(filled: Path, run: Run, mak
     before = (filled.read_bytes(), filled.stat().st_mode) if filled.is_file() else None
     for verb in ("check", "stats"):
         code, out, err = run(verb, filled)
-        assert (code, out) == (1, "")
+        assert (code, out) == (2, "")
         assert err.startswith("millpond: ")
         assert reason in err
         assert str(filled) in err

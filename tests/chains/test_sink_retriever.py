@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from langchain_core.tracers.run_collector import RunCollectorCallbackHandler
 from pydantic import ValidationError
 
 from millpond import Engine, FingerprintMismatchError, InvalidRequestError
@@ -65,6 +67,25 @@ async def test_documents_are_the_hits_of_the_sink(
         assert [(document.id, document.page_content) for document in found] == [(hit.id, hit.text) for hit in hits]
         for document, hit in zip(found, hits, strict=True):
             assert document.metadata == {**hit.metadata, "relevance_score": pytest.approx(hit.score, abs=1e-5)}
+
+
+@pytest.mark.parametrize("call", ["invoke", "ainvoke"])
+async def test_a_run_is_traced_with_the_names_of_database_and_model(
+    sink: CollectionSink[Any], engine: Engine, call: str
+) -> None:
+    collector = RunCollectorCallbackHandler()
+    config: Any = {"callbacks": [collector]}
+    retriever = MillpondSinkRetriever(sink=sink, engine=engine)
+    found = retriever.invoke(QUESTION, config) if call == "invoke" else await retriever.ainvoke(QUESTION, config)
+    assert found
+    (run,) = collector.traced_runs
+    assert run.extra is not None
+    assert run.extra["metadata"] == {
+        "ls_retriever_name": "millpondsink",
+        "ls_vector_store_provider": "QdrantSink",
+        "ls_embedding_provider": "millpond",
+        "ls_embedding_model": Path(engine.spec.name).name,
+    }
 
 
 def test_k_and_filter_are_those_of_the_call(sink: CollectionSink[Any], engine: Engine) -> None:

@@ -39,7 +39,7 @@ def test_a_hub_id_that_cannot_be_reached():
 )
 def test_a_name_that_is_neither_folder_nor_hub_id(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ModelLoadError, match=r"no hub id|missing"):
+    with pytest.raises(ModelLoadError, match=r"no hub id|missing|neither"):
         read_checkpoint(name)
 
 

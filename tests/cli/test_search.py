@@ -17,7 +17,10 @@ from tests.tiny import write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_splade, write_stanford
 
 from millpond import Engine
+from millpond.cli.arguments.stored_model import describe_stored
+from millpond.errors import ModelLoadError
 from millpond.ingest import Chunking, Hit, Record, ingest, open_sink
+from millpond.values.fingerprint import ModelIdentity
 
 pytest.importorskip("millpond_qdrant")
 
@@ -38,7 +41,7 @@ METADATA: dict[str, dict[str, Any]] = {
 RECORDS = [Record(name, text, METADATA[name]) for name, text in TEXTS.items()]
 QUESTION = "how deep is the pond?"
 LONG = " ".join(f"The pond number {number} is deep." for number in range(12))
-JSONL = ("--output", "jsonl")
+JSONL = ("--format", "jsonl")
 URLS = {"qdrant": "qdrant+path:{}/q#docs", "milvus": "milvus+file:{}/m.db#docs", "lancedb": "lancedb+path:{}/l#docs"}
 EMBEDDED = ["qdrant", *(pytest.param(name, marks=pytest.mark.contract) for name in ("milvus", "lancedb"))]
 EVERY = [*EMBEDDED, pytest.param("pgvector", marks=pytest.mark.contract)]
@@ -151,6 +154,10 @@ def test_the_collection_says_how_it_is_searched(search, url: str, engine: Engine
         (["tags=b"], "fish"),
         (['{"year": [2024, 2026], "lang": "en"}'], "pond"),
         (['{"year": 2025}', "year=2026"], "wheel flour fish"),
+        (["year>=2025"], "wheel flour fish"),
+        (["year > 2024", "year<2026"], "wheel flour"),
+        (['{"year": {"gt": 2024}}', "year<=2025", "lang=sv"], "flour"),
+        (["code>=7"], ""),
     ],
     ids=lambda value: "+".join(value) if isinstance(value, list) else None,
 )
@@ -205,7 +212,7 @@ def test_sparse_vectors_are_fused_if_the_collection_has_them(
         assert [row["score"] for row in search(*words, *more).rows] == pytest.approx([hit.score for hit in fused])
     dense = search(*words, "--no-hybrid").rows
     assert [row["score"] for row in dense] == pytest.approx([hit.score for hit in found(url, engine)], abs=1e-5)
-    other = search(*words, "--sparse-model", folder / "bert", code=1).err
+    other = search(*words, "--sparse-model", folder / "bert", code=2).err
     assert "in its sparse vectors, was built by splade" in other
 
 
@@ -229,7 +236,7 @@ def test_settings_of_the_run_are_those_of_the_search(search, folder: Path, engin
     """A model's name alone would give another fingerprint."""
     url = fill(URLS["qdrant"].format(tmp_path), engine_of(folder / "bert", max_length=12, pooling="cls"))
     assert len(search(url, QUESTION, *JSONL).rows) == 5
-    refused = search(url, QUESTION, "--engine", "max_length=16", code=1).err
+    refused = search(url, QUESTION, "--engine", "max_length=16", code=2).err
     assert "max_length=12" in refused and "another collection name" in refused
 
 
@@ -257,12 +264,32 @@ def test_a_method_ranks_and_a_threshold_leaves_out(search, docs: str, engine: En
 def test_another_model_is_refused_and_one_that_is_elsewhere_is_named_again(
     search, docs: str, folder: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
-    refused = search(docs, QUESTION, "-m", write_checkpoint(tmp_path / "other", "bert", seed=1), code=1).err
+    refused = search(docs, QUESTION, "-m", write_checkpoint(tmp_path / "other", "bert", seed=1), code=2).err
     assert "was built by bert" in refused and "this engine is other" in refused
     monkeypatch.chdir(tmp_path)
-    refused = search(docs, QUESTION, code=1).err
-    assert "was filled by 'bert'. If that was a folder, name it with --model." in refused
-    assert len(search(docs, QUESTION, *JSONL, "-m", folder / "bert").rows) == 5
+    found = search(docs, QUESTION, *JSONL).rows
+    moved = (folder / "bert").rename(folder / "moved")
+    try:
+        refused = search(docs, QUESTION, code=2).err
+        assert f"was filled by 'bert'. Its folder '{folder / 'bert'}' is not there; if it is elsewhere, " in refused
+        assert search(docs, QUESTION, *JSONL, "-m", moved).rows == found and len(found) == 5
+        (folder / "bert").symlink_to(tmp_path / "other", target_is_directory=True)
+        assert (
+            "holds another model now; if it is elsewhere, name it with --model." in search(docs, QUESTION, code=2).err
+        )
+    finally:
+        (folder / "bert").unlink(missing_ok=True)
+        moved.rename(folder / "bert")
+
+
+def test_a_collection_that_stored_no_folder_asks_for_it(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.chdir(tmp_path)
+    identity = ModelIdentity(**json.loads(json.dumps({**ModelIdentity.of(engine.spec).to_json(), "folder": None})))
+    with pytest.raises(ModelLoadError) as error:
+        describe_stored(identity, None, {}, owner="The collection", option="--model")
+    assert error.value.__notes__ == ["The collection was filled by 'bert'. If that was a folder, name it with --model."]
 
 
 def test_an_empty_collection_says_so_and_nothing_is_written(search, engine: Engine, tmp_path: Path, caplog):
@@ -287,9 +314,16 @@ def test_an_empty_collection_says_so_and_nothing_is_written(search, engine: Engi
     [
         (["--candidates", 3], "3 is less than --k 10"),
         (["--filter", "{year}"], "is not JSON"),
-        (["--filter", '{"year": {"from": 1}}'], "filter['year'] holds"),
+        (["--filter", '{"year": {"from": 1}}'], "--filter: filter['year'] has the word 'from'"),
+        (["--filter", "year!=2024"], "'year!=2024' has '!='; a condition has =, >, >=, < or <="),
+        (["--filter", "year=>2024"], "has '=>'; a condition has"),
+        (["--filter", ">=2024"], "'>=2024' is no condition, like year=2024 or 'year>=2020'"),
+        (["--filter", "year>=soon"], "filter['year']['gte']='soon' is no bound; pass a number"),
+        (["--filter", "year>=1", "--filter", "year>=2"], "year has gte twice; name one bound"),
+        (["--filter", "year>=1", "--filter", "year=2"], "year has a value and a range"),
+        (["--filter", "year>=2025", "--filter", "year<2024"], "has nothing between its bounds"),
         (["--dimensions", "32"], "holds the widths [16, 48], not [32]"),
-        (["--hybrid"], "holds no sparse vectors; leave hybrid out"),
+        (["--hybrid"], "holds no sparse vectors; leave --hybrid out"),
         (["--method", "maxsim"], "name --rerank, too"),
         (["--rerank", "cross", "--method", "maxsim"], "--method='maxsim'"),
         (["--threshold", "nan"], "nan is not a score"),
@@ -342,8 +376,8 @@ def test_a_stream_that_the_caller_closed_is_no_traceback(docs: str, folder: Path
     program += "runpy.run_module('millpond', run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=folder)
     assert "Traceback" not in done.stderr
-    assert done.returncode == (2 if closed == "stdin" else 0), done.stderr
-    assert closed == "stdout" or "write a question" in done.stderr
+    assert done.returncode == (2 if closed == "stdin" else 1), done.stderr
+    assert ("write a question" if closed == "stdin" else "standard output is closed") in done.stderr
 
 
 def test_a_long_question_is_cut_and_said_to_be_and_long_records_without_a_word(

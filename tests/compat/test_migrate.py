@@ -111,19 +111,17 @@ def test_both_blocks_compute_the_same(pair: Pair, hub: HubCache, monkeypatch: py
 
 REPLACEMENTS = {
     "HuggingFaceEmbeddings": ("langchain_millpond", "MillpondEmbeddings"),
-    "HuggingFaceBgeEmbeddings": ("langchain_millpond", "MillpondEmbeddings"),
+    "HuggingFaceBgeEmbeddings": ("langchain_millpond", "MillpondBgeEmbeddings"),
     "HuggingFaceCrossEncoder": ("langchain_millpond", "MillpondCrossEncoder"),
     "HuggingFaceEmbedding": ("llama_index.embeddings.millpond", "MillpondEmbedding"),
     "SentenceTransformerRerank": ("llama_index.postprocessor.millpond_rerank", "MillpondRerank"),
 }
 IMPORT = re.compile(rf"^from \S+ import ({'|'.join(REPLACEMENTS)})$", re.MULTILINE)
-# Their new blocks have options that keep an old index, without which the vectors differ.
-PROTECTED = {"huggingfacebgeembeddings"}
 
 
 @pytest.mark.parametrize(
     "pair",
-    [pytest.param(pair, id=pair.name) for pair in PAIRS if IMPORT.search(pair.old) and pair.name not in PROTECTED],
+    [pytest.param(pair, id=pair.name) for pair in PAIRS if IMPORT.search(pair.old)],
 )
 def test_only_the_import_has_to_change(pair: Pair, hub: HubCache, monkeypatch: pytest.MonkeyPatch) -> None:
     """The old block runs with millpond's class under the old name, and computes what the new block computes."""

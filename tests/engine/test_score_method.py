@@ -71,6 +71,24 @@ def maxsim(engine: Engine) -> np.ndarray:
     return np.array([(query @ matrix.T).max(axis=1).sum() for matrix in documents])
 
 
+@pytest.mark.parametrize(
+    ("kind", "method", "scored", "ranked"),
+    [
+        ("embedder", "auto", "cosine", "maxsim"),
+        ("embedder", "cosine", "cosine", "cosine"),
+        ("embedder", "maxsim", "maxsim", "maxsim"),
+        ("cross", "auto", "cross-encoder", "cross-encoder"),
+    ],
+)
+def test_an_output_says_what_its_scores_are(
+    request: pytest.FixtureRequest, call: Call, kind: str, method: str, scored: str, ranked: str
+) -> None:
+    """On the scale of a cosine 5.47 would be nonsense."""
+    engine = request.getfixturevalue(kind)
+    assert call(engine, "score", QUERY, DOCUMENTS, method=method).method == scored
+    assert call(engine, "rerank", QUERY, DOCUMENTS, method=method).method == ranked
+
+
 def test_cosine_and_maxsim_of_an_embedder(embedder: Engine, call: Call) -> None:
     scores = {
         method: call(embedder, "score", QUERY, DOCUMENTS, method=method).scores for method in ("cosine", "maxsim")

@@ -8,8 +8,7 @@ from tests.ingest.memory_sink import MemoryClient, MemoryConnection, MemoryDrive
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest import Chunker, Chunking, CollectionSink, Record, RetryPolicy, ingest
-from millpond.ingest.pipeline import ledger, planner, writer
-from millpond.ingest.pipeline import run as run_module
+from millpond.ingest.pipeline import deletions, planner, writer
 from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.journal import CollectionEntries
 
@@ -124,9 +123,9 @@ def small(batch=3, write=512, *, chars=planner.BATCH_CHARS, page=512):
         mock.patch.object(planner, "BATCH_RECORDS", batch),
         mock.patch.object(planner, "BATCH_CHARS", chars),
         mock.patch.object(writer, "_WRITE_RECORDS", write),
-        mock.patch.object(ledger, "_PAGE", page),
-        mock.patch.object(ledger, "_IDS_PER_SELECT", page),
-        mock.patch.object(run_module, "_SCANNED_ROWS", page),
+        mock.patch.object(deletions, "_PAGE", page),
+        mock.patch.object(deletions, "_IDS_PER_SELECT", page),
+        mock.patch.object(deletions, "_SCANNED_ROWS", page),
     ):
         yield
 

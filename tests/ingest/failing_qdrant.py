@@ -83,6 +83,11 @@ class Handler(BaseHTTPRequestHandler):
                 self.server.points[each] = {"id": each, "payload": batch["payloads"][n], "vector": vectors}
         self.ok({"operation_id": 0, "status": "completed"})
 
+    def do_PATCH(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.manifest = CollectionManifest.from_dict(body["metadata"]["millpond"], collection="docs")
+        self.ok(True)
+
     def do_POST(self):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         if self.path.split("?")[0].endswith("/count"):

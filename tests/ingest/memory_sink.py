@@ -1,6 +1,7 @@
 """MemorySink: the smallest database, a dict in this process. It shows what a new database has to implement."""
 
 import re
+from dataclasses import replace
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest import (
@@ -12,6 +13,7 @@ from millpond.ingest import (
     StoredRow,
     check_filter,
     content_hash,
+    matches_filter,
 )
 
 
@@ -32,6 +34,9 @@ class MemoryConnection(Connection):
 
     def exists(self):
         return self.collection in self.client
+
+    def names(self):
+        return self.client
 
     def read_manifest(self):
         return self.client[self.collection][0]
@@ -54,7 +59,7 @@ class MemoryDriver(CollectionDriver):
             self.rows[point] = (record, {width: vectors[index] for width, vectors in batch.vectors.items()})
 
     def query(self, plan, condition, manifest):
-        rows = [row for row in self.rows.values() if _matches(row[0], condition)]
+        rows = [row for row in self.rows.values() if matches_filter(row[0].metadata, condition)]
         for width, limit in ((plan.coarse, plan.candidates), (plan.full, plan.k)):
             if width is not None:
                 rows = sorted(rows, key=lambda row: row[1][width] @ plan.vectors[width], reverse=True)[:limit]
@@ -62,9 +67,9 @@ class MemoryDriver(CollectionDriver):
         return [Hit(id=r.id, score=s, text=r.text, metadata=r.metadata) for s, (r, _) in zip(scores, rows, strict=True)]
 
     def delete(self, which, manifest):
-        for point in (
-            which if isinstance(which, list) else [p for p, row in self.rows.items() if _matches(row[0], which)]
-        ):
+        if not isinstance(which, list):
+            which = [point for point, row in self.rows.items() if matches_filter(row[0].metadata, which)]
+        for point in which:
             self.rows.pop(point, None)
 
     def fetch(self, row_ids, widths, manifest):
@@ -77,6 +82,16 @@ class MemoryDriver(CollectionDriver):
             )
             for row_id, (record, vectors) in found.items()
         }
+
+    def read(self, row_ids, widths, manifest):
+        rows = self.fetch(row_ids, widths, manifest)
+        return {
+            row_id: replace(row, text=self.rows[row_id][0].text, metadata=self.rows[row_id][0].metadata)
+            for row_id, row in rows.items()
+        }
+
+    def store_manifest(self, manifest):
+        self.connection.client[self.connection.collection] = (manifest.to_dict(), self.rows)
 
     def scan(self, manifest):
         yield [(row_id, record.id) for row_id, (record, _) in self.rows.items()]
@@ -95,15 +110,5 @@ class MemoryDriver(CollectionDriver):
 
 
 class MemorySink(CollectionSink):
-    def __init__(self, location, collection, *, dimensions=None, fields="plain"):
+    def __init__(self, location, collection, *, dimensions=None, fields=None):
         super().__init__(MemoryDriver(MemoryConnection(location, collection)), dimensions=dimensions, fields=fields)
-
-
-def _matches(record, conditions):
-    """Whether every key of the metadata has one of its values; a bool equals no number."""
-    for key, values in conditions.items():
-        stored = record.metadata.get(key)
-        stored = stored if isinstance(stored, list) else [stored]
-        if not any(a == b and isinstance(a, bool) == isinstance(b, bool) for a in values for b in stored):
-            return False
-    return True

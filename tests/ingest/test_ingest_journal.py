@@ -158,7 +158,7 @@ def damaged(path, what):
         (b"SQLite format 3\0", "is not a journal of millpond, or is damaged"),
         (
             f"PRAGMA application_id={0x4D504A4C}; PRAGMA user_version=99",
-            "schema version 99, and this .* reads up to 1",
+            "schema version 99, and this .* reads up to 2",
         ),
     ],
     ids=["foreign", "text", "folder", "short", "newer"],

@@ -7,13 +7,14 @@ import shlex
 import numpy as np
 import pytest
 from peers.vector_stores import qdrant_edge, uint8
+from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from storage_recall import cuts
 from typer.main import get_command
 
 from millpond.cli.app import app
 from millpond.errors import InvalidRequestError
-from millpond.ingest import Rejected
-from millpond.ingest.advice.judgements import beir_folder, ndcg
+from millpond.ingest import Hit, Rejected, evaluate, read
+from millpond.ingest.advice.judgements import ID_COLUMN, TEXT_COLUMNS, beir_folder, ndcg
 from millpond.ingest.advice.layouts import DATATYPES, Layout, layouts
 from millpond.ingest.advice.quantized import quantize, round_bfloat16, store
 from millpond.ingest.pages import neighbors
@@ -195,13 +196,43 @@ def test_ndcg_by_hand():
     assert ndcg(["x", "a"], grades, k=1) == 0.0 and ndcg(["a"], {}) == 0.0
 
 
+def test_an_evaluation_is_that_of_sentence_transformers():
+    random = np.random.default_rng(3)
+    judgements = {f"q{q}": {f"d{d}": 1.0 for d in random.choice(30, 3, replace=False)} for q in range(20)}
+    results = {query: [f"d{d}" for d in random.permutation(30)[:12]] for query in judgements}
+    scored = [[{"corpus_id": d, "score": -rank} for rank, d in enumerate(found)] for found in results.values()]
+    texts = dict.fromkeys((f"d{d}" for d in range(30)), "")
+    reference = InformationRetrievalEvaluator(
+        dict.fromkeys(judgements, ""), texts, {query: set(grades) for query, grades in judgements.items()}
+    ).compute_metrics(scored)
+    found = evaluate(results, judgements, k=10)
+    assert (found.k, found.queries) == (10, 20)
+    means = [found.ndcg, found.mrr, found.recall, found.precision]
+    assert means == pytest.approx([reference[f"{name}@k"][10] for name in ("ndcg", "mrr", "recall", "precision")])
+    assert found.ndcg == pytest.approx(sum(found.by_query.values()) / 20)
+
+
+def test_what_is_evaluated():
+    judgements = {"a": {"1": 2.0, "2": 0.0}, "b": {"1": 0.0}, "c": {"3": 1.0}}
+    chunks = [Hit(id=each, score=1.0, text="", metadata={}) for each in ("2", "2", "1")]
+    found = evaluate({"a": chunks, "b": ["1"], "unknown": ["1"]}, judgements, k=2)
+    assert (found.queries, found.mrr, found.recall, found.precision) == (1, 0.5, 1.0, 0.5)
+    for results, k, message in (
+        ({"b": ["1"]}, 2, "no query of the results has a relevant document"),
+        ({"a": [7]}, 2, "a result is of type int, without an id"),
+        ({"a": ["1"]}, 0, "k=0 must be an int from 1"),
+    ):
+        with pytest.raises(InvalidRequestError, match=message):
+            evaluate(results, judgements, k=k)
+
+
 def test_a_beir_folder_has_titles_before_texts(tmp_path):
     assert beir_folder(tmp_path) is None
     titled = {"_id": "1", "title": " A ", "text": "b"}
     documents = [titled, {"_id": "2", "text": "c"}, {"_id": "3", "title": "d", "text": ""}]
     (tmp_path / "corpus.jsonl").write_text("\n".join(map(json.dumps, documents)) + "\n{broken\n")
     found = beir_folder(tmp_path)
-    items = list(found.documents())
+    items = list(read(found.corpus, id_column=ID_COLUMN, text_column=TEXT_COLUMNS))
     assert [(item.id, item.text) for item in items[:3]] == [("1", "A b"), ("2", "c"), ("3", "d")]
     assert isinstance(items[3], Rejected) and found.queries is None and found.judgements is None
     (tmp_path / "qrels").mkdir()

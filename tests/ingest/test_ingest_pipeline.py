@@ -121,14 +121,17 @@ def test_blank_texts_are_left_out_counted_and_named(engine, caplog):
 
 
 @pytest.mark.parametrize("size", [1, 2, 10])
-def test_an_id_whose_text_became_blank_loses_its_old_row(engine, size):
+def test_an_id_whose_text_became_blank_loses_its_old_row(engine, size, caplog):
     sink = DeletingSink(Record("a", "old"), Record("b", "old"), Record("c", "old"))
     source = [Record("a", "new"), Record("a", ""), Record("b", ""), Record("b", "new"), Record("d", "\n")]
+    source.append(Record("e", "new"))
     with small(size):
         report = run(source, engine, sink)
-    assert sink.texts == {"b": "new", "c": "old"}
+    assert sink.texts == {"b": "new", "c": "old", "e": "new"}
     assert report.blank == 3
-    assert report.read == report.cached + report.embedded + report.duplicates + report.blank == 5
+    assert report.read == report.cached + report.embedded + report.duplicates + report.blank == 6
+    run([Record("b", ""), Record("c", ""), Record("f", "new")], engine, sink)
+    assert len(sink.texts) == 4 and "the text of 2 records is blank, beside 1 others" in caplog.text
 
 
 def test_texts_that_were_cut_are_named_once_also_when_they_come_from_the_cache(checkpoint_of, tmp_path, caplog):

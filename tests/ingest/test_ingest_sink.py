@@ -261,7 +261,7 @@ def test_a_database_describes_its_options(installed, tmp_path):
         "sink = database(options=['dimensions', 'fields', 'boards'])(lambda *place, **options: options)\n"
     )
     given = {"must_exist": True, "boards": 2}
-    assert open_sink("shelf+path:x#docs", **given) == {**given, "dimensions": None, "fields": "plain"}
+    assert open_sink("shelf+path:x#docs", **given) == {**given, "dimensions": None}
     with pytest.raises(InvalidRequestError, match="colour='red' is no option .* takes boards, dimensions, fields"):
         open_sink("shelf+path:x#docs", colour="red")
 

@@ -3,7 +3,7 @@
 import pytest
 from tests.ingest.crashes import Countdown, Crash, CrashingSink, Refusing, Words, crash_at, memory, run, small
 
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest import Record, Rejected, point_id
 
 
@@ -39,10 +39,10 @@ def test_a_record_that_comes_back_is_written_again_also_after_a_crash(engine, tm
         try:
             if method == "delete":
                 sink.deletes = Countdown(0, after=after)
-                run(some(0, *range(2, 9)), engine, sink, journal=journal, sync=True)
+                run(some(0, *range(2, 9)), engine, sink, journal=journal, sync=True, sync_max=1)
             else:
                 with crash_at("remove", 0, after=after):
-                    run(some(0, *range(2, 9)), engine, sink, journal=journal, sync=True)
+                    run(some(0, *range(2, 9)), engine, sink, journal=journal, sync=True, sync_max=1)
         except Crash:
             pass
         run(some(*range(9)), engine, CrashingSink(client), journal=journal)
@@ -69,8 +69,8 @@ def test_a_line_whose_id_is_not_known_deletes_nothing(engine, caplog):
 def test_an_empty_source_is_refused(engine):
     client = memory()
     run(some(1), engine, CrashingSink(client))
-    with pytest.raises(InvalidRequestError, match="the source holds no record, and sync=True would delete every row"):
-        run([], engine, CrashingSink(client), sync=True)
+    with pytest.raises(SinkError, match=r"would delete 1 of the 1 rows .* no record of the source was stored"):
+        run([], engine, CrashingSink(client), sync=True, sync_max=1)
     assert len(CrashingSink(client).stored) == 1
     assert run([], engine, CrashingSink(memory()), sync=True).deleted == 0
 
@@ -92,7 +92,9 @@ def test_every_piece_of_a_text_is_deleted(engine, tmp_path):
     long = Record("long", " ".join(f"w{number}" for number in range(40)))
     client = memory()
     run([long, *some(1)], engine, CrashingSink(client), chunker=Words(), journal=tmp_path / "j")
-    report = run(some(1), engine, CrashingSink(client), chunker=Words(), journal=tmp_path / "j", sync=True)
+    with pytest.raises(SinkError, match="14 of the 15 rows"):
+        run(some(1), engine, CrashingSink(client), chunker=Words(), journal=tmp_path / "j", sync=True)
+    report = run(some(1), engine, CrashingSink(client), chunker=Words(), journal=tmp_path / "j", sync=True, sync_max=1)
     assert report.deleted == 14 and set(CrashingSink(client).stored) == {("r1", 0)}
 
 

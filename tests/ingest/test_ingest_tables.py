@@ -49,7 +49,7 @@ RECORDS = [Record(f"r{i}", f"text {i} é 😀", {"n": i, "tags": ["a", None][: i
 
 @pytest.mark.parametrize(("name", "rows"), list(zip(FILES, (1, 3, 2048, 7), strict=True)))
 def test_every_kind_of_file_gives_the_same_records(tmp_path, monkeypatch, name, rows):
-    monkeypatch.setattr("millpond.ingest.sources.arrow.BATCH_ROWS", rows)
+    monkeypatch.setattr("millpond.ingest.sources.arrow_cells.BATCH_ROWS", rows)
     path = FILES[name](tmp_path / name, arrow.Table.from_pylist(ROWS))
     assert list(read(path)) == RECORDS
     reader = read(path)
@@ -171,7 +171,7 @@ def test_damage_is_an_error_that_names_the_file(tmp_path, name):
 
 
 def test_damage_further_on_is_an_error_after_the_records_before_it(tmp_path, monkeypatch):
-    monkeypatch.setattr("millpond.ingest.sources.arrow.BATCH_ROWS", 100)
+    monkeypatch.setattr("millpond.ingest.sources.arrow_cells.BATCH_ROWS", 100)
     table = arrow.table({"id": [str(i) for i in range(1000)], "text": [f"{i} text" for i in range(1000)]})
     parquet.write_table(table, tmp_path / "x.parquet", row_group_size=100, compression="snappy")
     data = bytearray((tmp_path / "x.parquet").read_bytes())

@@ -11,10 +11,10 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import Request
-from tests.server import conftest
 
 from millpond import errors as tree
 from millpond.server import ServedModels, create_app
+from tests.server import conftest
 
 Ask = Callable[..., httpx.Response]
 PATH = "/v1/embeddings"

@@ -10,9 +10,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server import conftest
 
 from millpond.server import ServedModels, ServerConfig, create_app
+from tests.server import conftest
 
 Ask = Callable[..., httpx.Response]
 KEYS = ("first-key", "zweiter-schlüssel")

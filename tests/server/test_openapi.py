@@ -6,9 +6,8 @@ import asyncio
 from collections.abc import Iterator
 from typing import Any
 
-from tests.server.conftest import ask
-
 from millpond.server import ServedModels, ServerConfig, create_app
+from tests.server.conftest import ask
 
 
 def document(models: ServedModels, config: ServerConfig | None = None) -> dict[str, Any]:

@@ -21,9 +21,11 @@ from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
-from millpond_lancedb.filters import labels, quoted, to_condition
+from millpond.support.filters import Condition
+from millpond_lancedb.filters import is_exact, labels, quoted, to_condition
 
 _PASSING = re.compile(r"no space left|too large \(os error|too many|conflict|timed? ?out", re.IGNORECASE)
+_RUN = f"{MANIFEST_KEY}.run"
 _WRITES = 256  # after as many, fragments are merged: a write takes the longer, the more of them there are
 _KEPT = timedelta(minutes=10)  # old versions, which other processes may be reading
 
@@ -36,10 +38,10 @@ class LanceDBSink(TableSink[str]):
     Args:
         uri: A folder, or an open connection.
         table: Name of the table.
-        dimensions: The widths to store and search, each in a column ``d{width}``; by default the width that ``embed``
-            returns. A search without them uses every width that the table has.
+        dimensions: The widths to store and search, each in a column ``d{width}``; by default those of the table, and
+            in a new one the width that ``embed`` returns.
         fields: ``plain``: columns ``pk``, ``id``, ``text``, ``metadata``, ``content_hash``, ``labels``.
-        datatype: Of the stored vectors: ``float32`` or ``float16``.
+        datatype: Of the stored vectors: ``float32`` or ``float16``; by default that of the table.
         index: ``IVF_PQ`` or ``IVF_HNSW_SQ``, built by :meth:`close` after a run. By default a search is exact.
 
     Raises:
@@ -52,8 +54,8 @@ class LanceDBSink(TableSink[str]):
         table: str,
         *,
         dimensions: Sequence[int] | None = None,
-        fields: str = "plain",
-        datatype: str = "float32",
+        fields: str | None = None,
+        datatype: str | None = None,
         index: str | None = None,
     ) -> None:
         driver = LanceDBDriver(LanceDBConnection(uri, table), fields=fields, datatype=datatype, index=index)
@@ -81,6 +83,8 @@ class LanceDBConnection(Connection):
             raise InvalidRequestError(
                 "the uri is no folder; write './NAME' for one, or pass lancedb.connect(...) for any other place"
             )
+        if os.path.isfile(self.where):
+            raise InvalidRequestError(f"uri={self.where!r} is a file; LanceDB keeps its tables in a folder")
         self.client = self.request("the connection", lambda: lancedb.connect(self.where))
 
     def table(self) -> Any:
@@ -96,10 +100,23 @@ class LanceDBConnection(Connection):
                 return False
             raise
 
+    def names(self) -> Iterator[str]:
+        """Names of the tables."""
+        token = None
+        while True:
+            page = self.client.list_tables(page_token=token)
+            yield from page.tables
+            token = page.page_token
+            if not token:
+                return
+
     def read_manifest(self) -> object:
-        """The manifest in the schema's metadata."""
-        comment = (self.table().schema.metadata or {}).get(MANIFEST_KEY.encode())
-        return manifest_of(None if comment is None else str(comment, "utf-8", "replace"))
+        """The manifest in the schema's metadata, with the last run, which is in that of the ids."""
+        schema = self.table().schema
+        comment = (schema.metadata or {}).get(MANIFEST_KEY.encode())
+        manifest = manifest_of(None if comment is None else str(comment, "utf-8", "replace"))
+        run = (schema.field("pk").metadata or {}).get(_RUN.encode()) if isinstance(manifest, dict) else None
+        return manifest if run is None else {**manifest, "run": run.decode()}
 
     def fault(self, error: Exception, request: str) -> Fault:
         """What an error of Lance means, without a line of its source."""
@@ -117,7 +134,9 @@ class LanceDBDriver(TableDriver[str]):
     datatypes: ClassVar[Mapping[str, Any]] = {"float32": pa.float32(), "float16": pa.float16()}
     indexes = ("IVF_PQ", "IVF_HNSW_SQ")
 
-    def __init__(self, connection: LanceDBConnection, *, fields: str, datatype: str, index: str | None) -> None:
+    def __init__(
+        self, connection: LanceDBConnection, *, fields: str | None, datatype: str | None, index: str | None
+    ) -> None:
         self.connection: LanceDBConnection = connection
         super().__init__(fields=fields, datatype=datatype, index=index)
 
@@ -128,6 +147,10 @@ class LanceDBDriver(TableDriver[str]):
         kinds |= {vector_name(d): pa.list_(self.datatypes[self.datatype], d) for d in manifest.dimensions}
         schema = pa.schema(kinds.items(), metadata={MANIFEST_KEY: json.dumps(manifest.to_dict())})
         self.connection.client.create_table(self.connection.collection, schema=schema)
+
+    def store_manifest(self, manifest: CollectionManifest) -> None:
+        """Note the last run: metadata of a column can be changed, and that of a table cannot."""
+        self.connection.table().update_field_metadata({"path": "pk", "metadata": {_RUN: manifest.run}})
 
     def stored_datatype(self, manifest: CollectionManifest) -> str:
         """The datatype of its vectors."""
@@ -185,9 +208,9 @@ class LanceDBDriver(TableDriver[str]):
         """How many rows there are."""
         return int(self.connection.table().count_rows())
 
-    def select(self, row_ids: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
-        """``pk``, ``id``, ``content_hash`` and the vectors of these rows."""
-        names = ["pk", "id", "content_hash", *map(vector_name, widths)]
+    def select(self, row_ids: Sequence[str], columns: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
+        """These columns of these rows, and then their vectors."""
+        names = [*columns, *map(vector_name, widths)]
         search = self.connection.table().search().where(f"pk IN ({quoted(row_ids)})").select(names).limit(len(row_ids))
         return [[row[name] for name in names] for row in search.to_arrow().to_pylist()]
 
@@ -199,6 +222,17 @@ class LanceDBDriver(TableDriver[str]):
     def condition(self, filter: Mapping[str, object] | str | None, manifest: CollectionManifest) -> str:
         """A condition in SQL."""
         return to_condition(filter)
+
+    def is_exact(self, conditions: Mapping[str, Condition]) -> bool:
+        """Whether the condition in SQL matches no other rows."""
+        return all(is_exact(key, condition) for key, condition in conditions.items())
+
+    def matching(self, condition: str, manifest: CollectionManifest) -> Iterator[list[tuple[str, Any]]]:
+        """Pages of row ids and metadata."""
+        search = self.connection.table().search().where(condition).select(["pk", "metadata"])
+        for batch in search.to_batches(self.connection.max_rows):
+            rows = zip(batch["pk"].to_pylist(), batch["metadata"].to_pylist(), strict=True)
+            yield [(row_id, json.loads(metadata)) for row_id, metadata in rows]
 
     def _index_columns(self, kinds: Mapping[str, Any]) -> None:
         table = self.connection.table()

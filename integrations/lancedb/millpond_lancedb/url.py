@@ -17,8 +17,8 @@ class LanceDBOptions(TypedDict, total=False):
     """The options of :class:`LanceDBSink`, which describes them."""
 
     dimensions: Sequence[int] | None
-    fields: str
-    datatype: str
+    fields: str | None
+    datatype: str | None
     index: str | None
 
 
@@ -37,5 +37,5 @@ def sink_from_url(
     if scheme != "path" or not location:
         raise InvalidRequestError(f"'lancedb+{scheme}:' does not name a LanceDB; write lancedb+path:DIR#docs")
     if must_exist:
-        check_exists(location, database="LanceDB")
+        check_exists(location, database="LanceDB", marker=".")
     return LanceDBSink(location, collection, **options)

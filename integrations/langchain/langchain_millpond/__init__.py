@@ -3,6 +3,7 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from langchain_millpond.bge_embeddings import MillpondBgeEmbeddings
 from langchain_millpond.cross_encoder import MillpondCrossEncoder
 from langchain_millpond.embeddings import MillpondEmbeddings
 from langchain_millpond.reranker import MillpondReranker
@@ -13,6 +14,7 @@ if TYPE_CHECKING:
     from langchain_millpond.sparse import MillpondSparseEmbeddings
 
 __all__ = [
+    "MillpondBgeEmbeddings",
     "MillpondColBERTRetriever",
     "MillpondCrossEncoder",
     "MillpondEmbeddings",

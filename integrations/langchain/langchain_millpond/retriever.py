@@ -45,7 +45,7 @@ class MillpondColBERTRetriever(BaseRetriever):
     Attributes:
         index: A ``MemoryIndex``, ``PlaidIndex``, ``QdrantIndex`` or ``MilvusIndex``. Never serialized.
         k: How many documents to return.
-        filter: Metadata values that must match (of a list, one of them).
+        filter: For each metadata key a value, a list of which one must match, or a range like ``{"gte": 2020}``.
         candidates: Documents that are scored exactly; the index's own number by default, with ``sources``
             ``max(100, 10 * k)``.
         exact: Score every document, without a first stage.

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from copy import deepcopy
 from typing import TYPE_CHECKING, Annotated, Any
 
 from langchain_core.callbacks import CallbackManagerForRetrieverRun
 from langchain_core.documents import Document
-from langchain_core.retrievers import BaseRetriever
+from langchain_core.retrievers import BaseRetriever, LangSmithRetrieverParams
 from pydantic import BeforeValidator, ConfigDict, Field
 
 from langchain_millpond.source import LangChainSource
@@ -46,7 +47,8 @@ class MillpondSinkRetriever(LangChainSource, BaseRetriever):
         k: How many documents to return.
         coarse_to_fine: Search in two stages, if the collection has several widths.
         candidates: How many documents the first stage selects, ``max(100, 10 * k)`` by default.
-        filter: Metadata values that must match (of a list, one of them), or the database's own filter.
+        filter: For each metadata key a value, a list of which one must match, or a range like ``{"gte": 2020}``; or the
+            database's own filter.
         hybrid: Fuse the ranking with that of the sparse vectors.
         sparse_engine: The engine of the sparse vectors, by default ``engine``. Never serialized.
         score_threshold: Return only documents with at least this score.
@@ -71,6 +73,14 @@ class MillpondSinkRetriever(LangChainSource, BaseRetriever):
     def is_lc_serializable(cls) -> bool:
         """Whether LangChain's ``dumps`` and ``loads`` keep it: a sink is opened anew in each process."""
         return False
+
+    def _get_ls_params(self, **kwargs: Any) -> LangSmithRetrieverParams:
+        params = super()._get_ls_params(**kwargs)
+        params["ls_vector_store_provider"] = type(self.sink).__name__
+        params["ls_embedding_provider"] = "millpond"
+        folder = os.path.expanduser(self.model_name)
+        params["ls_embedding_model"] = os.path.basename(folder) if os.path.isdir(folder) else self.model_name
+        return params
 
     def _get_relevant_documents(
         self, query: str, *, run_manager: CallbackManagerForRetrieverRun, k: int | None = None, filter: Any = None

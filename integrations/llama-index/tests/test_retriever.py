@@ -99,8 +99,19 @@ def test_the_async_method_returns_the_same(index: MemoryIndex) -> None:
             ),
             {4},
         ),
+        ({"n": {"gt": 3, "lte": 6}, "parity": "even"}, {4, 6}),
+        (
+            MetadataFilters(
+                filters=[
+                    MetadataFilter(key="n", value=3, operator=FilterOperator.GT),
+                    MetadataFilter(key="parity", value="odd"),
+                    MetadataFilter(key="n", value=7, operator=FilterOperator.LTE),
+                ]
+            ),
+            {5, 7},
+        ),
     ],
-    ids=["dict", "two keys", "equal", "in and equal"],
+    ids=["dict", "two keys", "equal", "in and equal", "range", "two ends"],
 )
 def test_filters(index: MemoryIndex, filters: Any, expected: set[int]) -> None:
     found = MillpondColBERTRetriever(index, 12, filters=filters).retrieve(QUESTION)
@@ -111,7 +122,10 @@ def test_filters_that_an_index_does_not_have_are_refused(index: MemoryIndex) -> 
     above = MetadataFilter(key="n", value=3, operator=FilterOperator.GT)
     equal = MetadataFilter(key="n", value=3)
     for filters in (
-        MetadataFilters(filters=[above]),
+        MetadataFilters(filters=[above, above]),
+        MetadataFilters(filters=[above, equal]),
+        MetadataFilters(filters=[equal, above]),
+        MetadataFilters(filters=[MetadataFilter(key="n", value=3, operator=FilterOperator.NE)]),
         MetadataFilters(filters=[equal, MetadataFilter(key="parity", value="even")], condition=FilterCondition.OR),
         MetadataFilters(filters=[equal, equal]),
         MetadataFilters(filters=[MetadataFilters(filters=[equal])]),

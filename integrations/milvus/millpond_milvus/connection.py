@@ -6,18 +6,28 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pymilvus import MilvusClient
+from pymilvus import MilvusClient, MilvusException
 
 from millpond.errors import InvalidRequestError, SinkError, SinkRejectedError
 from millpond.ingest.sinks.client import REQUEST_THREAD, Connection, Fault, check_timeout, is_address, is_url
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
-from millpond_milvus.faults import fault_of
+from millpond_milvus.faults import fault_of, is_starting, is_unloaded
 from millpond_milvus.lite import LiteFile, file_of, lite_lock, open_file, own_connection
+from millpond_milvus.versions import Need, check_version
+
+Answer = TypeVar("Answer")
+
+# A run, or whoever calls, repeats these.
+_CHANGES = frozenset(["insert", "upsert", "delete"])
+# The share of a request's time for which it is repeated, and seconds between its attempts.
+_PATIENCE, _FIRST_WAIT, _LONGEST_WAIT = 0.9, 0.1, 2.0
 
 
 class MilvusConnection(Connection):
@@ -38,15 +48,23 @@ class MilvusConnection(Connection):
         path = None if isinstance(uri, MilvusClient) else uri
         super().__init__(path, collection, client=passed, kind=kind, timeout=check_timeout(timeout))
         self.file: LiteFile | None = None  # of Milvus Lite
+        self.version = ""  # of a server
 
     def open(self) -> None:
-        """Open the location, unless there is a client."""
+        """Open the location, unless there is a client, and ask a server for its version."""
         if self.owned:
             self.client, self.file = self.request("the connection", lambda: connect(self.where))
         if self.file is None:
-            version = self.request("the version", lambda: self.call("get_server_version"))
-            if str(version).startswith("milvus_lite"):
+            version = str(self.request("the version", lambda: self.call("get_server_version")))
+            if version.startswith("milvus_lite"):
                 self.file = file_of(self.client)
+            else:
+                self.version = version
+
+    def check_needs(self, needs: Iterable[Need]) -> None:
+        """Raise InvalidRequestError for the first feature that this server lacks; Milvus Lite has checks of its own."""
+        if self.file is None:
+            check_version(self.version, needs, server=f"{self.database} at {self.where}")
 
     @property
     def embedded(self) -> bool:
@@ -54,8 +72,12 @@ class MilvusConnection(Connection):
         return self.file is not None
 
     def call(self, method: str, *args: Any, **options: Any) -> Any:
-        """Call the client, which repeats a call once when the server is unavailable: then it has a new connection."""
-        return getattr(self.client, method)(*args, retry_times=1, **options)
+        """Call the client, which repeats a call once when the server is unavailable: then it has a new connection.
+
+        A call that changes no rows is made again while the server says that it is not ready yet.
+        """
+        call = partial(getattr(self.client, method), *args, retry_times=1, **options)
+        return call() if method in _CHANGES else self._when_ready(call)
 
     def changing(self) -> AbstractContextManager[None]:
         """Around a call that changes the collection: of Milvus Lite none follows one that failed."""
@@ -70,6 +92,10 @@ class MilvusConnection(Connection):
     def exists(self) -> bool:
         """Whether the collection exists."""
         return bool(self.call("has_collection", self.collection))
+
+    def names(self) -> list[str]:
+        """Names of the collections."""
+        return list(self.call("list_collections"))
 
     def read_manifest(self) -> object:
         """The manifest in the collection's properties."""
@@ -95,7 +121,7 @@ class MilvusConnection(Connection):
         """These fields of every row that an expression finds, a page at a time, in the order of the primary keys."""
         pages = self.call("query_iterator", self.collection, filter=expression, output_fields=fields, batch_size=size)
         try:
-            while page := pages.next():
+            while page := self._when_ready(pages.next):
                 yield list(page)
         finally:
             pages.close()
@@ -103,6 +129,26 @@ class MilvusConnection(Connection):
     def fault(self, error: Exception, request: str) -> Fault | None:
         """What an error of pymilvus means."""
         return fault_of(error, request, uri=self.where, lite=self.embedded)
+
+    def _when_ready(self, call: Callable[[], Answer]) -> Answer:
+        """The result of a call, made again until the server is ready: after a start it loads collections first."""
+        # Shortly before the time of the request is over, the error says more than that.
+        end, wait = time.monotonic() + _PATIENCE * (self.timeout or 0), _FIRST_WAIT
+        while True:
+            try:
+                return call()
+            except MilvusException as error:
+                if self.embedded or not is_starting(error) or time.monotonic() + wait > end:
+                    raise
+                time.sleep(wait)
+                wait = min(2 * wait, _LONGEST_WAIT)
+                if is_unloaded(error):
+                    self._load(end - time.monotonic())
+
+    def _load(self, seconds: float) -> None:
+        """Ask a server to load the collection, and wait for it; it may fail, since the call behind it is made again."""
+        with suppress(MilvusException):
+            self.client.load_collection(self.collection, timeout=max(seconds, _FIRST_WAIT))
 
     def _harmless(self, error: Exception) -> bool:
         """Whether an error of Milvus Lite was raised before it wrote anything: it checks all rows first."""

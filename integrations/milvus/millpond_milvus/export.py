@@ -70,7 +70,7 @@ class ParquetExport:
     ) -> None:
         check_options("ParquetExport", options, _OPTIONS)
         MilvusConnection.check_name("collection", collection)
-        self._fields = check_fields(options.get("fields", "plain"))
+        self._fields = check_fields(options.get("fields") or "plain")
         self._layout = RowLayout.of(self._fields, options)
         self.hybrid = self._layout.hybrid
         """Whether sparse vectors of an engine are stored beside the dense ones."""

@@ -28,6 +28,14 @@ from millpond.ingest.sinks.client import Fault
 _BUSY = frozenset(
     [1, 2, 3, 4, 8, 11, 12, 103, 106, 110, 202, 305, 401, 503, 505, 507, 902, 905, 1002, 1003, 1807, 2200, 10_001]
 )
+# Of those, and besides: the server starts, loads a collection, or moves it from a node that is gone. It is soon over.
+_UNLOADED = frozenset([101, 201])
+_STARTING = _UNLOADED | {1, 2, 103, 106, 202, 401, 500, 503, 901, 902, 904, 905}
+_STARTING_WORDS = re.compile(
+    r"not (fully )?loaded|recovering|not ready|service unavailable|no available shard|"
+    r"(channel|node) (is )?(not available|not found|offline)",
+    re.IGNORECASE,
+)
 # Of invalid parameters: their rows are refused, others may be accepted. 6 is Milvus Lite's.
 _INVALID = frozenset([1100, 1101, 1804])
 _LITE_INVALID = 6
@@ -55,6 +63,26 @@ _LARGE_RPC = (grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.INTERNAL, grpc
 _LARGER = re.compile(r"larger than max|exceeds? (the )?max(imum)? (message|size)|too large", re.IGNORECASE)
 _NO_GRPC = re.compile(r"http1\.x server|Failed parsing HTTP/2|Expected SETTINGS frame")
 _HTTP_STATUS = re.compile(r"\(HTTP status (\d+)\)")
+
+
+def is_starting(error: Exception) -> bool:
+    """Whether a server says that it, or the collection, is not ready yet; what a client says of itself does not."""
+    if not isinstance(error, MilvusException) or error.code in _INVALID or _own(error):
+        return False
+    message = str(error.message)
+    return error.code in _STARTING or (_STARTING_WORDS.search(message) is not None and "expression" not in message)
+
+
+def is_unloaded(error: Exception) -> bool:
+    """Whether a server says that the collection must be loaded."""
+    if not isinstance(error, MilvusException) or not is_starting(error):
+        return False
+    return error.code in _UNLOADED or "not loaded" in str(error.message)
+
+
+def _own(error: MilvusException) -> bool:
+    """Whether the client itself failed, whose code 1 of a server means "not ready"."""
+    return str(error.message).startswith(("Unexpected error, message=<", "Fail connecting to server"))
 
 
 def fault_of(error: Exception, request: str, *, uri: str, lite: bool = False) -> Fault | None:
@@ -151,9 +179,10 @@ def _answer_fault(error: MilvusException, request: str, *, lite: bool) -> Fault:
     if code == _TOO_LARGE or (code in _INVALID and _LARGER.search(str(message))):
         return Fault(words=refused, kind=SinkTooLargeError)
     rate_limited = error.compatible_code == common_pb2.RateLimit
-    # The client's own failures have code 1, which of a server means "not ready".
-    own = str(message).startswith("Unexpected error, message=<")
-    if not own and (rate_limited or code in _BUSY or getattr(error, "retriable", False)):
+    if is_unloaded(error):
+        return Fault(words=f"is not ready for {request}: {message}", kind=SinkUnavailableError)
+    busy = rate_limited or code in _BUSY or getattr(error, "retriable", False) or is_starting(error)
+    if busy and not _own(error):
         return Fault(words=f"is too busy for {request}: {message}", kind=SinkUnavailableError)
     if code in _INVALID:
         return Fault(words=refused, kind=SinkRejectedError)

@@ -24,12 +24,13 @@ from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.documents import Hit, IndexStats
 from millpond.late_interaction.index.metadata_filter import MetadataTable
 from millpond.late_interaction.scoring.exact import Tokens, score
-from millpond.support.metadata import Scalar
+from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
 from millpond_milvus.connection import MilvusConnection
-from millpond_milvus.filters import one_of, to_expression
-from millpond_milvus.layout import MAX_JSON, MAX_VARCHAR, SCHEMAS
+from millpond_milvus.filters import is_exact, one_of, to_expression
+from millpond_milvus.layout import MAX_JSON, MAX_VARCHAR, SCHEMAS, key_of
 from millpond_milvus.rows import PATH, ROWS, VECTOR, pack, packed_tokens, struct_tokens, to_structs
+from millpond_milvus.versions import TOKEN_VECTORS, Need
 
 _PLAIN = SCHEMAS["plain"]
 _FIELDS = [*_PLAIN.strings, "metadata", "tokens", "added"]
@@ -51,7 +52,7 @@ class MilvusIndex(CollectionIndex):
 
     Milvus Lite has no token vectors. A document there is one row with a single vector, by which candidates are found,
     and its token rows as int8, which are compared in this process. On a server (2.6.4 or newer) the token rows are an
-    array of structs, which Milvus indexes and compares by MaxSim itself; this has never run against a server, only
+    array of structs, which Milvus indexes and compares by MaxSim itself; this has never run against such a server, only
     against a fake one that checks the requests. Primary keys are :func:`millpond.ingest.point_id` of the caller's id,
     and the other fields are the plain ones of :class:`~millpond_milvus.MilvusSink`.
 
@@ -93,6 +94,11 @@ class MilvusIndex(CollectionIndex):
         connection = MilvusConnection(uri, collection, kind="index", timeout=timeout)
         check_prefetch(prefetch, MilvusIndexDriver.prefetches[:2])
         connection.open()
+        try:
+            connection.check_needs([Need(feature=TOKEN_VECTORS, option="MilvusIndex")])
+        except InvalidRequestError:
+            connection.close()
+            raise
         codec, wanted = ("int8", prefetch) if connection.embedded else ("float32", "tokens")
         driver = MilvusIndexDriver(connection)
         super().__init__(driver, engine, codec=codec, prefetch=wanted, dimensions=dimensions, pool_factor=pool_factor)
@@ -217,7 +223,7 @@ class MilvusIndexDriver(IndexDriver):
             with self.connection.changing():
                 self.connection.call("delete", self._name, filter=one_of(_PLAIN.primary, points))
 
-    def delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def delete_matching(self, conditions: Mapping[str, Condition]) -> int:
         """Delete rows by metadata."""
         points = self._matching(conditions, None)
         for start in range(0, len(points), self.connection.max_rows):
@@ -238,7 +244,7 @@ class MilvusIndexDriver(IndexDriver):
         first = queries[0]  # all of a call have the same filter, ids and number of candidates
         expression = to_expression(first.conditions, _PLAIN)
         points = first.points
-        if _confusable(first.conditions):
+        if not is_exact(first.conditions, lite=True):
             points = self._matching(first.conditions, points)
         candidates = first.candidates
         if candidates is None or (points is not None and len(points) <= candidates):
@@ -265,7 +271,7 @@ class MilvusIndexDriver(IndexDriver):
             filter=_and(expression, "tokens > 0"),
             output_fields=[_PLAIN.primary],
         )
-        return [[str(row[_PLAIN.primary]) for row in result] for result in results]
+        return [[key_of(row, _PLAIN.primary) for row in result] for result in results]
 
     def _scored_by_milvus(self, queries: Sequence[IndexQuery], expression: str, candidates: int) -> list[list[Found]]:
         """The best documents of each query by the server's index of token rows."""
@@ -322,7 +328,7 @@ class MilvusIndexDriver(IndexDriver):
             points = [str(row[_PLAIN.primary]) for row in keys[part]]
             yield self._query_rows(one_of(_PLAIN.primary, points), [_PLAIN.primary, *fields, ROWS])
 
-    def _matching(self, conditions: Mapping[str, Sequence[Scalar]], points: Sequence[str] | None) -> list[str]:
+    def _matching(self, conditions: Mapping[str, Condition], points: Sequence[str] | None) -> list[str]:
         """The primary keys of the documents that a filter matches, as every index understands it.
 
         Milvus Lite takes True for 1, and False for 0.
@@ -376,9 +382,7 @@ class MilvusIndexDriver(IndexDriver):
             )
 
 
-def _matching_rows(
-    rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Sequence[Scalar]]
-) -> npt.NDArray[np.bool_]:
+def _matching_rows(rows: Sequence[Mapping[str, Any]], conditions: Mapping[str, Condition]) -> npt.NDArray[np.bool_]:
     """Which rows a filter matches."""
     metadata = [row["metadata"] or {} for row in rows]
     return MetadataTable(len(rows), lambda: metadata).mask(conditions)
@@ -387,11 +391,6 @@ def _matching_rows(
 def _hit(row: Mapping[str, Any], score: float) -> Found:
     hit = Hit(id=str(row["id"]), score=score, exact=True, text=str(row["text"]), metadata=dict(row["metadata"] or {}))
     return Found(hit, int(row["added"]))
-
-
-def _confusable(conditions: Mapping[str, Sequence[Scalar]]) -> bool:
-    """Whether a filter has a value that Milvus Lite takes for another one: True for 1, False for 0, or the reverse."""
-    return any(value in (0, 1) for values in conditions.values() for value in values)
 
 
 def _among(expression: str, points: Sequence[str] | None) -> str:

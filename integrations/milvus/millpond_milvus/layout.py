@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,11 +17,13 @@ from millpond.ingest.sinks.fields import (
     FieldLayout,
     is_own_row,
     llama_index_fields,
+    node_metadata,
     read_llama_index,
 )
 from millpond.ingest.sinks.protocol import vector_name
 from millpond_milvus.options import PARTITION, SPARSE, VectorOptions
 from millpond_milvus.url import MilvusOptions
+from millpond_milvus.versions import SEVERAL_VECTORS, SPARSE_VECTORS, UPSERTS, Need
 
 # A token that no model has: a record without any has this one, since Milvus takes no empty sparse vector.
 _NO_TOKEN = 2**32 - 2
@@ -65,6 +67,15 @@ class RowLayout:
                 *([PARTITION] if self.options.partition_key is not None else []),
             ]
         )
+
+    def needs(self, widths: Sequence[int]) -> Iterator[Need]:
+        """What a collection of these widths asks of a server."""
+        yield Need(feature=UPSERTS, option="millpond")
+        yield from self.options.needs()
+        if self.hybrid:
+            yield Need(feature=SPARSE_VECTORS, option="hybrid=True")
+        if len(widths) > 1:
+            yield Need(feature=SEVERAL_VECTORS, option=f"dimensions={list(widths)}", width=max(widths))
 
     def collection_schema(self, widths: Sequence[int]) -> Any:
         """The collection's fields, as the client describes them."""
@@ -110,6 +121,11 @@ class RowLayout:
 def token_weights(sparse: Mapping[int, float]) -> dict[int, float]:
     """A sparse vector as Milvus takes it: no zeros."""
     return {int(token): float(weight) for token, weight in sparse.items() if weight}
+
+
+def key_of(found: Mapping[str, Any], primary: str) -> str:
+    """The primary key of a row that a search found: a server before 2.4 does not name the field, and it is ``id``."""
+    return str(found[primary] if primary in found else found["id"])
 
 
 MAX_VARCHAR = 65_535
@@ -201,6 +217,20 @@ class FieldSchema:
             return identity, text, metadata
         metadata = {key: value for key, value in entity.items() if key not in self.reserved}
         return str(entity.get("record_id", point)), text, metadata
+
+    def content(self, row: Mapping[str, Any], added: frozenset[str]) -> tuple[str, dict[str, Any]]:
+        """Text and metadata of a stored row, to compare; both are empty if they cannot be read.
+
+        ``added`` are its fields beside those of the layout.
+        """
+        fields = {key: value for key, value in row.items() if key not in added}
+        try:
+            _, text, metadata = self.record_fields(fields, str(row[self.primary]))
+        except (LookupError, TypeError, ValueError):
+            return "", {}
+        if self.form == "llama_index":
+            metadata = node_metadata(metadata, fields, LLAMA_INDEX_KEYS | self.columns | added)
+        return text, metadata
 
 
 SCHEMAS: Mapping[FieldLayout, FieldSchema] = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
@@ -15,6 +15,7 @@ from pymilvus import DataType
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, MissingExtraError
 from millpond.support.metadata import check_str
+from millpond_milvus.versions import BM25, HALF_VECTORS, INT8_VECTORS, QUANTIZED_HNSW, RABITQ, Need
 
 OPTIONS_KEY = "millpond.options"
 """The collection's property that holds the options which differ from the default ones."""
@@ -122,6 +123,18 @@ class VectorOptions:
                     f"{name}={value!r}: Milvus Lite stores float32 and searches it exactly; leave it out, or pass the "
                     "URL of a server"
                 )
+
+    def needs(self) -> Iterator[Need]:
+        """What these options ask of a server."""
+        kind = _INDEXES[self._family][self.index_quantization]
+        if self.datatype != "float32":
+            feature = INT8_VECTORS if self.datatype == "int8" else HALF_VECTORS
+            yield Need(feature=feature, option=f"datatype={self.datatype!r}")
+        if kind in ("HNSW_SQ", "HNSW_PQ", "IVF_RABITQ"):
+            feature = RABITQ if kind == "IVF_RABITQ" else QUANTIZED_HNSW
+            yield Need(feature=feature, option=f"index_quantization={self.index_quantization!r}")
+        if self.lexical:
+            yield Need(feature=BM25, option="hybrid='bm25'")
 
     def check_write(self, stored: VectorOptions, *, collection: str) -> None:
         """Raise InvalidRequestError unless a collection was created with the same options."""

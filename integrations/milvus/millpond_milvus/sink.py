@@ -6,6 +6,7 @@ import json
 import logging
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Unpack
 
 from pymilvus import AnnSearchRequest, MilvusClient, RRFRanker
@@ -20,10 +21,10 @@ from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
-from millpond.support.metadata import check_filter
+from millpond.support.filters import Condition, check_filter
 from millpond_milvus.connection import MilvusConnection
-from millpond_milvus.filters import one_of, to_expression
-from millpond_milvus.layout import SCHEMAS, RowLayout, token_weights
+from millpond_milvus.filters import is_exact, one_of, to_expression
+from millpond_milvus.layout import SCHEMAS, RowLayout, key_of, token_weights
 from millpond_milvus.options import OPTIONS_KEY, PARTITION, SPARSE, VectorOptions
 from millpond_milvus.url import MilvusOptions
 
@@ -31,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 # Rows of one page of a scan, which has no texts.
 _SCANNED = 10_000
+# Rows of one request that reads texts and metadata, of at most 64 KiB each.
+_READ_ROWS = 200
 # More rows than this are too many for Milvus Lite, which looks at each of them.
 _LITE_ROWS = 200_000
 # The k of reciprocal rank fusion.
@@ -62,9 +65,9 @@ class MilvusSink(CollectionSink[str]):
         self, uri: str | os.PathLike[str] | MilvusClient, collection: str, **options: Unpack[MilvusOptions]
     ) -> None:
         check_options("MilvusSink", options, MilvusOptions.__annotations__)
-        fields = check_fields(options.get("fields", "plain"))
+        fields = options.get("fields")
         connection = MilvusConnection(uri, collection, timeout=options.get("timeout", 60))
-        layout = RowLayout.of(fields, options)
+        layout = RowLayout.of(check_fields(fields or "plain"), options)
         super().__init__(
             MilvusDriver(connection, layout),
             dimensions=options.get("dimensions"),
@@ -98,7 +101,8 @@ class MilvusDriver(CollectionDriver[str]):
         self._layout.fields(record, point_id(record.id, record.chunk), widths)
 
     def create(self, manifest: CollectionManifest) -> None:
-        """Create the collection."""
+        """Create the collection, where the server has what its options need."""
+        self.connection.check_needs(self._layout.needs(manifest.dimensions))
         options = self._layout.options.to_property()
         self.connection.call(
             "create_collection",
@@ -113,7 +117,8 @@ class MilvusDriver(CollectionDriver[str]):
         )
 
     def prepare(self, manifest: CollectionManifest) -> None:
-        """Check the options, and index the fields of a new collection, or of one whose creation was interrupted."""
+        """Take the field layout, check the options, and index what a new collection, or an interrupted one, lacks."""
+        self._layout = replace(self._layout, schema=SCHEMAS[manifest.fields])
         self.connection.request("a look at the collection", self._read_options)
         self._layout.options.check_write(self._read_options(), collection=self._name)
         self.connection.request("indexing the collection", lambda: self._index(manifest))
@@ -151,6 +156,14 @@ class MilvusDriver(CollectionDriver[str]):
         """How many rows there are."""
         return self.connection.count()
 
+    def size(self) -> int:
+        """How many rows the server has counted, of a collection that need not be loaded."""
+        return int(self.connection.call("get_collection_stats", self._name)["row_count"])
+
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The data type of the vectors."""
+        return self._read_options().datatype
+
     def query(self, plan: SearchPlan, condition: str | None, manifest: CollectionManifest) -> list[Hit]:
         """The hits of a search, in two requests."""
         schema = SCHEMAS[manifest.fields]
@@ -161,7 +174,7 @@ class MilvusDriver(CollectionDriver[str]):
             )
             if not candidates and not plan.hybrid:
                 return []
-            within = one_of(schema.primary, [str(row[schema.primary]) for row in candidates])
+            within = one_of(schema.primary, [key_of(row, schema.primary) for row in candidates])
         fields = schema.output_fields()
         rows = (
             self._fused(plan, within, condition, fields)
@@ -175,36 +188,54 @@ class MilvusDriver(CollectionDriver[str]):
     ) -> dict[str, StoredRow]:
         """Those of these rows that exist."""
         schema, options = SCHEMAS[manifest.fields], self._read_options()
-        names = {width: vector_name(width) for width in widths}
         rows: dict[str, StoredRow] = {}
-        size = max(
-            1,
-            min(
-                self.connection.max_rows,
-                self.connection.max_bytes // (self.connection.float_bytes * max(1, sum(widths))),
-            ),
-        )
+        for row in self._query(row_ids, widths, schema.identity_fields(), self.connection.max_rows):
+            point = str(row[schema.primary])
+            with self.reading(point, manifest):
+                record_id, content_hash = schema.identity(row)
+                rows[point] = StoredRow(
+                    record_id=record_id, content_hash=content_hash, vectors=_vectors(row, widths, options)
+                )
+        return rows
+
+    def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
+        """The same with texts and metadata; of a row that cannot be read both are empty."""
+        schema, options = SCHEMAS[manifest.fields], self._read_options()
+        layout = RowLayout(schema=schema, options=options, hybrid=manifest.sparse is not None)
+        added = layout.added_fields(manifest.dimensions)
+        fields = list(dict.fromkeys([*schema.identity_fields(), *schema.output_fields()]))
+        rows: dict[str, StoredRow] = {}
+        for row in self._query(row_ids, widths, fields, _READ_ROWS):
+            point = str(row[schema.primary])
+            text, metadata = schema.content(row, added)
+            with self.reading(point, manifest):
+                record_id, content_hash = schema.identity(row)
+                rows[point] = StoredRow(
+                    record_id=record_id,
+                    content_hash=content_hash,
+                    vectors=_vectors(row, widths, options),
+                    text=text,
+                    metadata=metadata,
+                )
+        return rows
+
+    def store_manifest(self, manifest: CollectionManifest) -> None:
+        """Replace the manifest in the collection's properties."""
+        properties = {MANIFEST_KEY: json.dumps(manifest.to_dict())}
+        with self.connection.changing():
+            self.connection.call("alter_collection_properties", self._name, properties=properties)
+
+    def _query(
+        self, row_ids: Sequence[str], widths: Sequence[int], fields: list[str], most: int
+    ) -> Iterator[Mapping[str, Any]]:
+        """These fields and vectors of these rows, at most so many rows at a time."""
+        primary = SCHEMAS[self._layout.schema.form].primary
+        vector_bytes = self.connection.float_bytes * max(1, sum(widths))
+        size = max(1, min(most, self.connection.max_bytes // vector_bytes))
         for start in range(0, len(row_ids), size):
             part = list(row_ids[start : start + size])
-            for row in self.connection.call(
-                "query",
-                self._name,
-                filter=one_of(schema.primary, part),
-                output_fields=[*schema.identity_fields(), *names.values()],
-            ):
-                point = str(row[schema.primary])
-                with self.reading(point, manifest):
-                    record_id, content_hash = schema.identity(row)
-                    rows[point] = StoredRow(
-                        record_id=record_id,
-                        content_hash=content_hash,
-                        vectors={
-                            width: options.decode(row[name])
-                            for width, name in names.items()
-                            if row.get(name) is not None
-                        },
-                    )
-        return rows
+            names = [*fields, *map(vector_name, widths)]
+            yield from self.connection.call("query", self._name, filter=one_of(primary, part), output_fields=names)
 
     def scan(self, manifest: CollectionManifest) -> Iterator[list[tuple[str, str]]]:
         """Pages of row ids and record ids."""
@@ -216,6 +247,21 @@ class MilvusDriver(CollectionDriver[str]):
                 with self.reading(point, manifest):
                     ids.append((point, schema.identity(row)[0]))
             yield ids
+
+    def matching(self, condition: str, manifest: CollectionManifest) -> Iterator[list[tuple[str, dict[str, Any]]]]:
+        """Pages of row ids and metadata."""
+        schema = SCHEMAS[manifest.fields]
+        for page in self.connection.pages(condition, [schema.primary, *schema.output_fields()], size=_SCANNED):
+            found = []
+            for row in page:
+                point = str(row[schema.primary])
+                with self.reading(point, manifest):
+                    found.append((point, schema.record_fields(row, point)[2]))
+            yield found
+
+    def is_exact(self, conditions: Mapping[str, Condition]) -> bool:
+        """Whether an expression matches no other rows."""
+        return is_exact(conditions, lite=self.connection.embedded)
 
     def row_ids(self, record_id: str, manifest: CollectionManifest) -> list[str]:
         """The ids of the rows that a record may have: one that a framework wrote has its own, which its hit shows."""
@@ -233,7 +279,8 @@ class MilvusDriver(CollectionDriver[str]):
         expression = to_expression(filter, layout.schema, vectors=layout.added_fields(manifest.dimensions))
         if isinstance(filter, Mapping) and options.partition_key is not None and options.partition_key in filter:
             values = check_filter(filter)[options.partition_key]
-            if all(isinstance(value, str) for value in values):  # then Milvus reads their partitions only
+            # Milvus then reads their partitions only.
+            if isinstance(values, tuple) and all(isinstance(value, str) for value in values):
                 return f"{one_of(PARTITION, [str(value) for value in values])} and {expression}"
         return expression
 
@@ -312,7 +359,7 @@ class MilvusDriver(CollectionDriver[str]):
 
     def _hit(self, row: Mapping[str, Any], manifest: CollectionManifest) -> Hit:
         schema = SCHEMAS[manifest.fields]
-        point = str(row[schema.primary])
+        point = key_of(row, schema.primary)
         with self.reading(point, manifest):
             record_id, text, metadata = schema.record_fields(row["entity"], point)
         return Hit(id=record_id, score=float(row["distance"]), text=text, metadata=metadata)
@@ -338,3 +385,8 @@ class MilvusDriver(CollectionDriver[str]):
                 _LITE_ROWS,
                 self._name,
             )
+
+
+def _vectors(row: Mapping[str, Any], widths: Sequence[int], options: VectorOptions) -> dict[int, Any]:
+    names = {width: vector_name(width) for width in widths}
+    return {width: options.decode(row[name]) for width, name in names.items() if row.get(name) is not None}

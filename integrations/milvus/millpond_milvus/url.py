@@ -35,7 +35,7 @@ class MilvusOptions(TypedDict, total=False):
     """
 
     dimensions: Sequence[int] | None
-    fields: str
+    fields: str | None
     timeout: float
     hybrid: bool | Literal["bm25"]
     datatype: str

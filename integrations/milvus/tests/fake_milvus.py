@@ -72,6 +72,15 @@ class FakeMilvus(milvus_pb2_grpc.MilvusServiceServicer):
             consistency_level=self.created.consistency_level,
         )
 
+    def AlterCollection(self, request: Any, context: Any) -> Any:
+        status = self._status("AlterCollection", context)
+        if _fine(status):
+            changed = {each.key for each in request.properties}
+            kept = [each for each in self.created.properties if each.key not in changed]
+            del self.created.properties[:]
+            self.created.properties.extend([*kept, *request.properties])
+        return status
+
     def DescribeIndex(self, request: Any, context: Any) -> Any:
         status = self._status("DescribeIndex", context)
         if _fine(status) and not self.indexes:

@@ -41,7 +41,9 @@ def batch(count: int = 3) -> WriteBatch:
 
 
 def test_a_port_where_nothing_listens_is_named() -> None:
-    with pytest.raises(SinkUnavailableError, match="did not answer the connection: .*(refused|connect)"):
+    with pytest.raises(
+        SinkUnavailableError, match="nothing listens at http://127.0.0.1:1, so Milvus did not answer the connection"
+    ):
         MilvusSink("http://127.0.0.1:1", "docs", timeout=1)
 
 
@@ -225,7 +227,9 @@ def test_a_server_that_dies_in_a_run_is_found_again(engine: Engine) -> None:
         sink.write(batch())
         server.stop(None).wait()
         start = time.monotonic()
-        with pytest.raises(SinkUnavailableError, match="did not answer an upsert of 5 rows: "):
+        with pytest.raises(
+            SinkUnavailableError, match="nothing listens at .*, so Milvus did not answer an upsert of 5 rows"
+        ):
             sink.write(batch(5))
         assert time.monotonic() - start < PATIENCE
     with serving(fake, port=int(url.rpartition(":")[2])):

@@ -238,7 +238,7 @@ def test_a_sink_that_is_closed_leaves_the_others_of_its_file_open(
         fill(engine, sink, records)
         other = MilvusSink(uri, "docs")
         other.close()
-        with pytest.raises(SinkError, match="refused a look for the collection: this sink is closed"):
+        with pytest.raises(SinkError, match="did not get a look for the collection: this sink is closed"):
             other.count()
         assert sink.count() == 12
 

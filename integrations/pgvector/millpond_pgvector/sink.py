@@ -27,8 +27,9 @@ from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
 from millpond.ingest.sinks.table import TableDriver, TableSink, manifest_of
-from millpond.support.metadata import check_filter
+from millpond.support.filters import Condition, Range, check_filter
 
+_SIGNS = {"gt": ">", "gte": ">=", "lt": "<", "lte": "<="}
 _NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # in JSON
 # Connection, resources, operator, conflict with another transaction, lock, system, and a server that only reads.
 _PASSING = re.compile("08|53|57|40|55P03|58|25006")
@@ -44,10 +45,11 @@ class PgVectorSink(TableSink[Composable]):
         dsn: ``postgresql://host/db`` or ``host=... dbname=...``, without a password (set ``PGPASSWORD`` or
             ``PGPASSFILE``), or an open ``psycopg.Connection`` that is in no transaction.
         table: Name of the table, or ``schema.table``.
-        dimensions: The widths to store and search, each in a column ``d{width}``; by default the width that ``embed``
-            returns. A search without them uses every width that the table has.
+        dimensions: The widths to store and search, each in a column ``d{width}``; by default those of the table, and
+            in a new one the width that ``embed`` returns.
         fields: ``plain``: columns ``pk``, ``id``, ``text``, ``metadata`` (jsonb), ``content_hash``.
         datatype: ``float32`` (vector), ``float16`` (halfvec), or ``bit``: of all widths but the largest only the signs.
+            By default that of the table.
         index: ``hnsw``, built by :meth:`close` after a run. By default a search is exact.
         timeout: Seconds that a request may take; those that build an index have no limit.
 
@@ -62,8 +64,8 @@ class PgVectorSink(TableSink[Composable]):
         table: str,
         *,
         dimensions: Sequence[int] | None = None,
-        fields: str = "plain",
-        datatype: str = "float32",
+        fields: str | None = None,
+        datatype: str | None = None,
         index: str | None = None,
         timeout: float = 60,
     ) -> None:
@@ -102,6 +104,18 @@ class PgVectorConnection(Connection):
         """Whether there is such a table."""
         return self.rows("SELECT to_regclass({name})") != [(None,)]
 
+    def names(self) -> list[str]:
+        """Names of tables of sinks or with vectors, in the search path and in this one's schema."""
+        found = self.rows(
+            "SELECT CASE WHEN pg_table_is_visible(c.oid) THEN c.relname ELSE n.nspname || '.' || c.relname END "
+            "FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.relkind IN ('r', 'p') AND "
+            "(pg_table_is_visible(c.oid) OR n.nspname = {schema}) AND ("
+            "starts_with(obj_description(c.oid, 'pg_class'), 'millpond ') OR EXISTS (SELECT FROM pg_attribute a "
+            "JOIN pg_type t ON t.oid = a.atttypid WHERE a.attrelid = c.oid AND t.typname IN ('vector', 'halfvec')))",
+            schema=self.collection.rpartition(".")[0],
+        )
+        return [name for (name,) in found]
+
     def read_manifest(self) -> object:
         """The manifest in the table's comment."""
         ((comment,),) = self.rows("SELECT obj_description(to_regclass({name}), 'pg_class')")
@@ -117,7 +131,8 @@ class PgVectorConnection(Connection):
             kind = kind_of_state(state, str(error))
         else:
             kind = SinkRejectedError if isinstance(error, psycopg.DataError) else SinkError
-        return Fault(words=f"refused {request}: {words}", kind=kind)
+        verb = "did not answer" if kind is SinkUnavailableError and not state else "refused"
+        return Fault(words=f"{verb} {request}: {words}", kind=kind)
 
     def hang_up(self) -> None:
         """Shut the connection down, whose owner then meets its end; the descriptor stays his."""
@@ -171,7 +186,9 @@ class PgVectorDriver(TableDriver[Composable]):
     datatypes: ClassVar[Mapping[str, str]] = {"float32": "vector", "float16": "halfvec", "bit": "bit"}
     indexes = ("hnsw",)
 
-    def __init__(self, connection: PgVectorConnection, *, fields: str, datatype: str, index: str | None) -> None:
+    def __init__(
+        self, connection: PgVectorConnection, *, fields: str | None, datatype: str | None, index: str | None
+    ) -> None:
         self.connection: PgVectorConnection = connection
         super().__init__(fields=fields, datatype=datatype, index=index)
         self._types: dict[int, str] = {}
@@ -201,6 +218,11 @@ class PgVectorDriver(TableDriver[Composable]):
                 self.connection.sql(f"CREATE TABLE {{table}} ({fields}, {{columns}})", columns=_listed(columns))
             )
             cursor.execute(self.connection.sql("COMMENT ON TABLE {table} IS {comment}", comment=comment))
+
+    def store_manifest(self, manifest: CollectionManifest) -> None:
+        """Replace the table's comment."""
+        comment = f"{MANIFEST_KEY} {json.dumps(manifest.to_dict())}"
+        self._rows("COMMENT ON TABLE {table} IS {comment}", comment=comment)
 
     def load(self) -> None:
         """Learn the types of the vectors."""
@@ -287,13 +309,21 @@ class PgVectorDriver(TableDriver[Composable]):
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
     ) -> dict[str, StoredRow]:
         """Those of these rows that exist; signs are no vectors."""
-        return super().fetch(row_ids, [width for width in widths if self._types[width] != "bit"], manifest)
+        return super().fetch(row_ids, self._readable(widths), manifest)
 
-    def select(self, row_ids: Sequence[str], widths: Sequence[int]) -> list[Any]:
-        """``pk``, ``id``, ``content_hash`` and the vectors of these rows."""
-        columns = [SQL(", {}::real[]").format(Identifier(vector_name(width))) for width in widths]
-        query = "SELECT pk, id, content_hash{columns} FROM {table} WHERE pk = ANY({ids}::uuid[])"
-        return self._rows(query, columns=SQL("").join(columns), ids=list(row_ids))
+    def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
+        """The same with texts and metadata."""
+        return super().read(row_ids, self._readable(widths), manifest)
+
+    def _readable(self, widths: Sequence[int]) -> list[int]:
+        return [width for width in widths if self._types[width] != "bit"]
+
+    def select(self, row_ids: Sequence[str], columns: Sequence[str], widths: Sequence[int]) -> list[Any]:
+        """These columns of these rows, and then their vectors."""
+        parts = [SQL("{}::text" if name == "metadata" else "{}").format(Identifier(name)) for name in columns]
+        parts += [SQL("{}::real[]").format(Identifier(vector_name(width))) for width in widths]
+        query = "SELECT {columns} FROM {table} WHERE pk = ANY({ids}::uuid[])"
+        return self._rows(query, columns=_listed(parts), ids=list(row_ids))
 
     def scan(self, manifest: CollectionManifest) -> Iterator[list[tuple[str, str]]]:
         """Pages of row ids and record ids."""
@@ -311,11 +341,21 @@ class PgVectorDriver(TableDriver[Composable]):
         if not isinstance(filter, Mapping):
             kind = type(filter).__name__
             raise InvalidRequestError(f"filter is of type {kind}; pass a dict of metadata, or psycopg.sql.SQL")
-        clauses = []
-        for key, values in check_filter(filter).items():
-            wanted = [json.dumps({key: each}) for value in values for each in (value, [value])]
-            clauses.append(SQL(" OR ").join(SQL("metadata @> {}").format(each) for each in wanted))
+        clauses = [_clause(key, wanted) for key, wanted in check_filter(filter).items()]
         return SQL("({})").format(SQL(") AND (").join(clauses)) if clauses else None
+
+    def is_exact(self, conditions: Mapping[str, Condition]) -> bool:
+        """Times are compared as str, a day around the range."""
+        return not any(isinstance(condition, Range) and condition.of_times for condition in conditions.values())
+
+    def matching(self, condition: Composable, manifest: CollectionManifest) -> Iterator[list[tuple[str, Any]]]:
+        """Pages of row ids and metadata."""
+        query = "SELECT pk::text, metadata::text FROM {table} WHERE pk > {last}::uuid AND {condition} "
+        query += "ORDER BY pk LIMIT {limit}"
+        last = str(UUID(int=0))
+        while page := self._rows(query, last=last, condition=condition, limit=self.connection.max_rows):
+            yield [(row_id, json.loads(metadata)) for row_id, metadata in page]
+            last = page[-1][0]
 
     def _distance(self, width: int, vector: FloatArray) -> Composed:
         bits = self._types[width] == "bit"
@@ -328,6 +368,25 @@ class PgVectorDriver(TableDriver[Composable]):
 
 
 _OWN = Identifier("millpond$rows")  # the name of no sink's table, which has no $
+
+
+def _clause(key: str, condition: Condition) -> Composed:
+    """The condition of a metadata key in SQL; a range is one of the JSON path language."""
+    if isinstance(condition, Range):
+        kind, bounds = ("string", condition.texts) if condition.of_times else ("number", condition.bounds)
+        tests = [f'@.type() == "{kind}"', *(f"@ {_SIGNS[word]} ${word}" for word in bounds)]
+        path = f"$.{_json(key)} ? ({' && '.join(tests)})"
+        return SQL("jsonb_path_exists(metadata, {}::jsonpath, {}::jsonb)").format(path, _json(bounds))
+    wanted = [_json({key: each}) for value in condition for each in (value, [value])]
+    return SQL(" OR ").join(SQL("metadata @> {}").format(each) for each in wanted)
+
+
+def _json(value: object) -> str:
+    """A part of a filter as JSON."""
+    text = json.dumps(value)
+    if _NUL.search(text):
+        raise InvalidRequestError(f"the filter's {text} holds a NUL character, which PostgreSQL does not store")
+    return text
 
 
 def _listed(parts: Iterable[Composable]) -> Composed:

@@ -16,8 +16,8 @@ class PgVectorOptions(TypedDict, total=False):
     """The options of :class:`PgVectorSink`, which describes them."""
 
     dimensions: Sequence[int] | None
-    fields: str
-    datatype: str
+    fields: str | None
+    datatype: str | None
     index: str | None
     timeout: float
 

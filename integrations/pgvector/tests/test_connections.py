@@ -173,7 +173,10 @@ def test_a_server_that_stops_answering_is_given_up_at_the_deadline(
 
 
 def test_a_port_without_a_server_is_an_error_that_may_pass() -> None:
-    with pytest.raises(SinkUnavailableError, match=r"PostgreSQL at postgresql://127.0.0.1:1/x refused the connection"):
+    with pytest.raises(
+        SinkUnavailableError,
+        match=r"^nothing listens at postgresql://127.0.0.1:1/x, so PostgreSQL did not answer the connection; start it",
+    ):
         PgVectorSink("postgresql://127.0.0.1:1/x", "docs", timeout=2)
 
 

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psycopg
@@ -97,8 +98,8 @@ def test_another_datatype_is_refused_before_anything_is_written(
     with PgVectorSink(dsn, "docs", dimensions=[64, 384], datatype="float16") as sink:
         fill(engine, sink, records[:3])
         with pytest.raises(InvalidRequestError, match="holds vectors of float16.*pass datatype='float16'"):
-            fill(engine, PgVectorSink(sink.client, "docs", dimensions=[64, 384]), records)
-        # A search reads the type from the table.
+            fill(engine, PgVectorSink(sink.client, "docs", dimensions=[64, 384], datatype="float32"), records)
+        fill(engine, PgVectorSink(sink.client, "docs"), records[:3])  # takes the type and the widths of the table
         assert len(PgVectorSink(sink.client, "docs").search(engine, "anything")) == 3
 
 
@@ -209,6 +210,19 @@ def test_an_index_that_cannot_be_built_is_said_in_the_log(
     assert "refused an index" in caplog.text and "every row is stored" in caplog.text
     with PgVectorSink(dsn, "docs") as again:
         assert again.count() == 12
+
+
+@pytest.mark.parametrize("condition", [{"a\0": 1}, {"a": "\0"}, {"a": ["b", "\0"]}, {"a\0": {"gt": 1}}], ids=repr)
+def test_a_nul_character_in_a_filter_is_refused(
+    engine: Engine, records: list[Record], dsn: str, condition: dict[str, Any]
+) -> None:
+    with PgVectorSink(dsn, "docs", dimensions=[64]) as sink:
+        fill(engine, sink, records)
+        for use in (lambda: sink.delete(filter=condition), lambda: sink.search(engine, "x", filter=condition)):
+            with pytest.raises(InvalidRequestError, match="holds a NUL character, which PostgreSQL does not store"):
+                use()
+        sink.delete(["a\0b"])  # no record can have this id
+        assert sink.count() == len(records)
 
 
 def test_a_filter_of_the_database_is_passed_on(engine: Engine, records: list[Record], dsn: str) -> None:

@@ -77,6 +77,10 @@ class QdrantConnection(Connection):
         """Whether the collection exists."""
         return self.client.collection_exists(self.collection)
 
+    def names(self) -> list[str]:
+        """Names of the collections."""
+        return [each.name for each in self.client.get_collections().collections]
+
     def read_manifest(self) -> object:
         """The manifest's JSON as stored; what else Qdrant says of the collection is in :attr:`info` then."""
         self.info = self.client.get_collection(self.collection)

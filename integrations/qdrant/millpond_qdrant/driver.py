@@ -22,11 +22,14 @@ from millpond.ingest.sinks.fields import FieldLayout
 from millpond.ingest.sinks.manifest import MANIFEST_KEY, CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow, vector_name
 from millpond.ingest.sinks.search import Hit, SearchPlan
+from millpond.support.filters import Condition
 from millpond_qdrant.connection import QdrantConnection
 from millpond_qdrant.payload import (
     IDENTITY,
+    content_of,
     has_condition,
     identity_of,
+    is_exact,
     payload_of,
     payload_path,
     record_fields,
@@ -59,7 +62,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self.connection: QdrantConnection = connection
         self._name = connection.collection
         self._storage = storage
-        self._indexes = check_indexes(indexes, fields)
+        self._wanted, self._indexes = indexes, check_indexes(indexes, fields)
         self._fields = fields
         self._partial_points = PartialPoints()
         self._ignored = False  # whether options without effect were named
@@ -81,6 +84,7 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         """Check how vectors are stored, and make the indexes of the payload."""
         connection = self.connection
         connection.check_folder()
+        self._fields, self._indexes = manifest.fields, check_indexes(self._wanted, manifest.fields)
         self._storage.check_stored(self._stored_vectors, collection=self._name)
         connection.open_log()
         if not connection.local:
@@ -113,11 +117,32 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         """How many points there are."""
         return self.connection.count()
 
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The data type of the vectors."""
+        return self._stored_vectors.datatype
+
     def condition(
         self, filter: Mapping[str, object] | models.Filter | None, manifest: CollectionManifest
     ) -> models.Filter | None:
         """A filter of Qdrant's."""
         return to_filter(filter, manifest.fields)
+
+    def is_exact(self, conditions: Mapping[str, Condition]) -> bool:
+        """Whether the filter of Qdrant's matches no other points."""
+        return is_exact(conditions)
+
+    def matching(
+        self, condition: models.Filter, manifest: CollectionManifest
+    ) -> Iterator[list[tuple[models.ExtendedPointId, Mapping[str, Any]]]]:
+        """Pages of point ids and metadata."""
+        offset: models.ExtendedPointId | None = None
+        while True:
+            points, offset = self.connection.client.scroll(
+                self._name, condition, limit=_SCANNED, offset=offset, with_payload=True, with_vectors=False
+            )
+            yield [(point.id, self._record(point, manifest)[2]) for point in points]
+            if offset is None:
+                return
 
     def has_condition(self, condition: models.Filter) -> bool:
         """Whether a filter has a condition."""
@@ -157,13 +182,29 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
     ) -> dict[str, StoredRow]:
         """Those of these points that exist."""
-        points = self.connection.client.retrieve(
+        points = self._retrieve(row_ids, widths, payload=IDENTITY)
+        return {str(point.id): self._stored_row(point, widths) for point in points}
+
+    def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
+        """The same with texts and metadata; of a point that cannot be read both are empty."""
+        rows = {}
+        for point in self._retrieve(row_ids, widths, payload=True):
+            text, metadata = content_of(point.payload or {}, str(point.id), manifest.fields)
+            rows[str(point.id)] = replace(self._stored_row(point, widths), text=text, metadata=metadata)
+        return rows
+
+    def store_manifest(self, manifest: CollectionManifest) -> None:
+        """Replace the manifest in the collection's metadata."""
+        self.connection.check_folder()
+        self.connection.client.update_collection(self._name, metadata={MANIFEST_KEY: manifest.to_dict()})
+
+    def _retrieve(self, row_ids: Sequence[str], widths: Sequence[int], *, payload: Any) -> list[models.Record]:
+        return self.connection.client.retrieve(
             self._name,
             [_native_id(row_id) for row_id in row_ids],
-            with_payload=IDENTITY,
+            with_payload=payload,
             with_vectors=[vector_name(width) for width in widths] or False,
         )
-        return {str(point.id): self._stored_row(point, widths) for point in points}
 
     def scan(self, manifest: CollectionManifest) -> Iterator[list[tuple[str, str]]]:
         """Pages of point ids and record ids."""
@@ -243,9 +284,14 @@ class QdrantDriver(CollectionDriver[models.Filter]):
         self._partial_points.end(probe, answers[:asked])
         return answers[asked:]
 
-    def _hit(self, row: models.ScoredPoint, manifest: CollectionManifest) -> Hit:
+    def _record(
+        self, row: models.ScoredPoint | models.Record, manifest: CollectionManifest
+    ) -> tuple[str, str, dict[str, Any]]:
         with self.reading(str(row.id), manifest):
-            record_id, text, metadata = record_fields(row.payload or {}, str(row.id), manifest.fields)
+            return record_fields(row.payload or {}, str(row.id), manifest.fields)
+
+    def _hit(self, row: models.ScoredPoint, manifest: CollectionManifest) -> Hit:
+        record_id, text, metadata = self._record(row, manifest)
         return Hit(id=record_id, score=row.score, text=text, metadata=metadata)
 
     def _stored_row(self, point: models.Record, widths: Sequence[int]) -> StoredRow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -17,9 +18,9 @@ from millpond.ingest.sinks.late_interaction import CollectionIndex, Found, Index
 from millpond.ingest.sinks.manifest import MANIFEST_KEY
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.documents import Hit, IndexStats
-from millpond.support.metadata import Scalar
+from millpond.support.filters import Condition, matches_filter
 from millpond_qdrant.connection import QdrantConnection
-from millpond_qdrant.payload import to_filter
+from millpond_qdrant.payload import is_exact, to_filter
 
 Codec = Literal["float32", "float16"]
 
@@ -170,11 +171,16 @@ class QdrantIndexDriver(IndexDriver):
         """Delete points by id."""
         self.connection.delete(list(points))
 
-    def delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def delete_matching(self, conditions: Mapping[str, Condition]) -> int:
         """Delete points by metadata."""
         native = to_filter(conditions, "plain")
         if native is None:
             return 0
+        if not is_exact(conditions):
+            points = self._matching(conditions)
+            if points:
+                self.connection.delete(points)
+            return len(points)
         count = self.connection.count(native)
         self.connection.delete(native)
         return count
@@ -196,6 +202,10 @@ class QdrantIndexDriver(IndexDriver):
 
     def query(self, queries: Sequence[IndexQuery], manifest: IndexManifest) -> list[list[Found]]:
         """The best documents of each query."""
+        if not is_exact(queries[0].conditions):  # all of a call have the same filter
+            points, among = self._matching(queries[0].conditions), queries[0].points
+            points = points if among is None else list(set(points) & set(among))
+            queries = [replace(query, points=points) for query in queries]
         # One more than wanted shows whether the last hits are of equal score.
         limits = [query.k + 1 for query in queries]
         answers: list[list[Found]] = [[] for _ in queries]
@@ -213,13 +223,18 @@ class QdrantIndexDriver(IndexDriver):
             open_queries = cut
         return answers
 
-    def _points(self, payload: list[str]) -> list[models.Record]:
-        """Every point, with these fields of the payload and without vectors."""
+    def _matching(self, conditions: Mapping[str, Condition]) -> list[str]:
+        """The ids of the points that meet conditions which a filter of Qdrant's approximates."""
+        points = self._points(["metadata"], to_filter(conditions, "plain"))
+        return [str(point.id) for point in points if matches_filter((point.payload or {})["metadata"], conditions)]
+
+    def _points(self, payload: list[str], native: models.Filter | None = None) -> list[models.Record]:
+        """Every point that a filter matches, with these fields of the payload and without vectors."""
         points: list[models.Record] = []
         offset = None
         while True:
             page, offset = self.connection.client.scroll(
-                self._name, limit=_PAGE, offset=offset, with_payload=payload, with_vectors=False
+                self._name, native, limit=_PAGE, offset=offset, with_payload=payload, with_vectors=False
             )
             points += page
             if offset is None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,9 +16,11 @@ from millpond.ingest.sinks.fields import (
     FieldLayout,
     is_own_row,
     llama_index_fields,
+    node_metadata,
     read_llama_index,
 )
-from millpond.support.metadata import Scalar, check_filter
+from millpond.support.filters import Condition, Range, check_filter
+from millpond.support.metadata import Scalar
 
 # The key that holds the text, from the form that no other could be taken for.
 _TEXT_KEYS: Mapping[FieldLayout, str] = {"llama_index": "_node_content", "langchain": "page_content", "plain": "text"}
@@ -68,8 +71,17 @@ def record_fields(payload: Mapping[str, Any], point: str, form: FieldLayout) -> 
     return str(payload.get("id", point)), str(text), dict(payload.get("metadata") or {})
 
 
+def content_of(payload: Mapping[str, Any], point: str, form: FieldLayout) -> tuple[str, dict[str, Any]]:
+    """Text and metadata of a stored point, to compare; both are empty if they cannot be read."""
+    try:
+        _, text, metadata = record_fields(payload, point, form)
+    except (LookupError, TypeError, ValueError):
+        return "", {}
+    return text, node_metadata(metadata, payload) if _TEXT_KEYS["llama_index"] in payload else metadata
+
+
 def to_filter(filter: Mapping[str, object] | models.Filter | None, form: FieldLayout) -> models.Filter | None:
-    """Every key must have its value, or one of a list of values.
+    """Every key must have its value, one of a list of values, or one in its range.
 
     A number matches as int or float; a list in the metadata matches if it contains the value.
     """
@@ -80,10 +92,18 @@ def to_filter(filter: Mapping[str, object] | models.Filter | None, form: FieldLa
             f"filter is of type {type(filter).__name__}; pass a dict of metadata, or a qdrant_client.models.Filter"
         )
     must: list[models.Condition] = []
-    for key, values in check_filter(filter).items():
+    for key, wanted in check_filter(filter).items():
         path = payload_path(key, form)
-        must.append(models.Filter(should=[_condition(path, value) for value in values]))
+        if isinstance(wanted, Range):
+            must.append(models.FieldCondition(key=path, range=_range(wanted)))
+        else:
+            must.append(models.Filter(should=[_condition(path, value) for value in wanted]))
     return models.Filter(must=must) if must else None
+
+
+def is_exact(conditions: Mapping[str, Condition]) -> bool:
+    """Whether a native filter matches no other points: Qdrant reads more forms of times, and compares floats."""
+    return all(not isinstance(condition, Range) or condition.exact for condition in conditions.values())
 
 
 def has_condition(filter: models.Filter) -> bool:
@@ -120,6 +140,17 @@ def payload_path(key: str, form: FieldLayout, *, what: str = "filter") -> str:
         )
     name = key if _PLAIN_KEY.fullmatch(key) else f'"{key}"'
     return name if form == "llama_index" else f"metadata.{name}"
+
+
+def _range(wanted: Range) -> models.Range | models.DatetimeRange:
+    if wanted.of_times:
+        return models.DatetimeRange(**wanted.bounds)
+    if wanted.exact:
+        return models.Range(**wanted.bounds)
+    outward = {"g": -math.inf, "l": math.inf}
+    return models.Range(
+        **{f"{word[0]}te": math.nextafter(bound, outward[word[0]]) for word, bound in wanted.bounds.items()}
+    )
 
 
 def _condition(path: str, value: Scalar) -> models.FieldCondition:

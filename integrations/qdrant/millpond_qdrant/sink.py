@@ -45,8 +45,9 @@ class QdrantSink(CollectionSink[models.Filter]):
         **options: Unpack[QdrantOptions],
     ) -> None:
         check_options("QdrantSink", options, QdrantOptions.__annotations__)
-        fields = check_fields(options.get("fields", "plain"))
-        storage = VectorStorage.of(fields, options)
+        fields = options.get("fields")
+        layout = check_fields(fields or "plain")
+        storage = VectorStorage.of(layout, options)
         connection = QdrantConnection(
             location,
             collection,
@@ -54,7 +55,7 @@ class QdrantSink(CollectionSink[models.Filter]):
             prefer_grpc=options.get("prefer_grpc", False),
             grpc_port=options.get("grpc_port", 6334),
         )
-        driver = QdrantDriver(connection, storage, options.get("indexes"), fields)
+        driver = QdrantDriver(connection, storage, options.get("indexes"), layout)
         super().__init__(
             driver, dimensions=options.get("dimensions"), fields=fields, hybrid=options.get("hybrid", False)
         )

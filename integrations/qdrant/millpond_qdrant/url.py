@@ -41,7 +41,7 @@ class QdrantOptions(TypedDict, total=False):
     """
 
     dimensions: Sequence[int] | None
-    fields: str
+    fields: str | None
     timeout: float
     hybrid: bool
     datatype: str | None

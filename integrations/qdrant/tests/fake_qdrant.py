@@ -55,6 +55,9 @@ class Handler(BaseHTTPRequestHandler):
     def do_PUT(self) -> None:
         self._answer("PUT")
 
+    def do_PATCH(self) -> None:
+        self._answer("PATCH")
+
     def do_POST(self) -> None:
         self._answer("POST")
 
@@ -93,6 +96,8 @@ class Handler(BaseHTTPRequestHandler):
                     "docs", asked.vectors, sparse_vectors_config=asked.sparse_vectors, metadata=asked.metadata
                 )
                 return True
+            case "PATCH", "":
+                return points.update_collection("docs", metadata=body["metadata"])
             case "GET", "":
                 return points.get_collection("docs").model_dump(mode="json") | {
                     "payload_schema": self.server.payload_schema

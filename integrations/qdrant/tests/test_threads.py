@@ -77,7 +77,9 @@ def test_the_last_sink_to_be_closed_closes_the_folder(engine: Engine, records: l
     ingest(records, engine=engine, sink=one, show_progress=False)
     one.close()
     one.close()
-    with pytest.raises(SinkError, match=r"refused a look for the collection: this sink is closed; open another one"):
+    with pytest.raises(
+        SinkError, match=r"did not get a look for the collection: this sink is closed; open another one"
+    ):
         one.count()
     ingest(records, engine=engine, sink=two, show_progress=False)
     with pytest.raises(RuntimeError, match="already accessed"):

@@ -15,6 +15,7 @@ from millpond.checkpoints.layouts.late_interaction import names_colbert
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
 from millpond.checkpoints.layouts.sparse import Splade, names_splade
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
+from millpond.checkpoints.weights import check_weights
 from millpond.errors import ModelLoadError
 
 # Keys of config.json that do not change a vector.
@@ -96,12 +97,20 @@ def _states(folder: Path, transformer: Path) -> dict[Path, tuple[int, int, int]]
 
 
 def read_checkpoint(
-    model: str | os.PathLike[str], *, revision: str | None = None, hf_overrides: Mapping[str, Any] | None = None
+    model: str | os.PathLike[str],
+    *,
+    revision: str | None = None,
+    hf_overrides: Mapping[str, Any] | None = None,
+    has_weights: bool = False,
 ) -> Checkpoint:
-    """Read the descriptions in a checkpoint's files, but no weights."""
+    """Read the descriptions in a checkpoint's files, but no weights; ``has_weights``: check that there are some."""
     source = resolve(model, revision)
+    if not any(source.folder.glob("config.json")) and not any(source.folder.glob("*/config.json")):
+        check_weights(source.folder, source)  # names what is there instead
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     layout = read_layout(source.folder) if pairs is None else _layout_of(pairs)
+    if has_weights:
+        check_weights(layout.transformer, source)
     config = merge(read_json_object(layout.transformer / "config.json"), hf_overrides or {})
     if isinstance(config.get("architectures"), str):
         config["architectures"] = [config["architectures"]]

@@ -1,10 +1,11 @@
-"""Resolve a hub id or a folder to files on disk."""
+"""Resolve a folder, a hub id, or a name as sentence-transformers reads it, to files on disk."""
 
 from __future__ import annotations
 
 import json
 import logging
 import os
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,14 +22,44 @@ _SAFE_WEIGHTS = ["*.safetensors", "[0-9]*/pytorch_model.bin", "sparse_linear.pt"
 _PICKLED_WEIGHTS = ["pytorch_model*.bin", "0_Transformer/pytorch_model*.bin"]
 _OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "*/onnx/*", "*/openvino/*"]
 
+# sentence-transformers 6.2.0, ORIGINAL_TRANSFORMER_MODELS: the names without an owner that it looks up as they are.
+_WITHOUT_OWNER = re.compile(
+    r"albert-(base|large|xlarge|xxlarge)-v[12]|camembert-base|ctrl|distilgpt2|gpt2(-(medium|large|xl))?|openai-gpt"
+    r"|bert-base-(cased(-finetuned-mrpc)?|chinese|german-(cased|dbmdz-(un)?cased)|multilingual-(un)?cased|uncased)"
+    r"|bert-large-(un)?cased(-whole-word-masking(-finetuned-squad)?)?"
+    r"|distilbert-base-(cased(-distilled-squad)?|german-cased|multilingual-cased|uncased(-distilled-squad)?)"
+    r"|distilbert-base-uncased-finetuned-sst-2-english|distilroberta-base|roberta-base(-openai-detector)?"
+    r"|roberta-large(-mnli|-openai-detector)?|t5-(small|base|large|3b|11b)|transfo-xl-wt103"
+    r"|xlm-(clm-en(de|fr)-1024|mlm-100-1280|mlm-17-1280|mlm-en-2048|mlm-en(de|fr|ro)-1024|mlm-(tlm-)?xnli15-1024)"
+    r"|xlm-roberta-base|xlm-roberta-large(-finetuned-conll0(2-dutch|2-spanish|3-english|3-german))?"
+    r"|xlnet-(base|large)-cased",
+    re.IGNORECASE,
+)
+# What CrossEncoder loads and SentenceTransformer does not, and names that both have.
+_CROSS_ENCODERS = re.compile(r"(ms-marco|mmarco|qnli|monoelectra)-.*")
+_OF_BOTH = re.compile(r"(nli|quora|stsb)-.*")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Source:
     """Where a checkpoint is."""
 
-    name: str  # the hub id or path that the user passed
+    name: str  # the path that the user passed, or the hub id, with its owner
     folder: Path  # the folder on disk
     revision: str | None  # the hub's commit hash; `None` for a local folder, whose content is hashed instead
+
+
+def hub_ids(name: str, *, scoring: bool = False) -> tuple[str, ...]:
+    """The hub ids to look for, in order: a name without an owner is one of sentence-transformers' two owners.
+
+    ``scoring``: a name that both have is that of the cross-encoder.
+    """
+    if "/" in name or _WITHOUT_OWNER.fullmatch(name):
+        return (name,)
+    owners = ["sentence-transformers", "cross-encoder"]
+    if _CROSS_ENCODERS.fullmatch(name) or (scoring and _OF_BOTH.fullmatch(name)):
+        owners.reverse()
+    return tuple(f"{owner}/{name}" for owner in owners)
 
 
 def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Source:
@@ -40,37 +71,69 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Sourc
             raise ModelLoadError(f"revision={revision!r} means nothing for the folder {name}; leave it out")
         return Source(name=name, folder=folder, revision=None)
     if folder.is_file():
-        raise ModelLoadError(f"{name} is a file; pass the folder that holds config.json")
+        raise ModelLoadError(f"{name} is a file; {_instead_of(folder)}")
     parts = name.split("/")
     if len(parts) > 2 or not all(parts) or name.startswith((".", "~", "-")) or "\\" in name:
         raise ModelLoadError(f"{name} is no folder, and no hub id (owner/name) either; check the path")
     return _download(name, revision)
 
 
+def _instead_of(file: Path) -> str:
+    """What to pass in place of a file."""
+    if file.suffix in (".safetensors", ".bin", ".json") and (file.parent / "config.json").is_file():
+        return f"pass the folder that holds it, {file.parent}"
+    if file.suffix in (".gguf", ".onnx"):
+        return (
+            f"{file.suffix[1:].upper()} is for another runtime; pass the folder or the hub id of the checkpoint that "
+            "it was made from, with config.json and model.safetensors"
+        )
+    return "pass the folder that holds config.json, the tokenizer's files and model.safetensors"
+
+
 def _download(name: str, revision: str | None) -> Source:
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+    )
+
+    ids = hub_ids(name)
+    for hub_id in ids:
+        try:
+            folder = _fetch(hub_id, revision)
+        except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
+            absent = isinstance(error, LocalEntryNotFoundError | RepositoryNotFoundError)
+            if absent and not isinstance(error, GatedRepoError) and hub_id != ids[-1]:
+                continue
+            looked = f", looked for as {' and as '.join(ids)}," if len(ids) > 1 else ""
+            if isinstance(error, LocalEntryNotFoundError):
+                raise ModelLoadError(
+                    f"{name}{looked} is neither a folder here nor in the local hub cache, and the hub cannot be "
+                    "reached; check the spelling, go online once, or pass a folder"
+                ) from error
+            raise ModelLoadError(
+                f"{name}{looked} (revision {revision or 'main'}) is not a folder here, and the hub answered: "
+                f"{type(error).__name__}; check the name, and HF_TOKEN if the repository is private"
+            ) from error
+        return Source(name=hub_id, folder=folder, revision=folder.name)
+    raise AssertionError("there is at least one id")
+
+
+def _fetch(hub_id: str, revision: str | None) -> Path:
+    """The folder of a repository's files, those missing in the hub's cache downloaded."""
     from huggingface_hub import snapshot_download
-    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, LocalEntryNotFoundError
 
     def fetch(patterns: list[str]) -> Path:
         return Path(
-            snapshot_download(name, revision=revision, allow_patterns=patterns, ignore_patterns=_OTHER_RUNTIMES)
+            snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=_OTHER_RUNTIMES)
         )
 
-    try:
-        folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS)
-        if not any(folder.glob("*.safetensors")) and not any(folder.glob("0_Transformer/*.safetensors")):
-            folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS + _PICKLED_WEIGHTS)
-    except LocalEntryNotFoundError as error:
-        raise ModelLoadError(
-            f"{name} is neither a folder here nor in the local hub cache, and the hub cannot be reached; "
-            "check the spelling, go online once, or pass a folder"
-        ) from error
-    except (HfHubHTTPError, HFValidationError) as error:
-        raise ModelLoadError(
-            f"{name} (revision {revision or 'main'}) is not a folder here, and the hub answered: "
-            f"{type(error).__name__}; check the name, and HF_TOKEN if the repository is private"
-        ) from error
-    return Source(name=name, folder=folder, revision=folder.name)
+    folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS)
+    if not any(folder.glob("*.safetensors")) and not any(folder.glob("0_Transformer/*.safetensors")):
+        folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS + _PICKLED_WEIGHTS)
+    return folder
 
 
 def read_json(path: Path) -> Any:

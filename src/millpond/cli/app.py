@@ -8,14 +8,17 @@ from __future__ import annotations
 import io
 import logging
 import sys
-from typing import Annotated, Literal
+from contextlib import suppress
+from typing import Annotated, Any, Literal
 
 import typer
 
-from millpond.cli.arguments.flags import Command
+from millpond.cli.arguments.flags import Command, Group, UsageError
 from millpond.cli.arguments.vllm_flags import ServeCommand
+from millpond.cli.arguments.written import drop_output, output_problem, watch_output
 from millpond.cli.commands.advise import advise
 from millpond.cli.commands.cache import app as cache
+from millpond.cli.commands.collections import app as collections
 from millpond.cli.commands.embed import embed
 from millpond.cli.commands.env import env
 from millpond.cli.commands.explain import explain
@@ -26,21 +29,33 @@ from millpond.cli.commands.rerank import rerank
 from millpond.cli.commands.search import search
 from millpond.cli.commands.serve import serve
 from millpond.cli.demo.command import demo
-from millpond.errors import InvalidRequestError, MillpondError
+from millpond.errors import (
+    FingerprintMismatchError,
+    InvalidRequestError,
+    MillpondError,
+    MissingExtraError,
+    ModelLoadError,
+    UnknownModelError,
+)
 
 FAILED = 1
 USAGE = 2
+# Mistakes in the command, in the files that it names, or in the installation: nothing was begun.
+_MISTAKES = (InvalidRequestError, ModelLoadError, FingerprintMismatchError, MissingExtraError, UnknownModelError)
 
 app = typer.Typer(
     name="millpond",
+    cls=Group,
     no_args_is_help=True,
     add_completion=False,
+    rich_markup_mode=None,  # words in brackets are no markup
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 for command in (demo, embed, rerank, explain, ingest, search, advise, models, env):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
+app.add_typer(collections)
 app.add_typer(index)
 app.add_typer(cache)
 
@@ -55,6 +70,7 @@ def _print_version(requested: bool) -> None:
 
 @app.callback()
 def start(
+    ctx: typer.Context,
     *,
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"],
@@ -68,6 +84,8 @@ def start(
 
     Exit codes: 0 success, 1 some or all of the work failed, 2 the request is invalid.
     """
+    if sys.stdout is None and ctx.invoked_subcommand != "serve":
+        raise MillpondError("standard output is closed; redirect it to a file, or to /dev/null")
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # the terminal may not encode every text
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s")
@@ -76,8 +94,49 @@ def start(
 
 def main() -> None:
     """Run the program on ``sys.argv``."""
+    watch_output()
+    raise SystemExit(_flush(_run()))
+
+
+def _run() -> int:
+    """The exit code of the command; errors are a line on standard error."""
     try:
-        app(prog_name="millpond")
+        return app(prog_name="millpond", standalone_mode=False) or 0
+    except UsageError as error:
+        return _usage(error)
     except MillpondError as error:
-        print(f"millpond: {error}", *getattr(error, "__notes__", ()), sep="\n", file=sys.stderr)
-        raise SystemExit(USAGE if isinstance(error, InvalidRequestError) else FAILED) from None
+        _say(str(error), *getattr(error, "__notes__", ()))
+        return USAGE if isinstance(error, _MISTAKES) else FAILED
+    except typer.Abort:
+        return FAILED
+    except OSError as error:  # of standard output, or of a disk or a file: no bug
+        if output_problem() is None:
+            logging.getLogger("millpond").debug("", exc_info=True)
+            _say(str(error))
+        return FAILED
+
+
+def _usage(error: Any) -> int:
+    """Words that cannot be parsed."""
+    context, message = error.ctx, error.format_message().rstrip(".")
+    if type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+    else:
+        _say(message if context is None else f"{message} ({context.command_path} --help explains it)")
+    return USAGE
+
+
+def _flush(code: int) -> int:
+    """The exit code, or another one if what was printed could not be written."""
+    problem = output_problem()
+    if problem is None:
+        return code
+    if not isinstance(problem, BrokenPipeError):  # whoever reads has read enough
+        _say(f"standard output cannot be written ({problem.strerror}); what was printed is not complete")
+    drop_output()
+    return code or FAILED
+
+
+def _say(*lines: str) -> None:
+    with suppress(OSError):
+        print(f"millpond: {lines[0]}", *lines[1:], sep="\n", file=sys.stderr)

@@ -11,11 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, Field, model_validator
+from pydantic_core import PydanticCustomError
 
 from millpond.compat.notices import log_prompt_notice, log_rerank_method
 from millpond.compat.prompts import PromptOptions, ReplacedClass, role_prompt
 from millpond.compat.replaced_options import Kind, hide_secrets, translate_options
 from millpond.engine.shared import get_engine, get_engine_async
+from millpond.errors import InvalidRequestError
 from millpond.tasks import Role
 
 if TYPE_CHECKING:
@@ -89,7 +91,10 @@ class EngineSource(BaseModel):
         own = {"model", "model_name", *cls.model_fields}
         if not isinstance(options, dict):  # an adapter
             return options
-        return translate_options(options, own=own, kind=cls.kind, replaced=cls.replaced)
+        try:
+            return translate_options(options, own=own, kind=cls.kind, replaced=cls.replaced)
+        except InvalidRequestError as error:  # pydantic adds the whole input and a link to a ValueError
+            raise PydanticCustomError("option", "{reason}", {"reason": str(error)}) from None
 
     @model_validator(mode="before")
     @classmethod

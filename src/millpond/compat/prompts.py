@@ -13,8 +13,10 @@ from millpond.values.spec import ModelSpec
 AUTO = "auto"
 """The prompt of the checkpoint for the role, else that of its model card."""
 
-ReplacedClass = Literal["HuggingFaceEmbeddings", "HuggingFaceEmbedding"]
-"""The class that an adapter replaces: LangChain's, or LlamaIndex's."""
+ReplacedClass = Literal[
+    "HuggingFaceEmbeddings", "HuggingFaceBgeEmbeddings", "HuggingFaceInstructEmbeddings", "HuggingFaceEmbedding"
+]
+"""The class that an adapter replaces: LangChain's, or (the last one) LlamaIndex's."""
 
 # The prompts that sentence-transformers gives every model; they are empty if the files do not set them.
 _PREDEFINED = ("query", "document")
@@ -101,13 +103,16 @@ def role_prompt(spec: ModelSpec, role: Role, options: PromptOptions) -> str:
 
 def _card_prompt(model: str, role: Role) -> str | None:
     """What the model card puts before a text of a role; ``None`` if no card of that name is known."""
-    # The last part of a hub id or a path; in the hub's cache, of the folder models--OWNER--NAME.
-    parts = [part for part in re.split(r"[/\\]", model) if part] or [""]
-    name = next((part.rsplit("--", 1)[-1] for part in reversed(parts) if part.startswith("models--")), parts[-1])
     for names, query, document in CARDS:
-        if re.fullmatch(names, name, re.IGNORECASE):
+        if re.fullmatch(names, _short_name(model), re.IGNORECASE):
             return query if role == "query" else document
     return None
+
+
+def _short_name(model: str) -> str:
+    """The last part of a hub id or a path; in the hub's cache, that of the folder models--OWNER--NAME."""
+    parts = [part for part in re.split(r"[/\\]", model) if part] or [""]
+    return next((part.rsplit("--", 1)[-1] for part in reversed(parts) if part.startswith("models--")), parts[-1])
 
 
 def default_prompt(spec: ModelSpec) -> str:
@@ -120,11 +125,30 @@ def replaced_prompt(spec: ModelSpec, role: Role, replaced: ReplacedClass) -> str
 
     ``HuggingFaceEmbeddings`` (langchain-huggingface 1.2.3) calls ``encode(texts)`` for documents and queries alike,
     which puts the checkpoint's default prompt before both, if it declares one, and never that of a role.
+    ``HuggingFaceBgeEmbeddings`` (langchain-community 0.4.2) puts an instruction of its own behind it, before queries of
+    every model, and ``HuggingFaceInstructEmbeddings`` one before queries and one before documents.
     ``HuggingFaceEmbedding`` (llama-index-embeddings-huggingface 0.8.0) replaces the checkpoint's prompts by its own,
     which are empty but for twelve names of BGE models and six of Instructor.
     """
     if replaced == "HuggingFaceEmbeddings":
         return default_prompt(spec)
-    if spec.name in _INSTRUCTOR_NAMES:
+    if replaced == "HuggingFaceBgeEmbeddings":
+        return default_prompt(spec) + (bge_instruction(spec.name) if role == "query" else "")
+    if replaced == "HuggingFaceInstructEmbeddings" or spec.name in _INSTRUCTOR_NAMES:
         return _INSTRUCTOR[role]
     return BGE_QUERY_PROMPTS.get(spec.name, "") if role == "query" else ""
+
+
+def bge_instruction(model: str) -> str:
+    """What ``HuggingFaceBgeEmbeddings`` puts before a query for any model, by its name or path."""
+    return BGE_QUERY_PROMPTS["BAAI/bge-base-zh" if "-zh" in model else "BAAI/bge-base-en"]
+
+
+def siblings(model: str, replaced: ReplacedClass) -> tuple[ReplacedClass, ...]:
+    """Other classes of the framework that an adapter may replace, which were written for models of this name."""
+    if replaced != "HuggingFaceEmbeddings":
+        return ()
+    name = _short_name(model).lower()
+    if name.startswith("bge-"):
+        return ("HuggingFaceBgeEmbeddings",)
+    return ("HuggingFaceInstructEmbeddings",) if name.startswith("instructor-") else ()

@@ -8,14 +8,15 @@ langchain-community 0.4.2, langchain-qdrant 1.1.0, llama-index-core 0.14.25, lla
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from millpond.compat.prompts import BGE_QUERY_PROMPTS, ReplacedClass
+from millpond.checkpoints.resolve import hub_ids
+from millpond.compat.prompts import BGE_QUERY_PROMPTS, ReplacedClass, bge_instruction
 from millpond.errors import InvalidRequestError
 from millpond.tasks import ROLES, Role
+from millpond.values.replacements import instead_of
 
 GUIDE = "docs/migrate/index.md"
 """The page that the refusals name."""
@@ -23,11 +24,6 @@ GUIDE = "docs/migrate/index.md"
 Kind = Literal["loading", "embedding", "scoring", "sparse"]
 """What an adapter does beside loading a model."""
 
-# Names that sentence-transformers looks up under an owner of its own, if they are written without one.
-_OWNERS = {
-    "embedding": (r"((all|multi-qa|paraphrase|msmarco|distiluse|stsb|nli)-[^/]+|LaBSE)", "sentence-transformers"),
-    "scoring": (r"(ms-marco|mmarco|stsb|nli|qnli|quora)-[^/]+", "cross-encoder"),
-}
 # fastembed's sparse models without a vocabulary head. Compared in lower case.
 _WORD_COUNTERS = ("qdrant/bm25", "qdrant/bm42-all-minilm-l6-v2-attentions", "qdrant/minicoil-v1")
 _SECRETS = frozenset("token use_auth_token hf_token auth_token api_key huggingfacehub_api_token".split())
@@ -53,11 +49,10 @@ def translate_options(
     translation.read(_RULES[kind])
     if kind == "embedding":
         translation.read_encoding()
-    names, owner = _OWNERS.get(kind, ("", ""))
-    for key in ("model", "model_name"):
+    for key in ("model", "model_name") if kind == "scoring" and not translation.is_folder else ():
         name = translation.result.get(key)
-        if owner and isinstance(name, str) and re.fullmatch(names, name) and not translation.is_folder:
-            translation.result[key] = f"{owner}/{name}"
+        if isinstance(name, str) and (ids := hub_ids(name, scoring=True)) != hub_ids(name):
+            translation.result[key] = ids[0]  # the engine would take the embedder of this name
     return translation.result
 
 
@@ -73,9 +68,10 @@ def hide_secrets(options: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _refusal(source: str, value: object) -> InvalidRequestError:
+def _refusal(source: str, value: object, known: Collection[str] = ()) -> InvalidRequestError:
+    name = source.partition(" with ")[0].rpartition("[")[2].strip("']")
     return InvalidRequestError(
-        f"{source}={value!r:.200} is not available here; leave it out, or write what {GUIDE} says instead"
+        f"{source}={value!r:.200} is not available here; {instead_of(name, frozenset(known))}. {GUIDE} says more"
     )
 
 
@@ -118,7 +114,7 @@ class _Translation:
         for name, value in options.items():
             source = f"{where}[{name!r}]" if where else name
             if name not in rules:
-                raise _refusal(source, value)
+                raise _refusal(source, value, self.own)
             if value is not None:
                 rules[name](self, source, value)
 
@@ -144,6 +140,8 @@ class _Translation:
         if told and self.options.get("multi_process"):  # it ignored them, so an existing index has none of them
             raise _refusal(f"multi_process with {', '.join(sorted(told))}", True)
         for role, (where, passed) in roles.items():
+            if self.replaced == "HuggingFaceBgeEmbeddings" and any(map(passed.get, _PROMPT_KINDS)):
+                raise _refusal(f"{where} with a prompt", passed)  # it stood before the class's own instruction
             self._prompt(role, where, passed)
         self._other_role()
         if self.prompts and not any(map(self._has_prompt, ROLES)):  # encode() never applied them
@@ -271,6 +269,11 @@ def _instruction(name: str) -> _Rule:
         own_prompt = translation.replaced == "HuggingFaceEmbedding" and translation.model in BGE_QUERY_PROMPTS
         if not isinstance(value, str) or (source == "query_instruction" and value == "" and own_prompt):
             raise _refusal(source, value)
+        # HuggingFaceBgeEmbeddings replaced every instruction of the caller's by the Chinese one.
+        model = translation.model or ""
+        fixed = translation.replaced == "HuggingFaceBgeEmbeddings" and "-zh" in model
+        if fixed and source == "query_instruction" and value != bge_instruction(model):
+            raise _refusal(source, value)
         translation.set(name, value, source)
 
     return rule
@@ -309,7 +312,8 @@ _LOADING: dict[str, _Rule] = {
     "model_name_or_path": _rename("model"),
     **{name: _rename("max_length") for name in ("max_length", "max_seq_length", "model_max_length")},
     **dict.fromkeys(("trust_remote_code", "attn_implementation", "low_cpu_mem_usage", "use_safetensors"), _ignore),
-    **dict.fromkeys(("batch_size", "embed_batch_size", "threads", "padding_side", "similarity_fn_name"), _ignore),
+    **dict.fromkeys(("batch_size", "embed_batch_size", "padding_side", "similarity_fn_name"), _ignore),
+    **dict.fromkeys(("threads", "parallel", "lazy_load"), _ignore),  # fastembed's
     **{name: _one_of({True: None}) for name in ("token", "use_auth_token")},  # that of the environment
     **dict.fromkeys(("cache_folder", "cache_dir", "local_files_only"), _of_the_hub),
     **dict.fromkeys(("dtype", "torch_dtype"), _one_of(_DTYPES, _plain)),
@@ -368,7 +372,6 @@ _SCORING: dict[str, _Rule] = {
 }
 _SPARSE: dict[str, _Rule] = {
     **_LOADING,
-    **dict.fromkeys(("parallel", "lazy_load"), _ignore),
     "cuda": _one_of({False: None, True: ("device", "cuda")}),
 }
 _RULES = {"loading": _LOADING, "embedding": _EMBEDDING, "scoring": _SCORING, "sparse": _SPARSE}

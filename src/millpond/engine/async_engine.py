@@ -34,6 +34,7 @@ from millpond.support.progress import progress_bar
 from millpond.tasks import Role, ScoreMethod, Task, Truncate
 from millpond.values.outputs import TokenSpans
 from millpond.values.params import PoolingParams
+from millpond.values.replacements import names_replacements
 from millpond.values.spec import ModelSpec
 
 # More texts than this are checked and deduplicated in a thread, not in the loop.
@@ -91,6 +92,7 @@ def _awaited(
     return call
 
 
+@names_replacements
 class AsyncEngine:
     """Awaits an engine's futures; the loop never tokenizes, computes or reads the cache.
 

@@ -31,6 +31,7 @@ from millpond.engine.schedule.counters import Counters
 from millpond.engine.schedule.intake import Intake
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallFuture
+from millpond.engine.schedule.truncation import TruncationLog
 from millpond.errors import EngineClosedError, MillpondError
 from millpond.support.fork import inherited_pool, outside_inherited_pool
 from millpond.support.heap import HEAP
@@ -60,6 +61,7 @@ class Dispatcher:
             self._committer = Committer(cache, namespace=self._namespace, budget=budget, name=name)
         self._pid = os.getpid()
         self.counters = Counters()
+        self.truncation_log = TruncationLog()
         self._admission = Admission(max_queue, self.counters)
         self._lost_devices = LostDevices(len(replicas.runners))
         self.workers = self._workers()
@@ -142,6 +144,7 @@ class Dispatcher:
             commit=self._committer.commit if caches and self._committer is not None else None,
             labels=self._model.labels(plan.output),
             options=options,
+            truncation_log=self.truncation_log,
         )
         self._admission.admit(call, owner, len(items) if options.admit is None else options.admit)
         # A future keeps its callbacks for ever: the call, and its rows, must not stay alive with its result.
@@ -159,6 +162,7 @@ class Dispatcher:
 
     def close(self, *, timeout: float | None = None, cancel: bool = False) -> None:
         """Finish what was admitted, then stop the threads; a forked process has nothing to finish."""
+        was_open = not self.closed
         self._admission.close()
         if os.getpid() != self._pid:
             return
@@ -171,6 +175,8 @@ class Dispatcher:
         self.large_thread.shutdown()
         if self._committer is not None:
             self._committer.close()
+        if was_open and self.counters.truncated:
+            logger.info("the engine that was closed has cut %d texts", self.counters.truncated)
 
     def _drop(self) -> None:
         """Fail the calls that have no result; their callers get the error, and the cache the rows computed so far."""

@@ -31,6 +31,7 @@ from millpond.values.config import EngineConfig
 from millpond.values.inputs import Item
 from millpond.values.outputs import TokenSpans
 from millpond.values.params import PoolingParams
+from millpond.values.replacements import names_replacements
 from millpond.values.spec import ModelSpec
 from millpond.values.stats import EngineStats
 
@@ -39,6 +40,7 @@ _CPU_BATCH_TOKENS = 4096
 _GPU_BATCH_TOKENS = 32768
 
 
+@names_replacements
 class Engine(TaskMethods):
     """A pooling engine over one checkpoint; thread-safe, and concurrent callers share batches.
 
@@ -48,7 +50,8 @@ class Engine(TaskMethods):
     after :meth:`close` and in a forked process, and DeviceLostError once no device is left. Nothing was queued then.
 
     Args:
-        model: Hub id or local folder.
+        model: Hub id or local folder; a name without an owner is looked up under ``sentence-transformers`` and
+            ``cross-encoder``.
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu), a torch device, or several devices of one kind
             (``["cuda:0", "cuda:1"]``): each gets a replica of the model, and all take batches from one queue.

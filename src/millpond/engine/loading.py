@@ -36,6 +36,7 @@ from millpond.models.task_detection import DetectedTasks, detect_tasks
 from millpond.pooling.classifier import build_classifier
 from millpond.pooling.pooler import OutputSpec, Pooler
 from millpond.pooling.sparse import build_sparse, build_token_vectors
+from millpond.support.load_progress import loading_bar
 from millpond.tasks import Quantization, Task
 from millpond.values.config import EngineConfig
 from millpond.values.spec import ModelSpec
@@ -105,7 +106,7 @@ def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
         bound_compiled_products()
-    description = _read(config)
+    description = _read(config, has_weights=True)
     stored = description.checkpoint.config
     quantization = cast("Quantization | None", config.quantization)  # checked by the config
     requested = "bfloat16" if quantization == "fp8" and config.dtype == "auto" else config.dtype
@@ -119,7 +120,10 @@ def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
             check_compiler(device)
     checked = is_on() if check is None else check
     checks = check_kernels(devices, dtype, quantization, remembered=not check) if checked else []
-    runners = tuple(_runner(description, device, dtype, quantization, compiled=config.compile) for device in devices)
+    with loading_bar(os.path.basename(description.spec.name.rstrip("/"))):
+        runners = tuple(
+            _runner(description, device, dtype, quantization, compiled=config.compile) for device in devices
+        )
     for runner in runners if checked else ():
         if runner.device.type == "cuda":
             vocabulary = int(stored.get("vocab_size") or 1)
@@ -261,8 +265,10 @@ def _outputs(detected: DetectedTasks) -> dict[Task, OutputSpec]:
     }
 
 
-def _read(config: EngineConfig) -> _Description:
-    checkpoint = read_checkpoint(config.model, revision=config.revision, hf_overrides=config.hf_overrides)
+def _read(config: EngineConfig, *, has_weights: bool = False) -> _Description:
+    checkpoint = read_checkpoint(
+        config.model, revision=config.revision, hf_overrides=config.hf_overrides, has_weights=has_weights
+    )
     architecture = find(checkpoint.config, checkpoint.source.name)
     native = translate(architecture, checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=with_stored_vocabulary(native, checkpoint.layout.transformer))
@@ -289,6 +295,8 @@ def _read(config: EngineConfig) -> _Description:
         tokenizer_limit=tokenizer.limit,
         token_id=tokenizer.token_id,
     )
+    if config.max_length is not None:
+        _check_room(config.max_length, spec, tokenizer)
     assert layout.pooling is not None  # complete_layout() fills it in
     return _Description(
         checkpoint=checkpoint,
@@ -299,6 +307,19 @@ def _read(config: EngineConfig) -> _Description:
         encoder=_encoder(tokenizer, layout.late_interaction, detected, config, decoder=architecture.decoder),
         spec=spec,
     )
+
+
+def _check_room(max_length: int, spec: ModelSpec, tokenizer: TextTokenizer) -> None:
+    """Refuse a limit that leaves no room for text; what a template or a prompt needs is known at the call."""
+    pairs, late = spec.score_type == "cross-encoder", spec.score_type == "late-interaction"
+    special = tokenizer.special_tokens(is_pair=pairs) + late  # the marker of a query or document
+    least = special + (2 if pairs else 1)
+    if max_length < least:
+        what = "a pair" if pairs else "a text"
+        raise InvalidRequestError(
+            f"max_length={max_length} leaves no room for text: {what} of {spec.name} has {special} special tokens; "
+            f"choose at least {least}, or leave it out for the checkpoint's own limit"
+        )
 
 
 def _reward_token(checkpoint: Checkpoint, architecture: Architecture) -> int | None:

@@ -17,6 +17,7 @@ from dataclasses import fields, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from millpond.checkpoints.resolve import hub_ids
 from millpond.support.fork import ProcessFuture, loading
 from millpond.values.config import EngineConfig
 
@@ -145,8 +146,7 @@ def _key(config: EngineConfig, cache: Cache) -> Key:
     """Equal for equal configurations of one process, and hashable."""
     options = _options(config)
     folder = os.path.expanduser(config.model)
-    if os.path.isdir(folder):
-        options["model"] = os.path.realpath(folder)
+    options["model"] = os.path.realpath(folder) if os.path.isdir(folder) else hub_ids(config.model)[0]
     options["hf_overrides"] = json.dumps(dict(config.hf_overrides or {}), sort_keys=True, default=repr)
     cache_key = os.path.realpath(os.path.expanduser(cache)) if isinstance(cache, str | os.PathLike) else cache
     return (os.getpid(), cache_key, *options.values())

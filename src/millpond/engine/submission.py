@@ -175,7 +175,7 @@ class Submission:
         finally:
             for future in ahead:
                 future.cancel()
-            truncated.log()
+            truncated.log(self.dispatcher.truncation_log)
 
     def _score_apart(
         self, items: Sequence[Item], params: PoolingParams, score_type: ScoreType | None, options: CallOptions
@@ -207,7 +207,7 @@ class Submission:
                 return self.start(task, texts, scoring.vector_params(params, role, normalize=normalize), side)
 
         if comparison is None:
-            return scoring.apart(pairs, embed, scoring.cosine, threads)
-        future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), threads)
+            return scoring.apart(pairs, embed, scoring.cosine, threads, method="cosine")
+        future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), threads, method="maxsim")
         future.add_done_callback(lambda _: comparison.drop())
         return future

@@ -21,6 +21,7 @@ from millpond.values.outputs import (
     TokenEmbeddingOutput,
 )
 from millpond.values.params import PoolingParams
+from millpond.values.replacements import names_replacements
 
 
 class EmbedOptions(TypedDict, total=False):
@@ -38,6 +39,7 @@ class EmbedOptions(TypedDict, total=False):
     show_progress: bool
 
 
+@names_replacements
 class TaskMethods(ABC):
     """One method for each task; :class:`~millpond.Engine` has them, :class:`~millpond.AsyncEngine` awaits them."""
 
@@ -253,7 +255,7 @@ class TaskMethods(ABC):
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            ``scores [n]``.
+            ``scores [n]``, and in ``method`` what they are.
         """
         params = PoolingParams(activation=activation, instruction=instruction, truncate=truncate)
         pairs = pair_up(queries, documents)
@@ -287,7 +289,8 @@ class TaskMethods(ABC):
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
-            A sequence of :class:`~millpond.RerankResult`; of equal scores the earlier document comes first.
+            A sequence of :class:`~millpond.RerankResult`; of equal scores the earlier document comes first. Its
+            ``method`` says what the scores are.
         """
         pairs = rerank_pairs(query, documents, top_n)
         params = PoolingParams(instruction=instruction, truncate=truncate)
@@ -295,7 +298,12 @@ class TaskMethods(ABC):
         def finish(scored: ScoreOutput) -> RerankOutput:
             texts = [pair.document for pair in pairs]
             return RerankOutput.ranked(
-                scored.scores, texts, top_n=top_n, truncated=scored.truncated, usage=scored.usage
+                scored.scores,
+                texts,
+                top_n=top_n,
+                method=scored.method,
+                truncated=scored.truncated,
+                usage=scored.usage,
             )
 
         output: RerankOutput = self._run(

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
         SourceNotFoundError,
     )
     from millpond.ingest.advice.advisor import Advice, advise
-    from millpond.ingest.advice.judgements import read_judgements
+    from millpond.ingest.advice.judgements import Evaluation, evaluate, read_judgements
     from millpond.ingest.chunking import Chunker, Chunking
     from millpond.ingest.pipeline.delivery import RetryPolicy
     from millpond.ingest.pipeline.ingest import ingest
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     from millpond.ingest.sources.read import RecordReader, read
     from millpond.ingest.telemetry.report import IngestReport
     from millpond.ingest.telemetry.trace import RunTrace
-    from millpond.support.metadata import check_filter
+    from millpond.support.filters import Range, check_filter, matches_filter
 
 _MODULES = {
     ".errors": "JournalError SinkError SinkRejectedError SinkTooLargeError SinkUnavailableError SourceNotFoundError",
     "advice.advisor": "Advice advise",
-    "advice.judgements": "read_judgements",
+    "advice.judgements": "Evaluation evaluate read_judgements",
     "chunking": "Chunker Chunking",
     "pipeline.delivery": "RetryPolicy",
     "pipeline.ingest": "ingest",
@@ -56,7 +56,7 @@ _MODULES = {
     "sources.read": "RecordReader read",
     "telemetry.report": "IngestReport",
     "telemetry.trace": "RunTrace",
-    ".support.metadata": "check_filter",
+    ".support.filters": "Range check_filter matches_filter",
 }
 _HOMES = {name: module for module, names in _MODULES.items() for name in names.split()}
 
@@ -69,11 +69,13 @@ __all__ = [
     "CollectionSink",
     "Connection",
     "Database",
+    "Evaluation",
     "Fault",
     "FieldLayout",
     "Hit",
     "IngestReport",
     "JournalError",
+    "Range",
     "Record",
     "RecordReader",
     "Rejected",
@@ -93,7 +95,9 @@ __all__ = [
     "check_filter",
     "content_hash",
     "database",
+    "evaluate",
     "ingest",
+    "matches_filter",
     "open_sink",
     "point_id",
     "read",

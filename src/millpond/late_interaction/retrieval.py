@@ -8,6 +8,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypedDict, Unpack
+from weakref import WeakSet
 
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction.index.arguments import Filter, check_candidates, check_count
@@ -15,6 +16,8 @@ from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.index.documents import Hit
 
 logger = logging.getLogger(__name__)
+
+_WARNED: WeakSet[LateInteractionIndex] = WeakSet()  # indexes whose sources were warned of
 
 CandidateSource = Literal["index", "exact"] | Callable[[str, int], Iterable[str] | Awaitable[Iterable[str]]]
 """Where candidates come from: the index's own search, the same without a first stage, or a function.
@@ -159,7 +162,8 @@ class _Retrieval:
             hits = self.index.search([self.query], k=self.k, ids=fused[:best], filter=self.filter, exact=True)[0]
             if len(hits) == self.k:
                 break
-        if fused and not hits and not self.filter:
+        if fused and not hits and not self.filter and self.index not in _WARNED:
+            _WARNED.add(self.index)
             message = (
                 "none of %d candidates is in the index (the first is %r); sources must return the ids of the index"
             )

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from millpond.models.linear import plain_linears, reorder
 from millpond.models.native.families import native_forward
 from millpond.models.native.kernels import Int8
 from millpond.models.quantize import quantize
+from millpond.support.load_progress import advancing, begin
 from millpond.tasks import Quantization
 
 logger = logging.getLogger(__name__)
@@ -103,7 +105,7 @@ def _load_by_transformers(
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
     rename = getattr(hooks, "tensors", None)
-    with _loading_errors(name, model_class), quiet_transformers():
+    with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
         hidden = ("auto_map", "_attn_implementation")  # what the native class must not see
         fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}
         config = model_class.config_class.from_dict(fields)
@@ -126,6 +128,30 @@ def _load_by_transformers(
         backbone = finish(backbone.to(device), checkpoint)
     loaded: nn.Module = backbone
     return loaded
+
+
+@contextmanager
+def _told_to_the_bar(folder: Path) -> Iterator[None]:
+    """transformers' own bar of weights advances millpond's."""
+    from transformers.utils import logging as transformers_logging
+
+    set_hook = getattr(transformers_logging, "set_tqdm_hook", None)  # of transformers 5
+    if set_hook is None:
+        yield
+        return
+    size = sum(path.stat().st_size for name in ("*.safetensors", "*.bin") for path in folder.glob(name))
+    begin("reading weights", size)
+
+    def hook(factory: Callable[..., Any], arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        if options.get("desc") == "Loading weights" and arguments and isinstance(arguments[0], Sized):
+            return advancing(arguments[0], size // max(1, len(arguments[0])))  # type: ignore[arg-type]
+        return factory(*arguments, **options)
+
+    previous = set_hook(hook)
+    try:
+        yield
+    finally:
+        set_hook(previous)
 
 
 @contextmanager

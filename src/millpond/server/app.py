@@ -22,6 +22,7 @@ from millpond.server.errors import answer_error
 from millpond.server.middleware import ApiKeys, RequestMiddleware
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.prepare_executor import PrepareExecutor
+from millpond.server.requests.response_budget import ResponseBudget
 from millpond.server.served.indexes import ServedIndexes
 from millpond.server.served.models import ServedModels
 from millpond.server.settings.config import ServerConfig
@@ -70,6 +71,7 @@ def create_app(models: ServedModels, config: ServerConfig | None = None) -> Fast
     app.state.metrics = Metrics(models, paths={*routes, "/docs", "/openapi.json"})
     app.state.drain = Drain()
     app.state.body_budget = BodyBudget(config.max_body_bytes)
+    app.state.response_budget = ResponseBudget(config.max_response_bytes)
     app.state.tracing = tracing_of(config.otlp_traces_endpoint, os.environ)
     app.openapi = openapi.describe(app, key_required=ApiKeys(config.api_keys).required)  # type: ignore[method-assign]  # as FastAPI documents
     for error in (MillpondError, HTTPException, RequestValidationError):
@@ -97,7 +99,8 @@ async def _closing(app: FastAPI) -> AsyncIterator[None]:
 def _add_middleware(app: FastAPI, config: ServerConfig) -> None:
     """Wrap the routes; what is added last is the outermost."""
     app.add_middleware(TimingHeadersMiddleware)
-    app.add_middleware(RequestMiddleware, config=config, drain=app.state.drain, body_budget=app.state.body_budget)
+    budgets = (app.state.body_budget, app.state.response_budget)
+    app.add_middleware(RequestMiddleware, config=config, drain=app.state.drain, budgets=budgets)
     app.add_middleware(MetricsMiddleware, metrics=app.state.metrics)
     if app.state.tracing is not None:
         app.add_middleware(TracingMiddleware, tracing=app.state.tracing)

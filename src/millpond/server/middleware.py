@@ -17,6 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from millpond.server.errors import BodyTooLargeError, ClientGoneError, answer_error, error_response
 from millpond.server.requests.body_budget import LARGEST_DROPPED, BodyBudget
+from millpond.server.requests.response_budget import ResponseBudget
 from millpond.server.settings.config import ServerConfig
 from millpond.server.state import Drain
 from millpond.server.telemetry import logs
@@ -71,11 +72,13 @@ class RequestMiddleware:
     ``tokens``, which the log line shows.
     """
 
-    def __init__(self, app: ASGIApp, *, config: ServerConfig, drain: Drain, body_budget: BodyBudget) -> None:
+    def __init__(
+        self, app: ASGIApp, *, config: ServerConfig, drain: Drain, budgets: Sequence[BodyBudget | ResponseBudget]
+    ) -> None:
         self._app = app
         self._config = config
         self._drain = drain
-        self._body_budget = body_budget
+        self._budgets = budgets
         self._keys = ApiKeys(config.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +111,8 @@ class RequestMiddleware:
                 raise
             await answer(scope, receive, response)
         finally:
-            self._body_budget.give_back(scope)
+            for budget in self._budgets:
+                budget.give_back(scope)
             if self._config.log_requests:
                 logs.access(scope, status=response.status, seconds=time.perf_counter() - start)
             logs.REQUEST_ID.reset(token)

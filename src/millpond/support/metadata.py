@@ -1,4 +1,4 @@
-"""Metadata as JSON: what a database can store, and filters on it."""
+"""Metadata as JSON: what a database can store."""
 
 from __future__ import annotations
 
@@ -36,37 +36,6 @@ def json_object(name: str, value: Mapping[Any, Any]) -> dict[str, Any]:
 def json_value(name: str, value: object) -> Any:
     """One value as JSON, as :func:`json_object` converts it."""
     return _value(name, value, 1)
-
-
-def check_filter(conditions: Mapping[str, object]) -> dict[str, tuple[Scalar, ...]]:
-    """Check a filter on metadata: every key must have its value, or one of a list of values, converted as metadata is.
-
-    Args:
-        conditions: A value or a list of values for each key.
-
-    Returns:
-        For each key, the accepted values: str, int, bool or finite float.
-
-    Raises:
-        InvalidRequestError: A key that is not a str, an empty list, or a value of another type.
-    """
-    result: dict[str, tuple[Scalar, ...]] = {}
-    for key, condition in conditions.items():
-        if not isinstance(key, str):
-            raise InvalidRequestError(f"filter key {key!r} is not a str")
-        # As the metadata was stored: dates as ISO 8601, numpy's numbers as Python's.
-        value = json_value(f"filter[{key!r}]", condition)
-        values = tuple(value) if isinstance(value, list) else (value,)
-        if not values:
-            raise InvalidRequestError(f"filter[{key!r}] is an empty list, which nothing matches; leave the key out")
-        for item in values:
-            if not isinstance(item, str | bool | int | float):
-                raise InvalidRequestError(
-                    f"filter[{key!r}] holds {item!r}; pass a str, int, bool, float or a list of these, "
-                    "or one of the database's own filters instead of the dict"
-                )
-        result[key] = values
-    return result
 
 
 def check_str(name: str, value: object) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -12,37 +13,11 @@ from millpond.errors import FingerprintMismatchError, InvalidRequestError, SinkE
 from millpond.ingest.record import Record
 from millpond.ingest.sinks.collection import CollectionSink
 from millpond.testing.engine import WordEngine
+from millpond.testing.filters import EQUALS, FACETED, RANGES, REFUSED
 from millpond.testing.sink import ODD, SinkContract, fill, records, vectors
 
 QUESTIONS = ["how to mend zip archives", "the price of arteries", "a song about violins"]
-FACETED = [
-    Record("0", "sluice", {"lang": "de", "n": 1, "tags": ["x", "y"], "ok": True, "f": 1.5, "a b": "s", "a.b": "dot"}),
-    Record("1", "weir", {"lang": "en", "n": 1.0, "tags": "x", "ok": False, "f": 2, "a": {"b": "nested"}}),
-    Record("2", "mill race", {"lang": 'say "ä\\n"\n😀', "n": 2, "ok": True, "in": "word", "é": "e"}),
-    Record("3", "penstock", {"n": "1", "lang": "it's"}),
-    Record("4", "headrace", {}),
-]
-CONDITIONS: Sequence[tuple[dict[str, Any], str]] = (
-    ({}, "01234"),
-    ({"lang": "de"}, "0"),
-    ({"lang": ["de", "en", "fr"]}, "01"),
-    ({"lang": ['say "ä\\n"\n😀', "it's", "DE"]}, "23"),
-    ({"n": 1}, "01"),
-    ({"n": 1.0}, "01"),
-    ({"n": "1"}, "3"),
-    ({"n": [2, "1"]}, "23"),
-    ({"f": [1.5, 2.0]}, "01"),
-    ({"ok": True}, "02"),
-    ({"tags": "x"}, "01"),
-    ({"tags": ["y", "z"]}, "0"),
-    ({"ok": True, "n": 2}, "2"),
-    ({"ok": False, "n": 2}, ""),
-    ({"a b": "s"}, "0"),
-    ({"a.b": "dot"}, "0"),
-    ({"in": "word"}, "2"),
-    ({"é": "e"}, "2"),
-    ({"missing": 1}, ""),
-)
+FORMED = [Record(name, f"the {name}", {"n": number}) for number, name in enumerate(("weir", "sluice", "race", "pond"))]
 
 
 def best(scores: Mapping[str, float], k: int) -> list[str]:
@@ -180,6 +155,18 @@ class CollectionSinkContract(SinkContract):
             with pytest.raises(InvalidRequestError, match="no collection 'docs'.*ingest into it first"):
                 use()
 
+    def test_a_missing_collection_is_named_beside_those_that_exist(self, tmp_path: Path, engine: WordEngine) -> None:
+        sink = self.make(tmp_path, collection="docs", dimensions=self.widths)
+        fill(sink, engine, records(3), self.widths)
+        assert "docs" in sink.collections()
+        found = sink.describe()
+        assert (found.name, found.rows, found.kind) == ("docs", 3, "vectors")
+        assert found.to_json()["dimensions"] == list(self.widths)
+        other = self.again(sink, tmp_path, collection="dosc")
+        with pytest.raises(InvalidRequestError, match=r"no collection 'dosc' at .*; it has 'docs'.*; correct the name"):
+            other.describe()
+        other.close()
+
     def test_invalid_searches_and_deletes_are_refused(self, sink: Any, engine: WordEngine) -> None:
         fill(sink, engine, records(2), self.widths)
         options: dict[str, Any]
@@ -206,10 +193,27 @@ class CollectionSinkContract(SinkContract):
         assert sink.count() == 2
 
     def test_a_filter_on_metadata_means_the_same_everywhere(self, tmp_path: Path, engine: WordEngine) -> None:
-        for layout, sink in self.of_layouts(tmp_path, engine, FACETED):
-            for condition, expected in CONDITIONS:
+        rows = [Record(str(number), f"mill {number}", metadata) for number, metadata in enumerate(FACETED)]
+        for layout, sink in self.of_layouts(tmp_path, engine, rows):
+            for condition, expected in (*EQUALS, *RANGES):
                 hits = sink.search(engine, "water", filter=condition, coarse_to_fine=layout != "langchain")
                 assert "".join(sorted(hit.id for hit in hits)) == expected, (layout, condition)
+            for refused, message in REFUSED:
+                for use in (sink.delete, partial(sink.search, engine, "water")):
+                    with pytest.raises(InvalidRequestError, match=message):
+                        use(filter={"n": refused})
+            # Of the rows that a database finds nearest, those outside an inexact range are not counted.
+            for condition, count in (({"day": {"gt": "2024-01-31"}}, 3), ({"f": {"gt": 0.75, "lt": 20.75}}, 3)):
+                for k in (1, 2, 3):
+                    hits = sink.search(engine, "mill 5", k=k, candidates=k, filter=condition)
+                    assert len(hits) == min(k, count), (layout, condition)
+            for condition, left in (
+                ({"day": {"gt": "2024-01-31", "lt": "2024-02-20"}}, "01245"),
+                ({"f": {"gt": 1.75}, "day": {"gte": "1900-01-01"}}, "025"),
+                ({"n": {"lte": 1}}, "25"),
+            ):
+                sink.delete(filter=condition)
+                assert "".join(sorted(hit.id for hit in sink.search(engine, "water"))) == left, (layout, condition)
 
     def test_deleting_by_filter_deletes_what_a_search_with_it_finds(self, tmp_path: Path, engine: WordEngine) -> None:
         for _, sink in self.of_layouts(tmp_path, engine, records()):
@@ -247,6 +251,20 @@ class CollectionSinkContract(SinkContract):
         for sink in (first, again, more):
             sink.close()
 
+    def test_a_sink_takes_the_form_of_a_collection_that_exists(self, tmp_path: Path, engine: WordEngine) -> None:
+        for layout in self.layouts:
+            first = self.make(tmp_path, collection=layout, dimensions=self.widths, fields=layout)
+            fill(first, engine, FORMED[:2], self.widths)
+            again = self.again(first, tmp_path, collection=layout)
+            assert again.dimensions is None
+            fill(again, engine, FORMED[2:], self.widths)
+            assert again.manifest.dimensions == self.widths and again.manifest.fields == layout
+            reader = self.again(again, tmp_path, collection=layout)
+            hits = {hit.id: (hit.text, hit.metadata) for hit in reader.search(engine, "water", filter={"n": {"gt": 0}})}
+            assert hits == {record.id: (record.text, record.metadata) for record in FORMED[1:]}, layout
+            for sink in (first, again, reader):
+                sink.close()
+
     def test_two_collections_do_not_mix(self, tmp_path: Path, engine: WordEngine) -> None:
         first = self.make(tmp_path, collection="first", dimensions=[384])
         fill(first, engine, records(10), (384,))
@@ -261,9 +279,10 @@ class CollectionSinkContract(SinkContract):
         fill(sink, engine, records(3), self.widths)
         with pytest.raises(FingerprintMismatchError, match="vectors of two models do not compare"):
             sink.search(WordEngine("other words"), "anything")
-        sink = self.again(sink, tmp_path)
-        with pytest.raises(InvalidRequestError, match=r"pass dimensions=\[64, 384\]"):
-            sink.prepare(engine.spec)
+        for widths in ([384], [32, 64]):
+            sink = self.again(sink, tmp_path, dimensions=widths)
+            with pytest.raises(InvalidRequestError, match=r"pass dimensions=\[64, 384\]"):
+                sink.prepare(engine.spec)
         for layout in self.layouts[1:]:
             sink = self.again(sink, tmp_path, dimensions=self.widths, fields=layout)
             with pytest.raises(InvalidRequestError, match="pass fields='plain'"):

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from millpond.errors import FingerprintMismatchError, InvalidRequestError
 from millpond.late_interaction import AddReport, Hit, IndexStats, LateInteractionIndex, StoredDocument
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.testing.engine import WordEngine
+from millpond.testing.filters import EQUALS, FACETED, RANGES, REFUSED
 from millpond.testing.matrices import (
     AWKWARD_IDS,
     QUERY,
@@ -208,48 +208,23 @@ class IndexContract:
                 assert index.delete([id]) == 1
             assert len(index) == 0
 
-    METADATA: Sequence[dict[str, Any] | None] = (
-        {"lang": "en", "year": 1999, "score": 0.5, "draft": True, "tags": ["a", "b"]},
-        {"lang": "de", "year": 2000, "score": -2.25, "draft": False, "tags": ["b"]},
-        {"lang": "日本語", "year": 1, "score": 1.0, "tags": []},
-        {"lang": "EN", "year": 0, "nested": {"lang": "en"}, "none": None},
-        None,
-        {"lang": "e", "flag": 1, "größe": "übergroß", "with space": "x", "when": date(2026, 1, 2)},
-    )
-
-    @pytest.mark.parametrize(
-        ("filter", "numbers"),
-        [
-            ({"lang": "en"}, [0]),
-            ({"lang": ["en", "日本語", "no such"]}, [0, 2]),
-            ({"year": [1, 2000]}, [1, 2]),
-            ({"score": [-2.25, 0.5]}, [0, 1]),
-            ({"draft": False}, [1]),
-            ({"year": True}, []),  # a bool is no number
-            ({"draft": 1}, []),
-            ({"tags": ["a", "z"]}, [0]),
-            ({"lang": "en", "year": 1999}, [0]),
-            ({"lang": "en", "year": 2000}, []),
-            ({"missing": "x"}, []),
-            ({"größe": "übergroß", "with space": "x"}, [5]),
-            ({"when": date(2026, 1, 2)}, [5]),
-            ({}, [0, 1, 2, 3, 4, 5]),
-        ],
-        ids=str,
-    )
-    def test_a_filter_finds_by_value(
-        self, index: LateInteractionIndex, filter: dict[str, Any], numbers: list[int]
-    ) -> None:
-        documents = documents_of(names(6), matrices(6))
-        index.add_embeddings(list(documents), ragged(list(documents.values())), metadata=self.METADATA)
-        matching = {f"doc-{number}": documents[f"doc-{number}"] for number in numbers}
+    def test_a_filter_means_the_same_everywhere(self, index: LateInteractionIndex) -> None:
+        documents = documents_of([str(number) for number in range(len(FACETED))], matrices(len(FACETED)))
+        index.add_embeddings(list(documents), ragged(list(documents.values())), metadata=FACETED)
         queries = matrices(2, seed=3)
-        for exact in (False, True):
-            results = index.search_embeddings(ragged(queries), k=4, filter=filter, exact=exact)
-            self.check_hits(results, queries, matching, 4)
-        if filter:
-            assert index.delete(filter=filter) == len(numbers)
-            assert set(index.ids()) == set(documents) - set(matching)
+        for condition, expected in (*EQUALS, *RANGES):
+            matching = {number: documents[number] for number in expected}
+            for exact in (False, True):
+                results = index.search_embeddings(ragged(queries), k=4, filter=condition, exact=exact)
+                self.check_hits(results, queries, matching, 4)
+        results = index.search_embeddings(ragged(queries), filter={"day": {"gt": "2024-01-31"}}, ids=["0", "3"])
+        assert found(results) == [["3"], ["3"]]
+        for refused, message in REFUSED:
+            with pytest.raises(InvalidRequestError, match=message):
+                index.delete(filter={"n": refused})
+        for condition, count in (({"day": {"gt": "2024-01-31"}}, 3), ({"n": {"lt": 2}}, 1), ({"n": {"lt": 2}}, 0)):
+            assert index.delete(filter=condition) == count
+        assert sorted(index.ids()) == ["2", "5"]
 
     def test_a_search_among_ids(self, index: LateInteractionIndex) -> None:
         documents = documents_of(names(20), matrices(20))

@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from millpond.errors import FingerprintMismatchError
+from millpond.errors import FingerprintMismatchError, SinkError
 from millpond.ingest.record import Record, content_hash, point_id
 from millpond.ingest.sinks.batch import WriteBatch
-from millpond.ingest.sinks.protocol import Deletes, Reads, StoredRow
+from millpond.ingest.sinks.protocol import Deletes, NotesRun, Reads, ReadsContent, StoredRow
 from millpond.testing.engine import WordEngine
 
 SUBJECTS = ["a river", "zip archives", "sourdough", "sockets", "arteries", "binary search", "glaciers", "violins"]
@@ -175,6 +175,35 @@ class SinkContract:
             row = found[point_id(record.id)]
             assert row.record_id == record.id and set(row.vectors) <= set(self.widths[:1])
         assert sink.fetch(wanted[:1])[wanted[0]].vectors == {}
+
+    def test_texts_and_metadata_are_read_back(self, sink: Any, engine: WordEngine) -> None:
+        if not isinstance(sink, ReadsContent):
+            pytest.skip("this sink reads no texts back")
+        rows = [*records(6), *ODD]
+        fill(sink, engine, rows, self.widths)
+        ids = [point_id(record.id) for record in rows]
+        stored = sink.read_rows([*ids, point_id("unknown")], widths=self.widths[:1])
+        assert set(stored) == set(ids)
+        if all(row.text is None for row in stored.values()):
+            pytest.skip("this sink reads no texts back")
+        for record, row_id in zip(rows, ids, strict=True):
+            assert stored[row_id].text == record.text and stored[row_id].metadata == record.metadata
+            assert (stored[row_id].record_id, stored[row_id].content_hash) == (record.id, content_hash(record.text))
+
+    def test_the_last_run_is_kept(self, sink: Any, engine: WordEngine) -> None:
+        if not isinstance(sink, NotesRun):
+            pytest.skip("this sink keeps no run")
+        sink.prepare(engine.spec)
+        assert sink.last_run() == ""
+        try:
+            sink.note_run("one")
+        except SinkError:
+            pytest.skip("this sink keeps no run")
+        fill(sink, engine, records(3), self.widths)
+        assert sink.last_run() == "one"
+        sink.note_run("two")
+        assert sink.last_run() == "two"
+        self.check_rows(sink, engine, records(3))
 
     def test_rows_are_deleted_by_their_own_ids(self, sink: Any, engine: WordEngine) -> None:
         if not isinstance(sink, Reads):

@@ -39,11 +39,22 @@ class ModelIdentity:
     model: str  # the model's name, for error messages; of a local folder the last part
     # its settings, as :func:`stored_settings` makes them; empty if they were not stored. Only error messages use them
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    folder: str | None = None  # where its files were, if that was a local folder: a search looks there first
 
     @classmethod
     def of(cls, spec: ModelSpec) -> ModelIdentity:
         """The identity of an engine's model."""
-        return cls(fingerprint=spec.fingerprint, model=stored_name(spec), settings=stored_settings(spec))
+        return cls(
+            fingerprint=spec.fingerprint,
+            model=stored_name(spec),
+            settings=stored_settings(spec),
+            folder=stored_folder(spec),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The identity as it is stored; ``ModelIdentity(**...)`` reads it."""
+        content = {"fingerprint": self.fingerprint, "model": self.model, "settings": dict(self.settings)}
+        return content if self.folder is None else {**content, "folder": self.folder}
 
     def check(self, spec: ModelSpec, *, owner: str, another: str) -> None:
         """Compare with the model of an engine."""
@@ -72,8 +83,13 @@ class ModelIdentity:
 
 
 def stored_name(spec: ModelSpec) -> str:
-    """The model's name; of a local folder only the last part, since its full path is private to this machine."""
+    """The model's name, for messages; of a local folder only the last part."""
     return os.path.basename(os.path.normpath(spec.name)) if os.path.isdir(spec.name) else spec.name
+
+
+def stored_folder(spec: ModelSpec) -> str | None:
+    """The absolute path of a local folder; ``None`` for a model of the hub."""
+    return os.path.abspath(spec.name) if os.path.isdir(spec.name) else None
 
 
 def stored_settings(spec: ModelSpec) -> dict[str, Any]:

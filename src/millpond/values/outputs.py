@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError
+from millpond.tasks import ScoreMeasure
 from millpond.vectors.ragged import Ragged
 
 Element = TypeVar("Element")
@@ -197,11 +198,13 @@ class ScoreOutput(_Array):
 
     Attributes:
         scores: ``[n]`` float32, one for each pair, in the order of the pairs.
+        method: What the scores are: ``"cross-encoder"``, ``"cosine"`` or ``"maxsim"``.
         truncated: ``[n]`` bool: the pair was cut.
         usage: Token counts.
     """
 
     scores: npt.NDArray[np.float32]
+    method: ScoreMeasure = "cross-encoder"
     truncated: npt.NDArray[np.bool_]
     usage: Usage
 
@@ -250,11 +253,14 @@ class RerankOutput(_Listed[RerankResult]):
 
     Attributes:
         results: The same, as a tuple.
+        method: What the scores are: ``"cross-encoder"``, ``"cosine"`` (-1 to 1) or ``"maxsim"`` (a sum over the tokens
+            of the query).
         truncated: ``[documents]`` bool: the pair was cut; one for each document passed in, in that order.
         usage: Token counts.
     """
 
     results: tuple[RerankResult, ...]
+    method: ScoreMeasure = "cross-encoder"
     truncated: npt.NDArray[np.bool_]
     usage: Usage
 
@@ -269,6 +275,7 @@ class RerankOutput(_Listed[RerankResult]):
         documents: Sequence[str],
         *,
         top_n: int | None = None,
+        method: ScoreMeasure = "cross-encoder",
         truncated: npt.NDArray[np.bool_],
         usage: Usage,
     ) -> RerankOutput:
@@ -278,6 +285,7 @@ class RerankOutput(_Listed[RerankResult]):
             scores: ``[documents]``.
             documents: The documents that were scored.
             top_n: Keep the best only; ``None`` keeps all.
+            method: What the scores are.
             truncated: ``[documents]`` bool, in the order of the documents.
             usage: Token counts.
 
@@ -293,7 +301,7 @@ class RerankOutput(_Listed[RerankResult]):
             RerankResult(index=int(index), relevance_score=float(scores[index]), document=documents[index])
             for index in _descending(scores)[:top_n]
         )
-        return cls(results=results, truncated=truncated, usage=usage)
+        return cls(results=results, method=method, truncated=truncated, usage=usage)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

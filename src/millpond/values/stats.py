@@ -60,6 +60,7 @@ class EngineStats:
         calls_cancelled: Calls that were cancelled.
         calls_rejected: Calls that were refused because too many texts were waiting.
         texts_done: Texts of the calls that have their result, duplicates and cached texts included.
+        texts_truncated: Of these texts those that were cut; the engine warns of the first ones only.
         batches: Batches that ran.
         batch_texts: Distinct texts in these batches; cached texts are in none.
         batch_tokens: Tokens in these batches.
@@ -76,6 +77,7 @@ class EngineStats:
     calls_cancelled: int
     calls_rejected: int
     texts_done: int
+    texts_truncated: int
     batches: int
     batch_texts: int
     batch_tokens: int

@@ -46,6 +46,12 @@ def check(
         smallest=smallest,
         trained=trained,
     )
+    if dimensions < 1 or (dimensions > native and not trained):
+        reason = "is no width" if dimensions < 1 else f"is more than {model} has ({native})"
+        raise refusal(
+            f"dimensions={dimensions} {reason}; "
+            + (f"choose {choices}" if trained else f"leave it out: {model} is {native} wide, and not trained for cuts")
+        )
     if not trained:
         raise refusal(
             f"dimensions={dimensions} cuts {model} ({native} wide), which does not say that it was trained for "

@@ -8,6 +8,7 @@ from typing import Any
 
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.tasks import Task
+from millpond.values.replacements import instead_of
 
 # vLLM's arguments about memory, parallelism and compilation, which mean nothing here.
 IGNORED_ARGS = frozenset(
@@ -108,7 +109,7 @@ def engine_args(options: Mapping[str, Any]) -> dict[str, Any]:
     ignored = options.keys() & IGNORED_ARGS
     unknown = sorted(options.keys() - IGNORED_ARGS - _ENGINE_ARGS.keys())
     if unknown:
-        raise TypeError(f"LLM has no argument {unknown[0]!r}")
+        raise TypeError(f"LLM has no argument {unknown[0]!r}; {instead_of(unknown[0], frozenset(_ENGINE_ARGS))}")
     check_parallel(options)
     if ignored:
         warnings.warn(f"no meaning here, and ignored: {', '.join(sorted(ignored))}", UserWarning, stacklevel=3)

@@ -18,6 +18,7 @@ from millpond.support.progress import draw_bar
 from millpond.tasks import Task
 from millpond.values.inputs import Item, Pair
 from millpond.values.params import PoolingParams
+from millpond.values.replacements import names_replacements
 from millpond.vllm import arguments
 from millpond.vllm.model import Pending, PoolingModel, rows_of_output
 from millpond.vllm.outputs import ClassificationData, EmbeddingData, PoolingData, RequestOutput, ScoringData
@@ -45,6 +46,7 @@ class PromptOptions(TypedDict, total=False):
     use_tqdm: bool
 
 
+@names_replacements
 class LLM:
     """vLLM's ``LLM`` for pooling models: code for it runs with only the import changed.
 

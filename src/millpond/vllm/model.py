@@ -92,12 +92,11 @@ class PoolingModel:
         *,
         template: str | None = None,
         method: ScoreMethod = "auto",
-        ranking: bool = False,
     ) -> Pending[ScoreOutput]:
         """Queue the scoring of pairs; ``params`` from :meth:`complete`."""
         raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
         engine_params = replace(params, activation=False) if raw else params
-        future = self.engine.submit("score", pairs, engine_params, template=template, method=method, ranking=ranking)
+        future = self.engine.submit("score", pairs, engine_params, template=template, method=method)
 
         def finish(output: ScoreOutput) -> ScoreOutput:
             if not raw:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tests.server.api.cases import QUERY, Case, Engines, refused
+from tests.server.api.cases import LONG, QUERY, Case, Engines, refused
 from tests.server.mutations import QUERY as STORED
 from tests.server.mutations import TEXTS
 
@@ -24,25 +24,46 @@ def hits(engines: Engines, query: str, **options: Any) -> list[dict[str, Any]]:
         ]
 
 
+def cut(engines: Engines, query: str) -> bool:
+    return bool(engines["colbert"].token_embed([query], role="query").truncated[0])
+
+
 INDEX_CASES = [
     Case(
         path="/v1/indexes",
-        same=lambda _: {"data": [{"name": "docs", "model": "colbert", "documents": 3}, {"name": "drafts"}]},
+        same=lambda _: {
+            "data": [{"name": "docs", "state": "ready", "model": "colbert", "documents": 3}, {"name": "drafts"}]
+        },
     ),
     Case(
         path="/v1/indexes/docs/search",
         body={"query": QUERY, "k": 2, "exact": True},
-        same=lambda e: {"index": "docs", "model": "colbert", "results": hits(e, QUERY, k=2)},
+        same=lambda e: {
+            "index": "docs",
+            "model": "colbert",
+            "results": hits(e, QUERY, k=2),
+            "truncated": cut(e, QUERY),
+        },
     ),
     Case(
         path="/v1/indexes/docs/search",
-        body={"queries": [QUERY, "flour"], "exact": True},
-        same=lambda e: {"results": [hits(e, QUERY), hits(e, "flour")]},
+        body={"queries": [LONG, "flour"], "exact": True},
+        same=lambda e: {"results": [hits(e, LONG), hits(e, "flour")], "truncated": [True, False]},
     ),
-    Case(path="/v1/indexes/docs/search", body={"queries": []}, same=lambda _: {"results": []}),
+    Case(path="/v1/indexes/docs/search", body={"queries": []}, same=lambda _: {"results": [], "truncated": []}),
+    Case(
+        path="/v1/indexes/docs/search",
+        body={"query": LONG, "exact": True, "truncate": "start"},
+        same=lambda _: {"results": list, "truncated": True},
+    ),
     Case(
         path="/v1/indexes/docs/search",
         body={"query": QUERY, "filter": {"year": [1812]}},
+        same=lambda e: {"results": hits(e, QUERY, filter={"year": 1812})},
+    ),
+    Case(
+        path="/v1/indexes/docs/search",
+        body={"query": QUERY, "filter": {"year": {"gt": 1790, "lte": 1812.5}}},
         same=lambda e: {"results": hits(e, QUERY, filter={"year": 1812})},
     ),
     Case(
@@ -54,6 +75,14 @@ INDEX_CASES = [
         path="/v1/indexes/docs/explain",
         body={"query": QUERY, "id": "pond"},
         same=lambda _: {"index": "docs", "id": "pond", "text": TEXTS[1], "score": float, "matches": list},
+    ),
+    *(
+        Case(
+            path="/v1/indexes/docs/explain",
+            body={"query": query, "id": "pond", "truncate": truncate},
+            same=lambda _, cut=cut: {"truncated": cut},
+        )
+        for query, truncate, cut in (("flour", "error", False), (LONG, "end", True), (LONG, None, True))
     ),
     Case(
         path="/v1/indexes/drafts/add",
@@ -78,13 +107,22 @@ INDEX_CASES = [
             ({"query": "a", "queries": ["a"]}, "query or queries"),
             ({"query": " "}, "blank"),
             ({"query": "a", "k": 5, "candidates": 2}, "candidates=2"),
-            ({"query": "a", "filter": {"year": {"$gt": 1}}}, "filter"),
+            ({"query": "a", "filter": {"year": {"$gt": 1}}}, "has the word '.gt'; a range has gt, gte"),
+            ({"query": "a", "filter": {"year": {"gt": "soon"}}}, "='soon' is no bound"),
             ({"query": "a", "top_k": 3}, "top_k"),
+            ({"queries": ["a", LONG], "truncate": "error"}, "It is the one at index 1."),
             ({"queries": ["a"] * 401}, "401 queries"),
         ],
     ),
     *refused("/v1/indexes/other/search", None, [({"query": "a"}, "index `other`", 404)]),
-    *refused("/v1/indexes/docs/explain", None, [({"query": "a", "id": "gone"}, "document `gone`", 404)]),
+    *refused(
+        "/v1/indexes/docs/explain",
+        None,
+        [
+            ({"query": "a", "id": "gone"}, "document `gone`", 404),
+            ({"query": LONG, "id": "pond", "truncate": "error"}, "maximum context length"),
+        ],
+    ),
     *refused(
         "/v1/indexes/docs/add",
         None,

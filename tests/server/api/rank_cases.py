@@ -21,6 +21,7 @@ def score(model: str, same: Any, path: str = "/score", **body: Any) -> Case:
             "model": model,
             "object": "list",
             "data": [{"index": i, "object": "score", "score": each} for i, each in enumerate(output.scores)],
+            "method": output.method,
             "usage": {"total_tokens": output.usage.prompt_tokens},
         }
 
@@ -88,13 +89,15 @@ def rerank(model: str, path: str = "/rerank", *, version: str = "1", scored: Any
     documents = body.get("documents", DOCUMENTS)
 
     def expected(engines: Engines) -> Any:
-        output = (scored or (lambda engine: engine.rerank(QUERY, documents)))(engines[model])
+        method = "cosine" if model == "embedder" else "auto"
+        output = (scored or (lambda engine: engine.rerank(QUERY, documents, method=method)))(engines[model])
         results = [{"index": each.index, "relevance_score": each.relevance_score} for each in output]
         if body.get("return_documents") is not False and scored is None:
             results = [{**each, "document": {"text": documents[each["index"]]}} for each in results]
         return {
             "model": model,
             "results": results,
+            "method": output.method,
             "meta": {"api_version": {"version": version}, "billed_units": {"search_units": 1}},
             "usage": {"total_tokens": output.usage.prompt_tokens},
         }
@@ -115,6 +118,16 @@ def document(sent: Any, echoed: Any, text: str, fields: list[str] | None = None)
     )
 
 
+def tei(model: str, method: Any, body: Any) -> Case:
+    """A ranking in TEI's format by a model that TEI would not rank by."""
+
+    def expected(engines: Engines) -> Any:
+        output = engines[model].rerank(QUERY, DOCUMENTS, method=method)
+        return [{"index": each.index, "score": each.relevance_score, "method": method} for each in output]
+
+    return Case(path=f"/rerank?model={model}", body={"query": QUERY, "texts": DOCUMENTS, **body}, same=expected)
+
+
 RERANK = [
     *(rerank(model) for model in ("cross_encoder", "colbert", "embedder")),
     rerank("cross_encoder", "/v1/rerank", return_documents=False),
@@ -122,7 +135,11 @@ RERANK = [
     rerank("cross_encoder", "/v2/rerank", version="2", documents=[DOCUMENTS[0], LONG], max_tokens_per_doc=4096),
     rerank("cross_encoder", documents=[DOCUMENTS[0], LONG], truncate_prompt_tokens=64),
     rerank("cross_encoder", scored=lambda e: e.rerank(QUERY, DOCUMENTS, top_n=2), top_n=2),
-    rerank("embedder", scored=lambda e: e.rerank(QUERY, DOCUMENTS, method="cosine"), method="cosine"),
+    *(rerank("embedder", path, version=path[2]) for path in ("/v1/rerank", "/v2/rerank")),
+    rerank("embedder", method="auto"),
+    rerank("embedder", scored=lambda e: e.rerank(QUERY, DOCUMENTS, method="maxsim"), method="maxsim"),
+    *(tei("embedder", method, body) for method, body in (("cosine", {}), ("maxsim", {"method": "maxsim"}))),
+    tei("colbert", "maxsim", {}),
     document({"text": "Turns.", "id": [{"a": 1 << 90}]}, {"text": "Turns.", "id": [{"a": 1 << 90}]}, "Turns."),
     document({"content": [{"type": "text", "text": "Turns."}]}, {"text": "Turns."}, "Turns."),
     document({"title": "Wheel", "year": 9}, {"title": "Wheel", "year": 9}, "9\nWheel", ["year", "title", "author"]),

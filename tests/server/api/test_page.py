@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
-from tests.server.conftest import running
 
 from millpond import Engine
 from millpond.late_interaction import MemoryIndex, TokenMatch
 from millpond.server import ModelConfig, ServedModels, ServerConfig
+from tests.server.conftest import running
 
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 
@@ -184,7 +184,7 @@ def test_documents_are_ranked_as_the_engine_ranks_them(
     seen.page.get_by_label("Query").fill(QUERY)
     seen.page.locator("#rerank-model").select_option(name)
     seen.run("rerank")
-    expected = models[name].rerank(QUERY, TEXTS)
+    expected = models[name].rerank(QUERY, TEXTS, method="cosine" if name == "embedder" else "auto")
     np.testing.assert_allclose(
         seen.values("#rerank .ranking"), [row.relevance_score for row in expected], atol=1e-5, rtol=1e-5
     )
@@ -192,7 +192,9 @@ def test_documents_are_ranked_as_the_engine_ranks_them(
     seen.page.get_by_label("Keep the best").fill("1")
     seen.run("rerank")
     expect(seen.page.locator("#rerank .bar-text")).to_have_text([expected[0].document])
-    expect(seen.page.locator("#rerank .answer")).to_contain_text("2 more scored lower")
+    answer = seen.page.locator("#rerank .answer")
+    expect(answer).to_contain_text("2 more scored lower")
+    expect(answer).to_contain_text({"embedder": "cosines", "colbert": "MaxSim"}.get(name, "the cross-encoder's own"))
 
 
 @pytest.mark.parametrize(

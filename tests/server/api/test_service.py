@@ -12,9 +12,9 @@ import httpx
 import pytest
 import torch
 from tests.recording import Recording
-from tests.server import conftest
 
 from millpond.server import ModelConfig, ServedModels, create_app
+from tests.server import conftest
 
 
 @pytest.fixture(scope="module")

@@ -12,11 +12,11 @@ from typing import Any
 import numpy as np
 import openai
 import pytest
-from tests.server.conftest import running, until
 from tests.tiny import SENTENCES
 
 from millpond import Engine
 from millpond.server import ModelConfig, ServedModels, ServerConfig
+from tests.server.conftest import running, until
 
 pytestmark = pytest.mark.contract
 

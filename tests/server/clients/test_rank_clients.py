@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import HfHubHTTPError
-from tests.server.conftest import running
 
 from millpond.server import ModelConfig, ServedModels, ServerConfig
+from tests.server.conftest import running
 
 pytestmark = pytest.mark.contract
 
@@ -89,6 +89,36 @@ def test_coheres_client_reranks(models: ServedModels, address: str, http: httpx.
     stranger = cohere.ClientV2(api_key="wrong", base_url=address, httpx_client=http)
     with pytest.raises(cohere.UnauthorizedError):
         stranger.rerank(model="reranker", query=QUERY, documents=DOCUMENTS)
+
+
+def test_an_embedder_ranks_by_the_cosine_on_which_clients_set_thresholds(
+    minilm_folder: Path, http: httpx.Client
+) -> None:
+    """As with vLLM, in every format; MaxSim, a sum of many cosines, has to be asked for, and says what it is."""
+    models = ServedModels.load([ModelConfig(model=str(minilm_folder), names=("minilm",), dtype="float32")])
+    query, *documents = models.find(None, tasks=(), api="").engine.embed([QUERY, *DOCUMENTS]).embeddings
+    cosines = [float(query @ document) for document in documents]
+    assert max(cosines) > 0.7
+    with running(models) as address:
+        answer = cohere.ClientV2(api_key="none", base_url=address, httpx_client=http).rerank(
+            model="minilm", query=QUERY, documents=DOCUMENTS
+        )
+        scores = {each.index: each.relevance_score for each in answer.results}
+        for path in ("/rerank", "/v1/rerank", "/v2/rerank", "/score", "/v1/score"):
+            texts = ("text_1", "text_2") if "score" in path else ("query", "documents")
+            body: dict[str, Any] = dict(zip(texts, (QUERY, DOCUMENTS), strict=True))
+            content = http.post(address + path, json=body).json()
+            found = {
+                each["index"]: each.get("score") or each["relevance_score"]
+                for each in content.get("data") or content["results"]
+            }
+            assert [found[i] for i in range(3)] == pytest.approx(cosines, abs=1e-6), path
+            assert content["method"] == "cosine"
+            asked = http.post(address + path, json={**body, "method": "maxsim"}).json()
+            assert asked["method"] == "maxsim"
+        ranked = http.post(f"{address}/rerank", json={"query": QUERY, "texts": DOCUMENTS}).json()
+    assert [scores[i] for i in range(3)] == pytest.approx(cosines, abs=1e-6)
+    assert {each["index"]: each["score"] for each in ranked} == pytest.approx(scores, abs=1e-6)
 
 
 # The client itself uses what pydantic is about to drop.

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
 from schemathesis.config import SchemathesisConfig
-from tests.server.conftest import ROUTERS
 from tests.server.mutations import BODIES, INDEXES, KEY, template_of
 
 from millpond.server import ServedModels
+from tests.server.conftest import ROUTERS
 
 PATIENCE = 300.0  # seconds; whatever takes longer hangs
 MANY = 300  # examples, where there is time

@@ -11,11 +11,11 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
-from tests.server.conftest import running
 from tests.server.wire import chunks, connect, statuses, talk
 
 from millpond import Engine
 from millpond.server import ModelConfig, ServedModels, ServerConfig
+from tests.server.conftest import running
 
 MOST = 1 << 16  # bytes of a body
 BODY = b'{"input": "How deep is the mill pond?"}'

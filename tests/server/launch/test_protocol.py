@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
-from tests.server import wire
-from tests.server.conftest import Server, address_of, serving
 from tests.server.wire import chunks, received, replies, talk
 
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
+from tests.server import wire
+from tests.server.conftest import Server, address_of, serving
 
 MOST = 1 << 16
 SHORT = 0.3  # seconds that a hasty server gives its clients

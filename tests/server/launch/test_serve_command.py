@@ -26,13 +26,13 @@ from typing import Any
 import httpx
 import pytest
 import yaml
-from tests.server.conftest import main, run, sockets, until
 from tests.server.launch.conftest import Certify
 
 import millpond
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.server import ModelConfig, ServerConfig
 from millpond.server import serve as serve_models
+from tests.server.conftest import main, run, sockets, until
 
 pytestmark = pytest.mark.contract
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.conftest import running
 from tests.server.wire import replies, talk
 
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
+from tests.server.conftest import running
 
 MOST = 100_000
 PATH = "/v1/embeddings"

@@ -13,11 +13,11 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.server.conftest import address_of, ask, running, serving, until
 from tests.server.wire import connect, replies, talk
 
 from millpond.engine.tokenize import large_texts
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
+from tests.server.conftest import address_of, ask, running, serving, until
 
 PATH = "/v1/embeddings"
 

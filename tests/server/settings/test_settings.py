@@ -17,11 +17,11 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.cli.conftest import PROGRAM, main
-from tests.server.conftest import run
 
 from millpond.errors import InvalidRequestError, MissingExtraError, SourceNotFoundError
 from millpond.server import ModelConfig, ServerConfig
 from millpond.server.settings.sources import MODEL_SETTINGS, SERVER_SETTINGS, environment_name, read
+from tests.server.conftest import run
 
 # A value for each type that differs from every default: (in Python, as text).
 SAMPLES: dict[Any, tuple[Any, str]] = {
@@ -347,7 +347,7 @@ def no_settings_of_the_shell(monkeypatch: pytest.MonkeyPatch) -> None:
         (["m", "--runner", "generate"], "runner='generate'"),
         (["m", "--dtype", "float8"], "--dtype='float8' is unknown; choose auto, float32"),
         (["m", "--ssl-certfile", "none.pem"], "--ssl-certfile='none.pem' is not there"),
-        (["m", "--host", "host.invalid"], "--host='host.invalid', port=8000 cannot be listened on"),
+        (["m", "--host", "host.invalid"], "--host='host.invalid', --port=8000 cannot be listened on"),
     ],
 )
 def test_wrong_flags_end_with_2_and_one_line(

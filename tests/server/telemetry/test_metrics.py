@@ -9,9 +9,9 @@ from typing import Any
 import httpx
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
-from tests.server.conftest import ask, running, until
 
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
+from tests.server.conftest import ask, running, until
 
 HEADERS = (
     "x-compute-type x-compute-time x-compute-characters x-compute-tokens x-total-time x-tokenization-time "

@@ -16,10 +16,10 @@ from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExport
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.trace import SpanKind, StatusCode
-from tests.server import conftest
 
 from millpond.errors import MissingExtraError
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app, serve
+from tests.server import conftest
 
 Spans = list[tuple[str, ReadableSpan]]
 TRACE, PARENT = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"

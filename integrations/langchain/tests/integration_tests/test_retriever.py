@@ -97,6 +97,8 @@ def test_k_and_filter_at_call_time(index: MemoryIndex) -> None:
     assert len(retriever.invoke(QUESTION, k=5)) == 5
     assert [document.id for document in retriever.invoke(QUESTION, filter={"n": [3, 5]}, k=9)] != []
     assert {document.metadata["n"] for document in retriever.invoke(QUESTION, filter={"n": [3, 5]}, k=9)} == {3, 5}
+    ranged = retriever.invoke(QUESTION, filter={"n": {"gte": 3, "lt": 5}}, k=9)
+    assert {document.metadata["n"] for document in ranged} == {3, 4}
 
 
 def test_the_async_method_returns_the_same(index: MemoryIndex) -> None:

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from langchain_core.documents import Document
+from pydantic import ValidationError
 from sentence_transformers import CrossEncoder, SentenceTransformer
 from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
 
@@ -188,3 +189,14 @@ def test_quantization_compile_and_long_texts_reach_the_engine(checkpoint: str, t
     one, other = (np.asarray(each.embed_query("a wheel")) for each in (quantized, exact))
     assert np.abs(one - other).max() > 1e-4
     assert one @ other / np.linalg.norm(one) / np.linalg.norm(other) > 0.9
+
+
+def test_the_options_of_fastembed_are_hints_or_refused_in_one_message(minilm: str) -> None:
+    hints = {"threads": 4, "providers": ["CPUExecutionProvider"], "parallel": 0, "lazy_load": True, "batch_size": 256}
+    embeddings = MillpondEmbeddings(model_name=minilm, doc_embed_type="passage", max_length=512, **hints)
+    assert (embeddings.device, embeddings.max_length, embeddings.document_prompt) == ("cpu", 512, None)
+    with pytest.raises(ValidationError) as raised:
+        MillpondEmbeddings(model_name="BAAI/bge-small-en-v1.5", cache_dir="/models", **hints)
+    (head, line) = str(raised.value).splitlines()
+    assert "MillpondEmbeddings" in head
+    assert "cache_dir='/models' is not available here; set HF_HUB_CACHE in the environment" in line

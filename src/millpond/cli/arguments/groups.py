@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import wraps
 from pathlib import Path
@@ -13,6 +14,7 @@ from millpond.cli.arguments import options
 from millpond.cli.arguments.input_texts import read_texts
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.settings import engine_settings, read_setting, sink_settings
+from millpond.errors import CacheError, InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 from millpond.values.config import EngineConfig
 
@@ -80,11 +82,23 @@ class EngineOptions:
 
         return describe(EngineConfig(model=model, **self.settings))
 
-    def load(self, model: str, *, cache: Path | VectorCache | None = None) -> Engine:
+    def load(self, model: str, *, cache: VectorCache | None = None) -> Engine:
         """The engine."""
         from millpond.engine.engine import Engine
 
         return Engine(model, cache=cache, **self.settings)
+
+
+def open_cache(stack: ExitStack, path: Path | None) -> VectorCache | None:
+    """The cache that a command names, if it does; a file that is no cache is a mistake in the command."""
+    if path is None:
+        return None
+    from millpond.cache.vector_cache import VectorCache
+
+    try:
+        return stack.enter_context(VectorCache(path))
+    except CacheError as error:
+        raise InvalidRequestError(str(error)) from error
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -109,11 +123,18 @@ class TextOptions:
     """How a source of texts is read."""
 
     id_column: options.IdColumn = "id"
-    text_column: options.TextColumn = "text"
+    text_column: options.TextColumns = "text"
+    template: options.Template = None
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The arguments of :func:`millpond.ingest.read` that name the columns."""
+        text = options.read_columns(self.text_column)
+        return {"id_column": self.id_column, "text_column": text, "template": self.template}
 
     def read(self, source: str) -> Iterator[Record | Rejected]:
         """The texts of a source, as :func:`read_texts` takes it."""
-        return read_texts(source, id_column=self.id_column, text_column=self.text_column)
+        return read_texts(source, **self.columns)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,4 +148,4 @@ class RecordOptions(TextOptions):
         from millpond.ingest.sources.read import read
 
         types = options.read_types(self.types)
-        return read(source, id_column=self.id_column, text_column=self.text_column, types=types, **further)
+        return read(source, **self.columns, types=types, **further)

@@ -8,18 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from millpond.cli.arguments.groups import EngineOptions
-from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.cli.arguments.stored_model import describe_named, describe_stored
+from millpond.errors import InvalidRequestError
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
     from millpond.late_interaction import PlaidIndex
+    from millpond.values.spec import ModelSpec
 
 
 def token_engine(model: str, options: EngineOptions) -> Engine:
     """An engine that has token vectors; a model without them is refused before its weights are loaded."""
-    if "token_embed" not in options.describe(model).tasks:
-        raise InvalidRequestError(f"model={model!r} has no token vectors; name an embedder or a ColBERT checkpoint")
+    _check_tokens(options.describe(model), model)
     return options.load(model)
+
+
+def _check_tokens(spec: ModelSpec, model: str) -> None:
+    if "token_embed" not in spec.tasks:
+        raise InvalidRequestError(f"model={model!r} has no token vectors; name an embedder or a ColBERT checkpoint")
 
 
 def stored_index(index: Path) -> PlaidIndex:
@@ -34,21 +40,29 @@ def opened_index(index: Path, model: str, options: EngineOptions, **created: Any
     """The index, which is created if there is none, with an engine."""
     from millpond.late_interaction import PlaidIndex
 
+    width, spec = created.get("dimensions"), options.describe(model)
+    if width is not None and "token_embed" in spec.tasks and width > spec.hidden_size:  # before a folder is made
+        raise InvalidRequestError(f"dimensions={width} is more than {model} has ({spec.hidden_size}); choose fewer")
     with token_engine(model, options) as engine, PlaidIndex(index, engine, **created) as opened:
         yield opened
 
 
 @contextmanager
 def reopened_index(index: Path, model: str | None, options: EngineOptions) -> Iterator[PlaidIndex]:
-    """An index that exists, with an engine of the model named, or of the one whose name the index has."""
+    """An index that exists, with an engine of the model named, or of the one that built it."""
+    from millpond.engine.engine import Engine
+    from millpond.late_interaction import PlaidIndex
+
     with stored_index(index) as stored:
-        name = model if model is not None or stored.model is None else stored.model.model
-    if name is None:
-        raise InvalidRequestError(f"the index at {str(index)!r} names no model; name one with --model")
-    try:
-        with opened_index(index, name, options) as opened:
-            yield opened
-    except ModelLoadError as error:
+        identity = stored.model
+    if identity is None:
         if model is None:
-            error.add_note(f"The index was built by {name}. If that was a folder, name it with --model.")
-        raise
+            raise InvalidRequestError(f"the index at {str(index)!r} names no model; name one with --model")
+        found = describe_named(model, options.settings)
+    else:
+        found = describe_stored(identity, model, options.settings, owner="The index", option="--model")
+    _check_tokens(found.spec, model or found.spec.name)
+    if identity is not None:
+        identity.check(found.spec, owner=f"index {index}", another="build another index")
+    with Engine(found.spec.name, **found.settings) as engine, PlaidIndex(index, engine) as opened:
+        yield opened

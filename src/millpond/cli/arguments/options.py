@@ -9,31 +9,100 @@ from typing import Annotated, Any
 
 import typer
 
+from millpond.tasks import ScoreMethod
+
+_DIMENSIONS = "Width of the vectors: the model's own, or a smaller one that it was trained for (Matryoshka)."
+_WIDEST = "the width that the model returns"
+
 Model = Annotated[str, typer.Option("--model", "-m", help="Hub id or local folder.", metavar="MODEL")]
 StoredModel = Annotated[
     str | None,
-    typer.Option("--model", "-m", help="Hub id or local folder (default: the stored hub id).", metavar="MODEL"),
+    typer.Option(
+        "--model", "-m", help="Hub id or local folder.", metavar="MODEL", show_default="the one that built it"
+    ),
+]
+SparseModel = Annotated[
+    str | None,
+    typer.Option(
+        "--sparse-model",
+        help="Model of the sparse vectors.",
+        metavar="MODEL",
+        show_default="the one that built them, or the same",
+    ),
 ]
 Cache = Annotated[
     Path | None, typer.Option(help="Vector cache file to read and fill; created if missing.", metavar="PATH")
 ]
 IdColumn = Annotated[str, typer.Option("--id", help="Key or column that holds the id.", metavar="COLUMN")]
-TextColumn = Annotated[str, typer.Option("--text", help="Key or column that holds the text.", metavar="COLUMN")]
+TextColumns = Annotated[
+    str,
+    typer.Option(
+        "--text",
+        help="Key or column that holds the text; of several, as title,text, the values are joined by a space.",
+        metavar="COLUMN,...",
+    ),
+]
+Template = Annotated[
+    str | None,
+    typer.Option(
+        help="Make the text of the keys or columns that this names: '{title}: {text}'.",
+        metavar="TEXT",
+    ),
+]
 TextSource = Annotated[
     str,
     typer.Argument(
+        metavar="SOURCE",
         help="A .jsonl, .json, .csv, .tsv, .parquet or .arrow file, a folder of .txt and .md, any other file with "
-        "one text per line (also as .gz or .zst), or - (stdin)."
+        "one text per line (also as .gz or .zst), or - (stdin).",
     ),
 ]
 RecordSource = Annotated[
     str,
     typer.Argument(
+        metavar="SOURCE",
         help="A .jsonl, .ndjson, .json, .csv or .tsv file (also as .gz or .zst), a .parquet, .arrow or .feather, a "
-        "folder of .txt and .md files, or - (JSONL on stdin)."
+        "folder of .txt and .md files, or - (JSONL on stdin).",
     ),
 ]
-Widths = Annotated[str | None, typer.Option("--dimensions", help="Matryoshka widths, e.g. 128,768.", metavar="N,N")]
+Width = Annotated[int | None, typer.Option("--dimensions", help=_DIMENSIONS, metavar="N", show_default=_WIDEST)]
+Widths = Annotated[str | None, typer.Option("--dimensions", help=_DIMENSIONS, metavar="N,N", show_default=_WIDEST)]
+StoredWidths = Annotated[str | None, typer.Option("--dimensions", help=_DIMENSIONS, metavar="N,N", show_default="all")]
+Queries = Annotated[
+    str | None,
+    typer.Option(
+        "--queries",
+        help="Read queries from a .jsonl, .json, .csv, .tsv, .parquet or .arrow file, any other file with one a line, "
+        "or - (stdin).",
+        metavar="SOURCE",
+    ),
+]
+Query = Annotated[str, typer.Argument(help="What is asked.", metavar="QUERY")]
+Method = Annotated[
+    ScoreMethod,
+    typer.Option(
+        "--method",
+        help="How a score is made: cosine of vectors; maxsim of token vectors; auto: a reranker's own score, or maxsim "
+        "of an embedder.",
+    ),
+]
+Instruction = Annotated[
+    str | None,
+    typer.Option("--instruction", help="Instruction for the template of an LLM reranker.", metavar="TEXT"),
+]
+Report = Annotated[
+    Path | None,
+    typer.Option(
+        "--report",
+        help="Write the result as an HTML page, too; charts need millpond[report].",
+        metavar="FILE.html",
+    ),
+]
+K = Annotated[int, typer.Option("--k", "-k", help="Most results of a query.", metavar="N", min=1)]
+MaybeK = Annotated[
+    int | None, typer.Option("--k", "-k", help="Most results of a query.", metavar="N", min=1, show_default="all")
+]
+FORMAT = "Form of what is printed."
 Types = Annotated[
     str | None,
     typer.Option(
@@ -70,6 +139,12 @@ def read_widths(text: str | None) -> list[int] | None:
         raise typer.BadParameter(
             f"{text!r} is not a list of widths; write them as 128,768", param_hint="--dimensions"
         ) from None
+
+
+def read_columns(text: str) -> str | list[str]:
+    """Parse the value of :data:`TextColumns`: one column, or several."""
+    names = [name.strip() for name in text.split(",")]
+    return text if len(names) == 1 else names
 
 
 def read_types(text: str | None) -> dict[str, str]:

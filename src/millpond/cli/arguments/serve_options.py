@@ -31,7 +31,7 @@ _OPTIONS: dict[str, tuple[tuple[Any, ...], ...]] = {
         ("pooler_config", "vLLM's; also --pooler-config.KEY VALUE.", "JSON"),
         ("chat_template", "Jinja file or source, for messages; for a reranker its score template."),
         ("score_template", "Jinja file or source, for a reranker's pairs."),
-        ("cache", "File of the vector cache.", "PATH"),
+        ("cache", "Vector cache file to read and fill; created if missing.", "PATH"),
         ("compile", "Compile what gets faster by it.", None, bool),
         ("max_batch_tokens", "Most tokens per forward.", "N"),
         ("max_queue", "Most texts waiting for a model; further requests get 429 (16384).", "N"),
@@ -40,6 +40,7 @@ _OPTIONS: dict[str, tuple[tuple[Any, ...], ...]] = {
     "Requests": (
         ("max_inputs", "Most texts in one request (2048).", "N"),
         ("max_body_bytes", "Largest body; larger ones get 413 (32M).", "N"),
+        ("max_response_bytes", "Largest response; requests for larger ones get 400 (256M).", "N"),
         ("request_timeout", "Time until a request is given up with 504 (600).", "SECONDS"),
         ("drain_timeout", "Time for running requests after SIGTERM (30).", "SECONDS"),
         ("trust_request_chat_template", "Requests may contain chat templates.", None, bool),

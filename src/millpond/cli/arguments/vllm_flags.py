@@ -56,23 +56,6 @@ class ServeCommand(Command):
         hidden = not typed and (elsewhere or f"MILLPOND_{name.upper()}" in os.environ)
         return None if hidden else super().option_of(ctx, name)
 
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Plain lines: typer's boxes cut long flags in a terminal of 80 columns."""
-        self.rich_markup_mode = None
-        super().format_help(ctx, formatter)
-
-    def format_options(self, ctx: Any, formatter: Any) -> None:
-        """The options under their headings."""
-        sections: dict[str, list[tuple[str, str]]] = {}
-        for option in self.get_params(ctx):
-            line = option.get_help_record(ctx)
-            if line is not None:
-                rest = "Arguments" if option.param_type_name == "argument" else "Options"
-                sections.setdefault(getattr(option, "rich_help_panel", None) or rest, []).append(line)
-        for heading, lines in sections.items():
-            with formatter.section(heading):
-                formatter.write_dl(lines)
-
 
 class _Words:
     """The arguments of a command line, rewritten one after the other."""

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from millpond.cli.arguments.flags import Command
-from millpond.errors import CacheError
+from millpond.cli.arguments.flags import Command, Group
+from millpond.errors import CacheError, InvalidRequestError
 
 if TYPE_CHECKING:
     from millpond.cache.vector_cache import VectorCache
 
 app = typer.Typer(
-    name="cache", no_args_is_help=True, help="Check and count a vector cache: the file that --cache names."
+    name="cache", cls=Group, no_args_is_help=True, help="Check and count a vector cache: the file that --cache names."
 )
 
 CachePath = Annotated[Path, typer.Argument(help="File of the cache.", metavar="PATH")]
@@ -55,5 +55,8 @@ def _existing(path: Path) -> VectorCache:
     from millpond.cache.vector_cache import VectorCache
 
     if not path.exists():
-        raise CacheError(f"{path}: there is no such file; name the file that --cache was given")
-    return VectorCache(path)
+        raise InvalidRequestError(f"{path}: there is no such file; name the file that --cache was given")
+    try:
+        return VectorCache(path)
+    except CacheError as error:
+        raise InvalidRequestError(str(error)) from error

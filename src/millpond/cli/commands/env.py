@@ -6,11 +6,12 @@ import json
 import os
 import platform
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.arguments.options import FORMAT
 from millpond.cli.output.columns import aligned
 from millpond.values.config import EngineConfig
 
@@ -43,7 +44,7 @@ def env(
             "print a table. Exit code 1 if one is wrong.",
         ),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    format: Annotated[Literal["table", "json"], typer.Option(help=FORMAT)] = "table",
     options: EngineOptions,
 ) -> None:
     """Print versions, devices, kernels and settings for a bug report. Values of variables are never printed."""
@@ -56,7 +57,7 @@ def env(
 
         config = None if model is None else EngineConfig(model=model, **options.settings)
         checks = kernel_checks.of_machine() if config is None else kernel_checks.of_model(config)
-    if as_json:
+    if format == "json":
         objects = [{**asdict(one), "wrong": one.wrong} for one in checks]
         print(json.dumps({"environment": facts, **({"checks": objects} if check else {})}, indent=2))
     else:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -13,8 +14,10 @@ import typer
 
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.arguments.input_texts import check_piped
 from millpond.cli.arguments.opened_index import reopened_index, stored_index, token_engine
 from millpond.cli.arguments.options import option
+from millpond.cli.arguments.written import writing
 from millpond.errors import InvalidRequestError
 from millpond.ingest.pages.html_page import check_page_path, write_page
 from millpond.support.blank import is_blank
@@ -41,40 +44,39 @@ class TextSource:
             raise typer.BadParameter("--index and --id name a document together", param_hint="--id")
         if self.index is None and model is None:
             raise typer.BadParameter("name the model that compares the texts", param_hint="--model")
-        if file == "-" and sys.stdin.isatty():
-            raise typer.BadParameter("name a file, or pipe a text in", param_hint="FILE")
+        check_piped(file, "FILE")
 
 
 @grouped
 def explain(
-    query: Annotated[str, typer.Argument(help="The question.")],
+    query: options.Query,
     file: Annotated[
         str | None,
-        typer.Argument(help="A file with one text (also as .gz or .zst), or - (stdin); instead of --text or --index."),
+        typer.Argument(
+            metavar="FILE",
+            help="A file with one text (also as .gz or .zst), or - (stdin); instead of --text or --index.",
+        ),
     ] = None,
     *,
     source: TextSource,
     model: options.StoredModel = None,
-    html: Annotated[Path | None, typer.Option(help="Write the heat map to this file, too.", metavar="FILE")] = None,
-    output: Annotated[
+    report: options.Report = None,
+    format: Annotated[
         Literal["heatmap", "table", "jsonl"] | None,
-        typer.Option(
-            help="heatmap: the text by heat; table: tab-separated token, score, start, end and matched text; jsonl: "
-            "the same as JSON (default: heatmap on a terminal, table in a pipe)."
-        ),
+        typer.Option(help=options.FORMAT, show_default="heatmap on a terminal, table in a pipe"),
     ] = None,
     engine_options: EngineOptions,
 ) -> None:
     """Show which parts of a text the tokens of QUERY match, and how well.
 
     The text is a document of an index, or any text. Start and end are characters of the text; the scores of all tokens
-    add up to MaxSim.
+    add up to MaxSim. A heatmap is the text by heat; a table has token, score, start, end and matched text between tabs.
     """
     if is_blank(query):
         raise typer.BadParameter("it is blank; write what to look for in the text", param_hint="QUERY")
     source.check(file, model)
-    if html is not None:
-        check_page_path(html)
+    if report is not None:
+        check_page_path(report)
     if source.index is not None and source.id is not None:
         found, matches = _of_index(query, source.index, source.id, model, engine_options)
     else:
@@ -87,16 +89,13 @@ def explain(
             with MemoryIndex(engine, codec="float32") as index:
                 index.add(["text"], [found])
                 matches = index.explain(query, "text")
-    if html is not None:
+    if report is not None:
         from millpond.cli.output import heat_map
 
         title = source.id or (Path(file).name if file and file != "-" else "Matches")
-        try:
-            write_page(html, heat_map.page(matches, found, query=query, title=title))
-        except OSError as error:
-            reason = f"{str(html)!r} cannot be written ({error.strerror})"
-            raise typer.BadParameter(reason, param_hint="--html") from None
-    _print(matches, found, query, output)
+        with writing(report):
+            write_page(report, heat_map.page(matches, found, query=query, title=title))
+    _print(matches, found, query, format)
 
 
 def _of_index(
@@ -116,12 +115,12 @@ def _of_index(
 def _read(file: str) -> str:
     """The text of a file, without a byte order mark and the line breaks at its end."""
     from millpond.ingest.sources.compression import open_source
+    from millpond.ingest.sources.lines import MAX_RECORD_BYTES, too_long
 
-    if file == "-":
-        data = sys.stdin.buffer.read()
-    else:
-        with open_source(Path(file)) as source:
-            data = source.read()
+    with nullcontext(sys.stdin.buffer) if file == "-" else open_source(Path(file)) as source:
+        data = source.read(MAX_RECORD_BYTES + 1)
+    if len(data) > MAX_RECORD_BYTES:
+        raise InvalidRequestError(too_long("text"))
     try:
         return data.decode().removeprefix(_BOM).rstrip("\r\n")
     except UnicodeDecodeError as error:
@@ -129,16 +128,16 @@ def _read(file: str) -> str:
         raise InvalidRequestError(f"{name} is not UTF-8 (byte {error.start}); convert it first") from None
 
 
-def _print(matches: Sequence[TokenMatch], text: str, query: str, output: str | None) -> None:
+def _print(matches: Sequence[TokenMatch], text: str, query: str, form: str | None) -> None:
     from millpond.cli.output.results_table import one_line
 
-    if output == "heatmap" or (output is None and sys.stdout.isatty()):
+    if form == "heatmap" or (form is None and sys.stdout.isatty()):
         from millpond.cli.output.heat_map import print_heat_map
 
         print_heat_map(matches, text, query=query)
         return
     for match in matches:
-        if output == "jsonl":
+        if form == "jsonl":
             print(json.dumps(asdict(match), ensure_ascii=False))
         else:
             token, matched = one_line(match.token), one_line(match.text)

@@ -15,11 +15,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.flags import Command
+from millpond.cli.arguments.filters import Filter, read_filter
+from millpond.cli.arguments.flags import Command, Group
 from millpond.cli.arguments.groups import EngineOptions, RecordOptions, grouped
 from millpond.cli.arguments.opened_index import opened_index, reopened_index, stored_index
 from millpond.cli.arguments.options import option
+from millpond.cli.arguments.written import output_problem
 from millpond.errors import MillpondError
+from millpond.ingest.sources.pipe import check_standard_input
 from millpond.late_interaction.codecs.names import PlaidCodec
 
 if TYPE_CHECKING:
@@ -36,19 +39,12 @@ _COUNTS = ("read", "added", "replaced", "unchanged", "blank", "failed", "truncat
 
 app = typer.Typer(
     name="index",
+    cls=Group,
     no_args_is_help=True,
     help="Build, change, search and check a late-interaction index: token vectors on disk, compared by MaxSim.",
 )
 
 IndexPath = Annotated[Path, typer.Argument(help="Folder of the index.", metavar="INDEX")]
-Filter = Annotated[
-    dict[str, Any] | None,
-    typer.Option(
-        parser=options.read_object,
-        help="""JSON object of metadata values that must match, e.g. '{"year": [2024, 2025]}'.""",
-        metavar="JSON",
-    ),
-]
 
 
 class IndexCommand(Command):
@@ -61,6 +57,8 @@ class IndexCommand(Command):
         except (MillpondError, BrokenPipeError):
             raise
         except OSError as error:
+            if output_problem() is not None:
+                raise
             raise MillpondError(f"{error}; the index is as the last commit left it") from error
 
 
@@ -71,9 +69,7 @@ class LayoutOptions:
     codec: PlaidCodec = option(
         "4", "How token vectors are stored; 4 and 2 are residuals of so many bits beside a centroid."
     )
-    dimensions: int | None = option(
-        None, "Columns to keep of a token vector (Matryoshka if trained, else PCA).", "N", min=1
-    )
+    dimensions: options.Width = None
     pool_factor: int = option(1, "Mean number of a document's tokens that become one vector.", "N", min=1)
 
 
@@ -92,7 +88,7 @@ def build(
 
     Records are read as by ingest. If the run is stopped, the same command goes on: records that the index has, with
     the same text and metadata, are not encoded again. A record that cannot be stored is reported, and the exit code
-    is 1.
+    is 1. Token vectors can have any width below the model's own: what the model was not trained for is made by PCA.
     """
     items = records.read(source)
     with opened_index(index, model, engine_options, **vars(layout)) as opened:
@@ -123,17 +119,20 @@ def add(
 def delete(
     index: IndexPath,
     ids: Annotated[
-        list[str] | None, typer.Argument(help="Ids of documents, or - for one id per line on stdin.")
+        list[str] | None, typer.Argument(metavar="ID", help="Ids of documents, or - for one id per line on stdin.")
     ] = None,
     *,
     filter: Filter = None,
 ) -> None:
     """Delete documents by id or by metadata, and print how many there were as JSON."""
-    if bool(ids) == (filter is not None):
-        raise typer.BadParameter("name ids or --filter, one of them", param_hint="IDS")
+    conditions = read_filter(filter)
+    if bool(ids) == (conditions is not None):
+        raise typer.BadParameter("name ids or --filter, one of them", param_hint="ID")
+    if ids == ["-"]:
+        check_standard_input()
     wanted = [line.rstrip("\r\n") for line in sys.stdin if line.strip()] if ids == ["-"] else ids
     with stored_index(index) as opened:
-        deleted = opened.delete(wanted) if wanted is not None else opened.delete(filter=filter)
+        deleted = opened.delete(wanted) if wanted is not None else opened.delete(filter=conditions)
     print(json.dumps({"deleted": deleted}))
 
 
@@ -141,9 +140,9 @@ def delete(
 class SearchOptions:
     """Which documents: the options of :meth:`millpond.late_interaction.PlaidIndex.search`."""
 
-    k: int = option(10, "Most documents to print.", "N", flags="--k -k", min=1)
+    k: options.K = 10
     filter: Filter = None
-    candidates: int | None = option(None, "Documents that the first stage keeps for exact scoring.", "N", min=1)
+    candidates: int | None = option(None, "Results that the stage before the last keeps.", "N", min=1)
     exact: bool = option(False, "Score every document, without a first stage.", flags="--exact")
 
 
@@ -151,19 +150,21 @@ class SearchOptions:
 @grouped
 def search(
     index: IndexPath,
-    query: Annotated[str, typer.Argument(help="The question.")],
+    query: options.Query,
     *,
     model: options.StoredModel = None,
     asked: SearchOptions,
-    output: Annotated[
-        Literal["table", "jsonl"], typer.Option(help="table: a line for each document, tab-separated in a pipe.")
-    ] = "table",
+    format: Annotated[Literal["table", "jsonl"], typer.Option(help=options.FORMAT)] = "table",
     engine_options: EngineOptions,
 ) -> None:
-    """Print the documents whose token vectors match those of QUERY best, best first."""
+    """Print the documents whose token vectors match those of QUERY best, best first.
+
+    In a pipe, a line of the table has score, id and text between tabs.
+    """
+    wanted: Any = vars(asked) | {"filter": read_filter(asked.filter)}
     with reopened_index(index, model, engine_options) as opened:
-        hits = opened.search([query], **vars(asked))[0]
-    if output == "jsonl":
+        hits = opened.search([query], **wanted)[0]
+    if format == "jsonl":
         for hit in hits:
             print(json.dumps(asdict(hit), ensure_ascii=False))
     else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from dataclasses import MISSING, asdict, dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from millpond.cli.arguments import options
-from millpond.cli.arguments.groups import EngineOptions, RecordOptions, SinkOptions, grouped
+from millpond.cli.arguments.groups import EngineOptions, RecordOptions, SinkOptions, grouped, open_cache
 from millpond.cli.arguments.options import option
 from millpond.cli.arguments.stop_signals import StopSignals, stop_signals
-from millpond.errors import MillpondError
+from millpond.cli.arguments.written import writing
+from millpond.errors import InvalidRequestError, JournalError, MillpondError, SinkError
 from millpond.ingest.record import Record, Rejected
 
 if TYPE_CHECKING:
@@ -40,8 +41,13 @@ class CollectionOptions(SinkOptions):
         "URL",
     )
     dimensions: options.Widths = None
-    fields: str = option("plain", "Layout of the stored records: plain, langchain or llama_index.", "FORM")
-    sparse_model: str | None = option(None, "Model of the sparse vectors, if it is another one.", "MODEL")
+    fields: str | None = option(
+        None,
+        "Layout of the stored records: plain, langchain or llama_index (default: as the collection has it, plain for a "
+        "new one).",
+        "FORM",
+    )
+    sparse_model: options.SparseModel = None
 
     @property
     def widths(self) -> list[int] | None:
@@ -115,8 +121,15 @@ class RunOptions:
         "PATH",
     )
     sync: bool = option(False, "Then delete the rows of records that the source no longer has.", flags="--sync")
+    sync_max: float = option(
+        0.5,
+        "Largest share of the collection that the run may delete, with or without --sync (1: all of it).",
+        "SHARE",
+        min=0.0,
+        max=1.0,
+    )
     verify: bool = option(False, "Then look for every row, and compare the vectors of a sample.", flags="--verify")
-    report: Path | None = option(None, "Draw the run into an HTML page.", "FILE.html")
+    report: options.Report = None
     retry_for: float = option(120.0, "Seconds to wait for a database that does not answer.", "SECONDS", min=0.0)
 
     def arguments(self, source: str) -> dict[str, Any]:
@@ -129,10 +142,13 @@ class RunOptions:
         if journal is None and self.cache is not None:
             journal = Path(f"{self.cache}.journal")
         if letters is None and journal is not None:
-            Journal(journal).close()
+            try:
+                Journal(journal).close()
+            except JournalError as error:
+                raise InvalidRequestError(str(error)) from error
             letters = Path(f"{journal}.dead.jsonl")
         return {
-            **{name: getattr(self, name) for name in ("resume", "keep_blank", "sync", "verify")},
+            **{name: getattr(self, name) for name in ("resume", "keep_blank", "sync", "sync_max", "verify")},
             "journal": journal,
             # It knows the source: a file of dead letters may be read and written in one run.
             "dead_letters": None if letters is None else DeadLetterFile(letters, source=source),
@@ -179,7 +195,8 @@ def ingest(
     A record has an id (default: the hash of its text), a text and metadata. They are read from the keys of JSON, the
     columns of CSV, or the path and content of a file; other keys and columns become metadata. A second run replaces
     records with the same id; with --cache it computes no vector twice, and writes no row twice. A blank text is left
-    out and counted, and the row that its id had is deleted. A record that cannot be stored is reported, kept as a dead
+    out and counted, and the row that its id had is deleted at the end. If more rows would be deleted than --sync-max
+    allows, all of them stay, and the exit code is 1. A record that cannot be stored is reported, kept as a dead
     letter, and the exit code is 1. SIGINT and SIGTERM end the run with exit code 130 or 143: the same command goes on.
     """
     with stop_signals() as signals, ExitStack() as stack:
@@ -187,7 +204,6 @@ def ingest(
         chunking = chunks.chunking
         ray.check()
 
-        from millpond.cache.vector_cache import VectorCache
         from millpond.ingest.pipeline.ingest import check_model
         from millpond.ingest.pipeline.source_items import StopRequest
 
@@ -198,10 +214,10 @@ def ingest(
         page = _Page.at(run.report, spec, {"source": source, **engine.settings}, collection.widths)
         stop = StopRequest()
         # First the files that the command names, so that an error names the one that it is about.
-        vectors = None if run.cache is None or ray.address is not None else stack.enter_context(VectorCache(run.cache))
+        vectors = open_cache(stack, run.cache) if ray.address is None else None
         arguments = {**run.arguments(source), "chunking": chunking, "stop": stop, "trace": page.trace}
         if ray.address is None:
-            start, target = _here(stack, model, collection, engine, vectors)
+            start, target = _here(stack, spec, collection, engine, vectors)
         else:
             start, target = _on_ray(model, collection, run.cache, ray, engine), collection.to
         signals.pass_to(stop)
@@ -213,21 +229,25 @@ def ingest(
                 raise
             print(f"millpond: {error}", file=sys.stderr)  # of the database, while the rest was written
             raise typer.Exit(signals.code) from None
-        page.draw(report, target)
-        _finish(report, signals)
+        drawn = page.draw(report, target)
+        _finish(report, signals, drawn=drawn)
 
 
 def _here(
-    stack: ExitStack, model: str, collection: CollectionOptions, engine: EngineOptions, vectors: VectorCache | None
+    stack: ExitStack, spec: ModelSpec, collection: CollectionOptions, engine: EngineOptions, vectors: VectorCache | None
 ) -> tuple[Start, str]:
     """A run in this process, with everything open, and the name of its collection."""
     from millpond.engine.engine import Engine
     from millpond.ingest.pipeline.ingest import ingest
+    from millpond.ingest.sinks.collection import CollectionSink
     from millpond.ingest.sinks.database import open_sink
 
     settings = {"dimensions": collection.widths, "fields": collection.fields, **collection.settings}
     sink = stack.enter_context(closing(open_sink(collection.to, **settings)))
-    loaded = stack.enter_context(engine.load(model, cache=vectors))
+    with suppress(SinkError):  # who may write a collection need not be allowed to list all
+        if isinstance(sink, CollectionSink) and sink.collection in sink.collections():
+            sink.open().check_model(spec, collection=sink.collection)  # before the weights are loaded
+    loaded = stack.enter_context(engine.load(spec.name, cache=vectors))
     sparse = None
     if collection.sparse_model is not None:
         sparse = stack.enter_context(Engine(collection.sparse_model, **engine.placement))
@@ -277,10 +297,10 @@ class _Page:
         trace = RunTrace(vectors=0) if path is None else RunTrace()
         return cls(path=path, trace=trace, spec=spec, settings=settings, stored=widths or [spec.dimensions])
 
-    def draw(self, report: IngestReport | None, target: str, *, stopped: str = "") -> None:
-        """Draw the run; what goes wrong is a line on standard error, since the rows are written."""
+    def draw(self, report: IngestReport | None, target: str, *, stopped: str = "") -> bool:
+        """Draw the run; what goes wrong is a line on standard error, since the rows are written, and ``False``."""
         if self.path is None:
-            return
+            return True
         from millpond.ingest.pages.report_page import write_report
 
         given = {name: value for name, value in self.settings.items() if value is not None}
@@ -289,16 +309,19 @@ class _Page:
             stopped = "a signal"
         widths = self.spec.matryoshka_dimensions or None
         try:
-            write_report(self.path, report, self.trace, shown, widths=widths, stored=self.stored, stopped=stopped)
-        except OSError as error:
-            print(f"millpond: the report could not be written: {error}", file=sys.stderr)
+            with writing(self.path):
+                write_report(self.path, report, self.trace, shown, widths=widths, stored=self.stored, stopped=stopped)
+        except MillpondError as error:
+            print(f"millpond: the report: {error}", file=sys.stderr)
+            return False
+        return True
 
 
 # What a run may do beside writing: it is printed only if it did.
 _OPTIONAL = ("unchanged", "deleted", "uncached", "cache_error", "stopped", "verification")
 
 
-def _finish(report: IngestReport, signals: StopSignals) -> None:
+def _finish(report: IngestReport, signals: StopSignals, *, drawn: bool) -> None:
     """Print the report, say what went wrong in the last lines, and raise the exit code."""
     defaults = {each.name: each.default for each in fields(report) if each.name in _OPTIONAL}
     counts = asdict(report).items()
@@ -320,5 +343,5 @@ def _finish(report: IngestReport, signals: StopSignals) -> None:
         print(f"millpond: {problem}", file=sys.stderr)
     if report.stopped and signals.code is not None:
         raise typer.Exit(signals.code)
-    if problems:
+    if problems or not drawn:
         raise typer.Exit(1)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
@@ -12,10 +11,11 @@ import typer
 
 from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions, TextOptions, grouped
+from millpond.cli.arguments.input_texts import check_piped
 from millpond.cli.arguments.options import option
 from millpond.ingest.record import Record
 from millpond.support.blank import is_blank
-from millpond.tasks import ScoreMethod, Truncate
+from millpond.tasks import Truncate
 
 logger = logging.getLogger(__name__)
 
@@ -24,26 +24,21 @@ logger = logging.getLogger(__name__)
 class RankOptions:
     """How the documents are scored, and which are printed."""
 
-    top_n: int | None = option(None, "Print the N best documents only.", "N", min=1)
-    method: ScoreMethod = option(
-        "auto", "cosine of vectors; maxsim of token vectors; auto: a reranker's own score, or maxsim of an embedder."
-    )
-    instruction: str | None = option(None, "Instruction for the template of an LLM reranker.", "TEXT")
+    k: options.MaybeK = None
+    method: options.Method = "auto"
+    instruction: options.Instruction = None
     truncate: Truncate = option("end", "Which end of a text that is too long is cut; error refuses it.")
 
 
 @grouped
 def rerank(
-    query: Annotated[str, typer.Argument(help="Query that the documents are scored for.")],
-    file: options.TextSource = "-",
+    query: options.Query,
+    source: options.TextSource = "-",
     *,
     model: options.Model,
     ranking: RankOptions,
     texts: TextOptions,
-    output: Annotated[
-        Literal["table", "jsonl"],
-        typer.Option(help="table: bars on a terminal, tab-separated score, id and text in a pipe."),
-    ] = "table",
+    format: Annotated[Literal["table", "jsonl"], typer.Option(help=options.FORMAT)] = "table",
     engine_options: EngineOptions,
 ) -> None:
     """Sort documents by their score for QUERY, best first.
@@ -53,13 +48,13 @@ def rerank(
 
     Standard input is read as JSONL if it begins with {, else as one text per line with the line number as id; blank
     lines only separate texts. A blank text of another source is left out and counted. An invalid
-    line is reported, the others are ranked, and the exit code is 1.
+    line is reported, the others are ranked, and the exit code is 1. In a pipe, a line of the table has score, id and
+    text between tabs.
     """
     if is_blank(query):
         raise typer.BadParameter("it is blank; write what the documents are to be ranked for", param_hint="QUERY")
-    if file == "-" and sys.stdin.isatty():
-        raise typer.BadParameter("name a file, or pipe texts in", param_hint="FILE")
-    records, failed = _read(texts, file)
+    check_piped(source, "SOURCE")
+    records, failed = _read(texts, source)
     # Special tokens alone have vectors too, which would rank an empty text above some real ones.
     blank = {index for index, record in enumerate(records) if is_blank(record.text)}
     if blank:
@@ -67,15 +62,15 @@ def rerank(
         logger.warning("%d of %d texts %s blank and left out", count, len(records), verb)
     with engine_options.load(model) as engine:
         # The blank ones too, and left out below: so an index is that of the text in an error and in a warning as well.
-        scoring = {name: value for name, value in vars(ranking).items() if name != "top_n"}
+        scoring = {name: value for name, value in vars(ranking).items() if name != "k"}
         results = engine.rerank(query, [record.text for record in records], **scoring, show_progress=True)
         spec = engine.spec
-    best = [result for result in results if result.index not in blank][: ranking.top_n]
-    if output == "jsonl":
+    best = [result for result in results if result.index not in blank][: ranking.k]
+    if format == "jsonl":
         for one in best:
             record = records[one.index]
-            row = {"id": record.id, "index": one.index, "relevance_score": one.relevance_score, "text": record.text}
-            print(json.dumps(row, ensure_ascii=False))
+            row = {"id": record.id, "index": one.index, "relevance_score": one.relevance_score}
+            print(json.dumps({**row, "method": results.method, "text": record.text}, ensure_ascii=False))
     else:
         from millpond.cli.output.results_table import Row, print_rows, score_name
 
@@ -86,9 +81,9 @@ def rerank(
         raise typer.Exit(1)
 
 
-def _read(texts: TextOptions, file: str) -> tuple[list[Record], int]:
+def _read(texts: TextOptions, source: str) -> tuple[list[Record], int]:
     """The records of a source, and how many could not be read."""
-    items = list(texts.read(file))
+    items = list(texts.read(source))
     records = [item for item in items if isinstance(item, Record)]
     for item in items:
         if not isinstance(item, Record):

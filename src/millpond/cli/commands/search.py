@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import logging
-import math
 import sys
 from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from millpond.cli.arguments import options
+from millpond.cli.arguments.filters import Filter, read_filter
 from millpond.cli.arguments.groups import EngineOptions, SinkOptions, TextOptions, grouped
-from millpond.cli.arguments.options import option
 from millpond.cli.output.search_stages import SearchStages, StageOptions
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 from millpond.support.blank import is_blank
-from millpond.support.metadata import check_filter
 
 logger = logging.getLogger(__name__)
 
@@ -29,25 +26,20 @@ logger = logging.getLogger(__name__)
 class QuestionOptions(TextOptions):
     """Where questions are read from, if not from the command line."""
 
-    queries: str | None = option(
-        None,
-        "Read questions from a .jsonl, .json, .csv, .tsv, .parquet or .arrow file, any other file with one a line, or "
-        "- (stdin).",
-        "FILE",
-    )
+    queries: options.Queries = None
 
     def questions(self, words: list[str] | None) -> Iterable[Record | Rejected]:
         """The questions of the command line, or of a file."""
         if words and self.queries is not None:
-            raise typer.BadParameter("name questions or --queries, not both", param_hint="QUESTION")
+            raise typer.BadParameter("write queries or --queries, not both", param_hint="QUERY")
         if words:
             for word in words:
                 if is_blank(word):
-                    raise typer.BadParameter("it is blank; write what the records are to answer", param_hint="QUESTION")
+                    raise typer.BadParameter("it is blank; write what the records are to answer", param_hint="QUERY")
             return [Record(str(number), word) for number, word in enumerate(words, start=1)]
         # Without standard input (closed by the caller), sys.stdin is None.
         if self.queries in (None, "-") and (sys.stdin is None or sys.stdin.isatty()):
-            raise typer.BadParameter("write a question, or pipe questions in", param_hint="QUESTION")
+            raise typer.BadParameter("write a question, or pipe questions in", param_hint="QUERY")
         return self.read(self.queries or "-")
 
 
@@ -55,17 +47,7 @@ class QuestionOptions(TextOptions):
 class CollectionOptions(SinkOptions):
     """How the collection is opened."""
 
-    dimensions: str | None = option(None, "Stored widths to search, e.g. 128,768 (default: all).", "N,N")
-
-
-Filter = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="""Metadata that must match: year=2024, lang=en, code='"07"' (a str), or a JSON object. Several values
-        of a key: one of them.""",
-        metavar="KEY=VALUE",
-    ),
-]
+    dimensions: options.StoredWidths = None
 
 
 @grouped
@@ -73,32 +55,27 @@ def search(
     url: Annotated[str, typer.Argument(help="URL of the collection, as of ingest --to: {sinks}.", metavar="URL")],
     words: Annotated[
         list[str] | None,
-        typer.Argument(help="One question or several (default: one a line on stdin).", metavar="QUESTION"),
+        typer.Argument(help="One query or several (default: one a line on stdin).", metavar="QUERY"),
     ] = None,
     *,
     source: QuestionOptions,
     filter: Filter = None,
     stages: StageOptions,
     collection: CollectionOptions,
-    output: Annotated[
-        Literal["table", "jsonl"],
-        typer.Option(
-            help="table: for a terminal; in a pipe tab-separated question, rank, score, id, text and metadata. jsonl: "
-            "a JSON object for each record."
-        ),
-    ] = "table",
+    format: Annotated[Literal["table", "jsonl"], typer.Option(help=options.FORMAT)] = "table",
     engine: EngineOptions,
 ) -> None:
     """Print the records of a collection that answer a question best, best first.
 
-    The collection knows its model, widths and sparse vectors; a model that was a local folder is named again. With
-    several widths, candidates are found by the smallest and scored by the largest. With --rerank, a second model, or
-    the same one token by token, scores what the search found. Nothing is written to the database.
+    The collection knows its model, widths and sparse vectors; a model in a local folder is named again if that was
+    moved. With several widths, candidates are found by the smallest and scored by the largest. With --rerank, a second
+    model, or the same one token by token, scores what the search found. Nothing is written to the database.
 
     Questions of a file have their id, those of lines and of the command line their number. A question that cannot be
-    read is reported, the others are answered, and the exit code is 1.
+    read is reported, the others are answered, and the exit code is 1. In a pipe, a line of the table has the query's
+    id, rank, score, id, text and metadata between tabs.
     """
-    conditions = _read_filter(filter or [])
+    conditions = read_filter(filter)
     stages.check()
     asked = source.questions(words)
     widths = options.read_widths(collection.dimensions)
@@ -111,37 +88,9 @@ def search(
         if not isinstance(sink, CollectionSink):
             raise InvalidRequestError(f"{url.partition(':')[0]!r} only writes; it cannot be searched")
         opened = SearchStages.open(stack, sink, options=stages, engine_options=engine, filter=conditions)
-        failed = _answer_all(opened, asked, jsonl=output == "jsonl")
+        failed = _answer_all(opened, asked, jsonl=format == "jsonl")
     if failed:
         raise typer.Exit(1)
-
-
-def _read_filter(words: Iterable[str]) -> dict[str, Any] | None:
-    """Conditions from ``KEY=VALUE`` and JSON objects; a repeated key has one of its values."""
-    conditions: dict[str, list[Any]] = {}
-    for word in words:
-        if word.lstrip().startswith("{"):
-            pairs = options.read_object(word)
-        else:
-            key, equals, text = word.partition("=")
-            if not equals or not key:
-                raise typer.BadParameter(f"{word!r} is not KEY=VALUE, like year=2024", param_hint="--filter")
-            pairs = {key: _read_value(text)}
-        for key, value in pairs.items():
-            conditions.setdefault(key, []).extend(value if isinstance(value, list) else [value])
-    flat = {key: values[0] if len(values) == 1 else values for key, values in conditions.items()}
-    check_filter(flat)
-    return flat or None
-
-
-def _read_value(text: str) -> Any:
-    """A value as JSON, if it is a number, true, false, a str in quotes or a list; else the text itself."""
-    try:
-        value = json.loads(text, parse_constant=str)  # NaN and Infinity are words
-    except (ValueError, RecursionError):
-        return text
-    plain = isinstance(value, bool | int | str | list) or (isinstance(value, float) and math.isfinite(value))
-    return value if plain else text
 
 
 def _answer_all(stages: SearchStages, questions: Iterable[Record | Rejected], *, jsonl: bool) -> int:

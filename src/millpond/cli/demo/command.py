@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from millpond.cli.arguments.written import output_problem
 from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError
 
 
@@ -57,7 +58,7 @@ def demo(
     try:
         run(Path(get_model_path()), folder, short=short, ask=ask)
     except (OSError, sqlite3.Error) as error:
-        if isinstance(error, MillpondError | BrokenPipeError):  # a closed output pipe is not an error of the folder
+        if isinstance(error, MillpondError) or output_problem() is not None:  # not an error of the folder
             raise
         raise MillpondError(
             f"{str(folder)!r} cannot be used ({error}); make room there, or choose another folder with --state"

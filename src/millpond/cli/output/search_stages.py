@@ -6,27 +6,26 @@ import json
 import logging
 import math
 import time
-from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from functools import partial
+from typing import TYPE_CHECKING, Any
 
 import typer
 
+from millpond.cli.arguments import options
 from millpond.cli.arguments.groups import EngineOptions
-from millpond.cli.arguments.options import StoredModel, option
+from millpond.cli.arguments.options import option
+from millpond.cli.arguments.stored_model import DescribedModel, describe_named, describe_stored
 from millpond.cli.output.results_table import Answer, RankedHit, score_name
-from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record
-from millpond.tasks import ScoreMethod
-from millpond.values.config import EngineConfig
-from millpond.values.fingerprint import ModelIdentity, differences, stored_name
+from millpond.values.fingerprint import stored_name
 
 if TYPE_CHECKING:
     from millpond.engine.engine import Engine
     from millpond.ingest.sinks.collection import CollectionSink
     from millpond.ingest.sinks.search import Hit
-    from millpond.values.spec import ModelSpec
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +39,7 @@ SELF = "self"
 class StageOptions:
     """What the stages of a search are, and which records are printed."""
 
-    k: int = option(10, "Most records to print for a question.", "N", flags="--k -k", min=1)
+    k: options.K = 10
     threshold: float | None = option(None, "Print records of at least this score.", "SCORE")
     per_record: bool = option(False, "Print a record of several chunks once, by its best chunk.", flags="--per-record")
     coarse_to_fine: bool = option(
@@ -61,19 +60,15 @@ class StageOptions:
     )
     candidates: int | None = option(
         None,
-        "Records that the stage before the last keeps (default: coarse to fine the larger of 100 and 10 k, for "
-        "--rerank of 50 and 5 k).",
+        "Results that the stage before the last keeps.",
         "N",
         min=1,
+        show_default="coarse to fine 10 k, at least 100; for --rerank 5 k, at least 50",
     )
-    method: ScoreMethod = option(
-        "auto", "How --rerank scores: cosine of vectors, maxsim of token vectors, auto by what it is."
-    )
-    instruction: str | None = option(None, "Instruction for the template of an LLM reranker.", "TEXT")
-    model: StoredModel = None
-    sparse_model: str | None = option(
-        None, "Model of the question's sparse vector (default: the stored hub id).", "MODEL"
-    )
+    method: options.Method = "auto"
+    instruction: options.Instruction = None
+    model: options.StoredModel = None
+    sparse_model: options.SparseModel = None
 
     def check(self) -> None:
         """Refuse options that contradict each other, before anything is opened."""
@@ -114,21 +109,21 @@ class SearchStages:
         manifest = sink.open()
         manifest.widths_to_search(sink.dimensions, collection=sink.collection)
         fused = sink.fusible if options.hybrid is None else options.hybrid
-        identity = ModelIdentity(fingerprint=manifest.fingerprint, model=manifest.model, settings=manifest.settings)
-        dense = _stored(identity, options.model, engine_options.settings, option="--model")
+        describe = partial(describe_stored, owner="The collection")
+        dense = describe(manifest.identity, options.model, engine_options.settings, option="--model")
         manifest.check_model(dense.spec, collection=sink.collection)
         sparse = second = None
         placement = engine_options.placement
         if fused and manifest.sparse is not None and manifest.sparse.fingerprint != dense.spec.fingerprint:
             option = "--sparse-model, or leave --hybrid out"
-            sparse = _stored(manifest.sparse, options.sparse_model, placement, option=option)
+            sparse = describe(manifest.sparse, options.sparse_model, placement, option=option)
             manifest.check_sparse(sparse.spec, collection=sink.collection)
         if options.rerank is not None and options.rerank not in (SELF, dense.spec.name):
-            second = _named(options.rerank, placement)
+            second = describe_named(options.rerank, placement)
 
         from millpond.engine.engine import Engine
 
-        def load(model: _Model) -> Engine:
+        def load(model: DescribedModel) -> Engine:
             return stack.enter_context(Engine(model.spec.name, **model.settings))
 
         engine = load(dense)
@@ -222,34 +217,3 @@ class SearchStages:
             shown = json.dumps(self.filter, ensure_ascii=False)
             return f"{where}no record matches the filter {shown}; a number in quotes is a str, and matches no number"
         return f"{where}collection {self.sink.collection!r} is empty"
-
-
-class _Model(NamedTuple):
-    """A model that is checked and not loaded."""
-
-    spec: ModelSpec
-    settings: Mapping[str, Any]
-
-
-def _named(name: str, settings: Mapping[str, Any]) -> _Model:
-    from millpond.engine.loading import describe
-
-    return _Model(describe(EngineConfig(model=name, **settings)), settings)
-
-
-def _stored(identity: ModelIdentity, name: str | None, settings: Mapping[str, Any], *, option: str) -> _Model:
-    """The model that filled a collection, with the settings of then where the command names none."""
-    try:
-        model = _named(name or identity.model, settings)
-        stored = {
-            each.name: identity.settings[each.name]
-            for each in differences(identity.settings, model.spec)
-            if each.is_option and settings.get(each.name) is None
-        }
-        return _named(name or identity.model, {**settings, **stored}) if stored else model
-    except ModelLoadError as error:
-        if name is None:
-            error.add_note(
-                f"The collection was filled by {identity.model!r}. If that was a folder, name it with {option}."
-            )
-        raise

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from millpond.engine.composite.gather import combine
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import InvalidRequestError
-from millpond.tasks import Role
+from millpond.tasks import Role, ScoreMeasure
 from millpond.values.inputs import Pair
 from millpond.values.outputs import EmbeddingOutput, ScoreOutput, Usage
 from millpond.values.params import PoolingParams
@@ -46,9 +46,14 @@ def _as_list(texts: str | Sequence[str], name: str) -> list[str]:
 
 
 def apart(
-    pairs: Sequence[Pair], embed: Embed, score: Callable[[Any, Any, Slots], Scores], threads: Executor | None
+    pairs: Sequence[Pair],
+    embed: Embed,
+    score: Callable[[Any, Any, Slots], Scores],
+    threads: Executor | None,
+    *,
+    method: ScoreMeasure,
 ) -> CallFuture[ScoreOutput]:
-    """Score ``pairs`` by two calls, one over the queries and one over the documents.
+    """Score ``pairs`` by two calls, one over the queries and one over the documents; ``method`` is what ``score`` does.
 
     Both calls are as long as ``pairs``, so that an index in an error names a pair; but one query for all
     documents is one text, and counts once. ``threads`` run ``score``; ``None``: the thread that ends the later call.
@@ -68,6 +73,7 @@ def apart(
         query, document = results
         return ScoreOutput(
             scores=score(query, document, slots),
+            method=method,
             truncated=query.truncated[slots] | document.truncated,
             usage=Usage(prompt_tokens=query.usage.prompt_tokens + document.usage.prompt_tokens),
         )

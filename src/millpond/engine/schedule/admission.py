@@ -57,7 +57,9 @@ class Admission:
             owner = self._owners.pop(call, None)
             self._texts -= call.size
             self._done += call.size
-            self._counters.release(call.future.failure(), texts=call.size, hits=call.hits, misses=call.misses)
+            self._counters.release(
+                call.future.failure(), texts=call.size, truncated=call.truncated, hits=call.hits, misses=call.misses
+            )
             if not self._owners:
                 self._busy += time.monotonic() - self._since
                 self._changed.notify_all()

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from millpond.engine.input.plan import Plan
 from millpond.engine.schedule.timing import CallFuture, CallTimer
-from millpond.engine.schedule.truncation import TruncatedTexts, truncated_noun
+from millpond.engine.schedule.truncation import TruncatedTexts, TruncationLog, truncated_noun
 from millpond.engine.tokenize.tokenized import TokenAlignment, Tokenized
 from millpond.errors import MillpondError
+from millpond.support.text_names import text_names
 from millpond.values.inputs import Item
 
 logger = logging.getLogger(__name__)
@@ -71,6 +72,7 @@ class Call:
         commit: Callable[[Call, Sequence[int]], None] | None = None,
         labels: tuple[str, ...] = (),  # of the columns of its logits
         options: CallOptions | None = None,
+        truncation_log: TruncationLog | None = None,
     ) -> None:
         self._options = options or CallOptions()
         self.timer = self._options.timer or CallTimer()
@@ -94,7 +96,9 @@ class Call:
         self._uncommitted = 0  # rows that were delivered, and are not in the cache yet
         self._assemble, self._refill, self._commit = assemble, refill, commit
         self._lock = threading.Lock()
-        self._truncated_noun = truncated_noun.get()
+        self.truncated = 0  # items that were cut, duplicates included, once it is finished
+        self._truncated_noun, self._names = truncated_noun.get(), text_names.get()
+        self._truncation_log = truncation_log or TruncationLog()
 
     @property
     def done(self) -> bool:
@@ -200,15 +204,24 @@ class Call:
             return self.fail(error)
         if self._options.progress is not None and self._slot_of is not None:
             self._options.progress(self.size - len(self.items))  # the bar counts duplicates too, deliveries do not
-        if self._truncated_noun is not None and np.count_nonzero(self.result.truncated):
-            texts = TruncatedTexts(self.plan.limit, first_index=self._options.first_index, noun=self._truncated_noun)
-            texts.note(self.per_item(self.result.truncated))
-            texts.log()
+        if np.count_nonzero(self.result.truncated):
+            self._report_truncated(self.per_item(self.result.truncated))
         self.future.timings = self.timer.read()
         try:
             self.future.set_result(output)
         except InvalidStateError:
             logger.debug("a call was cancelled while its result was put together")
+
+    def _report_truncated(self, truncated: npt.NDArray[np.bool_]) -> None:
+        self.truncated = int(np.count_nonzero(truncated))
+        noun, names = self._truncated_noun, self._names
+        if noun is not None:
+            if names is not None and (noun != "texts" or len(names) != self.size):
+                names = None  # those of other texts
+            first = self._options.first_index
+            texts = TruncatedTexts(self.plan.limit, first_index=first, noun=noun, names=names)
+            texts.note(truncated)
+            texts.log(self._truncation_log)
 
     def slots(self) -> Sequence[int]:
         """Each item's slot, in the caller's order."""

@@ -26,7 +26,7 @@ class Counters:
         self._batches = self._texts = self._tokens = 0
         self._seconds = 0.0
         self._done = self._failed = self._cancelled = self._rejected = 0
-        self._texts_done = self._hits = self._misses = 0
+        self._texts_done = self._truncated = self._hits = self._misses = 0
 
     def observe(self, observer: Observer) -> Callable[[], None]:
         """Call ``observer`` after every batch, until the returned function is called."""
@@ -72,17 +72,23 @@ class Counters:
         """A call was refused."""
         self._rejected += 1
 
-    def release(self, error: BaseException | None, *, texts: int, hits: int, misses: int) -> None:
+    def release(self, error: BaseException | None, *, texts: int, truncated: int, hits: int, misses: int) -> None:
         """A call is over, with an ``error`` or without."""
         if error is None:
             self._done += 1
             self._texts_done += texts
+            self._truncated += truncated
         elif isinstance(error, CancelledError | EngineClosedError):
             self._cancelled += 1
         else:
             self._failed += 1
         self._hits += hits
         self._misses += misses
+
+    @property
+    def truncated(self) -> int:
+        """Texts that were cut."""
+        return self._truncated
 
     def read(self, *, waiting_texts: int, running_calls: int) -> EngineStats:
         """The counters."""
@@ -96,6 +102,7 @@ class Counters:
                 calls_cancelled=self._cancelled,
                 calls_rejected=self._rejected,
                 texts_done=self._texts_done,
+                texts_truncated=self._truncated,
                 batches=self._batches,
                 batch_texts=self._texts,
                 batch_tokens=self._tokens,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -9,10 +10,19 @@ from typing import Any
 
 from millpond.checkpoints.resolve import quiet_transformers
 from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.support.fork import loading
+
+# transformers imports its parts on first use, and a second thread that asks meanwhile gets an ImportError.
+_turn = threading.Lock()
 
 
 def read_hf_tokenizer(folder: Path) -> Any:
     """The tokenizer of the class that transformers chooses, without saved padding and truncation."""
+    with loading(), _turn:
+        return _read(folder)
+
+
+def _read(folder: Path) -> Any:
     from huggingface_hub.errors import StrictDataclassError
     from transformers import AutoTokenizer
 

@@ -128,6 +128,10 @@ class TextTokenizer:
         """Token ids of each text, uncut."""
         return [encoding.ids for encoding in self.encode_rendered(texts, special_tokens=special_tokens)]
 
+    def special_tokens(self, *, is_pair: bool) -> int:
+        """How many special tokens a text has, or a pair."""
+        return self._backend.num_special_tokens_to_add(is_pair)
+
     def ends(self, texts: Sequence[str], tokens: int) -> list[int]:
         """How many characters of each text have ``tokens`` tokens at most; special ones are not counted."""
         encodings = self.encode_rendered(texts, special_tokens=False, offsets=True)

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from millpond.errors import InvalidRequestError, SourceNotFoundError
-from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sources.read import read
+from millpond.ingest.sources.lines import read_text_lines, too_long
 
 Judgements = Mapping[str, Mapping[str, float]]
-ID_COLUMN = "_id"  # of BEIR
+# Of BEIR, whose models read the title, a space and the text.
+ID_COLUMN = "_id"
+TEXT_COLUMNS = ["title", "text"]
 
 
 def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]:
@@ -42,7 +44,9 @@ def read_judgements(path: str | os.PathLike[str]) -> dict[str, dict[str, float]]
     judgements: dict[str, dict[str, float]] = {}
     try:
         with file.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in enumerate(read_text_lines(lines), start=1):
+                if isinstance(line, int):
+                    raise InvalidRequestError(f"{file}:{number}: {too_long('line', line)}")
                 fields = line.split("\t") if line.count("\t") >= 2 else line.split()
                 fields = [field.strip() for field in fields]
                 if not any(fields):
@@ -90,21 +94,85 @@ def _discounted(gains: Sequence[float]) -> float:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Evaluation:
+    """How well a search ranks: the means over its queries.
+
+    Attributes:
+        k: How many results of a query count.
+        queries: The queries that were evaluated.
+        ndcg: nDCG@k, with the grades as gains.
+        mrr: MRR@k: 1 / rank of the first relevant result, 0 without one.
+        recall: The share of the relevant documents that is among the first ``k``.
+        precision: The share of ``k`` that is relevant.
+        by_query: nDCG@k of each query, to see where the search fails.
+    """
+
+    k: int
+    queries: int
+    ndcg: float
+    mrr: float
+    recall: float
+    precision: float
+    by_query: Mapping[str, float]
+
+
+def evaluate(results: Mapping[str, Iterable[Any]], judgements: Judgements, *, k: int = 10) -> Evaluation:
+    """Compare what a search found with what was judged relevant.
+
+    Args:
+        results: For each query id the results, best first: ids, or objects with an ``id`` or a ``node_id``, as a
+            :class:`Hit`, a ``Document`` of LangChain or a node of LlamaIndex is. A document that comes twice, as the
+            chunks of a record do, counts where it comes first.
+        judgements: ``{query id: {document id: grade}}``, as :func:`read_judgements` reads them. A grade above 0 is
+            relevant; a document without one is not.
+        k: How many results of a query count.
+
+    Returns:
+        The means over the queries of ``results`` that have a relevant document.
+
+    Raises:
+        InvalidRequestError: ``k`` is no int from 1, a result has no id, or no query has a relevant document.
+    """
+    if isinstance(k, bool) or not isinstance(k, int) or k < 1:
+        raise InvalidRequestError(f"k={k!r} must be an int from 1")
+    by_query: dict[str, float] = {}
+    totals = [0.0, 0.0, 0.0]  # of MRR, recall and precision
+    for query, found in results.items():
+        grades = judgements.get(query, {})
+        relevant = {document for document, grade in grades.items() if grade > 0}
+        if not relevant:
+            continue
+        ranking = list(dict.fromkeys(_id_of(each) for each in found))[:k]
+        ranks = [rank for rank, document in enumerate(ranking, start=1) if document in relevant]
+        by_query[query] = ndcg(ranking, grades, k)
+        of_query = (1 / ranks[0] if ranks else 0.0, len(ranks) / len(relevant), len(ranks) / k)
+        totals = [total + value for total, value in zip(totals, of_query, strict=True)]
+    if not by_query:
+        raise InvalidRequestError(
+            "no query of the results has a relevant document; are the query ids those of the judgements?"
+        )
+    count = len(by_query)
+    mrr, recall, precision = (total / count for total in totals)
+    mean = sum(by_query.values()) / count
+    return Evaluation(k=k, queries=count, ndcg=mean, mrr=mrr, recall=recall, precision=precision, by_query=by_query)
+
+
+def _id_of(result: Any) -> str:
+    for identity in (result, getattr(result, "id", None), getattr(result, "node_id", None)):
+        if isinstance(identity, str):
+            return identity
+    raise InvalidRequestError(
+        f"a result is of type {type(result).__name__}, without an id; pass ids, or objects with an id"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class BeirFolder:
     """The files of a set."""
 
     corpus: Path  # `corpus.jsonl`: `_id`, `title`, `text`
     queries: Path | None  # `queries.jsonl`: `_id`, `text`; `None` if there is none
     judgements: Path | None  # `qrels/test.tsv`, `qrels.tsv` or the only file in `qrels`; `None` if there is none
-
-    def documents(self) -> Iterator[Record | Rejected]:
-        """The documents; the text is the title, a space and the text, as BEIR's models read it."""
-        for item in read(self.corpus, id_column=ID_COLUMN, text_column="text"):
-            title = item.metadata.get("title") if isinstance(item, Record) else None
-            if isinstance(item, Record) and isinstance(title, str) and title.strip():
-                yield Record(item.id, f"{title.strip()} {item.text}".strip(), item.metadata)
-            else:
-                yield item
 
 
 def beir_folder(path: str | os.PathLike[str]) -> BeirFolder | None:

@@ -151,9 +151,9 @@ def _by_width(advice: Advice) -> str:
     values = {
         one.layout.width: one.quality for one in advice.measurements if one.layout == Layout(width=one.layout.width)
     }
-    title = f"{metric_name(advice)} by width"
     if len(values) < 2:
-        return figure(title, None, empty="One width was measured; --dimensions adds more.")
+        return ""
+    title = f"{metric_name(advice)} by width"
     svg = charts.widths(values, title=title, y=metric_name(advice))
     return figure(title, svg, summary="Vectors in float32, cut to each width.")
 

@@ -137,7 +137,7 @@ dl {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(9rem, 1fr));
 dl div {{ background: var(--tint); border-radius: .5rem; padding: .6rem .8rem; }}
 dt {{ color: var(--soft); font-size: .8125rem; }} dd {{ margin: 0; font-size: 1.3rem; font-weight: 600;
   font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }}
-.columns {{ display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 25rem), 1fr)); gap: 2rem; }}
+.columns {{ display: flex; flex-wrap: wrap; gap: 2rem; }} .columns > * {{ flex: 1 1 min(100%, 24rem); }}
 figure {{ margin: 0; min-width: 0; }}
 svg {{ width: 100%; height: auto; display: block; overflow: visible; }}
 svg text {{ font-family: system-ui, sans-serif !important; }}
@@ -153,11 +153,15 @@ th, td {{ text-align: left; vertical-align: top; padding: .3rem 1.5rem .3rem 0; 
 thead th {{ border: 0; color: var(--soft); font-weight: 400; white-space: nowrap; }}
 tbody th {{ font-weight: 400; white-space: nowrap; }} td {{ overflow-wrap: anywhere; min-width: 4rem; }}
 .numbers td, .numbers thead th:not(:first-child) {{ text-align: right; white-space: nowrap; }}
+.numbers td:last-child {{ white-space: normal; overflow-wrap: normal; }}
+@media print, (max-width: 70rem) {{ .numbers {{ font-size: .75rem; }} .numbers :is(th, td) {{ padding-right: .75rem; }}
+  .numbers :is(td, th):last-child {{ padding-right: 0; }} .numbers td {{ min-width: 0; }}
+  .numbers thead th {{ white-space: normal !important; vertical-align: bottom; }} }}
 .marked th, .marked td {{ font-weight: 600; background: var(--tint); }}
 pre {{ background: var(--tint); border-radius: .5rem; padding: .75rem 1rem; white-space: pre-wrap;
   overflow-wrap: anywhere; font-size: .8125rem; margin: .25rem 0; }}
 footer {{ margin: 2.5rem 0 1rem; border-top: 1px solid var(--line); padding-top: .75rem; }}
-@media print {{ body {{ margin: 0; max-width: none; font-size: 11pt; }} .columns {{ grid-template-columns: 1fr 1fr; }}
+@media print {{ body {{ margin: 0; max-width: none; font-size: 11pt; }} .columns > * {{ flex-basis: 16rem; }}
   figure, tr, pre {{ break-inside: avoid; }} h2 {{ break-after: avoid; }}
   dl div, pre, .marked * {{ print-color-adjust: exact; }} }}
 </style>

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from millpond.errors import InvalidRequestError, JournalError
 from millpond.ingest.sources.json_file import DEAD_LETTER_KEY
+from millpond.ingest.sources.lines import read_lines
 
 # The lines of a larger file are not compared with new ones, which are appended even if they are there.
 _MAX_COMPARED = 64 << 20
@@ -110,7 +111,9 @@ def _name(line: bytes) -> bytes:
 def _foreign_line(path: Path) -> int | None:
     """The first line that is not a dead letter, in a file that a run may then neither replace nor append to."""
     with path.open("rb") as lines:
-        for number, line in enumerate(lines, 1):
+        for number, line in enumerate(read_lines(lines), 1):
+            if isinstance(line, int):
+                return number
             if line.startswith(_START) or _START.startswith(line.strip()):  # a blank one too, or a torn one
                 continue
             try:

@@ -53,6 +53,7 @@ class RetryingWriter:
     ) -> None:
         self._stop = stop
         self._note = retrying
+        self._one_at_a_time = threading.Lock()
         self._rejected = 0  # rows, since the last one that was accepted
         self._unanswered: BaseException | None = None  # the error that is waited after
         backoff = wait_exponential(policy.first_wait, policy.longest_wait) + wait_random(0, policy.first_wait)
@@ -71,8 +72,13 @@ class RetryingWriter:
         )
 
     def send(self, request: Callable[[], T]) -> T:
-        """Make a request until it succeeds; returns its result."""
-        return self._retrying.copy()(request)
+        """Make a request until it succeeds; returns its result. One at a time, whichever thread asks."""
+
+        def alone() -> T:
+            with self._one_at_a_time:
+                return request()
+
+        return self._retrying.copy()(alone)
 
     def write(self, write: Callable[[WriteBatch], object], batch: WriteBatch) -> list[tuple[int, str]]:
         """Write a batch; one that is too large goes in halves.

@@ -14,12 +14,15 @@ from millpond.errors import InvalidRequestError
 from millpond.ingest.arguments import check_embeds, check_engine, check_sink
 from millpond.ingest.chunking import Chunking
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
+from millpond.ingest.pipeline.deletions import check_share
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.journal import Journal
+from millpond.ingest.pipeline.last_run import LastRun
 from millpond.ingest.pipeline.options import RunOptions, RunParts, Splitter
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.pipeline.source_items import StopRequest
 from millpond.ingest.pipeline.verify import forget_missing
+from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.protocol import Reads, Sink, check_widths
 from millpond.ingest.sources.read import reader_for
 from millpond.ingest.telemetry.report import IngestReport
@@ -45,6 +48,7 @@ def ingest(
     chunking: Chunking | Splitter | None = None,
     sparse_engine: Engine | None = None,
     sync: bool = False,
+    sync_max: float = 0.5,
     verify: bool = False,
     retry: RetryPolicy | None = None,
     stop: threading.Event | None = None,
@@ -58,7 +62,8 @@ def ingest(
 
     What holds no record, cannot be embedded or is refused by the database is logged, counted as failed and kept as a
     dead letter; the run goes on. Blank texts are left out and counted, and rows that an earlier run wrote for their ids
-    are deleted.
+    are deleted at the end. All rows that a run deletes are counted before the first one goes: if they are more than
+    ``sync_max`` allows, or no record of the source was stored or is unchanged, every row stays and SinkError is raised.
 
     An exception of the source ends the run: the records before it are written, then it is raised, with a note that
     tells after how many. Any other error of the engine, the database or the journal stops the run and is raised once
@@ -81,6 +86,8 @@ def ingest(
             object with ``split`` and ``settings`` cuts them in its own way.
         sparse_engine: The engine of a hybrid sink's sparse vectors, by default ``engine``.
         sync: Delete the rows of records that the source no longer has, after it was read to its end.
+        sync_max: The largest share of the rows that the collection held before that a run may delete, from 0 to 1,
+            with or without ``sync``; 1 for all.
         verify: After the run, look for every row, and compare the texts and vectors of a sample.
         retry: How long to wait for a database that does not answer.
         stop: Once it is set, the run reads no more, writes what is embedded, and returns.
@@ -93,7 +100,7 @@ def ingest(
         InvalidRequestError: The source, a width or an option is not valid; nothing was read.
         FingerprintMismatchError: The collection was built by another model; nothing was read.
         JournalError: The journal cannot be read or written.
-        SinkError: The database refuses or does not answer.
+        SinkError: The database refuses or does not answer, or more rows would be deleted than ``sync_max`` allows.
         TypeError: ``engine`` is no Engine (but an AsyncEngine, or a name), ``sink`` no sink, or ``records`` no
             iterable; nothing was read.
     """
@@ -105,6 +112,7 @@ def ingest(
         dead_letters=dead_letters,
         chunking=chunking,
         sync=sync,
+        sync_max=sync_max,
         verify=verify,
         retry=retry,
         stop=stop,
@@ -125,6 +133,7 @@ def run_ingest(
     """Open the source and the files of a run, plan it, and run it: see :func:`ingest`."""
     check_engine(engine)
     check_sink(sink)
+    check_share(options.sync_max)
     if sparse_engine is not None:
         check_engine(sparse_engine)
     for name in ("sync", "verify"):
@@ -136,7 +145,11 @@ def run_ingest(
         reader = stack.enter_context(closing(reader_for(records)))
         journal, dead_letters = _open_files(stack, options, records)
         sparse = prepare_sink(sink, engine, sparse_engine, chunked=chunker is not None)
+        if isinstance(sink, CollectionSink) and sink.manifest is not None:
+            widths = list(sink.manifest.dimensions)
         entries = None if journal is None else journal.collection(f"{_target(sink)} {engine.spec.fingerprint}")
+        last_run = LastRun(sink, entries)
+        last_run.compare()
         if entries is not None and options.resume and isinstance(sink, Reads):
             forget_missing(sink, entries)
         run = runner(
@@ -147,9 +160,10 @@ def run_ingest(
                 sink=sink,
                 widths=widths,
                 entries=entries,
+                last_run=last_run,
                 dead_letters=dead_letters,
                 chunker=chunker,
-                fresh=chunker is None or (isinstance(sink, Reads) and sink.count() == 0),
+                rows_before=sink.count() if isinstance(sink, Reads) else None,
                 stop=StopRequest() if options.stop is None else options.stop,
                 trace=RunTrace(vectors=0) if options.trace is None else options.trace,
             )

@@ -22,6 +22,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         """CREATE TABLE records (target INTEGER NOT NULL, id TEXT NOT NULL, digest BLOB NOT NULL,
            chunks INTEGER NOT NULL, PRIMARY KEY (target, id)) WITHOUT ROWID""",
     ),
+    (
+        "ALTER TABLE targets ADD COLUMN run TEXT NOT NULL DEFAULT ''",
+        # An entry of an earlier generation than its target's is not trusted.
+        "ALTER TABLE targets ADD COLUMN generation INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE records ADD COLUMN generation INTEGER NOT NULL DEFAULT 0",
+    ),
 )
 _IDS_PER_SELECT = 500
 _PAGE = 2048
@@ -34,6 +40,7 @@ class JournalEntry(NamedTuple):
     id: str
     digest: bytes  # its `digest`; empty while it is being written again
     chunks: int  # how many rows it has
+    trusted: bool = True  # whether its rows need not be compared with the record
 
 
 def digest(record: Record, settings: str = "") -> bytes:
@@ -62,8 +69,9 @@ class Journal:
         """The entries of a collection, by a name that says where it is and which model fills it."""
         with self._errors(), self._file.transaction() as connection:
             connection.execute("INSERT OR IGNORE INTO targets (name) VALUES (?)", (name,))
-            (number,) = connection.execute("SELECT number FROM targets WHERE name = ?", (name,)).fetchone()
-        return CollectionEntries(self, int(number))
+            found = connection.execute("SELECT number, run, generation FROM targets WHERE name = ?", (name,))
+            number, run, generation = found.fetchone()
+        return CollectionEntries(self, int(number), str(run), int(generation))
 
     @contextmanager
     def reading(self) -> Iterator[sqlite3.Connection]:
@@ -99,11 +107,36 @@ class Journal:
 
 
 class CollectionEntries:
-    """The entries of one collection. Any thread may use it."""
+    """The entries of one collection. Any thread may use it.
 
-    def __init__(self, journal: Journal, number: int) -> None:
+    Attributes:
+        run: The id of the run that changed the collection last, as far as the journal knows.
+    """
+
+    def __init__(self, journal: Journal, number: int, run: str, generation: int) -> None:
         self._journal = journal
         self._number = number
+        self._generation = generation
+        self.run = run
+
+    def any(self) -> bool:
+        """Whether there is an entry."""
+        with self._journal.reading() as connection:
+            query = "SELECT 1 FROM records WHERE target = ? LIMIT 1"
+            return connection.execute(query, (self._number,)).fetchone() is not None
+
+    def note_run(self, run: str) -> None:
+        """Note the run that changes the collection."""
+        with self._journal.writing() as connection:
+            connection.execute("UPDATE targets SET run = ? WHERE number = ?", (run, self._number))
+        self.run = run
+
+    def distrust(self, run: str) -> None:
+        """Note the run that changed the collection last, of which the entries know nothing."""
+        with self._journal.writing() as connection:
+            query = "UPDATE targets SET run = ?, generation = generation + 1 WHERE number = ? RETURNING generation"
+            ((self._generation,),) = connection.execute(query, (run, self._number)).fetchall()
+        self.run = run
 
     def find(self, ids: Sequence[str]) -> dict[str, JournalEntry]:
         """The entries of these records."""
@@ -112,18 +145,19 @@ class CollectionEntries:
             for start in range(0, len(ids), _IDS_PER_SELECT):
                 part = ids[start : start + _IDS_PER_SELECT]
                 places = ",".join("?" * len(part))
-                query = f"SELECT id, digest, chunks FROM records WHERE target = ? AND id IN ({places})"
-                for row in connection.execute(query, (self._number, *part)):
-                    found[row[0]] = JournalEntry(*row)
+                query = f"SELECT id, digest, chunks, generation = ? FROM records WHERE target = ? AND id IN ({places})"
+                for key, name, chunks, trusted in connection.execute(query, (self._generation, self._number, *part)):
+                    found[key] = JournalEntry(key, name, chunks, bool(trusted))
         return found
 
     def add(self, entries: Iterable[JournalEntry]) -> None:
         """Note records that the database has acknowledged."""
         with self._journal.writing() as connection:
             connection.executemany(
-                "INSERT INTO records VALUES (?, ?, ?, ?) ON CONFLICT (target, id) "
-                "DO UPDATE SET digest = excluded.digest, chunks = excluded.chunks",
-                [(self._number, *entry) for entry in entries],
+                "INSERT INTO records (target, id, digest, chunks, generation) VALUES (?, ?, ?, ?, ?) "
+                "ON CONFLICT (target, id) DO UPDATE SET "
+                "digest = excluded.digest, chunks = excluded.chunks, generation = excluded.generation",
+                [(self._number, each.id, each.digest, each.chunks, self._generation) for each in entries],
             )
 
     def invalidate(self, ids: Iterable[str]) -> None:
@@ -161,6 +195,17 @@ class CollectionEntries:
                 for row in connection.execute(query, (self._number, _INVALID, count)):
                     found[row[0]] = JournalEntry(*row)
         return list(found.values())
+
+    def some(self, count: int) -> list[JournalEntry]:
+        """About so many entries at random, with rows."""
+        with self._journal.reading() as connection:
+            total = "SELECT COUNT(*) FROM records WHERE target = ?"
+            step = max(1, connection.execute(total, (self._number,)).fetchone()[0] // count)
+            query = (
+                "SELECT id, digest, chunks FROM records WHERE target = ? AND digest != ? AND chunks > 0 "
+                "AND abs(random()) % ? = 0"
+            )
+            return [JournalEntry(*row) for row in connection.execute(query, (self._number, _INVALID, step))]
 
     def pages(self) -> Iterator[list[JournalEntry]]:
         """All entries in the order of their ids, page by page; between two pages some may be removed."""

@@ -12,6 +12,7 @@ from millpond.ingest.chunking import Chunker, Chunking
 from millpond.ingest.pipeline.dead_letter_file import DeadLetterFile
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.journal import CollectionEntries
+from millpond.ingest.pipeline.last_run import LastRun
 from millpond.ingest.record import Record
 from millpond.ingest.sinks.protocol import Sink
 from millpond.ingest.telemetry.trace import RunTrace
@@ -42,6 +43,7 @@ class RunOptions:
     dead_letters: str | os.PathLike[str] | DeadLetterFile | None = None
     chunking: Chunking | Splitter | None = None
     sync: bool = False
+    sync_max: float = 0.5
     verify: bool = False
     retry: RetryPolicy | None = None
     stop: threading.Event | None = None
@@ -62,8 +64,9 @@ class RunParts:
     sink: Sink
     widths: list[int]
     entries: CollectionEntries | None  # the journal's entries; `None` without a journal
+    last_run: LastRun
     dead_letters: DeadLetterFile | None  # where records go that are left out; `None` keeps them nowhere
     chunker: Splitter | None  # cuts long texts; `None` leaves them whole
-    fresh: bool  # the collection holds no rows but those of the journal
+    rows_before: int | None  # rows of the collection; `None` if they cannot be counted
     stop: threading.Event
     trace: RunTrace

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.chunking import is_chunk
+from millpond.ingest.pipeline.comparison import changed_rows
+from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.embedder import PlannedRecord, record_key
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry, digest
 from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.pipeline.options import RunParts
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sinks.protocol import Checks
+from millpond.ingest.sinks.protocol import Checks, Reads
 from millpond.support.blank import is_blank
 
 # One engine call: enough texts to pack full batches, few enough that the progress bar moves and memory stays flat.
@@ -25,13 +27,6 @@ _BATCHES_IN_FLIGHT = 16
 _UNKNOWN = JournalEntry("", b"", 0)
 
 
-class RecordBatch(NamedTuple):
-    """Consecutive records of the source: those to embed, and those whose text is blank."""
-
-    records: list[PlannedRecord]
-    blanks: list[PlannedRecord]
-
-
 class RecordPlanner:
     """Goes through the records of a source, and leaves out those that are written already or cannot be stored.
 
@@ -39,103 +34,95 @@ class RecordPlanner:
     batches of these.
     """
 
-    def __init__(self, parts: RunParts, ledger: RunLedger, check_writer: Callable[[], object]) -> None:
+    def __init__(
+        self, parts: RunParts, ledger: RunLedger, check_writer: Callable[[], object], requests: RetryingWriter
+    ) -> None:
+        self._sink, self._requests = parts.sink, requests
         self._keep_blank, self._resume = parts.options.keep_blank, parts.options.resume
         self._chunker = parts.chunker
         self._check = parts.sink.check if isinstance(parts.sink, Checks) else None
-        self._fresh = parts.fresh
+        self._fresh = parts.chunker is None or parts.rows_before == 0  # no rows but those of the journal
         self._ledger = ledger
         self._counts = ledger.counts
         self._entries = parts.entries
         self._check_writer = check_writer
-        self._stop = parts.stop
-        self._batches = 0
+        self.planned = 0  # batches
+        self._read_from = time.perf_counter()
+        self._page: dict[str, Record] = {}  # by their keys, in which no id occurs twice
+        self._page_chars = 0
+        self._records: dict[str, PlannedRecord] = {}  # of the next batch
+        self._rows = self._chars = 0
         # Ids that were planned of late, whose entries may still change, and those of the batches before.
         self._in_flight: set[str] = set()
         self._in_flight_before: set[str] = set()
 
-    def batches(self, items: Iterable[Record | Rejected]) -> Iterator[RecordBatch]:
-        """Batches of the records that are not written yet; of records with the same id in a batch, the last."""
-        records: dict[str, PlannedRecord] = {}
-        blanks: dict[str, PlannedRecord] = {}
-        rows = chars = 0
-        for page in self._pages(items):
-            for planned in self._changes(page):
-                key = planned.key
-                if (former := records.pop(key, None)) is not None:
-                    rows -= len(former.chunks)
-                    chars -= len(former.record.text)
-                    self._counts.add(duplicates=1, finished=1)
-                if not planned.chunks:
-                    blanks[key] = planned
-                else:
-                    blanks.pop(key, None)
-                    records[key] = planned
-                    rows += len(planned.chunks)
-                    chars += len(planned.record.text)
-                if rows + len(blanks) >= BATCH_RECORDS or chars >= BATCH_CHARS:
-                    yield self._next_batch(records, blanks)
-                    records, blanks, rows, chars = {}, {}, 0, 0
-        if (records or blanks) and not self._stop.is_set():
-            yield self._next_batch(records, blanks)
+    def add(self, item: Record | Rejected) -> bool:
+        """Take the next item of the source, if it can be stored, into the page; returns whether the page is full."""
+        self._counts.read += 1
+        self._check_writer()
+        if isinstance(item, Rejected):
+            self._ledger.reject(item)
+            return False
+        if blank := self._is_blank(item):
+            self._counts.blank(item.id)
+        elif self._chunker is None and not self._accepted(item, [item]):
+            return False
+        page, key = self._page, record_key(item)
+        if (former := page.pop(key, None)) is not None and not self._is_blank(former):
+            self._counts.add(duplicates=1, finished=1)
+        page[key] = item
+        self._page_chars += 0 if blank else len(item.text)
+        return len(page) >= min(_PAGE_RECORDS, BATCH_RECORDS) or self._page_chars >= BATCH_CHARS
+
+    def batches(self, *, rest: bool = False) -> Iterator[list[PlannedRecord]]:
+        """Batches of the records of the page that are not written yet; of records with the same id, the last.
+
+        What does not fill a batch waits for the next page, but with ``rest``.
+        """
+        page, self._page, self._page_chars = list(self._page.values()), {}, 0
+        self._ledger.trace.note_stage("read", time.perf_counter() - self._read_from, len(page))
+        for planned in self._changes(page) if page else ():
+            if (former := self._records.pop(planned.key, None)) is not None:
+                self._rows -= len(former.chunks)
+                self._chars -= len(former.record.text)
+                self._counts.add(duplicates=1, finished=1)
+            if planned.chunks:  # else its text is blank
+                self._records[planned.key] = planned
+                self._rows += len(planned.chunks)
+                self._chars += len(planned.record.text)
+            if self._rows >= BATCH_RECORDS or self._chars >= BATCH_CHARS:
+                yield self._next_batch()
+        if rest and self._records:
+            yield self._next_batch()
+        self._read_from = time.perf_counter()
+
+    @property
+    def waiting(self) -> bool:
+        """Whether records of earlier pages wait for a batch to be full."""
+        return bool(self._records)
 
     def sampled(self) -> list[PlannedRecord]:
         """The records of the ledger's sample, as they were planned."""
         records = [] if self._ledger.sample is None else self._ledger.sample.records
         return [PlannedRecord(record=each, chunks=chunks) for each in records if (chunks := self._split(each))]
 
-    def _next_batch(self, records: dict[str, PlannedRecord], blanks: dict[str, PlannedRecord]) -> RecordBatch:
-        self._batches += 1
-        if self._batches % _BATCHES_IN_FLIGHT == 0:
+    def _next_batch(self) -> list[PlannedRecord]:
+        self.planned += 1
+        if self.planned % _BATCHES_IN_FLIGHT == 0:
             self._in_flight_before = self._in_flight
             self._in_flight = set()
-        return RecordBatch(records=list(records.values()), blanks=list(blanks.values()))
-
-    def _pages(self, items: Iterable[Record | Rejected]) -> Iterator[list[Record]]:
-        """A few records at a time, in which no id occurs twice; those that cannot be stored are left out."""
-        source = iter(items)
-        while True:
-            with self._ledger.trace.stage("read") as call:
-                page = self._page(source)
-                call.rows = len(page)
-            if not page or self._stop.is_set():
-                return
-            yield list(page.values())
-
-    def _page(self, source: Iterator[Record | Rejected]) -> dict[str, Record]:
-        """The next records by their keys; empty at the end of the source."""
-        size = min(_PAGE_RECORDS, BATCH_RECORDS)
-        page: dict[str, Record] = {}
-        chars = 0
-        for item in source:
-            self._counts.read += 1
-            if self._stop.is_set():
-                break
-            self._check_writer()
-            if isinstance(item, Rejected):
-                self._ledger.reject(item)
-                continue
-            if blank := self._is_blank(item):
-                self._counts.blank(item.id)
-            elif self._chunker is None and not self._accepted(item, [item]):
-                continue
-            key = record_key(item)
-            if (former := page.pop(key, None)) is not None and not self._is_blank(former):
-                self._counts.add(duplicates=1, finished=1)
-            page[key] = item
-            chars += 0 if blank else len(item.text)
-            if len(page) >= size or chars >= BATCH_CHARS:
-                break
-        return page
+        batch, self._records, self._rows, self._chars = list(self._records.values()), {}, 0, 0
+        return batch
 
     def _changes(self, page: Sequence[Record]) -> Iterator[PlannedRecord]:
         """What is to be written of a page: the records that are not written as they are, cut into chunks."""
-        if self._ledger.seen is not None:
-            self._ledger.seen.add(record.id for record in page)
+        self._ledger.deletions.see(record.id for record in page)
         if self._entries is None:
             changed = [PlannedRecord(record=record, chunks=[]) for record in page]
         else:
             changed = self._changed_records(page, self._entries)
+        blank = [each for each in changed if self._is_blank(each.record)]
+        self._ledger.deletions.note(blank, [record for record in page if not self._is_blank(record)])
         for each in changed:
             planned = self._chunked(each)
             if planned is not None:
@@ -144,36 +131,71 @@ class RecordPlanner:
     def _changed_records(self, page: Sequence[Record], entries: CollectionEntries) -> list[PlannedRecord]:
         """The records that are not written as they are, not yet cut into chunks."""
         known = entries.find([record_key(record) for record in page])
-        settings = "" if self._chunker is None else self._chunker.settings
-        changed, unchanged = [], []
+        changed: list[PlannedRecord] = []
+        unchanged: list[Record] = []
+        doubtful: dict[str, PlannedRecord] = {}  # whose entry says that they are unchanged, and is not trusted
         for record in page:
-            key = record_key(record)
-            entry = known.get(key, _UNKNOWN)
-            name = digest(record, settings)
-            # What is written after the entry was read may be an earlier record of the source with this id.
-            in_flight = key in self._in_flight or key in self._in_flight_before
-            if (
-                self._resume
-                and not in_flight
-                and name == entry.digest
-                and (entry.chunks == 0) == self._is_blank(record)  # else keep_blank was another
-            ):
+            planned, entry = self._planned(record, known)
+            # A blank record may have rows that an entry which is not trusted does not know.
+            if not self._is_written(planned, entry) or (entry.chunks == 0 and not entry.trusted):
+                changed.append(planned)
+            elif entry.trusted:
                 unchanged.append(record)
-                continue
-            # A write that began may have left more rows than are known.
-            lasting = not in_flight and (entry.digest or (entry is _UNKNOWN and self._fresh))
-            stored = entry.chunks if lasting else None
-            changed.append(PlannedRecord(record, [], name, stored, in_flight))
-            self._in_flight.add(key)
-        # From here on the old entries do not hold: were the run killed, the new ones would be missing.
-        if outdated := [each.key for each in changed if each.key in known]:
+            else:
+                doubtful[planned.key] = planned
+        for key in self._confirmed(doubtful, known, entries):
+            unchanged.append(doubtful.pop(key).record)
+        changed += doubtful.values()
+        written = [each.key for each in changed if not self._is_blank(each.record)]
+        self._in_flight.update(written)
+        # From here on the old entries do not hold: were the run killed, the new ones would be missing. Those of blank
+        # records hold until their rows are deleted.
+        if outdated := [key for key in written if key in known]:
             entries.invalidate(outdated)
-        rows = [record for record in unchanged if not self._is_blank(record)]  # blank ones are counted already
+        self._note_unchanged([record for record in unchanged if not self._is_blank(record)])  # blank ones are counted
+        return changed
+
+    def _planned(self, record: Record, known: Mapping[str, JournalEntry]) -> tuple[PlannedRecord, JournalEntry]:
+        """A record, not yet cut into chunks, and its entry."""
+        key = record_key(record)
+        entry = known.get(key, _UNKNOWN)
+        # What is written after the entry was read may be an earlier record of the source with this id.
+        in_flight = key in self._in_flight or key in self._in_flight_before
+        # A write that began may have left more rows than are known.
+        lasting = not in_flight and entry.trusted and (entry.digest or (entry is _UNKNOWN and self._fresh))
+        settings = "" if self._chunker is None else self._chunker.settings
+        stored = entry.chunks if lasting else None
+        return PlannedRecord(record, [], digest(record, settings), stored, in_flight), entry
+
+    def _is_written(self, planned: PlannedRecord, entry: JournalEntry) -> bool:
+        """Whether the journal says that the collection has the record as it is."""
+        return (
+            self._resume
+            and not planned.id_in_flight
+            and planned.digest == entry.digest
+            and (entry.chunks == 0) == self._is_blank(planned.record)  # else keep_blank was another
+        )
+
+    def _confirmed(
+        self, doubtful: Mapping[str, PlannedRecord], known: Mapping[str, JournalEntry], entries: CollectionEntries
+    ) -> list[str]:
+        """The keys of those records whose rows are as the journal says, which is noted."""
+        if not (doubtful and isinstance(self._sink, Reads)):
+            return []
+        split = {key: self._split(planned.record) for key, planned in doubtful.items()}
+        rows = {key: chunks for key, chunks in split.items() if chunks}
+        wrong = changed_rows(self._sink, self._requests, rows, chunked=self._chunker is not None)
+        right = [key for key in rows if key not in wrong]
+        entries.add(known[key] for key in right)
+        return right
+
+    def _note_unchanged(self, rows: Sequence[Record]) -> None:
         if rows:
             self._counts.add(cached=len(rows), unchanged=len(rows), finished=len(rows))
         if self._ledger.sample is not None:
             self._ledger.sample.offer(rows)
-        return changed
+        if self._ledger.expected is not None:
+            self._ledger.expected.note(rows)
 
     def _chunked(self, planned: PlannedRecord) -> PlannedRecord | None:
         """A record cut into chunks; without chunks if it is blank, and ``None`` if it cannot be stored."""
@@ -181,12 +203,14 @@ class RecordPlanner:
         if self._is_blank(record):
             if sample is not None:
                 sample.drop(planned.key)
-            return planned._replace(stored_chunks=None)
+            return planned
         chunks = self._split(record)
         if chunks is None or (self._chunker is not None and not self._accepted(record, chunks)):
             return None
         if sample is not None:
             sample.offer([record])
+        if self._ledger.expected is not None:
+            self._ledger.expected.note([record])
         stored = 0 if is_chunk(record) else planned.stored_chunks  # the row of a chunk has no others
         return planned._replace(chunks=chunks, stored_chunks=stored)
 
@@ -217,6 +241,5 @@ class RecordPlanner:
         return True
 
     def _leave_out(self, record: Record, chunks: Sequence[Record], reason: str) -> None:
-        if self._ledger.seen is not None:
-            self._ledger.seen.add([record.id])
+        self._ledger.deletions.see([record.id])
         self._ledger.fail(PlannedRecord(record=record, chunks=chunks), reason)

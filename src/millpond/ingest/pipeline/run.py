@@ -5,16 +5,16 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from functools import partial
-from itertools import islice
 from typing import Any
 
-from millpond.errors import InvalidRequestError, SinkUnavailableError
+from millpond.errors import SinkUnavailableError
+from millpond.ingest.pipeline.deletions import Deletions
 from millpond.ingest.pipeline.delivery import RetryingWriter, RetryPolicy
-from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, RecordEmbedder
-from millpond.ingest.pipeline.ledger import RunLedger, SeenRecords
+from millpond.ingest.pipeline.embedder import EmbeddedRecords, EmbeddingCall, PlannedRecord, RecordEmbedder
+from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.pipeline.options import RunParts
-from millpond.ingest.pipeline.planner import RecordBatch, RecordPlanner
+from millpond.ingest.pipeline.page_timer import PageTimer
+from millpond.ingest.pipeline.planner import RecordPlanner
 from millpond.ingest.pipeline.source_items import SourceItems
 from millpond.ingest.pipeline.verify import verify
 from millpond.ingest.pipeline.writer import QUEUED_BATCHES, BatchWriter
@@ -26,7 +26,6 @@ from millpond.ingest.telemetry.report import IngestReport
 logger = logging.getLogger(__name__)
 
 _CALLS_AHEAD = 2
-_SCANNED_ROWS = 512
 # A run that is stopped waits no longer for the engine.
 _STOP_SECONDS = 0.2
 
@@ -40,22 +39,33 @@ class IngestRun:
         self._entries = parts.entries
         self._stop = parts.stop
         self._trace = parts.trace
-        self._ledger = RunLedger(parts.trace, parts.dead_letters, sync=parts.options.sync, verify=parts.options.verify)
+        options = parts.options
+        deletions = Deletions(sync=options.sync, share=options.sync_max, rows_before=parts.rows_before)
+        self._ledger = RunLedger(
+            parts.trace,
+            parts.dead_letters,
+            deletions=deletions,
+            verify=options.verify,
+            chunked=parts.chunker is not None,
+        )
         self._counts = self._ledger.counts
-        self._calls: deque[tuple[RecordBatch, EmbeddingCall | None]] = deque()
+        self._calls: deque[tuple[list[PlannedRecord], EmbeddingCall]] = deque()
         self._calls_ahead = calls_ahead
         self._requests = RetryingWriter(parts.options.retry or RetryPolicy(), parts.stop, self._ledger.retrying)
         self._writer = BatchWriter(parts.sink, self._requests, self._ledger, parts.entries)
         self._embedder = RecordEmbedder(
             parts.engine, parts.widths, sparse_engine=parts.sparse_engine, trace=parts.trace, check=self._writer.check
         )
-        self._planner = RecordPlanner(parts, self._ledger, self._writer.check)
+        self._planner = RecordPlanner(parts, self._ledger, self._writer.check, self._requests)
+        self._timer = PageTimer(self._write_all)
+        self._keep = False
 
     def ingest(self, reader: RecordReader) -> IngestReport:
         """Write what the source yields; returns the counts."""
         cache = getattr(self._parts.engine, "cache", None)
         uncached = getattr(cache, "unwritten", 0)
-        source = SourceItems(reader, self._stop)
+        source = SourceItems(reader, self._stop, self._timer.turn)
+        self._keep = reader.once  # a run that is stopped writes what it cannot read again
         progress = IngestProgress(
             self._counts.now,
             self._queues,
@@ -71,12 +81,16 @@ class IngestRun:
                 raise source.error
             stopped = self._stop.is_set()
             verification = None
-            if isinstance(self._sink, Reads) and not stopped:
-                if self._ledger.seen is not None:
-                    self._delete_unseen(self._sink, self._ledger.seen)
-                if self._parts.options.verify and self._entries is not None:
+            if not stopped:
+                self._ledger.deletions.finish(
+                    self._sink, self._requests, self._entries, self._counts, self._parts.last_run
+                )
+                if self._parts.options.verify and self._entries is not None and isinstance(self._sink, Reads):
                     sample = self._planner.sampled()
-                    verification = verify(self._sink, self._entries, sample, self._embedder, self._requests)
+                    verification = verify(
+                        self._sink, self._entries, sample, self._embedder, self._requests, self._ledger.expected
+                    )
+            self._parts.last_run.end()
             skipped = reader.skipped
             lost = 0 if cache is None else getattr(cache, "unwritten", 0) - uncached
             report = self._counts.report(
@@ -92,18 +106,20 @@ class IngestRun:
 
     def _embed_and_write(self, source: SourceItems) -> None:
         try:
-            for batch in self._planner.batches(source):
-                self._calls.append((batch, self._submit(batch)))
-                # The engine works on the later calls while the oldest is finished here.
-                if len(self._calls) > self._calls_ahead:
-                    self._complete(*self._calls.popleft())
+            with self._timer:
+                for item in source:
+                    self._timer.note()
+                    if self._planner.add(item):
+                        self._plan_page()
+                self._timer.check()
+                if not self._leaves_out():
+                    self._write_all()
             while self._calls:
                 self._complete(*self._calls.popleft())
             self._writer.finish()
         except BaseException as error:
             for _, call in self._calls:
-                if call is not None:
-                    call.cancel()
+                call.cancel()
             self._writer.abandon()
             if not (isinstance(error, SinkUnavailableError) and self._stop.is_set()):
                 raise
@@ -111,17 +127,37 @@ class IngestRun:
         finally:
             self._counts.log_summary(self._parts.engine.spec.max_length)
 
+    def _plan_page(self, *, rest: bool = False) -> None:
+        """Submit the full batches of what was read, or all."""
+        before = self._planner.planned
+        for batch in self._planner.batches(rest=rest):
+            self._parts.last_run.begin()
+            self._calls.append((batch, self._submit(batch)))
+            # The engine works on the later calls while the oldest is finished here.
+            if len(self._calls) > self._calls_ahead:
+                self._complete(*self._calls.popleft())
+        if self._planner.planned > before or not (self._calls or self._planner.waiting):
+            self._timer.restart(waiting=bool(self._calls))
+
+    def _write_all(self) -> None:
+        """Write all that was read."""
+        self._plan_page(rest=True)
+        while self._calls:
+            self._complete(*self._calls.popleft())
+
+    def _leaves_out(self) -> bool:
+        """Whether the run leaves out what it has not written: it is stopped, and the source can be read again."""
+        return self._stop.is_set() and not self._keep
+
     def _queues(self) -> dict[str, tuple[int, int]]:
         """What waits in each queue, and its limit."""
         return {"embed": (len(self._calls), self._calls_ahead), "write": (self._writer.queued, QUEUED_BATCHES)}
 
-    def _submit(self, batch: RecordBatch) -> EmbeddingCall | None:
-        return self._embedder.submit(batch.records) if batch.records else None
+    def _submit(self, batch: list[PlannedRecord]) -> EmbeddingCall:
+        return self._embedder.submit(batch)
 
-    def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
-        if batch.blanks:
-            self._writer.put(batch.blanks)
-        if call is None or not self._finished(call):
+    def _complete(self, batch: list[PlannedRecord], call: EmbeddingCall) -> None:
+        if not self._finished(call):
             return
         for result in self._embedder.complete(call):
             if not isinstance(result, EmbeddedRecords):
@@ -137,38 +173,10 @@ class IngestRun:
         kept = getattr(self._parts.engine, "cache", None) is not None
         with self._trace.stage("embed", len(call.records)):
             while not call.wait(_STOP_SECONDS):
-                if kept and self._stop.is_set():
+                if kept and self._leaves_out():
                     call.cancel()
                     return False
         return True
-
-    def _delete_unseen(self, sink: Reads, seen: SeenRecords) -> None:
-        """Delete the rows of records that the source no longer has."""
-        if unknown := self._ledger.unknown_ids:
-            logger.error(
-                "sync=True deleted nothing: %d records of the source could not be read, and their ids are not known; a "
-                "row that the source seems to lack may be theirs. Mend them and run again",
-                unknown,
-            )
-            return
-        if not len(seen) and self._requests.send(sink.count):
-            raise InvalidRequestError(
-                "the source holds no record, and sync=True would delete every row; leave sync out, or delete the rows "
-                "by sink.delete"
-            )
-
-        def note_stale() -> None:  # from the start again if the database does not answer
-            seen.forget_stale()
-            rows = sink.scan()
-            while page := list(islice(rows, _SCANNED_ROWS)):
-                seen.note_stale(page)
-
-        self._requests.send(note_stale)
-        for stale in seen.stale():
-            if self._entries is not None:  # first, since an entry without its row would never be written again
-                self._entries.remove({record_id for _, record_id in stale})
-            self._requests.send(partial(sink.delete_rows, [row_id for row_id, _ in stale]))
-            self._counts.add(deleted=len(stale))
 
 
 def _computed(engine: Any) -> Callable[[], int]:

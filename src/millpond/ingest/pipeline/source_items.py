@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 from millpond.ingest.record import Record, Rejected
-
-
-class ReadInterrupted(BaseException):
-    """Raised by :meth:`StopRequest.interrupt` inside the source, whose next item is not waited for."""
+from millpond.ingest.sources.pipe import ReadInterrupted
+from millpond.ingest.sources.read import RecordReader
 
 
 class StopRequest(threading.Event):
@@ -33,17 +31,26 @@ class StopRequest(threading.Event):
 
 
 class SourceItems:
-    """The items of a source, up to its end or its exception, which is kept for after the last write."""
+    """The items of a source, up to its end or its exception, which is kept for after the last write.
 
-    def __init__(self, items: Iterable[Record | Rejected], stop: threading.Event) -> None:
-        self._items = iter(items)
+    While the next one is waited for, ``turn`` is free: another thread may have it.
+    """
+
+    def __init__(self, reader: RecordReader, stop: threading.Event, turn: Any) -> None:
+        self._items = iter(reader)
         self._read = 0
-        # A signal handler may end the waiting for the next item.
-        self._stop: Any = stop if isinstance(stop, StopRequest) else StopRequest()
+        self._turn = turn
+        # A signal handler may end the waiting for the next item; a pipe looks at the event itself.
+        self._stop: Any = stop if isinstance(stop, StopRequest) and reader.pipe is None else StopRequest()
+        self._ends_itself = reader.pipe is not None
+        self._stopped = stop
+        if reader.pipe is not None:
+            reader.pipe.stop = stop
         self.error: Exception | None = None
 
     def __iter__(self) -> Iterator[Record | Rejected]:
-        while True:
+        while self._ends_itself or not self._stopped.is_set():
+            self._turn.release()
             try:
                 item = self._next()
             except (StopIteration, ReadInterrupted):
@@ -52,6 +59,8 @@ class SourceItems:
                 error.add_note(f"ingest: raised by the source at item {self._read} (from 0); those before are written")
                 self.error = error
                 return
+            finally:
+                self._turn.acquire()
             yield item
             self._read += 1
 

@@ -7,14 +7,14 @@ import random
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
 
 import numpy as np
 
+from millpond.ingest.pipeline.comparison import ExpectedContent, has_content, read_rows
 from millpond.ingest.pipeline.delivery import RetryingWriter
 from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, RecordEmbedder, record_key
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
-from millpond.ingest.record import Record, content_hash, point_id
+from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch
 from millpond.ingest.sinks.protocol import Reads, StoredRow
 from millpond.ingest.telemetry.report import Verification
@@ -23,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 _SAMPLED_RECORDS = 256
 _PROBED_RECORDS = 128
+# Of a collection with more rows than this not all ids are read before a run, but those of about so many records.
+_SCANNED_ROWS = 100_000
+_SAMPLED_ENTRIES = 1024
 _ROWS = 512
 # Of a stored vector and the engine's: half precision has 0.99999, a byte per dimension 0.999.
 _LEAST_COSINE = 0.99
@@ -63,16 +66,19 @@ class RecordSample:
 def forget_missing(sink: Reads, entries: CollectionEntries) -> int:
     """Remove the entries of records that the collection lacks: it was deleted, or restored from a copy.
 
-    The collection is trusted if it has as many rows as the entries say, and those of the first and the last ids; else
-    every row is looked for by its id.
+    The collection is trusted if it has as many rows as the entries say, and those of the first ids, the last ones and
+    some others (of a collection that is not large: of all); else every row is looked for by its id.
     """
     expected = entries.rows()
     if not expected:
         return 0
     stored = sink.count()
-    if stored >= expected and not _missing(sink, entries.ends(_PROBED_RECORDS)):
-        return 0
-    missing = _forget(sink if stored else None, entries, lambda look: look())
+    if stored <= _SCANNED_ROWS:
+        missing = _forget({row_id for row_id, _ in sink.scan()}.intersection, entries)
+    elif stored < expected or _missing(sink.fetch, [*entries.ends(_PROBED_RECORDS), *entries.some(_SAMPLED_ENTRIES)]):
+        missing = _forget(sink.fetch, entries)
+    else:
+        missing = 0
     if missing:
         logger.warning(
             "the collection lacks %d of the %d rows that the journal says it holds; they are written again",
@@ -88,14 +94,14 @@ def verify(
     sample: Sequence[PlannedRecord],
     embedder: RecordEmbedder,
     requests: RetryingWriter,
+    content: ExpectedContent | None,
 ) -> Verification:
-    """Look for every row of the journal, and compare the text and the vectors of a sample with the engine's.
+    """Compare every row of the journal with its record, and the vectors of a sample with the engine's.
 
     Entries of missing rows and of different ones are removed, so that the next run writes them.
     """
     expected = entries.rows()
-    missing = _forget(sink, entries, requests.send)
-    different: set[str] = set()
+    missing, compared, different = _compare_all(sink, entries, requests, content)
     sampled = 0
     # One call: the sample is no larger than a batch.
     for embedded in embedder.complete(embedder.submit(sample)) if sample else ():
@@ -103,7 +109,7 @@ def verify(
             continue
         rows, batch = embedded.batch.ids, embedded.batch
         owners = [record.key for record in embedded.records for _ in record.chunks]
-        stored = requests.send(lambda ids=rows, widths=list(batch.vectors): sink.fetch(ids, widths=widths))  # type: ignore[misc]
+        stored = read_rows(sink, requests, rows, list(batch.vectors))
         # Some types of vectors cannot be read back: then no row has them.
         readable = {width for row in stored.values() for width in row.vectors}
         for index, row_id in enumerate(rows):
@@ -113,13 +119,38 @@ def verify(
     if different:
         entries.remove(different)
     return Verification(
-        rows=requests.send(sink.count), expected=expected, missing=missing, sampled=sampled, different=len(different)
+        rows=requests.send(sink.count),
+        expected=expected,
+        missing=missing,
+        compared=compared,
+        sampled=sampled,
+        different=len(different),
     )
+
+
+def _compare_all(
+    sink: Reads, entries: CollectionEntries, requests: RetryingWriter, content: ExpectedContent | None
+) -> tuple[int, int, set[str]]:
+    """How many rows are missing and how many were compared, and the records of which one is different."""
+    missing = compared = 0
+    different: set[str] = set()
+    for page in entries.pages():
+        for start in range(0, len(page), _ROWS):
+            part = page[start : start + _ROWS]
+            owners = {point_id(entry.id, chunk): entry.id for entry in part for chunk in range(entry.chunks)}
+            stored = read_rows(sink, requests, list(owners))
+            lacking = Counter(owners[row_id] for row_id in owners.keys() - stored.keys())
+            entries.remove(lacking)
+            missing += sum(lacking.values())
+            compared += sum(row.text is not None for row in stored.values())
+            if content is not None:
+                different |= content.different(part, stored) - lacking.keys()
+    return missing, compared, different
 
 
 def _is_stored(row: StoredRow | None, batch: WriteBatch, index: int, readable: Iterable[int]) -> bool:
     """Whether a stored row has the text and the vectors of row ``index`` of a batch."""
-    if row is None or row.content_hash not in ("", content_hash(batch.records[index].text)):
+    if row is None or not has_content(row, batch.records[index]):
         return False
     for width in readable:
         computed, stored = batch.vectors[width][index], row.vectors.get(width)
@@ -130,20 +161,19 @@ def _is_stored(row: StoredRow | None, batch: WriteBatch, index: int, readable: I
     return True
 
 
-def _forget(sink: Reads | None, entries: CollectionEntries, send: Callable[[Callable[[], Any]], Any]) -> int:
+def _forget(find: Callable[[list[str]], Iterable[str]], entries: CollectionEntries) -> int:
+    """Remove the entries of which ``find`` lacks a row; returns how many rows it lacks."""
     missing = 0
     for page in entries.pages():
         for start in range(0, len(page), _ROWS):
-            part = page[start : start + _ROWS]
-            lacking = send(lambda entries=part: _missing(sink, entries))  # type: ignore[misc]
+            lacking = _missing(find, page[start : start + _ROWS])
             if lacking:
                 entries.remove(lacking)
                 missing += sum(lacking.values())
     return missing
 
 
-def _missing(sink: Reads | None, entries: Sequence[JournalEntry]) -> dict[str, int]:
-    """Records of which rows are missing, and how many; of a collection without rows, all."""
+def _missing(find: Callable[[list[str]], Iterable[str]], entries: Sequence[JournalEntry]) -> dict[str, int]:
+    """Records of which rows are missing, and how many."""
     owner = {point_id(entry.id, chunk): entry.id for entry in entries for chunk in range(entry.chunks)}
-    stored = {} if sink is None else sink.fetch(list(owner))
-    return Counter(owner[row_id] for row_id in owner.keys() - stored.keys())
+    return Counter(owner[row_id] for row_id in owner.keys() - set(find(list(owner))))

@@ -13,7 +13,7 @@ from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
 from millpond.ingest.pipeline.ledger import RunLedger
 from millpond.ingest.record import point_id
-from millpond.ingest.sinks.protocol import ChunkedRows, Deletes, Reads, Sink
+from millpond.ingest.sinks.protocol import ChunkedRows, Reads, Sink
 
 QUEUED_BATCHES = 2
 # Rows of one write. A run can only be stopped between writes, and one may take seconds.
@@ -32,7 +32,7 @@ class BatchWriter:
         self._counts = ledger.counts
         self._trace = ledger.trace
         self._entries = entries
-        self._queue: queue.Queue[EmbeddedRecords | list[PlannedRecord] | None] = queue.Queue(QUEUED_BATCHES)
+        self._queue: queue.Queue[EmbeddedRecords | None] = queue.Queue(QUEUED_BATCHES)
         self._failure: BaseException | None = None
         self._dropping = False
         # A daemon, so that a database that never answers cannot keep the program from ending.
@@ -49,8 +49,8 @@ class BatchWriter:
         if self._failure is not None:
             raise self._failure
 
-    def put(self, batch: EmbeddedRecords | list[PlannedRecord]) -> None:
-        """Queue a batch, or blank records, whose rows are deleted; blocks while the queue is full."""
+    def put(self, batch: EmbeddedRecords) -> None:
+        """Queue a batch; blocks while the queue is full."""
         self.check()
         self._queue.put(batch)
 
@@ -71,9 +71,6 @@ class BatchWriter:
             if self._dropping or self._failure is not None:
                 continue
             try:
-                if isinstance(batch, list):
-                    self._delete(batch)
-                    continue
                 self._invalidate(batch.records)
                 rejected: dict[int, str] = {}
                 for rows, completed in _parts(batch):
@@ -141,22 +138,6 @@ class BatchWriter:
             stale[:] = [row_id for row_id in stale if row_id not in own]
         if stale:
             self._requests.send(lambda: sink.delete_rows(stale))
-
-    def _delete(self, records: Sequence[PlannedRecord]) -> None:
-        """Delete the rows of records whose text is blank now, if the sink can."""
-        self._invalidate(records)
-        if isinstance(self._sink, Deletes):
-            sink = self._sink
-            with self._trace.stage("write", len(records)):
-                whole = [each.record.id for each in records if each.record.chunk == 0]
-                self._requests.send(lambda: sink.delete(whole))
-                if len(whole) < len(records) and isinstance(sink, Reads):
-                    rows = [point_id(each.record.id, each.record.chunk) for each in records if each.record.chunk]
-                    self._requests.send(lambda: sink.delete_rows(rows))
-                if self._entries is not None:  # of pieces that were records of their own, whose rows are deleted too
-                    self._entries.remove(whole)
-        if self._entries is not None:
-            self._entries.add(JournalEntry(each.key, each.digest, 0) for each in records)
 
 
 def _parts(batch: EmbeddedRecords) -> Iterator[tuple[slice, range]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import partial
 from typing import Any, cast
 
@@ -12,6 +12,7 @@ from ray.data import Dataset
 
 from millpond.engine.engine import Engine
 from millpond.engine.loading import read_model
+from millpond.errors import InvalidRequestError
 from millpond.ingest.arguments import check_sink
 from millpond.ingest.pipeline.delivery import RetryPolicy
 from millpond.ingest.pipeline.ingest import check_model, run_ingest
@@ -22,6 +23,7 @@ from millpond.ingest.ray.dataset import DatasetReader, engine_config
 from millpond.ingest.ray.pool import CALLS_PER_WORKER, ClusterEngine, WorkerPool
 from millpond.ingest.ray.run import ClusterRun
 from millpond.ingest.ray.worker import WorkerSettings
+from millpond.ingest.sinks.collection import CollectionSink
 from millpond.ingest.sinks.database import open_sink
 from millpond.ingest.sinks.protocol import Sink
 from millpond.ingest.sources.read import reader_for
@@ -84,7 +86,7 @@ def ingest_dataset(
         reader = DatasetReader(records) if isinstance(records, Dataset) else reader_for(records)
         stack.enter_context(closing(reader))
         opened, factory = _open(sink, stack)
-        widths = check_model(described.spec, getattr(opened, "dimensions", None))
+        widths = _stored_widths(opened) or check_model(described.spec, getattr(opened, "dimensions", None))
         # One process alone can open an embedded database; a sink that does not say might be one.
         writes = factory is not None and not getattr(opened, "embedded", True)
         stack.enter_context(connected(address))
@@ -115,6 +117,14 @@ def ingest_dataset(
             if writes
             else partial(IngestRun, calls_ahead=CALLS_PER_WORKER * pool.workers),
         )
+
+
+def _stored_widths(sink: Sink) -> tuple[int, ...] | None:
+    """The widths of a collection that exists, for a sink without widths of its own."""
+    if isinstance(sink, CollectionSink) and sink.dimensions is None:
+        with suppress(InvalidRequestError):  # there is none yet
+            return sink.open().dimensions
+    return None
 
 
 def _open(sink: str | Callable[[], Sink] | Sink, stack: ExitStack) -> tuple[Sink, Callable[[], Sink] | None]:

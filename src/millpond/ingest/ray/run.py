@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import cast
 
 from millpond.errors import SinkUnavailableError
-from millpond.ingest.pipeline.embedder import EmbeddingCall
+from millpond.ingest.pipeline.embedder import EmbeddingCall, PlannedRecord
 from millpond.ingest.pipeline.options import RunParts
-from millpond.ingest.pipeline.planner import RecordBatch
 from millpond.ingest.pipeline.run import IngestRun
 from millpond.ingest.ray.pool import CALLS_PER_WORKER, WorkerDeathsError, WorkerPool
 from millpond.ingest.ray.worker import WrittenBatch
@@ -33,62 +32,55 @@ class ClusterRun(IngestRun):
         self._deaths = 0  # records in a row that kill their workers
         self._in_flight: set[str] = set()  # ids of the records that workers have
 
-    def _submit(self, batch: RecordBatch) -> EmbeddingCall | None:
-        planned = (*batch.records, *batch.blanks)
-        ids = {each.record.id for each in planned}
+    def _submit(self, batch: list[PlannedRecord]) -> EmbeddingCall:
+        ids = {each.record.id for each in batch}
         while not self._in_flight.isdisjoint(ids):
             self._complete(*self._calls.popleft())
         self._in_flight |= ids
-        if self._entries is not None and (keys := [each.key for each in planned if each.id_in_flight]):
+        if self._entries is not None and (keys := [each.key for each in batch if each.id_in_flight]):
             self._entries.invalidate(keys)  # by now those batches are written, and entered
         return self._write(batch)
 
-    def _write(self, batch: RecordBatch) -> EmbeddingCall:
-        return EmbeddingCall(records=batch.records, dense=self._pool.call("write", batch), sparse=None)
+    def _write(self, batch: list[PlannedRecord]) -> EmbeddingCall:
+        return EmbeddingCall(records=batch, dense=self._pool.call("write", batch), sparse=None)
 
-    def _complete(self, batch: RecordBatch, call: EmbeddingCall | None) -> None:
-        assert call is not None
+    def _complete(self, batch: list[PlannedRecord], call: EmbeddingCall) -> None:
         try:
             # A run that is stopped leaves out what no worker has yet.
-            while not (cancelled := self._stop.is_set() and call.dense.cancel()) and not call.wait(_STOP_SECONDS):
-                if self._stop.is_set():
+            while not (cancelled := self._leaves_out() and call.dense.cancel()) and not call.wait(_STOP_SECONDS):
+                if self._leaves_out():
                     self._pool.stop()
             if not cancelled:
                 self._note(batch, cast("WrittenBatch", call.dense.result()))
         except WorkerDeathsError as error:
             self._bisect_deaths(batch, error)
-        self._in_flight.difference_update(each.record.id for each in (*batch.records, *batch.blanks))
+        self._in_flight.difference_update(each.record.id for each in batch)
 
-    def _bisect_deaths(self, batch: RecordBatch, error: WorkerDeathsError) -> None:
+    def _bisect_deaths(self, batch: list[PlannedRecord], error: WorkerDeathsError) -> None:
         """Send a batch that kills its workers again by halves, and leave out the records that do it alone."""
-        if not batch.records:
-            raise error
-        if len(batch.records) == 1 and not batch.blanks:
+        if len(batch) == 1:
             self._deaths += 1
             if self._deaths > _MAX_DEATHS:
                 raise error
-            self._ledger.fail(batch.records[0], str(error))
+            self._ledger.fail(batch[0], str(error))
             return
-        middle = len(batch.records) // 2
-        for half in (RecordBatch(batch.records[:middle], batch.blanks), RecordBatch(batch.records[middle:], [])):
-            if half.records or half.blanks:
-                self._complete(half, self._write(half))
+        middle = len(batch) // 2
+        for half in (batch[:middle], batch[middle:]):
+            self._complete(half, self._write(half))
 
-    def _note(self, batch: RecordBatch, written: WrittenBatch) -> None:
+    def _note(self, batch: list[PlannedRecord], written: WrittenBatch) -> None:
         """Count and enter what a worker has done."""
         self._deaths = 0
         for error, seconds in written.retries:
             self._ledger.retrying(SinkUnavailableError(error), seconds)
         for name, took, rows in written.stages:
             self._trace.note_stage(name, took, rows)
-        self._trace.note_texts([len(chunk.text) for each in batch.records for chunk in each.chunks])
-        planned = {each.key: each for each in batch.records}
+        self._trace.note_texts([len(chunk.text) for each in batch for chunk in each.chunks])
+        planned = {each.key: each for each in batch}
         for key, reason in written.failures:
             self._ledger.fail(planned[key], reason)
         if self._entries is not None and written.entries:
             with self._trace.stage("journal", len(written.entries)):
-                if blanks := [each.record.id for each in batch.blanks if each.record.chunk == 0]:
-                    self._entries.remove(blanks)  # those of pieces that were records of their own, too
                 self._entries.add(written.entries)
         self._counts.truncated(written.truncated_ids)
         self._counts.add(**{name: written.counts.get(name, 0) for name in _COUNTS})

@@ -16,7 +16,6 @@ from millpond.ingest.pipeline.embedder import EmbeddedRecords, PlannedRecord, Re
 from millpond.ingest.pipeline.ingest import prepare_sink
 from millpond.ingest.pipeline.journal import CollectionEntries, JournalEntry
 from millpond.ingest.pipeline.ledger import RunLedger
-from millpond.ingest.pipeline.planner import RecordBatch
 from millpond.ingest.pipeline.writer import BatchWriter
 from millpond.ingest.sinks.protocol import Sink
 from millpond.ingest.telemetry.trace import RunTrace
@@ -83,21 +82,19 @@ class Worker:
         with TruncatedTexts.quiet():  # the driver reports the texts of all calls
             return self._reply(((other if sparse else None) or dense).submit(task, texts, params).result())
 
-    def write(self, batch: RecordBatch) -> Reply:
+    def write(self, batch: Sequence[PlannedRecord]) -> Reply:
         """Embed a batch, write it, and return once the database has acknowledged it."""
         engine, _ = self._load()
         with self._writing:
             sink, sparse = self._opened()
         log = _BatchLog()
         embedder = RecordEmbedder(engine, self._settings.widths, sparse_engine=sparse, trace=log.trace)
-        results = list(embedder.complete(embedder.submit(batch.records))) if batch.records else []
+        results = list(embedder.complete(embedder.submit(batch)))
         with self._writing:
             requests = RetryingWriter(self._settings.policy, self._stop, log.retrying)
             # The journal is the driver's.
             writer = BatchWriter(sink, requests, log, cast("CollectionEntries", _BatchEntries(log.written.entries)))
             try:
-                if batch.blanks:
-                    writer.put(batch.blanks)
                 for result in results:
                     if not isinstance(result, EmbeddedRecords):
                         log.fail(result.record, result.reason)
@@ -187,9 +184,6 @@ class _BatchEntries:
 
     def invalidate(self, keys: Iterable[str]) -> None:
         """The driver has done it, before it sent the batch."""
-
-    def remove(self, keys: Iterable[str]) -> None:
-        """The driver does it, when the batch is acknowledged."""
 
 
 class _BatchLog(RunLedger):

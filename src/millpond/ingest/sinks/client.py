@@ -6,16 +6,18 @@ import os
 import re
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkUnavailableError
+from millpond.support.similar import list_names
 
 Answer = TypeVar("Answer")
 
+_NOBODY = re.compile(r"connection refused|actively refused|\[Errno 111\]", re.IGNORECASE)  # by the system, of a port
 REQUEST_THREAD = "millpond-request"
 """The name of the threads in which :func:`within` makes calls."""
 
@@ -124,6 +126,14 @@ class Connection(ABC):
     def read_manifest(self) -> object:
         """The manifest's JSON as stored, not validated; ``None`` if the collection has none."""
 
+    def names(self) -> Iterable[str]:
+        """Names of the collections of the database, whoever made them; by default none is known.
+
+        Returns:
+            Names in any order.
+        """
+        return ()
+
     def fault(self, error: Exception, request: str) -> Fault | None:
         """What an error of the client means; ``None`` for one that no client raises on purpose.
 
@@ -169,7 +179,7 @@ class Connection(ABC):
         """
         if self.closed:
             raise SinkError(
-                f"{self.database} at {self.where} refused {words}: this {self.kind} is closed; open another one"
+                f"{self.database} at {self.where} did not get {words}: this {self.kind} is closed; open another one"
             )
         seconds = self.timeout if limited else None
         try:
@@ -184,6 +194,11 @@ class Connection(ABC):
             if fault is None:  # a client asserts what its server never answers, or reads keys that are not there
                 fault = Fault(words=f"answered {words} with something that its client cannot read ({error!r})")
             message = f"{self.database} at {self.where} {fault.words}"
+            if issubclass(fault.kind, SinkUnavailableError) and _NOBODY.search(fault.words):
+                message = (
+                    f"nothing listens at {self.where}, so {self.database} did not answer {words}; start it, or correct "
+                    "host and port"
+                )
             if issubclass(fault.kind, SinkUnavailableError):
                 raise fault.kind(message, retry_after=fault.retry_after) from error
             raise fault.kind(message) from error
@@ -191,6 +206,18 @@ class Connection(ABC):
     def found(self) -> bool:
         """Whether the collection exists, as a request."""
         return self.request("a look for the collection", self.exists)
+
+    def listed(self) -> list[str]:
+        """Names of the collections of the database, as a request, in alphabetical order."""
+        return self.request("a look at its collections", lambda: sorted(self.names()))
+
+    def missing(self) -> InvalidRequestError:
+        """The error of a collection that does not exist: it names those that do, similar names first."""
+        known = ""
+        with suppress(SinkError):  # who may read a collection need not be allowed to list all
+            known = list_names(self.collection, self.listed())
+        ways = f"it has {known}; correct the name, or ingest into it first" if known else "ingest into it first"
+        return InvalidRequestError(f"there is no collection {self.collection!r} at {self.where}; {ways}")
 
     def stored_manifest(self) -> object:
         """What :meth:`read_manifest` returns, as a request.

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 
@@ -11,11 +13,13 @@ from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkR
 from millpond.ingest.arguments import check_engine
 from millpond.ingest.record import Record, point_id
 from millpond.ingest.sinks.batch import WriteBatch, record_bytes, slices
+from millpond.ingest.sinks.description import CollectionDescription, describe
 from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
-from millpond.ingest.sinks.search import Hit, plan_search
+from millpond.ingest.sinks.search import Hit, SearchPlan, plan_search
+from millpond.support.filters import Condition, check_filter, matches_filter
 from millpond.values.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -37,15 +41,16 @@ class CollectionSink(Generic[NativeFilter]):
 
     Args:
         driver: The database's requests.
-        dimensions: The widths to store and search; ``None`` stores the width that ``embed`` returns, and searches
-            every width that the collection has.
-        fields: The layout of the stored fields: ``plain``, ``langchain`` or ``llama_index``.
+        dimensions: The widths to store and search; ``None`` takes those that the collection has, and stores the width
+            that ``embed`` returns in a new one.
+        fields: The layout of the stored fields: ``plain``, ``langchain`` or ``llama_index``; ``None`` takes that of the
+            collection, and ``plain`` for a new one.
         hybrid: Store sparse vectors beside the dense ones, for searches that fuse both.
 
     Attributes:
         database: Name of the database, for messages.
         collection: The collection's name.
-        dimensions: The widths passed at construction, ascending; ``None`` stands for the width that ``embed`` returns.
+        dimensions: The widths passed at construction, ascending; ``None`` for those of the collection.
         hybrid: Whether sparse vectors are stored beside the dense ones.
         manifest: What the collection stores of its model and its form; ``None`` before it is opened.
         max_results: Most rows that the database hands out in one search; ``None`` without such a limit.
@@ -59,7 +64,7 @@ class CollectionSink(Generic[NativeFilter]):
         driver: CollectionDriver[NativeFilter],
         *,
         dimensions: Sequence[int] | None = None,
-        fields: str = "plain",
+        fields: str | None = None,
         hybrid: bool = False,
     ) -> None:
         self._driver = driver
@@ -76,7 +81,7 @@ class CollectionSink(Generic[NativeFilter]):
         self.dimensions = check_widths(dimensions)
         self.manifest: CollectionManifest | None = None
         self._failed_write: str | None = None  # of an embedded database, whose later writes would be lost
-        self._fields = check_fields(fields)
+        self._fields = None if fields is None else check_fields(fields)
         self._read = 0.0  # when the manifest was, on the clock's seconds
 
     @property
@@ -106,9 +111,7 @@ class CollectionSink(Generic[NativeFilter]):
         """The manifest of a collection that exists, which is loaded on first use; :meth:`prepare` also creates one."""
         if self.manifest is None:
             if not self._connection.found():
-                raise InvalidRequestError(
-                    f"there is no collection {self.collection!r} at {self._connection.where}; ingest into it first"
-                )
+                raise self._connection.missing()
             manifest = self._stored_manifest()
             self._driver.load()
             self.manifest = manifest
@@ -116,8 +119,18 @@ class CollectionSink(Generic[NativeFilter]):
             self.manifest = self._stored_manifest()  # an alias may name another collection by now
         return self.manifest
 
+    def collections(self) -> list[str]:
+        """Names of all collections at this location, whoever made them, in alphabetical order."""
+        return self._connection.listed()
+
+    def describe(self) -> CollectionDescription:
+        """What the database stores of the collection, which is not loaded for that."""
+        return describe(self._connection, self._driver)
+
     def prepare(self, spec: ModelSpec, *, sparse: ModelSpec | None = None, chunked: bool = False) -> None:
         """Create the collection, or check that it was created with this model, these widths and this field layout.
+
+        Of a collection that exists a sink takes what it was not given: the widths, and the field layout.
 
         Args:
             spec: The model of the vectors.
@@ -131,12 +144,17 @@ class CollectionSink(Generic[NativeFilter]):
         """
         chosen = sparse_spec(spec, sparse) if self.hybrid else None
         own = CollectionManifest.of(
-            spec, dimensions=self.dimensions, fields=self._fields, sparse=chosen, chunked=chunked
+            spec, dimensions=self.dimensions, fields=self._fields or "plain", sparse=chosen, chunked=chunked
         )
         with self._connection.creating():
             if not self._connection.found():
                 self._connection.create(lambda: self._driver.create(own))
             stored = self._stored_manifest()
+            own = replace(
+                own,
+                dimensions=stored.dimensions if self.dimensions is None else own.dimensions,
+                fields=self._fields or stored.fields,
+            )
             stored.check_write(own, spec, collection=self.collection, sparse=chosen)
             self._driver.prepare(stored)
             self._driver.load()
@@ -197,6 +215,9 @@ class CollectionSink(Generic[NativeFilter]):
         native = self._driver.condition(filter, manifest)
         if native is None or not self._driver.has_condition(native):
             raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
+        if (conditions := self._inexact(filter)) is not None:
+            self.delete_rows(self._matching(native, conditions, manifest))
+            return
         self._change(lambda: self._driver.delete(native, manifest), "a delete by filter")
         self._change(self._driver.flush)
 
@@ -228,13 +249,39 @@ class CollectionSink(Generic[NativeFilter]):
         Raises:
             InvalidRequestError: The collection does not exist.
         """
-        manifest = self.open()
-        rows: dict[str, StoredRow] = {}
-        for part in self._parts(row_ids):
-            words = f"a look at {len(part)} {self._connection.row}s"
-            found = self._connection.request(words, partial(self._driver.fetch, part, tuple(widths), manifest))
-            rows.update(found)
-        return rows
+        return self._look(self._driver.fetch, row_ids, widths)
+
+    def read_rows(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
+        """As :meth:`fetch`, with the texts and the metadata as users see them.
+
+        Args:
+            row_ids: Any number of row ids.
+            widths: The widths of the vectors to read; empty for none.
+
+        Returns:
+            For each row id that exists, the row.
+
+        Raises:
+            InvalidRequestError: The collection does not exist.
+        """
+        return self._look(self._driver.read, row_ids, widths)
+
+    def last_run(self) -> str:
+        """The id of the run that changed the collection last, as it is stored now; empty if there is none."""
+        return self._stored_manifest().run
+
+    def note_run(self, run: str) -> None:
+        """Store the id of a run in the collection's metadata.
+
+        Args:
+            run: The id.
+
+        Raises:
+            SinkError: The database refuses, or cannot store it.
+        """
+        noted = replace(self._stored_manifest(), run=run)
+        self._connection.request("a note of the run", lambda: self._driver.store_manifest(noted))
+        self.manifest = noted
 
     def chunks_from(self, first: Mapping[str, int]) -> list[str]:
         """Row ids of records' chunks from a number on, the last ones first; none if the collection holds no chunks.
@@ -306,7 +353,8 @@ class CollectionSink(Generic[NativeFilter]):
             coarse_to_fine: Find candidates by the smallest width and score them by the largest; ``False`` searches the
                 largest width alone.
             candidates: How many candidates, ``max(100, 10 * k)`` by default.
-            filter: A dict of metadata values that must match (of a list, one of them), or the database's own filter.
+            filter: A dict that has for each metadata key a value, a list of which one must match, or a range like
+                ``{"gte": 2020, "lt": 2024}``; or the database's own filter.
             hybrid: Fuse the ranking with that of the sparse vectors, by reciprocal rank.
             sparse_engine: The engine of the sparse vectors, by default ``engine``.
 
@@ -344,7 +392,7 @@ class CollectionSink(Generic[NativeFilter]):
             sparse_engine=sparse,
             hybrid=hybrid,
         )
-        return list(self._connection.request("a search", lambda: self._driver.query(plan, condition, manifest)))
+        return self._found(plan, condition, self._inexact(filter))
 
     def close(self) -> None:
         """Close the client, unless it was passed in; from then on requests raise SinkError."""
@@ -362,6 +410,42 @@ class CollectionSink(Generic[NativeFilter]):
             f"{self._fields!r})"
         )
 
+    def _inexact(self, filter: object) -> dict[str, Condition] | None:
+        """The conditions of a dict that the database's own filter only approximates; ``None`` if it is exact."""
+        conditions = check_filter(filter) if isinstance(filter, Mapping) else {}
+        return None if self._driver.is_exact(conditions) else conditions
+
+    def _found(
+        self, plan: SearchPlan, native: NativeFilter | None, conditions: Mapping[str, Condition] | None
+    ) -> list[Hit]:
+        """The hits of a search; of an inexact filter more, until as many meet the conditions as were asked for."""
+        manifest, k = self.open(), plan.k
+        most = self._driver.max_results or sys.maxsize
+        while True:
+            query = partial(self._driver.query, plan, native, manifest)
+            hits = list(self._connection.request("a search", query))
+            if conditions is None:
+                return hits
+            kept = [hit for hit in hits if matches_filter(hit.metadata, conditions)]
+            if len(kept) >= k or len(hits) < plan.k:
+                return kept[:k]
+            if plan.k == most:
+                raise InvalidRequestError(
+                    f"of the nearest {most} rows, as many as {self.database} hands out, {len(kept)} meet the filter, "
+                    f"whose ranges it only approximates, and not k={k}; add a condition, or ask for fewer"
+                )
+            plan = replace(plan, k=min(2 * plan.k, most), candidates=min(2 * plan.candidates, most))
+
+    def _matching(
+        self, native: NativeFilter, conditions: Mapping[str, Condition], manifest: CollectionManifest
+    ) -> list[Any]:
+        """The database ids of the rows that meet the conditions, among those that a native filter finds."""
+        pages = self._driver.matching(native, manifest)
+        found: list[Any] = []
+        while (page := self._connection.request("a scan", lambda: next(pages, None))) is not None:
+            found += [row_id for row_id, metadata in page if matches_filter(metadata, conditions)]
+        return found
+
     def _check_batch(self, batch: WriteBatch) -> None:
         if self.manifest is None:
             raise InvalidRequestError(f"collection {self.collection!r} is not prepared; call prepare(spec) first")
@@ -377,6 +461,19 @@ class CollectionSink(Generic[NativeFilter]):
         if (batch.sparse is not None) != self.hybrid:
             wanted = "with sparse vectors" if self.hybrid else "without sparse vectors"
             raise InvalidRequestError(f"the sink of collection {self.collection!r} takes batches {wanted}")
+
+    def _look(
+        self,
+        read: Callable[[Sequence[str], Sequence[int], CollectionManifest], Mapping[str, StoredRow]],
+        row_ids: Sequence[str],
+        widths: Sequence[int],
+    ) -> dict[str, StoredRow]:
+        manifest = self.open()
+        rows: dict[str, StoredRow] = {}
+        for part in self._parts(row_ids):
+            words = f"a look at {len(part)} {self._connection.row}s"
+            rows.update(self._connection.request(words, partial(read, part, tuple(widths), manifest)))
+        return rows
 
     def _parts(self, row_ids: Sequence[Answer]) -> Iterator[Sequence[Answer]]:
         """As many ids at a time as a request takes."""

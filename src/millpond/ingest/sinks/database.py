@@ -113,7 +113,7 @@ def open_sink(
     url: str,
     *,
     dimensions: Sequence[int] | None = None,
-    fields: str = "plain",
+    fields: str | None = None,
     must_exist: bool = False,
     **options: object,
 ) -> Sink:
@@ -122,8 +122,10 @@ def open_sink(
     Args:
         url: ``KIND+SCHEME:LOCATION#COLLECTION``. The package interprets scheme and location. A URL holds no keys: they
             come from environment variables, which ``millpond env`` lists.
-        dimensions: The widths to store; by default the width that ``embed`` returns (full, for nearly every model).
-        fields: The layout of the stored fields: ``plain``, ``langchain`` or ``llama_index``.
+        dimensions: The widths to store; by default those of the collection, and in a new one the width that ``embed``
+            returns (full, for nearly every model).
+        fields: The layout of the stored fields: ``plain``, ``langchain`` or ``llama_index``; by default that of the
+            collection, and ``plain`` in a new one.
         must_exist: Refuse a folder or file that is not there, instead of creating it. A sink whose package describes no
             database is opened as it is.
         options: Other arguments of the sink, as ``hybrid``, ``datatype``, ``index_quantization`` and ``timeout``.
@@ -140,7 +142,9 @@ def open_sink(
     kind, plus, scheme = head.partition("+")
     location, hash_sign, collection = rest.rpartition("#")
     if not (colon and plus and kind and scheme and hash_sign and collection):
-        raise InvalidRequestError(f"{head + colon!r}... is no URL of a collection; write one {url_examples()}")
+        raise InvalidRequestError(
+            f"{head.partition('#')[0] + colon!r}... is no URL of a collection; write one {url_examples()}"
+        )
     kind, scheme = kind.lower(), scheme.lower()  # as in any URL
     points = {point.name: point for point in entry_points(group=GROUP)}
     if kind not in points:
@@ -152,4 +156,6 @@ def open_sink(
     opener = points[kind].load()
     if must_exist and isinstance(opener, Database):
         options = {**options, "must_exist": True}
-    return cast(Sink, opener(scheme, location, collection, dimensions=dimensions, fields=fields, **options))
+    if fields is not None:
+        options = {**options, "fields": fields}
+    return cast(Sink, opener(scheme, location, collection, dimensions=dimensions, **options))

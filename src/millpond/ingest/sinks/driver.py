@@ -14,6 +14,7 @@ from millpond.ingest.sinks.client import Connection
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow
 from millpond.ingest.sinks.search import Hit, SearchPlan
+from millpond.support.filters import Condition
 
 NativeFilter = TypeVar("NativeFilter")
 
@@ -77,8 +78,11 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
     ) -> NativeFilter | None:
         """The database's own form of a filter, ``None`` for no condition.
 
+        That of a dict matches at least what :func:`~millpond.ingest.matches_filter` does with its conditions.
+
         Args:
-            filter: Fields and their values, or the database's own filter; ``None`` for no condition.
+            filter: What :func:`~millpond.ingest.check_filter` takes, or the database's own filter; ``None`` for no
+                condition.
             manifest: The manifest of the collection.
 
         Returns:
@@ -87,6 +91,36 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
         Raises:
             InvalidRequestError: The filter is of another type.
         """
+
+    def is_exact(self, conditions: Mapping[str, Condition]) -> bool:
+        """Whether the native form of these conditions matches no other rows.
+
+        Where it does, each hit is tested again in this process, and :meth:`matching` is needed to delete.
+
+        Args:
+            conditions: What :func:`~millpond.ingest.check_filter` returned.
+
+        Returns:
+            ``True``, unless a driver says otherwise.
+        """
+        return True
+
+    def matching(
+        self, condition: NativeFilter, manifest: CollectionManifest
+    ) -> Iterator[Sequence[tuple[Any, Mapping[str, Any]]]]:
+        """Pages of database ids and metadata of the rows that a condition matches.
+
+        Args:
+            condition: The database's own filter.
+            manifest: The manifest of the collection.
+
+        Returns:
+            An iterator of pages; a page is a list of (id, metadata).
+
+        Raises:
+            SinkError: The sink cannot list its rows, which is the default.
+        """
+        raise SinkError(f"this sink of {self.connection.database} cannot list its rows")
 
     def fetch(
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
@@ -106,6 +140,32 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
         """
         raise SinkError(f"this sink of {self.connection.database} cannot read rows back")
 
+    def read(
+        self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
+    ) -> Mapping[str, StoredRow]:
+        """As :meth:`fetch`, with texts and metadata, by which rows are compared with their records.
+
+        Args:
+            row_ids: Row ids, at most ``max_rows``.
+            widths: The widths of the vectors to read; empty for none.
+            manifest: The manifest of the collection.
+
+        Returns:
+            For each row id that exists, the row; by default without texts and metadata, which are then not compared.
+        """
+        return self.fetch(row_ids, widths, manifest)
+
+    def store_manifest(self, manifest: CollectionManifest) -> None:
+        """Replace the manifest in the collection's metadata: it holds the run that changed the collection last.
+
+        Args:
+            manifest: The manifest of the collection.
+
+        Raises:
+            SinkError: The sink cannot, which is the default: a restored copy is then noticed by missing rows only.
+        """
+        raise SinkError(f"this sink of {self.connection.database} cannot change what its collection notes")
+
     def scan(self, manifest: CollectionManifest) -> Iterator[Sequence[tuple[str, str]]]:
         """Pages of row ids and record ids, over the whole collection.
 
@@ -119,6 +179,25 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
             SinkError: The sink cannot list its rows, which is the default.
         """
         raise SinkError(f"this sink of {self.connection.database} cannot list its rows")
+
+    def size(self) -> int:
+        """How many rows the collection holds, or nearly, without loading it.
+
+        Returns:
+            The number of rows; by default :meth:`count`.
+        """
+        return self.count()
+
+    def datatype_of(self, manifest: CollectionManifest) -> str | None:
+        """The data type of the stored vectors.
+
+        Args:
+            manifest: The manifest of the collection.
+
+        Returns:
+            Its name, as the sink's option ``datatype`` has it; ``None`` if it is not known, which is the default.
+        """
+        return None
 
     def prepare(self, manifest: CollectionManifest) -> None:
         """Make the collection ready to be written to, by requests of its own, once its manifest is checked.

@@ -81,6 +81,18 @@ def read_llama_index(fields: Mapping[str, Any], row_id: str) -> tuple[str, str, 
     return record_id if is_own_row(record_id, row_id, metadata) else row_id, str(text), metadata
 
 
+def node_metadata(
+    metadata: Mapping[str, Any], fields: Mapping[str, Any], hidden: frozenset[str] = LLAMA_INDEX_KEYS
+) -> dict[str, Any]:
+    """A node's metadata; if the flat copy, by which filters look, is another one, that copy.
+
+    ``hidden`` are the fields that are no flat copy of a key.
+    """
+    flat = {key: value for key, value in fields.items() if key not in hidden}
+    same = flat == {key: value for key, value in metadata.items() if key not in hidden}
+    return dict(metadata) if same else flat
+
+
 def _offset(value: object) -> int | None:
     """A position in a text; ``None`` for metadata of the same name that is none."""
     return value if isinstance(value, int) and not isinstance(value, bool) and value >= 0 else None

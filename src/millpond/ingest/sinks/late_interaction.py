@@ -23,7 +23,7 @@ from millpond.ingest.sinks.index_manifest import IndexManifest, Prefetch, check_
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
-from millpond.support.metadata import Scalar
+from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
 
 Answer = TypeVar("Answer")
@@ -51,7 +51,7 @@ class IndexQuery:
     prefetch: FloatArray  # float32 `[prefetch_width]`
     k: int  # most hits
     candidates: int | None  # documents that the prefetch keeps; `None` scores every document that matches
-    conditions: Mapping[str, Sequence[Scalar]]  # the filter on metadata, as `Search` has it
+    conditions: Mapping[str, Condition]  # the filter on metadata, as `Search` has it
     points: Sequence[str] | None  # database ids of the only documents to search; `None` for all
 
 
@@ -92,7 +92,7 @@ class IndexDriver(ABC):
         """Delete the rows with these database ids."""
 
     @abstractmethod
-    def delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def delete_matching(self, conditions: Mapping[str, Condition]) -> int:
         """Delete rows by metadata; returns how many there were."""
 
     @abstractmethod
@@ -287,7 +287,7 @@ class CollectionIndex(LateInteractionIndex):
             return []
         return [id for _, id in sorted(self._request("a listing of the documents", self._driver.listed))]
 
-    def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def _delete_matching(self, conditions: Mapping[str, Condition]) -> int:
         if self._manifest is None:
             return 0
         count = self._request("a delete by filter", lambda: self._driver.delete_matching(conditions))

@@ -9,7 +9,7 @@ from typing import Any
 
 from millpond.errors import FingerprintMismatchError, InvalidRequestError, UnsupportedTaskError
 from millpond.ingest.sinks.fields import FieldLayout
-from millpond.values.fingerprint import ModelIdentity, stored_name, stored_settings
+from millpond.values.fingerprint import ModelIdentity, stored_folder, stored_name, stored_settings
 from millpond.values.spec import ModelSpec
 
 MANIFEST_KEY = "millpond"
@@ -29,6 +29,8 @@ class CollectionManifest:
             collection of an earlier version. Only error messages use them.
         sparse: The model of the sparse vectors; ``None`` if the collection has none.
         chunked: Whether its rows are chunks of records, of which a record may have several.
+        folder: Where the model's files were, if that was a local folder; ``None`` if not, or if it was not stored.
+        run: The id of the run that changed the collection last; empty if none has.
     """
 
     fingerprint: str
@@ -38,6 +40,8 @@ class CollectionManifest:
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     sparse: ModelIdentity | None = None
     chunked: bool = False
+    folder: str | None = None
+    run: str = ""
 
     @classmethod
     def of(
@@ -73,7 +77,13 @@ class CollectionManifest:
             settings=stored_settings(spec),
             sparse=None if sparse is None else ModelIdentity.of(sparse),
             chunked=chunked,
+            folder=stored_folder(spec),
         )
+
+    @property
+    def identity(self) -> ModelIdentity:
+        """The model of the vectors."""
+        return ModelIdentity(fingerprint=self.fingerprint, model=self.model, settings=self.settings, folder=self.folder)
 
     def to_dict(self) -> dict[str, Any]:
         """The manifest as JSON."""
@@ -85,7 +95,9 @@ class CollectionManifest:
             "payload": self.fields,
             **({"settings": dict(self.settings)} if self.settings else {}),
             **({"chunked": True} if self.chunked else {}),
-            **({} if self.sparse is None else {"sparse": dict(vars(self.sparse))}),
+            **({} if self.sparse is None else {"sparse": self.sparse.to_json()}),
+            **({} if self.folder is None else {"folder": self.folder}),
+            **({"run": self.run} if self.run else {}),
         }
 
     @classmethod
@@ -114,6 +126,8 @@ class CollectionManifest:
                 settings=settings if isinstance(settings := data.get("settings"), Mapping) else {},
                 sparse=None if sparse is None else ModelIdentity(**sparse),
                 chunked=bool(data.get("chunked", False)),
+                folder=folder if isinstance(folder := data.get("folder"), str) else None,
+                run=str(data.get("run", "")),
             )
 
     def check_model(self, spec: ModelSpec, *, collection: str) -> None:
@@ -126,8 +140,7 @@ class CollectionManifest:
         Raises:
             FingerprintMismatchError: It is another model, or has other settings.
         """
-        identity = ModelIdentity(fingerprint=self.fingerprint, model=self.model, settings=self.settings)
-        identity.check(spec, owner=f"collection {collection!r}", another="another collection name")
+        self.identity.check(spec, owner=f"collection {collection!r}", another="another collection name")
 
     def check_sparse(self, spec: ModelSpec, *, collection: str) -> None:
         """Raises unless this model made the collection's sparse vectors.

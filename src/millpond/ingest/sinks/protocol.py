@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -74,11 +74,15 @@ class StoredRow:
         record_id: The record's id.
         content_hash: The hash of its text, as it is stored; empty in a row that a framework wrote.
         vectors: For each width asked for that the row has, ``[width]`` float32.
+        text: Its text as users see it; ``None`` if it was not asked for.
+        metadata: Its metadata as users see it; ``None`` if it was not asked for.
     """
 
     record_id: str
     content_hash: str
     vectors: Mapping[int, FloatArray] = field(default_factory=dict)
+    text: str | None = None
+    metadata: Mapping[str, Any] | None = None
 
 
 @runtime_checkable
@@ -96,6 +100,29 @@ class Reads(Protocol):
 
     def delete_rows(self, row_ids: Sequence[str]) -> None:
         """Delete rows by their own ids; those that do not exist are ignored."""
+
+
+@runtime_checkable
+class ReadsContent(Reads, Protocol):
+    """A sink whose rows can be compared with their records."""
+
+    def read_rows(self, row_ids: Sequence[str], *, widths: Sequence[int] = ()) -> dict[str, StoredRow]:
+        """As ``fetch``, with the texts and the metadata."""
+
+
+@runtime_checkable
+class NotesRun(Protocol):
+    """A sink whose collection keeps the id of the run that changed it last, so that a restored copy is noticed."""
+
+    def last_run(self) -> str:
+        """The id that :meth:`note_run` stored; empty if there is none."""
+
+    def note_run(self, run: str) -> None:
+        """Store the id of a run.
+
+        Raises:
+            SinkError: The collection cannot keep one.
+        """
 
 
 @runtime_checkable

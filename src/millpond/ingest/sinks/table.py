@@ -6,6 +6,7 @@ import json
 import logging
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Generic
 
 import numpy as np
@@ -28,10 +29,10 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
     datatypes: ClassVar[Mapping[str, Any]]  # of the vectors; the first one is the default
     indexes: ClassVar[Sequence[str]]
 
-    def __init__(self, *, fields: str, datatype: str, index: str | None) -> None:
+    def __init__(self, *, fields: str | None, datatype: str | None, index: str | None) -> None:
         for name, value, known in (
-            ("fields", fields, ["plain"]),
-            ("datatype", datatype, list(self.datatypes)),
+            ("fields", fields, ["plain", None]),
+            ("datatype", datatype, [*self.datatypes, None]),
             ("index", index, [None, *self.indexes]),
         ):
             if value not in known:
@@ -40,19 +41,25 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
                     f"{name}={value!r}: a sink of {self.connection.database} has no such {name}; pass "
                     f"{name}={known[0]!r}{others}"
                 )
-        self.datatype, self.index, self.writes = datatype, index, 0
+        self.datatype = next(iter(self.datatypes)) if datatype is None else datatype
+        self.index, self.writes = index, 0
+        self._asked = datatype
 
     @abstractmethod
     def stored_datatype(self, manifest: CollectionManifest) -> str:
         """The datatype with which the table was created."""
+
+    def datatype_of(self, manifest: CollectionManifest) -> str:
+        """The datatype with which the table was created."""
+        return self.stored_datatype(manifest)
 
     @abstractmethod
     def pack(self, rows: FloatArray) -> Any:
         """Vectors ``[n, width]`` as a column of ``n`` values."""
 
     @abstractmethod
-    def select(self, row_ids: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
-        """``pk``, ``id``, ``content_hash`` and the vectors of these rows."""
+    def select(self, row_ids: Sequence[str], columns: Sequence[str], widths: Sequence[int]) -> Iterable[Sequence[Any]]:
+        """These columns of these rows, metadata as JSON, and then their vectors."""
 
     @abstractmethod
     def build_index(self, width: int, index: str) -> None:
@@ -62,9 +69,11 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
         """Do after a run what makes searches faster."""
 
     def prepare(self, manifest: CollectionManifest) -> None:
-        """Check that the table has this datatype."""
+        """Take the datatype of the table, or check that it is the one asked for."""
         stored = self.connection.request("a look at its columns", lambda: self.stored_datatype(manifest))
-        if stored != self.datatype:
+        if self._asked is None:
+            self.datatype = stored
+        elif stored != self.datatype:
             raise InvalidRequestError(
                 f"collection {self.connection.collection!r} holds vectors of {stored}, and this sink writes "
                 f"{self.datatype}; pass datatype={stored!r}, or another collection name"
@@ -97,14 +106,21 @@ class TableDriver(CollectionDriver[NativeFilter], Generic[NativeFilter]):
         self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest
     ) -> dict[str, StoredRow]:
         """Those of these rows that exist."""
-        return {
-            str(row_id): StoredRow(
-                record_id=record_id,
-                content_hash=hashed,
-                vectors={width: np.asarray(vector, np.float32) for width, vector in zip(widths, vectors, strict=True)},
-            )
-            for row_id, record_id, hashed, *vectors in self.select(row_ids, widths)
-        }
+        rows = self.select(row_ids, ("pk", "id", "content_hash"), widths)
+        return {str(pk): _stored(record, hashed, widths, vectors) for pk, record, hashed, *vectors in rows}
+
+    def read(self, row_ids: Sequence[str], widths: Sequence[int], manifest: CollectionManifest) -> dict[str, StoredRow]:
+        """The same with texts and metadata; of a row that cannot be read both are empty."""
+        rows: dict[str, StoredRow] = {}
+        for pk, record, hashed, text, metadata, *vectors in self.select(
+            row_ids, ("pk", "id", "content_hash", "text", "metadata"), widths
+        ):
+            row = _stored(record, hashed, widths, vectors)
+            try:
+                rows[str(pk)] = replace(row, text=str(text), metadata=_read_json(metadata))
+            except (TypeError, ValueError):
+                rows[str(pk)] = replace(row, text="", metadata={})
+        return rows
 
 
 class TableSink(CollectionSink[NativeFilter], Generic[NativeFilter]):
@@ -142,6 +158,14 @@ def manifest_of(text: str | None) -> object:
         return None if text is None else json.loads(text)
     except ValueError:
         return text
+
+
+def _stored(record_id: str, hashed: object, widths: Sequence[int], vectors: Sequence[Any]) -> StoredRow:
+    return StoredRow(
+        record_id=record_id,
+        content_hash=str(hashed or ""),
+        vectors={width: np.asarray(vector, np.float32) for width, vector in zip(widths, vectors, strict=True)},
+    )
 
 
 def _read_json(text: str) -> dict[str, Any]:

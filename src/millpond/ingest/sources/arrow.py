@@ -8,16 +8,16 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.ingest.record import Record, Rejected
+from millpond.ingest.sources.arrow_cells import BATCH_ROWS, cell_bytes, parts, rows_of_batch
 from millpond.ingest.sources.compression import COMPRESSIONS
+from millpond.ingest.sources.lines import MAX_RECORD_BYTES, too_long
 from millpond.ingest.sources.rows import METADATA_KEY, Columns, RowReader
 
 ARROW_SUFFIXES = (".parquet", ".arrow", ".feather")
-BATCH_ROWS = 2048
-"""Most rows that are values of Python at a time."""
-
-_BATCH_BYTES = 16 << 20  # of Arrow, which long texts reach with fewer rows
 
 _READ_BYTES = 1 << 20  # of a column at a time, instead of all that a row group has of it
 
@@ -37,12 +37,12 @@ class ArrowReader:
         self._types = pyarrow("reading a table").types
         names: list[str] = list(schema.names)
         nested, keys = False, None
-        if METADATA_KEY in names and METADATA_KEY not in (columns.id, columns.text):
+        if METADATA_KEY in names and METADATA_KEY not in (columns.id, *columns.texts):
             metadata = schema.field(METADATA_KEY).type
             nested = self._types.is_struct(metadata) or self._types.is_map(metadata)
             keys = [field.name for field in metadata] if self._types.is_struct(metadata) else None
         columns.check(name, names, keys if nested else ())
-        kept = set(names if columns.metadata is None else columns.metadata) | {columns.id, columns.text}
+        kept = set(names if columns.metadata is None else columns.metadata) | {columns.id, *columns.texts}
         if nested and columns.metadata is not None and (set(columns.metadata) - set(names)):
             kept.add(METADATA_KEY)
         self.columns = [column for column in names if column in kept]
@@ -53,18 +53,23 @@ class ArrowReader:
     def records(self, batches: Iterable[Any], *, item: str) -> Generator[Record | Rejected, None, None]:
         """The records of ``pyarrow`` batches or tables."""
         first = 0
-        for batch in batches:
-            try:
-                size = batch.nbytes
-            except TypeError:  # old versions of pyarrow do not measure views
-                size = batch.get_total_buffer_size()
-            step = _rows_of_batch(size, batch.num_rows)
-            for start in range(0, batch.num_rows, step):
-                part = batch.slice(start, step)
-                values = [_values(part.column(column)) for column in self.columns]
-                for number, row in enumerate(zip(*values, strict=True), start=first + start):
-                    yield self._record(dict(zip(self.columns, row, strict=True)), item % number)
-            first += batch.num_rows
+        for whole in batches:
+            # A table has columns of several chunks, which have other bounds in each.
+            for batch in whole.to_batches() if hasattr(whole, "to_batches") else (whole,):
+                yield from self._batch(batch, first, item)
+                first += batch.num_rows
+
+    def _batch(self, batch: Any, first: int, item: str) -> Iterator[Record | Rejected]:
+        cells = {column: cell_bytes(batch.column(column)) for column in self.columns}  # [rows] each
+        for start, stop in parts(np.sum(list(cells.values()), axis=0)):
+            long = next((name for name, sizes in cells.items() if sizes[start] > MAX_RECORD_BYTES), None)
+            if long is not None:
+                reason = too_long(f"cell of column {long!r}", int(cells[long][start]))
+                yield Rejected(where=item % (first + start), reason=reason)
+                continue
+            values = [_values(batch.column(column).slice(start, stop - start)) for column in self.columns]
+            for number, row in enumerate(zip(*values, strict=True), start=first + start):
+                yield self._record(dict(zip(self.columns, row, strict=True)), item % number)
 
     def _record(self, row: dict[str, Any], where: str) -> Record | Rejected:
         try:
@@ -77,20 +82,22 @@ class ArrowReader:
             return self._rows.rejected(row, where, str(error))
 
     def _check_types(self, types: dict[str, Any], columns: Columns) -> None:
-        text = types[columns.text]
-        if not self._is_text(text):
-            raise InvalidRequestError(
-                f"{self._name}: column {columns.text!r} is of type {text}, no text; name another column, or cast it"
-            )
-        identity = types.get(columns.id, text)
-        if not (self._is_text(identity) or self._types.is_integer(self._plain(identity)) or _is_uuid(identity)):
+        for column, kind in ((each, types[each]) for each in columns.texts):
+            if not (self._is_text(kind) or (columns.composed and self._is_number(kind))):
+                raise InvalidRequestError(
+                    f"{self._name}: column {column!r} is of type {kind}, no text; name another column, or cast it"
+                )
+        identity = types.get(columns.id)
+        if identity is not None and not (
+            self._is_text(identity) or self._types.is_integer(self._plain(identity)) or _is_uuid(identity)
+        ):
             raise InvalidRequestError(
                 f"{self._name}: column {columns.id!r} is of type {identity}; an id is a str, an integer or a UUID: "
                 "name another column, or cast it"
             )
         with_bytes = [column for column, kind in types.items() if self._holds_bytes(kind)]
         if with_bytes:
-            others = [column for column in types if column not in (*with_bytes, columns.id, columns.text)]
+            others = [column for column in types if column not in (*with_bytes, columns.id, columns.body)]
             raise InvalidRequestError(
                 f"{self._name}: {', '.join(map(repr, with_bytes))} holds bytes, which cannot be metadata; choose "
                 f"columns without bytes, metadata_columns={others}"
@@ -109,6 +116,10 @@ class ArrowReader:
     def _is_text(self, kind: Any) -> bool:
         return str(self._plain(kind)) in ("string", "large_string", "string_view", "null")
 
+    def _is_number(self, kind: Any) -> bool:
+        plain = self._plain(kind)
+        return bool(self._types.is_integer(plain) or self._types.is_floating(plain))
+
     def _holds_bytes(self, kind: Any) -> bool:
         plain = self._plain(kind)
         if self._types.is_nested(plain):
@@ -118,10 +129,6 @@ class ArrowReader:
 
 def _is_uuid(kind: Any) -> bool:
     return getattr(kind, "extension_name", "") == "arrow.uuid"
-
-
-def _rows_of_batch(size: int, rows: int) -> int:
-    return max(1, min(BATCH_ROWS, _BATCH_BYTES * rows // max(size, 1)))
 
 
 def _values(column: Any) -> Sequence[Any]:
@@ -162,7 +169,7 @@ def _parquet(arrow: Any, path: Path, columns: list[str] | None) -> Iterator[tupl
     parquet = import_module("pyarrow.parquet")
     with _named_errors(arrow, path), parquet.ParquetFile(path, buffer_size=_READ_BYTES, pre_buffer=False) as file:
         groups = (file.metadata.row_group(index) for index in range(file.num_row_groups))
-        rows = min((_rows_of_batch(group.total_byte_size, group.num_rows) for group in groups), default=BATCH_ROWS)
+        rows = min((rows_of_batch(group.total_byte_size, group.num_rows) for group in groups), default=BATCH_ROWS)
         yield file.schema_arrow, file.iter_batches(rows, columns=columns, use_threads=False)
 
 

@@ -8,14 +8,17 @@ import os
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from importlib import import_module
+from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from millpond.errors import InvalidRequestError, MissingExtraError, SourceNotFoundError
 
 COMPRESSIONS = (".gz", ".zst")
-_READ_BYTES = 1 << 15  # of compressed data, which may be ten thousand times as many
+_READ_BYTES = 1 << 15  # of compressed data
+_FRAME_BYTES = 1 << 11  # of .zst data, of which four bytes may be 128 KiB
 
 
 class SourcePosition:
@@ -85,13 +88,19 @@ def check_source(path: Path) -> None:
 def _frames(file: BinaryIO, zstandard: Any) -> Iterator[bytes]:
     """The decompressed bytes of one or more frames; zstandard's own reader takes a truncated file for a whole one."""
     frame = None
-    while data := file.read(_READ_BYTES):
+    while data := file.read(_FRAME_BYTES):
         while data:
             frame = frame or zstandard.ZstdDecompressor().decompressobj()
             yield frame.decompress(data)
             data, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame is not None:
         raise EOFError("it ends early")
+
+
+def joined(beginning: bytes, file: BinaryIO) -> BinaryIO:
+    """A file whose beginning was read already."""
+    blocks = chain([beginning], iter(partial(file.read, _READ_BYTES), b""))
+    return cast("BinaryIO", io.BufferedReader(_Blocks(blocks), _READ_BYTES))
 
 
 class _Blocks(io.RawIOBase):

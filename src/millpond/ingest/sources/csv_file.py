@@ -16,11 +16,11 @@ from typing import Any, TextIO
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.compression import SourcePosition, kind_of, open_source
+from millpond.ingest.sources.lines import MAX_RECORD_BYTES, read_text_lines, too_long
 from millpond.ingest.sources.rows import Columns, make_record
 
 # A cell may hold a book. The csv module's limit (128 Ki characters) is global to the process, so it is only raised.
-_FIELD_CHARS = 1 << 27
-_ROW_CHARS = 1 << 25  # of a row over several lines; a quote that is never closed is noticed after as many
+_FIELD_CHARS = 2 * MAX_RECORD_BYTES + 2  # a row is noticed to be too long after the line that makes it so
 
 
 def _finite(cell: str) -> float:
@@ -49,14 +49,20 @@ class CsvRows:
     for the rest of the broken one, and rejected too.
     """
 
-    def __init__(self, file: Iterator[str], *, delimiter: str) -> None:
-        self._file = file
+    def __init__(self, file: TextIO, *, delimiter: str) -> None:
+        self._lines = read_text_lines(file)
         self._delimiter = delimiter
-        self._pending: deque[str] = deque()  # lines to read before those of the file
-        cell = rf'(?:[^"{re.escape(delimiter)}\r\n]*|"(?:[^"]|"")*")'
+        self._pending: deque[str | int] = deque()  # lines to read before those of the file
+        # Possessive: to go back into a cell of megabytes would take gigabytes.
+        cell = rf'(?:"(?:[^"]|"")*+"|[^"{re.escape(delimiter)}\r\n]*+)'
         self._clean = re.compile(rf"{cell}(?:{re.escape(delimiter)}{cell})*[\r\n]*")
         self.line = 1
-        self.taken: list[str] = []
+        self.taken: list[str | int] = []  # lines of the row; of one that is too long the size, which ends the row
+
+    @property
+    def text(self) -> str:
+        """The row as it is in the file, without lines that are too long."""
+        return "".join(line for line in self.taken if isinstance(line, str))
 
     def __iter__(self) -> Iterator[tuple[list[str], str | None]]:
         """Yields the cells of a row and ``None``, or no cells and the fault of the row."""
@@ -72,7 +78,7 @@ class CsvRows:
                 if (row := next(reader, None)) is None:
                     return
                 cells = row
-                if broken and not self._clean.fullmatch("".join(self.taken)):
+                if broken and not self._clean.fullmatch(self.text):
                     fault = "a quote in an unquoted cell, behind a row that is not CSV"
             except csv.Error as error:
                 fault = str(error)
@@ -94,11 +100,14 @@ class CsvRows:
     def _feed(self) -> Iterator[str]:
         """The lines for the parser, which are noted in ``taken``."""
         chars = 0
-        while (line := self._pending.popleft() if self._pending else next(self._file, None)) is not None:
-            chars = len(line) + (chars if self.taken else 0)
+        while (line := self._pending.popleft() if self._pending else next(self._lines, None)) is not None:
+            first = not self.taken
             self.taken.append(line)
-            if chars > _ROW_CHARS and len(self.taken) > 1:
-                raise csv.Error(f"a quoted cell is longer than {_ROW_CHARS} characters, or never closed")
+            if isinstance(line, int):
+                raise csv.Error(too_long("line"))
+            chars = len(line) + (0 if first else chars)
+            if chars > MAX_RECORD_BYTES and not first:
+                raise csv.Error(f"a quoted cell is longer than {MAX_RECORD_BYTES} characters, or never closed")
             yield line
 
 
@@ -115,14 +124,14 @@ class CsvReader:
         for column, type_name in types.items():
             for holds, fault in (
                 (column not in header, f": {str(path)!r} has the columns {', '.join(map(repr, header))}"),
-                (column in (columns.id, columns.text), ": the column is the id or the text, which are str"),
+                (column in (columns.id, columns.body), ": the column is the id or the text, which are str"),
                 (not columns.keeps(column), ": the column is not one of metadata_columns"),
                 (type_name not in TYPES, f" is unknown; choose {', '.join(TYPES)}"),
             ):
                 if holds:
                     raise InvalidRequestError(f"types={column}={type_name}{fault}")
         self._types = {column: type_name for column, type_name in types.items() if type_name != "str"}
-        self._dropped = [each for each in header if each not in (columns.id, columns.text) and not columns.keeps(each)]
+        self._dropped = [each for each in header if each not in (columns.id, columns.body) and not columns.keeps(each)]
 
     def records(self) -> Generator[Record | Rejected, None, None]:
         """The records, in order; a row that holds none is a :class:`Rejected`."""
@@ -148,10 +157,7 @@ class CsvReader:
         return Rejected(
             where=f"{self._path}:{rows.line}",
             reason=reason,
-            content="".join(rows.taken)
-            .rstrip("\r\n")
-            .encode(errors="surrogateescape")
-            .decode(errors="backslashreplace"),
+            content=rows.text.rstrip("\r\n").encode(errors="surrogateescape").decode(errors="backslashreplace") or None,
             record_id=identity or None,
             lines=len(rows.taken),
         )
@@ -182,12 +188,14 @@ class CsvReader:
             except UnicodeEncodeError:
                 raise InvalidRequestError("not UTF-8; convert the file") from None
         cells: dict[str, Any] = dict(zip(self._header, row, strict=True))
+        composed = self._columns.composed
+        text = None if composed is None else composed(cells)
         for column in self._dropped:
             del cells[column]
         for column, type_name in self._types.items():
             cells[column] = _typed(column, cells[column], type_name)
-        identity, text = cells.pop(self._columns.id, None), cells.pop(self._columns.text)
-        return make_record(identity or None, text, cells)
+        identity, body = cells.pop(self._columns.id, None), cells.pop(self._columns.body)
+        return make_record(identity or None, body if composed is None else text, cells)
 
 
 def _typed(column: str, cell: str, type_name: str) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
 from millpond.ingest.sources.json_file import BOM
+from millpond.ingest.sources.lines import MAX_RECORD_BYTES, too_long
 
 logger = logging.getLogger(__name__)
 
@@ -111,7 +112,11 @@ def _text_file(path: Path, folder: Path) -> Record | Rejected:
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # reading from a pipe would block
             return Rejected(where=shown(path), reason="is not a regular file")
-        return Record(path.relative_to(folder).as_posix(), path.read_bytes().removeprefix(BOM).decode())
+        with path.open("rb") as file:
+            data = file.read(MAX_RECORD_BYTES + 1)
+        if len(data) > MAX_RECORD_BYTES:
+            return Rejected(where=shown(path), reason=too_long("file", path.stat().st_size))
+        return Record(path.relative_to(folder).as_posix(), data.removeprefix(BOM).decode())
     except UnicodeDecodeError as error:
         reason = f"not UTF-8 (byte {error.start})"
     except OSError as error:

@@ -11,7 +11,9 @@ from typing import Any, BinaryIO
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sources.compression import SourcePosition, open_source
+from millpond.ingest.sources.compression import SourcePosition, joined, open_source
+from millpond.ingest.sources.json_array import ArrayReader, LeftOut
+from millpond.ingest.sources.lines import MAX_RECORD_BYTES, read_lines, too_long
 from millpond.ingest.sources.rows import RowReader, make_record
 
 DEAD_LETTER_KEY = "millpond_dead_letter"
@@ -25,7 +27,9 @@ def dump_record(record: Record, *, where: str, reason: str) -> str:
     letter: dict[str, Any] = {"id": record.id, "text": record.text, "metadata": record.metadata}
     if record.chunk:
         letter["chunk"] = record.chunk
-    return _dump(letter, where, reason)
+    line = _dump(letter, where, reason)
+    # No run could read a longer line again.
+    return line if len(line.encode(errors="replace")) <= MAX_RECORD_BYTES else _dump({}, where, reason)
 
 
 def dump_rejected(rejected: Rejected) -> str:
@@ -75,7 +79,10 @@ def read_jsonl(path: Path, rows: RowReader, position: SourcePosition) -> Generat
 
 def read_json_lines(lines: BinaryIO, name: str, rows: RowReader) -> Iterator[Record | Rejected]:
     """The records of a stream with one object a line; blank lines are skipped."""
-    for number, line in enumerate(lines, start=1):
+    for number, line in enumerate(read_lines(lines), start=1):
+        if isinstance(line, int):
+            yield Rejected(where=f"{name}:{number}", reason=too_long("line", line))
+            continue
         data = line.removeprefix(BOM) if number == 1 else line
         if data.strip():
             yield _line(data, f"{name}:{number}", rows)
@@ -101,7 +108,10 @@ def _line(data: bytes, where: str, rows: RowReader) -> Record | Rejected:
 def read_json(path: Path, rows: RowReader, position: SourcePosition) -> Generator[Record | Rejected, None, None]:
     """The records of a file with one array of objects, one object, or one object a line."""
     with open_source(path, position) as file:
-        data = file.read()
+        data = file.read(MAX_RECORD_BYTES + 1)
+        if len(data) > MAX_RECORD_BYTES:
+            yield from _large_json(data, file, path, rows)
+            return
     try:
         values = json.loads(data.decode("utf-8-sig").strip() or "[]")
     except UnicodeDecodeError as error:
@@ -114,11 +124,45 @@ def read_json(path: Path, rows: RowReader, position: SourcePosition) -> Generato
             f"{str(path)!r} is not JSON ({error}); mend it, or write one object a line into a .jsonl"
         ) from None
     for index, value in enumerate(values if isinstance(values, list) else [values]):
-        where = f"{path}[{index}]"
-        try:
-            yield _record(value, "element", where, rows)
-        except InvalidRequestError as error:
-            yield rows.rejected(value, where, str(error))
+        yield _element(value, f"{path}[{index}]", rows)
+
+
+def _large_json(data: bytes, file: BinaryIO, path: Path, rows: RowReader) -> Iterator[Record | Rejected]:
+    """The records of a file that is larger than a record may be, and begins with ``data``."""
+    text, whole = data.removeprefix(BOM).lstrip(), joined(data, file)
+    if text[:1] == b"{":
+        line, line_end, _ = text.partition(b"\n")
+        if line_end and not _is_json(line):
+            yield Rejected(where=f"{path}[0]", reason=too_long("object"))
+        else:
+            yield from read_json_lines(whole, str(path), rows)
+        return
+    try:
+        for index, value in enumerate(ArrayReader(whole)):
+            yield _element(value, f"{path}[{index}]", rows)
+    except UnicodeDecodeError as error:
+        raise InvalidRequestError(f"{str(path)!r} is not UTF-8 ({error.reason}); convert the file") from None
+    except ValueError as error:
+        raise InvalidRequestError(
+            f"{str(path)!r} is not JSON ({error}); mend it, or write one object a line into a .jsonl"
+        ) from None
+
+
+def _is_json(line: bytes) -> bool:
+    try:
+        json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _element(value: object, where: str, rows: RowReader) -> Record | Rejected:
+    if isinstance(value, LeftOut):
+        return Rejected(where=where, reason=value.reason)
+    try:
+        return _record(value, "element", where, rows)
+    except InvalidRequestError as error:
+        return rows.rejected(value, where, str(error))
 
 
 def _record(row: object, noun: str, where: str, rows: RowReader) -> Record | Rejected:

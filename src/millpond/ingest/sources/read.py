@@ -6,10 +6,9 @@ A bad line does not stop the stream: it is yielded as a :class:`Rejected`.
 from __future__ import annotations
 
 import os
-import sys
-from collections.abc import AsyncIterable, Collection, Iterable, Iterator, Mapping, Sized
+from collections.abc import AsyncIterable, Collection, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from millpond.errors import InvalidRequestError, SourceNotFoundError
 from millpond.ingest.record import Record, Rejected
@@ -18,6 +17,7 @@ from millpond.ingest.sources.compression import SourcePosition, check_source, ki
 from millpond.ingest.sources.csv_file import CsvReader
 from millpond.ingest.sources.folder import SkippedFiles, read_folder
 from millpond.ingest.sources.json_file import read_json, read_json_lines, read_jsonl
+from millpond.ingest.sources.pipe import Pipe, is_pipe, open_pipe
 from millpond.ingest.sources.rows import Columns, RowReader, read_items
 from millpond.ingest.sources.tables import check_table, is_table, read_table
 
@@ -33,14 +33,24 @@ class RecordReader(Iterator[Record | Rejected]):
     Attributes:
         total: Number of records, if it is known.
         position: How much of a file is read.
+        pipe: The pipe that is read; ``None`` of anything else.
+        once: Whether what was read cannot be read again: of a pipe or a generator.
         skipped: The files of a folder that were not read; known at the end.
     """
 
     def __init__(
-        self, items: Iterable[Record | Rejected], *, total: int | None = None, position: SourcePosition | None = None
+        self,
+        items: Iterable[Record | Rejected],
+        *,
+        total: int | None = None,
+        position: SourcePosition | None = None,
+        pipe: Pipe | None = None,
+        once: bool = False,
     ) -> None:
         self._items = iter(items)
         self.total = total
+        self.pipe = pipe
+        self.once = once or pipe is not None
         self.position = SourcePosition() if position is None else position
         self.skipped: SkippedFiles | None = None
 
@@ -57,13 +67,16 @@ class RecordReader(Iterator[Record | Rejected]):
         close = getattr(self._items, "close", None)
         if close is not None:
             close()
+        if self.pipe is not None:
+            self.pipe.close()
 
 
 def read(
     source: str | os.PathLike[str] | Iterable[Any] | Any,
     *,
     id_column: str = "id",
-    text_column: str = "text",
+    text_column: str | Sequence[str] = "text",
+    template: str | None = None,
     metadata_columns: Collection[str] | None = None,
     types: Mapping[str, str] | None = None,
 ) -> RecordReader:
@@ -80,7 +93,10 @@ def read(
     Args:
         source: A path, ``"-"``, a table or an iterable.
         id_column: Key or column of the id. A table may lack the column only if this is the default.
-        text_column: Key or column of the text.
+        text_column: Key or column of the text. Of several, as ``["title", "text"]``, the values are joined by a space,
+            without those that are missing or blank; all but the last one stay metadata, too.
+        template: Makes the text of the columns that it names, ``"{title}: {text}"``; a missing value is empty. All but
+            the last one stay metadata, too.
         metadata_columns: Keys or columns that are kept as metadata; ``None``: all. If ``metadata`` is an object, its
             keys are meant, or all of them by ``"metadata"``.
         types: Types of a CSV's other columns: ``str``, ``int``, ``float``, ``bool``, ``date`` or ``datetime`` (stored
@@ -98,7 +114,8 @@ def read(
         MissingExtraError: A file or table without the package that reads it.
         TypeError: ``source`` is nothing that can be read: one record, or the splits of a ``DatasetDict``.
     """
-    return reader_for(source, Columns(id=id_column, text=text_column, metadata=metadata_columns), types or {})
+    columns = Columns(id=id_column, text=text_column, template=template, metadata=metadata_columns)
+    return reader_for(source, columns, types or {})
 
 
 def reader_for(source: Any, columns: Columns | None = None, types: Mapping[str, str] | None = None) -> RecordReader:
@@ -111,14 +128,26 @@ def reader_for(source: Any, columns: Columns | None = None, types: Mapping[str, 
             return _path(source, columns, types)
         if types:
             _refuse_types(types, "'-'")
-        return RecordReader(read_json_lines(sys.stdin.buffer, "stdin", RowReader("stdin", columns)))
+        return _pipe(None, columns)
     table = is_table(source) and not isinstance(source, type)
     if not table:
         _check_iterable(source)
     if types:
         _refuse_types(types, f"a {type(source).__name__}")
     items = read_table(source, columns) if table else read_items(source, RowReader("records", columns))
-    return RecordReader(items, total=len(source) if isinstance(source, Sized) else None)
+    once = isinstance(source, Iterator)
+    return RecordReader(items, total=len(source) if isinstance(source, Sized) else None, once=once)
+
+
+def _pipe(path: Path | None, columns: Columns) -> RecordReader:
+    """The records of a named pipe or of standard input, one object a line."""
+    lines, pipe = open_pipe(path)
+    return line_reader(lines, "stdin" if path is None else str(path), columns, pipe)
+
+
+def line_reader(lines: BinaryIO, name: str, columns: Columns, pipe: Pipe | None) -> RecordReader:
+    """The records of an open pipe, one object a line."""
+    return RecordReader(read_json_lines(lines, name, RowReader(name, columns)), pipe=pipe, once=True)
 
 
 def _check_iterable(source: object) -> None:
@@ -147,7 +176,17 @@ def _path(source: str | os.PathLike[str], columns: Columns, types: Mapping[str, 
             raise InvalidRequestError(
                 f"metadata_columns={named}: the texts of the folder {str(path)!r} have no columns"
             )
+        if columns.composed is not None:
+            named = columns.template or ",".join(columns.texts)
+            given = "text_column" if columns.template is None else "template"
+            raise InvalidRequestError(f"{given}={named}: the texts of the folder {str(path)!r} have no columns")
         return RecordReader(read_folder(path))
+    if is_pipe(path):
+        if kind not in ("", ".jsonl", ".ndjson"):
+            raise InvalidRequestError(
+                f"{str(path)!r} is a pipe, of which only JSONL can be read; write it into a file that ends with {kind}"
+            )
+        return _pipe(path, columns)
     if not path.is_file():
         raise SourceNotFoundError(f"there is no file or folder at {str(path)!r}")
     rows, position = RowReader(str(path), columns), SourcePosition()

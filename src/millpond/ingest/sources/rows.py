@@ -12,6 +12,8 @@ from uuid import UUID
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected, content_hash
+from millpond.ingest.sources.composed_text import ComposedText, compose
+from millpond.support.cached_property import cached_property
 
 logger = logging.getLogger(__name__)
 
@@ -21,11 +23,12 @@ class Columns:
     """The names of a source's columns or keys."""
 
     id: str = "id"  # of the id. A table may lack it only if this is the default
-    text: str = "text"  # of the text
+    text: str | Sequence[str] = "text"  # of the text; several are joined by spaces
+    template: str | None = None  # joins the columns that it names in braces
     metadata: Collection[str] | None = None  # those that are kept as metadata; `None`: all others
 
     def __post_init__(self) -> None:
-        if self.id == self.text:
+        if self.id in self.texts:
             raise InvalidRequestError(f"id_column and text_column are both {self.id!r}; name two columns")
         if self.metadata is None:
             return
@@ -34,17 +37,32 @@ class Columns:
         for name in self.metadata:
             if not isinstance(name, str):
                 raise TypeError(f"metadata_columns holds {name!r}; pass a list of names")
-            if name in (self.id, self.text):
+            if name in (self.id, self.body):
                 raise InvalidRequestError(f"metadata_columns names {name!r}, which is the id or the text; leave it out")
+
+    @cached_property
+    def composed(self) -> ComposedText | None:
+        """How the text is made of several columns; ``None``: it is the value of one."""
+        return compose(self.text, self.template)
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """The columns that the text is made of."""
+        return self.composed.names if self.composed else (self.text if isinstance(self.text, str) else self.text[0],)
+
+    @property
+    def body(self) -> str:
+        """The text's own column: the last of them. The others stay metadata."""
+        return self.texts[-1]
 
     def keeps(self, column: str) -> bool:
         """Whether a column is metadata that is kept."""
-        return column not in (self.id, self.text) and (self.metadata is None or column in self.metadata)
+        return column not in (self.id, self.body) and (self.metadata is None or column in self.metadata)
 
     def check(self, name: str, header: Sequence[str], nested: Collection[str] | None = ()) -> None:
         """Check the columns of a table."""
         shown = ", ".join(map(repr, header)) or "none"
-        for column, purpose in ((self.text, "the text"), (self.id, "the id")):
+        for column, purpose in (*((each, "the text") for each in self.texts), (self.id, "the id")):
             if column not in header and (column, purpose) != ("id", "the id"):
                 raise InvalidRequestError(f"{name} has no column {column!r} for {purpose}; its columns: {shown}")
         if len(set(header)) != len(header):
@@ -58,6 +76,7 @@ class Columns:
 
 
 METADATA_KEY = "metadata"
+_COLLISION = "the keys %s are both in metadata and beside it; the values in metadata are stored"
 
 
 class RowReader:
@@ -68,7 +87,13 @@ class RowReader:
         self._columns = Columns() if columns is None else columns
         self._kept = None if self._columns.metadata is None else frozenset(self._columns.metadata)
         self._nested = nested
-        self._collisions: set[str] = set()
+        self._composed = self._columns.composed
+        self._noted: set[tuple[str, str]] = set()
+
+    @property
+    def composes(self) -> bool:
+        """Whether a text is made of several columns."""
+        return self._composed is not None
 
     def record(self, row: Mapping[Any, Any]) -> Record:
         """The record of a row.
@@ -77,7 +102,8 @@ class RowReader:
         in ``metadata`` counts, and the log names the key once. A missing id becomes the text's content hash.
         """
         fields = dict(row)
-        identity, text = fields.pop(self._columns.id, None), fields.pop(self._columns.text, None)
+        text = None if self._composed is None else self._compose(fields)
+        identity, body = fields.pop(self._columns.id, None), fields.pop(self._columns.body, None)
         metadata = fields.pop(METADATA_KEY, None) if self._nested else None
         if metadata is not None and not isinstance(metadata, Mapping):
             raise InvalidRequestError(f"metadata is a {type(metadata).__name__}; pass a dict")
@@ -85,12 +111,15 @@ class RowReader:
             fields = self._select(fields)
             metadata = metadata if not metadata or METADATA_KEY in self._kept else self._select(metadata)
         if metadata and fields:
-            self._note_collisions(fields.keys() & metadata.keys())
+            self._note(_COLLISION, fields.keys() & metadata.keys())
             fields.update(metadata)
+        text = body if self._composed is None else text
         return make_record(identity, text, fields if fields or metadata is None else metadata)
 
     def document(self, identity: Any, text: Any, metadata: Mapping[Any, Any]) -> Record:
-        """The record of an object that has its id, text and metadata apart."""
+        """The record of an object that has its id, text and metadata apart; its text is that of the last column."""
+        if self._composed is not None and isinstance(metadata, Mapping):
+            text = self._compose({**metadata, self._columns.body: text})
         keeps_all = self._kept is None or not isinstance(metadata, Mapping)
         return make_record(identity, text, metadata if keeps_all else self._select(metadata))
 
@@ -120,15 +149,22 @@ class RowReader:
         assert self._kept is not None
         return {key: value for key, value in fields.items() if key in self._kept}
 
-    def _note_collisions(self, keys: set[Any]) -> None:
-        new = keys - self._collisions
+    def _compose(self, fields: Mapping[Any, Any]) -> str | None:
+        """The text of a row that has several columns of it; some may be keys of its metadata."""
+        assert self._composed is not None
+        nested = fields.get(METADATA_KEY) if self._nested else None
+        values = {**nested, **fields} if isinstance(nested, Mapping) else fields
+        text = self._composed(values)
+        if text is not None and (missing := [name for name in self._composed.names if name not in values]):
+            self._note("a record lacks %s; its text is made of the others", missing)
+        return text
+
+    def _note(self, message: str, keys: Iterable[str]) -> None:
+        """Log what is to be said about keys, once for each of them."""
+        new = {key for key in keys if (message, key) not in self._noted}
         if new:
-            self._collisions |= new
-            logger.warning(
-                "%s: the keys %s are both in metadata and beside it; the values in metadata are stored",
-                self._name,
-                ", ".join(sorted(map(repr, new))),
-            )
+            self._noted |= {(message, key) for key in new}
+            logger.warning("%s: %s", self._name, message % ", ".join(sorted(map(repr, new))))
 
 
 def make_record(identity: Any, text: Any, metadata: Mapping[str, Any]) -> Record:
@@ -148,13 +184,15 @@ _NO_METADATA = "none"  # LlamaIndex's MetadataMode.NONE, a str: the text alone
 def read_items(items: Iterable[Any], rows: RowReader) -> Generator[Record | Rejected, None, Any]:
     """A record, or a :class:`Rejected`, for each item."""
     for number, item in enumerate(items):
-        yield item if type(item) is Record else _record(item, rows, f"item {number}")
+        yield item if type(item) is Record and not rows.composes else _record(item, rows, f"item {number}")
 
 
 def _record(item: Any, rows: RowReader, where: str) -> Record | Rejected:
-    if isinstance(item, Record | Rejected):
+    if isinstance(item, Rejected) or (isinstance(item, Record) and not rows.composes):
         return item
     try:
+        if isinstance(item, Record):
+            return rows.document(item.id, item.text, item.metadata)
         if isinstance(item, Mapping):
             return rows.record(item)
         if hasattr(item, "page_content"):  # LangChain's Document

@@ -7,7 +7,8 @@ from typing import Any
 
 from millpond.errors import InvalidRequestError
 from millpond.ingest.record import Record, Rejected
-from millpond.ingest.sources.arrow import BATCH_ROWS, ArrowReader, pyarrow
+from millpond.ingest.sources.arrow import ArrowReader, pyarrow
+from millpond.ingest.sources.arrow_cells import BATCH_ROWS
 from millpond.ingest.sources.rows import METADATA_KEY, Columns, RowReader, read_items
 
 _ITEM = "row %d"

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from millpond.engine.schedule.truncation import log_truncated
+from millpond.support.text_names import shown
 
 logger = logging.getLogger(__name__)
 
@@ -21,8 +22,9 @@ class Verification:
     rows: int  # rows that the collection holds
     expected: int  # rows that it should hold: those of the journal
     missing: int  # rows of the journal that the collection lacks; their entries are removed: the next run writes them
+    compared: int = 0  # rows whose texts and metadata were compared with the records of the source
     sampled: int  # rows whose vectors were compared with the engine's
-    different: int  # of these, rows with another text or another vector
+    different: int  # records of which a row has another text, other metadata or another vector
 
     @property
     def good(self) -> bool:
@@ -48,7 +50,8 @@ class IngestReport:
         skipped: Files of a source's folder that were not read, since they are no .txt or .md.
         skipped_files: Paths of the first ten of them.
         retried: Requests sent again, since the database did not answer them or was too busy.
-        deleted: Rows deleted because the source has their records no more (``sync=True``).
+        deleted: Rows deleted because the text of their record is blank now, or, with ``sync=True``, because the source
+            has the record no more.
         uncached: Vectors that the engine's cache could not store.
         cache_error: Why it could not; ``None`` if it could.
         stopped: Whether the run was stopped before the end of the source; running again goes on where it was.
@@ -88,7 +91,6 @@ _NAMES = (
 )  # fmt: skip
 _MAX_WARNINGS = 1000
 _NAMED_IDS = 10
-_SHOWN_CHARS = 80
 
 
 class RunCounts:
@@ -134,14 +136,14 @@ class RunCounts:
         """Log once which texts were cut, and which records are blank."""
         counts = self.now()
         texts = counts["cached"] + counts["embedded"]
-        log_truncated(counts["truncated"], texts, max_length, list(map(_shown, self._truncated_ids)))
+        log_truncated(counts["truncated"], texts, max_length, list(map(shown, self._truncated_ids)))
         if blank := counts["blank"]:
             more = blank - len(self._blank_ids)
             logger.warning(
                 "left out %d of %d records, whose text is blank (keep_blank=True keeps them): %s",
                 blank,
                 counts["read"],
-                ", ".join(map(_shown, self._blank_ids)) + (f" and {more} more" if more else ""),
+                ", ".join(map(shown, self._blank_ids)) + (f" and {more} more" if more else ""),
             )
 
     def report(self, **others: Any) -> IngestReport:
@@ -163,7 +165,3 @@ def _note(first: list[str], ids: Iterable[str]) -> int:
         if len(first) < _NAMED_IDS:
             first.append(record_id)
     return count
-
-
-def _shown(record_id: str) -> str:
-    return record_id if len(record_id) <= _SHOWN_CHARS else f"{record_id[:_SHOWN_CHARS]}..."

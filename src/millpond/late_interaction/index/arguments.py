@@ -11,7 +11,8 @@ import numpy.typing as npt
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
 from millpond.late_interaction.index.documents import Search
 from millpond.support.blank import is_blank
-from millpond.support.metadata import Scalar, check_filter, check_str, describe, json_object
+from millpond.support.filters import Condition, check_filter
+from millpond.support.metadata import check_str, describe, json_object
 from millpond.tasks import Role
 from millpond.values.outputs import TokenEmbeddingOutput, TokenSpans
 from millpond.values.spec import ModelSpec
@@ -27,7 +28,7 @@ class SearchOptions(TypedDict, total=False):
 
     Attributes:
         k: Most hits for each query, 10 by default; fewer if fewer documents match.
-        filter: Metadata values that must match (of a list, one of them).
+        filter: For each metadata key a value, a list of which one must match, or a range like ``{"gte": 2020}``.
         ids: Search among these documents only: candidates of another search. Unknown ids are ignored.
         candidates: Documents that the first stage keeps for exact scoring; ``None`` is the index's own number.
         exact: Score every document that matches, without a first stage.
@@ -131,8 +132,8 @@ def check_candidates(candidates: object, k: int) -> None:
         )
 
 
-def checked_filter(filter: Filter | None) -> dict[str, tuple[Scalar, ...]]:
-    """For each metadata key its accepted values; empty for no filter."""
+def checked_filter(filter: Filter | None) -> dict[str, Condition]:
+    """For each metadata key its accepted values, or its range; empty for no filter."""
     if filter is None:
         return {}
     if not isinstance(filter, Mapping):

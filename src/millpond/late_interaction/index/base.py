@@ -28,8 +28,10 @@ from millpond.late_interaction.index.row_encoding import RowEncoding
 from millpond.late_interaction.scoring import explanation
 from millpond.late_interaction.scoring.explanation import TokenMatch
 from millpond.support.blank import is_blank
-from millpond.support.metadata import Scalar, check_str
+from millpond.support.filters import Condition
+from millpond.support.metadata import check_str
 from millpond.support.progress import draw_bar
+from millpond.support.text_names import named
 from millpond.values.fingerprint import ModelIdentity
 from millpond.vectors.ragged import Ragged
 
@@ -114,7 +116,8 @@ class LateInteractionIndex(ABC):
         added = replaced = truncated = 0
         with draw_bar(show=show_progress, total=len(kept), unit=" texts") as bar, self._adding():
             for piece in _pieces(kept, [len(text) for text in texts], _PIECE_CHARACTERS):
-                output = engine.token_embed([texts[index] for index in piece], role="document", normalize=True)
+                with named([ids[index] for index in piece]):  # a warning of cut texts has their ids
+                    output = engine.token_embed([texts[index] for index in piece], role="document", normalize=True)
                 new = self._upsert(_documents(columns, piece, self._encoding.documents(output.embeddings)))
                 added, replaced = added + new, replaced + len(piece) - new
                 truncated += int(output.truncated.sum())
@@ -390,7 +393,7 @@ class LateInteractionIndex(ABC):
         """Delete documents by distinct ids; returns how many there were."""
 
     @abstractmethod
-    def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def _delete_matching(self, conditions: Mapping[str, Condition]) -> int:
         """Delete documents by metadata; returns how many there were."""
 
     @abstractmethod

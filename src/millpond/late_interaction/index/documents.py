@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from millpond.support.fair_semaphore import FairSemaphore
-from millpond.support.metadata import Scalar
+from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
 
 SEARCH_TURNS = FairSemaphore()
@@ -64,7 +64,7 @@ class Search:
     """The checked options of a search."""
 
     k: int  # most hits for each query
-    conditions: Mapping[str, tuple[Scalar, ...]]  # for each metadata key its accepted values; empty for no filter
+    conditions: Mapping[str, Condition]  # for each metadata key its values, or its range; empty for no filter
     ids: Sequence[str] | None = None  # distinct ids of the only documents to search; `None` for all
     candidates: int | None = None  # documents to keep for exact scoring; `None` for the index's own number
     exact: bool = False  # score every document that matches

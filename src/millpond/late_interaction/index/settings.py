@@ -53,8 +53,7 @@ class IndexSettings:
 
     def to_json(self) -> dict[str, Any]:
         """The settings but the projection's matrix, which is stored as an array."""
-        model = self.model
-        identity = model and {"fingerprint": model.fingerprint, "model": model.model, "settings": dict(model.settings)}
+        identity = None if self.model is None else self.model.to_json()
         return {"model": identity, "native": self.native, "width": self.width, "pool_factor": self.pool_factor}
 
     @classmethod

@@ -20,7 +20,7 @@ from millpond.late_interaction.index.documents import Documents, Hit, IndexStats
 from millpond.late_interaction.memory import scoring
 from millpond.late_interaction.memory.files import read_index, write_index
 from millpond.late_interaction.memory.store import TokenStore
-from millpond.support.metadata import Scalar
+from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
 
 
@@ -171,7 +171,7 @@ class MemoryIndex(LateInteractionIndex):
     def _delete(self, ids: Sequence[str]) -> int:
         return self._store.delete(ids)
 
-    def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def _delete_matching(self, conditions: Mapping[str, Condition]) -> int:
         return self._store.delete_matching(conditions)
 
     def _stored(self, id: str) -> tuple[str, Mapping[str, Any]] | None:

@@ -15,7 +15,7 @@ from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.kernels.centroids import Centroids, nearest
 from millpond.late_interaction.memory.blocks import FULL_BLOCK, Batch, Block, View
-from millpond.support.metadata import Scalar
+from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
 
 # Documents from which on codes pay: fewer are compared whole in about the same time.
@@ -142,7 +142,7 @@ class TokenStore:
         with self._writing:
             return self._remove({id: place for id in ids if (place := self._places.get(id)) is not None})
 
-    def delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def delete_matching(self, conditions: Mapping[str, Condition]) -> int:
         """Delete documents by metadata; returns how many there were."""
         with self._writing:
             ids = []

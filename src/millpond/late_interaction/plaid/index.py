@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, get_args
@@ -26,8 +26,9 @@ from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.snapshot import Snapshot, open_snapshot
 from millpond.late_interaction.plaid.storage.folder import IndexFolder, Transaction
 from millpond.late_interaction.plaid.storage.lock import LOCK, WriteLock
-from millpond.late_interaction.plaid.storage.manifest import Manifest
-from millpond.support.metadata import Scalar
+from millpond.late_interaction.plaid.storage.manifest import CURRENT, Manifest
+from millpond.support.filters import Condition
+from millpond.support.similar import list_names
 from millpond.vectors.ragged import Ragged
 
 logger = logging.getLogger(__name__)
@@ -122,7 +123,9 @@ class PlaidIndex(LateInteractionIndex):
             SourceNotFoundError: There is none at this path.
         """
         if not IndexFolder(Path(path)).exists():
-            raise SourceNotFoundError(f"{path} has no index; build it first")
+            beside = list_names(Path(path).name, _indexes_beside(Path(path)))
+            known = f"; beside it there are {beside}" if beside else ""
+            raise SourceNotFoundError(f"{path} has no index; build it first{known}")
         return cls(path, engine)
 
     @property
@@ -252,7 +255,7 @@ class PlaidIndex(LateInteractionIndex):
     def _delete(self, ids: Sequence[str]) -> int:
         return self._delete_found(lambda snapshot: [some[some >= 0] for some in snapshot.find(ids)])
 
-    def _delete_matching(self, conditions: Mapping[str, Sequence[Scalar]]) -> int:
+    def _delete_matching(self, conditions: Mapping[str, Condition]) -> int:
         def matching(segment: Segment) -> npt.NDArray[np.int64]:
             mask = segment.file.metadata.mask(conditions)
             return np.flatnonzero(mask if segment.live is None else mask & segment.live)
@@ -382,3 +385,10 @@ class PlaidIndex(LateInteractionIndex):
         if snapshot.settings is not None and not self._restored:
             self._encoding.restore(snapshot.settings, owner=f"index {self._path}")
             self._restored = True
+
+
+def _indexes_beside(path: Path) -> list[str]:
+    """Names of the indexes in the folder of a path."""
+    with suppress(OSError):
+        return [each.name for each in path.absolute().parent.iterdir() if (each / CURRENT).is_file()]
+    return []

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from millpond.models.native import structs
 from millpond.models.native.kernels import Kernels
 from millpond.models.native.memory import Memory
+from millpond.support.load_progress import advance, begin
 
 # A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
 UNIT = 32
@@ -114,6 +115,7 @@ class WeightPacker:
         """Pack all weights into one piece of memory, in the order of their use."""
         memory = Memory(sum(self._bytes(struct) for struct, _ in self._weights) + 4096)
         at = memory.address
+        begin("arranging weights", sum(self._bytes(struct) for struct, _ in self._weights))
         while self._weights:
             struct, weight = self._weights.pop(0)  # the last reference to it, if its module is gone
             int8 = bool(struct.scales)
@@ -123,6 +125,7 @@ class WeightPacker:
             (self._kernels.pack_int8 if int8 else self._kernels.pack)(ctypes.addressof(call))
             at += self._bytes(struct)
             del whole, weight
+            advance(self._bytes(struct))
         return memory
 
     def _packed(

@@ -87,6 +87,15 @@ class CohereEmbedAnswer(BaseModel):
 router = APIRouter(tags=["Cohere"])
 
 _TASKS: tuple[Task, ...] = ("embed",)
+# Of one number in the response; eight of them are one in the binary types.
+_BYTES: dict[EmbeddingType, float] = {
+    "float": encoding.JSON_BYTES,
+    "int8": 5,
+    "uint8": 4,
+    "binary": 5 / 8,
+    "ubinary": 4 / 8,
+    "base64": encoding.NumberFormat().bytes_per_number,
+}
 _DOCUMENTED = openapi.operation(CohereEmbedRequest, answer=CohereEmbedAnswer)
 
 
@@ -117,7 +126,14 @@ async def _answer(
         raise RequestError(dimensions_message(error, model.name), param="output_dimension") from error
     params = replace(input_type_params(body.input_type, model.engine.spec), dimensions=body.output_dimension)
     output: EmbeddingOutput = await calls.run_task(
-        request, model, "embed", texts, params, _tokenization(body, model.max_model_len), field="texts"
+        request,
+        model,
+        "embed",
+        texts,
+        params,
+        _tokenization(body, model.max_model_len),
+        field="texts",
+        bytes_per_number=_bytes_per_number(types),
     )
     rows, tokens = output.embeddings, output.usage.prompt_tokens
     vectors = (
@@ -138,6 +154,11 @@ def _tokenization(body: CohereEmbedRequest, max_model_len: int) -> Tokenization:
     limit = None if body.max_tokens is None else min(body.max_tokens, max_model_len)
     side: Truncate = "start" if body.truncate == "START" else "end"
     return Tokenization(truncate="error" if body.truncate == "NONE" else side, limit=limit, side=side)
+
+
+def _bytes_per_number(types: list[EmbeddingType] | None) -> float:
+    """Bytes of a number in the response, in all its types."""
+    return _BYTES["float"] if types is None else sum(_BYTES[name] for name in types)
 
 
 def _converted(rows: npt.NDArray[np.float32], name: EmbeddingType) -> Any:

@@ -19,6 +19,7 @@ from millpond.server.api.indexes import Match
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
 from millpond.server.requests.fields import absent_if_null, check_length
+from millpond.server.requests.result_size import reserve_comparison
 from millpond.server.responses.encoding import json_response
 from millpond.server.responses.response_fields import UsageInfo, usage
 from millpond.server.state import find_model
@@ -69,6 +70,7 @@ async def explain(request: Request) -> Response:
 
     def submit() -> Pending[TokenEmbeddingOutput]:
         query_spans, document_spans = _spans(engine, body, "query"), _spans(engine, body, "document")
+        reserve_comparison(request, model, len(query_spans), len(document_spans))
         query = engine.submit("token_embed", [body.query], replace(params, role="query"))
         try:
             document = engine.submit("token_embed", [body.document], replace(params, role="document"))

@@ -2,31 +2,55 @@
 
 from __future__ import annotations
 
-import asyncio
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from functools import partial
+from itertools import chain, islice
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, WithJsonSchema
 
+from millpond.errors import InputTooLongError
 from millpond.late_interaction.index.arguments import SearchOptions, check_queries, checked_search
 from millpond.server.api import openapi
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
-from millpond.server.requests.fields import check_count, one_of
-from millpond.server.responses.encoding import json_response
+from millpond.server.requests.fields import absent_if_null, check_count, check_length, one_of
+from millpond.server.requests.response_budget import response_budget_of
+from millpond.server.requests.result_size import reserve_comparison, reserve_result
+from millpond.server.responses.encoding import json_response, response_of, to_json
 from millpond.server.served.indexes import ServedIndex
 from millpond.server.state import record_model, state_of
+from millpond.tasks import Truncate
 from millpond.values.outputs import TokenEmbeddingOutput
 from millpond.values.params import PoolingParams
+from millpond.vectors.ragged import Ragged
 from millpond.vllm.model import Pending
 
 Count = Annotated[int, Field(ge=1, le=10_000)]
 Candidates = Annotated[int, Field(ge=1, le=1_000_000)]
 Id = Annotated[str, Field(min_length=1)]
-Conditions = dict[str, Any]
+_SCALAR = [{"type": kind} for kind in ("string", "number", "boolean")]
+_BOUND = {"anyOf": [{"type": "number"}, {"type": "string", "description": "A date or time in ISO 8601."}]}
+_RANGE = {
+    "type": "object",
+    "properties": dict.fromkeys(("gt", "gte", "lt", "lte"), _BOUND),
+    "additionalProperties": False,
+    "minProperties": 1,
+}
+_VALUES = {"type": "array", "items": {"anyOf": _SCALAR}, "minItems": 1}
+# The index checks the conditions themselves.
+Conditions = Annotated[
+    dict[str, Any],
+    WithJsonSchema({"type": "object", "additionalProperties": {"anyOf": [*_SCALAR, _VALUES, _RANGE]}}),
+]
+Cut = Literal["end", "error"]
 
-_FILTER = "Metadata values that must match; of a list, one of them."
+_FILTER = (
+    "For each metadata key a value, a list of which one must match, or a range of numbers or times, like "
+    '`{"gte": 2020, "lt": 2024}`.'
+)
 
 
 class SearchRequest(BaseModel):
@@ -41,6 +65,9 @@ class SearchRequest(BaseModel):
     ids: list[Id] | None = Field(None, description="Search among these documents only.")
     candidates: Candidates | None = Field(None, description="Documents that the first stage keeps for exact scoring.")
     exact: bool = Field(False, description="Score every document, without a first stage.")
+    truncate: Annotated[Truncate, absent_if_null(Truncate)] = Field(
+        "end", description="Which end of a query that is too long is cut; error refuses it."
+    )
 
     _check_forms = one_of("query", "queries")
 
@@ -61,6 +88,7 @@ class SearchAnswer(BaseModel):
     index: str
     model: str
     results: list[IndexHit] | list[list[IndexHit]]
+    truncated: bool | list[bool] = Field(description="Whether the query was cut; for ``queries``, of each.")
 
 
 class AddRequest(BaseModel):
@@ -108,6 +136,9 @@ class ExplainRequest(BaseModel):
 
     query: str
     id: Id
+    truncate: Annotated[Cut, absent_if_null(Cut)] = Field(
+        "end", description="Whether the end of a query that is too long is cut; error refuses it."
+    )
 
 
 class Match(BaseModel):
@@ -127,19 +158,21 @@ class ExplainAnswer(BaseModel):
     id: str
     text: str
     score: float
+    truncated: bool = Field(description="Whether the query was cut.")
     matches: list[Match]
 
 
 class IndexInfo(BaseModel):
-    """One index."""
+    """One index; one that is damaged has a name and a state only."""
 
     name: str
-    model: str
-    documents: int
-    tokens: int
-    width: int
-    codec: str
-    bytes: int
+    state: Literal["ready", "damaged"]
+    model: str | None = None
+    documents: int | None = None
+    tokens: int | None = None
+    width: int | None = None
+    codec: str | None = None
+    bytes: int | None = None
 
 
 class IndexList(BaseModel):
@@ -148,14 +181,23 @@ class IndexList(BaseModel):
     data: list[IndexInfo]
 
 
+# Queries that are searched together, and hits that are in memory as Python objects, at most.
+_QUERIES = 32
+_HITS = 20_000
+# Bytes of a hit in the response without its text and metadata, at least; and of its text for each of its tokens, about.
+_HIT_BYTES = 60
+_TOKEN_BYTES = 6
+_FEWER = "send fewer queries, or ask for fewer hits (k)"
+
 router = APIRouter(prefix="/v1/indexes", tags=["Late-interaction indexes"])
 
 
 @router.get("", response_model=IndexList)
 async def list_indexes(request: Request) -> Response:
     """The indexes of this server."""
-    infos = await asyncio.to_thread(lambda: [_info(served) for served in state_of(request).indexes])
-    return await json_response({"data": infos})
+    indexes = state_of(request).indexes
+    infos = [await _info(served) for served in indexes]
+    return await json_response({"data": [*infos, *({"name": name, "state": "damaged"} for name in indexes.damaged)]})
 
 
 @router.post("/{name}/search", openapi_extra=openapi.operation(SearchRequest, answer=SearchAnswer))
@@ -168,20 +210,25 @@ async def search(request: Request, name: str) -> Response:
     options = SearchOptions(k=body.k, filter=body.filter, ids=body.ids, candidates=body.candidates, exact=body.exact)
     check_queries(queries)
     checked_search(**options)  # before anything is encoded
-    results: list[list[dict[str, Any]]] = []
+    results: list[bytes] = []
+    truncated: list[bool] = []
     if queries:
         engine = served.model.engine
+        memory = await _memory_of_hits(request, served, len(queries), body.k)
 
         def submit() -> Pending[TokenEmbeddingOutput]:
-            future = engine.submit("token_embed", queries, PoolingParams(role="query", normalize=True))
+            params = PoolingParams(role="query", normalize=True, truncate=body.truncate)
+            reserve_result(request, served.model, "token_embed", queries, params, bytes_per_number=0, more=memory)
+            future = engine.submit("token_embed", queries, params)
             return Pending(future=future, finish=lambda output: output, finished=True, items=queries)
 
         output = await calls.run(request, submit, model=served.model, texts=len(queries))
-        found = await asyncio.to_thread(served.index.search_embeddings, output.embeddings, **options)
-        results = [[asdict(hit) for hit in hits] for hits in found]
-    return await json_response(
-        {"index": name, "model": served.model.name, "results": results if body.queries is not None else results[0]}
-    )
+        results = await _found(request, served, output.embeddings, options)
+        truncated = output.truncated.tolist()
+    several = body.queries is not None
+    head = {"index": name, "model": served.model.name, "truncated": truncated if several else truncated[0]}
+    parts = [to_json(head)[:-1], b',"results":', *_listed(results, several=several), b"}"]
+    return response_of(parts, "application/json")
 
 
 @router.post("/{name}/add", openapi_extra=openapi.operation(AddRequest, answer=AddAnswer))
@@ -192,7 +239,7 @@ async def add(request: Request, name: str) -> Response:
     body = await bodies.read(request, AddRequest)
     check_count(request, len(body.texts), field="texts")
     async with served.writing:
-        report = await asyncio.to_thread(served.index.add, body.ids, body.texts, body.metadata)
+        report = await served.run(lambda: served.index.add(body.ids, body.texts, body.metadata))
     return await json_response({"index": name, **asdict(report)})
 
 
@@ -203,7 +250,7 @@ async def delete(request: Request, name: str) -> Response:
     _check_writable(request)
     body = await bodies.read(request, DeleteRequest, queued=False)
     async with served.writing:
-        deleted = await asyncio.to_thread(served.index.delete, body.ids, filter=body.filter)
+        deleted = await served.run(lambda: served.index.delete(body.ids, filter=body.filter))
     return await json_response({"index": name, "deleted": deleted})
 
 
@@ -212,21 +259,60 @@ async def explain(request: Request, name: str) -> Response:
     """For each token of a query, the characters of a document that it matched, and the score."""
     served = _find(request, name)
     body = await bodies.read(request, ExplainRequest)
-    document = await asyncio.to_thread(served.index.get, body.id)
+    document = await served.run(lambda: served.index.get(body.id))
     if document is None:
         raise RequestError(
             f"The index `{name}` has no document `{body.id[:128]}`.", status=404, type="NotFoundError", param="id"
         )
-    matches = await asyncio.to_thread(served.index.explain, body.query, body.id)
+    check_queries([body.query])
+    truncated = await calls.prepared(request, partial(_is_cut, request, served, body, document.text))
+    matches = await served.run(lambda: served.index.explain(body.query, body.id))
     return await json_response(
         {
             "index": name,
             "id": document.id,
             "text": document.text,
             "score": sum(match.score for match in matches),
+            "truncated": truncated,
             "matches": [asdict(match) for match in matches],
         }
     )
+
+
+async def _memory_of_hits(request: Request, served: ServedIndex, queries: int, k: int) -> int:
+    """Bytes that the hits of a search may take; one whose hits are too large even without their texts is refused."""
+    stats = await served.run(served.index.stats)
+    hits = queries * min(k, stats.documents)
+    budget = response_budget_of(request)
+    budget.check(_HIT_BYTES * hits, _FEWER, param="k")
+    text = _TOKEN_BYTES * stats.tokens // max(1, stats.documents)
+    return min(budget.largest, (_HIT_BYTES + text) * hits)
+
+
+async def _found(request: Request, served: ServedIndex, queries: Ragged, options: SearchOptions) -> list[bytes]:
+    """The hits of each query, searched and written some queries at a time, as long as the response is not too large."""
+    step = max(1, min(_QUERIES, _HITS // options["k"]))
+    results: list[bytes] = []
+    size = 0
+    for start in range(0, len(queries), step):
+        some = Ragged.from_matrices(queries[start : start + step], width=queries.flat.shape[1])
+        results += await served.run(partial(_hits, served, some, options))
+        size += sum(map(len, results[start:]))
+        response_budget_of(request).check(size, _FEWER, param="k")
+    return results
+
+
+def _listed(results: Sequence[bytes], *, several: bool) -> Iterator[bytes]:
+    """The parts of a list of lists; a single list if there are not ``several``."""
+    if not several:
+        return iter(results)
+    divided = (part for each in results for part in (b",", each))
+    return chain((b"[",), islice(divided, 1, None), (b"]",))
+
+
+def _hits(served: ServedIndex, queries: Ragged, options: SearchOptions) -> list[bytes]:
+    found = served.index.search_embeddings(queries, **options)
+    return [to_json([asdict(hit) for hit in hits]) for hits in found]
 
 
 def _find(request: Request, name: str) -> ServedIndex:
@@ -246,10 +332,31 @@ def _check_writable(request: Request) -> None:
         )
 
 
-def _info(served: ServedIndex) -> dict[str, Any]:
-    stats = served.index.stats()
+def _is_cut(request: Request, served: ServedIndex, body: ExplainRequest, document: str) -> bool:
+    """Whether the query is longer than the model reads, which ``truncate`` may refuse; reserves the result's room."""
+    model = served.model
+    check_length(body.query, model.max_model_len)
+    (of_document,) = model.engine.token_spans([document], role="document")
+    cut = False
+    try:
+        (of_query,) = model.engine.token_spans([body.query], role="query", truncate="error")
+    except InputTooLongError:
+        if body.truncate == "error":
+            raise
+        (of_query,) = model.engine.token_spans([body.query], role="query")
+        cut = True
+    reserve_comparison(request, model, len(of_query), len(of_document))
+    return cut
+
+
+async def _info(served: ServedIndex) -> dict[str, Any]:
+    try:
+        stats = await served.run(served.index.stats)
+    except RequestError:  # it is damaged, and the others are listed
+        return {"name": served.name, "state": "damaged", "model": served.model.name}
     return {
         "name": served.name,
+        "state": "ready",
         "model": served.model.name,
         "documents": stats.documents,
         "tokens": stats.tokens,

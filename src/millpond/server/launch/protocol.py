@@ -29,8 +29,11 @@ _MAX_DROPPED_BODY = 64 << 20
 _MAX_DROPPED = 1 << 20
 _NO_METHOD = len(b"  HTTP/1.1\r\n\r\n")  # bytes of a head beside its method, its URL and its headers
 _SEPARATORS = len(b": \r\n")
-# A client beyond the cap has this long to read its 503.
-_FULL_SECONDS = 1.0
+# A client beyond the cap, or one whose time is over, has this long to read the reason.
+_LAST_SECONDS = 1.0
+# How often a client's time is interrupted to see whether it reads, if it has more than this many bytes to read.
+_LOOKS = 16
+_SMALL = 1 << 12
 _QUIET_SECONDS = 60.0  # between two warnings about the cap
 # Java's client offers an upgrade to HTTP/2 with every request. A server may ignore the offer, but the parser takes the
 # body after it for the other protocol.
@@ -122,7 +125,7 @@ class HttpProtocol(HttpToolsProtocol):
         self._stopping = False  # the server is
         self._rejection: Rejection | None = None
         self._dropped = 0
-        self._unsent = 0  # bytes that the client had still to read when its time was last over
+        self._unsent = 0  # bytes that the client had still to read when they were last counted
         self._since: float | None = None  # when the client's turn began
 
     # Called by the transport
@@ -136,7 +139,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._cap.exceeded(len(self.connections), self._since):
             message = f"The server has {self._cap.most} connections, which is the most; retry in about 1 s"
             self._reject((HTTPStatus.SERVICE_UNAVAILABLE, message))
-            self.loop.call_later(_FULL_SECONDS, transport.abort)
+            self.loop.call_later(_LAST_SECONDS, transport.abort)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Called when the connection is closed."""
@@ -241,7 +244,8 @@ class HttpProtocol(HttpToolsProtocol):
         """Close; a client that may still be sending can read its response first."""
         if self.closing:
             return
-        self.closing, self._since = True, self.loop.time()
+        self.closing = True
+        self._begin_time()
         if self._stopping or not (self._receiving or self._rejection):
             return self._wire.close()
         self.flow.resume_reading()
@@ -254,27 +258,45 @@ class HttpProtocol(HttpToolsProtocol):
             return
         answer_due = len(self._unanswered) > self._receiving
         full = self._receiving and self.flow.read_paused  # the application has not taken what is here
-        self._since = self.loop.time() if self.flow.write_paused or not (answer_due or full) else None
+        if self.flow.write_paused or not (answer_due or full):
+            self._begin_time()
+        else:
+            self._since = None
+
+    def _begin_time(self) -> None:
+        """Count the client's time from now."""
+        self._since, self._unsent = self.loop.time(), self._wire.get_write_buffer_size()
+        if self._unsent > _SMALL:
+            self._schedule()
+        else:  # it is on its way
+            self._unsent = 0
 
     def _check_time(self) -> None:
-        """Called when the client's time may be over."""
-        now = self.loop.time()
-        since = now if self._since is None else self._since
-        if now >= since + self.timeout_keep_alive:
-            since = self._since = now
+        """Called when the client's time may be over, and meanwhile to see whether it reads."""
+        now, unsent = self.loop.time(), self._wire.get_write_buffer_size()
+        if self._since is not None and unsent < self._unsent:
+            self._since = now
+        self._unsent = unsent
+        if self._since is not None and now >= self._since + self.timeout_keep_alive:
+            self._since = now
             self._give_up()
-        self._timer = self.loop.call_later(since + self.timeout_keep_alive - now, self._check_time)
+        self._schedule()
+
+    def _schedule(self) -> None:
+        """Set the timer to the end of the client's time; earlier while the client has bytes to read."""
+        limit = self.timeout_keep_alive
+        left = limit if self._since is None else self._since + limit - self.loop.time()
+        self._timer.cancel()
+        self._timer = self.loop.call_later(min(left, limit / _LOOKS) if self._unsent else left, self._check_time)
 
     def _give_up(self) -> None:
         """The client has made no progress in time."""
-        unsent = self._wire.get_write_buffer_size()
-        if unsent and unsent != self._unsent:  # it does read, slowly
-            self._unsent = unsent
-        elif unsent or self.closing:
+        if self._unsent or self.closing:
             self._wire.abort()
         elif self._receiving:
             message = f"No more of the body arrived in {self.timeout_keep_alive} s; send it without a pause"
             self._reject((HTTPStatus.REQUEST_TIMEOUT, message))
+            self.loop.call_later(_LAST_SECONDS, self._wire.abort)
         else:
             self.close()
 

@@ -16,6 +16,9 @@ from millpond.server.errors import ClientGoneError, RequestError
 from millpond.server.requests.body_budget import BodyBudget
 from millpond.server.requests.fields import check_count
 from millpond.server.requests.prepare_executor import prepare_executor_of
+from millpond.server.requests.response_budget import WAIT_SECONDS, ResultsFullError, response_budget_of
+from millpond.server.requests.result_size import reserve_result
+from millpond.server.responses.encoding import JSON_BYTES
 from millpond.server.served.models import ServedModel
 from millpond.server.state import state_of
 from millpond.server.telemetry.timings import Work
@@ -36,13 +39,8 @@ async def run(
     if model is not None:
         model.engine.check_room(texts)
     async with _until_disconnect_or_deadline(request):
-        submission = prepare_executor_of(request).submit(submit, body_bytes=BodyBudget.taken(request.scope))
-        try:
-            pending = await asyncio.wrap_future(submission)
-        except asyncio.CancelledError:  # the thread goes on; its call is cancelled as soon as it exists
-            submission.add_done_callback(_cancel)
-            raise
-        output = await _result(pending.future)
+        pending = await prepared(request, submit, abandon=_cancel)
+        output: Output = await _result(pending.future)
         if model is not None:
             _record_work(request, model, pending, output)
         if not pending.finished:
@@ -51,6 +49,29 @@ async def run(
     if usage is not None:
         request.state.tokens = getattr(request.state, "tokens", 0) + usage.prompt_tokens
     return output
+
+
+async def prepared(
+    request: Request, work: Callable[[], Output], *, abandon: Callable[[Future[Output]], None] = lambda _: None
+) -> Output:
+    """What ``work`` returns, called in a thread; as long as its result finds no room, it waits and is called again.
+
+    ``abandon`` gets the future if the request ends first: the thread goes on.
+    """
+    end = asyncio.get_running_loop().time() + WAIT_SECONDS
+    while True:
+        working = prepare_executor_of(request).submit(work, body_bytes=BodyBudget.taken(request.scope))
+        try:
+            return await asyncio.wrap_future(working)
+        except asyncio.CancelledError:
+            working.add_done_callback(abandon)
+            raise
+        except ResultsFullError as full:
+            try:
+                async with asyncio.timeout_at(end):
+                    await response_budget_of(request).wait(full)
+            except TimeoutError:
+                raise full from None
 
 
 async def run_task(
@@ -62,16 +83,18 @@ async def run_task(
     tokenization: Tokenization,
     *,
     field: str,
+    bytes_per_number: float = JSON_BYTES,
 ) -> Any:
     """The output of ``task`` for ``items``, which are in the request's ``field``."""
     check_count(request, len(items), field=field)
     pooling = model.pooling
-    return await run(
-        request,
-        lambda: pooling.submit(task, items, pooling.complete(task, params, tokenization)),
-        model=model,
-        texts=len(items),
-    )
+
+    def submit() -> Pending[Any]:
+        completed = pooling.complete(task, params, tokenization)
+        reserve_result(request, model, task, items, completed, bytes_per_number=bytes_per_number)
+        return pooling.submit(task, items, completed)
+
+    return await run(request, submit, model=model, texts=len(items))
 
 
 def _record_work(request: Request, model: ServedModel, pending: Pending[Any], output: Any) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Self
 
 from fastapi import Request
@@ -14,6 +14,7 @@ from millpond.server.errors import RequestError
 from millpond.server.requests import calls
 from millpond.server.requests.chat import check_trusted
 from millpond.server.requests.fields import PoolingRequest, absent_if_null, check_count
+from millpond.server.requests.result_size import reserve_result
 from millpond.server.served.models import ServedModel, only
 from millpond.server.state import record_model, state_of
 from millpond.tasks import Activation, ScoreMethod, ScoreType
@@ -28,7 +29,7 @@ Text = str | dict[str, Any]
 Side = Text | list[Text]
 METHOD = (
     "How a pair is scored: `cosine` of two vectors, `maxsim` of token vectors, or `auto` (the default): what the model "
-    "is; an embedder scores by cosine and reranks by MaxSim."
+    "is, which is the cosine for an embedder, and MaxSim for a late-interaction model."
 )
 
 
@@ -74,13 +75,10 @@ class Scoring:
     query_tokens: int = 0  # cut each query to this many tokens; 0 keeps all
     document_tokens: int = 0  # the same for each document
     template: str | None = None  # a score template that replaces the checkpoint's own
-    method: ScoreMethod = "auto"
-    ranking: bool = False  # whether the scores rank documents: auto is then that of millpond.Engine.rerank
+    method: ScoreMethod = "auto"  # as of millpond.Engine.score, also to rank: clients have thresholds for cosines
 
     @classmethod
-    def of(
-        cls, body: PairRequest, request: Request, model: ServedModel, *, truncate: bool = False, ranking: bool = False
-    ) -> Self:
+    def of(cls, body: PairRequest, request: Request, model: ServedModel, *, truncate: bool = False) -> Self:
         """The options of a request in vLLM's or Cohere's format."""
         limit = model.max_model_len
         tokenization = body.tokenization(limit)
@@ -101,7 +99,6 @@ class Scoring:
             document_tokens=_cut_length("max_tokens_per_doc", body.max_tokens_per_doc or 0, limit, truncate=truncate),
             template=body.chat_template,
             method=body.method or "auto",
-            ranking=ranking,
         )
 
     async def run(
@@ -116,10 +113,12 @@ class Scoring:
             raise RequestError("Input lengths must be either 1:1, 1:N or N:N")
         check_count(request, len(documents), field="documents")
         return await calls.run(
-            request, lambda: self._submit(model, queries, documents), model=model, texts=len(documents)
+            request, lambda: self._submit(request, model, queries, documents), model=model, texts=len(documents)
         )
 
-    def _submit(self, model: ServedModel, queries: Sequence[str], documents: Sequence[str]) -> Pending[ScoreOutput]:
+    def _submit(
+        self, request: Request, model: ServedModel, queries: Sequence[str], documents: Sequence[str]
+    ) -> Pending[ScoreOutput]:
         engine = model.engine
         if self.query_tokens:
             queries = engine.truncate_texts(queries, self.query_tokens)
@@ -129,8 +128,13 @@ class Scoring:
         activation = self.activation if engine.spec.score_type == "cross-encoder" else None
         params = PoolingParams(activation=activation, instruction=self.instruction)
         params = model.pooling.complete("score", params, self.tokenization)
+        late = self.method == "maxsim" or (self.method == "auto" and engine.spec.score_type == "late-interaction")
+        if late and len(queries) > 1 and "token_embed" in engine.tasks:
+            # The token rows of queries are kept until their documents were computed.
+            rows = replace(params, task=None, activation=None, instruction=None, role="query")
+            reserve_result(request, model, "token_embed", queries, rows, bytes_per_number=0)
         return model.pooling.submit_score(
-            pair_up(queries, documents), params, template=self.template, method=self.method, ranking=self.ranking
+            pair_up(queries, documents), params, template=self.template, method=self.method
         )
 
 

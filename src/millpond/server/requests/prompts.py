@@ -11,8 +11,9 @@ from millpond.server.errors import RequestError
 from millpond.server.requests import calls, chat
 from millpond.server.requests.chat import ChatFields, Conversation, Message, as_batch
 from millpond.server.requests.fields import PoolingRequest, check_count, check_length
+from millpond.server.requests.result_size import reserve_result
+from millpond.server.responses.encoding import JSON_BYTES
 from millpond.server.served.models import ServedModel
-from millpond.server.settings.config import ServerConfig
 from millpond.server.state import state_of
 from millpond.tasks import Task
 from millpond.values.inputs import Item, TokenIds
@@ -59,6 +60,11 @@ class PromptRequest(PoolingRequest, ChatFields):
         return self
 
     @property
+    def bytes_per_number(self) -> float:
+        """Bytes of a number in the response."""
+        return JSON_BYTES
+
+    @property
     def selects_prompt(self) -> bool:
         """Whether the request selects a prompt of the model."""
         return False
@@ -89,19 +95,20 @@ def count(body: PromptRequest, request: Request) -> int:
 
 async def run(request: Request, model: ServedModel, task: Task, body: PromptRequest, params: PoolingParams) -> Any:
     """The output of ``task`` for the prompts of ``body``."""
-    config = state_of(request).config
     return await calls.run(
-        request, lambda: submit(task, body, params, model, config), model=model, texts=count(body, request)
+        request, lambda: submit(task, body, params, model, request), model=model, texts=count(body, request)
     )
 
 
 def submit(
-    task: Task, body: PromptRequest, params: PoolingParams, model: ServedModel, config: ServerConfig
+    task: Task, body: PromptRequest, params: PoolingParams, model: ServedModel, request: Request
 ) -> Pending[Any]:
     """Render, check and queue the prompts of ``body``; runs in a thread, since rendering takes time."""
     conversations = body.conversations
     tokenization = body.tokenization(model.max_model_len, special_tokens=conversations is None)
-    prompts = body.prompts if conversations is None else chat.render(conversations, body, model, config)
+    prompts = (
+        body.prompts if conversations is None else chat.render(conversations, body, model, state_of(request).config)
+    )
     if not tokenization.special_tokens:  # the tokenizer tokenizes all of it before cutting
         for prompt in prompts:
             if isinstance(prompt, str):
@@ -110,7 +117,9 @@ def submit(
     items = model.pooling.without_special_tokens(read, tokenization)
     if body.selects_prompt:
         _check_prompt_applies(items, params, task, model)
-    return model.pooling.submit(task, items, model.pooling.complete(task, params, tokenization))
+    completed = model.pooling.complete(task, params, tokenization)
+    reserve_result(request, model, task, items, completed, bytes_per_number=body.bytes_per_number)
+    return model.pooling.submit(task, items, completed)
 
 
 def _check_prompt_applies(items: list[Item], params: PoolingParams, task: Task, model: ServedModel) -> None:

@@ -97,6 +97,11 @@ class VectorRequest(PromptRequest):
         return NumberFormat(encoding=self.encoding_format, dtype=self.embed_dtype, order=self.endianness)
 
     @property
+    def bytes_per_number(self) -> float:
+        """Bytes of a number in the response."""
+        return self.number_format.bytes_per_number
+
+    @property
     def selects_prompt(self) -> bool:
         """Whether the request selects a prompt of the model."""
         return (self.role, self.prompt_name, self.input_type) != (None, None, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 import orjson
 from fastapi import Response
+from starlette.types import Receive, Scope, Send
 
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
@@ -20,6 +21,12 @@ Endianness = Literal["native", "big", "little"]
 
 # A response of at most this many numbers is encoded on the event loop: handing it to a thread takes longer.
 _INLINE = 16384
+# A larger response is sent in pieces of so many bytes.
+_PIECE = 1 << 20
+# Bytes of a number in JSON with its comma, on average: a float32 has up to nine digits, a sign and a point.
+JSON_BYTES = 12.0
+_ITEM_BYTES: dict[EmbedDtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+_BASE64 = 4 / 3
 _TORCH_NAMES = {"bfloat16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 
@@ -30,6 +37,13 @@ class NumberFormat:
     encoding: EncodingFormat = "base64"  # JSON, base64, or binary with or without a header
     dtype: EmbedDtype = "float32"  # in base64 and binary
     order: Endianness = "little"
+
+    @property
+    def bytes_per_number(self) -> float:
+        """Bytes of a number in the response, about."""
+        if self.encoding == "float":
+            return JSON_BYTES
+        return _ITEM_BYTES[self.dtype] * (_BASE64 if self.encoding == "base64" else 1)
 
     @property
     def byte_order(self) -> Literal["big", "little"]:
@@ -43,6 +57,13 @@ class NumberFormat:
         return (typed.byteswap() if foreign else typed).tobytes()
 
 
+@dataclass(frozen=True)
+class Json:
+    """A part of a response that is JSON already."""
+
+    content: bytes
+
+
 @dataclass(frozen=True, kw_only=True)
 class Base64:
     """Numbers that become base64 when the JSON is written."""
@@ -51,10 +72,46 @@ class Base64:
     form: NumberFormat = NumberFormat()
 
 
+class LargeResponse(Response):
+    """A response that is sent in pieces, each when the client has read those before it, and never put together.
+
+    A client that reads slowly then holds one copy of it, in a request that has not ended.
+    """
+
+    def __init__(self, parts: Sequence[bytes], media_type: str, headers: Mapping[str, str]) -> None:
+        length = str(sum(map(len, parts)))
+        super().__init__(media_type=media_type, headers={**headers, "content-length": length})
+        self._parts = parts
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the response."""
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        for piece in self._pieces():
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b""})
+
+    def _pieces(self) -> Iterator[bytes]:
+        piece = bytearray()
+        for part in self._parts:
+            for start in range(0, len(part), _PIECE):
+                piece += part[start : start + _PIECE]
+                if len(piece) >= _PIECE:
+                    yield bytes(piece)
+                    piece.clear()
+        yield bytes(piece)
+
+
+def response_of(parts: Sequence[bytes], media_type: str, headers: Mapping[str, str] | None = None) -> Response:
+    """A response of any size, whose body has these parts."""
+    if sum(map(len, parts)) > _PIECE:
+        return LargeResponse(parts, media_type, headers or {})
+    return Response(b"".join(parts), media_type=media_type, headers=headers)
+
+
 async def json_response(content: Any) -> Response:
     """A response of mappings with str keys, lists, numpy arrays and :class:`Base64`; what is not finite is null."""
     body = await encoded(lambda: to_json(content), numbers=_numbers(content))
-    return Response(body, media_type="application/json")
+    return response_of([body], "application/json")
 
 
 async def encoded(encode: Callable[[], bytes], *, numbers: int) -> bytes:
@@ -91,6 +148,8 @@ def _as(rows: npt.NDArray[np.float32], dtype: EmbedDtype) -> npt.NDArray[Any]:
 
 def _fragment(value: Any) -> orjson.Fragment:
     """An array, encoded separately: between two arrays the event loop can run, during one long call it cannot."""
+    if isinstance(value, Json):
+        return orjson.Fragment(value.content)
     if isinstance(value, Base64):
         return orjson.Fragment(f'"{base64.b64encode(value.form.to_bytes(value.rows)).decode("ascii")}"')
     if not isinstance(value, np.ndarray | np.generic):
@@ -106,6 +165,8 @@ def _numbers(content: Any) -> int:
         return content.rows.size // 4  # copying is faster than writing digits
     if isinstance(content, np.ndarray):
         return content.size
+    if isinstance(content, Json):
+        return len(content.content) // 64
     if isinstance(content, str):
         return len(content) // 16  # which takes as long
     if isinstance(content, Mapping):

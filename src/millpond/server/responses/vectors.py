@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 from fastapi import Response
 
-from millpond.server.responses.encoding import Base64, NumberFormat, encoded, json_response
+from millpond.server.responses.encoding import Base64, NumberFormat, encoded, json_response, response_of
 from millpond.vectors.ragged import Ragged
 
 # A batch of 64 fits; aiohttp by default reads no header of more than 8190 bytes.
@@ -47,7 +47,7 @@ async def _binary_response(
     flat = rows.flat if isinstance(rows, Ragged) else rows
     body = await encoded(lambda: form.to_bytes(flat), numbers=flat.size // 4)
     if form.encoding == "bytes_only":
-        return Response(body, media_type="application/octet-stream")
+        return response_of([body], "application/octet-stream")
     number_format = {"embed_dtype": form.dtype, "endianness": form.byte_order}
     table = _table(rows, len(body) // max(1, len(flat)), number_format)
     head = {"id": envelope["id"], "created": envelope["created"], "model": envelope["model"]}
@@ -61,7 +61,7 @@ async def _binary_response(
         )
         metadata = _compact({**head, "data": None, **number_format, **location, "usage": usage})
         body += trailer
-    return Response(body, media_type="application/octet-stream", headers={"metadata": metadata})
+    return response_of([body], "application/octet-stream", {"metadata": metadata})
 
 
 def _compact(value: Any) -> str:

@@ -97,6 +97,8 @@ class ServerConfig:
         api_keys: A request needs one of these keys; empty: no key is needed.
         root_path: Path prefix that a proxy strips.
         max_body_bytes: Largest request body; larger ones get 413.
+        max_response_bytes: Largest response; a request for a larger one gets 400 before its work. The results of all
+            requests in progress may take four times as much memory.
         max_inputs: Most texts in one request.
         max_connections: Most open connections; by default as many as the limit of open files leaves room for.
         request_timeout: Seconds after which a request is given up (504).
@@ -123,6 +125,7 @@ class ServerConfig:
     api_keys: tuple[str, ...] = field(default=(), repr=False)
     root_path: str = ""
     max_body_bytes: int = 32 << 20
+    max_response_bytes: int = 256 << 20
     max_inputs: int = 2048
     max_connections: int | None = None
     request_timeout: float = 600.0
@@ -144,7 +147,13 @@ class ServerConfig:
             raise InvalidRequestError("api_key is empty, which would open the server; give one, or leave it out")
         if self.root_path and not self.root_path.startswith("/"):
             raise InvalidRequestError(f"root_path={self.root_path!r} must begin with /")
-        least = {"max_body_bytes": 1, "max_inputs": 1, "max_connections": 1, "drain_timeout": 0}
+        least = {
+            "max_body_bytes": 1,
+            "max_response_bytes": 1,
+            "max_inputs": 1,
+            "max_connections": 1,
+            "drain_timeout": 0,
+        }
         for name, limit in least.items():
             value = getattr(self, name)
             if value is not None and not limit <= value < math.inf:

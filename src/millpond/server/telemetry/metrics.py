@@ -46,6 +46,7 @@ _GAUGES = (
 )
 _COUNTERS = (
     ("texts", "texts_done", "Texts answered."),
+    ("texts_truncated", "texts_truncated", "Texts answered that were cut to the limit of tokens."),
     ("cache_hits", "cache_hits", "Texts found in the vector cache."),
     ("cache_misses", "cache_misses", "Texts not found in the vector cache."),
 )

@@ -18,6 +18,7 @@ from millpond.late_interaction import Hit, LateInteractionIndex
 from millpond.late_interaction.retrieval import aretrieve, retrieve
 
 _SPANS = "spans"
+_BOUNDS = {FilterOperator.GT: "gt", FilterOperator.GTE: "gte", FilterOperator.LT: "lt", FilterOperator.LTE: "lte"}
 
 
 class RetrieverOptions(TypedDict, total=False):
@@ -68,8 +69,8 @@ class MillpondColBERTRetriever(BaseRetriever):
         Args:
             index: A ``MemoryIndex``, ``PlaidIndex``, ``QdrantIndex`` or ``MilvusIndex``.
             similarity_top_k: How many nodes to return.
-            filters: Metadata values that must match: a dict (of a list, one of its values), or LlamaIndex's filters
-                with the operators ``==``, ``in`` and ``any`` that all must hold.
+            filters: A dict of metadata values, lists of which one must match, and ranges, or LlamaIndex's filters with
+                the operators ``==``, ``in``, ``any``, ``>``, ``>=``, ``<`` and ``<=`` that all must hold.
             sources: Where candidates come from: ``"index"``, ``"exact"``, a retriever (its nodes must have the ids of
                 the index), or a function ``(query, limit)`` that returns ids, best first.
             weights: A weight for each source.
@@ -239,9 +240,17 @@ def _conditions(filters: MetadataFilters | Mapping[str, Any] | None) -> dict[str
     conditions: dict[str, Any] = {}
     equal = (FilterOperator.EQ, FilterOperator.IN, FilterOperator.ANY)
     for condition in filters.filters:
-        if not isinstance(condition, MetadataFilter) or condition.operator not in equal:
-            raise ValueError(f"the filter {condition!r} is not ==, in or any, which a late-interaction index has")
-        if condition.key in conditions:
-            raise ValueError(f"two filters name the key {condition.key!r}; a late-interaction index takes one for each")
-        conditions[condition.key] = condition.value
+        if not isinstance(condition, MetadataFilter) or condition.operator not in (*equal, *_BOUNDS):
+            raise ValueError(
+                f"the filter {condition!r} is not ==, in, any, >, >=, < or <=, which a late-interaction index has"
+            )
+        key, word = condition.key, _BOUNDS.get(condition.operator)
+        if key not in conditions:
+            conditions[key] = {word: condition.value} if word else condition.value
+        elif word and isinstance(conditions[key], dict) and word not in conditions[key]:
+            conditions[key][word] = condition.value
+        else:
+            raise ValueError(
+                f"two filters name the key {key!r}; a late-interaction index takes one for each, or a range's two ends"
+            )
     return conditions

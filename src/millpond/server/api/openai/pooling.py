@@ -17,7 +17,6 @@ from millpond.server.requests.vectors import VectorRequest
 from millpond.server.responses.response_fields import ListResponse, envelope, usage
 from millpond.server.responses.vectors import vector_response
 from millpond.server.served.models import ServedModel, ServedModels
-from millpond.server.settings.config import ServerConfig
 from millpond.server.state import record_model, state_of
 from millpond.tasks import Activation, Task
 from millpond.values.spec import ModelSpec
@@ -74,12 +73,12 @@ router = APIRouter(tags=["vLLM"])
 @router.post("/pooling", openapi_extra=openapi.operation(PoolingTaskRequest, answer=PoolingResponse, binary=True))
 async def pooling(request: Request) -> Response:
     """The task's rows for each prompt: one for a text, or one for each of its tokens or steps."""
-    body, config = await bodies.read(request, PoolingTaskRequest), state_of(request).config
+    body = await bodies.read(request, PoolingTaskRequest)
     if body.dimensions is not None:
         raise RequestError("dimensions is currently not supported; use /v1/embeddings", param="dimensions")
     model = record_model(request, _model(state_of(request).models, body))
     output = await calls.run(
-        request, lambda: _submit(body, model, config), model=model, texts=prompts.count(body, request)
+        request, lambda: _submit(body, model, request), model=model, texts=prompts.count(body, request)
     )
     head = envelope(request, "pooling", model, request_id=body.request_id)
     return await vector_response(
@@ -104,11 +103,11 @@ def _model(models: ServedModels, body: PoolingTaskRequest) -> ServedModel:
         return models.find(None, tasks=(), api="Pooling API")
 
 
-def _submit(body: PoolingTaskRequest, model: ServedModel, config: ServerConfig) -> Pending[Any]:
+def _submit(body: PoolingTaskRequest, model: ServedModel, request: Request) -> Pending[Any]:
     try:
         columns = None if body.returned_token_ids is None else "token_classify"  # the only task with this option
         task: Task = model.pooling.task(body.task or columns)
-        return prompts.submit(task, body, body.params(task, model.engine.spec), model, config)
+        return prompts.submit(task, body, body.params(task, model.engine.spec), model, request)
     except UnsupportedTaskError as error:
         message = str(error).replace(model.engine.spec.name, model.name)  # the engine's name may be a folder
         message = f"Unsupported task: {body.task!r} Supported tasks: {_served(model)}. {message}"

@@ -18,6 +18,7 @@ from millpond.server.responses import encoding
 from millpond.server.responses.encoding import repeatable
 from millpond.server.responses.response_fields import UsageInfo, cohere_meta, envelope, usage
 from millpond.server.state import named_model
+from millpond.tasks import ScoreMeasure
 from millpond.values.outputs import RerankOutput, ScoreOutput
 from millpond.vllm.prompts import read_texts
 
@@ -55,6 +56,7 @@ class RerankAnswer(BaseModel):
     model: str
     usage: UsageInfo
     results: list[RankedDocument]
+    method: ScoreMeasure = Field(description="What the scores are.")
     meta: dict[str, Any] = Field(description="Cohere's api_version, billed_units and tokens.")
 
 
@@ -131,7 +133,7 @@ async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Res
     model = find_scorer(request, body.model, api=_API)
     sent = body.documents if isinstance(body.documents, list) else [body.documents]
     texts = [_text_of(document, i, body.rank_fields) for i, document in enumerate(sent)]
-    scoring = Scoring.of(body, request, model, truncate=version == "2", ranking=True)
+    scoring = Scoring.of(body, request, model, truncate=version == "2")
     output = await scoring.run(request, model, read_texts(body.query, "query"), texts)
     results = []
     for each in _ranked(output, texts, body.top_n):
@@ -146,6 +148,7 @@ async def _cohere(request: Request, body: RerankRequest, *, version: str) -> Res
             "model": model.name,
             "usage": usage(output.usage.prompt_tokens),
             "results": results,
+            "method": output.method,
             "meta": cohere_meta(version, output.usage.prompt_tokens, search_units=1),
         }
     )
@@ -158,17 +161,23 @@ async def _tei(request: Request, body: TeiRerankRequest) -> Response:
         tokenization=body.tokenization(),
         activation=False if body.raw_scores else "sigmoid",
         method=body.method or "auto",
-        ranking=True,
     )
     output = await scoring.run(request, model, [body.query], body.texts)
     ranked = []
     for each in _ranked(output, body.texts, None):
         result: dict[str, Any] = {"index": each.index, "score": each.relevance_score}
+        if output.method != "cross-encoder":  # the only kind that TEI ranks by
+            result["method"] = output.method
         ranked.append({**result, "text": each.document} if body.return_text else result)
     return await encoding.json_response(ranked)
 
 
 def _ranked(output: ScoreOutput, texts: list[str], top_n: int | None) -> RerankOutput:
     return RerankOutput.ranked(
-        output.scores, texts, top_n=top_n or None, truncated=output.truncated, usage=output.usage
+        output.scores,
+        texts,
+        top_n=top_n or None,
+        method=output.method,
+        truncated=output.truncated,
+        usage=output.usage,
     )

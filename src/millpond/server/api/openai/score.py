@@ -13,6 +13,7 @@ from millpond.server.requests import bodies
 from millpond.server.requests.pairs import PairRequest, Scoring, Side, find_scorer
 from millpond.server.responses import encoding
 from millpond.server.responses.response_fields import UsageInfo, envelope, usage
+from millpond.tasks import ScoreMeasure
 from millpond.vllm.prompts import read_texts
 
 _SPELLINGS = (("queries", "documents"), ("queries", "items"), ("data_1", "data_2"), ("text_1", "text_2"))
@@ -55,6 +56,7 @@ class ScoreAnswer(BaseModel):
     created: int
     model: str
     data: list[Score]
+    method: ScoreMeasure = Field(description="What the scores are.")
     usage: UsageInfo
 
 
@@ -76,6 +78,7 @@ async def score(request: Request) -> Response:
         {
             **envelope(request, "score", model, request_id=body.request_id),
             "data": [{"index": i, "object": "score", "score": float(each)} for i, each in enumerate(output.scores)],
+            "method": output.method,
             "usage": usage(output.usage.prompt_tokens),
         }
     )

@@ -11,14 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 from millpond.errors import InvalidRequestError
 from millpond.server.api import openapi
 from millpond.server.errors import RequestError
-from millpond.server.requests import bodies, chat
-from millpond.server.requests.body_budget import BodyBudget
+from millpond.server.requests import bodies, calls, chat
 from millpond.server.requests.chat import ChatFields, Switch, as_batch
 from millpond.server.requests.fields import INT64, check_length, one_of
-from millpond.server.requests.prepare_executor import prepare_executor_of
+from millpond.server.requests.response_budget import response_budget_of
 from millpond.server.responses.encoding import json_response
 from millpond.server.served.models import ServedModel
-from millpond.server.settings.config import ServerConfig
 from millpond.server.state import find_model, state_of
 
 
@@ -64,6 +62,8 @@ class DetokenizeResponse(BaseModel):
 router = APIRouter(tags=["vLLM"])
 
 _MAX_TOKENS = 1 << 17  # decoding holds the GIL
+_TOKEN_BYTES = 44  # of a token id: as a Python object, and in the response
+_STRING_BYTES = 80  # of a token's string
 _MAX_ID = (1 << 32) - 1  # larger ids overflow in tokenizers
 
 
@@ -72,10 +72,7 @@ async def tokenize(request: Request) -> Response:
     """The token ids of a text, or of a conversation rendered by the model's chat template; nothing is cut."""
     body = await bodies.read(request, TokenizeRequest, queued=False)
     model = find_model(request, body.model, tasks=(), api="Tokenize API")
-    tokenizing = prepare_executor_of(request).submit(
-        lambda: _tokenized(body, model, state_of(request).config), body_bytes=BodyBudget.taken(request.scope)
-    )
-    return await json_response(await asyncio.wrap_future(tokenizing))
+    return await json_response(await calls.prepared(request, lambda: _tokenized(body, model, request)))
 
 
 @router.post("/detokenize", openapi_extra=openapi.operation(DetokenizeRequest, answer=DetokenizeResponse))
@@ -86,16 +83,21 @@ async def detokenize(request: Request) -> Response:
     return await json_response({"prompt": await asyncio.to_thread(_text, body.tokens, model)})
 
 
-def _tokenized(body: TokenizeRequest, model: ServedModel, config: ServerConfig) -> dict[str, Any]:
+def _tokenized(body: TokenizeRequest, model: ServedModel, request: Request) -> dict[str, Any]:
     if body.messages is None:
         text, special_tokens = body.prompt or "", body.add_special_tokens is not False
     else:
         conversations = as_batch(body.messages)
         if len(conversations) > 1:
             raise InvalidRequestError(f"messages holds {len(conversations)} conversations; pass one")
-        (text,) = chat.render(conversations, body, model, config, tools=body.tools)
+        (text,) = chat.render(conversations, body, model, state_of(request).config, tools=body.tools)
         special_tokens = body.add_special_tokens is True
     check_length(text, model.max_model_len)
+    most = len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))  # a token for each byte
+    each = _TOKEN_BYTES + (_STRING_BYTES if body.return_token_strs else 0)
+    budget = response_budget_of(request)
+    size = min(budget.largest, most * each // 4)  # of the response; ids and strings take more as Python objects
+    budget.reserve(request.scope, size=size, memory=most * each, way_out="send the text in parts", param="prompt")
     (tokens,) = model.engine.tokenize([text], special_tokens=special_tokens)
     strings = model.engine.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
     return {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}

@@ -28,6 +28,7 @@ async function connect() {
   try {
     const answers = await Promise.all([call("v1/models"), call("v1/indexes")]);
     [cards, indexes] = answers.map((answer) => answer.content.data);
+    indexes = indexes.filter(({ state }) => state === "ready");
   } catch (error) {
     if (error.status === 401) return lock(key.get() ? "The server does not accept this key." : "");
     pulse("off", "Not connected");

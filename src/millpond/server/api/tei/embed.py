@@ -20,6 +20,7 @@ from millpond.server.api.tei.schemas import (
 )
 from millpond.server.errors import RequestError
 from millpond.server.requests import bodies, calls
+from millpond.server.requests.response_budget import response_budget_of
 from millpond.server.responses import encoding
 from millpond.server.served.models import ServedModel
 from millpond.server.state import find_model, named_model, state_of
@@ -40,6 +41,7 @@ def _by_shape(body: Any) -> TeiEmbedRequest | TeiSimilarityRequest:
 _EITHER: TypeAdapter[TeiEmbedRequest | TeiSimilarityRequest] = TypeAdapter(
     Annotated[TeiEmbedRequest | TeiSimilarityRequest, PlainValidator(_by_shape)]
 )
+_WEIGHT_BYTES = 40  # of a weight in the response: a token id and a number, with their names
 _API: dict[Task, str] = {"embed": "Embed API", "token_embed": "Embed All API", "sparse_embed": "Embed Sparse API"}
 
 
@@ -86,10 +88,18 @@ async def embed_sparse(request: Request) -> Response:
         request, model, "sparse_embed", body.items(), PoolingParams(prompt_name=body.prompt_name), body.tokenization()
     )
 
-    def lists() -> list[list[dict[str, float]]]:
-        return [[{"index": token, "value": weight} for token, weight in sorted(each.items())] for each in output]
+    # Only now it is known how many weights are not zero.
+    size = _WEIGHT_BYTES * sum(map(len, output))
+    way_out = "send fewer texts"
+    response_budget_of(request).reserve(request.scope, size=size, memory=2 * size, way_out=way_out, param="inputs")
 
-    return await encoding.json_response(await asyncio.to_thread(lists))
+    def parts() -> list[encoding.Json]:
+        return [
+            encoding.Json(encoding.to_json([{"index": token, "value": each[token]} for token in sorted(each)]))
+            for each in output
+        ]
+
+    return await encoding.json_response(await asyncio.to_thread(parts))
 
 
 @router.post("/similarity", openapi_extra=openapi.operation(TeiSimilarityRequest, answer=list[float]))

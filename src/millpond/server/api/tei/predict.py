@@ -20,6 +20,7 @@ from millpond.values.params import PoolingParams
 router = APIRouter(tags=["TEI"])
 
 _TASKS: tuple[Task, ...] = ("classify",)
+_CLASS_BYTES = 40  # of a class in the response, without its label
 _NAMED: dict[str, bool | Activation] = {"sigmoid": "sigmoid", "softmax": "softmax", "none": False}
 
 
@@ -33,7 +34,14 @@ async def predict(request: Request) -> Response:
     items, batch = _inputs(body)
     params = PoolingParams(activation=_activation(body, len(model.engine.spec.labels)))
     output: ClassificationOutput = await calls.run_task(
-        request, model, "classify", items, params, body.tokenization(), field="inputs"
+        request,
+        model,
+        "classify",
+        items,
+        params,
+        body.tokenization(),
+        field="inputs",
+        bytes_per_number=_CLASS_BYTES + max(map(len, model.engine.spec.labels), default=0),
     )
     ranked = output.top((body.parameters and body.parameters.top_k) or len(output.labels))
     classes = [[{"score": each.prob, "label": each.label} for each in row] for row in ranked]

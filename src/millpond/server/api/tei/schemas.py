@@ -125,6 +125,9 @@ class RankedText(BaseModel):
     index: int
     score: float
     text: str | None = None
+    method: Literal["cosine", "maxsim"] | None = Field(
+        None, description="Not in TEI, which ranks by cross-encoders only: what the score of another model is."
+    )
 
 
 class SparseValue(BaseModel):

@@ -45,12 +45,14 @@ export function rerank(panel) {
       const body = { query: query.value, documents: sent.map((field) => field.value), top_n: best > 0 ? best : undefined };
       return [{ path: "rerank", body }];
     },
-    draw: ([content]) => ranking(content.results, sent.map((field) => field.value)),
+    draw: ([content]) => ranking(content, sent.map((field) => field.value)),
     locate: (error) => locate(error, documents, sent),
   });
 }
 
-function ranking(results, documents) {
+const NAMES = { "cross-encoder": "the cross-encoder's own", cosine: "cosines, -1 to 1", maxsim: "MaxSim, a sum over the query's tokens" };
+
+function ranking({ results, method }, documents) {
   const across = scale(results.map((result) => result.relevance_score));
   const rows = results.map((result) =>
     element(
@@ -64,6 +66,7 @@ function ranking(results, documents) {
   const left = documents.length - results.length;
   return [
     element("ol", { class: "ranking" }, ...rows),
+    element("p", { class: "soft" }, `Scores: ${NAMES[method]}.`),
     left > 0 && element("p", { class: "soft" }, `${left} more scored lower.`),
   ].filter(Boolean);
 }

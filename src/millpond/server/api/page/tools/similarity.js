@@ -5,10 +5,10 @@ import { TextList } from "./text_list.js";
 import { Tool, Unready } from "./tool.js";
 
 const EXAMPLES = [
-  "The wheel turns when the sluice is open.",
-  "Water drives the mill.",
+  "Water from the pond turns the wheel of the mill.",
   "Bread is baked from flour and salt.",
-  "At night the pond is perfectly still.",
+  "The mill is driven by water.",
+  "At night a heron sleeps in the reeds.",
 ];
 
 export function similarity(panel) {

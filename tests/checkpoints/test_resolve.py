@@ -1,0 +1,209 @@
+"""Names as sentence-transformers reads them, and folders and files that are no checkpoint that is read here."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny.heads import write_cross_encoder
+
+from millpond import Engine
+from millpond.checkpoints.resolve import hub_ids, resolve
+from millpond.engine.shared import get_engine
+from millpond.errors import ModelLoadError
+
+
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
+    """``hub("owner/name", write)`` writes a repository into an offline cache of the hub."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.chdir(tmp_path)
+
+    def add(name: str, write: Callable[[Path], object]) -> Path:
+        repository = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+        (repository / "refs").mkdir(parents=True)
+        (repository / "refs" / "main").write_text("0" * 40, encoding="utf-8")
+        snapshot = repository / "snapshots" / ("0" * 40)
+        write(snapshot)
+        return snapshot
+
+    return add
+
+
+def bert(folder: Path) -> Path:
+    return write_checkpoint(folder, "bert")
+
+
+# --- Names ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_name_without_an_owner_is_that_of_sentence_transformers(hub: Callable[..., Path]) -> None:
+    hub("sentence-transformers/all-MiniLM-L6-v2", bert)
+    hub("cross-encoder/ms-marco-MiniLM-L6-v2", write_cross_encoder)
+    hub("cross-encoder/ettin-reranker-17m-v1", write_cross_encoder)
+    hub("bert-base-uncased", bert)
+    with Engine("all-MiniLM-L6-v2") as short, Engine("sentence-transformers/all-MiniLM-L6-v2") as full:
+        assert short.spec.name == full.spec.name == "sentence-transformers/all-MiniLM-L6-v2"
+        assert short.spec.fingerprint == full.spec.fingerprint
+    assert resolve("ms-marco-MiniLM-L6-v2").name == "cross-encoder/ms-marco-MiniLM-L6-v2"
+    assert resolve("ettin-reranker-17m-v1").name == "cross-encoder/ettin-reranker-17m-v1"  # the second owner
+    assert resolve("bert-base-uncased").name == "bert-base-uncased"
+
+
+def test_a_folder_of_the_name_has_precedence(hub: Callable[..., Path], tmp_path: Path) -> None:
+    hub("sentence-transformers/all-MiniLM-L6-v2", bert)
+    bert(tmp_path / "all-MiniLM-L6-v2")
+    assert resolve("all-MiniLM-L6-v2").folder == Path("all-MiniLM-L6-v2")
+
+
+def test_both_spellings_share_one_engine(hub: Callable[..., Path]) -> None:
+    hub("sentence-transformers/all-MiniLM-L6-v2", bert)
+    with get_engine("all-MiniLM-L6-v2") as engine:
+        assert get_engine("sentence-transformers/all-MiniLM-L6-v2") is engine
+
+
+def test_a_name_that_is_not_found_is_named_with_all_that_was_tried(hub: Callable[..., Path]) -> None:
+    with pytest.raises(ModelLoadError) as raised:
+        resolve("all-MiniLM-L6-v9")
+    for tried in ("all-MiniLM-L6-v9,", "sentence-transformers/all-MiniLM-L6-v9", "cross-encoder/all-MiniLM-L6-v9"):
+        assert tried in str(raised.value)
+
+
+def test_names_of_both_owners() -> None:
+    assert hub_ids("stsb-roberta-base")[0] == "sentence-transformers/stsb-roberta-base"
+    assert hub_ids("stsb-roberta-base", scoring=True)[0] == "cross-encoder/stsb-roberta-base"
+    assert hub_ids("BERT-base-uncased") == ("BERT-base-uncased",)
+    assert hub_ids("BAAI/bge-m3", scoring=True) == ("BAAI/bge-m3",)
+
+
+def test_the_names_without_an_owner_are_those_of_sentence_transformers() -> None:
+    misc = pytest.importorskip("sentence_transformers.util.misc")
+    assert [name for name in misc.ORIGINAL_TRANSFORMER_MODELS if hub_ids(name) != (name,)] == []
+
+
+# --- What is no checkpoint ------------------------------------------------------------------------------------------
+
+
+def without_weights(folder: Path) -> Path:
+    bert(folder)
+    (folder / "model.safetensors").unlink()
+    return folder
+
+
+def only(*names: str) -> Callable[[Path], Path]:
+    def write(folder: Path) -> Path:
+        for name in names:
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            (folder / name).write_bytes(b"content")
+        return folder
+
+    return write
+
+
+def beside_config(*names: str) -> Callable[[Path], Path]:
+    return lambda folder: only(*names)(without_weights(folder))
+
+
+def adapter(folder: Path) -> Path:
+    only("adapter_model.safetensors")(folder)
+    base = {"base_model_name_or_path": "intfloat/e5-base", "peft_type": "LORA"}
+    (folder / "adapter_config.json").write_text(json.dumps(base), encoding="utf-8")
+    return folder
+
+
+def tokenizer(folder: Path) -> Path:
+    without_weights(folder)
+    (folder / "config.json").unlink()
+    return folder
+
+
+def pointer(folder: Path) -> Path:
+    bert(folder)
+    text = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 90868376\n"
+    (folder / "model.safetensors").write_text(text, encoding="utf-8")
+    return folder
+
+
+def shards(folder: Path) -> Path:
+    without_weights(folder)
+    weight_map = {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"}
+    index = folder / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+    shutil.copyfile(folder / "tokenizer.json", folder / "model-00001-of-00002.safetensors")
+    return folder
+
+
+def empty(folder: Path) -> Path:
+    folder.mkdir(parents=True)
+    return folder
+
+
+KINDS: list[tuple[str, Callable[[Path], Path], tuple[str, ...]]] = [
+    ("gguf", only("model-Q4_K_M.gguf"), ("GGUF", "model-Q4_K_M.gguf", "exported from")),
+    ("gguf beside config.json", beside_config("model.gguf"), ("GGUF", "model.gguf", "exported from")),
+    ("onnx", only("onnx/model.onnx", "tokenizer.json"), ("ONNX", "model.onnx", "exported from")),
+    ("onnx beside config.json", beside_config("onnx/model.onnx"), ("ONNX", "model.onnx", "exported from")),
+    ("openvino", beside_config("openvino/openvino_model.xml"), ("OpenVINO", "exported from")),
+    ("tensorflow", beside_config("tf_model.h5"), ("TensorFlow", "tf_model.h5", "convert")),
+    ("flax", beside_config("flax_model.msgpack"), ("Flax", "convert")),
+    ("pickle", beside_config("model.pt"), ("pickle", "model.pt", "convert")),
+    ("other safetensors", beside_config("weights.safetensors"), ("weights.safetensors", "rename")),
+    ("adapter", adapter, ("PEFT", "intfloat/e5-base", "merge_and_unload")),
+    ("tokenizer", tokenizer, ("tokenizer.json", "complete")),
+    ("config", without_weights, ("neither model.safetensors nor pytorch_model.bin", "complete")),
+    ("nothing", empty, ("no files", "check the path")),
+    ("git-lfs", pointer, ("git-lfs", "git lfs pull")),
+    ("a missing shard", shards, ("model-00002-of-00002.safetensors", "complete")),
+]
+
+
+@pytest.mark.parametrize(("write", "parts"), [pytest.param(*row[1:], id=row[0]) for row in KINDS])
+def test_a_folder_without_weights_says_what_it_has_and_the_way_out(
+    write: Callable[[Path], Path], parts: tuple[str, ...], tmp_path: Path
+) -> None:
+    folder = write(tmp_path / "model")
+    with pytest.raises(ModelLoadError) as raised:
+        Engine(folder)
+    assert str(folder) in str(raised.value)
+    assert [part for part in parts if part not in str(raised.value)] == []
+    assert "OSError" not in str(raised.value)
+
+
+def test_a_hub_id_without_weights_says_so_too(hub: Callable[..., Path]) -> None:
+    hub("someone/model-GGUF", only("config.json", "model.gguf"))
+    with pytest.raises(ModelLoadError, match=r"someone/model-GGUF has weights as GGUF only \(model\.gguf\)"):
+        Engine("someone/model-GGUF")
+
+
+def test_a_pooling_folder_of_its_own_is_no_backbone(tmp_path: Path) -> None:
+    """The weights of the backbone are in the folder that modules.json names."""
+    layout = Layout(modules=(Pooling(), Normalize()), transformer_folder="0_Transformer")
+    folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=layout)
+    with Engine(folder) as engine:
+        assert engine.embed(TEXTS).embeddings.shape[0] == len(TEXTS)
+    (folder / "0_Transformer" / "model.safetensors").rename(folder / "model.safetensors")
+    with pytest.raises(ModelLoadError, match="neither"):
+        Engine(folder)
+
+
+@pytest.mark.parametrize(
+    ("name", "way_out"),
+    [
+        ("model.gguf", "GGUF is for another runtime"),
+        ("model.onnx", "ONNX is for another runtime"),
+        ("model.safetensors", "pass the folder that holds it"),
+        ("notes.txt", "pass the folder that holds config.json"),
+    ],
+)
+def test_a_file_in_place_of_a_folder(name: str, way_out: str, tmp_path: Path) -> None:
+    folder = bert(tmp_path / "model")
+    (folder / name).touch()
+    with pytest.raises(ModelLoadError, match=way_out):
+        Engine(folder / name)
