@@ -144,7 +144,7 @@ class PlaidIndex(LateInteractionIndex):
         """Make one segment of all, without deleted documents.
 
         Trains centroids if there are enough rows for the first ones, or, with codec ``"int8"``, twice as many as at the
-        last training, or many that are far from their centroids. Rows without codes get them. Others may read meanwhile;
+        last training, or many far from their centroids. Rows without codes get them. Others may read meanwhile;
         writers wait.
 
         Raises:
