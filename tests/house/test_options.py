@@ -16,7 +16,6 @@ FORMS = {
     "--id": {"COLUMN", "ID"},
     "--text": {"COLUMN,...", "TEXT"},
     "--log-level": {"", "LEVEL"},
-    "--filter": {"KEY=VALUE", "JSON"},
 }
 
 
