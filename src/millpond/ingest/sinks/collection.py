@@ -398,7 +398,7 @@ class CollectionSink(Generic[NativeFilter]):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._connection.where!r}, {self.collection!r}, dimensions={self.dimensions}, "
-            f"{self._fields!r})"
+            f"fields={self._fields!r})"
         )
 
     def _check_batch(self, batch: WriteBatch) -> None:
