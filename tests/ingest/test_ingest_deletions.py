@@ -55,7 +55,7 @@ def test_a_run_deletes_at_most_a_share_of_the_rows(engine, tmp_path, what, count
     if count <= allowed:
         assert run(source, engine, CrashingSink(client), **options).deleted == count
     else:
-        expected = f"would delete {count} of the 60 rows .*sync_max={share} allows {allowed}; .*--sync-max"
+        expected = f"would delete {count} of the 60 rows .*sync_max={share} allows {allowed}; .*a larger sync_max"
         with pytest.raises(SinkError, match=expected):
             run(source, engine, CrashingSink(client), **options)
     assert len(CrashingSink(client).stored) == 160 - (count if count <= allowed else 0)

@@ -190,8 +190,8 @@ def draw(terminal, options, finished, computed=0):
 @pytest.mark.parametrize(
     ("options", "state", "last"),
     [
-        ({"total": 10_000}, r" 40%\|#+\d? *\| 4,000/10,000 records in 00:00, 00:00 left", "100%|#"),
-        ({"position": File()}, r" 40%\|#+\d? *\| 4,000 records in 00:00, 00:00 left", "100%|#"),
+        ({"total": 10_000}, r" 42%\|#+\d? *\| 4,000/10,000 records in 00:00, 00:00 left", "100%|#"),
+        ({"position": File()}, r" 42%\|#+\d? *\| 4,000 records in 00:00, 00:00 left", "100%|#"),
         ({}, r"4,000 records in 00:00", "10,000 records in 00:00"),
     ],
     ids=["a list", "a file", "a stream"],
@@ -414,3 +414,9 @@ def test_quantities_are_written_for_a_reader():
     texts = [seconds_text(value) for value in (3e-6, 0.012, 1.5, 119, 121, 9000, float("nan"))]
     assert texts == ["3 µs", "12 ms", "1.5 s", "119 s", "2.02 min", "2.5 h", "-"]
     assert [bytes_text(value) for value in (48, 1536, 3.07e9, 5e12)] == ["48 B", "1.54 kB", "3.07 GB", "5 TB"]
+
+
+def test_a_terminal_that_does_not_know_its_size_gets_a_bar(terminal):
+    fcntl.ioctl(terminal.follower, termios.TIOCSWINSZ, struct.pack("HHHH", 0, 0, 0, 0))
+    draw(terminal, {"total": 10_000}, 4000)
+    assert "4,000/10,000 records" in states(terminal)[-2]

@@ -185,7 +185,7 @@ class Deletions:
         if rows > self._share * total and self._share < 1:
             raise SinkError(
                 f"{would}, and sync_max={self._share:g} allows {int(self._share * total)}; nothing was deleted, and "
-                "everything else is written. If they are to go, run again with a larger sync_max (--sync-max), up to 1"
+                "everything else is written. If they are to go, run again with a larger sync_max, up to 1"
             )
 
     def _note_blank_rows(self, sink: Reads, page: Sequence[tuple[str, str, int, bytes]]) -> None:
