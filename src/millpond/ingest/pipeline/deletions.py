@@ -176,7 +176,8 @@ class Deletions:
             return
         total = held()
         why = ", ".join(f"{count} {name}" for name, count in doomed.items() if count)
-        would = f"the run would delete {rows} of the {total} rows that the collection held ({why})"
+        when = "" if self._held is None else " before syncs that did not end well"
+        would = f"the run would delete {rows} of the {total} rows that the collection held{when} ({why})"
         if not kept:
             raise SinkError(
                 f"{would}, though no record of the source was stored or is unchanged; nothing was deleted. If they are "
