@@ -138,7 +138,9 @@ def test_a_server_that_accepts_no_connection_is_given_up(ingest, listens):
         url = f"http://127.0.0.1:{full.getsockname()[1]}"
         code, counts, lines = ingest(url, *QUICK)
     assert code == 1 and counts is None
-    assert lines[-1].startswith(f"millpond: {f'Qdrant at {url}' if listens else f'nothing listens at {url}, so Qdrant'}")
+    assert lines[-1].startswith(
+        f"millpond: {f'Qdrant at {url}' if listens else f'nothing listens at {url}, so Qdrant'}"
+    )
 
 
 def test_a_server_that_dies_and_comes_back_is_waited_for(ingest, spec):
