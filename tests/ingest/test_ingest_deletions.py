@@ -1,7 +1,7 @@
 """A run deletes a share of a collection at the most, and nothing if no record of its source was stored."""
 
 import pytest
-from tests.ingest.crashes import CrashingSink, Words, memory, run, small, some
+from tests.ingest.crashes import Countdown, Crash, CrashingSink, Words, memory, run, small, some
 
 from millpond.errors import InvalidRequestError, SinkError
 from millpond.ingest import Record, Rejected, StopRequest
@@ -61,6 +61,28 @@ def test_a_run_deletes_at_most_a_share_of_the_rows(engine, tmp_path, what, count
     assert len(CrashingSink(client).stored) == 160 - (count if count <= allowed else 0)
 
 
+@pytest.mark.parametrize("journal", ["j", None])
+@pytest.mark.parametrize("killed", [False, True])
+def test_a_refused_sync_is_refused_again_though_its_new_rows_are_there(engine, tmp_path, journal, killed):
+    client = memory()
+    options = {} if journal is None else {"journal": tmp_path / journal}
+    run(some(60), engine, CrashingSink(client), **options)
+    renamed = [Record(f"n{number}", "new") for number in range(61)]
+    if killed:
+        sink = CrashingSink(client)
+        sink.upserts = Countdown(1, after=True)
+        with pytest.raises(Crash), small(20):
+            run(renamed, engine, sink, sync=True, **options)
+    for _ in range(3):
+        with pytest.raises(SinkError, match="and sync_max=0.5 allows 30"):
+            run(renamed, engine, CrashingSink(client), sync=True, **options)
+        run([], engine, CrashingSink(client), **options)
+        run([Record("n1", "changed"), Record("n1", " "), Record("n2", "new")], engine, CrashingSink(client), **options)
+    assert len(CrashingSink(client).stored) >= 120
+    assert run(renamed, engine, CrashingSink(client), sync=True, sync_max=1, **options).deleted == 60
+    assert run(renamed[:31], engine, CrashingSink(client), sync=True, **options).deleted == 30
+
+
 def test_blank_and_absent_records_share_one_limit(engine):
     client = memory()
     run(some(10), engine, CrashingSink(client))
@@ -108,11 +130,11 @@ def test_a_run_that_is_stopped_leaves_the_blank_rows_to_the_next(engine, tmp_pat
     def source():
         yield from blank(some(9), "r0", "r1")
         stop.set()
-        yield Record("x", "never read")
+        yield Record("x", "read last")
 
     with small(1, page=1):
         assert run(source(), engine, CrashingSink(client), journal=tmp_path / "j", stop=stop).stopped
-    assert len(CrashingSink(client).stored) == 9
+    assert len(CrashingSink(client).stored) == 10  # what was read of a generator is written
     assert run(blank(some(9), "r0", "r1"), engine, CrashingSink(client), journal=tmp_path / "j").deleted == 2
 
 

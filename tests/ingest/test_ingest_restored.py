@@ -66,6 +66,25 @@ def test_a_run_with_another_journal_or_none_is_noticed_once(engine, tmp_path):
     assert run(some(9), engine, sink, journal=tmp_path / "one").unchanged == 9
 
 
+@pytest.mark.parametrize("journals", ["jj", "jk"])
+@pytest.mark.parametrize("late", [0, 5], ids=["from the start", "in the middle"])
+def test_of_two_runs_at_once_neither_trusts_its_entries(engine, tmp_path, journals, late):
+    client, (first, second) = memory(), (tmp_path / name for name in journals)
+    run(some(9), engine, CrashingSink(client), journal=first)
+
+    def source():
+        for number, record in enumerate(some(9, "one")):
+            if number == late:
+                run(some(4, "two"), engine, CrashingSink(client), journal=second)
+            yield record
+
+    with small(1, page=1):
+        run(source(), engine, CrashingSink(client), journal=first)
+    for journal, text in [(first, "one"), (second, "two"), (first, "one")]:
+        run(some(9, text), engine, CrashingSink(client), journal=journal)
+        assert CrashingSink(client).stored == {(each.id, 0): each.text for each in some(9, text)}
+
+
 def test_a_copy_that_was_made_while_a_run_wrote_is_noticed(engine, tmp_path):
     client, saved = memory(), {}
     run(some(9), engine, CrashingSink(client), journal=tmp_path / "j")

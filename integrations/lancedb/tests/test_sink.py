@@ -327,7 +327,7 @@ def test_a_url_opens_a_table(engine: Engine, records: list[Record], uri: str) ->
     sink = open_sink(f"lancedb+path:{uri}#docs", dimensions=[64, 384], datatype="float16")
     assert isinstance(sink, LanceDBSink)
     with sink:
-        assert repr(sink) == f"LanceDBSink({uri!r}, 'docs', dimensions=(64, 384), 'plain')"
+        assert repr(sink) == f"LanceDBSink({uri!r}, 'docs', dimensions=(64, 384), fields=None)"
         fill(engine, sink, records)
         assert sink.search(engine, "what moves blood around the body?", k=1)[0].id == "doc-4"
 

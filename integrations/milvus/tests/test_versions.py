@@ -31,7 +31,7 @@ def test_a_feature_is_there_from_a_version_on(version: str, feature: Feature, ha
     if has:
         check_version(version, needs, server="Milvus at x")
     else:
-        with pytest.raises(InvalidRequestError, match=r"at x has version .* \[64, 384\] needs .*, or upgrade"):
+        with pytest.raises(InvalidRequestError, match=r"at x has version .*\[64, 384\] needs .*, or upgrade"):
             check_version(version, needs, server="Milvus at x")
 
 

@@ -339,7 +339,7 @@ def test_a_url_opens_a_table(
     sink = open_sink(f"pgvector+{place}#docs", dimensions=[64, 384], datatype="float16", timeout=5)
     assert isinstance(sink, PgVectorSink)
     with sink:
-        assert repr(sink) == f"PgVectorSink({place!r}, 'docs', dimensions=(64, 384), 'plain')"
+        assert repr(sink) == f"PgVectorSink({place!r}, 'docs', dimensions=(64, 384), fields=None)"
         fill(engine, sink, records)
         assert sink.search(engine, "what moves blood around the body?", k=1)[0].id == "doc-4"
 

@@ -42,8 +42,8 @@ def test_the_manifest_is_stored_as_this_metadata(engine: Engine) -> None:
         "dimensions": [64, 384],
         "payload": "langchain",
     }
-    settings = {"settings": dict(engine.spec.settings)}
-    assert client.get_collection("docs").config.metadata == {"millpond": stored | settings}
+    identity = {"settings": dict(engine.spec.settings), "folder": engine.spec.name}
+    assert client.get_collection("docs").config.metadata == {"millpond": stored | identity}
     widths = {f"d{n}": models.VectorParams(size=n, distance=models.Distance.COSINE) for n in (64, 384)}
     client.create_collection("earlier", widths, metadata={"millpond": stored})
     assert QdrantSink(client, "earlier").search(engine, "anything") == []
@@ -189,7 +189,7 @@ def test_integers_that_floats_confuse_are_matched_exactly(engine: Engine, value:
 )
 def test_urls(scheme: str, location: str, shown: str) -> None:
     with sink_from_url(scheme, location, "docs", dimensions=[64], fields="langchain") as sink:
-        assert repr(sink) == f"QdrantSink({shown}, 'docs', dimensions=(64,), 'langchain')"
+        assert repr(sink) == f"QdrantSink({shown}, 'docs', dimensions=(64,), fields='langchain')"
 
 
 @pytest.mark.parametrize(

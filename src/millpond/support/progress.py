@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import warnings
 from collections.abc import Sized
@@ -40,8 +41,18 @@ def draw_bar(*, show: bool, **options: Any) -> tqdm[Any]:
 
     Hidden elsewhere, and without ``show``.
     """
+    if _has_no_width():
+        options |= {"ncols": 80, "nrows": 24, "dynamic_ncols": False}
     # disable=None is tqdm's "only in a terminal", and a notebook's output is none.
     return _bar_class()(disable=(False if in_notebook() else None) if show else True, **options)
+
+
+def _has_no_width() -> bool:
+    """Whether standard error is a terminal that says it has no columns, in which tqdm would draw an empty line."""
+    try:
+        return os.get_terminal_size(sys.stderr.fileno()).columns == 0
+    except (AttributeError, OSError, ValueError):  # no terminal
+        return False
 
 
 def in_notebook() -> bool:

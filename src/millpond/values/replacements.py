@@ -136,6 +136,8 @@ def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
             return method(*arguments, **options)
         except TypeError as error:
             known = _options_of(method)
+            if known is None:
+                raise
             unknown = [name for name in options if name not in known]
             trace = error.__traceback__
             if not unknown and not (trace is not None and trace.tb_next is None):
@@ -145,14 +147,19 @@ def _explained(method: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def _options_of(method: Callable[..., Any]) -> frozenset[str]:
-    """The names of a method's arguments, those of ``**options: Unpack[...]`` included."""
+def _options_of(method: Callable[..., Any]) -> frozenset[str] | None:
+    """The names of a method's arguments, those of ``**options: Unpack[...]`` included.
+
+    ``None``: it takes any, and says itself which of them it does not know.
+    """
     parameters = inspect.signature(method).parameters
     names = set(parameters)
     for name, parameter in parameters.items():
         if parameter.kind is parameter.VAR_KEYWORD:
-            for typed in get_args(get_type_hints(method, include_extras=True).get(name)):
-                names |= set(typed.__annotations__)
+            typed = get_args(get_type_hints(method, include_extras=True).get(name))
+            if not typed:
+                return None
+            names |= set(typed[0].__annotations__)
     return frozenset(names)
 
 

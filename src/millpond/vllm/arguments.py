@@ -112,7 +112,7 @@ def engine_args(options: Mapping[str, Any]) -> dict[str, Any]:
         raise TypeError(f"LLM has no argument {unknown[0]!r}; {instead_of(unknown[0], frozenset(_ENGINE_ARGS))}")
     check_parallel(options)
     if ignored:
-        warnings.warn(f"no meaning here, and ignored: {', '.join(sorted(ignored))}", UserWarning, stacklevel=3)
+        warnings.warn(f"no meaning here, and ignored: {', '.join(sorted(ignored))}", UserWarning, stacklevel=4)
     passed = {_ENGINE_ARGS[name]: value for name, value in options.items() if name in _ENGINE_ARGS}
     return passed | {"dtype": dtype(passed.get("dtype", "auto"))}
 

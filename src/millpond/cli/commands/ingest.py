@@ -60,12 +60,12 @@ class ColumnOptions(RecordOptions):
     """How a source of records is read."""
 
     metadata_columns: str | None = option(
-        None, "Keys or columns to store as metadata (default: all others).", "COLUMN,...", flags="--metadata"
+        None, "Keys or columns to store as metadata; '' for none (default: all).", "COLUMN,...", flags="--metadata"
     )
 
     def records(self, source: str) -> Iterator[Record | Rejected]:
         """The records of a source."""
-        names = None if self.metadata_columns is None else self.metadata_columns.split(",")
+        names = None if self.metadata_columns is None else [name for name in self.metadata_columns.split(",") if name]
         return self.read(source, metadata_columns=names)
 
 

@@ -122,7 +122,7 @@ def _throughput(samples: Sequence[TraceSample], counts: Mapping[str, Any], secon
     lines = []
     for name in names:
         totals = np.interp(ends, times, [sample.counts.get(name, 0) for sample in samples])
-        rates = np.diff(totals).clip(0) / np.diff(ends)  # [bins]
+        rates = np.diff(totals) / np.diff(ends)  # [bins]
         lines.append((ends / factor, np.append(rates, rates[-1:]), _RATES[name]))
     written = counts.get("written", 0)
     summary = f"{written:,} rows written in {seconds_text(seconds)}: {_rate(written, seconds)} a second on average."

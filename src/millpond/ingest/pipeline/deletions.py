@@ -49,12 +49,19 @@ class Deletions:
 
     They are collected while the source is read, in a temporary file that sqlite deletes, and deleted at the end, if
     they are few enough; else not one of them is. For one thread.
+
+    Attributes:
+        synced: Whether :meth:`finish` has left no row that the source no longer has.
     """
 
-    def __init__(self, *, sync: bool = False, share: float = 0.5, rows_before: int | None = None) -> None:
+    def __init__(
+        self, *, sync: bool = False, share: float = 0.5, rows_before: int | None = None, held: int | None = None
+    ) -> None:
         self._sync = sync
         self._share = share
         self._before = rows_before  # rows of the collection when the run began; `None` if they cannot be counted
+        self._held = held  # rows before earlier syncs that did not end well; `None` without one
+        self.synced = False
         self._nameless = 0  # lines of the source that hold no record, and whose id is not known
         self._used = False
 
@@ -103,11 +110,12 @@ class Deletions:
         if isinstance(sink, Reads):
             self._find_rows(sink, requests, kept)
             for doomed in self._doomed():
-                last_run.begin()
+                last_run.begin(self._before)
                 if entries is not None:  # first, since an entry without its row would never be written again
                     entries.remove({record_id for _, record_id in doomed})
                 requests.send(partial(sink.delete_rows, [row_id for row_id, _ in doomed]))
                 counts.add(deleted=len(doomed))
+            self.synced = self._sync and not self._nameless
         elif isinstance(sink, Deletes):
             self._delete_uncounted(sink, requests, kept)
         else:
@@ -154,7 +162,8 @@ class Deletions:
 
         def held() -> int:
             rows = requests.send(partial(self._scan, sink)) if own is None else own
-            return rows - (requests.send(sink.count) - (self._before or 0))
+            rows -= requests.send(sink.count) - (self._before or 0)
+            return rows if self._held is None else min(rows, self._held)
 
         if self._before != 0:  # else all rows are this run's own
             rows = {name: self._count(f"doomed WHERE {condition}") for name, condition in _REASONS.items()}
@@ -167,7 +176,8 @@ class Deletions:
             return
         total = held()
         why = ", ".join(f"{count} {name}" for name, count in doomed.items() if count)
-        would = f"the run would delete {rows} of the {total} rows that the collection held ({why})"
+        when = "" if self._held is None else " before syncs that did not end well"
+        would = f"the run would delete {rows} of the {total} rows that the collection held{when} ({why})"
         if not kept:
             raise SinkError(
                 f"{would}, though no record of the source was stored or is unchanged; nothing was deleted. If they are "

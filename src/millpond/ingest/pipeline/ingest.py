@@ -148,7 +148,7 @@ def run_ingest(
         if isinstance(sink, CollectionSink) and sink.manifest is not None:
             widths = list(sink.manifest.dimensions)
         entries = None if journal is None else journal.collection(f"{_target(sink)} {engine.spec.fingerprint}")
-        last_run = LastRun(sink, entries)
+        last_run = LastRun(sink, entries, sync=options.sync)
         last_run.compare()
         if entries is not None and options.resume and isinstance(sink, Reads):
             forget_missing(sink, entries)

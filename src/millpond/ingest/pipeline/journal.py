@@ -11,7 +11,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from millpond.cache.sqlitefile import SqliteFile
+from millpond.cache.sqlitefile import WAY_OUT, SqliteFile
 from millpond.errors import CacheError, JournalError
 from millpond.ingest.record import Record
 
@@ -104,6 +104,15 @@ class Journal:
             reason = reason.replace(f"the cache {self.path}", str(self.path)).replace(" set max_bytes,", "")
             reason = reason.replace(f"cache={str(self.path)!r}", f"journal={str(self.path)!r}")
             raise JournalError(reason if reason.startswith("journal=") else f"the journal {reason}") from error
+        except (sqlite3.Error, TypeError, ValueError) as error:  # a flipped bit makes a number of a text, or a None
+            raise JournalError(f"the journal {self.path} is damaged; {WAY_OUT} ({error})") from error
+
+
+def _entry(key: object, name: object, chunks: object, trusted: object = True) -> JournalEntry:
+    """A row as an entry; raises TypeError for one that no version of the journal has written."""
+    if not (isinstance(key, str) and isinstance(name, bytes) and isinstance(chunks, int)):
+        raise TypeError(f"the entry {key!r} has values of other types")
+    return JournalEntry(key, name, chunks, bool(trusted))
 
 
 class CollectionEntries:
@@ -146,8 +155,8 @@ class CollectionEntries:
                 part = ids[start : start + _IDS_PER_SELECT]
                 places = ",".join("?" * len(part))
                 query = f"SELECT id, digest, chunks, generation = ? FROM records WHERE target = ? AND id IN ({places})"
-                for key, name, chunks, trusted in connection.execute(query, (self._generation, self._number, *part)):
-                    found[key] = JournalEntry(key, name, chunks, bool(trusted))
+                for row in connection.execute(query, (self._generation, self._number, *part)):
+                    found[row[0]] = _entry(*row)
         return found
 
     def add(self, entries: Iterable[JournalEntry]) -> None:
@@ -193,7 +202,7 @@ class CollectionEntries:
                     f"ORDER BY id {order} LIMIT ?"
                 )
                 for row in connection.execute(query, (self._number, _INVALID, count)):
-                    found[row[0]] = JournalEntry(*row)
+                    found[row[0]] = _entry(*row)
         return list(found.values())
 
     def some(self, count: int) -> list[JournalEntry]:
@@ -205,7 +214,7 @@ class CollectionEntries:
                 "SELECT id, digest, chunks FROM records WHERE target = ? AND digest != ? AND chunks > 0 "
                 "AND abs(random()) % ? = 0"
             )
-            return [JournalEntry(*row) for row in connection.execute(query, (self._number, _INVALID, step))]
+            return [_entry(*row) for row in connection.execute(query, (self._number, _INVALID, step))]
 
     def pages(self) -> Iterator[list[JournalEntry]]:
         """All entries in the order of their ids, page by page; between two pages some may be removed."""
@@ -213,7 +222,7 @@ class CollectionEntries:
         query = "SELECT id, digest, chunks FROM records WHERE target = ? AND id > ? AND digest != ? ORDER BY id LIMIT ?"
         while True:
             with self._journal.reading() as connection:
-                page = [JournalEntry(*row) for row in connection.execute(query, (self._number, last, _INVALID, _PAGE))]
+                page = [_entry(*row) for row in connection.execute(query, (self._number, last, _INVALID, _PAGE))]
             if not page:
                 return
             yield page

@@ -40,7 +40,9 @@ class IngestRun:
         self._stop = parts.stop
         self._trace = parts.trace
         options = parts.options
-        deletions = Deletions(sync=options.sync, share=options.sync_max, rows_before=parts.rows_before)
+        deletions = Deletions(
+            sync=options.sync, share=options.sync_max, rows_before=parts.rows_before, held=parts.last_run.held
+        )
         self._ledger = RunLedger(
             parts.trace,
             parts.dead_letters,
@@ -90,7 +92,7 @@ class IngestRun:
                     verification = verify(
                         self._sink, self._entries, sample, self._embedder, self._requests, self._ledger.expected
                     )
-            self._parts.last_run.end()
+            self._parts.last_run.end(synced=self._ledger.deletions.synced)
             skipped = reader.skipped
             lost = 0 if cache is None else getattr(cache, "unwritten", 0) - uncached
             report = self._counts.report(
@@ -131,7 +133,7 @@ class IngestRun:
         """Submit the full batches of what was read, or all."""
         before = self._planner.planned
         for batch in self._planner.batches(rest=rest):
-            self._parts.last_run.begin()
+            self._parts.last_run.begin(self._parts.rows_before)
             self._calls.append((batch, self._submit(batch)))
             # The engine works on the later calls while the oldest is finished here.
             if len(self._calls) > self._calls_ahead:

@@ -14,6 +14,9 @@ from millpond.ingest.record import Record
 
 FloatArray = npt.NDArray[np.float32]
 
+# Bytes of one sparse entry in a request, at the most: the token id and the weight, in JSON.
+_SPARSE_BYTES = 32
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WriteBatch:
@@ -74,6 +77,15 @@ def record_bytes(record: Record) -> int:
     """Bytes of a record's id, text and metadata in a request, without the vectors."""
     metadata = len(json.dumps(dict(record.metadata), ensure_ascii=False).encode()) if record.metadata else 2
     return len(record.text.encode()) + len(record.id.encode()) + metadata
+
+
+def request_sizes(batch: WriteBatch, float_bytes: int) -> list[int]:
+    """Bytes of each row in a request, of which a float takes ``float_bytes``."""
+    vector_bytes = float_bytes * sum(batch.vectors)
+    sizes = [vector_bytes + record_bytes(record) for record in batch.records]
+    if batch.sparse is None:
+        return sizes
+    return [size + _SPARSE_BYTES * len(row) for size, row in zip(sizes, batch.sparse, strict=True)]
 
 
 def slices(sizes: Sequence[int], *, max_rows: int, max_bytes: int) -> Iterator[slice]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -12,14 +11,13 @@ from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar
 from millpond.errors import InvalidRequestError, MillpondError, SinkError, SinkRejectedError
 from millpond.ingest.arguments import check_engine
 from millpond.ingest.record import Record, point_id
-from millpond.ingest.sinks.batch import WriteBatch, record_bytes, slices
+from millpond.ingest.sinks.batch import WriteBatch, request_sizes, slices
 from millpond.ingest.sinks.description import CollectionDescription, describe
-from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter
+from millpond.ingest.sinks.driver import CollectionDriver, NativeFilter, find, inexact, matching
 from millpond.ingest.sinks.fields import check_fields
 from millpond.ingest.sinks.manifest import CollectionManifest, sparse_spec
 from millpond.ingest.sinks.protocol import StoredRow, check_widths
-from millpond.ingest.sinks.search import Hit, SearchPlan, plan_search
-from millpond.support.filters import Condition, check_filter, matches_filter
+from millpond.ingest.sinks.search import Hit, plan_search
 from millpond.values.spec import ModelSpec
 
 if TYPE_CHECKING:
@@ -27,8 +25,6 @@ if TYPE_CHECKING:
 
 Answer = TypeVar("Answer")
 
-# Bytes of one sparse entry in a request, at the most: the token id and the weight, in JSON.
-_SPARSE_BYTES = 32
 # Chunks of a record that are looked for at a time, to delete them all.
 _CHUNKS = 64
 
@@ -182,10 +178,7 @@ class CollectionSink(Generic[NativeFilter]):
             SinkError: The database runs in this process and failed in an earlier write.
         """
         self._check_batch(batch)
-        vector_bytes = self._connection.float_bytes * sum(batch.vectors)
-        sizes = [vector_bytes + record_bytes(record) for record in batch.records]
-        if batch.sparse is not None:
-            sizes = [size + _SPARSE_BYTES * len(row) for size, row in zip(sizes, batch.sparse, strict=True)]
+        sizes = request_sizes(batch, self._connection.float_bytes)
         for rows in slices(sizes, max_rows=self._connection.max_rows, max_bytes=self._connection.max_bytes):
             part = batch.part(rows)
             self._change(partial(self._driver.upsert, part), f"an upsert of {len(part)} {self._connection.row}s")
@@ -209,15 +202,13 @@ class CollectionSink(Generic[NativeFilter]):
             raise InvalidRequestError(f"ids={ids!r} is one str; pass a list of ids")
         manifest = self.open()
         if ids is not None:
-            chunks = self.chunks_from(dict.fromkeys(ids, 1))
-            self.delete_rows([*chunks, *(row_id for each in ids for row_id in self._driver.row_ids(each, manifest))])
-            return
+            own = [row_id for each in ids for row_id in self._driver.row_ids(each, manifest)]
+            return self.delete_rows([*self.chunks_from(dict.fromkeys(ids, 1)), *own])
         native = self._driver.condition(filter, manifest)
         if native is None or not self._driver.has_condition(native):
             raise InvalidRequestError(f"filter={filter!r} has no condition and would delete every record")
-        if (conditions := self._inexact(filter)) is not None:
-            self.delete_rows(self._matching(native, conditions, manifest))
-            return
+        if (conditions := inexact(self._driver, filter)) is not None:
+            return self.delete_rows(matching(self._driver, native, conditions, manifest))
         self._change(lambda: self._driver.delete(native, manifest), "a delete by filter")
         self._change(self._driver.flush)
 
@@ -392,7 +383,7 @@ class CollectionSink(Generic[NativeFilter]):
             sparse_engine=sparse,
             hybrid=hybrid,
         )
-        return self._found(plan, condition, self._inexact(filter))
+        return find(self._driver, plan, condition, inexact(self._driver, filter), manifest)
 
     def close(self) -> None:
         """Close the client, unless it was passed in; from then on requests raise SinkError."""
@@ -407,44 +398,8 @@ class CollectionSink(Generic[NativeFilter]):
     def __repr__(self) -> str:
         return (
             f"{type(self).__name__}({self._connection.where!r}, {self.collection!r}, dimensions={self.dimensions}, "
-            f"{self._fields!r})"
+            f"fields={self._fields!r})"
         )
-
-    def _inexact(self, filter: object) -> dict[str, Condition] | None:
-        """The conditions of a dict that the database's own filter only approximates; ``None`` if it is exact."""
-        conditions = check_filter(filter) if isinstance(filter, Mapping) else {}
-        return None if self._driver.is_exact(conditions) else conditions
-
-    def _found(
-        self, plan: SearchPlan, native: NativeFilter | None, conditions: Mapping[str, Condition] | None
-    ) -> list[Hit]:
-        """The hits of a search; of an inexact filter more, until as many meet the conditions as were asked for."""
-        manifest, k = self.open(), plan.k
-        most = self._driver.max_results or sys.maxsize
-        while True:
-            query = partial(self._driver.query, plan, native, manifest)
-            hits = list(self._connection.request("a search", query))
-            if conditions is None:
-                return hits
-            kept = [hit for hit in hits if matches_filter(hit.metadata, conditions)]
-            if len(kept) >= k or len(hits) < plan.k:
-                return kept[:k]
-            if plan.k == most:
-                raise InvalidRequestError(
-                    f"of the nearest {most} rows, as many as {self.database} hands out, {len(kept)} meet the filter, "
-                    f"whose ranges it only approximates, and not k={k}; add a condition, or ask for fewer"
-                )
-            plan = replace(plan, k=min(2 * plan.k, most), candidates=min(2 * plan.candidates, most))
-
-    def _matching(
-        self, native: NativeFilter, conditions: Mapping[str, Condition], manifest: CollectionManifest
-    ) -> list[Any]:
-        """The database ids of the rows that meet the conditions, among those that a native filter finds."""
-        pages = self._driver.matching(native, manifest)
-        found: list[Any] = []
-        while (page := self._connection.request("a scan", lambda: next(pages, None))) is not None:
-            found += [row_id for row_id, metadata in page if matches_filter(metadata, conditions)]
-        return found
 
     def _check_batch(self, batch: WriteBatch) -> None:
         if self.manifest is None:

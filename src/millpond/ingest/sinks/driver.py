@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from typing import Any, ClassVar, Generic, TypeVar
 
 from millpond.errors import InvalidRequestError, SinkError
@@ -14,7 +17,7 @@ from millpond.ingest.sinks.client import Connection
 from millpond.ingest.sinks.manifest import CollectionManifest
 from millpond.ingest.sinks.protocol import StoredRow
 from millpond.ingest.sinks.search import Hit, SearchPlan
-from millpond.support.filters import Condition
+from millpond.support.filters import Condition, check_filter, matches_filter
 
 NativeFilter = TypeVar("NativeFilter")
 
@@ -277,3 +280,47 @@ class CollectionDriver(ABC, Generic[NativeFilter]):
                 f"collection {at.collection!r} holds the {at.row} {row_id!r}, whose fields do not have the layout "
                 f"{manifest.fields!r} ({type(error).__name__}: {error}); delete it in {at.database}, or write it again"
             ) from error
+
+
+def inexact(driver: CollectionDriver[NativeFilter], filter: object) -> dict[str, Condition] | None:
+    """The conditions of a dict that the database's own filter only approximates; ``None`` if it is exact."""
+    conditions = check_filter(filter) if isinstance(filter, Mapping) else {}
+    return None if driver.is_exact(conditions) else conditions
+
+
+def find(
+    driver: CollectionDriver[NativeFilter],
+    plan: SearchPlan,
+    native: NativeFilter | None,
+    conditions: Mapping[str, Condition] | None,
+    manifest: CollectionManifest,
+) -> list[Hit]:
+    """The hits of a search; of an inexact filter more, until as many meet the conditions as were asked for."""
+    k, most = plan.k, driver.max_results or sys.maxsize
+    while True:
+        hits = list(driver.connection.request("a search", partial(driver.query, plan, native, manifest)))
+        if conditions is None:
+            return hits
+        kept = [hit for hit in hits if matches_filter(hit.metadata, conditions)]
+        if len(kept) >= k or len(hits) < plan.k:
+            return kept[:k]
+        if plan.k == most:
+            raise InvalidRequestError(
+                f"of the nearest {most} rows, as many as {driver.connection.database} hands out, {len(kept)} meet the "
+                f"filter, whose ranges it only approximates, and not k={k}; add a condition, or ask for fewer"
+            )
+        plan = replace(plan, k=min(2 * plan.k, most), candidates=min(2 * plan.candidates, most))
+
+
+def matching(
+    driver: CollectionDriver[NativeFilter],
+    native: NativeFilter,
+    conditions: Mapping[str, Condition],
+    manifest: CollectionManifest,
+) -> list[Any]:
+    """The database ids of the rows that meet the conditions, among those that a native filter finds."""
+    pages = driver.matching(native, manifest)
+    found: list[Any] = []
+    while (page := driver.connection.request("a scan", lambda: next(pages, None))) is not None:
+        found += [row_id for row_id, metadata in page if matches_filter(metadata, conditions)]
+    return found

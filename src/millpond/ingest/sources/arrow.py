@@ -98,9 +98,10 @@ class ArrowReader:
         with_bytes = [column for column, kind in types.items() if self._holds_bytes(kind)]
         if with_bytes:
             others = [column for column in types if column not in (*with_bytes, columns.id, columns.body)]
+            option = ",".join(others) or "''"
             raise InvalidRequestError(
                 f"{self._name}: {', '.join(map(repr, with_bytes))} holds bytes, which cannot be metadata; choose "
-                f"columns without bytes, metadata_columns={others}"
+                f"columns without bytes, metadata_columns={others} (in the shell --metadata {option})"
             )
 
     def _plain(self, kind: Any) -> Any:

@@ -86,19 +86,22 @@ class IngestProgress:
         ticks = 0
         while not self._ended.wait(_TICK):
             counts, queues = self._counts(), self._queues()
-            known = {
-                **counts,
-                "embedded": max(counts.get("embedded", 0), self._computed()),
-            }
-            self._trace.sample(known, {name: waiting for name, (waiting, _) in queues.items()})
+            embedded = counts["embedded"] + self._ahead(counts)
+            waiting = {name: count for name, (count, _) in queues.items()}
+            self._trace.sample({**counts, "embedded": embedded}, waiting)
             ticks += 1
             if not self._bar.disable and ticks % _DRAWN_TICKS == 0:
                 self._move(counts)
                 self._draw(counts, queues)
 
+    def _ahead(self, counts: Mapping[str, int]) -> int:
+        """How many records are computed, at most, before the others of their call; one may have several texts."""
+        left = counts["read"] - counts["cached"] - counts["embedded"] - counts["failed"]
+        return max(0, min(self._computed() - counts["embedded"], left))
+
     def _move(self, counts: Mapping[str, int]) -> None:
-        """Move the bar to what is finished: records, or the same share of the bytes that are read."""
-        done: float = counts["finished"]
+        """Move the bar to what is computed or finished: records, or the same share of the bytes that are read."""
+        done: float = counts["finished"] + self._ahead(counts)
         if self._total is None and (size := self._position.size):
             self._bar.total, self._bar.bar_format = size, _SHARE
             # Reading is ahead of writing by what waits in the queues.
@@ -108,7 +111,8 @@ class IngestProgress:
 
     def _draw(self, counts: Mapping[str, int], queues: Mapping[str, tuple[int, int]]) -> None:
         bar, vectors = self._bar, counts["cached"] + counts["embedded"]
-        rate = counts["finished"] / max(bar.format_dict["elapsed"], 1e-9)
+        done = counts["finished"] + (self._ahead(counts) if queues else 0)
+        rate = done / max(bar.format_dict["elapsed"], 1e-9)
         facts = [f"{rate:,.0f}/s" if rate >= 10 or rate == 0 else f"{rate:.1f}/s"]
         if queues and (ahead := self._computed() - counts["embedded"]) > 0:
             facts.append(f"{ahead:,} computed")

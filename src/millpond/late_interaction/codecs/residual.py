@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,9 @@ _LEVELS = {
     ),
 }
 _STD_ROWS = 100_000  # rows of the sample that the spread of the residuals is measured on
+FAR_SHARE = 0.01
+"""The share of the rows that centroids are trained on that counts as far from its centroid."""
+_STORED_ROWS = 8_192  # rows of the sample that are encoded to see how far they seem then
 # A dimension without spread in the sample may have some elsewhere: it must not outweigh all others there.
 _LEAST_SPREAD = 0.05
 _BLOCK = 1 << 15  # rows encoded at a time without the kernel
@@ -57,6 +60,9 @@ class ResidualCodec:
     centroids: Centroids
     std: FloatArray  # float32 `[d]`, the spread of each dimension of the residuals
     bits: int  # 2 or 4 bits a dimension; 0 keeps no residuals, for rows that are stored in another way
+    # the squared distances from its centroid beyond which a row is far, of rows and of what is stored of them: all but
+    # `FAR_SHARE` of the rows of the training are nearer; `None` of a file that was written before there were such
+    limits: tuple[float, float] | None = None
 
     def __post_init__(self) -> None:
         if self.std.shape != (self.centroids.dim,) or self.std.dtype != np.float32:
@@ -89,10 +95,36 @@ class ResidualCodec:
         """Train ``k`` centroids on a sample ``[n, d]`` of unit rows in random order, and measure what they leave."""
         centroids = Centroids.of(kmeans.train(sample, k, seed=seed, threads=threads))
         some = np.asarray(sample[:_STD_ROWS], dtype=np.float32)
-        spread = (some - centroids.values[nearest(some, centroids, threads=threads)]).std(axis=0)
+        residuals = some - centroids.values[nearest(some, centroids, threads=threads)]
+        limit = far_limit(np.einsum("nd,nd->n", residuals, residuals))
+        spread = residuals.std(axis=0)
         typical = float(np.sqrt(np.square(spread, dtype=np.float64).mean()))
         std = np.maximum(spread, _LEAST_SPREAD * typical) if typical > 0 else np.ones_like(spread)
-        return cls(centroids=centroids, std=std.astype(np.float32), bits=bits)
+        codec = cls(centroids=centroids, std=std.astype(np.float32), bits=bits, limits=(limit, limit))
+        if bits:
+            stored = codec.stored_distances(codec.encode(some[:_STORED_ROWS], threads=threads))
+            codec = replace(codec, limits=(limit, far_limit(stored)))
+        return codec
+
+    def extended(self, values: FloatArray) -> ResidualCodec:
+        """The codec with further centroids ``[k, d]``; what it has encoded is read as before."""
+        return replace(self, centroids=self.centroids.extended(values))
+
+    def distances(self, rows: npt.NDArray[np.floating[Any]], *, threads: int | None = None) -> FloatArray:
+        """The squared distance ``[n]`` of each of ``n`` rows from the nearest centroid."""
+        codes = nearest(rows, self.centroids, threads=threads)
+        found = np.empty(len(rows), dtype=np.float32)
+        for begin in range(0, len(rows), _BLOCK):
+            some = slice(begin, begin + _BLOCK)
+            residuals = np.asarray(rows[some], dtype=np.float32) - self.centroids.values[codes[some]]
+            found[some] = np.einsum("nd,nd->n", residuals, residuals)
+        return found
+
+    def stored_distances(self, stored: Encoded) -> FloatArray:
+        """The squared distance ``[n]`` of what is stored of rows from their centroids."""
+        steps = self.levels[unpack(stored.residuals, self.bits, self.dim)] * (self.std * np.float32(self.level_scale))
+        found: FloatArray = np.einsum("nd,nd->n", steps, steps) * np.square(stored.scales.astype(np.float32))
+        return found
 
     def encode(self, rows: npt.NDArray[np.floating[Any]], *, threads: int | None = None) -> Encoded:
         """Encode rows ``[n, d]``. A row's encoding does not depend on the others.
@@ -126,6 +158,11 @@ class ResidualCodec:
         numbers = np.searchsorted((levels[1:] + levels[:-1]) / 2, spread.ravel()).astype(np.uint8).reshape(spread.shape)
         scale = _scale(rows, residuals, levels[numbers] * self.std)
         return np.minimum(scale, np.finfo(np.float16).max), pack(numbers, self.bits)
+
+
+def far_limit(distances: FloatArray) -> float:
+    """The squared distance beyond which a row is far, by those of the rows that centroids were trained on."""
+    return float(np.quantile(distances, 1 - FAR_SHARE)) if len(distances) else 0.0
 
 
 def _scale(rows: FloatArray, residuals: FloatArray, steps: FloatArray) -> FloatArray:

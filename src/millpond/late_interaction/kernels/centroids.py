@@ -73,6 +73,11 @@ class Centroids:
     def __len__(self) -> int:
         return len(self.rows)
 
+    def extended(self, values: FloatArray) -> Centroids:
+        """These centroids, whose codes stay as they are, and behind them float32 ``[k, d]``, rounded to the grid."""
+        rows, scales = int8_rows(values)
+        return Centroids(rows=np.concatenate((self.rows, rows)), scales=np.concatenate((self.scales, scales)))
+
     @property
     def dim(self) -> int:
         """Width of a centroid."""

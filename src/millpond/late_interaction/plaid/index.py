@@ -20,7 +20,7 @@ from millpond.late_interaction.codecs.rows import codec_of
 from millpond.late_interaction.index.arguments import TokenEngine
 from millpond.late_interaction.index.base import LateInteractionIndex
 from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
-from millpond.late_interaction.plaid import compaction, scoring, writer
+from millpond.late_interaction.plaid import compaction, growth, scoring, writer
 from millpond.late_interaction.plaid.pending import PendingDocuments
 from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.snapshot import Snapshot, open_snapshot
@@ -57,8 +57,9 @@ class PlaidIndex(LateInteractionIndex):
     ``"2"``    36                              of centroids and residuals of 2 bits
     ========== ============================== ======================================================
 
-    With 2 and 4 bits the rows themselves are gone, and the centroids stay those of the first training: build a large
-    index by one ``add``. With ``"int8"``, :meth:`compact` trains anew once there are eight times as many rows.
+    Rows that come later stay in int8, and a search compares all of them, until they are 4,096 or a 64th of the index.
+    Then they are encoded, and those that are far from all centroids get further ones. With 2 and 4 bits rows that have
+    codes keep them. With ``"int8"``, :meth:`compact` trains anew once there are twice as many rows.
 
     Args:
         path: The folder. It is created if it does not exist or is empty.
@@ -142,8 +143,9 @@ class PlaidIndex(LateInteractionIndex):
     def compact(self) -> None:
         """Make one segment of all, without deleted documents.
 
-        Trains centroids if there are enough rows for the first ones, or, with codec ``"int8"``, eight times as many
-        as at the last training. Others may read meanwhile; writers wait.
+        Trains centroids if there are enough rows for the first ones, or, with codec ``"int8"``, twice as many as at the
+        last training, or many far from their centroids. Rows without codes get them. Others may read meanwhile;
+        writers wait.
 
         Raises:
             IndexLockedError: Another process writes the index.
@@ -151,25 +153,41 @@ class PlaidIndex(LateInteractionIndex):
         """
         with self._writing() as (transaction, snapshot):
             manifest = snapshot.manifest
-            if not compaction.is_compact(manifest):
-                if compaction.is_trainable(manifest) or compaction.is_outgrown(manifest):
-                    manifest = writer.train(transaction, snapshot)
-                else:
-                    manifest = writer.merge(transaction, snapshot, range(len(snapshot.segments)))
-                transaction.commit(manifest)
+            has_drifted = not manifest.row_codec.bits and growth.is_drifted(snapshot)
+            if compaction.is_trainable(manifest) or compaction.is_outgrown(manifest) or has_drifted:
+                transaction.commit(writer.train(transaction, snapshot))
+            elif not compaction.is_compact(manifest):
+                transaction.commit(writer.encode(transaction, snapshot, [range(len(snapshot.segments))]))
         self._refresh()
 
     def check(self) -> list[str]:
         """Read every file, and say which are damaged: a sentence for each, empty if none is.
 
+        If none is, and a fifth of the rows are far from their centroids, a sentence says so and what mends it.
+
         Returns:
             A list of sentences.
         """
         self._check_open()
-        return self._folder.check()
+        found = self._folder.check()
+        snapshot = None if found else self._refresh()
+        if snapshot is not None and growth.is_drifted(snapshot):
+            found.append(self._far_rows(growth.drift(snapshot)))
+        return found
+
+    def _far_rows(self, share: float) -> str:
+        repair = "call compact()" if self.codec == "int8" else "build it anew, or add those that came late again"
+        return (
+            f"{share:.0%} of the rows of {self._path} are farther from their centroids than 99 % of those that the "
+            f"centroids were trained on: searches miss documents; {repair}"
+        )
 
     def stats(self) -> IndexStats:
-        """The size of the index; ``details`` has ``segments``, ``deleted_documents`` and ``centroids``."""
+        """The size of the index.
+
+        ``details`` has ``segments``, ``deleted_documents``, ``centroids``, ``trained_tokens`` (rows of the index when
+        centroids were trained) and ``drift``: the share of rows farther from their centroids than 99 % of those were.
+        """
         snapshot = self._refresh()
         manifest = snapshot.manifest
         arrays = [
@@ -189,6 +207,8 @@ class PlaidIndex(LateInteractionIndex):
                 "segments": len(snapshot.segments),
                 "deleted_documents": sum(segment.deleted_documents for segment in manifest.segments),
                 "centroids": 0 if trained is None else len(trained.centroids),
+                "trained_tokens": manifest.trained_tokens,
+                "drift": round(growth.drift(snapshot), 4),
                 "bytes_on_disk": sum(entry.bytes for entry in manifest.files()),
             },
         )
@@ -269,12 +289,18 @@ class PlaidIndex(LateInteractionIndex):
         """After an add: train the first centroids, or make one segment of many small ones."""
         manifest = self._refresh().manifest
         try:
-            while compaction.is_trainable(manifest) or compaction.due_segments(manifest) is not None:
+            while (
+                compaction.is_trainable(manifest)
+                or compaction.uncoded_runs(manifest)
+                or compaction.due_segments(manifest) is not None
+            ):
                 with self._writing() as (transaction, snapshot):
                     manifest = snapshot.manifest
-                    due = compaction.due_segments(manifest)
+                    due, uncoded = compaction.due_segments(manifest), compaction.uncoded_runs(manifest)
                     if compaction.is_trainable(manifest):
                         transaction.commit(writer.train(transaction, snapshot))
+                    elif uncoded:
+                        transaction.commit(writer.encode(transaction, snapshot, uncoded))
                     elif due is not None:
                         transaction.commit(writer.merge(transaction, snapshot, due))
                 manifest = self._refresh().manifest

@@ -72,6 +72,8 @@ def write_trained(path: Path, trained: ResidualCodec, *, mode: int = 0o666) -> N
     centroids = trained.centroids
     arrays: dict[str, npt.NDArray[Any]]
     arrays = {"centroids": centroids.rows, "centroid_scales": centroids.scales, "std": trained.std}
+    if trained.limits is not None:
+        arrays["limits"] = np.array(trained.limits, dtype=np.float32)
     if centroids.groups is not None:  # computing them takes as long as encoding thousands of rows
         arrays |= {f"group_{name}": getattr(centroids.groups, name) for name in _GROUPS}
     write_arrays(path, arrays, mode=mode)
@@ -125,8 +127,14 @@ def _read_trained(folder: Path, entry: FileEntry | None, manifest: Manifest) -> 
         centroids = Centroids(rows=arrays["centroids"], scales=arrays["centroid_scales"])
         if centroids.dim != width:
             raise ValueError(f"its rows have {centroids.dim} columns instead of {width}")
-        trained = ResidualCodec(centroids=centroids, std=arrays["std"], bits=manifest.row_codec.bits)
-    except (KeyError, ValueError) as error:
+        limits = arrays.get("limits")
+        trained = ResidualCodec(
+            centroids=centroids,
+            std=arrays["std"],
+            bits=manifest.row_codec.bits,
+            limits=None if limits is None else (float(limits[0]), float(limits[1])),
+        )
+    except (IndexError, KeyError, ValueError) as error:
         raise IndexCorruptedError(f"{path} is damaged ({error}); restore it, or build the index anew") from error
     if "group_centers" in arrays:
         # Where the cached property keeps what it would compute.

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.codecs.residual import ResidualCodec
+from millpond.late_interaction.plaid import compaction, growth
 from millpond.late_interaction.plaid.pending import PendingDocuments
 from millpond.late_interaction.plaid.segment import Segment, bitmap
 from millpond.late_interaction.plaid.segment_writer import Source, write_segment
@@ -32,8 +33,40 @@ def append(transaction: Transaction, snapshot: Snapshot, pending: PendingDocumen
             write_arrays(path, {"matrix": settings.projection.matrix})
             projection = transaction.entry(path)
         manifest = replace(manifest, settings=settings.to_json(), projection=projection)
-    segment = _write(transaction, manifest, [Source(columns=pending.columns())], snapshot.trained)
-    return replace(manifest, segments=(*manifest.segments, segment))
+    sources, trained = [Source(columns=pending.columns())], None
+    if compaction.is_codable(manifest, pending.tokens):
+        manifest, trained = _grown(transaction, snapshot, manifest, sources)
+    return replace(manifest, segments=(*manifest.segments, _write(transaction, manifest, sources, trained)))
+
+
+def encode(transaction: Transaction, snapshot: Snapshot, runs: Sequence[range]) -> Manifest:
+    """Make one segment with codes of each run of neighbours, with the centroids that their rows without codes need."""
+    segments = [snapshot.segments[index] for run in runs for index in run]
+    new = _sources([segment for segment in segments if not segment.entry.coded])
+    manifest, trained = _grown(transaction, snapshot, snapshot.manifest, new)
+    entries = list(manifest.segments)
+    for run in reversed(runs):
+        sources = _sources(snapshot.segments[run.start : run.stop])
+        entries[run.start : run.stop] = [_write(transaction, manifest, sources, trained)]
+    return replace(manifest, segments=tuple(entries))
+
+
+def _grown(
+    transaction: Transaction, snapshot: Snapshot, manifest: Manifest, sources: Sequence[Source]
+) -> tuple[Manifest, ResidualCodec | None]:
+    """The codec with the centroids that the rows of ``sources`` need, and the manifest that names its file."""
+    trained = growth.with_limit(snapshot)
+    rows = sum(int(source.offsets[-1]) for source in sources)
+    if trained is None or not rows:
+        return manifest, trained
+    total = max(manifest.tokens, rows)
+    sample = _sample(sources, manifest, growth.sample_count(rows, total))
+    grown = growth.grown(trained, sample, rows=rows, total=total)
+    if grown is trained:
+        return manifest, trained
+    path = transaction.new_path("codec")
+    write_trained(path, grown)
+    return replace(manifest, codec=transaction.entry(path)), grown
 
 
 def delete(transaction: Transaction, snapshot: Snapshot, documents: Sequence[npt.NDArray[np.int64]]) -> Manifest:
@@ -46,10 +79,11 @@ def delete(transaction: Transaction, snapshot: Snapshot, documents: Sequence[npt
 
 
 def merge(transaction: Transaction, snapshot: Snapshot, merged: range) -> Manifest:
-    """Make one segment of neighbouring ones, without their deleted documents."""
+    """Make one segment of neighbouring ones that all have codes or all have none, without deleted documents."""
     entries = list(snapshot.manifest.segments)
     sources = _sources(snapshot.segments[merged.start : merged.stop])
-    entries[merged.start : merged.stop] = [_write(transaction, snapshot.manifest, sources, snapshot.trained)]
+    trained = snapshot.trained if entries[merged.start].coded else None
+    entries[merged.start : merged.stop] = [_write(transaction, snapshot.manifest, sources, trained)]
     return replace(snapshot.manifest, segments=tuple(entries))
 
 
@@ -57,7 +91,7 @@ def train(transaction: Transaction, snapshot: Snapshot) -> Manifest:
     """Train centroids on the rows of all segments, and make one segment of them with the new codes."""
     manifest = snapshot.manifest
     tokens = manifest.tokens
-    sample = _sample(snapshot, kmeans.sample_count(tokens))
+    sample = _sample(_sources(snapshot.segments), manifest, kmeans.sample_count(tokens))
     bits, k = manifest.row_codec.bits, kmeans.centroid_count(tokens)
     trained = ResidualCodec.train(sample, bits=bits, k=k, seed=_SEED)
     path = transaction.new_path("codec")
@@ -102,21 +136,20 @@ def _with_deleted(transaction: Transaction, segment: Segment, documents: npt.NDA
     )
 
 
-def _sample(snapshot: Snapshot, count: int) -> npt.NDArray[np.float32]:
-    """Rows of live documents drawn at random, float32 ``[count, columns]``."""
+def _sample(sources: Sequence[Source], manifest: Manifest, count: int) -> npt.NDArray[np.float32]:
+    """Rows of the documents to copy drawn at random, float32 ``[count, columns]``."""
     random = np.random.default_rng(_SEED)
-    manifest = snapshot.manifest
-    positions = np.sort(random.choice(manifest.tokens, count, replace=False))
+    ends = np.cumsum([int(source.offsets[-1]) for source in sources])
+    positions = np.sort(random.choice(int(ends[-1]), count, replace=False))
     rows = []
     start = 0
-    for segment, source in zip(snapshot.segments, _sources(snapshot.segments), strict=True):
+    for source, stop in zip(sources, ends.tolist(), strict=True):
         columns = source.columns
-        stop = start + segment.entry.live_tokens
         some = positions[np.searchsorted(positions, start) : np.searchsorted(positions, stop)] - start
         # From a position among the copied tokens to one among all.
         copied = source.offsets
         document = np.searchsorted(copied, some, side="right") - 1
-        original = columns.offsets[:-1] if segment.live is None else columns.offsets[:-1][segment.live]
+        original = columns.offsets[:-1] if source.live is None else columns.offsets[:-1][source.live]
         tokens = original[document] + some - copied[document]
         if len(tokens):  # a segment that was written before the first rows has no width
             assert columns.rows is not None
