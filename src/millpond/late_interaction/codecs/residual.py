@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.late_interaction.codecs import kmeans
-from millpond.late_interaction.kernels.centroids import Centroids, nearest
+from millpond.late_interaction.kernels.centroids import Centroids, nearest, squared_distances
 from millpond.late_interaction.kernels.compiled import compiled, fields, run, thread_count
 from millpond.support.cached_property import cached_property
 
@@ -112,13 +112,7 @@ class ResidualCodec:
 
     def distances(self, rows: npt.NDArray[np.floating[Any]], *, threads: int | None = None) -> FloatArray:
         """The squared distance ``[n]`` of each of ``n`` rows from the nearest centroid."""
-        codes = nearest(rows, self.centroids, threads=threads)
-        found = np.empty(len(rows), dtype=np.float32)
-        for begin in range(0, len(rows), _BLOCK):
-            some = slice(begin, begin + _BLOCK)
-            residuals = np.asarray(rows[some], dtype=np.float32) - self.centroids.values[codes[some]]
-            found[some] = np.einsum("nd,nd->n", residuals, residuals)
-        return found
+        return squared_distances(rows, self.centroids, nearest(rows, self.centroids, threads=threads))
 
     def stored_distances(self, stored: Encoded) -> FloatArray:
         """The squared distance ``[n]`` of what is stored of rows from their centroids."""

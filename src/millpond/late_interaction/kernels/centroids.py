@@ -157,6 +157,18 @@ def nearest(
     return found
 
 
+def squared_distances(
+    rows: npt.NDArray[np.floating[Any]], centroids: Centroids, codes: npt.NDArray[np.uint16]
+) -> FloatArray:
+    """The squared distance ``[n]`` of each row ``[n, d]`` from its centroid."""
+    found = np.empty(len(rows), dtype=np.float32)
+    for begin, block in _blocks(rows, centroids.dim):
+        some = slice(begin, begin + len(block))
+        residuals = block - centroids.values[codes[some]]
+        found[some] = np.einsum("nd,nd->n", residuals, residuals)
+    return found
+
+
 def similarities(
     query: npt.NDArray[np.floating[Any]], centroids: Centroids, *, threads: int | None = None
 ) -> FloatArray:

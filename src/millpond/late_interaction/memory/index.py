@@ -19,7 +19,7 @@ from millpond.late_interaction.index.base import CLOSED, LateInteractionIndex
 from millpond.late_interaction.index.documents import Documents, Hit, IndexStats, Search
 from millpond.late_interaction.memory import scoring
 from millpond.late_interaction.memory.files import read_index, write_index
-from millpond.late_interaction.memory.store import TokenStore
+from millpond.late_interaction.memory.store import TokenStore, drift
 from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
 
@@ -29,7 +29,8 @@ class MemoryIndex(LateInteractionIndex):
 
     From 20,000 documents on, a call of ``add`` also trains centroids, and a search scans their codes (2 bytes a token)
     for the ``max(1024, 20 k)`` documents that it compares exactly; ``exact=True`` compares all. Training takes seconds
-    to minutes, at 20,000 documents and again each time there are four times as many tokens; searches go on meanwhile.
+    to minutes, at 20,000 documents and again each time there are four times as many tokens, or when many are far
+    from all centroids, as of subjects that came later; searches go on meanwhile.
 
     A search sees the documents of one moment, and never waits for a writer.
 
@@ -62,7 +63,7 @@ class MemoryIndex(LateInteractionIndex):
         )
 
     def stats(self) -> IndexStats:
-        """The size of the index; ``details`` has its blocks of memory, deleted documents and centroids."""
+        """The size of the index; ``details`` has its blocks of memory, deleted documents, centroids and drift."""
         store = self._store
         snapshot = store.snapshot
         views, centroids = snapshot.views, snapshot.centroids
@@ -76,6 +77,8 @@ class MemoryIndex(LateInteractionIndex):
                 "blocks": len(views),
                 "deleted": sum(view.documents - view.live_documents for view in views),
                 "centroids": 0 if centroids is None else len(centroids),
+                "trained_tokens": snapshot.trained_tokens,
+                "drift": round(drift(snapshot), 4),
                 "device": str(store.device),
             },
         )

@@ -13,7 +13,7 @@ import torch
 
 from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.codecs.rows import Codec
-from millpond.late_interaction.kernels.centroids import Centroids, nearest
+from millpond.late_interaction.kernels.centroids import Centroids, nearest, squared_distances
 from millpond.late_interaction.memory.blocks import FULL_BLOCK, Batch, Block, View
 from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
@@ -23,6 +23,11 @@ _CODED_DOCUMENTS = 20_000
 # Centroids are trained anew when there are this many times the tokens that they were trained for: these take twice as
 # many centroids.
 _GROWTH = 4
+# They are also trained anew when this share of the rows is farther from its centroid than all but a hundredth of the
+# rows were after the training: rows of subjects that came later. It is measured on so many rows, each time there are a
+# 64th more.
+_FAR_SHARE, _FAR_QUANTILE = 0.04, 0.99
+_MEASURED, _MEASURE_AGAIN = 4_096, 1 + 1 / 64
 # Deleted documents and rows are kept up to this share of all, or up to so many.
 _DEAD_SHARE, _DEAD_DOCUMENTS, _DEAD_ROWS = 0.2, 1_024, 1 << 16
 _STEP = 1 << 16  # rows encoded at a time
@@ -38,6 +43,8 @@ class Snapshot:
     views: tuple[View, ...] = ()  # their blocks, those with the documents added earlier first
     centroids: Centroids | None = None  # what the codes of the views refer to; `None` as long as they have none
     trained_tokens: int = 0  # tokens that the centroids were trained for
+    # the squared distance from its centroid that a hundredth of the rows exceeded after the training; `None` without
+    limit: float | None = None
 
     @property
     def documents(self) -> int:
@@ -84,6 +91,7 @@ class TokenStore:
         self._writing = threading.Lock()
         self._publishing = threading.Lock()  # of snapshot and places together: never held for long
         self._training = threading.Lock()
+        self._measured_tokens = 0  # when the distances were measured last
 
     @property
     def uses_kernels(self) -> bool:
@@ -179,7 +187,8 @@ class TokenStore:
                 for view in now.views:  # some may have grown, others be new
                     rows, codes = encoded.get(view.block.serial, (0, None))
                     views.append(replace(view, codes=self._codes(view, centroids, first=rows, codes=codes)))
-                self._publish(Snapshot(views=tuple(views), centroids=centroids, trained_tokens=tokens))
+                trained = Snapshot(views=tuple(views), centroids=centroids, trained_tokens=tokens)
+                self._publish(replace(trained, limit=_limit(trained)))
         finally:
             self._training.release()
 
@@ -193,6 +202,8 @@ class TokenStore:
                 tokens -= len(batch.rows)
                 snapshot = replace(snapshot, views=views)
                 all_places |= places
+            if self.uses_kernels:
+                snapshot = replace(snapshot, limit=_limit(snapshot))
             self._publish(snapshot, places=all_places)
 
     # -------------------------------------------------------------------------------------------- while writing is held
@@ -304,7 +315,38 @@ class TokenStore:
     def _has_grown(self, snapshot: Snapshot) -> bool:
         if not self.uses_kernels or snapshot.documents < _CODED_DOCUMENTS or not snapshot.tokens:
             return False
-        return snapshot.centroids is None or snapshot.tokens >= _GROWTH * snapshot.trained_tokens
+        if snapshot.centroids is None or snapshot.tokens >= _GROWTH * snapshot.trained_tokens:
+            return True
+        if snapshot.tokens < _MEASURE_AGAIN * max(self._measured_tokens, snapshot.trained_tokens):
+            return False
+        self._measured_tokens = snapshot.tokens
+        return drift(snapshot) > _FAR_SHARE
+
+
+def drift(snapshot: Snapshot) -> float:
+    """The share of rows that are farther from their centroids than 99 % were after the training."""
+    if snapshot.limit is None or not snapshot.tokens:
+        return 0.0
+    return float((_distances(snapshot, sum(view.rows for view in snapshot.views)) > snapshot.limit).mean())
+
+
+def _limit(snapshot: Snapshot) -> float | None:
+    """The limit, by the oldest rows: those that the centroids were trained for."""
+    distances = _distances(snapshot, snapshot.trained_tokens)
+    return float(np.quantile(distances, _FAR_QUANTILE)) if len(distances) else None
+
+
+def _distances(snapshot: Snapshot, first: int) -> npt.NDArray[np.float32]:
+    """Squared distances of some of the first rows from their centroids; none without centroids."""
+    centroids, start, found = snapshot.centroids, 0, []
+    first = min(first, sum(view.rows for view in snapshot.views))
+    chosen = np.unique(np.linspace(0, max(first - 1, 0), min(first, _MEASURED)).astype(np.int64))
+    for view in snapshot.views if centroids is not None else ():
+        some = chosen[(chosen >= start) & (chosen < start + view.rows)] - start
+        start += view.rows
+        if len(some) and view.codes is not None and centroids is not None:
+            found.append(squared_distances(view.unpacked(some), centroids, view.codes[some]))
+    return np.concatenate(found) if found else np.empty(0, dtype=np.float32)
 
 
 def _by_block(places: Iterable[int]) -> dict[int, list[int]]:

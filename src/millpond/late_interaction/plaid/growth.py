@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.codecs.residual import FAR_SHARE, Encoded, ResidualCodec, far_limit
-from millpond.late_interaction.kernels.centroids import MAX_CENTROIDS
+from millpond.late_interaction.kernels.centroids import MAX_CENTROIDS, squared_distances
 from millpond.late_interaction.plaid.segment import Segment
 from millpond.late_interaction.plaid.snapshot import Snapshot
 
@@ -115,6 +115,4 @@ def _of_segment(
         return trained.stored_distances(Encoded(codes=codes, scales=scales, residuals=columns.residuals[rows]))
     assert columns.rows is not None
     unpacked = snapshot.manifest.row_codec.unpack(columns.rows[rows], scales, trained.dim)
-    residuals = unpacked - trained.centroids.values[codes]
-    distances: FloatArray = np.einsum("nd,nd->n", residuals, residuals)
-    return distances
+    return squared_distances(unpacked, trained.centroids, codes)

@@ -1,4 +1,4 @@
-"""PlaidIndex: subjects that come after the training are found as those before it, whatever the order of adds."""
+"""Subjects that come after the training of centroids are found as those before it, whatever the order of adds."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -8,7 +8,8 @@ import numpy.typing as npt
 import pytest
 from tests.late_interaction.plaid_data import names, ragged
 
-from millpond.late_interaction import PlaidIndex
+from millpond.late_interaction import LateInteractionIndex, MemoryIndex, PlaidIndex
+from millpond.late_interaction.memory import store
 from millpond.late_interaction.plaid import compaction, growth
 
 pytestmark = pytest.mark.contract
@@ -69,7 +70,13 @@ def deleted_and_added_again(add: Add, index: PlaidIndex) -> None:
 ORDERS = [late_at_once, late_by_small_adds, a_tiny_first_add, deleted_and_added_again]
 
 
-def recall(index: PlaidIndex, queries: Matrices, truth: Sequence[set[str]]) -> float:
+def best_ten(documents: Matrices, queries: Matrices) -> list[set[str]]:
+    flat, starts = np.concatenate(documents), np.cumsum([0, *map(len, documents)])[:-1]
+    scores = [np.maximum.reduceat(flat @ query.T, starts, axis=0).sum(axis=1) for query in queries]
+    return [{f"d{number}" for number in np.argsort(-some)[:10]} for some in scores]
+
+
+def recall(index: LateInteractionIndex, queries: Matrices, truth: Sequence[set[str]]) -> float:
     found = index.search_embeddings(ragged(queries, WIDTH), k=10, candidates=200)
     return float(np.mean([len({hit.id for hit in hits} & best) / 10 for hits, best in zip(found, truth, strict=True)]))
 
@@ -81,11 +88,7 @@ def test_recall_does_not_depend_on_the_order_of_adds(
     monkeypatch.setattr(compaction, "TRAIN_TOKENS", 1 << 14)
     documents, queries = fields()
     ids = names(len(documents))
-    flat, starts = np.concatenate(documents), np.cumsum([0, *map(len, documents)])[:-1]
-    truth = []
-    for query in queries:
-        scores = np.maximum.reduceat(flat @ query.T, starts, axis=0).sum(axis=1)
-        truth.append({ids[number] for number in np.argsort(-scores)[:10]})
+    truth = best_ten(documents, queries)
 
     def filled(order: Callable[[Add, PlaidIndex], None] | None, folder: Path) -> PlaidIndex:
         index = PlaidIndex(folder, None, codec)  # type: ignore[arg-type]
@@ -143,3 +146,19 @@ def test_more_centroids_than_codes_can_name_are_told_of(
     index.add_embeddings(ids[EARLY:], ragged(documents[EARLY:], WIDTH))
     assert index.stats().details["centroids"] == centroids
     assert "far from all centroids" in caplog.text and index.stats().details["drift"] > 0.1
+
+
+@pytest.mark.parametrize("step", [LATE, 60])
+def test_a_memory_index_finds_late_subjects(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_CODED_DOCUMENTS", EARLY)
+    documents, queries = fields()
+    ids, truth = names(len(documents)), best_ten(documents, queries)
+    once, index = MemoryIndex(None), MemoryIndex(None)
+    once.add_embeddings(ids, ragged(documents, WIDTH))
+    index.add_embeddings(ids[:EARLY], ragged(documents[:EARLY], WIDTH))
+    assert index.stats().details["centroids"] > 0
+    for start in range(EARLY, EARLY + LATE, step):
+        part = slice(start, start + step)
+        index.add_embeddings(ids[part], ragged(documents[part], WIDTH))
+    assert recall(index, queries[40:], truth[40:]) >= recall(once, queries[40:], truth[40:]) - 0.02
+    assert index.stats().details["drift"] < 0.05
