@@ -221,6 +221,8 @@ def test_what_is_evaluated():
         ({"b": ["1"]}, 2, "no query of the results has a relevant document"),
         ({"a": [7]}, 2, "a result is of type int, without an id"),
         ({"a": ["1"]}, 0, "k=0 must be an int from 1"),
+        ([["1"]], 2, r"results is a list; pass a dict \{query id: \[results\]\}"),
+        ({"a": "1"}, 2, "the results of query 'a' are a str; pass a list"),
     ):
         with pytest.raises(InvalidRequestError, match=message):
             evaluate(results, judgements, k=k)

@@ -115,8 +115,8 @@ class LanceDBConnection(Connection):
         schema = self.table().schema
         comment = (schema.metadata or {}).get(MANIFEST_KEY.encode())
         manifest = manifest_of(None if comment is None else str(comment, "utf-8", "replace"))
-        run = (schema.field("pk").metadata or {}).get(_RUN.encode()) if isinstance(manifest, dict) else None
-        return manifest if run is None else {**manifest, "run": run.decode()}
+        run = (schema.field("pk").metadata or {}).get(_RUN.encode())
+        return {**manifest, "run": run.decode()} if run is not None and isinstance(manifest, dict) else manifest
 
     def fault(self, error: Exception, request: str) -> Fault:
         """What an error of Lance means, without a line of its source."""

@@ -131,10 +131,14 @@ def evaluate(results: Mapping[str, Iterable[Any]], judgements: Judgements, *, k:
         The means over the queries of ``results`` that have a relevant document.
 
     Raises:
-        InvalidRequestError: ``k`` is no int from 1, a result has no id, or no query has a relevant document.
+        InvalidRequestError: ``k`` is no int from 1, a result has no id, no query has a relevant document, or an argument
+            has another form.
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise InvalidRequestError(f"k={k!r} must be an int from 1")
+    for name, value, form in (("results", results, "[results]"), ("judgements", judgements, "{document id: grade}")):
+        if not isinstance(value, Mapping):
+            raise InvalidRequestError(f"{name} is a {type(value).__name__}; pass a dict {{query id: {form}}}")
     by_query: dict[str, float] = {}
     totals = [0.0, 0.0, 0.0]  # of MRR, recall and precision
     for query, found in results.items():
@@ -142,6 +146,8 @@ def evaluate(results: Mapping[str, Iterable[Any]], judgements: Judgements, *, k:
         relevant = {document for document, grade in grades.items() if grade > 0}
         if not relevant:
             continue
+        if isinstance(found, str):
+            raise InvalidRequestError(f"the results of query {query!r} are a str; pass a list")
         ranking = list(dict.fromkeys(_id_of(each) for each in found))[:k]
         ranks = [rank for rank, document in enumerate(ranking, start=1) if document in relevant]
         by_query[query] = ndcg(ranking, grades, k)

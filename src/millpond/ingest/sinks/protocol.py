@@ -111,7 +111,7 @@ class ReadsContent(Reads, Protocol):
 
 
 @runtime_checkable
-class NotesRun(Protocol):
+class NotesRun(Sink, Protocol):
     """A sink whose collection keeps the id of the run that changed it last, so that a restored copy is noticed."""
 
     def last_run(self) -> str:
