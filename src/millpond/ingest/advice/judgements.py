@@ -131,8 +131,8 @@ def evaluate(results: Mapping[str, Iterable[Any]], judgements: Judgements, *, k:
         The means over the queries of ``results`` that have a relevant document.
 
     Raises:
-        InvalidRequestError: ``k`` is no int from 1, a result has no id, no query has a relevant document, or an argument
-            has another form.
+        InvalidRequestError: ``k`` is no int from 1, a result has no id, no query has a relevant document, or an
+            argument has another form.
     """
     if isinstance(k, bool) or not isinstance(k, int) or k < 1:
         raise InvalidRequestError(f"k={k!r} must be an int from 1")
