@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from millpond.cache.vector_cache import VectorCache
-from millpond.engine.execute.cores import process_cores, usable
+from millpond.engine.execute.cores import process_cores
 from millpond.engine.execute.cuda.worker import OverlappingWorker
 from millpond.engine.execute.device_errors import LostDevice, LostDevices
 from millpond.engine.execute.interrupts import defer_sigint
@@ -35,6 +35,7 @@ from millpond.engine.schedule.truncation import TruncationLog
 from millpond.errors import EngineClosedError, MillpondError
 from millpond.support.fork import inherited_pool, outside_inherited_pool
 from millpond.support.heap import HEAP
+from millpond.support.processor import usable_cores
 from millpond.values.inputs import Item, TokenIds
 from millpond.values.stats import EngineStats
 
@@ -286,4 +287,4 @@ def _intake_threads(replicas: Replicas) -> int:
     For a GPU at least two: while one waits for the tokenizer, the other makes requests of what it gave.
     """
     devices = sum(runner.overlaps for runner in replicas.runners)
-    return max(2 if devices else 1, min(6 * devices or 4, usable() // 2))
+    return max(2 if devices else 1, min(6 * devices or 4, usable_cores() // 2))
