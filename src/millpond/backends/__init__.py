@@ -1,0 +1,1 @@
+"""The two backends: native kernels, and torch."""
