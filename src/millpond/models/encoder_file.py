@@ -16,7 +16,8 @@ import torch
 from torch import nn
 
 from millpond.checkpoints.architecture import EncoderFields, EncoderNames
-from millpond.checkpoints.weights import read_tensors, tensor_shapes
+from millpond.backends.torch.weights import read_tensors
+from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import ModelLoadError
 from millpond.models.linear import PlainLinear
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from millpond.checkpoints.modules import Dense, Head, LayerNorm
-from millpond.checkpoints.weights import read_tensors
+from millpond.backends.torch.weights import read_tensors
 from millpond.errors import ModelLoadError, WeightMismatchError
 
 
