@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from millpond.checkpoints.modules import Dense, Head, LayerNorm
 from millpond.backends.torch.weights import read_tensors
+from millpond.checkpoints.modules import Dense, Head, LayerNorm
 from millpond.errors import ModelLoadError, WeightMismatchError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from millpond.checkpoints import architectures
 from millpond.backends.torch.weights import read_tensors
+from millpond.checkpoints import architectures
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
-from millpond.checkpoints.layouts.sparse import Saturation, Sparse, Splade, Strategy, TokenVectors
 from millpond.backends.torch.weights import read_file
+from millpond.checkpoints.layouts.sparse import Saturation, Sparse, Splade, Strategy, TokenVectors
 from millpond.errors import WeightMismatchError
 from millpond.pooling.masked_lm import MaskedLanguageHead, build_masked_head
 
