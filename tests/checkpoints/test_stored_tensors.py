@@ -15,8 +15,10 @@ from millpond.errors import MissingExtraError, ModelLoadError
 
 # Ties between two numbers of bfloat16, subnormal numbers, the greatest that is rounded down and the next, infinities.
 SPECIAL = np.array(
-    [0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x00000001, 0x00008000, 0x00018000, 0x80000001, 0x007FFFFF]
-    + [0x7F7F7FFF, 0x7F7F8000, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x00000000, 0x80000000],
+    [
+        *(0x3F808000, 0x3F818000, 0x3F808001, 0x3F807FFF, 0x00000001, 0x00008000, 0x00018000, 0x80000001, 0x007FFFFF),
+        *(0x7F7F7FFF, 0x7F7F8000, 0xFF7FFFFF, 0x7F800000, 0xFF800000, 0x00000000, 0x80000000),
+    ],
     dtype=np.uint32,
 ).view(np.float32)
 NOT_A_NUMBER = np.array([0x7FC00000, 0x7F800001, 0xFFFFFFFF, 0x7FFF8000], dtype=np.uint32).view(np.float32)
@@ -150,9 +152,12 @@ def test_a_header_that_does_not_fit_its_file(tmp_path, tensors, problem):
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"1234", b"\xff" * 16, (10).to_bytes(8, "little") + b"{}", (2).to_bytes(8, "little") + b"[]"]
-    + [(2).to_bytes(8, "little") + b"\xff\xff", (14).to_bytes(8, "little") + b'{"a": {"b": 1}', b"\0" * 8]
-    + [(9).to_bytes(8, "little") + b'{"a": []}', (8).to_bytes(8, "little") + b"{} more "],
+    [
+        *(b"", b"1234", b"\xff" * 16, b"\0" * 8, (10).to_bytes(8, "little") + b"{}"),
+        *((2).to_bytes(8, "little") + b"[]", (2).to_bytes(8, "little") + b"\xff\xff"),
+        *((14).to_bytes(8, "little") + b'{"a": {"b": 1}', (9).to_bytes(8, "little") + b'{"a": []}'),
+        (8).to_bytes(8, "little") + b"{} more ",
+    ],
 )
 def test_a_file_that_is_no_safetensors(tmp_path, content):
     (tmp_path / "model.safetensors").write_bytes(content)

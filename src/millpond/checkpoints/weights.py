@@ -42,7 +42,7 @@ _FOREIGN = (
     (("rust_model.ot",), "rust-bert", _CONVERT),
     (("*.pt", "*.pth", "*.pkl", "*.ckpt", "*.pickle"), "a pickle of unknown content", _CONVERT),
 )
-# Names of types in safetensors: the type's name here, and numpy's type of the numbers or, where numpy has none, of bits.
+# Types in safetensors: the name here, and numpy's type of the numbers or, where numpy has none, of their bits.
 _TYPES = {
     "F64": ("float64", "<f8"),
     "F32": ("float32", "<f4"),
