@@ -1,1 +1,1 @@
-"""The two backends: native kernels, and torch."""
+"""Backends: what computes a model. The engine knows them by :mod:`millpond.backends.backend` only."""
