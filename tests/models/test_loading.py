@@ -27,6 +27,7 @@ from millpond.checkpoints.architecture import Architecture, EncoderFields, Encod
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.classifier_steps import FamilyHead, Linear
+from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.cli.commands.env import _accelerator
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
@@ -229,7 +230,7 @@ def is_direct(folder: Path) -> bool:
         checkpoint.config,
         row.encoder,
         dtype=torch.float32,
-        is_head_tensor=partial(load.is_head_tensor, architecture=row),
+        is_head_tensor=partial(is_head_tensor, architecture=row),
     )
     return backbone is not None
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from collections.abc import Callable, Iterator, Mapping, Sized
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -17,6 +16,7 @@ from millpond.attention import interface
 from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.resolve import quiet_transformers
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.encoder_file import read_encoder
@@ -31,14 +31,6 @@ logger = logging.getLogger(__name__)
 
 # The weights that a native forward has in eight bits.
 NATIVE_INT8: dict[Quantization | None, Int8] = {None: "none", "int8": "feeds", "int8-all": "all"}
-
-# Tensors of a checkpoint that are no part of its backbone: heads of other tasks, and buffers of older versions.
-_NOT_BACKBONE = re.compile(
-    r"^(pooler|cls|lm_head|classifier|score|qa_outputs|pre_classifier|vocab_\w+|head|decoder)\."
-    r"|^(v_head|output|dense|(lm_|mask_|discriminator_|generator_)?predictions|generator_lm_head|sop_classifier)\."
-    r"|^(colbert_)?linear\.|^multiple_choice_head\.|(^|\.)attn\.(masked_)?bias$"
-    r"|^(\w+\.)?pooler\.|(^|\.)position_ids$|(^|\.)token_type_ids$|inv_freq$"
-)
 
 
 def load_backbone(
@@ -88,12 +80,6 @@ def packed_forward(backbone: nn.Module, architecture: Architecture) -> nn.Module
         return backbone
     module: nn.Module = forward(backbone, architecture)
     return module.eval()
-
-
-def is_head_tensor(name: str, architecture: Architecture) -> bool:
-    """Whether a checkpoint's tensor is no part of its backbone."""
-    heads = architecture.head_names()
-    return bool(_NOT_BACKBONE.search(name)) or any(name == head or name.startswith(f"{head}.") for head in heads)
 
 
 def _load_by_transformers(
