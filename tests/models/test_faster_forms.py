@@ -18,16 +18,16 @@ from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 from torch import nn
 
 from millpond import Engine
-from millpond.attention.segments import Segments
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.forwards import compiled
+from millpond.backends.torch.forwards.int8 import Int8Linear
+from millpond.backends.torch.forwards.linear import PlainLinear, ReorderedLinear, linear
+from millpond.backends.torch.load import load_backbone
+from millpond.backends.torch.native.encoder import NativeEncoder
+from millpond.backends.torch.quantize import check_quantization, quantize
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
-from millpond.models import compiled
-from millpond.models.int8 import Int8Linear
-from millpond.models.linear import PlainLinear, ReorderedLinear, linear
-from millpond.models.load import load_backbone
-from millpond.models.native.encoder import NativeEncoder
-from millpond.models.quantize import check_quantization, quantize
 from millpond.native.library import ISAS, isa
 
 # --- Eight-bit linear layers: how much they change a vector, that they are used at all, and where they are refused ----

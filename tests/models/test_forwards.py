@@ -16,13 +16,13 @@ from tests.tiny import FAMILIES, TEXTS, write_checkpoint
 from transformers import DebertaV2Config, DebertaV2Model, LlamaConfig, LlamaModel
 
 from millpond import Engine
-from millpond.attention import dense, padded_row, sdpa
-from millpond.attention.padded_row import PaddedRow
-from millpond.attention.segments import Segments
-from millpond.attention.signature import Masking
+from millpond.backends.torch.attention import dense, padded_row, sdpa
+from millpond.backends.torch.attention.padded_row import PaddedRow
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.forwards import deberta, gte, internlm2, jamba
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.native_config import translate
-from millpond.models import deberta, gte, internlm2, jamba
 
 # --- Parts of the packed forwards that no engine on a CPU shows: layouts as on CUDA, distances, blocks and splits -----
 

@@ -21,7 +21,11 @@ from tests.tiny import TEXTS, write_checkpoint
 from tests.tiny.heads import write_splade
 
 from millpond import Engine
-from millpond.attention.segments import Segments
+from millpond.backends.torch import load, placement
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.forwards.encoder import PackedEncoder
+from millpond.backends.torch.forwards.encoder_file import read_encoder
+from millpond.backends.torch.placement import resolve_device, unusable_gpu
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architecture import Architecture, EncoderFields, EncoderNames, MaskedHeadNames
 from millpond.checkpoints.architectures import find
@@ -30,10 +34,6 @@ from millpond.checkpoints.classifier_steps import FamilyHead, Linear
 from millpond.checkpoints.tokenizer_file import read_as_is
 from millpond.cli.commands.env import _accelerator
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
-from millpond.models import load, placement
-from millpond.models.encoder import PackedEncoder
-from millpond.models.encoder_file import read_encoder
-from millpond.models.placement import resolve_device, unusable_gpu
 
 # --- A new BERT-like family is one row of the table ------------------------------------------------------------------
 
@@ -46,7 +46,7 @@ FOOBERT = Architecture(
     pooling="cls",
     positions="absolute",
     token_types=True,
-    forward="millpond.models.encoder:PackedEncoder",
+    forward="millpond.backends.torch.forwards.encoder:PackedEncoder",
     encoder=EncoderNames(
         prefix="foo",
         layers="blocks",
@@ -192,8 +192,8 @@ def test_every_row_names_code_that_is_there():
             assert {"translate", "tensors", "backbone_class", "finish"} & vars(hooks).keys()
         assert architectures.row_of(row.model_type) is row
         # The data that a forward reads is in the row if, and only if, the row names that forward.
-        assert (row.encoder is not None) == (row.forward == "millpond.models.encoder:PackedEncoder")
-        assert (row.traits is not None) == (row.forward == "millpond.models.decoder:PackedDecoder")
+        assert (row.encoder is not None) == (row.forward == "millpond.backends.torch.forwards.encoder:PackedEncoder")
+        assert (row.traits is not None) == (row.forward == "millpond.backends.torch.forwards.decoder:PackedDecoder")
 
 
 # --- Tensors read directly --------------------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from millpond.attention import matmul_attention, native
-from millpond.attention.kernels import select
-from millpond.attention.segments import Segments
-from millpond.attention.signature import Masking
-from millpond.models.native import structs
+from millpond.backends.torch.attention import matmul_attention, native
+from millpond.backends.torch.attention.kernels import select
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.native import structs
 from millpond.native import library as place
 from millpond.native.library import ISAS, KernelTable, isa, kernel_table, library
 

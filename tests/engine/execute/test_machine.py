@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from millpond.backends.device_errors import LostDevice, is_device_lost, is_out_of_memory
+from millpond.backends.torch.threads import Threads, default_threads, native_threads, on_native_threads, on_threads
 from millpond.engine.execute.cores import Cores, usable
-from millpond.engine.execute.device_errors import LostDevice, is_device_lost, is_out_of_memory
 from millpond.engine.execute.interrupts import defer_sigint
-from millpond.engine.execute.threads import Threads, default_threads, native_threads, on_native_threads, on_threads
 from millpond.errors import DeviceLostError, MillpondError
 
 
