@@ -81,7 +81,7 @@ needs_vnni = pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor
 
 def native_int8(engine: Engine) -> str | None:
     """Which weights a native forward has in eight bits; ``None`` if the forward is not native."""
-    backbone = engine._replicas.runners[0].backbone
+    backbone = engine._replicas.runners[0].model.backbone
     return backbone.plan.kernels.int8 if isinstance(backbone, NativeEncoder) else None
 
 
@@ -315,7 +315,7 @@ def make(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
 def parts_of(engine: Engine) -> list[compiled.CompiledPart]:
     parts = {
         id(value.func): value.func
-        for module in engine._replicas.runners[0].backbone.modules()
+        for module in engine._replicas.runners[0].model.backbone.modules()
         for value in vars(module).values()
         if isinstance(getattr(value, "func", None), compiled.CompiledPart)
     }

