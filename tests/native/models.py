@@ -23,7 +23,7 @@ from millpond.backends.torch.native.kernels import kernels_of
 from millpond.backends.torch.native.plan import PlanBuilder
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.checkpoints.native_config import translate
+from millpond.checkpoints.families.native import translate
 from millpond.native import library
 from millpond.native.library import isa
 

@@ -1,7 +1,7 @@
 """THE table: one row per family that millpond runs as packed rows.
 
-A family is added here and nowhere else: a row, and modules of the backends named in it where the family computes
-something that no other does.
+A family is added here and nowhere else: a row, and a module of the backends named in it where the family
+computes something that no other does.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ ARCHITECTURES = (
         pooling="mean",
         positions="rotary",
         token_types=True,
-        module="millpond.backends.torch.forwards.nomic",
+        family="nomic",
         forward=_ROTARY_ENCODER,
         head=POOLER_HEAD,
         example="nomic-ai/nomic-embed-text-v1.5",
@@ -178,6 +178,7 @@ ARCHITECTURES = (
         pooling="cls",
         positions="rotary",
         token_types=True,
+        family="gte",
         module="millpond.backends.torch.forwards.gte",
         forward=_ROTARY_ENCODER,
         head=POOLER_HEAD,
@@ -196,6 +197,7 @@ ARCHITECTURES = (
         positions="rotary",
         pooler=True,
         recognized_by={"model_type": "xlm-roberta", "position_embedding_type": "rotary"},
+        family="jina",
         module="millpond.backends.torch.forwards.jina",
         head=ROBERTA_HEAD,
         example="jinaai/jina-embeddings-v3",
@@ -227,6 +229,7 @@ ARCHITECTURES = (
         positions="relative",
         token_types=True,
         half="bfloat16",
+        family="deberta",
         module="millpond.backends.torch.forwards.deberta",
         head=DEBERTA_HEAD,
         example="cross-encoder/nli-deberta-v3-base",
@@ -255,7 +258,7 @@ ARCHITECTURES = (
         positions="rotary",
         decoder=True,
         half="bfloat16",
-        module="millpond.backends.torch.forwards.llama_bidirectional",
+        family="llama_bidirectional",
         forward=_DECODER,
         traits=DecoderTraits(),
         head=FamilyHead(sequence=SCORE, tokens=SCORE, pooling=LLAMA_POOLING, divisor="temperature"),
@@ -267,7 +270,7 @@ ARCHITECTURES = (
         model_type="internlm2",
         native="LlamaModel",
         half="bfloat16",
-        module="millpond.backends.torch.forwards.internlm2",
+        family="internlm2",
         reward_head=(Linear(name="v_head", biased=False),),
         reward_token=ConfigField(name="reward_token_id", default=92527),
         example="internlm/internlm2-1_8b-reward",
@@ -319,6 +322,7 @@ ARCHITECTURES = (
         pooling="lasttoken",
         positions="absolute",
         decoder=True,
+        family="gpt2",
         module="millpond.backends.torch.forwards.gpt2",
         head=FamilyHead(sequence=SCORE, pooling="lasttoken"),
         example="openai-community/gpt2",

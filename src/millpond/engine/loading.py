@@ -12,8 +12,8 @@ from millpond.checkpoints.architectures import find
 from millpond.checkpoints.build_spec import SpecOptions, build_spec, complete_layout, override_head
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
 from millpond.checkpoints.description import ModelDescription
+from millpond.checkpoints.families.native import translate, with_stored_vocabulary
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
-from millpond.checkpoints.native_config import translate, with_stored_vocabulary
 from millpond.checkpoints.task_detection import DetectedTasks, detect_tasks
 from millpond.checkpoints.templates.score_template import read_template, shipped_template
 from millpond.engine.execute.runner import Runner

@@ -16,8 +16,9 @@ import torch
 from torch import nn
 
 from millpond.backends.torch.forwards.linear import PlainLinear
+from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import EncoderFields, EncoderNames
-from millpond.checkpoints.weights import read_tensors, tensor_shapes
+from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import ModelLoadError
 
 # Fields that are not built here with any other value.

@@ -10,10 +10,11 @@ from torch import nn
 
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.pooling.methods import METHODS
+from millpond.backends.torch.weights import read_rows, read_tensors
 from millpond.checkpoints.classifier_steps import HeadRows, Linear, Norm, Step
 from millpond.checkpoints.classifiers import Classifier
 from millpond.checkpoints.resolve import read_json_object
-from millpond.checkpoints.weights import find_tensor, read_rows, read_tensors, tensor_shapes
+from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import ModelLoadError, WeightMismatchError
 
 # Names of a language model's head, and of its input embeddings, which are the head if the two are tied.

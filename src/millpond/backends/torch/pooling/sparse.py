@@ -18,8 +18,8 @@ from torch import nn
 
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.pooling.masked_lm import MaskedLanguageHead, build_masked_head
+from millpond.backends.torch.weights import read_file
 from millpond.checkpoints.layouts.sparse import Saturation, Sparse, Splade, Strategy, TokenVectors
-from millpond.checkpoints.weights import read_pickle
 from millpond.errors import WeightMismatchError
 
 Weights = tuple[torch.Tensor, torch.Tensor, list[int]]
@@ -172,7 +172,7 @@ def build_token_vectors(description: TokenVectors, *, width: int, device: torch.
 
 
 def _linear(path: Path, width: int) -> nn.Linear:
-    tensors = read_pickle(path)
+    tensors = read_file(path)
     weight = tensors.get("weight")
     if weight is None or weight.dim() != 2 or weight.shape[1] != width:
         problem = "missing" if weight is None else f"of shape {tuple(weight.shape)}"
