@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from millpond.attention import matmul_attention, native
-from millpond.attention.kernels import select
-from millpond.attention.segments import Segments
-from millpond.attention.signature import Masking
 from millpond.backends.native import structs
-from millpond.models.native.structs import PackCall
+from millpond.backends.torch.attention import matmul_attention, native
+from millpond.backends.torch.attention.kernels import select
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.native.structs import PackCall
 from millpond.native import library as place
 from millpond.native.library import ISAS, KernelTable, isa, kernel_table, library
 
