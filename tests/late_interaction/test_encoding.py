@@ -13,7 +13,7 @@ from scipy.spatial.distance import squareform
 
 from millpond import Ragged
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.encoding import muvera, token_pooling, ward
+from millpond.late_interaction.encoding import muvera, row_sums, token_pooling, ward
 from millpond.late_interaction.encoding.muvera import Muvera
 from millpond.late_interaction.encoding.projection import Projection, is_trained
 from millpond.late_interaction.encoding.token_pooling import pool_tokens, pooled_rows
