@@ -148,9 +148,8 @@ class PlanBuilder:
         window: int | None = None,
         softcap: float | None = None,
         distances: Floats | None = None,  # [heads, 2 reach - 1]
-        last: bool,
     ) -> None:
-        """Attention, ``queries = attention``; ``last``: of the model's last layer.
+        """Attention, ``queries = attention``.
 
         ``window`` counts positions in each direction, the own one included.
         """
@@ -172,7 +171,6 @@ class PlanBuilder:
             softcap=softcap or 0.0,
             distances=padded,
             reach=reach,
-            last=last,
         )
 
     def o_proj(self, part: Linear, *, add: bool = False, branch: bool = False, adapter: LowRank | None = None) -> None:
@@ -237,6 +235,9 @@ class PlanBuilder:
         memory = self._packer.pack()
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
+        attentions = [step for step in steps if step.kind == structs.ATTENTION]
+        if attentions:
+            attentions[-1].last = True
         for name, table in self._tables.items():
             setattr(steps[0], name, self._packer.table(table))
         for i, rotation in self._rotations.items():

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from millpond.backends.native import structs
 from millpond.backends.native.weight_packer import NotSupported
+from millpond.errors import ModelLoadError
 
 # Positions that a table has at first. A model may have a million, and most texts are short.
 _FIRST = 512
@@ -70,8 +71,19 @@ def rotation_of(rope: Mapping[str, Any], dim: int, *, most: int | None = None) -
     kind = rope.get("rope_type", "default")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise NotSupported(f"rotary positions of type {kind}")
-    dim = int(dim * float(rope.get("partial_rotary_factor") or 1.0))
-    return Rotation(*_KINDS[kind](rope, dim, most))
+    part = float(rope.get("partial_rotary_factor") or 1.0)
+    if part != 1:
+        raise NotSupported(f"rotary positions of {part} of a head")
+    return Rotation(*frequencies(rope, dim, most=most))
+
+
+def frequencies(rope: Mapping[str, Any], dim: int, *, most: int | None = None) -> tuple[Floats, float]:
+    """Angles of a position's pairs of columns, float32 ``[dim / 2]``, and the factor of all cosines and sines."""
+    kind = rope.get("rope_type", "default")
+    try:
+        return _KINDS[kind](rope, int(dim * float(rope.get("partial_rotary_factor") or 1.0)), most)
+    except KeyError as error:
+        raise ModelLoadError(f"config.json has no {error.args[0]} for rotary positions of type {kind!r}") from error
 
 
 def _default(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats, float]:

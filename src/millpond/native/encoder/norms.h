@@ -11,11 +11,12 @@ constexpr int64_t kMostColumns = 8192;  // of a row that is normalized: models/n
 // Normalizes `columns` numbers in place.
 inline void normalize(float* row, int64_t columns, const NormWeights& norm) {
   if (norm.kind == kCopy) return;
+  const float count = float(columns - norm.padding);
   float mean = 0;
   if (norm.kind == kLayerNorm) {
     Floats sum = zeros();
     for (int64_t c = 0; c < columns; c += kLanes) sum = sum_of(sum, load(row + c));
-    mean = sum_of(sum) / float(columns);
+    mean = sum_of(sum) / count;
   }
   const Floats center = broadcast(mean);
   Floats squares = zeros();
@@ -23,7 +24,9 @@ inline void normalize(float* row, int64_t columns, const NormWeights& norm) {
     const Floats off = difference(load(row + c), center);
     squares = multiply_add(off, off, squares);
   }
-  const float variance = sum_of(squares) / float(columns);
+  float square = sum_of(squares);
+  if (norm.padding) square -= float(norm.padding) * mean * mean;
+  const float variance = square / count;
   const Floats scale = broadcast(1.0f / __builtin_sqrtf(variance + float(norm.epsilon)));
   for (int64_t c = 0; c < columns; c += kLanes) {
     Floats x = scaled(difference(load(row + c), center), scale);

@@ -32,6 +32,7 @@ struct NormWeights {
   const float* weight;  // [columns]; null: ones
   const float* bias;    // [columns]; null: zeros
   double epsilon;
+  std::int64_t padding;  // columns that are 0, weight and bias included, and count for nothing
 };
 
 // What a step reads depends on its kind:

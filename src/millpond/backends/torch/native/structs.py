@@ -37,7 +37,7 @@ class Weight(ctypes.Structure):
 class NormWeights(ctypes.Structure):
     """``struct NormWeights``."""
 
-    _fields_: ClassVar = [("kind", _int), ("weight", _pointer), ("bias", _pointer), ("epsilon", _float)]
+    _fields_: ClassVar = [("kind", _int), ("weight", _pointer), ("bias", _pointer), ("epsilon", _float), ("padding", _int)]
 
 
 class Step(ctypes.Structure):
