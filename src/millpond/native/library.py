@@ -73,6 +73,7 @@ class KernelTable(ctypes.Structure):
             *("pack_weight_bfloat16", "encode_bfloat16", "encoder_workspace_bfloat16"),
             *("attention_bfloat16", "attention_workspace_bfloat16"),
             "pack_weight_int8",
+            *("head_product", "gelu", "vocabulary_float32", "vocabulary_bfloat16"),
         )
     ]
     pack_int8: Any
@@ -98,6 +99,10 @@ class KernelTable(ctypes.Structure):
     attention_bfloat16: Any
     attention_workspace_bfloat16: Any
     pack_weight_int8: Any
+    head_product: Any
+    gelu: Any
+    vocabulary_float32: Any
+    vocabulary_bfloat16: Any
 
 
 def source_hash() -> int:

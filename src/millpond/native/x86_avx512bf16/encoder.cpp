@@ -2,6 +2,7 @@
 
 #include "../encoder/forward.h"
 #include "../encoder/speed.h"
+#include "../heads/vocabulary.h"
 #include "../kernel_table.h"
 
 extern "C" void millpond_add_encoder_avx512bf16(KernelTable* table) {
@@ -9,4 +10,5 @@ extern "C" void millpond_add_encoder_avx512bf16(KernelTable* table) {
   table->pack_weight_bfloat16 = Forward<DotIsa>::pack;
   table->encode_bfloat16 = Forward<DotIsa>::encode;
   table->encoder_workspace_bfloat16 = Forward<DotIsa>::workspace;
+  table->vocabulary_bfloat16 = Vocabulary<DotIsa>::run;
 }
