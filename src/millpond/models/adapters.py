@@ -14,8 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.checkpoints.weights import read_tensors, tensor_shapes
+from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import WeightMismatchError
 from millpond.models.linear import activation_of, linear
 

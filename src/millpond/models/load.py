@@ -14,10 +14,10 @@ import torch
 from torch import nn
 
 from millpond.attention import interface
+from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.resolve import quiet_transformers
-from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.encoder_file import read_encoder
 from millpond.models.linear import plain_linears, reorder

@@ -72,6 +72,7 @@ class KernelTable(ctypes.Structure):
             *("pack_weight_float32", "encode_float32", "encoder_workspace_float32"),
             *("pack_weight_bfloat16", "encode_bfloat16", "encoder_workspace_bfloat16"),
             *("attention_bfloat16", "attention_workspace_bfloat16"),
+            *("pack_rows_float32", "pack_rows_bfloat16", "pack_rows_int8"),
             "pack_weight_int8",
             *("head_product", "gelu", "vocabulary_float32", "vocabulary_bfloat16"),
         )
@@ -98,6 +99,9 @@ class KernelTable(ctypes.Structure):
     encoder_workspace_bfloat16: Any
     attention_bfloat16: Any
     attention_workspace_bfloat16: Any
+    pack_rows_float32: Any
+    pack_rows_bfloat16: Any
+    pack_rows_int8: Any
     pack_weight_int8: Any
     head_product: Any
     gelu: Any
