@@ -15,10 +15,10 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
+from millpond.backends.device_errors import LostDevice, is_device_lost, is_out_of_memory
+from millpond.backends.torch.threads import TorchThreads, default_threads, native_threads, on_native_threads, on_threads
 from millpond.engine.execute.cores import Cores, usable
-from millpond.engine.execute.device_errors import LostDevice, is_device_lost, is_out_of_memory
 from millpond.engine.execute.interrupts import defer_sigint
-from millpond.engine.execute.threads import Threads, default_threads, native_threads, on_native_threads, on_threads
 from millpond.errors import DeviceLostError, MillpondError
 
 
@@ -83,7 +83,7 @@ def backbone():
 
 def test_more_tokens_more_threads(backbone, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    threads = Threads(backbone)
+    threads = TorchThreads(backbone)
     assert [threads.count(tokens) for tokens in (1, 999, 1000, 2000, 10**6)] == [1, 1, 2, 3, 4]
     assert [threads.count(tokens, awake=True) for tokens in (1, 24, 25, 10**6)] == [1, 1, 2, 4]
 

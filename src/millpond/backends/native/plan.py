@@ -45,6 +45,7 @@ class PlanBuilder:
         self._packer = WeightPacker(kernels, adapters=adapters, rank=rank)
         self._steps: list[structs.Step] = []
         self._rotations: dict[int, Rotation] = {}  # by step
+        self._tables: dict[str, StoredTensor | None] = {}  # of the embeddings, by the step's field
         self._hidden = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = False
         self._adapters, self._rank = adapters, rank
@@ -59,7 +60,7 @@ class PlanBuilder:
         adapter: LowRank | None = None,
         type_adapter: LowRank | None = None,
     ) -> None:
-        """Embeddings: the sum of a word (scaled), its type and its position.
+        """Embeddings, the first step: the sum of a word (scaled), its type and its position.
 
         An adapter of the words is added to each word that is read; the few types are merged with theirs beforehand.
         """
@@ -71,12 +72,10 @@ class PlanBuilder:
             self._bound(positions.shape[0])
         if types is not None and type_adapter is not None:
             types = self._merged(types, type_adapter)
+        self._tables = {"words": words, "positions": positions, "types": types}
         self._add(
             kind=structs.EMBED,
             columns=columns,
-            words=self._packer.table(words),
-            positions=self._packer.table(positions),
-            types=self._packer.table(types),
             low_words=None if adapter is None else self._packer.floats(adapter.down),
             low_columns=None if adapter is None else self._packer.floats(adapter.up.T),
             vocabulary=self._vocabulary,
@@ -102,9 +101,7 @@ class PlanBuilder:
             raise NotSupported(f"{columns} columns")
         self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=3 if branch else int(keep))
 
-    def heads(
-        self, *parts: Linear, order: npt.NDArray[np.intp] | None = None, adapter: LowRank | None = None
-    ) -> None:
+    def heads(self, *parts: Linear, order: npt.NDArray[np.intp] | None = None, adapter: LowRank | None = None) -> None:
         """Queries, keys and values: the linear layers of all three side by side, or their columns in ``order``."""
         self._adapt(adapter, target=0)
         weight = self._packer.weight(*parts, order=order, adapter=adapter)
@@ -178,9 +175,7 @@ class PlanBuilder:
             last=last,
         )
 
-    def o_proj(
-        self, part: Linear, *, add: bool = False, branch: bool = False, adapter: LowRank | None = None
-    ) -> None:
+    def o_proj(self, part: Linear, *, add: bool = False, branch: bool = False, adapter: LowRank | None = None) -> None:
         """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``."""
         self._branch |= branch
         self._adapt(adapter, target=1)
@@ -223,23 +218,27 @@ class PlanBuilder:
             **({} if down_adapter is None else {"low": self._packer.low_weight(down_adapter)}),
         )
 
-    def layer_norm(
-        self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float
-    ) -> structs.NormWeights:
+    def numbers(self, tensor: StoredTensor) -> Floats:
+        """A tensor's numbers as the model's precision has them."""
+        return self._packer.numbers_of(tensor)
+
+    def layer_norm(self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float) -> structs.NormWeights:
         """The weights of a layer norm."""
-        return self._norm_weights(structs.LAYER_NORM, self._numbers(weight), self._numbers(bias), epsilon)
+        return self._norm_weights(structs.LAYER_NORM, self._floats(weight), self._floats(bias), epsilon)
 
     def rms_norm(self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0) -> structs.NormWeights:
         """The weights of an RMS norm; ``offset`` is added to them (1 for Gemma)."""
-        numbers = self._numbers(weight)
+        numbers = self._floats(weight)
         return self._norm_weights(structs.RMS_NORM, None if numbers is None else numbers + offset, None, epsilon)
 
     def build(self) -> Plan:
-        """Pack the weights."""
+        """Read tables and weights, and pack these."""
         total = self._packer.numbers
         memory = self._packer.pack()
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_units(steps)
+        for name, table in self._tables.items():
+            setattr(steps[0], name, self._packer.table(table))
         for i, rotation in self._rotations.items():
             rotation.serve(steps[i])
         model = structs.Model(
@@ -286,8 +285,8 @@ class PlanBuilder:
         if adapter is not None:
             self._add(kind=structs.ADAPT, target=target, weight=self._packer.low_weight(adapter))
 
-    def _numbers(self, tensor: StoredTensor | None) -> Floats | None:
-        return None if tensor is None else self._packer.numbers_of(tensor)
+    def _floats(self, tensor: StoredTensor | None) -> Floats | None:
+        return None if tensor is None else self.numbers(tensor)
 
     def _norm_weights(
         self, kind: int, weight: Floats | None, bias: Floats | None, epsilon: float
@@ -299,4 +298,6 @@ class PlanBuilder:
         """``[(1 + adapters) rows, columns]``: a table, and below it those with each of its adapters."""
         whole = self._packer.numbers_of(table)
         ups = adapter.up.reshape(len(adapter.up), -1, self._rank).swapaxes(0, 1)  # [adapters, columns, rank]
-        return tensor_of(np.concatenate([whole, *(whole + low @ up.T for low, up in zip(adapter.down, ups, strict=True))]))
+        return tensor_of(
+            np.concatenate([whole, *(whole + low @ up.T for low, up in zip(adapter.down, ups, strict=True))])
+        )

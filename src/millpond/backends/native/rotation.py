@@ -95,8 +95,8 @@ def _llama3(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats
 
 
 def _yarn(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats, float]:
-    trained, factor = rope["original_max_position_embeddings"], rope.get("factor")
-    factor = most / trained if factor is None and most is not None else float(rope["factor"])
+    trained = rope["original_max_position_embeddings"]
+    factor = float(rope.get("factor") or (most or trained) / trained)
     base = float(rope["rope_theta"])
 
     def place(rotations: float) -> float:
@@ -114,14 +114,14 @@ def _yarn(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats, 
 
 
 def _yarn_scale(rope: Mapping[str, Any], factor: float) -> float:
-    given, both = rope.get("attention_factor"), [rope.get(name) for name in ("mscale", "mscale_all_dim")]
+    given, both = rope.get("attention_factor"), [float(rope.get(name) or 0) for name in ("mscale", "mscale_all_dim")]
     if given is not None:
         return float(given)
 
     def growth(weight: float) -> float:
         return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
-    return growth(float(both[0])) / growth(float(both[1])) if all(both) else growth(1.0)
+    return growth(both[0]) / growth(both[1]) if all(both) else growth(1.0)
 
 
 def _powers(rope: Mapping[str, Any], dim: int) -> Floats:

@@ -99,7 +99,10 @@ void pack_column_codes(const PackRowsCall& call, int64_t column, int8_t* unit) {
   float most = 0;
   for (int64_t from = 0; from < call.in; from += kPiece) {
     read_exact<Stored>(call, column, from, numbers);
-    for (int64_t i = 0; i < kPiece; i++) most = __builtin_fmaxf(most, __builtin_fabsf(numbers[i]));
+    for (int64_t i = 0; i < kPiece; i++) {
+      const float size = __builtin_fabsf(numbers[i]);
+      most = size > most ? size : most;
+    }
   }
   const float scale = (most < 1e-12f ? 1e-12f : most) / 127.0f;
   call.scales[column] = scale;
