@@ -36,7 +36,7 @@ def choose(description: ModelDescription, config: EngineConfig) -> Choice:
         if not has_torch():
             raise ModelLoadError(f'{name}: backend="torch" needs the extra torch: {INSTALL}')
         return Choice(backend="torch", reason='backend="torch"')
-    obstacle = native.cannot_run(description, config)
+    obstacle = native.cannot_run(description, replace(config, device=",".join(resolve_devices(config.device))))
     if obstacle is None:
         return Choice(backend="native", reason="compiled kernels on this CPU")
     if config.backend == "native":
@@ -52,7 +52,6 @@ def load(description: ModelDescription, config: EngineConfig, *, check: bool | N
     ``check``: whether to compare the kernels that the model may use with float32, those that were right before, too;
     by default those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
     """
-    config = replace(config, device=",".join(resolve_devices(config.device)))
     choice = choose(description, config)
     if choice.backend == "native":
         try:
