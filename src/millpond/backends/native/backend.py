@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 
 from millpond.backends.backend import LoadedModels
-from millpond.backends.native.families import build_encoder, missing_plan
-from millpond.backends.native.heads.load import build_heads, missing_head
+from millpond.backends.native.families import missing_plan
 from millpond.backends.native.kernels import Int8, Precision, kernels_of
-from millpond.backends.native.model import NativeModel
+from millpond.backends.native.model import build_model
 from millpond.checkpoints.description import ModelDescription
-from millpond.checkpoints.weights import has_pickled_weights
 from millpond.native import library
 from millpond.native.precision import bfloat16_is_fast
 from millpond.support.load_progress import loading_bar
@@ -40,9 +38,7 @@ def cannot_run(description: ModelDescription, config: EngineConfig) -> str | Non
     precision = _precision(config)
     if kernels_of(precision, int8=_INT8[config.quantization]) is None:
         return f"this processor has no kernels for {precision}"
-    if has_pickled_weights(checkpoint.layout.transformer):
-        return "its weights are pickled; `millpond convert` writes them as safetensors"
-    return missing_plan(checkpoint.config, architecture) or missing_head(description)
+    return missing_plan(checkpoint.config, architecture)
 
 
 def load(description: ModelDescription, config: EngineConfig, *, check: bool | None = None) -> LoadedModels:
@@ -54,9 +50,7 @@ def load(description: ModelDescription, config: EngineConfig, *, check: bool | N
     """
     precision, int8 = _precision(config), _INT8[config.quantization]
     with loading_bar(os.path.basename(description.spec.name.rstrip("/"))):
-        heads = build_heads(description)
-        encoder = build_encoder(description.checkpoint, description.architecture, dtype=precision, int8=int8)
-    model = NativeModel(encoder, heads, offset=description.position_offset)
+        model = build_model(description, dtype=precision, int8=int8)
     return LoadedModels(models=(model,), dtype=precision)
 
 

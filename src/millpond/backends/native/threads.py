@@ -6,7 +6,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from millpond.support.cores import usable
+from millpond.support.processor import default_threads
 
 # Floating-point operations of a batch for which one more thread pays. The kernels' threads steal work and never wait
 # for a thread that has not started: one text of 10 tokens, 2e8 operations, takes 1.15 ms on one thread of a Zen 4 and
@@ -20,8 +20,8 @@ class NativeThreads:
     """The number of threads that pay for a model's batches."""
 
     def __init__(self, weights: int, *, most: int | None = None) -> None:
-        """``weights``: numbers that every token is multiplied with; ``most``: by default the cores of this process."""
-        self.most = usable() if most is None else most
+        """``weights``: numbers that every token is multiplied with; ``most``: by default the number of this process."""
+        self.most = default_threads() if most is None else most
         self._per_token = 2.0 * weights
 
     def count(self, tokens: int, *, awake: bool = False) -> int:
