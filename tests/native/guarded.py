@@ -128,7 +128,7 @@ def main(isa, kind, *rest):
     guards = Guards(kind)
     plans.Memory = lambda size: guards.memory(size - 4096)  # what a build has behind its weights
     encoders.Memory = guards.memory
-    plans.PlanBuilder._kept = lambda self, tensor: guards.tensor(tensor)
+    plans.PlanBuilder.kept = lambda self, tensor: guards.tensor(tensor)
     print(run(isa, guards, beyond=beyond), "texts")
 
 

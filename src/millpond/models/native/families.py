@@ -23,6 +23,7 @@ _PLANS = {
     "PackedEncoder": ("post_norm", "bert_plan"),
     "PackedRotaryEncoder": ("post_norm", "rotary_plan"),
     "JinaEncoder": ("post_norm", "jina_plan"),
+    "PackedDeberta": ("deberta", "deberta_plan"),
     "PackedDecoder": ("pre_norm", "decoder_plan"),
     "PackedModernBert": ("pre_norm", "modernbert_plan"),
 }

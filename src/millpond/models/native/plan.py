@@ -8,10 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import nn
 
 from millpond.models.native import structs
+from millpond.models.native.distances import DistanceTerms
 from millpond.models.native.kernels import Kernels
 from millpond.models.native.weight_packer import UNIT, LowRank, NotSupported, WeightPacker
 
@@ -155,11 +157,12 @@ class PlanBuilder:
         window: int | None = None,
         softcap: float | None = None,
         distances: torch.Tensor | None = None,  # [heads, 2 reach - 1]
+        terms: DistanceTerms | None = None,
         last: bool,
     ) -> None:
         """Attention, ``queries = attention``; ``last``: of the model's last layer.
 
-        ``window`` counts positions in each direction, the own one included.
+        ``window`` counts positions in each direction, the own one included. Beside ``terms`` there is no mask.
         """
         self._packer.columns(dim)
         reach, padded = 0, None
@@ -178,8 +181,9 @@ class PlanBuilder:
             after=0 if causal else before,
             softcap=softcap or 0.0,
             distances=padded,
-            reach=reach,
+            reach=reach if terms is None else terms.columns.reach,
             last=last,
+            **({} if terms is None else self._terms(terms, heads)),
         )
 
     def o_proj(self, part: Any, *, add: bool = False, branch: bool = False, adapter: LowRank | None = None) -> None:
@@ -274,6 +278,19 @@ class PlanBuilder:
             rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(memory, steps, *self._packer.owned),
         )
+
+    def _terms(self, terms: DistanceTerms, heads: int) -> dict[str, Any]:
+        own = np.ascontiguousarray(terms.columns.columns)
+        fields: dict[str, Any] = {"columns": terms.columns.rows.shape[1]}
+        for i, (name, weight, table) in enumerate(
+            (("key_columns", "weight", terms.keys), ("query_columns", "down", terms.queries))
+        ):
+            if table is None:
+                continue
+            by_head = table[terms.columns.rows[i]].reshape(len(terms.columns.rows[i]), heads, -1).swapaxes(0, 1)
+            fields[weight] = self._packer.exact_weight(torch.from_numpy(by_head.reshape(-1, by_head.shape[2])))
+            fields[name] = self._packer.kept(torch.from_numpy(own[i]))
+        return fields
 
     def _add(self, **fields: Any) -> None:
         self._steps.append(structs.Step(**fields))

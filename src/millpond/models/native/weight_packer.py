@@ -67,6 +67,13 @@ class WeightPacker:
         bias = None if all(part.bias is None for part in parts) else torch.cat([_bias_of(part) for part in parts])
         return self._packed(whole, shape, bias, mlp=mlp)
 
+    def exact_weight(self, whole: torch.Tensor) -> structs.Weight:
+        """A weight that is never in eight bits."""
+        out, into = (self.columns(size) for size in whole.shape)
+        struct = structs.Weight(out=out, in_=into)
+        self._weights.append((struct, lambda: whole))
+        return struct
+
     def gated(self, gate: Any, up: Any) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
 
@@ -99,11 +106,11 @@ class WeightPacker:
 
     def table(self, table: torch.Tensor | None) -> int | None:
         """The address of a table in the model's precision, which is not copied if it has that already."""
-        return None if table is None else self._kept(table.detach().to(self._dtype).contiguous())
+        return None if table is None else self.kept(table.detach().to(self._dtype).contiguous())
 
     def floats(self, numbers: torch.Tensor | None) -> int | None:
         """The address of numbers in float32."""
-        return None if numbers is None else self._kept(numbers.detach().float().contiguous())
+        return None if numbers is None else self.kept(numbers.detach().float().contiguous())
 
     def columns(self, columns: int) -> int:
         """A number of columns that the kernels compute."""
@@ -147,7 +154,7 @@ class WeightPacker:
             return int(weight.out * -(-weight.in_ // _CODE_PANEL) * _CODE_PANEL)
         return int(weight.out * weight.in_ * self._dtype.itemsize)
 
-    def _kept(self, tensor: torch.Tensor) -> int:
+    def kept(self, tensor: torch.Tensor) -> int:
         self.owned.append(tensor)
         return tensor.data_ptr()
 
