@@ -11,9 +11,10 @@ from safetensors.torch import save_file
 from tests.tiny import Layout, Normalize, Pooling, edit_json, write_checkpoint
 
 from millpond import Engine
+from millpond.backends.torch.weights import read_rows, read_tensors
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.resolve import resolve
-from millpond.checkpoints.weights import read_rows, read_tensors, tensor_shapes
+from millpond.checkpoints.weights import tensor_shapes
 from millpond.engine.loading import describe
 from millpond.errors import ModelLoadError
 from millpond.values.config import EngineConfig

@@ -15,7 +15,7 @@ from transformers import AutoTokenizer
 
 from millpond.checkpoints.templates.chat_template import read_chat_template
 from millpond.checkpoints.templates.score_template import ScoreTemplate, read_template, shipped_template
-from millpond.checkpoints.tokenizer_file import read_as_is
+from millpond.checkpoints.tokenizers.as_is import read_as_is
 from millpond.errors import InvalidRequestError
 
 # --- Score templates: the shipped ones, other projects' files, and what is refused ------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from itertools import product
 from types import SimpleNamespace
@@ -20,9 +21,14 @@ from millpond.attention import dense, padded_row, sdpa
 from millpond.attention.padded_row import PaddedRow
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
+from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architectures import find
-from millpond.checkpoints.native_config import translate
-from millpond.models import deberta, gte, internlm2, jamba
+from millpond.checkpoints.families import gte as gte_family
+from millpond.checkpoints.families import internlm2
+from millpond.checkpoints.families.native import rename, translate
+from millpond.checkpoints.weights import stored_tensors
+from millpond.errors import WeightMismatchError
+from millpond.models import deberta, jamba
 
 # --- Parts of the packed forwards that no engine on a CPU shows: layouts as on CUDA, distances, blocks and splits -----
 
@@ -156,8 +162,24 @@ def test_the_indices_of_all_batches_are_one_copy(monkeypatch):
 
 def test_internlm2s_queries_keys_and_values_by_hand():
     """Four query heads on two key heads, one wide: q0 q1 k0 v0 q2 q3 k1 v1."""
-    query, key, value = internlm2.split_qkv(torch.arange(8.0)[:, None], heads=4, kv_heads=2)
-    assert (query[:, 0].tolist(), key[:, 0].tolist(), value[:, 0].tolist()) == ([0, 1, 4, 5], [2, 6], [3, 7])
+    assert internlm2.qkv_rows(8, heads=4, kv_heads=2) == ([0, 1, 4, 5], [2, 6], [3, 7])
+    assert internlm2.qkv_rows(8, heads=2, kv_heads=1) == ([0, 1, 2, 3], [4, 5], [6, 7])  # two wide
+    with pytest.raises(WeightMismatchError, match="9 rows, which 4 heads and 2 key heads do not share"):
+        internlm2.qkv_rows(9, heads=4, kv_heads=2)
+
+
+@pytest.mark.parametrize("family", ["nomic", "gte", "jina", "internlm2"])
+def test_stored_tensors_are_renamed_as_torch_s(family, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family)
+    config = json.loads((folder / "config.json").read_text())
+    row = find(config, family)
+    native = translate(row, config, family)
+    expected = rename(row, read_tensors(folder), native)
+    renamed = rename(row, stored_tensors(folder), native)
+    assert renamed.keys() == expected.keys() != stored_tensors(folder).keys()
+    for name, tensor in expected.items():
+        assert renamed[name].shape == tuple(tensor.shape)
+        np.testing.assert_array_equal(renamed[name].float32(), tensor.float().numpy())
 
 
 @pytest.mark.parametrize(("theta", "factor", "dim"), [(20000, 8.0, 64), (500000, 2.0, 64), (160000, 2.0, 64)])
@@ -196,7 +218,7 @@ def speeds(parameters, dim):
     ],
 )
 def test_gtes_other_positions(claim, kind, theta):
-    found = gte.translate({**FAMILIES["gte"].config, "rope_scaling": None, **claim}, "x")["rope_parameters"]
+    found = gte_family.translate({**FAMILIES["gte"].config, "rope_scaling": None, **claim}, "x")["rope_parameters"]
     assert found == {"rope_type": kind, "rope_theta": theta} | ({"factor": 2.0} if kind == "linear" else {})
 
 

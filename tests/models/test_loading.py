@@ -27,7 +27,7 @@ from millpond.checkpoints.architecture import Architecture, EncoderFields, Encod
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.classifier_steps import FamilyHead, Linear
-from millpond.checkpoints.tokenizer_file import read_as_is
+from millpond.checkpoints.tokenizers.as_is import read_as_is
 from millpond.cli.commands.env import _accelerator
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 from millpond.models import load, placement

@@ -17,7 +17,7 @@ from torch import nn
 from millpond.attention.segments import Segments
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.checkpoints.native_config import translate
+from millpond.checkpoints.families.native import translate
 from millpond.models.linear import plain_linears
 from millpond.models.load import load_backbone
 from millpond.models.native import families, self_check, structs

@@ -108,10 +108,12 @@ class Architecture:
     recognized_by: Mapping[str, str] = field(default_factory=dict, hash=False)
     names: tuple[str, ...] = ()  # class names besides `prefix` and a suffix
     native: str = ""  # transformers' class, if it is not `{prefix}Model`
-    # A module with steps that transformers lacks: any of `translate(config, name) -> dict` (config.json in the native
-    # class's terms, its `model_type` included), `tensors(state, config) -> dict` (the checkpoint's tensors under the
-    # native names), `backbone_class() -> type` (the class to load them into, if transformers may lack it) and
-    # `finish(backbone, checkpoint) -> module` (the loaded class completed)
+    # The module of :mod:`millpond.checkpoints.families` with the terms of its checkpoints, either or both of
+    # `translate(config, name) -> dict` (config.json as the native class reads it, its `model_type` included) and
+    # `rename(tensors, config) -> dict` (the checkpoint's tensors under the native names)
+    family: str | None = None
+    # A module with what transformers lacks: `backbone_class() -> type` (the class to load the tensors into, if
+    # transformers may lack it) and `finish(backbone, checkpoint) -> module` (the loaded class completed)
     module: str | None = None
     # `module:class` of millpond's own packed forward. The class takes the loaded backbone and this row; its
     # `fits(backbone, row)`, if it has one, says whether the forward does all that the loaded class would. `None`:
@@ -130,7 +132,7 @@ class Architecture:
     # Class of a token classifier that is a dense model if it has one label, the weight of a token
     weighted_tokens: str = ""
     # transformers' tokenizer classes whose tokenizer.json is read without transformers
-    # (:mod:`millpond.checkpoints.tokenizer_file`); the first counts where the files name no class
+    # (:mod:`millpond.checkpoints.tokenizers.as_is`); the first counts where the files name no class
     tokenizers: tuple[str, ...] = ()
     pooling_field: PoolingField | None = None  # field of config.json that has precedence over `pooling`
     offset_positions: bool = False  # the learned table begins after the padding row (RoBERTa): `padding_idx + 1`
@@ -150,6 +152,10 @@ class Architecture:
     def classifiers(self) -> FamilyHead:
         """The steps that its classifiers compute."""
         return self.head or (DECODER_HEAD if self.decoder else ENCODER_HEAD)
+
+    def terms(self) -> ModuleType | None:
+        """The module of its checkpoints' terms, if they have their own."""
+        return None if self.family is None else import_module(f"millpond.checkpoints.families.{self.family}")
 
     def hooks(self) -> ModuleType | None:
         """The family's own code, if it has any."""

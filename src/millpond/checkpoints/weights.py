@@ -1,20 +1,30 @@
-"""A folder's tensors: safetensors or the older pickled files, whole or in shards, read without running code."""
+"""A folder's tensors: safetensors or the older pickled files, whole or in shards, read without running code.
+
+safetensors are mapped, so a tensor is read where its numbers are used. A pickle is read by torch, which only the extra
+``torch`` brings.
+"""
 
 from __future__ import annotations
 
+import importlib
+import json
 import logging
-import zipfile
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import mmap
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from fnmatch import fnmatch
+from importlib.util import find_spec
+from math import prod
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
 
 from millpond.checkpoints.resolve import Source, read_json_object
-from millpond.errors import ModelLoadError
-
-if TYPE_CHECKING:
-    import torch
+from millpond.errors import MissingExtraError, ModelLoadError
 
 logger = logging.getLogger(__name__)
 
@@ -32,6 +42,27 @@ _FOREIGN = (
     (("rust_model.ot",), "rust-bert", _CONVERT),
     (("*.pt", "*.pth", "*.pkl", "*.ckpt", "*.pickle"), "a pickle of unknown content", _CONVERT),
 )
+# Types in safetensors: the name here, and numpy's type of the numbers or, where numpy has none, of their bits.
+_TYPES = {
+    "F64": ("float64", "<f8"),
+    "F32": ("float32", "<f4"),
+    "F16": ("float16", "<f2"),
+    "BF16": ("bfloat16", "<u2"),
+    "F8_E4M3": ("float8_e4m3fn", "u1"),
+    "F8_E5M2": ("float8_e5m2", "u1"),
+    "I64": ("int64", "<i8"),
+    "I32": ("int32", "<i4"),
+    "I16": ("int16", "<i2"),
+    "I8": ("int8", "i1"),
+    "U64": ("uint64", "<u8"),
+    "U32": ("uint32", "<u4"),
+    "U16": ("uint16", "<u2"),
+    "U8": ("uint8", "u1"),
+    "BOOL": ("bool", "?"),
+}
+_LONGEST_HEADER = 100_000_000  # bytes, as in the library safetensors
+_BLOCK = 1 << 16  # numbers that are converted at a time: a block and what becomes of it stay in the processor's cache
+_NAN = 0x7FC0  # of bfloat16
 _POINTER = b"version https://git-lfs"
 _POINTER_FILES = ("*.safetensors", "*.bin", "tokenizer.json", "*.model", "vocab.*")
 
@@ -45,7 +76,7 @@ def check_weights(folder: Path, source: Source) -> None:
                 f"{path} is a pointer of git-lfs, not the file; run `git lfs install` and `git lfs pull` in {root}"
             )
     if any((folder / f"{name}{end}").is_file() for name in (_SAFE, _PICKLED) for end in ("", ".index.json")):
-        _files(folder, None)  # raises if a shard is missing
+        weight_files(folder, None)  # raises if a shard is missing
         return
     raise ModelLoadError(f"{source.name} has {_found(source)}")
 
@@ -89,23 +120,125 @@ def _hub_files(source: Source) -> list[str]:
         return []
 
 
-def read_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict[str, torch.Tensor]:
-    """Every tensor of ``folder``'s weight files by name, or those in ``only`` that the files have."""
-    tensors: dict[str, torch.Tensor] = {}
-    for path, names in _files(folder, only).items():
-        with _damage(path):
-            tensors.update(_read_safe(path, names) if path.suffix == ".safetensors" else _read_pickled(path, names))
+@dataclass(frozen=True, kw_only=True, eq=False)
+class StoredTensor:
+    """A tensor in a mapped file. Its numbers are read where they are asked for.
+
+    Arrays are views of the file, which cannot be written to, where it stores what is asked for, and else new ones.
+    """
+
+    name: str
+    dtype: str  # torch's name of the stored type: "float32", "float16", "bfloat16", "int64" ...
+    stored: npt.NDArray[Any]  # the mapped numbers, of bfloat16 and of eight-bit floats their bits
+    rows: npt.NDArray[np.intp] | None = None  # the rows of `stored` that the tensor has; `None`: all
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The tensor's shape."""
+        return self.stored.shape if self.rows is None else (len(self.rows), *self.stored.shape[1:])
+
+    def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> StoredTensor:
+        """Rows of the first axis, not read yet; raises IndexError for one that the tensor does not have."""
+        if isinstance(rows, slice) and self.rows is None:
+            return replace(self, stored=self.stored[rows])
+        held = np.arange(len(self.stored)) if self.rows is None else self.rows
+        return replace(self, rows=held[rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.intp)])
+
+    def float32(self) -> npt.NDArray[np.float32]:
+        """The numbers; raises ModelLoadError for eight-bit floats, which mean nothing without their scales."""
+        if self.dtype == "float32":
+            return self.numbers()
+        return self._converted(np.dtype(np.float32), self._to_float32)
+
+    def bfloat16(self) -> npt.NDArray[np.uint16]:
+        """The bits of the numbers in bfloat16, rounded to nearest, ties to even; raises what :meth:`float32` does."""
+        if self.dtype == "bfloat16":
+            return self.numbers()
+        return self._converted(np.dtype(np.uint16), self._to_bfloat16)
+
+    def numbers(self) -> npt.NDArray[Any]:
+        """The numbers as they are stored, of bfloat16 and of eight-bit floats their bits."""
+        stored = self.stored if self.rows is None else self.stored[self.rows]
+        return stored if stored.flags.aligned else stored.copy()
+
+    def _converted(self, dtype: np.dtype[Any], convert: Callable[[Any, Any], None]) -> npt.NDArray[Any]:
+        """The numbers as ``dtype``, read and converted block by block."""
+        if self.dtype.startswith("float8"):
+            raise ModelLoadError(f"{self.name} is stored as {self.dtype}, which millpond does not read; convert it")
+        shape = self.shape
+        converted = np.empty(shape or (1,), dtype)
+        step = max(1, _BLOCK // max(1, prod(shape[1:])))
+        for start in range(0, len(converted), step):
+            block = slice(start, start + step)
+            rows = block if self.rows is None else self.rows[block]
+            convert(self.stored[rows] if shape else self.stored.reshape(1), converted[block])
+        return converted.reshape(shape)
+
+    def _to_float32(self, numbers: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:
+        if self.dtype == "bfloat16":
+            np.left_shift(numbers, 16, out=out.view(np.uint32), dtype=np.uint32)
+            return
+        with np.errstate(over="ignore", invalid="ignore"):  # too large a float64 becomes infinite, as in torch
+            np.copyto(out, numbers, casting="same_kind")
+
+    def _to_bfloat16(self, numbers: npt.NDArray[Any], out: npt.NDArray[np.uint16]) -> None:
+        floats = np.empty(numbers.shape, np.float32)
+        self._to_float32(numbers, floats)
+        bits = floats.view(np.uint32)
+        rounded = bits >> 16
+        rounded &= 1
+        rounded += 0x7FFF
+        rounded += bits
+        rounded >>= 16
+        np.copyto(out, rounded, casting="unsafe")
+        out[np.isnan(floats)] = _NAN
+
+
+def stored_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict[str, StoredTensor]:
+    """Every tensor of ``folder``'s weight files by name, or those in ``only`` that the files have; none is read yet.
+
+    Raises:
+        ModelLoadError: A file is missing or damaged.
+        MissingExtraError: The weights are pickled, and torch, which reads them, is not installed.
+    """
+    tensors: dict[str, StoredTensor] = {}
+    for path, names in weight_files(folder, only).items():
+        held = stored_file(path)
+        tensors.update(held if names is None else {name: held[name] for name in names if name in held})
     return tensors
 
 
-def read_pickle(path: Path) -> dict[str, torch.Tensor]:
-    """The tensors of one pickled file, read without running its code."""
-    with _damage(path):
-        return dict(_read_pickled(path, None))
+def stored_file(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of one file by name, not read yet; raises what :func:`stored_tensors` does."""
+    if path.suffix != ".safetensors":
+        return _pickled(path)
+    with damage(path), path.open("rb") as file:
+        begin, tensors = _header(file)
+        data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        return {
+            name: StoredTensor(
+                name=name,
+                dtype=_TYPES[kind][0],
+                stored=np.ndarray(shape, _TYPES[kind][1], data, begin + first),
+            )
+            for name, (kind, shape, first) in tensors.items()
+        }
 
 
-def _files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple[str, ...] | None]:
-    """The files to read, each with the names to read from it (``None``: all)."""
+def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
+    """Shape of every tensor in ``folder``'s weight files; raises what :func:`stored_tensors` does."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    for path in weight_files(folder, None):
+        if path.suffix == ".safetensors":
+            with damage(path), path.open("rb") as file:
+                shapes.update({name: shape for name, (_, shape, _) in _header(file)[1].items()})
+        else:
+            shapes.update({name: tensor.shape for name, tensor in _pickled(path).items()})
+    return shapes
+
+
+def weight_files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple[str, ...] | None]:
+    """The files of ``folder``'s tensors, each with the names to read from it (``None``: all)."""
     for name in (_SAFE, _PICKLED):
         if (folder / name).is_file():
             return {folder / name: only}
@@ -126,58 +259,62 @@ def _files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple[str, 
     raise ModelLoadError(f"{folder} has neither {_SAFE} nor {_PICKLED}; is the checkpoint complete?")
 
 
-def _read_safe(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:
-    from safetensors import safe_open
+def _pickled(path: Path) -> dict[str, StoredTensor]:
+    """The tensors of a pickled file, by torch's reader, which is imported by its name for no other file."""
+    if find_spec("torch") is None:
+        raise MissingExtraError(
+            f'{path} is a pickle, which torch reads: pip install "millpond[torch]", or, where that is installed, '
+            f"write it as safetensors: millpond convert {path.parent}"
+        )
+    read: dict[str, StoredTensor] = importlib.import_module("millpond.backends.torch.weights").stored_pickle(path)
+    return read
 
-    with safe_open(path, framework="pt") as file:
-        held = set(file.keys())
-        return {name: file.get_tensor(name) for name in (held if names is None else held.intersection(names))}
+
+def _header(file: BinaryIO) -> tuple[int, dict[str, tuple[str, tuple[int, ...], int]]]:
+    """Where the data of a safetensors file begin, and each tensor's type, shape and first byte in the data.
+
+    Raises ValueError unless the tensors lie in the data one after the other, without gaps and up to the file's end.
+    """
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    length = int.from_bytes(file.read(8), "little")
+    begin = 8 + length
+    if size < 8 or length > _LONGEST_HEADER or begin > size:
+        raise ValueError(f"it has {size} bytes, and its header would end at {begin}")
+    header = json.loads(file.read(length))
+    if not isinstance(header, dict):
+        raise ValueError("its header is no object")
+    header.pop("__metadata__", None)
+    tensors = {name: _entry(name, entry) for name, entry in header.items()}
+    end = 0
+    for name, (_, _, first, last) in sorted(tensors.items(), key=lambda item: item[1][2:]):
+        if first != end:
+            raise ValueError(f"{name} begins at {first}, and the tensor before it ends at {end}")
+        end = last
+    if begin + end != size:
+        raise ValueError(f"its tensors end at {begin + end}, and the file at {size}")
+    return begin, {name: (kind, shape, first) for name, (kind, shape, first, _) in tensors.items()}
 
 
-def _read_pickled(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:
-    import torch
-
-    mapped = zipfile.is_zipfile(path)  # files from before torch 1.6 are no zip files and cannot be mapped
-    tensors: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True, mmap=mapped)
-    return tensors if names is None else {name: tensors[name] for name in names if name in tensors}
+def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
+    """A tensor's type, shape, first byte and end, checked against each other."""
+    kind, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if kind not in _TYPES:
+        raise ValueError(f"{name} is of type {kind!r}, which millpond does not know")
+    if any(type(number) is not int or number < 0 for number in (*shape, first, last)):
+        raise ValueError(f"{name} has shape {list(shape)} from {first} to {last}")
+    if last - first != prod(shape) * np.dtype(_TYPES[kind][1]).itemsize:
+        raise ValueError(f"{name} has {last - first} bytes, which are no {kind} of shape {list(shape)}")
+    return kind, shape, first, last
 
 
 @contextmanager
-def _damage(path: Path) -> Iterator[None]:
+def damage(path: Path) -> Iterator[None]:
+    """What a reader of ``path`` raises as ModelLoadError."""
     try:
         yield
     except Exception as error:  # each reader raises its own class, and any of them means a damaged file
         raise ModelLoadError(f"{path}: the weight file is damaged: {error}; fetch it again") from error
-
-
-def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Shape of every tensor in ``folder``'s weight files; only the header of safetensors is read."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    for path in _files(folder, None):
-        with _damage(path):
-            if path.suffix == ".safetensors":
-                from safetensors import safe_open
-
-                with safe_open(path, framework="pt") as file:
-                    shapes.update({name: tuple(file.get_slice(name).get_shape()) for name in file.keys()})  # noqa: SIM118
-            else:
-                shapes.update({name: tuple(tensor.shape) for name, tensor in _read_pickled(path, None).items()})
-    return shapes
-
-
-def read_rows(folder: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
-    """Some rows of one matrix. safetensors are read row by row, since the head of a vocabulary may take gigabytes."""
-    import torch
-
-    ((path, _),) = _files(folder, (name,)).items()
-    with _damage(path):
-        if path.suffix != ".safetensors":
-            return _read_pickled(path, (name,))[name][list(rows)]
-        from safetensors import safe_open
-
-        with safe_open(path, framework="pt") as file:
-            table = file.get_slice(name)
-            return torch.cat([table[row : row + 1] for row in rows])
 
 
 def find_tensor(names: Iterable[str], name: str) -> str | None:

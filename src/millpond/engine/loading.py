@@ -12,10 +12,10 @@ from millpond.attention.self_check import KernelCheck, is_on
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from millpond.checkpoints.families.native import translate, with_stored_vocabulary
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Pooling
-from millpond.checkpoints.native_config import translate, with_stored_vocabulary
 from millpond.checkpoints.templates.score_template import read_template, shipped_template
 from millpond.engine.execute.cuda.buckets import Buckets
 from millpond.engine.execute.cuda.streams import Backend, Cuda

@@ -6,7 +6,6 @@ product serves all tokens, and a mask keeps the columns of each token's adapter.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,23 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.checkpoints.weights import read_tensors, tensor_shapes
+from millpond.checkpoints.families.jina import DOWN, UP, adapter_names, of_adapter
+from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import WeightMismatchError
 from millpond.models.linear import activation_of, linear
-
-# torch's names for a parametrized weight and for the two factors added to it.
-WEIGHT, DOWN, UP = (f".parametrizations.weight.{part}" for part in ("original", "0.lora_A", "0.lora_B"))
-
-
-def adapter_names(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The tasks that a checkpoint has adapters for; an adapter's number is its index in this tuple."""
-    return tuple(config.get("lora_adaptations") or ())
-
-
-def of_adapter(key: str) -> bool:
-    """Whether a checkpoint's tensor is part of an adapter."""
-    return key.endswith((DOWN, UP))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,11 +28,6 @@ _SCORE_BLOCK = 1 << 24
 _REACH = 512
 
 
-def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json unchanged; if there is a table of absolute positions, a text may not be longer."""
-    return {**config, "positions_end": bool(config.get("position_biased_input", True))}
-
-
 def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
     """The packed forward over the loaded weights."""
     return PackedDeberta(backbone)

@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import EncoderFields, EncoderNames
-from millpond.checkpoints.weights import read_tensors, tensor_shapes
+from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import ModelLoadError
 from millpond.models.linear import PlainLinear
 

@@ -1,25 +1,10 @@
-"""GPT-2: its config's older names, and a check of the padding that is switched off."""
+"""GPT-2 in transformers' class, with a check of the padding switched off."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from typing import Any
 
 from torch import nn
 
 from millpond.checkpoints.checkpoint import Checkpoint
-
-_NAMES = {
-    "n_embd": "hidden_size",
-    "n_head": "num_attention_heads",
-    "n_layer": "num_hidden_layers",
-    "n_positions": "max_position_embeddings",
-}
-
-
-def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json with the sizes under the names that other families use; transformers accepts both."""
-    return {_NAMES.get(key, key): value for key, value in config.items()}
 
 
 def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:

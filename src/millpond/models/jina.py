@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,53 +11,17 @@ from millpond.attention.kernels import attend
 from millpond.attention.segments import Segments
 from millpond.attention.signature import Masking
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.errors import UnsupportedArchitectureError
-from millpond.models.adapters import WEIGHT, AdaptedEmbedding, AdaptedLinear, AdapterChoice, Adapters, of_adapter
+from millpond.checkpoints.families.jina import PREFIX
+from millpond.models.adapters import AdaptedEmbedding, AdaptedLinear, AdapterChoice, Adapters
 from millpond.models.add_norm import AddNorm
 from millpond.models.encoder import Output
-from millpond.models.renaming import QKV, Renaming
 from millpond.models.rotary import apply_rotary
-
-_PREFIX = "roberta"
-_RENAMING = Renaming(
-    prefixes=(_PREFIX,),
-    parts={
-        "encoder.layers": "layers",
-        "emb_ln": "embeddings.LayerNorm",
-        "mixer.out_proj": "self_attn.o_proj",
-        "norm1": "post_attention_layernorm",
-        "norm2": "post_mlp_layernorm",
-    },
-    fused={"mixer.Wqkv": QKV},
-)
-
-
-def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json in transformers' terms."""
-    if config.get("model_type") == "jina_embeddings_v3":
-        return dict(config)
-    if config.get("rope_scaling"):
-        raise UnsupportedArchitectureError(
-            f"{name}: rope_scaling {config['rope_scaling']!r}, which millpond does not run for jina-embeddings-v3"
-        )
-    native = {key: value for key, value in config.items() if key != "position_embedding_type"}
-    base = float(config.get("rotary_emb_base") or 20_000.0)
-    return native | {
-        "model_type": "jina_embeddings_v3",
-        "rope_parameters": {"rope_type": "default", "rope_theta": base},
-    }
-
-
-def tensors(state: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The checkpoint's tensors under transformers' names, without the adapters."""
-    plain = {key.replace(WEIGHT, ".weight"): tensor for key, tensor in state.items() if not of_adapter(key)}
-    return _RENAMING.apply(plain)
 
 
 def finish(backbone: nn.Module, checkpoint: Checkpoint) -> nn.Module:
     """The loaded weights in a forward that takes adapters."""
     like = next(backbone.parameters())
-    return JinaEncoder(backbone, Adapters(checkpoint, prefix=_PREFIX, like=like))
+    return JinaEncoder(backbone, Adapters(checkpoint, prefix=PREFIX, like=like))
 
 
 class JinaEncoder(nn.Module):

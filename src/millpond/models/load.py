@@ -14,10 +14,11 @@ import torch
 from torch import nn
 
 from millpond.attention import interface
+from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.resolve import quiet_transformers
-from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.models.encoder_file import read_encoder
 from millpond.models.linear import plain_linears, reorder
@@ -104,15 +105,15 @@ def _load_by_transformers(
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
-    rename = getattr(hooks, "tensors", None)
+    renamed = hasattr(architecture.terms(), "rename")
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
         hidden = ("auto_map", "_attn_implementation")  # what the native class must not see
         fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}
         config = model_class.config_class.from_dict(fields)
         backbone, report = model_class.from_pretrained(
-            None if rename else folder,
+            None if renamed else folder,
             config=config,
-            **({"state_dict": rename(read_tensors(folder), checkpoint.config)} if rename else {}),
+            **({"state_dict": rename(architecture, read_tensors(folder), checkpoint.config)} if renamed else {}),
             dtype=dtype,
             attn_implementation=interface.NAME,
             trust_remote_code=False,

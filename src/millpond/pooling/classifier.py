@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
+from millpond.backends.torch.weights import read_rows, read_tensors
 from millpond.checkpoints.classifier_steps import HeadRows, Linear, Norm, Step
 from millpond.checkpoints.classifiers import Classifier
 from millpond.checkpoints.resolve import read_json_object
-from millpond.checkpoints.weights import find_tensor, read_rows, read_tensors, tensor_shapes
+from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import ModelLoadError, WeightMismatchError
 from millpond.pooling.methods import METHODS
 

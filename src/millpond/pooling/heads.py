@@ -9,8 +9,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
+from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.modules import Dense, Head, LayerNorm
-from millpond.checkpoints.weights import read_tensors
 from millpond.errors import ModelLoadError, WeightMismatchError
 
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints import architectures
-from millpond.checkpoints.weights import read_tensors
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 

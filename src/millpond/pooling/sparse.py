@@ -17,8 +17,8 @@ import torch
 from torch import nn
 
 from millpond.attention.segments import Segments
+from millpond.backends.torch.weights import read_file
 from millpond.checkpoints.layouts.sparse import Saturation, Sparse, Splade, Strategy, TokenVectors
-from millpond.checkpoints.weights import read_pickle
 from millpond.errors import WeightMismatchError
 from millpond.pooling.masked_lm import MaskedLanguageHead, build_masked_head
 
@@ -172,7 +172,7 @@ def build_token_vectors(description: TokenVectors, *, width: int, device: torch.
 
 
 def _linear(path: Path, width: int) -> nn.Linear:
-    tensors = read_pickle(path)
+    tensors = read_file(path)
     weight = tensors.get("weight")
     if weight is None or weight.dim() != 2 or weight.shape[1] != width:
         problem = "missing" if weight is None else f"of shape {tuple(weight.shape)}"

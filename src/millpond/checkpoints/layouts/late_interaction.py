@@ -16,7 +16,7 @@ from typing import Any, Literal, cast
 
 from millpond.checkpoints.modules import Dense
 from millpond.checkpoints.resolve import read_json_object
-from millpond.checkpoints.weights import read_tensors
+from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import ModelLoadError, WeightMismatchError
 from millpond.tasks import ROLES, Role
 
@@ -97,20 +97,19 @@ def read_stanford(folder: Path, config: Mapping[str, Any]) -> tuple[LateInteract
 
 
 def _read_projection(folder: Path) -> Dense:
-    tensors = read_tensors(folder, only=(*_PROJECTIONS, "linear.bias"))
-    name = next((name for name in _PROJECTIONS if name in tensors), None)
+    shapes = tensor_shapes(folder)
+    name = next((name for name in _PROJECTIONS if name in shapes), None)
     if name is None:
         raise WeightMismatchError(
             f"{folder} calls itself a ColBERT, and has neither a modules.json nor {_PROJECTIONS[0]}, the projection; "
             "is the checkpoint complete?"
         )
-    if tensors[name].dim() != 2 or "linear.bias" in tensors:
+    if len(shapes[name]) != 2 or "linear.bias" in shapes:
         raise WeightMismatchError(
-            f"{folder}: {name} has shape {list(tensors[name].shape)}"
-            f"{' and a bias' if 'linear.bias' in tensors else ''}; "
+            f"{folder}: {name} has shape {list(shapes[name])}{' and a bias' if 'linear.bias' in shapes else ''}; "
             "a ColBERT projection is [dim, hidden] and has no bias"
         )
-    out_features, in_features = tensors[name].shape
+    out_features, in_features = shapes[name]
     return Dense(
         folder=folder,
         in_features=in_features,

@@ -90,14 +90,20 @@ def _one_of(value: Any, known: tuple[str, ...], name: str, path: Path) -> Any:
 
 def read_token_weights(folder: Path, transformer: Path) -> TokenWeights | None:
     """BGE-M3's token weights, if ``folder`` has them."""
-    path = folder / WEIGHT_FILE
-    return TokenWeights(path=path, unused=_unused_ids(transformer)) if path.is_file() else None
+    path = _layer_file(folder, WEIGHT_FILE)
+    return None if path is None else TokenWeights(path=path, unused=_unused_ids(transformer))
 
 
 def read_token_vectors(folder: Path) -> TokenVectors | None:
     """BGE-M3's vectors for late interaction, if ``folder`` has them."""
-    path = folder / VECTOR_FILE
-    return TokenVectors(path=path) if path.is_file() else None
+    path = _layer_file(folder, VECTOR_FILE)
+    return None if path is None else TokenVectors(path=path)
+
+
+def _layer_file(folder: Path, name: str) -> Path | None:
+    """The file of a layer: the safetensors that `millpond convert` wrote of it, or the pickle."""
+    paths = ((folder / name).with_suffix(".safetensors"), folder / name)
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _unused_ids(transformer: Path) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
-from millpond.checkpoints.tokenizer_file import read_as_is
+from millpond.checkpoints.tokenizers.as_is import read_as_is
 from millpond.engine.tokenize.hf_tokenizer import read_hf_tokenizer, render_chat
 from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import LongTexts

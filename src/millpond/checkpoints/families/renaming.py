@@ -1,15 +1,31 @@
 """Renaming: tensor names of a family's checkpoints on the hub to those of transformers' class.
 
-transformers has such tables too, but not for every prefix, nor in every version that millpond supports.
+transformers has such tables too, but not for every prefix, nor in every version that millpond supports. Tensors are
+stored ones or torch's: a name's tensor is taken apart by its rows.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol, Self, TypeVar
 
-import torch
+
+class Rows(Protocol):
+    """A tensor of either kind."""
+
+    @property
+    def shape(self) -> Sequence[int]:
+        """Its shape."""
+        ...
+
+    def __getitem__(self, rows: slice | list[int], /) -> Self:
+        """Rows of its first axis."""
+        ...
+
+
+AnyTensor = TypeVar("AnyTensor", bound=Rows)
 
 # Parts of a fused tensor, in order.
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -24,23 +40,24 @@ class Renaming:
     parts: Mapping[str, str]  # the checkpoint's name of a module to the native one; whole components of a path
     fused: Mapping[str, tuple[str, ...]]  # modules whose tensors hold several native ones of equal size, concatenated
 
-    def apply(self, state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """``state`` under the native names."""
+    def apply(self, tensors: Mapping[str, AnyTensor]) -> dict[str, AnyTensor]:
+        """``tensors`` under the native names."""
         lead, parts, fused = (
             re.compile(rf"^(?:{'|'.join(self.prefixes)})\."),
             _between_dots(self.parts),
             _between_dots(self.fused),
         )
-        renamed: dict[str, torch.Tensor] = {}
-        for original, tensor in state.items():
+        renamed: dict[str, AnyTensor] = {}
+        for original, tensor in tensors.items():
             name = parts.sub(lambda match: self.parts[match[0]], lead.sub("", original))
             match = fused.search(name)
             if match is None:
                 renamed[name] = tensor
                 continue
             targets = self.fused[match[0]]
-            for target, piece in zip(targets, tensor.chunk(len(targets)), strict=True):
-                renamed[name.replace(match[0], target)] = piece
+            rows = tensor.shape[0] // len(targets)
+            for i, target in enumerate(targets):
+                renamed[name.replace(match[0], target)] = tensor[i * rows : (i + 1) * rows]
         return renamed
 
 

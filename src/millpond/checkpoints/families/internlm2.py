@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-import torch
+import numpy as np
 
-from millpond.errors import UnsupportedArchitectureError
+from millpond.checkpoints.families.renaming import AnyTensor
+from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 _NAMES = {
     "tok_embeddings": "embed_tokens",
@@ -36,24 +37,24 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     return native
 
 
-def tensors(state: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def rename(tensors: Mapping[str, AnyTensor], config: Mapping[str, Any]) -> dict[str, AnyTensor]:
     """The checkpoint's tensors under Llama's names; the head keeps its names."""
-    heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"] or 0)
-    renamed: dict[str, torch.Tensor] = {}
-    for name, tensor in state.items():
+    heads, kv_heads = int(config["num_attention_heads"]), int(config.get("num_key_value_heads") or 0)
+    renamed: dict[str, AnyTensor] = {}
+    for name, tensor in tensors.items():
         if name.endswith(_QKV):
-            parts = split_qkv(tensor, heads=heads, kv_heads=kv_heads or heads)
-            renamed |= {
-                f"{name.removesuffix(_QKV)}self_attn.{letter}_proj.weight": part
-                for letter, part in zip("qkv", parts, strict=True)
-            }
+            rows = qkv_rows(tensor.shape[0], heads=heads, kv_heads=kv_heads or heads)
+            for letter, indexes in zip("qkv", rows, strict=True):
+                renamed[f"{name.removesuffix(_QKV)}self_attn.{letter}_proj.weight"] = tensor[indexes]
         else:
             renamed[_PATTERN.sub(lambda match: _NAMES[match[0]], name)] = tensor
     return renamed
 
 
-def split_qkv(weight: torch.Tensor, *, heads: int, kv_heads: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """``[(heads + 2 kv_heads) dim, hidden]`` as q, k and v; each key head follows the query heads that use it."""
-    groups = weight.unflatten(0, (kv_heads, heads // kv_heads + 2, -1))  # [kv_heads, queries + 2, dim, hidden]
+def qkv_rows(rows: int, *, heads: int, kv_heads: int) -> tuple[list[int], list[int], list[int]]:
+    """The rows of q, k and v in ``[(heads + 2 kv_heads) dim, hidden]``; each key head follows its query heads."""
+    if rows % (kv_heads * (heads // kv_heads + 2)):
+        raise WeightMismatchError(f"{_QKV} has {rows} rows, which {heads} heads and {kv_heads} key heads do not share")
+    groups = np.arange(rows).reshape(kv_heads, heads // kv_heads + 2, -1)  # [kv_heads, queries + 2, dim]
     query, key, value = groups[:, :-2], groups[:, -2], groups[:, -1]
-    return query.flatten(0, 2).contiguous(), key.flatten(0, 1).contiguous(), value.flatten(0, 1).contiguous()
+    return query.ravel().tolist(), key.ravel().tolist(), value.ravel().tolist()

@@ -1,13 +1,14 @@
-"""A checkpoint's config.json in the terms of transformers' own class."""
+"""A checkpoint's config.json and tensors in the terms of transformers' own class."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.families.renaming import AnyTensor
 from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 
@@ -17,12 +18,18 @@ _WORD_TABLE = re.compile(r"(^|\.)word_embeddings\.(parametrizations\.weight\.ori
 
 def translate(row: Architecture, config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """``config`` as the native class reads it."""
-    hook = getattr(row.hooks(), "translate", None)
+    hook = getattr(row.terms(), "translate", None)
     native: dict[str, Any] = dict(config) if hook is None else hook(config, name)
     refusal = _changed_arithmetic(row, native)
     if refusal:
         raise UnsupportedArchitectureError(f"{name}: {refusal}, which millpond does not run for {row.model_class}")
     return native
+
+
+def rename(row: Architecture, tensors: Mapping[str, AnyTensor], config: Mapping[str, Any]) -> Mapping[str, AnyTensor]:
+    """A checkpoint's tensors under the native names, without adapters; ``config`` is in the native terms."""
+    hook = getattr(row.terms(), "rename", None)
+    return tensors if hook is None else cast("Mapping[str, AnyTensor]", hook(tensors, config))
 
 
 def with_stored_vocabulary(config: Mapping[str, Any], folder: Path) -> dict[str, Any]:

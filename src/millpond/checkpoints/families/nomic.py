@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-import torch
-
+from millpond.checkpoints.families.renaming import QKV, AnyTensor, Renaming
 from millpond.errors import UnsupportedArchitectureError
-from millpond.models.renaming import QKV, Renaming
 
 _SIZES = {
     "n_embd": "hidden_size",
@@ -82,6 +80,6 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     }
 
 
-def tensors(state: dict[str, torch.Tensor], config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+def rename(tensors: Mapping[str, AnyTensor], config: Mapping[str, Any]) -> dict[str, AnyTensor]:
     """The checkpoint's tensors under transformers' names."""
-    return _RENAMING.apply(state)
+    return _RENAMING.apply(tensors)

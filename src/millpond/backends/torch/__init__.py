@@ -1,0 +1,1 @@
+"""The backend in torch: the reference, every family of the table, and GPUs."""

@@ -1,0 +1,340 @@
+"""What transformers' config classes fill in: the values that a config.json may leave out, and those that follow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from millpond.checkpoints.architecture import Architecture
+from millpond.errors import ModelLoadError
+
+_BERT: dict[str, Any] = {
+    "vocab_size": 30522,
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+    "intermediate_size": 3072,
+    "hidden_act": "gelu",
+    "max_position_embeddings": 512,
+    "type_vocab_size": 2,
+    "layer_norm_eps": 1e-12,
+    "pad_token_id": 0,
+}
+_ROBERTA = {**_BERT, "pad_token_id": 1}
+_DECODER: dict[str, Any] = {
+    "hidden_size": 4096,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "hidden_act": "silu",
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": None,
+    "tie_word_embeddings": False,
+}
+_LLAMA = {
+    **_DECODER,
+    "vocab_size": 32000,
+    "intermediate_size": 11008,
+    "num_key_value_heads": None,
+    "max_position_embeddings": 2048,
+    "attention_bias": False,
+    "mlp_bias": False,
+    "head_dim": None,
+}
+_QWEN = {
+    **_DECODER,
+    "vocab_size": 151936,
+    "intermediate_size": 22016,
+    "num_key_value_heads": 32,
+    "max_position_embeddings": 32768,
+    "use_sliding_window": False,
+    "sliding_window": 4096,
+    "max_window_layers": 28,
+    "layer_types": None,
+}
+_GEMMA: dict[str, Any] = {
+    "vocab_size": 256000,
+    "head_dim": 256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-6,
+    "pad_token_id": 0,
+    "attention_bias": False,
+    "tie_word_embeddings": True,
+    "use_bidirectional_attention": None,
+}
+_GEMMA2 = {
+    **_GEMMA,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 26,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+    "layer_types": None,
+    "final_logit_softcapping": 30.0,
+    "attn_logit_softcapping": 50.0,
+}
+# The fields that a forward reads, by `model_type` of the row; `None`: none, or what :func:`complete` works out.
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {
+    "bert": _BERT,
+    "roberta": {**_ROBERTA, "vocab_size": 50265},
+    "xlm-roberta": _ROBERTA,
+    "distilbert": {
+        "vocab_size": 30522,
+        "dim": 768,
+        "n_layers": 6,
+        "n_heads": 12,
+        "hidden_dim": 3072,
+        "activation": "gelu",
+        "max_position_embeddings": 512,
+        "pad_token_id": 0,
+    },
+    "mpnet": {
+        **{name: value for name, value in _ROBERTA.items() if name != "type_vocab_size"},
+        "vocab_size": 30527,
+        "relative_attention_num_buckets": 32,
+    },
+    "electra": {
+        **_BERT,
+        "embedding_size": 128,
+        "hidden_size": 256,
+        "num_attention_heads": 4,
+        "intermediate_size": 1024,
+    },
+    "albert": {
+        **_BERT,
+        "vocab_size": 30000,
+        "embedding_size": 128,
+        "hidden_size": 4096,
+        "num_hidden_groups": 1,
+        "num_attention_heads": 64,
+        "intermediate_size": 16384,
+        "inner_group_num": 1,
+        "hidden_act": "gelu_new",
+    },
+    "deberta-v2": {
+        **_BERT,
+        "vocab_size": 128100,
+        "hidden_size": 1536,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 24,
+        "intermediate_size": 6144,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-7,
+        "relative_attention": False,
+        "max_relative_positions": -1,
+        "position_biased_input": True,
+        "pos_att_type": None,
+        # The class has no fields of these; its modules fill them in.
+        "position_buckets": -1,
+        "share_att_key": False,
+        "norm_rel_ebd": "none",
+        "conv_kernel_size": 0,
+        "conv_groups": 1,
+        "conv_act": "tanh",
+        "embedding_size": None,
+    },
+    "modernbert": {
+        "vocab_size": 50368,
+        "hidden_size": 768,
+        "intermediate_size": 1152,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 12,
+        "hidden_activation": "gelu",
+        "max_position_embeddings": 8192,
+        "norm_eps": 1e-5,
+        "norm_bias": False,
+        "pad_token_id": 50283,
+        "attention_bias": False,
+        "mlp_bias": False,
+        "layer_types": None,
+        "local_attention": 128,
+    },
+    "nomic_bert": {**_BERT, "vocab_size": 30528, "hidden_act": "silu", "max_position_embeddings": 2048},
+    "gte": {
+        **_BERT,
+        "vocab_size": 250048,
+        "max_position_embeddings": 8192,
+        "type_vocab_size": 1,
+        "pad_token_id": 1,
+    },
+    "jina_embeddings_v3": {
+        **_ROBERTA,
+        "vocab_size": 250002,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+        "max_position_embeddings": 8194,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+    },
+    "eurobert": {
+        **_LLAMA,
+        "vocab_size": 128256,
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 128001,
+    },
+    "llama": _LLAMA,
+    "llama_bidirec": _LLAMA,
+    "internlm2": _LLAMA,
+    "mistral": {
+        **_DECODER,
+        "vocab_size": 32000,
+        "intermediate_size": 14336,
+        "num_key_value_heads": 8,
+        "head_dim": None,
+        "max_position_embeddings": 131072,
+        "sliding_window": 4096,
+    },
+    "qwen2": _QWEN,
+    "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
+    "gemma": {
+        **_GEMMA,
+        "hidden_size": 3072,
+        "intermediate_size": 24576,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "hidden_act": "gelu_pytorch_tanh",
+    },
+    "gemma2": _GEMMA2,
+    "gemma3_text": {
+        **_GEMMA2,
+        "vocab_size": 262208,
+        "max_position_embeddings": 131072,
+        "final_logit_softcapping": None,
+        "attn_logit_softcapping": None,
+        "use_bidirectional_attention": False,
+    },
+}
+# Base of the rotary angles where config.json gives none; 10,000 for other families.
+_THETA = {"nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
+# Of the families whose layers differ: the base of each kind, and the field of config.json that gives it.
+_THETA_BY_KIND = {
+    "modernbert": {
+        "full_attention": (160_000.0, "global_rope_theta"),
+        "sliding_attention": (10_000.0, "local_rope_theta"),
+    },
+    "gemma3_text": {
+        "full_attention": (1_000_000.0, "rope_theta"),
+        "sliding_attention": (10_000.0, "rope_local_base_freq"),
+    },
+}
+# Fields that may be null, besides those whose default is.
+_NULLABLE = frozenset(
+    "pad_token_id num_key_value_heads head_dim sliding_window final_logit_softcapping attn_logit_softcapping".split()
+)
+_SIZED_BY_TRAINING = ("llama3", "yarn", "longrope")
+_DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
+
+
+def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str, Any]:
+    """``config``, in the native terms, with every field that the family's class has in transformers.
+
+    ``rope_parameters`` hold the ``rope_type`` and ``rope_theta``, for ModernBERT and Gemma 3 by the kind of layer;
+    ``sliding_window`` and ``layer_types`` are those that the class works out.
+
+    Raises:
+        ModelLoadError: A field is of another type than the class takes.
+    """
+    family = architecture.model_type
+    completed = dict(config)
+    if family == "distilbert":
+        completed |= {short: config[name] for name, short in _DISTILBERT_NAMES.items() if name in config}
+    for name, default in _DEFAULTS[family].items():
+        completed[name] = _checked(name, completed.get(name, default), default)
+    if "num_key_value_heads" in completed and completed["num_key_value_heads"] is None:
+        completed["num_key_value_heads"] = completed["num_attention_heads"]
+    if architecture.positions == "rotary" and completed.get("head_dim") is None:
+        completed["head_dim"] = completed["hidden_size"] // max(1, completed["num_attention_heads"])
+    _complete_family(family, completed)
+    if "layer_types" in completed:
+        _complete_layers(family, completed)
+    if architecture.positions == "rotary":
+        completed["rope_parameters"] = _rope(family, completed)
+    return completed
+
+
+def _checked(name: str, value: Any, default: Any) -> Any:
+    """The value of a field, of its default's type; null where the field may be."""
+    if value is None:
+        return None if name in _NULLABLE else default
+    if default is None or (type(default) is float and type(value) is int):
+        return value
+    if type(value) is not type(default):
+        raise ModelLoadError(f"{name} is {value!r} in config.json; it must be of type {type(default).__name__}")
+    return value
+
+
+def _complete_family(family: str, config: dict[str, Any]) -> None:
+    """Fields that follow from others in one family."""
+    if family in ("qwen2", "qwen3") and not config["use_sliding_window"]:
+        config["sliding_window"] = None
+    elif family == "modernbert":
+        config["sliding_window"] = config["local_attention"] // 2
+    elif family == "gemma" and config["hidden_act"] == "gelu":  # older files mean the approximation by tanh
+        config["hidden_act"] = "gelu_pytorch_tanh"
+    elif family == "gemma3_text" and config["use_bidirectional_attention"] and config["sliding_window"]:
+        config["sliding_window"] = config["sliding_window"] // 2 + 1
+    elif family == "deberta-v2":
+        config["embedding_size"] = config["embedding_size"] or config["hidden_size"]
+        if isinstance(config["pos_att_type"], str):
+            config["pos_att_type"] = [part.strip() for part in config["pos_att_type"].lower().split("|")]
+
+
+def _complete_layers(family: str, config: dict[str, Any]) -> None:
+    """The kind of each layer: a sliding window or full attention."""
+    count = config["num_hidden_layers"]
+    given = config["layer_types"]
+    if given is not None:
+        if not isinstance(given, list) or len(given) != count:
+            raise ModelLoadError(f"layer_types in config.json must name the kind of each of {count} layers")
+        config["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in given]
+        return
+    if family == "modernbert":
+        every = config.get("global_attn_every_n_layers") or 3
+        sliding = [i % every != 0 for i in range(count)]
+    elif family in ("qwen2", "qwen3"):
+        sliding = [config["sliding_window"] is not None and i >= config["max_window_layers"] for i in range(count)]
+    else:
+        every = (config.get("sliding_window_pattern") or 6) if family == "gemma3_text" else 2
+        sliding = [(i + 1) % every != 0 for i in range(count)]
+    config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in sliding]
+
+
+def _rope(family: str, config: Mapping[str, Any]) -> dict[str, Any]:
+    """How positions rotate: ``rope_type``, ``rope_theta`` and what the type needs; by kind where layers differ."""
+    scaling, given = config.get("rope_scaling") or {}, config.get("rope_parameters") or {}
+    if not isinstance(scaling, Mapping) or not isinstance(given, Mapping):
+        raise ModelLoadError("rope_scaling and rope_parameters in config.json must be objects")
+    kinds = _THETA_BY_KIND.get(family)
+    if kinds is None:
+        theta = config.get("rope_theta")
+        return _standard(scaling or given, theta or _THETA.get(family, 10_000.0), config)
+    scaled = kinds if family == "modernbert" else ("full_attention",)
+    return {
+        kind: _standard(
+            {**(given.get(kind) or {}), **(scaling if kind in scaled else {})}, config.get(field) or theta, config
+        )
+        for kind, (theta, field) in kinds.items()
+    }
+
+
+def _standard(rope: Mapping[str, Any], theta: float, config: Mapping[str, Any]) -> dict[str, Any]:
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    partial = config.get("partial_rotary_factor")
+    standard = {"rope_theta": theta, **({} if partial is None else {"partial_rotary_factor": partial}), **rope}
+    standard["rope_type"] = kind
+    if kind in _SIZED_BY_TRAINING:
+        length = config.get("original_max_position_embeddings")
+        if length is not None:
+            standard["original_max_position_embeddings"] = length
+        standard.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    return standard

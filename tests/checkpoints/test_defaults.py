@@ -1,0 +1,116 @@
+"""What a config.json leaves out is what transformers' own config classes fill in."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from tests.tiny import FAMILIES, write_checkpoint
+from transformers import CONFIG_MAPPING
+
+from millpond.checkpoints.architectures import ARCHITECTURES, find
+from millpond.checkpoints.defaults import _DEFAULTS, complete
+from millpond.checkpoints.families.native import translate
+from millpond.errors import ModelLoadError
+
+ROWS = {row.model_type: row for row in ARCHITECTURES if row.model_type in _DEFAULTS}
+# Fields in which checkpoints of a family differ, as their config.json spells them.
+LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+CONFIGS: dict[str, list[dict[str, Any]]] = {
+    "bert": [{"layer_norm_eps": 1e-7, "hidden_act": "relu"}],
+    "distilbert": [{"hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3}, {"dim": 32}],
+    "deberta-v2": [{"pos_att_type": "P2C|c2p", "position_buckets": 256}, {"pos_att_type": ["c2p"]}],
+    "modernbert": [
+        {"global_rope_theta": 1e6, "local_rope_theta": 5e3, "local_attention": 64, "global_attn_every_n_layers": 2},
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 7.0}}},
+        {"num_hidden_layers": 2, "layer_types": ["attention", "sliding_attention"]},
+    ],
+    "nomic_bert": [{"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}, {"head_dim": 32}],
+    "gte": [{"rope_parameters": {"rope_type": "linear", "rope_theta": 4e4, "factor": 1.1}}],
+    "jina_embeddings_v3": [{"rope_theta": 3e4}],
+    "eurobert": [{"rope_theta": 250000.0, "num_attention_heads": 6}, {"num_key_value_heads": 4, "head_dim": 16}],
+    "llama": [
+        {"rope_theta": 5e5, "rope_scaling": {**LLAMA3, "original_max_position_embeddings": 8192}},
+        {"rope_scaling": LLAMA3, "max_position_embeddings": 4096},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}, "num_key_value_heads": 8, "attention_bias": True},
+        {"rope_parameters": {"rope_theta": 9.0, "rope_type": "default"}, "rope_scaling": None, "rope_theta": 4.0},
+        {"partial_rotary_factor": 0.5, "num_key_value_heads": None},
+    ],
+    "mistral": [{"sliding_window": None}, {"head_dim": 64, "rope_theta": 1e6}, {"sliding_window": 8}],
+    "qwen2": [
+        {"use_sliding_window": True, "sliding_window": 16, "num_hidden_layers": 4, "max_window_layers": 2},
+        {"sliding_window": 16, "num_key_value_heads": None},
+        {"use_sliding_window": True, "sliding_window": None},
+    ],
+    "qwen3": [{"head_dim": 64, "num_key_value_heads": 8}, {"use_sliding_window": True, "max_window_layers": 1}],
+    "gemma": [{"hidden_act": "gelu"}, {"hidden_act": "silu", "use_bidirectional_attention": True}],
+    "gemma2": [
+        {"attn_logit_softcapping": None, "final_logit_softcapping": None, "num_hidden_layers": 3},
+        {"sliding_window": None, "rope_theta": 5e4},
+    ],
+    "gemma3_text": [
+        {"use_bidirectional_attention": True, "sliding_window": 512},
+        {"sliding_window_pattern": 3, "rope_theta": 2e6, "rope_local_base_freq": 2e4},
+        {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {"rope_parameters": {"full_attention": {"rope_type": "default", "rope_theta": 3.0}, "sliding_attention": None}},
+    ],
+}
+
+
+def check(config: dict[str, Any], completed: dict[str, Any], model_type: str) -> None:
+    expected = CONFIG_MAPPING[model_type].from_dict(json.loads(json.dumps(config)))
+    compared = 0
+    for name in {*_DEFAULTS[model_type], "rope_parameters", "sliding_window", "head_dim"}:
+        if hasattr(expected, name) and name in completed:
+            assert completed[name] == getattr(expected, name), name
+            compared += 1
+    assert compared >= 8
+
+
+@pytest.mark.parametrize("family", sorted(ROWS))
+def test_the_defaults_are_those_of_transformers_class(family):
+    model_type = "llama" if family in ("llama_bidirec", "internlm2") else family
+    for config in ({}, *CONFIGS.get(family, ())):
+        given = json.dumps(config)
+        completed = complete(config, ROWS[family])
+        assert json.dumps(config) == given
+        check(config, completed, model_type)
+
+
+@pytest.mark.contract
+@pytest.mark.parametrize("family", sorted(FAMILIES))
+def test_a_checkpoint_s_config_is_read_as_transformers_reads_it(family, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family)
+    config = json.loads((folder / "config.json").read_text())
+    row = find(config, family)
+    if row.model_type not in _DEFAULTS:
+        pytest.skip("no plan")
+    native = translate(row, config, family)
+    check(native, complete(native, row), "llama" if row.native == "LlamaModel" else row.model_type)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("hidden_size", "768"),
+        ("hidden_size", True),
+        ("hidden_act", 3),
+        ("layer_norm_eps", "1e-5"),
+        ("hidden_size", 1.5),
+    ],
+)
+def test_a_field_of_another_type(field, value):
+    with pytest.raises(ModelLoadError, match=f"{field} is .* in config.json; it must be of type"):
+        complete({field: value}, ROWS["bert"])
+
+
+@pytest.mark.parametrize("value", [["full_attention"], "full_attention"])
+def test_kinds_of_layers_that_are_not_one_for_each(value):
+    with pytest.raises(ModelLoadError, match="each of 4 layers"):
+        complete({"num_hidden_layers": 4, "layer_types": value}, ROWS["qwen3"])
+
+
+def test_null_where_the_class_has_a_number_is_its_default():
+    assert complete({"layer_norm_eps": None}, ROWS["bert"])["layer_norm_eps"] == 1e-12
+    assert complete({"rope_theta": None}, ROWS["llama"])["rope_parameters"]["rope_theta"] == 10_000
