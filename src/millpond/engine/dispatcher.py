@@ -13,7 +13,7 @@ from typing import Any
 
 from millpond.backends.device_errors import LostDevice, LostDevices
 from millpond.cache.vector_cache import VectorCache
-from millpond.engine.execute.cores import process_cores, usable
+from millpond.engine.execute.cores import process_cores
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.overlapping_worker import OverlappingWorker
 from millpond.engine.execute.worker import Worker
@@ -32,6 +32,7 @@ from millpond.engine.schedule.truncation import TruncationLog
 from millpond.errors import EngineClosedError, MillpondError
 from millpond.support.fork import outside_inherited_pool
 from millpond.support.heap import HEAP
+from millpond.support.processor import usable_cores
 from millpond.values.inputs import Item, TokenIds
 from millpond.values.stats import EngineStats
 
@@ -281,4 +282,4 @@ def _intake_threads(replicas: Replicas) -> int:
     For a GPU at least two: while one waits for the tokenizer, the other makes requests of what it gave.
     """
     devices = sum(runner.model.overlaps for runner in replicas.runners)
-    return max(2 if devices else 1, min(6 * devices or 4, usable() // 2))
+    return max(2 if devices else 1, min(6 * devices or 4, usable_cores() // 2))

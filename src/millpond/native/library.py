@@ -235,3 +235,5 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_apply_rotary.restype = None
     loaded.millpond_ward.argtypes = [*[_pointer] * 6, _int, _int, _pointer]
     loaded.millpond_ward.restype = None
+    loaded.millpond_add_rows.argtypes = [*[_pointer] * 3, *[_int] * 2]
+    loaded.millpond_add_rows.restype = None

@@ -17,9 +17,10 @@ import torch
 
 from millpond.backends.device_errors import LostDevice, is_device_lost, is_out_of_memory
 from millpond.backends.torch.threads import TorchThreads, default_threads, native_threads, on_native_threads, on_threads
-from millpond.engine.execute.cores import Cores, usable
+from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.errors import DeviceLostError, MillpondError
+from millpond.support.processor import usable_cores
 
 
 def test_a_core_is_claimed_once():
@@ -72,7 +73,7 @@ def test_a_quota_and_those_of_the_groups_above_limit_the_cores(own, files, expec
         (tmp_path / "root" / name).write_text(content)
     if own is not None:
         (tmp_path / "own").write_text(own + "\n")
-    assert usable(tmp_path / "root", tmp_path / "own") == expected
+    assert usable_cores(tmp_path / "root", tmp_path / "own") == expected
 
 
 @pytest.fixture
