@@ -9,6 +9,7 @@ from typing import Any
 from millpond.backends.native.encoder import NativeEncoder
 from millpond.backends.native.kernels import Int8, Kernels, Precision, kernels_of
 from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.post_norm import bert_plan
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
 from millpond.backends.native.weight_packer import NotSupported
@@ -68,9 +69,13 @@ _NO_KERNELS = Kernels(dtype="float32", pack=None, encode=None, workspace=None, l
 def _steps(architecture: Architecture) -> _Steps:
     if architecture.encoder is not None:
         return bert_plan
+    if architecture.model_type == "deberta-v2":
+        return deberta_plan
     raise NotSupported(f"{architecture.prefix} has no native plan")
 
 
 def _prefix(architecture: Architecture) -> str:
     """The backbone's name within a class with a head."""
+    if architecture.model_type == "deberta-v2":
+        return "deberta"
     return "model" if architecture.encoder is None else architecture.encoder.prefix

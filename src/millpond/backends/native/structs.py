@@ -59,6 +59,7 @@ class Step(ctypes.Structure):
         ("scale", _float),
         ("softcap", _float),
         ("last", _int),
+        *((name, _pointer) for name in ("key_columns", "query_columns")),
     ]
 
 

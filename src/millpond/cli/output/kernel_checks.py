@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from millpond.backends.kernel_check import KernelCheck
+from millpond.backends.kernel_check import DeviceBrokenError, KernelCheck, Row, run
 from millpond.backends.torch.attention.kernels import KERNELS
-from millpond.backends.torch.attention.self_check import DeviceBrokenError, Row, attention_rows, run
+from millpond.backends.torch.attention.self_check import attention_rows
 from millpond.backends.torch.native.self_check import encoder_rows
 from millpond.cli.output.columns import aligned
 from millpond.native import library

@@ -48,7 +48,7 @@ struct NormWeights {
 struct Step {
   std::int64_t kind;
   std::int64_t target, activation, gated, residual;
-  std::int64_t columns;    // of the norm, or of the embeddings
+  std::int64_t columns;    // of the norm, of the embeddings, or of a head's embeddings of distances
   Weight weight, down;     // of a gated feed, columns of gate and up alternate: see pack_weight
   Weight low;              // of a feed with adapters: first factors for `down`
   NormWeights norm, key_norm;
@@ -62,12 +62,17 @@ struct Step {
   const float* sines;      // [positions, dim / 2]
   // [heads, 2 reach - 1], added to the scores of a query and a key by their distance; 32 numbers more may be read
   const float* distances;
-  std::int64_t reach;      // distances are key - query + reach - 1
+  std::int64_t reach;      // distances are key - query + reach - 1; of an attention with DeBERTa's terms, see below
   std::int64_t heads, kv_heads, dim;
   std::int64_t before, after;  // how many positions back and ahead a query attends
   double scale;                // of the scores, or of the words
   double softcap;              // 0: none
   std::int64_t last;           // of an attention: the last one of the model
+  // Of an attention with DeBERTa's terms (disentangled.h): `weight` holds the embeddings of distances as keys, `down` as
+  // queries, [heads, columns, dim] each. These are their columns by key - query and by query - key, [2 reach + 1]; the 32
+  // at either end are the same. Null: without such a term.
+  const std::int32_t* key_columns;
+  const std::int32_t* query_columns;
 };
 
 struct Model {

@@ -8,11 +8,12 @@
 
 namespace {
 
-// Rows of float32 as states, in panels that are zeros behind the last column.
+// Rows of float32 as states of `in` columns: zeros behind the last one.
 template <class Precision>
-MILLPOND_INLINE void rows_to_states(const float* rows, int64_t count, int64_t columns, const States<Precision>& to) {
+MILLPOND_INLINE void rows_to_states(const float* rows, int64_t count, int64_t columns, int64_t in,
+                                    const States<Precision>& to) {
   for (int64_t r = 0; r < count; r++, rows += columns)
-    for (int64_t c = 0; c < quotient_up(columns, Precision::kPanel) * Precision::kPanel; c += kLanes) {
+    for (int64_t c = 0; c < in; c += kLanes) {
       const int64_t left = columns - c;
       const Floats x = left >= kLanes ? load(rows + c) : left > 0 ? load_first(rows + c, left) : zeros();
       Precision::store_state(to.row(r, c), x);
@@ -51,7 +52,7 @@ struct HeadProduct {
       const int64_t first = __atomic_fetch_add(&job.next, kPieceRows, __ATOMIC_RELAXED);
       if (first >= call.count) return;
       const int64_t rows = least_of(kPieceRows, call.count - first);
-      rows_to_states(call.rows + first * call.width, rows, call.width, states);
+      rows_to_states(call.rows + first * call.width, rows, call.width, call.weight.in, states);
       product<FmaIsa>(states, rows, (const float*)call.weight.units, unit_size<FmaIsa>(depth), depth, 0, units,
                       call.weight.bias, [&](int64_t unit, int64_t row, int64_t count, const float* sums) {
                         float* to = call.out + (first + row) * call.columns + unit * kColumns;

@@ -62,7 +62,7 @@ struct Vocabulary {
   static void transform_rows(const Job& job, int64_t from, int64_t count, const States<Isa>& states, float* numbers) {
     const VocabularyCall& call = *job.call;
     const int64_t width = call.dense.out, depth = call.dense.in / Isa::kPanel;
-    rows_to_states(call.rows + (job.first + from) * call.dense.in, count, call.dense.in, states);
+    rows_to_states(call.rows + (job.first + from) * call.dense.in, count, call.dense.in, call.dense.in, states);
     product<Isa>(states, count, (const State*)call.dense.units, unit_size<Isa>(depth), depth, 0, width / kColumns,
                  call.dense.bias, [&](int64_t unit, int64_t row, int64_t several, const float* sums) {
                    float* to = numbers + row * width + unit * kColumns;

@@ -1,4 +1,4 @@
-"""Activations by their names in config.json, which are transformers', and in sentence-transformers' Dense, torch.nn's."""
+"""Activations by their names: transformers' in a config.json, torch.nn's in that of sentence-transformers' Dense."""
 
 from __future__ import annotations
 
@@ -22,7 +22,8 @@ def _identity(x: Floats) -> Floats:
 
 def _gelu_tanh(x: Floats) -> Floats:
     inner = np.float32(np.sqrt(2 / np.pi)) * (x + np.float32(0.044715) * x * x * x)
-    return np.float32(0.5) * x * (1 + np.tanh(inner))
+    out: Floats = np.float32(0.5) * x * (1 + np.tanh(inner))
+    return out
 
 
 def _relu(x: Floats) -> Floats:
@@ -51,7 +52,8 @@ def _leaky(slope: float) -> Activation:
 
 
 def _hard_sigmoid(x: Floats) -> Floats:
-    return np.clip(x / np.float32(6) + np.float32(0.5), np.float32(0), np.float32(1))
+    out: Floats = np.clip(x / np.float32(6) + np.float32(0.5), np.float32(0), np.float32(1))
+    return out
 
 
 def _clip(low: float, high: float) -> Activation:
@@ -59,7 +61,8 @@ def _clip(low: float, high: float) -> Activation:
 
 
 def _mish(x: Floats) -> Floats:
-    return x * np.tanh(_softplus(x))
+    out: Floats = x * np.tanh(_softplus(x))
+    return out
 
 
 def _log_softmax(x: Floats) -> Floats:

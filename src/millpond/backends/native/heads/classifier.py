@@ -57,9 +57,7 @@ class ClassifierHead:
         return self.tokens(pool((pooling,), hidden, bounds, None), threads)
 
 
-def _build(
-    step: Step, description: Classifier, tensors: Mapping[str, StoredTensor], width: int
-) -> tuple[_Step, int]:
+def _build(step: Step, description: Classifier, tensors: Mapping[str, StoredTensor], width: int) -> tuple[_Step, int]:
     """A step for rows of ``width`` columns, and the columns of its result."""
     if isinstance(step, str):
         activation = activation_of(step, description.folder)

@@ -77,10 +77,10 @@ class PackedWeight:
         out, into = (-(-size // UNIT) * UNIT for size in weight.shape)
         itemsize = 4 if dtype == "float32" else 2
         self._memory, address = _memory(out * into * itemsize)
-        self._bias = None if bias is None else np.pad(bias.astype(np.float32), (0, out - len(bias)))
-        self.struct = structs.Weight(
-            units=address, bias=None if bias is None else self._bias.ctypes.data, out=out, in_=into
-        )
+        self.struct = structs.Weight(units=address, out=out, in_=into)
+        if bias is not None:
+            self._bias = np.pad(bias.astype(np.float32), (0, out - len(bias)))
+            self.struct.bias = self._bias.ctypes.data
         entry = kernel(f"pack_rows_{dtype}")
         for first in range(0, self.out_features, _SLICE):
             _pack(entry, weight[first : first + _SLICE], address + first * into * itemsize, into)

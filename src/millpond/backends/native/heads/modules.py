@@ -84,6 +84,6 @@ def _check(folder: Path, tensors: Mapping[str, StoredTensor], shapes: Mapping[st
         wanted = "none" if name not in shapes else f"shape {list(shapes[name])}"
         if name not in tensors or name not in shapes or tensors[name].shape != shapes[name]:
             raise WeightMismatchError(
-                f"{folder}: weights and config.json disagree: for {name} the file has {found}, and config.json asks for "
-                f"{wanted}; check that the files belong together"
+                f"{folder}: weights and config.json disagree: for {name} the file has {found}, and config.json asks "
+                f"for {wanted}; check that the files belong together"
             )

@@ -11,7 +11,7 @@ _LEAST_NORM = np.float32(1e-12)  # a row of zeros is left as it is
 
 def layer_norm(rows: Floats, weight: Floats, bias: Floats | None, epsilon: float) -> Floats:  # [n, d] -> [n, d]
     """``(x - mean) / sqrt(variance + epsilon) * weight + bias`` of each row."""
-    centered = rows - rows.mean(-1, keepdims=True)
+    centered: Floats = rows - rows.mean(-1, keepdims=True)
     variance = np.square(centered).mean(-1, keepdims=True)
     centered /= np.sqrt(variance + np.float32(epsilon))
     centered *= weight
@@ -23,4 +23,5 @@ def layer_norm(rows: Floats, weight: Floats, bias: Floats | None, epsilon: float
 def unit(rows: Floats) -> Floats:  # [n, d] -> [n, d]
     """Each row divided by its L2 norm."""
     norms = np.sqrt(np.square(rows).sum(-1, keepdims=True))
-    return rows / np.maximum(norms, _LEAST_NORM)
+    out: Floats = rows / np.maximum(norms, _LEAST_NORM)
+    return out

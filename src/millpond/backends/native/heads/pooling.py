@@ -43,11 +43,15 @@ def _reduced(function: np.ufunc, rows: Floats, firsts: Ints, ends: Ints) -> Floa
 
 
 def _mean(rows: Floats, begins: Ints, firsts: Ints, ends: Ints) -> Floats:
-    return _reduced(np.add, rows, firsts, ends) / (ends - firsts).astype(np.float32)[:, None]
+    sums = _reduced(np.add, rows, firsts, ends)
+    sums /= (ends - firsts).astype(np.float32)[:, None]
+    return sums
 
 
 def _mean_sqrt_len(rows: Floats, begins: Ints, firsts: Ints, ends: Ints) -> Floats:
-    return _reduced(np.add, rows, firsts, ends) / np.sqrt((ends - firsts).astype(np.float32))[:, None]
+    sums = _reduced(np.add, rows, firsts, ends)
+    sums /= np.sqrt((ends - firsts).astype(np.float32))[:, None]
+    return sums
 
 
 def _max(rows: Floats, begins: Ints, firsts: Ints, ends: Ints) -> Floats:

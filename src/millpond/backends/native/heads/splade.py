@@ -24,7 +24,7 @@ _WIDEST = 8192  # kMostColumns of norms.h
 
 
 class SpladeHead:
-    """``log(1 + relu(logits))`` of ``decoder(norm(activation(dense(x))))``, the largest or the sum of a text's tokens."""
+    """``log(1 + relu(logits))``, the largest or the sum of a text's tokens."""
 
     def __init__(self, description: Splade, config: Mapping[str, Any], *, width: int, dtype: Precision) -> None:
         """Read the head of the language model whose config.json is ``config``; ``width`` is the backbone's.

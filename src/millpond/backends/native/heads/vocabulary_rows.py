@@ -31,7 +31,8 @@ class VocabularyRows:
         if self.softcap is None:
             return logits
         softcap = np.float32(self.softcap)
-        return softcap * np.tanh(logits / softcap)
+        capped: Floats = softcap * np.tanh(logits / softcap)
+        return capped
 
 
 def head_rows(folder: Path, tokens: tuple[int, ...]) -> VocabularyRows:

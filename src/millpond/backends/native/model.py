@@ -1,0 +1,102 @@
+"""NativeModel: a backbone and its heads in compiled kernels and numpy, on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import numpy as np
+
+from millpond.backends.backend import OutputSpec, PackedBatch, ReadRows
+from millpond.backends.native.encoder import NativeEncoder
+from millpond.backends.native.families import build_encoder
+from millpond.backends.native.heads.classifier import ClassifierHead
+from millpond.backends.native.heads.heads import Heads, Reading
+from millpond.backends.native.heads.modules import Modules
+from millpond.backends.native.heads.splade import SpladeHead
+from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
+from millpond.backends.native.kernels import Int8, Precision
+from millpond.checkpoints.build_spec import backbone_width
+from millpond.checkpoints.description import ModelDescription
+from millpond.checkpoints.layouts.sparse import Splade
+
+
+class NativeModel:
+    """A checkpoint in memory; any number of threads may run batches at once."""
+
+    def __init__(self, encoder: NativeEncoder, heads: Heads, *, offset: int) -> None:
+        """``offset``: position of a text's first token."""
+        self.encoder = encoder
+        self.heads = heads
+        self.position_offset = offset
+
+    @property
+    def weights(self) -> int:
+        """Numbers that every token is multiplied with."""
+        sparse = self.heads.sparse
+        return self.encoder.plan.weights + (0 if sparse is None else sparse.weights)
+
+    def run(self, batch: PackedBatch, outputs: Set[OutputSpec], *, threads: int) -> ReadRows:
+        """The result of each sequence for each output; no more rows are computed than the outputs read."""
+        wanted = {self.heads.rows_of(output) for output in outputs}
+        rows = wanted.pop() if len(wanted) == 1 else "all"
+        if rows == "first" and batch.skip is not None:
+            rows = "all"  # the first token after the prompt is not the first row
+        hidden = self.encoder.encode(
+            batch.ids,
+            batch.bounds,
+            offset=self.position_offset,
+            types=batch.types,
+            keys=None if batch.keys is None else np.array(batch.keys, dtype=np.int32),
+            skip=batch.skip if rows == "mean" else None,
+            leads=None if batch.prefixes is None else np.array(batch.prefixes, dtype=np.int32),
+            rows=rows,
+            adapters=None if batch.adapters is None else batch.adapters[batch.bounds[:-1]],
+            threads=threads,
+        )
+        if rows != "all" and all(map(self.heads.is_plain, outputs)):
+            vectors = list(hidden)
+            return dict.fromkeys(outputs, vectors)
+        if rows == "all":
+            bounds, skip, ids = batch.bounds, batch.skip, batch.ids
+        else:
+            bounds, skip, ids = np.arange(len(batch.bounds), dtype=np.int32), None, batch.ids[batch.bounds[:-1]]
+        reading = Reading(heads=self.heads, hidden=hidden, bounds=bounds, skip=skip, ids=ids, threads=threads)
+        return {output: reading.read(output) for output in outputs}
+
+    def prepare(self, output: OutputSpec) -> None:
+        """Read an output's weights now, so that no batch waits for them."""
+        if output.kind == "head_rows":
+            self.heads.vocabulary_rows(output.token_ids)
+
+
+def build_model(description: ModelDescription, *, dtype: Precision, int8: Int8 = "none") -> NativeModel:
+    """Read a checkpoint's weights; heads are in float32, but for SPLADE's, which is in ``dtype``.
+
+    Raises:
+        NotSupported: There are no kernels for the backbone, for a head, or for this processor.
+        WeightMismatchError: config.json and the weights disagree.
+        ModelLoadError: A weight file is missing or damaged, or a module is not run.
+    """
+    encoder = build_encoder(description.checkpoint, description.architecture, dtype=dtype, int8=int8)
+    return NativeModel(encoder, build_heads(description, dtype), offset=description.position_offset)
+
+
+def build_heads(description: ModelDescription, dtype: Precision) -> Heads:
+    """Read the weights of a checkpoint's heads; raises what :func:`build_model` does."""
+    layout, config = description.layout, description.checkpoint.config
+    classifier, sparse, vectors = description.detected.classifier, layout.sparse, layout.token_vectors
+    width = backbone_width(config)
+    weigher: SpladeHead | TokenWeightHead | None = None
+    if isinstance(sparse, Splade):
+        weigher = SpladeHead(sparse, config, width=width, dtype=dtype)
+    elif sparse is not None:
+        weigher = TokenWeightHead(sparse, width=width)
+    return Heads(
+        modes=description.pooling.modes,
+        token_heads=Modules(layout.token_heads),
+        heads=Modules(layout.heads),
+        classifier=None if classifier is None else ClassifierHead(classifier, width=width),
+        sparse=weigher,
+        token_vectors=None if vectors is None else read_token_vectors(vectors, width=width),
+        language_head=layout.transformer if description.has_language_head else None,
+    )
