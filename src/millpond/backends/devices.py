@@ -30,7 +30,7 @@ def resolve_devices(device: str | Sequence[str]) -> tuple[str, ...]:
     if names == ("cpu",) or (names == ("auto",) and not (_may_have_gpu() and has_torch())):
         return ("cpu",)
     if not has_torch():
-        raise ModelLoadError(f"device={device!r} needs torch: {INSTALL}; without it, device=\"cpu\"")
+        raise ModelLoadError(f'device={device!r} needs torch: {INSTALL}; without it, device="cpu"')
     from millpond.backends.torch import placement
 
     return tuple(map(str, placement.resolve_devices(names)))

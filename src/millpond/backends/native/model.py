@@ -6,7 +6,7 @@ from collections.abc import Set
 
 import numpy as np
 
-from millpond.backends.backend import OutputSpec, PackedBatch, ReadRows
+from millpond.backends.backend import BackendName, OutputSpec, PackedBatch, Pending, ReadRows, Threads
 from millpond.backends.native.encoder import NativeEncoder
 from millpond.backends.native.families import build_encoder
 from millpond.backends.native.heads.classifier import ClassifierHead
@@ -15,6 +15,7 @@ from millpond.backends.native.heads.modules import Modules
 from millpond.backends.native.heads.splade import SpladeHead
 from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
 from millpond.backends.native.kernels import Int8, Precision
+from millpond.backends.native.threads import NativeThreads
 from millpond.checkpoints.build_spec import backbone_width
 from millpond.checkpoints.description import ModelDescription
 from millpond.checkpoints.layouts.sparse import Splade
@@ -23,20 +24,22 @@ from millpond.checkpoints.layouts.sparse import Splade
 class NativeModel:
     """A checkpoint in memory; any number of threads may run batches at once."""
 
+    backend: BackendName = "native"
+    device = "cpu"
+    overlaps = False
+
     def __init__(self, encoder: NativeEncoder, heads: Heads, *, offset: int) -> None:
         """``offset``: position of a text's first token."""
         self.encoder = encoder
         self.heads = heads
         self.position_offset = offset
+        sparse = heads.sparse
+        self._threads = NativeThreads(encoder.plan.weights + (0 if sparse is None else sparse.weights))
+        self.threads: Threads | None = self._threads
 
-    @property
-    def weights(self) -> int:
-        """Numbers that every token is multiplied with."""
-        sparse = self.heads.sparse
-        return self.encoder.plan.weights + (0 if sparse is None else sparse.weights)
-
-    def run(self, batch: PackedBatch, outputs: Set[OutputSpec], *, threads: int) -> ReadRows:
+    def run(self, batch: PackedBatch, outputs: Set[OutputSpec], *, threads: int | None = None) -> ReadRows:
         """The result of each sequence for each output; no more rows are computed than the outputs read."""
+        threads = self._threads.of_batch() if threads is None else threads
         wanted = {self.heads.rows_of(output) for output in outputs}
         rows = wanted.pop() if len(wanted) == 1 else "all"
         if rows == "first" and batch.skip is not None:
@@ -63,10 +66,21 @@ class NativeModel:
         reading = Reading(heads=self.heads, hidden=hidden, bounds=bounds, skip=skip, ids=ids, threads=threads)
         return {output: reading.read(output) for output in outputs}
 
+    def start(self, batch: PackedBatch, outputs: Set[OutputSpec]) -> Pending:
+        """Not called: a CPU runs one batch on its cores after another."""
+        raise NotImplementedError
+
     def prepare(self, output: OutputSpec) -> None:
         """Read an output's weights now, so that no batch waits for them."""
         if output.kind == "head_rows":
             self.heads.vocabulary_rows(output.token_ids)
+
+    def leaves_caller(self) -> bool:
+        """Never: no state of a thread changes what the kernels compute."""
+        return False
+
+    def free_memory(self) -> None:
+        """Do nothing: nothing is cached."""
 
 
 def build_model(description: ModelDescription, *, dtype: Precision, int8: Int8 = "none") -> NativeModel:
