@@ -9,9 +9,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.tiny import SENTENCES, write_checkpoint
+from tests.tiny import SENTENCES
 
-from millpond import Engine
 from millpond.backends import kernel_check
 from millpond.backends.kernel_check import (
     Case,
@@ -28,7 +27,6 @@ from millpond.backends.torch.attention.self_check import attention_rows, compute
 from millpond.backends.torch.attention.signature import KernelError
 from millpond.backends.torch.native import families, structs
 from millpond.backends.torch.native import self_check as encoder_check
-from millpond.backends.torch.native.encoder import NativeEncoder
 from millpond.backends.torch.native.self_check import encoder_rows
 from millpond.native import library
 
@@ -436,36 +434,3 @@ def test_wrong_products_in_eight_bits_are_noticed(int8, monkeypatch):
     damage = Damage(monkeypatch, pack_int8=dropped)
     for row in encoder_rows(torch.float32, int8):
         assert run(row).wrong and damage.calls
-
-
-def embedded(folder, **options):
-    with Engine(folder, device="cpu", dtype="float32", **options) as engine:
-        return isinstance(engine._replicas.runner.model.backbone, NativeEncoder), engine.embed(TEXTS).embeddings
-
-
-@built
-def test_a_wrong_encoder_serves_no_model_of_the_process(monkeypatch, tmp_path, caplog):
-    folder = write_checkpoint(tmp_path / "model", config=SIZE)
-    native, right = embedded(folder)
-    assert native
-    Damage(monkeypatch, encode=ENCODER_MISTAKES["scale"])
-    assert embedded(folder)[0]  # what was right before is not compared again
-    monkeypatch.setattr(kernel_check, "cache_folder", lambda: tmp_path / "another")
-    for _ in range(2):
-        native, rows = embedded(folder)
-        assert not native
-        np.testing.assert_allclose(rows, right, atol=1e-6)
-    (message,) = warnings(caplog)
-    for part in (f"encoder {library.isa()}", torch.__version__, "float32", "torch's operators", "env --check"):
-        assert part in message
-
-
-@built
-def test_without_the_check_a_wrong_encoder_serves(monkeypatch, tmp_path, caplog):
-    folder = write_checkpoint(tmp_path / "model", config=SIZE)
-    _, right = embedded(folder)
-    monkeypatch.setattr(kernel_check, "cache_folder", lambda: tmp_path / "another")
-    Damage(monkeypatch, encode=ENCODER_MISTAKES["scale"])
-    monkeypatch.setenv("MILLPOND_SELF_CHECK", "0")
-    native, rows = embedded(folder)
-    assert native and np.abs(rows - right).max() > 1e-3 and not warnings(caplog)

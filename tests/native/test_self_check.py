@@ -8,7 +8,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from tests.tiny import TEXTS, write_checkpoint
 
+from millpond import Engine
 from millpond.backends import kernel_check
 from millpond.backends.kernel_check import run
 from millpond.backends.native import families, self_check, structs
@@ -21,6 +23,7 @@ pytestmark = [
     pytest.mark.skipif(library.kernel_table() is None, reason="no compiled kernels"),
     pytest.mark.contract,
 ]
+SIZE = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
 DTYPES = [dtype for dtype in ("float32", "bfloat16") if kernels_of(dtype) is not None]
 every_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
@@ -187,7 +190,7 @@ def test_a_right_encoder_is_compared_once_and_a_wrong_one_serves_no_model(monkey
     with pytest.raises(NotSupported, match="gives other results here than float32"):
         families.build_encoder(None, None, dtype="float32")
     assert kernel_check.disabled(encoder_name("float32", "none"))
-    (message,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
+    (message,) = warnings(caplog)
     for part in (f"encoder {library.isa()}", "float32", "millpond[torch]", "env --check", "MILLPOND_SELF_CHECK=0"):
         assert part in message
 
@@ -196,3 +199,40 @@ def test_a_comparison_that_cannot_run_disables_nothing(monkeypatch, caplog):
     monkeypatch.setattr(self_check, "formulas", lambda *call: 1 / 0)
     assert check_encoder("float32", "none") == []
     assert not kernel_check._disabled and not caplog.records
+
+
+def embedded(folder):
+    """The backend that "auto" takes, and what it computes."""
+    with Engine(folder, device="cpu", dtype="float32") as engine:
+        return engine._replicas.runner.model.backend, engine.embed(TEXTS).embeddings
+
+
+def warnings(caplog):
+    return [each.getMessage() for each in caplog.records if "kernel" in each.name and each.levelno >= logging.WARNING]
+
+
+def test_an_engine_with_a_wrong_encoder_runs_in_torch(monkeypatch, tmp_path, caplog):
+    folder = write_checkpoint(tmp_path / "model", config=SIZE)
+    backend, right = embedded(folder)
+    assert backend == "native"
+    Damage(monkeypatch, encode=MISTAKES["scale"])
+    assert embedded(folder)[0] == "native"  # what was right before is not compared again
+    monkeypatch.setattr(kernel_check, "cache_folder", lambda: tmp_path / "another")
+    for _ in range(2):
+        backend, rows = embedded(folder)
+        assert backend == "torch"
+        np.testing.assert_allclose(rows, right, atol=1e-6)
+    (message,) = warnings(caplog)
+    for part in (f"encoder {library.isa()}", "float32", "env --check"):
+        assert part in message
+
+
+def test_without_the_check_a_wrong_encoder_serves(monkeypatch, tmp_path, caplog):
+    folder = write_checkpoint(tmp_path / "model", config=SIZE)
+    _, right = embedded(folder)
+    monkeypatch.setattr(kernel_check, "cache_folder", lambda: tmp_path / "another")
+    Damage(monkeypatch, encode=MISTAKES["scale"])
+    monkeypatch.setenv("MILLPOND_SELF_CHECK", "0")
+    backend, rows = embedded(folder)
+    assert backend == "native" and np.abs(rows - right).max() > 1e-3
+    assert not warnings(caplog)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import os
 
 from millpond.backends.backend import LoadedModels
+from millpond.backends.kernel_check import is_on
 from millpond.backends.native.families import missing_plan
 from millpond.backends.native.kernels import Int8, Precision, kernels_of
 from millpond.backends.native.model import build_model
+from millpond.backends.native.self_check import check_encoder
 from millpond.checkpoints.description import ModelDescription
 from millpond.native import library
 from millpond.native.precision import bfloat16_is_fast
@@ -49,9 +51,11 @@ def load(description: ModelDescription, config: EngineConfig, *, check: bool | N
         ModelLoadError: The weights cannot be read, or do not fit config.json.
     """
     precision, int8 = _precision(config), _INT8[config.quantization]
+    checked = is_on() if check is None else check
+    checks = check_encoder(precision, int8, remembered=not check) if checked else []
     with loading_bar(os.path.basename(description.spec.name.rstrip("/"))):
         model = build_model(description, dtype=precision, int8=int8)
-    return LoadedModels(models=(model,), dtype=precision)
+    return LoadedModels(models=(model,), dtype=precision, checks=tuple(checks))
 
 
 def _precision(config: EngineConfig) -> Precision:
