@@ -6,8 +6,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from millpond.backends.kernel_check import disabled
 from millpond.backends.native.encoder import NativeEncoder
-from millpond.backends.native.kernels import Int8, Kernels, Precision, kernels_of
+from millpond.backends.native.kernels import Int8, Kernels, Precision, encoder_name, kernels_of
 from millpond.backends.native.plan import PlanBuilder
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.post_norm import bert_plan
@@ -33,6 +34,9 @@ def build_encoder(
     kernels = kernels_of(dtype, int8=int8)
     if kernels is None:
         raise NotSupported(library.absent() or f"this processor has no kernels for {dtype} with int8 {int8!r}")
+    wrong = disabled(encoder_name(dtype, int8))
+    if wrong is not None:
+        raise NotSupported(f"the kernel of the {encoder_name(dtype, int8)} {wrong}")
     stored = stored_tensors(checkpoint.layout.transformer)
     return encoder_of(stored, checkpoint, architecture, kernels)
 
