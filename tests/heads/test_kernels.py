@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from tests.tiles import emulated_table, emulates
 
 from millpond.backends.native import structs
 from millpond.backends.native.heads import kernels
@@ -15,8 +16,7 @@ from millpond.backends.native.heads.activations import activation_of, torch_acti
 from millpond.backends.native.heads.kernels import Linear, PackedWeight, VocabularyCall, gelu, kernel, run
 from millpond.backends.native.heads.norms import layer_norm, unit
 from millpond.backends.native.heads.pooling import pool
-from millpond.backends.native.weight_packer import tensor_of
-from millpond.errors import ModelLoadError
+from millpond.backends.native.weight_packer import NotSupported, tensor_of
 from millpond.native import library
 
 ISAS = [
@@ -163,6 +163,31 @@ def test_logits_pooled_over_texts(isa, precision, lengths, vocabulary, on_isa):
     )
 
 
+@pytest.fixture(scope="module")
+def tiles(tmp_path_factory):
+    """The kernels with AMX's own emulated."""
+    made, table = emulated_table(tmp_path_factory.mktemp("tiles")), library.kernel_table("avx512bf16")
+    names = ("pack_rows_bfloat16",)
+    entries = {"vocabulary_bfloat16": made.vocabulary_bfloat16, **{name: getattr(table, name) for name in names}}
+    return SimpleNamespace(kernel_table=lambda: SimpleNamespace(**entries), kept=made, absent=library.absent)
+
+
+@emulates[0]
+@emulates[1]
+@pytest.mark.parametrize("lengths", [[1], [3, 17, 1, 8, 40, 2], [64, 1, 1, 64], [600, 1, 300]], ids=str)
+@pytest.mark.parametrize("width", [64, 1024])  # a unit in one part, and in several
+def test_tiles_equal_pairs(tiles, width, lengths, monkeypatch):
+    head, bounds = Masked(width, width, 71, "bfloat16"), bounds_of(lengths)
+    rows = rounded(numbers(int(bounds[-1]), width), "bfloat16")
+    for logarithms in (0, 1, 2):
+        monkeypatch.setattr(kernels, "library", library)
+        pairs = head.pooled(rows, bounds, logarithms)
+        monkeypatch.setattr(kernels, "library", tiles)
+        found = head.pooled(rows, bounds, logarithms)
+        assert (np.abs(found - pairs) / (1 + np.abs(pairs))).max() <= 3e-2
+        assert np.array_equal(found, head.pooled(rows, bounds, logarithms, threads=3))
+
+
 @pytest.mark.parametrize("precision", PRECISIONS)
 def test_a_text_with_an_unknown_number_is_unknown(precision):
     if not getattr(library.kernel_table(), f"vocabulary_{precision}", None):
@@ -215,7 +240,7 @@ def test_norms_of_rows_that_have_no_direction():
     assert np.isfinite(normed).all() and np.abs(normed[1].mean()) < 1e-6
 
 
-def test_an_unknown_activation_is_named(tmp_path):
+def test_an_unknown_activation_is_named():
     for read, name in ((activation_of, "xielu"), (torch_activation_of, "torch.nn.modules.activation.GLU")):
-        with pytest.raises(ModelLoadError, match=name):
-            read(name, tmp_path)
+        with pytest.raises(NotSupported, match=name):
+            read(name)

@@ -9,16 +9,19 @@ import numpy as np
 from millpond.backends.backend import BackendName, OutputSpec, PackedBatch, Pending, ReadRows, Threads
 from millpond.backends.native.encoder import NativeEncoder
 from millpond.backends.native.families import build_encoder
+from millpond.backends.native.heads.activations import activation_of, torch_activation_of
 from millpond.backends.native.heads.classifier import ClassifierHead
 from millpond.backends.native.heads.heads import Heads, Reading
 from millpond.backends.native.heads.modules import Modules
-from millpond.backends.native.heads.splade import SpladeHead
+from millpond.backends.native.heads.splade import SpladeHead, vocabulary_activation
 from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
 from millpond.backends.native.kernels import Int8, Precision
 from millpond.backends.native.threads import NativeThreads
+from millpond.backends.native.weight_packer import NotSupported
 from millpond.checkpoints.build_spec import backbone_width
 from millpond.checkpoints.description import ModelDescription
 from millpond.checkpoints.layouts.sparse import Splade
+from millpond.checkpoints.modules import Dense
 
 
 class NativeModel:
@@ -114,3 +117,21 @@ def build_heads(description: ModelDescription, dtype: Precision) -> Heads:
         token_vectors=None if vectors is None else read_token_vectors(vectors, width=width),
         language_head=layout.transformer if description.has_language_head else None,
     )
+
+
+def missing_head(description: ModelDescription) -> str | None:
+    """Why a checkpoint's heads do not run here, by its description alone; ``None``: they do, as far as that says."""
+    layout, classifier = description.layout, description.detected.classifier
+    masked = description.architecture.mlm
+    try:
+        for step in () if classifier is None else classifier.steps:
+            if isinstance(step, str):
+                activation_of(step)
+        for head in (*layout.token_heads, *layout.heads):
+            if isinstance(head, Dense):
+                torch_activation_of(head.activation)
+        if isinstance(layout.sparse, Splade) and masked is not None:
+            vocabulary_activation(description.checkpoint.config, masked)
+    except NotSupported as reason:
+        return str(reason)
+    return None

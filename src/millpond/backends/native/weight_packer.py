@@ -132,7 +132,7 @@ class WeightPacker:
             return None
         numbers = np.ascontiguousarray(table.float32() if self._is_float32 else table.bfloat16())
         if not np.shares_memory(numbers, table.stored):
-            _release(table.stored)
+            release(table.stored)
         return self._kept(numbers)
 
     def numbers_of(self, tensor: StoredTensor) -> Floats:
@@ -203,7 +203,7 @@ class WeightPacker:
             (self._kernels.pack_int8 if packing.int8 else self._kernels.pack)(ctypes.addressof(call))
             at += piece.count * 2 * self._kernels.lanes * self._kernels.itemsize
             for part in piece.parts:
-                _release(part.stored)
+                release(part.stored)
 
     def _sources(self, parts: Sequence[StoredTensor]) -> tuple[int, list[npt.NDArray[Any]]]:
         """What a weight is packed from: the mapped numbers, if all parts have them in the same known precision."""
@@ -233,7 +233,7 @@ def _addresses(array: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     return array.ctypes.data + array.strides[0] * np.arange(len(array), dtype=np.intp)
 
 
-def _release(array: npt.NDArray[Any]) -> None:
+def release(array: npt.NDArray[Any]) -> None:
     """Give the pages of a mapped file back that were read; the system reads them again where they are used again."""
     base = array
     while isinstance(base, np.ndarray) and base.base is not None:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 
 from millpond.backends.native.heads.kernels import Floats, gelu
-from millpond.errors import ModelLoadError
+from millpond.backends.native.weight_packer import NotSupported
 
 Activation = Callable[[Floats], Floats]  # float32 [n, d] -> [n, d]
 
@@ -130,18 +129,16 @@ _TORCH: dict[str, Activation] = {
 }
 
 
-def activation_of(name: str, folder: Path) -> Activation:
-    """The activation that a config.json names; raises ModelLoadError if there is none of this name."""
+def activation_of(name: str) -> Activation:
+    """The activation that a config.json names; raises NotSupported if there is none of this name."""
     if name not in _TRANSFORMERS:
-        raise ModelLoadError(f"{folder}: activation {name!r} of its head is unknown")
+        raise NotSupported(f"activation {name!r} of a head")
     return _TRANSFORMERS[name]
 
 
-def torch_activation_of(dotted: str, folder: Path) -> Activation:
-    """The activation of a Dense by the path of its class; raises ModelLoadError for a class that is not run."""
+def torch_activation_of(dotted: str) -> Activation:
+    """The activation of a Dense by the path of its class; raises NotSupported if there is none of this name."""
     name = dotted.rsplit(".", 1)[-1]
     if name not in _TORCH:
-        raise ModelLoadError(
-            f"{folder}: activation_function {dotted!r} is none that millpond runs: {', '.join(sorted(_TORCH))}"
-        )
+        raise NotSupported(f"activation_function {dotted!r} of a Dense")
     return _TORCH[name]

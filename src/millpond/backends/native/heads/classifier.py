@@ -28,6 +28,7 @@ class ClassifierHead:
 
         Raises:
             WeightMismatchError: Tensors are missing, or do not fit to each other, to ``width`` or to the labels.
+            NotSupported: An activation is not known here.
         """
         self.description = description
         tensors = stored_tensors(description.folder)
@@ -60,7 +61,7 @@ class ClassifierHead:
 def _build(step: Step, description: Classifier, tensors: Mapping[str, StoredTensor], width: int) -> tuple[_Step, int]:
     """A step for rows of ``width`` columns, and the columns of its result."""
     if isinstance(step, str):
-        activation = activation_of(step, description.folder)
+        activation = activation_of(step)
         return lambda rows, threads: activation(rows), width
     if isinstance(step, HeadRows):
         rows = head_rows(description.folder, step.tokens)

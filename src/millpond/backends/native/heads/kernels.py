@@ -14,7 +14,7 @@ import numpy.typing as npt
 from millpond.backends.native import structs
 from millpond.backends.native.kernels import Precision
 from millpond.backends.native.memory import Memory
-from millpond.backends.native.weight_packer import UNIT, NotSupported, tensor_of
+from millpond.backends.native.weight_packer import UNIT, NotSupported, release, tensor_of
 from millpond.checkpoints.weights import StoredTensor
 from millpond.native import library
 
@@ -84,6 +84,7 @@ class PackedWeight:
         entry = kernel(f"pack_rows_{dtype}")
         for first in range(0, self.out_features, _SLICE):
             _pack(entry, weight[first : first + _SLICE], address + first * into * itemsize, into)
+        release(weight.stored)
 
 
 def _memory(size: int) -> tuple[object, int]:

@@ -20,7 +20,12 @@ class Modules:
     """Modules one after another."""
 
     def __init__(self, descriptions: Sequence[Head]) -> None:
-        """Read their weights; raises WeightMismatchError if these are not those of config.json."""
+        """Read their weights.
+
+        Raises:
+            WeightMismatchError: They do not fit config.json.
+            NotSupported: An activation is not known here.
+        """
         self._modules = [_module(description) for description in descriptions]
 
     def __len__(self) -> int:
@@ -45,7 +50,7 @@ def _module(description: Head) -> _Module:
 
 
 def _dense(description: Dense) -> _Module:
-    activation = torch_activation_of(description.activation, description.folder)
+    activation = torch_activation_of(description.activation)
     shape = (description.out_features, description.in_features)
     if description.weight is not None:  # stored with the backbone's
         name = description.weight

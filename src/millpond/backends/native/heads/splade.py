@@ -36,9 +36,6 @@ class SpladeHead:
         """
         folder, names = description.folder, _names(config, description.folder)
         parts = _read(folder, names, width)
-        activation = str(config.get(names.activation, "gelu"))
-        if activation not in structs.ACTIVATIONS:
-            raise NotSupported(f"activation {activation} of a masked language model's head")
         self.vocabulary, inner = parts["decoder"].shape
         if width % UNIT or inner % UNIT or inner > _WIDEST:
             raise NotSupported(f"a masked language model's head from {width} to {inner} columns")
@@ -46,7 +43,7 @@ class SpladeHead:
         self._dense = PackedWeight(parts["dense"], floats.get("dense_bias"), dtype)
         self._decoder = PackedWeight(parts["decoder"], floats.get("decoder_bias"), dtype)
         self._norm = {name: np.array(floats[name]) for name in ("norm", "norm_bias") if name in floats}
-        self._activation = structs.ACTIVATIONS[activation]
+        self._activation = vocabulary_activation(config, names)
         self._epsilon = float(config.get(names.epsilon, names.default_epsilon))
         self._is_max, self._twice = description.strategy == "max", description.activation == "log1p_relu"
         self._pool = kernel(f"vocabulary_{dtype}")
@@ -97,6 +94,14 @@ class SpladeHead:
             weights = np.log1p(weights) if self._twice else weights
         pairs = np.stack((entries.astype(np.float32), weights), axis=1)  # ids are far below float32's 2^24
         return np.split(pairs, np.searchsorted(texts, np.arange(1, len(pooled))))
+
+
+def vocabulary_activation(config: Mapping[str, Any], names: MaskedHeadNames) -> int:
+    """The activation of the head, by its number in the kernels; raises NotSupported if they have none of this name."""
+    activation = str(config.get(names.activation, "gelu"))
+    if activation not in structs.ACTIVATIONS:
+        raise NotSupported(f"activation {activation!r} of a masked language model's head")
+    return structs.ACTIVATIONS[activation]
 
 
 def _names(config: Mapping[str, Any], folder: Path) -> MaskedHeadNames:
