@@ -8,7 +8,7 @@ from millpond.backends.backend import LoadedModels
 from millpond.backends.kernel_check import is_on
 from millpond.backends.native.families import missing_plan
 from millpond.backends.native.kernels import Int8, Precision, kernels_of
-from millpond.backends.native.model import build_model
+from millpond.backends.native.model import build_model, missing_head
 from millpond.backends.native.self_check import check_encoder
 from millpond.checkpoints.description import ModelDescription
 from millpond.native import library
@@ -40,7 +40,7 @@ def cannot_run(description: ModelDescription, config: EngineConfig) -> str | Non
     precision = _precision(config)
     if kernels_of(precision, int8=_INT8[config.quantization]) is None:
         return f"this processor has no kernels for {precision}"
-    return missing_plan(checkpoint.config, architecture)
+    return missing_plan(checkpoint.config, architecture) or missing_head(description)
 
 
 def load(description: ModelDescription, config: EngineConfig, *, check: bool | None = None) -> LoadedModels:
