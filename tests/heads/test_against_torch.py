@@ -225,6 +225,10 @@ def test_modules_whose_files_disagree(tmp_path):
     edit_json(folder / "2_Dense" / "config.json", activation_function="torch.nn.Tanh", out_features=34)
     with pytest.raises(WeightMismatchError, match=r"linear.weight .* \[33, 48\]"):
         build_heads(described(folder), "float32")
+    norm = PIPELINES["norm-and-unit"](tmp_path / "norm")
+    edit_json(norm / "2_LayerNorm" / "config.json", dimension=1)
+    with pytest.raises(WeightMismatchError, match="norms 1 columns, and gets 48"):
+        build_heads(described(norm), "float32")
     edit_json(folder / "2_Dense" / "config.json", out_features=33, bias=False)
     with pytest.raises(WeightMismatchError, match=r"linear.bias"):
         build_heads(described(folder), "float32")
@@ -316,6 +320,16 @@ def test_rows_of_the_vocabulary_are_read_once_and_bounded(tmp_path):
     assert heads.vocabulary_rows(ENTRIES) is heads.vocabulary_rows(ENTRIES)
     with pytest.raises(WeightMismatchError, match="token 99999 is past"):
         heads.vocabulary_rows((99999,))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64], ids=str)
+@pytest.mark.parametrize("name", ["cross-encoder", "pooled-logits", "Qwen2ForRewardModel"])
+def test_weights_stored_in_another_precision(name, dtype, tmp_path):
+    folder = HEADED[name](tmp_path / "model")
+    for path in folder.rglob("*.safetensors"):
+        tensors = {key: tensor.to(dtype) for key, tensor in load_file(path).items()}
+        save_file(tensors, path, metadata={"format": "pt"})
+    assert_same(folder)
 
 
 def test_classifiers_whose_files_disagree(tmp_path):

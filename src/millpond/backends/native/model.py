@@ -94,8 +94,9 @@ def build_model(description: ModelDescription, *, dtype: Precision, int8: Int8 =
         WeightMismatchError: config.json and the weights disagree.
         ModelLoadError: A weight file is missing or damaged, or a module is not run.
     """
+    heads = build_heads(description, dtype)  # first: what is wrong with them is noticed before gigabytes are read
     encoder = build_encoder(description.checkpoint, description.architecture, dtype=dtype, int8=int8)
-    return NativeModel(encoder, build_heads(description, dtype), offset=description.position_offset)
+    return NativeModel(encoder, heads, offset=description.position_offset)
 
 
 def build_heads(description: ModelDescription, dtype: Precision) -> Heads:
@@ -103,6 +104,8 @@ def build_heads(description: ModelDescription, dtype: Precision) -> Heads:
     layout, config = description.layout, description.checkpoint.config
     classifier, sparse, vectors = description.detected.classifier, layout.sparse, layout.token_vectors
     width = backbone_width(config)
+    of_tokens = [head.out_features for head in layout.token_heads]
+    pooled = (of_tokens[-1] if of_tokens else width) * len(description.pooling.modes)
     weigher: SpladeHead | TokenWeightHead | None = None
     if isinstance(sparse, Splade):
         weigher = SpladeHead(sparse, config, width=width, dtype=dtype)
@@ -110,8 +113,8 @@ def build_heads(description: ModelDescription, dtype: Precision) -> Heads:
         weigher = TokenWeightHead(sparse, width=width)
     return Heads(
         modes=description.pooling.modes,
-        token_heads=Modules(layout.token_heads),
-        heads=Modules(layout.heads),
+        token_heads=Modules(layout.token_heads, width=width),
+        heads=Modules(layout.heads, width=pooled),
         classifier=None if classifier is None else ClassifierHead(classifier, width=width),
         sparse=weigher,
         token_vectors=None if vectors is None else read_token_vectors(vectors, width=width),

@@ -69,6 +69,8 @@ def _build(step: Step, description: Classifier, tensors: Mapping[str, StoredTens
         return _difference(rows) if step.difference else (rows, len(rows.weight))
     biased = isinstance(step, classifier_steps.Linear) and step.biased
     weight, bias = _weights(step.name, description, tensors, biased=biased)
+    if len(weight.shape) != (1 if isinstance(step, Norm) else 2):
+        raise WeightMismatchError(f"{description.folder}: {weight.name} has shape {list(weight.shape)}")
     _check_width(description, step.name, weight.shape[-1], width)
     if isinstance(step, Norm):
         scale, shift, epsilon = weight.float32(), None if bias is None else bias.float32(), step.eps

@@ -19,14 +19,17 @@ _EPSILON = 1e-5  # of torch.nn.LayerNorm, which sentence-transformers' LayerNorm
 class Modules:
     """Modules one after another."""
 
-    def __init__(self, descriptions: Sequence[Head]) -> None:
-        """Read their weights.
+    def __init__(self, descriptions: Sequence[Head], *, width: int) -> None:
+        """Read their weights; ``width`` is that of the rows that they take.
 
         Raises:
-            WeightMismatchError: They do not fit config.json.
+            WeightMismatchError: They do not fit config.json, or to ``width``.
             NotSupported: An activation is not known here.
         """
-        self._modules = [_module(description) for description in descriptions]
+        self._modules: list[_Module] = []
+        for description in descriptions:
+            self._modules.append(_module(description, width))
+            width = description.out_features if isinstance(description, Dense) else width
 
     def __len__(self) -> int:
         return len(self._modules)
@@ -38,11 +41,13 @@ class Modules:
         return rows
 
 
-def _module(description: Head) -> _Module:
+def _module(description: Head, width: int) -> _Module:
     if isinstance(description, Dense):
         return _dense(description)
     if isinstance(description, LayerNorm):
         shape = (description.dimensions,)
+        if shape != (width,):
+            raise WeightMismatchError(f"{description.folder} norms {description.dimensions} columns, and gets {width}")
         tensors = _read(description.folder, {"norm.weight": shape, "norm.bias": shape})
         weight, bias = (tensors[name].float32() for name in ("norm.weight", "norm.bias"))
         return lambda rows, threads: layer_norm(rows, weight, bias, _EPSILON)

@@ -22,7 +22,7 @@ def pool(modes: Sequence[PoolingMode], rows: Floats, bounds: Ints, skip: Ints | 
     """
     begins, ends = bounds[:-1], bounds[1:]
     firsts = begins if skip is None else begins + skip
-    pooled = [_METHODS[mode](rows, begins, firsts, ends) for mode in modes]
+    pooled = [METHODS[mode](rows, begins, firsts, ends) for mode in modes]
     return pooled[0] if len(pooled) == 1 else np.concatenate(pooled, axis=1)
 
 
@@ -64,7 +64,7 @@ def _weightedmean(rows: Floats, begins: Ints, firsts: Ints, ends: Ints) -> Float
     return _reduced(np.add, rows * weights, firsts, ends) / _reduced(np.add, weights, firsts, ends)
 
 
-_METHODS: dict[PoolingMode, _Method] = {
+METHODS: dict[PoolingMode, _Method] = {
     "cls": _cls,
     "mean": _mean,
     "max": _max,
