@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.pairwise import pairwise
+from tests.tiles import emulated_table, emulates
 from tests.tiny import write_checkpoint
 
 from millpond.backends.native import structs
@@ -109,6 +110,34 @@ def attended(text, tables, distances, scale, count):
     return tuple(
         np.einsum("hqk,khd->qhd", weights, part[:count]).reshape(len(query), -1) for part in (value, abs(value))
     )
+
+
+@emulates[0]
+@emulates[1]
+def test_tiles_equal_the_kernel_of_pairs(tmp_path):
+    """Those of AMX, emulated."""
+    table, pairs = emulated_table(tmp_path), kernels_of("bfloat16", "avx512bf16")
+    assert pairs is not None
+    tiles = replace(
+        pairs,
+        encode=table.encode_bfloat16,
+        workspace=table.encoder_workspace_bfloat16,
+        tiles=True,
+    )
+    heads, dim = 2, 64
+    rows = numbers((sum(LENGTHS), 3 * heads * dim), "bfloat16")
+    for distances in DISTANCES.values():
+        drawn = [tensor_of(numbers((2 * distances.span, heads * dim), "bfloat16", seed)) for seed in (1, 2)]
+        for keys, queries in (drawn, (drawn[0], None), (None, drawn[1])):
+            terms = DistanceTerms(columns=DistanceColumns.of(distances), keys=keys, queries=queries)
+            shape = {"heads": heads, "dim": dim, "scale": (3 * dim) ** -0.5}
+            found, expected = (
+                attention_of(kernels, rows, terms, **shape).encode(
+                    np.arange(len(rows), dtype=np.int32), bounds_of(LENGTHS), threads=threads
+                )
+                for kernels, threads in ((tiles, 2), (pairs, 1))
+            )
+            assert (np.linalg.norm(found - expected, axis=1) <= 0.01 * np.linalg.norm(expected, axis=1)).all()
 
 
 @pytest.mark.parametrize("distances", DISTANCES.values(), ids=DISTANCES)

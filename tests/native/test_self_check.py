@@ -13,7 +13,7 @@ from tests.tiny import TEXTS, write_checkpoint
 from millpond import Engine
 from millpond.backends import kernel_check
 from millpond.backends.kernel_check import run
-from millpond.backends.native import families, self_check, structs
+from millpond.backends.native import families, kernels, self_check, structs
 from millpond.backends.native.kernels import encoder_name, kernels_of
 from millpond.backends.native.self_check import check_encoder, encoder_rows
 from millpond.backends.native.weight_packer import NotSupported
@@ -236,3 +236,25 @@ def test_without_the_check_a_wrong_encoder_serves(monkeypatch, tmp_path, caplog)
     backend, rows = embedded(folder)
     assert backend == "native" and np.abs(rows - right).max() > 1e-3
     assert not warnings(caplog)
+
+
+@pytest.mark.parametrize(
+    ("highest", "dtype", "int8", "reason"),
+    [
+        ("avx2", "float32", "none", None),
+        ("avx2", "bfloat16", "none", 'no kernels for bfloat16; dtype="float32" has them'),
+        ("avx2", "float32", "feeds", "weights in eight bits, which need AVX512"),
+        ("avx512", "float32", "all", None),
+    ],
+)
+def test_what_a_processor_lacks_is_one_sentence(highest, dtype, int8, reason, monkeypatch):
+    if library.isa(highest) != highest:
+        pytest.skip(f"no {highest}")
+    monkeypatch.setattr(kernels, "kernels_of", lambda *call, **options: kernels_of(*call, highest, **options))
+    found = kernels.missing_kernels(dtype, int8)
+    assert found is None if reason is None else reason in found
+
+
+def test_a_processor_without_any_kernels_is_one_sentence(monkeypatch):
+    monkeypatch.setattr(library, "absent", lambda: "this processor has no AVX2")
+    assert kernels.missing_kernels("float32", "none") == "no compiled kernels: this processor has no AVX2"

@@ -7,11 +7,10 @@ import os
 from millpond.backends.backend import LoadedModels
 from millpond.backends.kernel_check import is_on
 from millpond.backends.native.families import missing_plan
-from millpond.backends.native.kernels import Int8, Precision, kernels_of
+from millpond.backends.native.kernels import Int8, Precision, missing_kernels
 from millpond.backends.native.model import build_model, missing_head
 from millpond.backends.native.self_check import check_encoder
 from millpond.checkpoints.description import ModelDescription
-from millpond.native import library
 from millpond.native.precision import bfloat16_is_fast
 from millpond.support.load_progress import loading_bar
 from millpond.values.config import EngineConfig
@@ -35,12 +34,8 @@ def cannot_run(description: ModelDescription, config: EngineConfig) -> str | Non
         return f"quantization={config.quantization!r} is torch's"
     if config.dtype not in ("auto", *_PRECISIONS):
         return f"dtype={config.dtype!r} is torch's"
-    if (absent := library.absent()) is not None:
-        return f"no compiled kernels: {absent}"
-    precision = _precision(config)
-    if kernels_of(precision, int8=_INT8[config.quantization]) is None:
-        return f"this processor has no kernels for {precision}"
-    return missing_plan(checkpoint.config, architecture) or missing_head(description)
+    missing = missing_kernels(_precision(config), _INT8[config.quantization])
+    return missing or missing_plan(checkpoint.config, architecture) or missing_head(description)
 
 
 def load(description: ModelDescription, config: EngineConfig, *, check: bool | None = None) -> LoadedModels:

@@ -8,7 +8,7 @@ from typing import Any
 
 from millpond.backends.kernel_check import disabled
 from millpond.backends.native.encoder import NativeEncoder
-from millpond.backends.native.kernels import Int8, Kernels, Precision, encoder_name, kernels_of
+from millpond.backends.native.kernels import Int8, Kernels, Precision, encoder_name, kernels_of, missing_kernels
 from millpond.backends.native.plan import PlanBuilder
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.post_norm import bert_plan
@@ -18,7 +18,6 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.weights import StoredTensor, stored_tensors
-from millpond.native import library
 
 
 def build_encoder(
@@ -33,7 +32,7 @@ def build_encoder(
     """
     kernels = kernels_of(dtype, int8=int8)
     if kernels is None:
-        raise NotSupported(library.absent() or f"this processor has no kernels for {dtype} with int8 {int8!r}")
+        raise NotSupported(str(missing_kernels(dtype, int8)))
     wrong = disabled(encoder_name(dtype, int8))
     if wrong is not None:
         raise NotSupported(f"the kernel of the {encoder_name(dtype, int8)} {wrong}")
