@@ -233,7 +233,7 @@ _NULLABLE = frozenset(
 )
 # Numbers of things that every model has.
 _SIZES = frozenset(
-    "vocab_size hidden_size dim num_hidden_layers n_layers num_attention_heads n_heads intermediate_size hidden_dim".split()
+    "vocab_size hidden_size dim num_hidden_layers n_layers num_attention_heads n_heads intermediate_size".split()
 )
 _SIZED_BY_TRAINING = ("llama3", "yarn", "longrope")
 _DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
