@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from millpond.backends.kernel_check import disabled
 from millpond.backends.native.encoder import NativeEncoder
-from millpond.backends.native.kernels import Int8, Kernels, Precision, kernels_of
+from millpond.backends.native.kernels import Int8, Kernels, Precision, encoder_name, kernels_of, missing_kernels
 from millpond.backends.native.plan import PlanBuilder
 from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.albert import albert_plan
+from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.post_norm import bert_plan
@@ -23,17 +25,17 @@ from millpond.checkpoints.defaults import complete
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.weights import StoredTensor, stored_tensors
-from millpond.native import library
 
 # The plans of families that have no names or traits in their row, by `model_type`.
-_PLANS = {
+_PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {
     "albert": albert_plan,
+    "deberta-v2": deberta_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "modernbert": modernbert_plan,
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
 }
 # Only shapes are looked at, so a plan can be told without a processor that runs it.
-_NO_KERNELS = Kernels(dtype="float32", pack=None, encode=None, workspace=None, lanes=16, isa="")
+_NO_KERNELS = Kernels(dtype="float32", pack=None, copy=None, encode=None, workspace=None, lanes=16, isa="")
 
 
 def build_encoder(
@@ -48,7 +50,10 @@ def build_encoder(
     """
     kernels = kernels_of(dtype, int8=int8)
     if kernels is None:
-        raise NotSupported(library.absent() or f"no kernels for {dtype} and int8 {int8!r} with {library.isa()}")
+        raise NotSupported(str(missing_kernels(dtype, int8)))
+    wrong = disabled(encoder_name(dtype, int8))
+    if wrong is not None:
+        raise NotSupported(f"the kernel of the {encoder_name(dtype, int8)} {wrong}")
     stored = stored_tensors(checkpoint.layout.transformer)
     return encoder_of(stored, checkpoint, architecture, kernels)
 
@@ -57,6 +62,8 @@ def encoder_of(
     stored: Mapping[str, StoredTensor], checkpoint: Checkpoint, architecture: Architecture, kernels: Kernels
 ) -> NativeEncoder:
     """The encoder of a checkpoint's tensors with these kernels; raises what :func:`build_encoder` does."""
+    if (reason := missing_plan(checkpoint.config, architecture)) is not None:
+        raise NotSupported(reason)
     config, name = complete(checkpoint.config, architecture), checkpoint.source.name
     plain = without_prefixes(stored, architecture.tensor_prefix)
     adapters = Adapters(plain, config, name) if architecture.adapters else None
@@ -68,6 +75,8 @@ def encoder_of(
 
 def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str | None:
     """Why there is no native plan, by ``config`` in the native terms alone; ``None``: there is one."""
+    if not (architecture.encoder or architecture.traits or architecture.adapters or architecture.model_type in _PLANS):
+        return f"{architecture.prefix} has no native plan"
     try:
         _told(Tensors({}, "", bool), complete(config, architecture), architecture, _NO_KERNELS, None)
     except NotSupported as reason:
@@ -89,8 +98,6 @@ def _told(
         decoder_plan(builder, tensors, config, row)
     elif row.adapters:
         jina_plan(builder, tensors, config, adapters)
-    elif row.model_type in _PLANS:
-        _PLANS[row.model_type](builder, tensors, config)
     else:
-        raise NotSupported(f"{row.prefix} has no native plan")
+        _PLANS[row.model_type](builder, tensors, config)
     return builder

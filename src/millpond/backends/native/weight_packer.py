@@ -99,8 +99,8 @@ class WeightPacker:
     @property
     def numbers(self) -> int:
         """Of all weights."""
-        structs_ = (packing.target for packing in self._packings if packing.kind != "table")
-        return sum(struct.out * struct.in_ for struct in structs_)
+        weights = (packing.target for packing in self._packings if packing.kind != "table")
+        return sum(weight.out * weight.in_ for weight in weights)
 
     def weight(
         self,
@@ -109,6 +109,7 @@ class WeightPacker:
         piece: int | None = None,
         adapter: LowRank | None = None,
         mlp: bool = False,
+        exact: bool = False,
     ) -> structs.Weight:
         """Linear layers side by side, with the second factors of an adapter behind them.
 
@@ -118,6 +119,7 @@ class WeightPacker:
             piece: Inner numbers after which zeros fill up to a multiple of UNIT; ``None``: all.
             adapter: Its second factors follow.
             mlp: Whether it belongs to a feed forward.
+            exact: It is never in eight bits.
         """
         weights = tuple(part.weight for part in parts)
         order = padded_rows(sum(weight.shape[0] for weight in weights)) if order is None else order
@@ -131,7 +133,7 @@ class WeightPacker:
         if any(part.bias is not None for part in parts):
             bias = np.concatenate([*(self._bias_of(part) for part in parts), [0]])[order]
         struct = structs.Weight(bias=self.floats(bias), out=len(order), in_=sum(part.count for part in rows))
-        int8 = self._kernels.int8 == "all" or (mlp and self._kernels.int8 == "feeds")
+        int8 = not exact and (self._kernels.int8 == "all" or (mlp and self._kernels.int8 == "feeds"))
         packing = _Packing(rows=tuple(rows), target=struct, field="units", kind="int8" if int8 else "weight")
         self._packings.append(packing)
         return struct
@@ -145,8 +147,9 @@ class WeightPacker:
 
     def low_weight(self, adapter: LowRank, *, piece: int | None = None) -> structs.Weight:
         """The first factors of a weight's adapters as a weight of its own."""
-        if self.low > adapter.down.shape[1]:  # behind the queries stand as many columns of keys
-            raise NotSupported(f"{self._adapters} adapters of rank {self._rank} for {adapter.down.shape[1]} columns")
+        columns = adapter.down.shape[1]
+        if self.low > padded(columns):  # behind the queries stand as many columns of keys
+            raise NotSupported(f"{self._adapters} adapters of rank {self._rank} for {columns} columns")
         return self.weight(Linear(weight=tensor_of(adapter.down)), piece=piece)
 
     def table(self, table: StoredTensor, target: Any, field: str) -> None:
@@ -171,6 +174,10 @@ class WeightPacker:
     def floats(self, numbers: Floats | None) -> int | None:
         """The address of numbers in float32."""
         return None if numbers is None else self._kept(np.ascontiguousarray(numbers, dtype=np.float32))
+
+    def integers(self, numbers: npt.NDArray[np.int32]) -> int:
+        """The address of numbers in int32."""
+        return self._kept(np.ascontiguousarray(numbers, dtype=np.int32))
 
     def pack(self) -> None:
         """Pack all weights into one piece of memory, in the order of their use."""
@@ -215,7 +222,7 @@ class WeightPacker:
             at += rows.count * 2 * self._kernels.lanes * self._kernels.itemsize
             del kept
             for part in rows.parts:
-                _release(part.stored)
+                release(part.stored)
 
     def _bytes(self, packing: _Packing) -> int:
         """Of a packing, up to the next one."""
@@ -225,7 +232,11 @@ class WeightPacker:
 
     def _unit_bytes(self, packing: _Packing) -> int:
         out, into = len(packing.rows[0].order), sum(rows.count for rows in packing.rows)
-        return out * -(-into // _CODE_PANEL) * _CODE_PANEL if packing.kind == "int8" else out * into * self._kernels.itemsize
+        return (
+            out * -(-into // _CODE_PANEL) * _CODE_PANEL
+            if packing.kind == "int8"
+            else out * into * self._kernels.itemsize
+        )
 
     def _bias_of(self, part: Linear) -> Floats:
         """Zeros if a linear layer has none."""
@@ -241,9 +252,9 @@ def _sources(rows: _Rows) -> tuple[int, npt.NDArray[np.intp], Sequence[Any]]:
     same = all(part.dtype == "bfloat16" for part in rows.parts)
     addresses, kept = [], []
     for part in rows.parts:
-        wanted = "bfloat16" if same else "float32"
-        numbers = part.stored if part.dtype == wanted else part.float32()
-        chosen = part.rows if part.dtype == wanted and part.rows is not None else np.arange(len(numbers))
+        as_it_is = type(part) is StoredTensor and part.dtype == ("bfloat16" if same else "float32")
+        numbers = part.stored if as_it_is else part.float32()
+        chosen = part.rows if as_it_is and part.rows is not None else np.arange(len(numbers))
         assert numbers.strides[1] == numbers.itemsize, "rows are contiguous"
         addresses.append(numbers.ctypes.data + numbers.strides[0] * chosen)
         kept.append(numbers)
@@ -251,7 +262,7 @@ def _sources(rows: _Rows) -> tuple[int, npt.NDArray[np.intp], Sequence[Any]]:
     return structs.STORED_BFLOAT16 if same else structs.STORED_FLOAT32, found, kept
 
 
-def _release(array: npt.NDArray[Any]) -> None:
+def release(array: npt.NDArray[Any]) -> None:
     """Give the pages of a mapped file back that were read; the system reads them again where they are used again."""
     base: Any = array
     while isinstance(base, np.ndarray) and base.base is not None:

@@ -1,4 +1,4 @@
-"""Adapters of jina-embeddings-v3: the factors of all of a matrix's adapters side by side, from a checkpoint's tensors."""
+"""Adapters of jina-embeddings-v3: the factors of all adapters of a matrix side by side, from tensors."""
 
 from __future__ import annotations
 

@@ -54,15 +54,21 @@ class _Decoder:
                     biased=biased or "qkv" in self.traits.biases,
                 )
                 for letter, heads in shapes.items()
-            )
+            ),
+            dim=self._dim,
+            turned=self._heads + self._kv_heads,
         )
-        sizes = {"heads": self._heads, "kv_heads": self._kv_heads, "dim": self._dim}
-        norms = [self.norm(f"{layer}self_attn.{letter}_norm", self._dim) for letter in "qk" * self.traits.head_norms]
+        sizes: dict[str, Any] = {"heads": self._heads, "kv_heads": self._kv_heads, "dim": self._dim}
+        norms = [
+            self.norm(f"{layer}self_attn.{letter}_norm", self._dim, of_heads=True)
+            for letter in "qk" * self.traits.head_norms
+        ]
         kind = self._config["layer_types"][i] if "layer_types" in self._config else ""
-        builder.rotary(**sizes, **dict(zip(("norm", "key_norm"), norms, strict=False)), rotation=self._rotation(kind))
+        norm, key_norm = norms or (None, None)
+        builder.rotary(**sizes, norm=norm, key_norm=key_norm, rotation=self._rotation(kind))
         builder.attention(**sizes, **self._masking(kind))
         o_proj = self._tensors.linear(f"{layer}self_attn.o_proj", hidden, self._heads * self._dim, biased=biased)
-        builder.o_proj(o_proj, add=not self.traits.sandwich, branch=self.traits.sandwich)
+        builder.o_proj(o_proj, dim=self._dim, add=not self.traits.sandwich, branch=self.traits.sandwich)
 
     def feed(self, i: int) -> None:
         """The feed forward and its residual. Gemma 2 and 3 also have a norm after each half of the layer."""
@@ -82,11 +88,11 @@ class _Decoder:
         if sandwich:
             self._builder.norm(self.norm(f"{layer}post_feedforward_layernorm", hidden), hidden, branch=True)
 
-    def norm(self, name: str, columns: int) -> structs.NormWeights:
+    def norm(self, name: str, columns: int, *, of_heads: bool = False) -> structs.NormWeights:
         """The weights of an RMS norm."""
         weight = self._tensors.take(f"{name}.weight", columns)
-        epsilon = float(self._config["rms_norm_eps"])
-        return self._builder.rms_norm(weight, epsilon, offset=1.0 if self.traits.centred else 0.0)
+        epsilon, offset = float(self._config["rms_norm_eps"]), 1.0 if self.traits.centred else 0.0
+        return self._builder.rms_norm(weight, epsilon, offset=offset, of_heads=of_heads)
 
     def _rotation(self, kind: str) -> Rotation:
         if not self.traits.rotary_by_kind:

@@ -24,16 +24,15 @@ def modernbert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str,
     norm("embeddings.norm", keep=True)
     kinds: list[str] = config["layer_types"]
     rotations = {kind: rotation_of(config["rope_parameters"][kind], dim) for kind in dict.fromkeys(kinds)}
-    sizes = {"heads": heads, "kv_heads": heads, "dim": dim}
     for i, kind in enumerate(kinds):
         layer, biased = f"layers.{i}.", config["attention_bias"]
         if i:  # before its attention the first layer has no norm: the states are those of the embeddings already
             norm(f"{layer}attn_norm")
-        builder.heads(tensors.linear(f"{layer}attn.Wqkv", 3 * hidden, hidden, biased=biased))
-        builder.rotary(**sizes, rotation=rotations[kind])
+        builder.heads(tensors.linear(f"{layer}attn.Wqkv", 3 * hidden, hidden, biased=biased), dim=dim, turned=2 * heads)
+        builder.rotary(heads=heads, kv_heads=heads, dim=dim, rotation=rotations[kind])
         window = config["sliding_window"] + 1 if kind == "sliding_attention" else None
-        builder.attention(**sizes, scale=dim**-0.5, window=window)
-        builder.o_proj(tensors.linear(f"{layer}attn.Wo", hidden, hidden, biased=biased), add=True)
+        builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, window=window)
+        builder.o_proj(tensors.linear(f"{layer}attn.Wo", hidden, hidden, biased=biased), dim=dim, add=True)
         norm(f"{layer}mlp_norm")
         _feed(builder, tensors, config, f"{layer}mlp.")
     norm("final_norm")

@@ -76,9 +76,9 @@ class PostNormLayer:
         """Attention, its residual and norm."""
         names, hidden, builder = self._names, self._hidden, self._builder
         dim = hidden // heads
-        builder.heads(*(self._linear(name, hidden, hidden) for name in (names.query, names.key, names.value)))
+        builder.heads(*(self._linear(name, hidden, hidden) for name in (names.query, names.key, names.value)), dim=dim)
         builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, distances=distances)
-        builder.o_proj(self._linear(names.attention_out, hidden, hidden))
+        builder.o_proj(self._linear(names.attention_out, hidden, hidden), dim=dim)
         self._norm(names.attention_norm, epsilon)
 
     def feed(self, inner: int, activation: str, epsilon: float) -> None:

@@ -10,6 +10,7 @@ from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.post_norm import layer_norm
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.backends.native.rotation import Rotation, rotation_of
+from millpond.backends.native.weight_packer import LowRank
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 # The linear layers that have a bias.
@@ -48,8 +49,8 @@ def jina_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
             up,
             down,
             config["hidden_act"],
-            adapter=adapters and adapters.linear(builder, f"encoder.{name}mlp.fc1", inner, hidden),
-            down_adapter=adapters and adapters.linear(builder, f"encoder.{name}mlp.fc2", hidden, inner),
+            adapter=layers.adapter(f"{name}mlp.fc1", inner, hidden),
+            down_adapter=layers.adapter(f"{name}mlp.fc2", hidden, inner),
         )
         layers.norm(f"{name}post_mlp_layernorm")
     if adapters is not None:
@@ -94,21 +95,23 @@ class _Layers:
         builder, tensors, hidden, width = self._builder, self._tensors, self._hidden, self._heads * self._dim
         builder.heads(
             *(tensors.linear(layer + name, width, hidden, biased=name in biases) for name in _QKV),
-            adapter=self._adapters and self._adapters.linear(builder, f"encoder.{layer}mixer.Wqkv", 3 * width, hidden),
+            dim=self._dim,
+            turned=2 * self._heads,
+            adapter=self.adapter(f"{layer}mixer.Wqkv", 3 * width, hidden),
         )
         builder.rotary(heads=self._heads, kv_heads=self._heads, dim=self._dim, rotation=self._rotation)
-        builder.attention(
-            heads=self._heads,
-            kv_heads=self._heads,
-            dim=self._dim,
-            scale=self._dim**-0.5,
-        )
+        builder.attention(heads=self._heads, kv_heads=self._heads, dim=self._dim, scale=self._dim**-0.5)
         name = "self_attn.o_proj"
         builder.o_proj(
             tensors.linear(layer + name, hidden, width, biased=name in biases),
-            adapter=self._adapters and self._adapters.linear(builder, f"encoder.{layer}mixer.out_proj", hidden, width),
+            dim=self._dim,
+            adapter=self.adapter(f"{layer}mixer.out_proj", hidden, width),
         )
         self.norm(f"{layer}post_attention_layernorm")
+
+    def adapter(self, key: str, out: int, into: int) -> LowRank | None:
+        """That of a linear layer."""
+        return None if self._adapters is None else self._adapters.linear(self._builder, f"encoder.{key}", out, into)
 
     def norm(self, name: str, *, residual: bool = True) -> None:
         """A layer norm, of the sums and the layer's input."""
