@@ -55,6 +55,8 @@ class Engine(TaskMethods):
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu), a torch device, or several devices of one kind
             (``["cuda:0", "cuda:1"]``): each gets a replica of the model, and all take batches from one queue.
+        backend: ``auto``, ``native`` (compiled kernels, without torch) or ``torch`` (the reference, and GPUs). ``auto``
+            is native on a CPU where it can run; ``millpond models MODEL`` says which, and why.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``. ``auto`` is half precision on a GPU, bfloat16 on a
             CPU with bfloat16 hardware, else float32. Pooling and heads always run in float32.
         max_length: Most tokens per text, special tokens and prompt included; the checkpoint's own by default.
@@ -90,6 +92,7 @@ class Engine(TaskMethods):
         *,
         revision: str | None = None,
         device: str | Sequence[str] = "auto",
+        backend: str = "auto",
         dtype: str = "auto",
         max_length: int | None = None,
         pooling: str | None = None,
@@ -109,6 +112,7 @@ class Engine(TaskMethods):
             model=os.fspath(model) if isinstance(model, os.PathLike) else model,
             revision=revision,
             device=device,
+            backend=backend,
             dtype=dtype,
             max_length=max_length,
             pooling=pooling,

@@ -22,7 +22,7 @@ from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.tasks import Task
 from millpond.values.config import EngineConfig
 from millpond.values.spec import ModelSpec
@@ -56,6 +56,15 @@ class Replicas:
 def describe(config: EngineConfig) -> ModelSpec:
     """The spec that an engine of this configuration would have; no weights are read."""
     return _read(config)[0].spec
+
+
+def backend_of(config: EngineConfig) -> str:
+    """The backend that an engine of this configuration would have, and why, for people; no weights are read."""
+    try:
+        choice = choose.choose(_read(config)[0], config)
+    except ModelLoadError as error:
+        return f"none here: {error}"
+    return f"{choice.backend} ({choice.reason})"
 
 
 def read_model(config: EngineConfig) -> LoadedModel:

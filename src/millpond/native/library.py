@@ -74,6 +74,7 @@ class KernelTable(ctypes.Structure):
             *("attention_bfloat16", "attention_workspace_bfloat16"),
             *("pack_rows_float32", "pack_rows_bfloat16", "pack_rows_int8"),
             "pack_weight_int8",
+            *("head_product", "gelu", "vocabulary_float32", "vocabulary_bfloat16"),
         )
     ]
     pack_int8: Any
@@ -102,6 +103,10 @@ class KernelTable(ctypes.Structure):
     pack_rows_bfloat16: Any
     pack_rows_int8: Any
     pack_weight_int8: Any
+    head_product: Any
+    gelu: Any
+    vocabulary_float32: Any
+    vocabulary_bfloat16: Any
 
 
 def source_hash() -> int:

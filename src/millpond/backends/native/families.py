@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from millpond.backends.kernel_check import disabled
 from millpond.backends.native.encoder import NativeEncoder
-from millpond.backends.native.kernels import Int8, Kernels, Precision, kernels_of
+from millpond.backends.native.kernels import Int8, Kernels, Precision, encoder_name, kernels_of, missing_kernels
 from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.post_norm import bert_plan
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
 from millpond.backends.native.weight_packer import NotSupported
@@ -16,7 +18,6 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.weights import StoredTensor, stored_tensors
-from millpond.native import library
 
 
 def build_encoder(
@@ -31,7 +32,10 @@ def build_encoder(
     """
     kernels = kernels_of(dtype, int8=int8)
     if kernels is None:
-        raise NotSupported(library.absent() or f"this processor has no kernels for {dtype} with int8 {int8!r}")
+        raise NotSupported(str(missing_kernels(dtype, int8)))
+    wrong = disabled(encoder_name(dtype, int8))
+    if wrong is not None:
+        raise NotSupported(f"the kernel of the {encoder_name(dtype, int8)} {wrong}")
     stored = stored_tensors(checkpoint.layout.transformer)
     return encoder_of(stored, checkpoint, architecture, kernels)
 
@@ -68,9 +72,13 @@ _NO_KERNELS = Kernels(dtype="float32", pack=None, encode=None, workspace=None, l
 def _steps(architecture: Architecture) -> _Steps:
     if architecture.encoder is not None:
         return bert_plan
+    if architecture.model_type == "deberta-v2":
+        return deberta_plan
     raise NotSupported(f"{architecture.prefix} has no native plan")
 
 
 def _prefix(architecture: Architecture) -> str:
     """The backbone's name within a class with a head."""
+    if architecture.model_type == "deberta-v2":
+        return "deberta"
     return "model" if architecture.encoder is None else architecture.encoder.prefix

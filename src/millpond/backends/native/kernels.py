@@ -57,3 +57,14 @@ def kernels_of(dtype: Precision, highest: str | None = None, *, int8: Int8 = "no
         int8=int8,
         tiles=dtype == "bfloat16" and bool(table.attention_bfloat16),
     )
+
+
+def missing_kernels(dtype: Precision, int8: Int8) -> str | None:
+    """Why this processor runs no plan in a precision; ``None`` if it does."""
+    if (absent := library.absent()) is not None:
+        return f"no compiled kernels: {absent}"
+    if kernels_of(dtype) is None:
+        return f'this processor has no kernels for {dtype}; dtype="float32" has them'
+    if kernels_of(dtype, int8=int8) is None:
+        return "this processor has no kernels for weights in eight bits, which need AVX512"
+    return None

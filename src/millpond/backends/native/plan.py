@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.backends.native import structs
+from millpond.backends.native.distances import DistanceTerms, by_head
 from millpond.backends.native.kernels import Kernels
 from millpond.backends.native.rotation import Rotation
 from millpond.backends.native.weight_packer import UNIT, Floats, Linear, LowRank, NotSupported, WeightPacker, tensor_of
@@ -147,19 +148,15 @@ class PlanBuilder:
         causal: bool = False,
         window: int | None = None,
         softcap: float | None = None,
-        distances: Floats | None = None,  # [heads, 2 reach - 1]
+        distances: Floats | DistanceTerms | None = None,  # [heads, 2 reach - 1]
         last: bool,
     ) -> None:
         """Attention, ``queries = attention``; ``last``: of the model's last layer.
 
-        ``window`` counts positions in each direction, the own one included.
+        ``window`` counts positions in each direction, the own one included. ``distances`` are added to the scores by
+        the distance of query and key; beside DeBERTa's terms there is neither window nor softcap.
         """
         self._packer.columns(dim)
-        reach, padded = 0, None
-        if distances is not None:
-            reach = (distances.shape[1] + 1) // 2
-            padded = self._packer.floats(np.pad(distances.reshape(-1), (0, UNIT)))
-            self._bound(reach)
         before = (1 << 40) if window is None else window - 1
         self._add(
             kind=structs.ATTENTION,
@@ -170,9 +167,8 @@ class PlanBuilder:
             before=before,
             after=0 if causal else before,
             softcap=softcap or 0.0,
-            distances=padded,
-            reach=reach,
             last=last,
+            **self._distances(distances, heads),
         )
 
     def o_proj(self, part: Linear, *, add: bool = False, branch: bool = False, adapter: LowRank | None = None) -> None:
@@ -265,6 +261,23 @@ class PlanBuilder:
             rotations=tuple(dict.fromkeys(self._rotations.values())),
             owned=(memory, steps, *self._packer.owned),
         )
+
+    def _distances(self, added: Floats | DistanceTerms | None, heads: int) -> dict[str, Any]:
+        """The fields of an attention that adds to its scores by distance."""
+        if added is None:
+            return {}
+        if not isinstance(added, DistanceTerms):
+            reach = (added.shape[1] + 1) // 2
+            self._bound(reach)
+            return {"distances": self._packer.floats(np.pad(added.reshape(-1), (0, UNIT))), "reach": reach}
+        own = added.columns
+        fields: dict[str, Any] = {"columns": own.rows.shape[1], "reach": own.reach}
+        sides = (("key_columns", "weight", added.keys), ("query_columns", "down", added.queries))
+        for (columns, weight, table), places, rows in zip(sides, own.columns, own.rows, strict=True):
+            if table is not None:
+                fields[columns] = self._packer.integers(places)
+                fields[weight] = self._packer.weight(Linear(weight=by_head(table, rows, heads)), exact=True)
+        return fields
 
     def _add(self, **fields: Any) -> None:
         self._steps.append(structs.Step(**fields))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,6 +11,7 @@ import numpy.typing as npt
 
 from millpond.backends.native import structs
 from millpond.backends.native.weight_packer import NotSupported
+from millpond.support.fork import ProcessLock
 
 # Positions that a table has at first. A model may have a million, and most texts are short.
 _FIRST = 512
@@ -30,7 +30,7 @@ class Rotation:
         self._frequencies, self._scale = frequencies, np.float32(scale)
         self._steps: list[structs.Step] = []
         self._tables: list[Floats] = []
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self.positions = 0
         self.cover(_FIRST)
 

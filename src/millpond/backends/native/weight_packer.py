@@ -90,10 +90,12 @@ class WeightPacker:
         order: npt.NDArray[np.intp] | None = None,
         adapter: LowRank | None = None,
         mlp: bool = False,
+        exact: bool = False,
     ) -> structs.Weight:
         """Linear layers side by side, with the second factors of an adapter behind them.
 
-        ``order`` gives for each column its row in the layers' weights, one below the other.
+        ``order`` gives for each column its row in the layers' weights, one below the other. An ``exact`` weight is
+        never in eight bits.
         """
         weights = tuple(part.weight for part in parts)
         pieces = [_Piece(parts=weights, order=order, count=weights[0].shape[1])]
@@ -106,7 +108,8 @@ class WeightPacker:
         if any(part.bias is not None for part in parts):
             bias = np.concatenate([self._bias_of(part) for part in parts])
             bias = bias if order is None else bias[order]
-        return self._packed(pieces, bias, mlp=mlp)
+        int8 = not exact and (self._kernels.int8 == "all" or (mlp and self._kernels.int8 == "feeds"))
+        return self._packed(pieces, bias, int8=int8)
 
     def gated(self, gate: Linear, up: Linear) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
@@ -129,7 +132,7 @@ class WeightPacker:
             return None
         numbers = np.ascontiguousarray(table.float32() if self._is_float32 else table.bfloat16())
         if not np.shares_memory(numbers, table.stored):
-            _release(table.stored)
+            release(table.stored)
         return self._kept(numbers)
 
     def numbers_of(self, tensor: StoredTensor) -> Floats:
@@ -141,6 +144,10 @@ class WeightPacker:
     def floats(self, numbers: Floats | None) -> int | None:
         """The address of numbers in float32."""
         return None if numbers is None else self._kept(np.ascontiguousarray(numbers, dtype=np.float32))
+
+    def integers(self, numbers: npt.NDArray[np.int32]) -> int:
+        """The address of numbers in int32."""
+        return self._kept(np.ascontiguousarray(numbers, dtype=np.int32))
 
     def columns(self, columns: int) -> int:
         """A number of columns that the kernels compute."""
@@ -165,12 +172,11 @@ class WeightPacker:
     def _is_float32(self) -> bool:
         return self._kernels.dtype == "float32"
 
-    def _packed(self, pieces: Sequence[_Piece], bias: Floats | None, *, mlp: bool) -> structs.Weight:
+    def _packed(self, pieces: Sequence[_Piece], bias: Floats | None, *, int8: bool) -> structs.Weight:
         rows = pieces[0].order
         out = sum(part.shape[0] for part in pieces[0].parts) if rows is None else len(rows)
         into = sum(piece.count for piece in pieces)
         struct = structs.Weight(bias=self.floats(bias), out=self.columns(out), in_=self.columns(into))
-        int8 = self._kernels.int8 == "all" or (mlp and self._kernels.int8 == "feeds")
         if int8:
             struct.scales = self.floats(np.empty((1 + -(-into // _CHUNK), out), np.float32))
         self._weights.append(_Packing(struct=struct, pieces=tuple(pieces), int8=int8))
@@ -197,7 +203,7 @@ class WeightPacker:
             (self._kernels.pack_int8 if packing.int8 else self._kernels.pack)(ctypes.addressof(call))
             at += piece.count * 2 * self._kernels.lanes * self._kernels.itemsize
             for part in piece.parts:
-                _release(part.stored)
+                release(part.stored)
 
     def _sources(self, parts: Sequence[StoredTensor]) -> tuple[int, list[npt.NDArray[Any]]]:
         """What a weight is packed from: the mapped numbers, if all parts have them in the same known precision."""
@@ -227,7 +233,7 @@ def _addresses(array: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
     return array.ctypes.data + array.strides[0] * np.arange(len(array), dtype=np.intp)
 
 
-def _release(array: npt.NDArray[Any]) -> None:
+def release(array: npt.NDArray[Any]) -> None:
     """Give the pages of a mapped file back that were read; the system reads them again where they are used again."""
     base = array
     while isinstance(base, np.ndarray) and base.base is not None:

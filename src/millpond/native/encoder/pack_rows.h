@@ -46,7 +46,7 @@ MILLPOND_INLINE void read_piece(const PackRowsCall& call, int64_t column, int64_
     convert(numbers, kPiece, to);
     return;
   }
-  std::memcpy(numbers, begin, count * sizeof(Stored));
+  if (count > 0) std::memcpy(numbers, begin, count * sizeof(Stored));
   convert(numbers, count, to);
   for (int64_t i = count; i < kPiece; i++) to[i] = State{};
 }
