@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, processors
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
 # Qwen2's words: contractions, letters with one sign before them, single digits, signs, line ends, blanks.
 _QWEN_WORDS = (
@@ -45,6 +45,7 @@ class TokenizerClass:
     process: Callable[[Tokenizer, Setup], Any] | None = None  # its post-processor; `None`: the file's
     replaces: bool = True  # whether its post-processor replaces the file's
     typed: bool = False  # whether it returns token types
+    spaced_mask: bool = False  # the mask takes the space before it, and special tokens are found in normalized texts
     # Given the vocabulary of a Unigram and the id that its file has: the id of the unknown piece
     unknown: Callable[[list[tuple[str, float]], Mapping[str, str], int], int] | None = None
     # Given SentencePiece's pieces and the roles: the vocabulary
@@ -59,10 +60,12 @@ def _bert(tokenizer: Tokenizer, setup: Setup) -> None:
         lowercase=setup.get("do_lower_case", True),
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
 
 
 def _byte_level(tokenizer: Tokenizer, setup: Setup) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(setup.get("add_prefix_space", False)))
+    tokenizer.decoder = decoders.ByteLevel()
 
 
 def _qwen(tokenizer: Tokenizer, setup: Setup) -> None:
@@ -72,6 +75,7 @@ def _qwen(tokenizer: Tokenizer, setup: Setup) -> None:
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [words, pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)]
     )
+    tokenizer.decoder = decoders.ByteLevel()
 
 
 def _llama(tokenizer: Tokenizer, setup: Setup) -> None:
@@ -79,17 +83,20 @@ def _llama(tokenizer: Tokenizer, setup: Setup) -> None:
     if not setup.get("add_prefix_space", True):
         scheme = "never"
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
+    steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, *([] if scheme == "never" else [decoders.Strip(" ", 1, 0)])])
 
 
 def _gemma(tokenizer: Tokenizer, setup: Setup) -> None:
     tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
     tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous", invert=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
 
 
 def _xlm_roberta(tokenizer: Tokenizer, setup: Setup) -> None:
     if setup.charsmap is not None:
         tokenizer.normalizer = normalizers.Precompiled(setup.charsmap)
-    tokenizer.pre_tokenizer = _words_and_spaces(setup)
+    _split_words(tokenizer, setup)
 
 
 def _albert(tokenizer: Tokenizer, setup: Setup) -> None:
@@ -101,13 +108,14 @@ def _albert(tokenizer: Tokenizer, setup: Setup) -> None:
     if setup.charsmap is not None:
         steps.append(normalizers.Precompiled(setup.charsmap))
     tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = _words_and_spaces(setup)
+    _split_words(tokenizer, setup)
 
 
-def _words_and_spaces(setup: Setup) -> Any:
+def _split_words(tokenizer: Tokenizer, setup: Setup) -> None:
     scheme = "always" if setup.get("add_prefix_space", True) else "never"
     space = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
-    return pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
+    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
 
 
 def _deberta(tokenizer: Tokenizer, setup: Setup) -> None:
@@ -118,6 +126,7 @@ def _deberta(tokenizer: Tokenizer, setup: Setup) -> None:
     parts: list[Any] = [pre_tokenizers.Punctuation("isolated")] if setup.get("split_by_punct", False) else []
     parts.append(pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme))
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
 
 
 def _in_brackets(tokenizer: Tokenizer, setup: Setup) -> Any:
@@ -126,7 +135,7 @@ def _in_brackets(tokenizer: Tokenizer, setup: Setup) -> Any:
     return processors.TemplateProcessing(
         single=f"{cls}:0 $A:0 {sep}:0",
         pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (cls, sep)],
+        special_tokens=_numbered(tokenizer, setup, "cls_token", "sep_token"),
     )
 
 
@@ -144,8 +153,13 @@ def _mpnet_ends(tokenizer: Tokenizer, setup: Setup) -> Any:
 
 
 def _ends(tokenizer: Tokenizer, setup: Setup, *, trim_offsets: bool, add_prefix_space: bool) -> Any:
-    sep, cls = ((token, tokenizer.token_to_id(token)) for token in (setup.roles["sep_token"], setup.roles["cls_token"]))
+    sep, cls = _numbered(tokenizer, setup, "sep_token", "cls_token")
     return processors.RobertaProcessing(sep, cls, trim_offsets, add_prefix_space)
+
+
+def _numbered(tokenizer: Tokenizer, setup: Setup, *roles: str) -> list[tuple[str, int]]:
+    """The tokens of roles with their ids; they were added to the vocabulary before."""
+    return [(setup.roles[role], tokenizer.token_to_id(setup.roles[role]) or 0) for role in roles]
 
 
 def _xlm_roberta_ends(tokenizer: Tokenizer, setup: Setup) -> Any:
@@ -153,7 +167,7 @@ def _xlm_roberta_ends(tokenizer: Tokenizer, setup: Setup) -> Any:
     return processors.TemplateProcessing(
         single=[bos, "$A", eos],
         pair=[bos, "$A", eos, eos, "$B", eos],
-        special_tokens=[(token, tokenizer.token_to_id(token)) for token in (bos, eos)],
+        special_tokens=_numbered(tokenizer, setup, "bos_token", "eos_token"),
     )
 
 
@@ -195,6 +209,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         roles={**_ROBERTA, "unk_token": "[UNK]"},
         arrange=_bert,
         process=_mpnet_ends,
+        spaced_mask=True,
     ),
     "RobertaTokenizer": TokenizerClass(
         model="BPE",

@@ -9,12 +9,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, models, normalizers, processors
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from millpond.checkpoints.tokenizers import sentencepiece
 from millpond.checkpoints.tokenizers.classes import GENERIC, Setup
 from millpond.checkpoints.tokenizers.sentencepiece import SentencePieceModel
-from millpond.checkpoints.tokenizers.settings import ROLES, NotBuilt, Settings, read_settings
+from millpond.checkpoints.tokenizers.settings import ROLES, NotBuiltError, Settings, read_settings
 from millpond.errors import ModelLoadError
 
 
@@ -26,6 +26,7 @@ class TokenizerFile:
     limit: int | None  # `model_max_length`; `None` if no file has it
     specials: Mapping[str, str]  # special tokens by role (`cls_token` and so on)
     typed: bool  # whether the class returns token types
+    cleans_up: bool = False  # whether a decoded text loses the spaces before its signs
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,12 +45,12 @@ def read_tokenizer(folder: Path) -> TokenizerFile:
     """The tokenizer in ``folder``.
 
     Raises:
-        NotBuilt: It is of a class, or has a setting, that is not known here; transformers may read it.
+        NotBuiltError: It is of a class, or has a setting, that is not known here; transformers may read it.
         ModelLoadError: A file is damaged.
     """
     try:
         return _read(folder)
-    except (NotBuilt, ModelLoadError):
+    except (NotBuiltError, ModelLoadError):
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError) as error:
         raise ModelLoadError(f"{folder} has no tokenizer that can be read here: {error}") from error
@@ -90,6 +91,7 @@ def _read(folder: Path) -> TokenizerFile:
         limit=None if limit is None else int(limit),
         specials={role: texts[role] for role in (*ROLES, *texts) if role in texts},
         typed=kind.typed if names is None else "token_type_ids" in names,
+        cleans_up=bool(setup.get("clean_up_tokenization_spaces", False)) and type(backend.model).__name__ != "BPE",
     )
 
 
@@ -131,7 +133,7 @@ def _from_json(path: Path, settings: Settings) -> _Source:
         return _Source(tokenizer=tokenizer, from_json=True, added=added)
     model: Any = tokenizer.model
     if type(model).__name__ != kind.model:
-        raise NotBuilt(f"tokenizer.json holds a {type(model).__name__}, and its class takes a {kind.model}")
+        raise NotBuiltError(f"tokenizer.json holds a {type(model).__name__}, and its class takes a {kind.model}")
     roles = {role: str(token) for role, token in settings.roles.items()}
     if kind.model == "WordPiece":
         model.unk_token, model.continuing_subword_prefix, model.max_input_chars_per_word = roles["unk_token"], "##", 100
@@ -168,7 +170,7 @@ def _from_vocabulary(folder: Path, settings: Settings) -> _Source:
     paths = [folder / name for name in kind.vocabulary]
     if not all(path.is_file() for path in paths):
         files = " and ".join(kind.vocabulary)
-        raise NotBuilt(f"it has neither tokenizer.json nor {files}, which its class reads")
+        raise NotBuiltError(f"it has neither tokenizer.json nor {files}, which its class reads")
     roles = {role: str(token) for role, token in settings.roles.items()}
     if kind.model == "WordPiece":
         vocabulary = models.WordPiece.read_file(str(paths[0]))
@@ -195,7 +197,7 @@ def _from_sentencepiece(model: SentencePieceModel, settings: Settings, roles: Ma
         options["byte_fallback"] = model.byte_fallback
     if kind is GENERIC and model.kind == sentencepiece.UNIGRAM:
         if settings.added:
-            raise NotBuilt("tokenizer_config.json has added_tokens_decoder beside a model of SentencePiece")
+            raise NotBuiltError("tokenizer_config.json has added_tokens_decoder beside a model of SentencePiece")
         tokenizer = Tokenizer(models.Unigram(pieces, model.unknown, model.byte_fallback))
     else:
         vocabulary = {piece: number for number, (piece, _) in enumerate(pieces)}
@@ -206,6 +208,8 @@ def _from_sentencepiece(model: SentencePieceModel, settings: Settings, roles: Ma
     if kind is GENERIC:
         steps: list[Any] = [] if model.charsmap is None else [normalizers.Precompiled(model.charsmap)]
         tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
+        fallback: list[Any] = [decoders.ByteFallback(), decoders.Fuse()] if model.byte_fallback else []
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), *fallback])
         return _Source(tokenizer=tokenizer, from_json=False, extra=extra, roles=model.roles)
     return _Source(tokenizer=tokenizer, from_json=False, extra=extra)
 

@@ -38,7 +38,7 @@ def read_sentencepiece(path: Path) -> SentencePieceModel:
     try:
         return _read(path.read_bytes())
     except (OSError, ValueError, IndexError, struct.error) as error:
-        raise ModelLoadError(f"{path} is no model of SentencePiece: {error or type(error).__name__}") from error
+        raise ModelLoadError(f"{path} is no model of SentencePiece: {error}") from error
 
 
 def _read(data: bytes) -> SentencePieceModel:

@@ -33,7 +33,7 @@ _BY_FAMILY = {
 _ALWAYS = ("qwen2", "modernbert", "internlm2", "jamba")
 
 
-class NotBuilt(Exception):
+class NotBuiltError(Exception):
     """Why a tokenizer is not built here."""
 
 
@@ -49,12 +49,12 @@ class Settings:
 
 
 def read_settings(folder: Path) -> Settings:
-    """The settings in ``folder``; raises NotBuilt for a class or a setting that is not known here."""
+    """The settings in ``folder``; raises NotBuiltError for a class or a setting that is not known here."""
     fields = read_json_object(folder / "tokenizer_config.json", optional=True)
     kind = _class_of(read_json_object(folder / "config.json", optional=True), fields, folder)
     held = [name for name in _OTHER_WAYS if fields.get(name)]
     if held:
-        raise NotBuilt(f"tokenizer_config.json has {held[0]}")
+        raise NotBuiltError(f"tokenizer_config.json has {held[0]}")
     if not fields.get("extra_special_tokens") and "additional_special_tokens" in fields:
         fields["extra_special_tokens"] = fields.pop("additional_special_tokens")
     declared = fields.get("added_tokens_decoder")
@@ -69,7 +69,12 @@ def read_settings(folder: Path) -> Settings:
         roles |= extra
         extra = None
     by_text = {token.content: token for token in (added or {}).values()}
-    named = {**kind.roles, **roles}
+    named: dict[str, Any] = {**kind.roles, **roles}
+    if kind.spaced_mask:
+        plain = {role: token for role, token in named.items() if role in ROLES and isinstance(token, str)}
+        named |= {
+            role: by_text.get(token) or AddedToken(token, lstrip=role == "mask_token") for role, token in plain.items()
+        }
     order = [*ROLES, *(name for name in named if name not in ROLES)]
     return Settings(
         kind=kind,
@@ -93,7 +98,7 @@ def _class_of(config: Mapping[str, Any], fields: Mapping[str, Any], folder: Path
     if generic and not remote:
         return GENERIC
     if name not in CLASSES:
-        raise NotBuilt(f"its class is {name}")
+        raise NotBuiltError(f"its class is {name}")
     return CLASSES[name]
 
 
