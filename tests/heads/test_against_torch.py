@@ -365,8 +365,11 @@ def test_token_vectors(write, tmp_path):
 @pytest.mark.parametrize("strategy", ["max", "sum"])
 @pytest.mark.parametrize("family", ["bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "modernbert"])
 def test_splade(family, strategy, activation, tmp_path):
+    """Of 48 columns, and of a multiple of 32."""
     names = {"dim": 64, "n_heads": 2, "hidden_dim": 96} if family == "distilbert" else WIDE
-    assert_same(write_splade(tmp_path / "model", family, strategy=strategy, activation=activation, config=names))
+    for config in ({}, names):
+        folder = tmp_path / str(len(config))
+        assert_same(write_splade(folder, family, strategy=strategy, activation=activation, config=config))
 
 
 def test_splade_in_groups_of_texts(tmp_path, monkeypatch):
@@ -388,12 +391,11 @@ def test_splade_of_an_untied_decoder_and_older_names(tmp_path):
         build_heads(described(folder), "float32")
 
 
-@pytest.mark.parametrize("config", [{}, WIDE | {"hidden_act": "mish"}], ids=["48-columns", "mish"])
-def test_a_splade_that_the_kernels_do_not_compute(config, tmp_path):
-    description = described(write_splade(tmp_path / "model", config=config))
-    with pytest.raises(NotSupported, match="48 columns|mish"):
+def test_a_splade_that_the_kernels_do_not_compute(tmp_path):
+    description = described(write_splade(tmp_path / "model", config={"hidden_act": "mish"}))
+    assert "mish" in str(missing_head(description))
+    with pytest.raises(NotSupported, match="mish"):
         build_heads(description, "float32")
-    assert (missing_head(description) is not None) == bool(config)  # the columns are the plan's matter, too
 
 
 def test_splade_in_bfloat16(tmp_path):

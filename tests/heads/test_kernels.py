@@ -100,11 +100,15 @@ class Masked:
         self.packed = PackedWeight(tensor_of(self.dense), self.dense_bias, precision)
         self.units = PackedWeight(tensor_of(self.decoder), self.decoder_bias, precision)
         self.precision = precision
+        self.padded = {name: np.pad(getattr(self, name), (0, -inner % 32)) for name in ("norm", "norm_bias")}
 
     def pooled(self, rows: np.ndarray, bounds: np.ndarray, logarithms: int, threads: int = 1) -> np.ndarray:
         out = np.full((len(bounds) - 1, self.units.struct.out), 7, np.float32)
         norm = structs.NormWeights(
-            kind=structs.LAYER_NORM, weight=self.norm.ctypes.data, bias=self.norm_bias.ctypes.data, epsilon=1e-12
+            kind=structs.LAYER_NORM,
+            weight=self.padded["norm"].ctypes.data,
+            bias=self.padded["norm_bias"].ctypes.data,
+            epsilon=1e-12,
         )
         call = VocabularyCall(
             rows=rows.ctypes.data,
@@ -113,6 +117,8 @@ class Masked:
             dense=self.packed.struct,
             decoder=self.units.struct,
             norm=norm,
+            width=rows.shape[1],
+            columns=self.dense.shape[0],
             texts=len(out),
             activation=structs.ACTIVATIONS["relu"],
             logarithms=logarithms,
@@ -141,13 +147,13 @@ def bounds_of(lengths: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("precision", PRECISIONS)
 # Texts of several pieces and blocks, and blocks of several texts; a vocabulary that fills its last unit, and one less.
 @pytest.mark.parametrize("lengths", [[1], [3, 17, 1, 8, 40, 2], [64, 1, 1, 64], [600, 1, 300], [1] * 70], ids=str)
-@pytest.mark.parametrize("vocabulary", [96, 71])
-def test_logits_pooled_over_texts(isa, precision, lengths, vocabulary, on_isa):
+@pytest.mark.parametrize(("width", "inner", "vocabulary"), [(96, 64, 96), (96, 64, 71), (48, 41, 100)])
+def test_logits_pooled_over_texts(isa, precision, lengths, width, inner, vocabulary, on_isa):
     if not getattr(library.kernel_table(isa), f"vocabulary_{precision}"):
         pytest.skip(f"{isa} has no {precision}")
     on_isa(isa)
-    head, bounds = Masked(96, 64, vocabulary, precision), bounds_of(lengths)
-    rows = rounded(numbers(int(bounds[-1]), 96), precision)
+    head, bounds = Masked(width, inner, vocabulary, precision), bounds_of(lengths)
+    rows = rounded(numbers(int(bounds[-1]), width), precision)
     tolerance = (
         1e-5 if precision == "float32" else 3e-2
     )  # bfloat16 has 8 bits, and the sum of a text many of its errors

@@ -35,7 +35,7 @@ KERNELS = [
 ]
 every_kernel = pytest.mark.parametrize(("isa", "dtype"), KERNELS)
 # Around a vector, a group of rows, a block of them, and what threads divide a text by.
-LENGTHS = (1, 2, 5, 8, 17, 31, 32, 33, 63, 95, 96, 97, 130, 193, 600)
+LENGTHS = (1, 2, 5, 8, 17, 31, 32, 33, 63, 97, 130, 191, 192, 193, 600)
 DISTANCES = {
     "v3": Distances(span=256, buckets=True, farthest=512),
     "few": Distances(span=8, buckets=True, farthest=100),

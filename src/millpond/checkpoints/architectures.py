@@ -98,7 +98,6 @@ ARCHITECTURES = (
         encoder=EncoderNames(prefix="bert"),
         head=POOLER_HEAD,
         mlm=BERT_MLM,
-        tokenizers=("BertTokenizer",),
         example="BAAI/bge-base-en-v1.5",
     ),
     _bert_like(
@@ -109,7 +108,6 @@ ARCHITECTURES = (
         encoder=EncoderNames(prefix="roberta"),
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
-        tokenizers=("RobertaTokenizer",),
         example="sentence-transformers/all-roberta-large-v1",
     ),
     _bert_like(
@@ -121,7 +119,6 @@ ARCHITECTURES = (
         encoder=EncoderNames(prefix="roberta"),
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
-        tokenizers=("XLMRobertaTokenizer",),
         example="intfloat/multilingual-e5-base",
     ),
     _bert_like(
@@ -131,7 +128,6 @@ ARCHITECTURES = (
         encoder=_DISTILBERT_NAMES,
         head=FamilyHead(sequence=(Linear(name="pre_classifier"), "relu", *CLASSIFIER)),
         mlm=DISTILBERT_MLM,
-        tokenizers=("BertTokenizer", "DistilBertTokenizer"),
         example="sentence-transformers/msmarco-distilbert-base-v4",
     ),
     _bert_like(
@@ -143,7 +139,6 @@ ARCHITECTURES = (
         encoder=_MPNET_NAMES,
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("mpnet"),
-        tokenizers=("MPNetTokenizer",),
         example="sentence-transformers/all-mpnet-base-v2",
     ),
     Architecture(
@@ -208,7 +203,6 @@ ARCHITECTURES = (
         token_types=True,
         encoder=EncoderNames(prefix="electra", fields=EncoderFields(embedding="embedding_size")),
         head=ELECTRA_HEAD,
-        tokenizers=("BertTokenizer",),
         example="cross-encoder/ms-marco-electra-base",
     ),
     Architecture(

@@ -97,10 +97,15 @@ class ComputedTensor(StoredTensor):
 
 
 def by_head(table: StoredTensor, rows: npt.NDArray[np.intp], heads: int) -> StoredTensor:
-    """``[heads rows, dim]``: these rows of a table ``[n, heads dim]`` for one head below the other."""
+    """``[heads rows, dim]``: these rows of a table ``[n, heads dim]`` for one head below the other.
+
+    Behind each head are columns of zeros, up to a whole unit.
+    """
     dim = table.shape[1] // heads
+    padding = -dim % _UNIT
 
     def numbers() -> Floats:
-        return table.float32()[rows].reshape(len(rows), heads, dim).swapaxes(0, 1).reshape(-1, dim)
+        by_head = table.float32()[rows].reshape(len(rows), heads, dim).swapaxes(0, 1).reshape(-1, dim)
+        return np.pad(by_head, ((0, 0), (0, padding)))
 
-    return ComputedTensor.of(table.name, (heads * len(rows), dim), numbers)
+    return ComputedTensor.of(table.name, (heads * len(rows), dim + padding), numbers)

@@ -29,7 +29,7 @@ MILLPOND_INLINE Floats terms_of(const float* row, const int32_t* columns, int64_
 template <class Isa>
 struct Disentangled {
   using State = typename Isa::State;
-  static constexpr int64_t kBlock = 96;   // query rows whose scores are kept
+  static constexpr int64_t kBlock = 192;  // query rows whose scores are kept
   static constexpr int64_t kGroup = 32;   // rows that are multiplied with the same range of distances
   static constexpr int64_t kSpare = 16;   // numbers behind each row, so that rows do not meet in the same sets of the cache
   static constexpr int64_t kWidth = kBlock + 3 * kGroup + kSpare;  // of the terms of a block and a group of keys

@@ -382,7 +382,7 @@ struct Forward {
         for (int64_t c = 0; c < columns; c += kLanes) {
           Floats sum = zeros();
           for (int64_t r = from; r < to; r++) sum = sum_of(sum, Isa::load_state(states.row(r, c)));
-          store(call.out + t * columns + c, quotient(sum, count));
+          store_first(call.out + t * columns + c, quotient(sum, count), columns - c);
         }
       }
       return;
@@ -390,7 +390,7 @@ struct Forward {
     const int64_t base = call.reading == kAllRows ? call.bounds[block.first] : block.first;
     for (int64_t r = block.team.first(block.rows); r < block.team.last(block.rows); r++)
       for (int64_t c = 0; c < columns; c += kLanes)
-        store(call.out + (base + r) * columns + c, Isa::load_state(states.row(r, c)));
+        store_first(call.out + (base + r) * columns + c, Isa::load_state(states.row(r, c)), columns - c);
   }
 
   static double now() {

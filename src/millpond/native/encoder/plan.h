@@ -6,7 +6,7 @@
 //   heads   [(heads + 2 kv_heads) dim]  queries, keys and values; attention writes its result over the queries
 //   sums    [hidden]                  float32: results of products; the residual stream of a pre-norm model
 //   branch  [hidden]                  float32: a result that is normalized before it is added to the sums
-// Every number of columns is a multiple of 32.
+// Every number of columns is a multiple of 32: a model with others has columns that are 0, with weights of 0.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,7 @@ struct NormWeights {
   const float* weight;  // [columns]; null: ones
   const float* bias;    // [columns]; null: zeros
   double epsilon;
+  std::int64_t padding;  // columns that are 0, weight and bias included, and count for nothing
 };
 
 // What a step reads depends on its kind:
@@ -83,7 +84,7 @@ struct Model {
   std::int64_t inner;    // most inner columns of a feed
   std::int64_t branch;   // whether any step uses the branch
   std::int64_t codes;    // most inner columns of an int8 weight, but for a feed's second one; 0: no weight is int8
-  std::int64_t output;   // columns of the result
+  std::int64_t output;   // columns of the result, any number
   std::int64_t low;      // columns of the first factors of all adapters, zeros behind them included; 0: no adapters
   std::int64_t rank;     // of an adapter
 };

@@ -20,11 +20,12 @@ struct GeluCall {
 
 // The logits of a masked language model, decoder(norm(activation(dense(rows)))), pooled over the rows of each text.
 struct VocabularyCall {
-  const float* rows;           // [rows, dense.in]
+  const float* rows;           // [rows, width]
   const std::int32_t* bounds;  // [texts + 1], where each text begins and ends
   float* out;                  // [texts, decoder.out]
   Weight dense, decoder;       // in the precision of the kernel
-  NormWeights norm;
+  NormWeights norm;            // a layer norm, of dense.out columns: zeros behind `columns`
+  std::int64_t width, columns;  // of the rows, and of the norm
   std::int64_t texts, activation;
   std::int64_t logarithms;     // 0: the largest logit; 1: the sum of log(1 + positive logits); 2: of log(1 + that)
   std::int64_t threads;

@@ -39,6 +39,25 @@ MILLPOND_INLINE Floats log1p_of(Floats x) {
   return multiply_add(power, broadcast(0.693147181f), multiply_add(scaled(f, f), p, f));
 }
 
+// Normalizes `columns` numbers in place; zeros follow them up to `padded`, and stay zeros.
+inline void normalize_padded(float* row, int64_t columns, int64_t padded, const NormWeights& norm) {
+  for (int64_t c = columns; c < padded; c++) row[c] = 0;
+  Floats sum = zeros(), squares = zeros();
+  for (int64_t c = 0; c < padded; c += kLanes) sum = sum_of(sum, load(row + c));
+  const float mean = sum_of(sum) / float(columns);
+  const Floats center = broadcast(mean);
+  for (int64_t c = 0; c < padded; c += kLanes) {
+    const Floats off = difference(load(row + c), center);
+    squares = multiply_add(off, off, squares);
+  }
+  const float variance = (sum_of(squares) - float(padded - columns) * mean * mean) / float(columns);
+  const Floats scale = broadcast(1.0f / __builtin_sqrtf(variance + float(norm.epsilon)));
+  for (int64_t c = 0; c < padded; c += kLanes) {
+    const Floats x = scaled(scaled(difference(load(row + c), center), scale), load(norm.weight + c));
+    store(row + c, norm.bias ? sum_of(x, load(norm.bias + c)) : x);
+  }
+}
+
 template <class Isa>
 struct Vocabulary {
   using State = typename Isa::State;
@@ -62,7 +81,7 @@ struct Vocabulary {
   static void transform_rows(const Job& job, int64_t from, int64_t count, const States<Isa>& states, float* numbers) {
     const VocabularyCall& call = *job.call;
     const int64_t width = call.dense.out, depth = call.dense.in / Isa::kPanel;
-    rows_to_states(call.rows + (job.first + from) * call.dense.in, count, call.dense.in, call.dense.in, states);
+    rows_to_states(call.rows + (job.first + from) * call.width, count, call.width, call.dense.in, states);
     product<Isa>(states, count, (const State*)call.dense.units, unit_size<Isa>(depth), depth, 0, width / kColumns,
                  call.dense.bias, [&](int64_t unit, int64_t row, int64_t several, const float* sums) {
                    float* to = numbers + row * width + unit * kColumns;
@@ -73,7 +92,7 @@ struct Vocabulary {
                  });
     const States<Isa> block = job.states(from / job.block);
     for (int64_t r = 0; r < count; r++, numbers += width) {
-      normalize(numbers, width, call.norm);
+      normalize_padded(numbers, call.columns, width, call.norm);
       // A norm makes all of a row NaN, if any of it is.
       if (numbers[0] != numbers[0]) __atomic_store_n(job.unknown + job.owners[from + r], 1, __ATOMIC_RELAXED);
       for (int64_t c = 0; c < width; c += kLanes)

@@ -50,7 +50,7 @@ class VocabularyCall(ctypes.Structure):
         ("dense", structs.Weight),
         ("decoder", structs.Weight),
         ("norm", structs.NormWeights),
-        *((name, _int) for name in ("texts", "activation", "logarithms", "threads")),
+        *((name, _int) for name in ("width", "columns", "texts", "activation", "logarithms", "threads")),
     ]
 
 

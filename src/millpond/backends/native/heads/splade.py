@@ -12,7 +12,7 @@ from millpond.backends.native import structs
 from millpond.backends.native.heads.kernels import Floats, PackedWeight, VocabularyCall, kernel, run
 from millpond.backends.native.heads.pooling import Ints
 from millpond.backends.native.kernels import Precision
-from millpond.backends.native.weight_packer import UNIT, NotSupported
+from millpond.backends.native.weight_packer import NotSupported
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architecture import MaskedHeadNames
 from millpond.checkpoints.layouts.sparse import Splade
@@ -20,7 +20,6 @@ from millpond.checkpoints.weights import StoredTensor, stored_tensors
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 _MOST_POOLED = 64 << 20  # bytes of the rows `[texts, vocabulary]` of one call: 550 texts with BERT's vocabulary
-_WIDEST = 8192  # kMostColumns of norms.h
 
 
 class SpladeHead:
@@ -32,17 +31,16 @@ class SpladeHead:
         Raises:
             UnsupportedArchitectureError: The head of the family is not known.
             WeightMismatchError: Tensors are missing or do not fit to each other.
-            NotSupported: The kernels do not compute it.
+            NotSupported: The kernels do not have its activation.
         """
         folder, names = description.folder, _names(config, description.folder)
         parts = _read(folder, names, width)
-        self.vocabulary, inner = parts["decoder"].shape
-        if width % UNIT or inner % UNIT or inner > _WIDEST:
-            raise NotSupported(f"a masked language model's head from {width} to {inner} columns")
+        self.vocabulary, self._columns = parts["decoder"].shape
         floats = {name: part.float32() for name, part in parts.items() if name not in ("dense", "decoder")}
         self._dense = PackedWeight(parts["dense"], floats.get("dense_bias"), dtype)
         self._decoder = PackedWeight(parts["decoder"], floats.get("decoder_bias"), dtype)
-        self._norm = {name: np.array(floats[name]) for name in ("norm", "norm_bias") if name in floats}
+        padding = (0, self._dense.struct.out - self._columns)
+        self._norm = {name: np.pad(floats[name], padding) for name in ("norm", "norm_bias") if name in floats}
         self._activation = vocabulary_activation(config, names)
         self._epsilon = float(config.get(names.epsilon, names.default_epsilon))
         self._is_max, self._twice = description.strategy == "max", description.activation == "log1p_relu"
@@ -66,6 +64,7 @@ class SpladeHead:
         """``[texts, vocabulary]``: of each entry the largest logit, or the sum of its tokens' weights."""
         pooled = np.empty((len(bounds) - 1, self._decoder.struct.out), dtype=np.float32)
         hidden = np.ascontiguousarray(hidden, dtype=np.float32)
+        assert hidden.shape[1] == self._dense.in_features, "the kernel checks nothing"
         bounds = np.ascontiguousarray(bounds, dtype=np.int32)
         address = {name: numbers.ctypes.data for name, numbers in self._norm.items()}
         norm = structs.NormWeights(
@@ -78,6 +77,8 @@ class SpladeHead:
             dense=self._dense.struct,
             decoder=self._decoder.struct,
             norm=norm,
+            width=self._dense.in_features,
+            columns=self._columns,
             texts=len(pooled),
             activation=self._activation,
             logarithms=0 if self._is_max else 1 + self._twice,
