@@ -137,9 +137,6 @@ class Architecture:
     reward_token: ConfigField | None = None
     # Class of a token classifier that is a dense model if it has one label, the weight of a token
     weighted_tokens: str = ""
-    # transformers' tokenizer classes whose tokenizer.json is read without transformers
-    # (:mod:`millpond.checkpoints.tokenizers.as_is`); the first counts where the files name no class
-    tokenizers: tuple[str, ...] = ()
     pooling_field: PoolingField | None = None  # field of config.json that has precedence over `pooling`
     offset_positions: bool = False  # the learned table begins after the padding row (RoBERTa): `padding_idx + 1`
     token_types: bool = False  # the class reads `token_type_ids`

@@ -103,7 +103,6 @@ ARCHITECTURES = (
         encoder=EncoderNames(prefix="bert"),
         head=POOLER_HEAD,
         mlm=BERT_MLM,
-        tokenizers=("BertTokenizer",),
         example="BAAI/bge-base-en-v1.5",
     ),
     _bert_like(
@@ -114,7 +113,6 @@ ARCHITECTURES = (
         encoder=EncoderNames(prefix="roberta"),
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
-        tokenizers=("RobertaTokenizer",),
         example="sentence-transformers/all-roberta-large-v1",
     ),
     _bert_like(
@@ -126,7 +124,6 @@ ARCHITECTURES = (
         encoder=EncoderNames(prefix="roberta"),
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
-        tokenizers=("XLMRobertaTokenizer",),
         example="intfloat/multilingual-e5-base",
     ),
     _bert_like(
@@ -136,7 +133,6 @@ ARCHITECTURES = (
         encoder=_DISTILBERT_NAMES,
         head=FamilyHead(sequence=(Linear(name="pre_classifier"), "relu", *CLASSIFIER)),
         mlm=DISTILBERT_MLM,
-        tokenizers=("BertTokenizer", "DistilBertTokenizer"),
         example="sentence-transformers/msmarco-distilbert-base-v4",
     ),
     _bert_like(
@@ -148,7 +144,6 @@ ARCHITECTURES = (
         encoder=_MPNET_NAMES,
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("mpnet"),
-        tokenizers=("MPNetTokenizer",),
         example="sentence-transformers/all-mpnet-base-v2",
     ),
     Architecture(
@@ -213,7 +208,6 @@ ARCHITECTURES = (
         token_types=True,
         encoder=EncoderNames(prefix="electra", fields=EncoderFields(embedding="embedding_size")),
         head=ELECTRA_HEAD,
-        tokenizers=("BertTokenizer",),
         example="cross-encoder/ms-marco-electra-base",
     ),
     Architecture(

@@ -24,6 +24,7 @@ from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import DeviceLostError, InvalidRequestError
 from millpond.support.fork import loading, outside_inherited_pool
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
@@ -159,8 +160,17 @@ class Engine(TaskMethods):
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer of the checkpoint; a copy that the engine itself does not use."""
+        """transformers' tokenizer of the checkpoint; a copy that the engine itself does not use.
+
+        Raises:
+            MissingExtraError: transformers, which the extra ``torch`` brings, is not installed.
+        """
         return self._loaded.encoder.texts.hf_tokenizer
+
+    @property
+    def text_tokenizer(self) -> TextTokenizer:
+        """The tokenizer that the engine itself uses: ids of tokens, their names and texts, and the chat template."""
+        return self._loaded.encoder.texts
 
     @property
     def cache(self) -> VectorCache | None:
