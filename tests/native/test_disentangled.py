@@ -59,7 +59,7 @@ def attention_of(
     builder.embed(tensor_of(rows))
     builder.norm(copied, whole)
     builder.heads(Linear(weight=tensor_of(np.eye(whole))))
-    builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=scale, distances=terms, last=True)
+    builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=scale, distances=terms)
     builder.o_proj(Linear(weight=tensor_of(np.eye(width))))
     builder.norm(copied, width)
     return NativeEncoder(builder.build())
