@@ -9,7 +9,10 @@ from importlib import import_module
 from millpond.backends.backend import BackendName, LoadedModels
 from millpond.backends.devices import INSTALL, has_torch, resolve_devices
 from millpond.backends.native import backend as native
+from millpond.backends.native.model import missing_head
 from millpond.backends.native.weight_packer import NotSupported
+from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.description import ModelDescription
 from millpond.errors import ModelLoadError
 from millpond.values.config import EngineConfig
@@ -25,18 +28,27 @@ class Choice:
     reason: str  # a clause like "GPT-2 has no native plan"
 
 
-def choose(description: ModelDescription, config: EngineConfig) -> Choice:
-    """The backend of a model; no weights are read.
+def choose(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    config: EngineConfig,
+    *,
+    description: ModelDescription | None = None,
+) -> Choice:
+    """The backend of a checkpoint, whose heads count if it is described already; no weights are read.
 
     Raises:
         ModelLoadError: The backend that was asked for, or the only one, cannot run it.
     """
-    name = description.spec.name
+    name = checkpoint.source.name
     if config.backend == "torch":
         if not has_torch():
             raise ModelLoadError(f'{name}: backend="torch" needs the extra torch: {INSTALL}')
         return Choice(backend="torch", reason='backend="torch"')
-    obstacle = native.cannot_run(description, replace(config, device=",".join(resolve_devices(config.device))))
+    resolved = replace(config, device=",".join(resolve_devices(config.device)))
+    obstacle = native.cannot_run(checkpoint, architecture, resolved)
+    if obstacle is None and description is not None:
+        obstacle = missing_head(description)
     if obstacle is None:
         return Choice(backend="native", reason="compiled kernels on this CPU")
     if config.backend == "native":
@@ -52,7 +64,7 @@ def load(description: ModelDescription, config: EngineConfig, *, check: bool | N
     ``check``: whether to compare the kernels that the model may use with float32, those that were right before, too;
     by default those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
     """
-    choice = choose(description, config)
+    choice = choose(description.checkpoint, description.architecture, config, description=description)
     if choice.backend == "native":
         try:
             return native.load(description, config, check=check)

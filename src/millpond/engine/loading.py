@@ -61,7 +61,8 @@ def describe(config: EngineConfig) -> ModelSpec:
 def backend_of(config: EngineConfig) -> str:
     """The backend that an engine of this configuration would have, and why, for people; no weights are read."""
     try:
-        choice = choose.choose(_read(config)[0], config)
+        description, _ = _read(config)
+        choice = choose.choose(description.checkpoint, description.architecture, config, description=description)
     except ModelLoadError as error:
         return f"none here: {error}"
     return f"{choice.backend} ({choice.reason})"
@@ -175,6 +176,8 @@ def _read(config: EngineConfig, *, has_weights: bool = False) -> tuple[ModelDesc
     architecture = find(checkpoint.config, checkpoint.source.name)
     native = translate(architecture, checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=with_stored_vocabulary(native, checkpoint.layout.transformer))
+    if has_weights:
+        choose.choose(checkpoint, architecture, config)  # what needs torch says so before the tokenizer is read
     options = SpecOptions(
         max_length=config.max_length,
         pooling=config.pooling,

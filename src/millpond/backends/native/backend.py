@@ -8,8 +8,10 @@ from millpond.backends.backend import LoadedModels
 from millpond.backends.kernel_check import is_on
 from millpond.backends.native.families import missing_plan
 from millpond.backends.native.kernels import Int8, Precision, missing_kernels
-from millpond.backends.native.model import build_model, missing_head
+from millpond.backends.native.model import build_model
 from millpond.backends.native.self_check import check_encoder
+from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.description import ModelDescription
 from millpond.native.precision import bfloat16_is_fast
 from millpond.support.load_progress import loading_bar
@@ -20,12 +22,11 @@ _INT8: dict[str | None, Int8] = {None: "none", "int8": "feeds", "int8-all": "all
 _PRECISIONS: dict[str, Precision] = {"float32": "float32", "bfloat16": "bfloat16"}
 
 
-def cannot_run(description: ModelDescription, config: EngineConfig) -> str | None:
-    """Why a model cannot run here, by its description alone; ``None`` if it can, as far as that says.
+def cannot_run(checkpoint: Checkpoint, architecture: Architecture, config: EngineConfig) -> str | None:
+    """Why a backbone cannot run here, by config.json alone; ``None`` if it can, as far as that says.
 
     ``config.device`` is resolved.
     """
-    checkpoint, architecture = description.checkpoint, description.architecture
     if config.device != "cpu":
         return f"device={config.device!r} is torch's"
     if config.compile:
@@ -35,7 +36,7 @@ def cannot_run(description: ModelDescription, config: EngineConfig) -> str | Non
     if config.dtype not in ("auto", *_PRECISIONS):
         return f"dtype={config.dtype!r} is torch's"
     missing = missing_kernels(_precision(config), _INT8[config.quantization])
-    return missing or missing_plan(checkpoint.config, architecture) or missing_head(description)
+    return missing or missing_plan(checkpoint.config, architecture)
 
 
 def load(description: ModelDescription, config: EngineConfig, *, check: bool | None = None) -> LoadedModels:

@@ -139,7 +139,7 @@ class Formulas:
                 parts[i] = rotated(parts[i], *(table[self._places] for table in tables))
         self._parts = np.concatenate(parts, axis=1).reshape(len(self._parts), -1)
 
-    def attention(self, *, heads: int, kv_heads: int, dim: int, last: bool, **masks: Any) -> None:
+    def attention(self, *, heads: int, kv_heads: int, dim: int, **masks: Any) -> None:
         """``PlanBuilder.attention``."""
         parts = self._split(heads, kv_heads, dim)
         self._parts = attended(*parts, count=self._keys, **masks)[0].reshape(len(self._parts), -1)

@@ -18,6 +18,7 @@ class Kernels:
 
     dtype: Precision
     pack: Any  # packs rows of a weight
+    copy: Any  # copies rows of a table
     encode: Any  # runs a forward pass
     workspace: Any  # bytes of workspace for each thread of a call
     lanes: int  # columns of gate and up that alternate in a gated feed
@@ -49,6 +50,7 @@ def kernels_of(dtype: Precision, highest: str | None = None, *, int8: Int8 = "no
     return Kernels(
         dtype=dtype,
         pack=getattr(table, f"pack_rows_{dtype}"),
+        copy=getattr(table, f"copy_rows_{dtype}"),
         encode=getattr(table, f"encode_{dtype}"),
         workspace=getattr(table, f"encoder_workspace_{dtype}"),
         lanes=8 if isa == "avx2" else 16,

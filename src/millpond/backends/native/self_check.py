@@ -140,10 +140,9 @@ def post_norm(builder: Any, dtype: Precision, *, layers: int = 2, positions: int
     norm = builder.layer_norm(draw(hidden, scale=0.1, around=1.0), draw(hidden), 1e-5)
     builder.norm(norm, hidden)
     for i in range(layers):
-        last = i == layers - 1
-        distances = draw.numbers(heads, 2 * positions - 1, scale=2.0) if last else None
+        distances = draw.numbers(heads, 2 * positions - 1, scale=2.0) if i == layers - 1 else None
         builder.heads(*(draw.linear(heads * dim, hidden) for _ in range(3)))
-        builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, distances=distances, last=last)
+        builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, distances=distances)
         builder.o_proj(draw.linear(hidden, heads * dim))
         builder.norm(norm, hidden, residual=True)
         builder.mlp(draw.linear(inner, hidden), draw.linear(hidden, inner), "gelu")
@@ -167,7 +166,7 @@ def pre_norm(builder: Any, dtype: Precision, *, layers: int = 2, positions: int 
         builder.heads(*(draw.linear(rows, hidden, bias=False) for rows in shapes))
         builder.rotary(**sizes, norm=rms[1], key_norm=rms[2], rotation=rotation)
         masks: dict[str, Any] = {"softcap": 2.0} if i % 2 else {"window": 7}
-        builder.attention(**sizes, scale=dim**-0.5, causal=True, last=i == layers - 1, **masks)
+        builder.attention(**sizes, scale=dim**-0.5, causal=True, **masks)
         builder.o_proj(draw.linear(hidden, heads * dim, bias=False), branch=True)
         builder.norm(rms[3], hidden, branch=True)
         builder.norm(rms[4], hidden)
@@ -191,7 +190,7 @@ def modernbert(builder: Any, dtype: Precision) -> None:
     builder.norm(norms[0], hidden, keep=True)
     builder.heads(*(draw.linear(heads * dim, hidden, bias=False) for _ in range(3)))
     builder.rotary(**sizes, rotation=Rotation((50.0 ** -(np.arange(dim // 2) * 2 / dim)).astype(np.float32)))
-    builder.attention(**sizes, scale=0.5 * dim**-0.5, window=9, last=True)
+    builder.attention(**sizes, scale=0.5 * dim**-0.5, window=9)
     builder.o_proj(draw.linear(hidden, heads * dim, bias=False), add=True)
     builder.norm(norms[1], hidden)
     up, gate, down = draw.linear(inner, hidden), draw.linear(inner, hidden), draw.linear(hidden, inner)
@@ -209,7 +208,7 @@ def deberta(builder: Any, dtype: Precision) -> None:
     builder.norm(norm, hidden)
     builder.heads(*(draw.linear(hidden, hidden) for _ in range(3)))
     terms = DistanceTerms(columns=columns, keys=draw(2 * span, hidden), queries=draw(2 * span, hidden))
-    builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=(3 * dim) ** -0.5, distances=terms, last=True)
+    builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=(3 * dim) ** -0.5, distances=terms)
     builder.o_proj(draw.linear(hidden, hidden))
     builder.norm(norm, hidden, residual=True)
     builder.mlp(draw.linear(inner, hidden), draw.linear(hidden, inner), "gelu")
@@ -231,7 +230,7 @@ def adapted(builder: Any, dtype: Precision) -> None:
     norm = builder.layer_norm(draw(hidden, scale=0.1, around=1.0), draw(hidden), 1e-5)
     builder.norm(norm, hidden)
     builder.heads(*(draw.linear(hidden, hidden) for _ in range(3)), adapter=draw.low_rank(3 * hidden, hidden))
-    builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, last=True)
+    builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5)
     builder.o_proj(draw.linear(hidden, hidden), adapter=draw.low_rank(hidden, hidden))
     builder.norm(norm, hidden, residual=True)
     up, down = draw.linear(inner, hidden), draw.linear(hidden, inner)

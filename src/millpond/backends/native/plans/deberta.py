@@ -14,20 +14,17 @@ from millpond.backends.native.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import embed, layer_norm
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.backends.native.weight_packer import Floats, Linear, NotSupported
-from millpond.checkpoints.architecture import Architecture
-from millpond.checkpoints.defaults import complete
 from millpond.checkpoints.weights import StoredTensor
 
 
-def deberta_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any], row: Architecture) -> None:
+def deberta_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any]) -> None:
     """The steps of a DeBERTa; that with a convolution beside its first layer (v2 xlarge) has none."""
-    config = complete(config, row)
     if config["conv_kernel_size"] > 0:
         raise NotSupported("the convolution of DeBERTa v2 xlarge")
     model = _Deberta(builder, tensors, config)
     model.embed()
     for i in range(config["num_hidden_layers"]):
-        model.add_layer(f"encoder.layer.{i}.", last=i == config["num_hidden_layers"] - 1)
+        model.add_layer(f"encoder.layer.{i}.")
 
 
 class _Deberta:
@@ -69,17 +66,17 @@ class _Deberta:
             builder.up_proj(tensors.linear("embeddings.embed_proj", hidden, narrow, biased=False))
         builder.norm(layer_norm(builder, tensors, "embeddings.LayerNorm", hidden, self._epsilon), hidden)
 
-    def add_layer(self, prefix: str, *, last: bool) -> None:
+    def add_layer(self, prefix: str) -> None:
         """A layer, whose scores have the variance of a single product by one factor for all their terms."""
         config, builder, hidden, width = self._config, self._builder, self._hidden, self._width
         linear = partial(self._linear, prefix)
         heads, dim = self._heads, width // self._heads
         own = {name: linear(f"attention.self.{name}_proj", width, hidden) for name in ("query", "key", "value")}
-        builder.heads(*own.values())
+        builder.heads(*own.values(), dim=dim)
         scale = (dim * (1 + len(self._used))) ** -0.5
         terms = self._terms(prefix, own)
-        builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=scale, distances=terms, last=last)
-        builder.o_proj(linear("attention.output.dense", hidden, width))
+        builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=scale, distances=terms)
+        builder.o_proj(linear("attention.output.dense", hidden, width), dim=dim)
         self._norm(f"{prefix}attention.output.LayerNorm")
         up, inner = config["hidden_act"], int(config["intermediate_size"])
         builder.mlp(linear("intermediate.dense", inner, hidden), linear("output.dense", hidden, inner), up)
