@@ -236,7 +236,6 @@ def test_eight_bits_leave_the_distances_exact(folder_of):
     [
         ({"conv_kernel_size": 3, "conv_act": "gelu"}, "convolution"),
         ({"hidden_act": "tanh"}, "tanh"),
-        ({"hidden_size": 80}, "80 columns"),
         ({"embedding_size": 32, "type_vocab_size": 2}, "other columns than the words"),
         ({"position_buckets": 64, "max_relative_positions": 33}, "position_buckets=64"),
     ],

@@ -62,9 +62,7 @@ def encoder_of(
     stored: Mapping[str, StoredTensor], checkpoint: Checkpoint, architecture: Architecture, kernels: Kernels
 ) -> NativeEncoder:
     """The encoder of a checkpoint's tensors with these kernels; raises what :func:`build_encoder` does."""
-    if (reason := missing_plan(checkpoint.config, architecture)) is not None:
-        raise NotSupported(reason)
-    config, name = complete(checkpoint.config, architecture), checkpoint.source.name
+    config, name = _completed(checkpoint.config, architecture), checkpoint.source.name
     plain = without_prefixes(stored, architecture.tensor_prefix)
     adapters = Adapters(plain, config, name) if architecture.adapters else None
     tensors = Tensors(rename(architecture, plain, config), name, partial(is_head_tensor, architecture=architecture))
@@ -75,13 +73,18 @@ def encoder_of(
 
 def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str | None:
     """Why there is no native plan, by ``config`` in the native terms alone; ``None``: there is one."""
-    if not (architecture.encoder or architecture.traits or architecture.adapters or architecture.model_type in _PLANS):
-        return f"{architecture.prefix} has no native plan"
     try:
-        _told(Tensors({}, "", bool), complete(config, architecture), architecture, _NO_KERNELS, None)
+        _told(Tensors({}, "", bool), _completed(config, architecture), architecture, _NO_KERNELS, None)
     except NotSupported as reason:
         return str(reason)
     return None
+
+
+def _completed(config: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
+    """Every field that the family's plan reads."""
+    if not (row.encoder or row.traits or row.adapters or row.model_type in _PLANS):
+        raise NotSupported(f"{row.prefix} has no native plan")
+    return complete(config, row)
 
 
 def _told(
