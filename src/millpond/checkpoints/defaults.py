@@ -252,7 +252,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
     completed = dict(config)
     if family == "distilbert":
         completed |= {short: config[name] for name, short in _DISTILBERT_NAMES.items() if name in config}
-    for name, default in _DEFAULTS[family].items():
+    for name, default in _DEFAULTS.get(family, {}).items():
         completed[name] = _checked(name, completed.get(name, default), default)
         if name in _SIZES and completed[name] < 1:
             raise ModelLoadError(f"{name} is {completed[name]} in config.json; it must be at least 1")
