@@ -35,9 +35,8 @@ def piece(text: str, score: float, kind: int | None = None) -> bytes:
     return field(1, field(1, text.encode()) + field(2, score) + (b"" if kind is None else field(3, kind)))
 
 
-PIECES = (
-    piece("<unk>", 0.0, 2) + piece("<s>", 0.0, 3) + piece("[Q]", 0.0, 4) + piece("▁é", -1.5)
-PIECES += piece("x" * 200, -2.0)
+PIECES = b"".join(
+    (piece("<unk>", 0.0, 2), piece("<s>", 0.0, 3), piece("[Q]", 0.0, 4), piece("▁é", -1.5), piece("x" * 200, -2.0))
 )
 TRAINER = field(3, 2) + field(35, 1) + field(40, 0) + field(41, 1) + field(42, -1) + field(46, b"<begin>")
 
