@@ -30,8 +30,8 @@ from processor import processor
 from record import record
 
 from millpond import Engine
-from millpond.models.native import structs
-from millpond.models.native.encoder import NativeEncoder, bounds_of
+from millpond.backends.torch.native import structs
+from millpond.backends.torch.native.encoder import NativeEncoder, bounds_of
 from millpond.native.library import isa
 
 SHAPES = {"minilm": 256, "bert-base": 96, "modernbert-base": 96, "qwen3-0.6b": 48}  # texts

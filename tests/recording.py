@@ -16,9 +16,9 @@ from typing import Any
 import pytest
 import torch
 
-from millpond.attention import matmul_attention, native, varlen
-from millpond.attention.segments import Segments
-from millpond.attention.signature import Masking
+from millpond.backends.torch.attention import matmul_attention, native, varlen
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.signature import Masking
 
 GARBAGE = 1 << 30  # not a valid token, position or offset
 
@@ -183,7 +183,7 @@ def backends_of_engines(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
         made.append(Recording())
         return made[-1]
 
-    monkeypatch.setattr("millpond.engine.loading._backend", backend)
+    monkeypatch.setattr("millpond.backends.torch.backend._streams", backend)
     return made
 
 

@@ -16,13 +16,13 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
-from millpond.engine.execute.batch import ForwardInput
-from millpond.engine.execute.cuda.buckets import Buckets
-from millpond.engine.execute.cuda.graphs import Graphs
-from millpond.engine.execute.cuda.pipeline import PendingBatch, Pipeline
+from millpond.backends.torch.cuda.buckets import Buckets
+from millpond.backends.torch.cuda.graphs import Graphs
+from millpond.backends.torch.cuda.pipeline import PendingBatch, Pipeline
+from millpond.backends.torch.device_batch import ForwardInput
+from millpond.backends.torch.pooling.pooler import OutputRows
 from millpond.engine.execute.results import RequestResult
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import OutputRows
 
 T = TypeVar("T")
 
@@ -80,7 +80,7 @@ class Timeline:
 
 
 class SimulatedBackend:
-    """The streams of a simulated device; see :class:`~millpond.engine.execute.cuda.streams.Backend`."""
+    """The streams of a simulated device; see :class:`~millpond.backends.torch.cuda.streams.Backend`."""
 
     def __init__(self, timeline: Timeline, *, width: int) -> None:
         self._timeline = timeline

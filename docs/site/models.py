@@ -9,11 +9,11 @@ import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from millpond.backends.torch.pooling.methods import METHODS
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import _SUFFIXES, ARCHITECTURES
+from millpond.checkpoints.build_spec import MATRYOSHKA_FAMILIES
 from millpond.checkpoints.rerankers import FAMILIES
-from millpond.models.build_spec import MATRYOSHKA_FAMILIES
-from millpond.pooling.methods import METHODS
 
 PAGE = Path(__file__).parents[1] / "models.md"
 

@@ -8,10 +8,20 @@ import pytest
 import torch
 from tests.pairwise import pairwise
 
-from millpond.attention import dense, flex, interface, kernels, matmul_attention, native, sdpa, segments, varlen
-from millpond.attention.kernels import attend, select
-from millpond.attention.segments import Joined, Run, Segments
-from millpond.attention.signature import Masking
+from millpond.backends.torch.attention import (
+    dense,
+    flex,
+    interface,
+    kernels,
+    matmul_attention,
+    native,
+    sdpa,
+    segments,
+    varlen,
+)
+from millpond.backends.torch.attention.kernels import attend, select
+from millpond.backends.torch.attention.segments import Joined, Run, Segments
+from millpond.backends.torch.attention.signature import Masking
 from millpond.native.library import library
 
 LENGTHS = [7, 1, 13, 13, 30, 4]

@@ -11,10 +11,10 @@ from tests.dispatched import Dispatched
 from tests.pairwise import pairwise
 from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
-from millpond.attention import flex, kernels, matmul_attention, native, sdpa, varlen
-from millpond.attention.key_blocks import BLOCK, KeyBlocks
-from millpond.attention.segments import Fixed, Segments
-from millpond.attention.signature import KernelError, Masking
+from millpond.backends.torch.attention import flex, kernels, matmul_attention, native, sdpa, varlen
+from millpond.backends.torch.attention.key_blocks import BLOCK, KeyBlocks
+from millpond.backends.torch.attention.segments import Fixed, Segments
+from millpond.backends.torch.attention.signature import KernelError, Masking
 from tests import recording
 
 # --- FlexAttention ----------------------------------------------------------------------------------------------------

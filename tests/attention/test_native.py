@@ -10,13 +10,13 @@ import torch
 from tests.pairwise import pairwise
 from tests.tiles import emulated_table, emulates
 
-from millpond.attention import matmul_attention, native, sdpa
-from millpond.attention.kernels import attend, select
-from millpond.attention.segments import Segments
-from millpond.attention.signature import Masking
-from millpond.models.add_norm import AddNorm
-from millpond.models.rms_norm import RMSNorm
-from millpond.models.rotary import apply_rotary
+from millpond.backends.torch.attention import matmul_attention, native, sdpa
+from millpond.backends.torch.attention.kernels import attend, select
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.forwards.add_norm import AddNorm
+from millpond.backends.torch.forwards.rms_norm import RMSNorm
+from millpond.backends.torch.forwards.rotary import apply_rotary
 from millpond.native import library as place
 from millpond.native.library import library
 

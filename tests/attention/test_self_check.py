@@ -12,14 +12,22 @@ import torch
 from tests.tiny import SENTENCES, write_checkpoint
 
 from millpond import Engine
-from millpond.attention import kernels, matmul_attention, native, sdpa, self_check
-from millpond.attention.segments import Segments
-from millpond.attention.self_check import Case, DeviceBrokenError, Row, attention_rows, check, run, similarity
-from millpond.attention.signature import KernelError
-from millpond.models.native import families, structs
-from millpond.models.native import self_check as encoder_check
-from millpond.models.native.encoder import NativeEncoder
-from millpond.models.native.self_check import encoder_rows
+from millpond.backends.torch.attention import kernels, matmul_attention, native, sdpa, self_check
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.self_check import (
+    Case,
+    DeviceBrokenError,
+    Row,
+    attention_rows,
+    check,
+    run,
+    similarity,
+)
+from millpond.backends.torch.attention.signature import KernelError
+from millpond.backends.torch.native import families, structs
+from millpond.backends.torch.native import self_check as encoder_check
+from millpond.backends.torch.native.encoder import NativeEncoder
+from millpond.backends.torch.native.self_check import encoder_rows
 from millpond.native import library
 
 CPU = torch.device("cpu")
@@ -418,7 +426,7 @@ def test_wrong_products_in_eight_bits_are_noticed(int8, monkeypatch):
 
 def embedded(folder, **options):
     with Engine(folder, device="cpu", dtype="float32", **options) as engine:
-        return isinstance(engine._replicas.runner.backbone, NativeEncoder), engine.embed(TEXTS).embeddings
+        return isinstance(engine._replicas.runner.model.backbone, NativeEncoder), engine.embed(TEXTS).embeddings
 
 
 @built

@@ -11,7 +11,7 @@ from tests.cli.conftest import Run
 from tests.tiny import write_checkpoint
 
 import millpond
-from millpond.attention import kernels, matmul_attention, self_check
+from millpond.backends.torch.attention import kernels, matmul_attention, self_check
 from millpond.native import library
 
 pytestmark = pytest.mark.contract  # every kernel of the machine is compared
@@ -91,7 +91,7 @@ def test_variables_are_named_and_their_values_are_never_printed(run: Run, monkey
     monkeypatch.setenv("QDRANT_API_KEY", "s3cret-of-qdrant")
     monkeypatch.setenv("HF_TOKEN", "s3cret-of-the-hub")
     monkeypatch.setenv("UNRELATED", "nothing")
-    monkeypatch.setattr("millpond.attention.varlen.unavailable", lambda: "there is a reason")
+    monkeypatch.setattr("millpond.backends.torch.attention.varlen.unavailable", lambda: "there is a reason")
     out = run("env", code=0).out
     assert "--check" in run("env", "some/model", code=2).err
     assert "QDRANT_API_KEY" in out and "HF_TOKEN" in out and "UNRELATED" not in out and "s3cret" not in out

@@ -140,8 +140,8 @@ def held(crowded, monkeypatch):
     """The engine's forwards wait until the event is set, so that callers come together."""
     go = threading.Event()
     for runner in crowded._replicas.runners:
-        forward = runner.states
-        monkeypatch.setattr(runner, "states", lambda batch, forward=forward: go.wait(60) and forward(batch))
+        run = runner.run
+        monkeypatch.setattr(runner, "run", lambda requests, run=run: go.wait(60) and run(requests))
     return go
 
 

@@ -14,6 +14,8 @@ import torch
 from tests.tiny import TEXTS, Layout, Normalize, Pooling
 
 from millpond import Engine, PoolingParams, Timings
+from millpond.backends.backend import OutputSpec
+from millpond.backends.torch.placement import resolve_devices
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
@@ -25,8 +27,6 @@ from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallTimer
 from millpond.engine.shared import close_shared, get_engine
 from millpond.errors import EngineOverloadedError, ModelLoadError
-from millpond.models.placement import resolve_devices
-from millpond.pooling.pooler import OutputSpec
 from tests import recording
 
 MANY = [f"{text} {i}" for i, text in enumerate(TEXTS * 4)]

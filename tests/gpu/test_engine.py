@@ -19,11 +19,11 @@ import torch
 from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 
 from millpond import Engine
-from millpond.attention import kernels, self_check, varlen
-from millpond.attention.self_check import KernelCheck
-from millpond.engine import loading
-from millpond.engine.execute.cuda.graphs import Graphs
-from millpond.engine.execute.self_check import check_graphs
+from millpond.backends.torch import backend as torch_backend
+from millpond.backends.torch.attention import kernels, self_check, varlen
+from millpond.backends.torch.attention.self_check import KernelCheck
+from millpond.backends.torch.cuda.graphs import Graphs
+from millpond.backends.torch.load_check import check_graphs
 from millpond.engine.loading import load
 from millpond.values.config import EngineConfig
 from tests import recording
@@ -86,7 +86,7 @@ def reference(plain: Callable[..., Path]) -> Callable[[str], list[Rows]]:
     def reference(family: str) -> list[Rows]:
         if family not in made:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(loading, "_backend", lambda device: None)
+                patch.setattr(torch_backend, "_streams", lambda device: None)
                 patch.setattr(varlen, "fits", lambda *call: False)
                 with Engine(plain(family), device="cpu", dtype="float32") as engine:
                     made[family] = [engine.embed(batch).embeddings for batch in BATCHES]
@@ -154,7 +154,7 @@ def test_a_mid_size_model_drifts_little(dtype, made, plain, reference):
 @pytest.mark.parametrize("family", ["bert", "qwen3"])
 def test_rows_of_tokens_equal_the_cpu(family, made, plain):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "_backend", lambda device: None)
+        patch.setattr(torch_backend, "_streams", lambda device: None)
         patch.setattr(varlen, "fits", lambda *call: False)
         with Engine(plain(family), device="cpu", dtype="float32") as engine:
             expected = engine.token_embed(TEXTS).embeddings.flat

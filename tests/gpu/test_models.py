@@ -8,16 +8,16 @@ import pytest
 import torch
 import transformers
 
-from millpond.attention import flex, interface, sdpa, varlen
-from millpond.attention.kernels import attend, select
-from millpond.attention.segments import Segments
-from millpond.attention.signature import Masking
+from millpond.backends.torch.attention import flex, interface, sdpa, varlen
+from millpond.backends.torch.attention.kernels import attend, select
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.forwards import deberta, gpt2, jamba
+from millpond.backends.torch.forwards.encoder import PackedEncoder
+from millpond.backends.torch.load import packed_forward
+from millpond.backends.torch.quantize import check_quantization, quantize
 from millpond.checkpoints.architectures import row_of
 from millpond.errors import ModelLoadError
-from millpond.models import deberta, gpt2, jamba
-from millpond.models.encoder import PackedEncoder
-from millpond.models.load import packed_forward
-from millpond.models.quantize import check_quantization, quantize
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="this kernel needs CUDA")
 

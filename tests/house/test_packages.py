@@ -133,11 +133,11 @@ for module in sys.argv[1:]:
 def test_light_modules_load_nothing_heavy():
     """Each is imported as the first module of millpond, so that no earlier import hides a circle."""
     light = "errors values.spec values.outputs cache.vector_cache engine.shared ingest late_interaction cli.app".split()
-    modules = ["millpond", *(f"millpond.{name}" for name in light), "millpond.attention.sdpa"]
+    modules = ["millpond", *(f"millpond.{name}" for name in light), "millpond.backends.torch.attention.sdpa"]
     run = subprocess.run([sys.executable, "-c", _LOAD, *modules], capture_output=True, text=True, timeout=120)
     *lines, heavy = run.stdout.splitlines()
     assert lines == modules[:-1], run.stderr
-    assert heavy == "millpond.attention.sdpa torch"
+    assert heavy == "millpond.backends.torch.attention.sdpa torch"
 
 
 # A folder of ours or one of our packages, with its extras, as an argument of pip.

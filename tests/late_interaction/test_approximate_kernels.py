@@ -1,4 +1,4 @@
-"""Approximate search, by torch and by every instruction set of this processor: centroids, codes, residuals, scans."""
+"""Approximate search, by numpy and by every instruction set of this processor: centroids, codes, residuals, scans."""
 
 import numpy as np
 import pytest
@@ -31,16 +31,16 @@ CENTROIDS = 50
 
 @pytest.fixture(
     params=[
-        name if name in ("torch", isa()) else pytest.param(name, marks=pytest.mark.slow) for name in ("torch", *ISAS)
+        name if name in ("numpy", isa()) else pytest.param(name, marks=pytest.mark.slow) for name in ("numpy", *ISAS)
     ]
 )
 def kernels(request, monkeypatch):
     """The name of the kernels that the test runs with."""
     name = request.param
     best = isa()
-    if name != "torch" and (best is None or ISAS.index(name) > ISAS.index(best)):
+    if name != "numpy" and (best is None or ISAS.index(name) > ISAS.index(best)):
         pytest.skip(f"no compiled kernels for {name} here")
-    chosen = None if name == "torch" else kernel_table(name)
+    chosen = None if name == "numpy" else kernel_table(name)
     monkeypatch.setattr(compiled, "kernel_table", lambda: chosen)
     return name
 

@@ -13,7 +13,7 @@ from scipy.spatial.distance import squareform
 
 from millpond import Ragged
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.encoding import muvera, token_pooling, ward
+from millpond.late_interaction.encoding import muvera, row_sums, token_pooling, ward
 from millpond.late_interaction.encoding.muvera import Muvera
 from millpond.late_interaction.encoding.projection import Projection, is_trained
 from millpond.late_interaction.encoding.token_pooling import pool_tokens, pooled_rows
@@ -129,6 +129,7 @@ def kernel(request, monkeypatch):
     """With the compiled kernel, and with scipy."""
     if request.param == "scipy":
         monkeypatch.setattr(ward, "portable", lambda: None)
+        monkeypatch.setattr(row_sums, "portable", lambda: None)
     elif ward.portable() is None:
         pytest.skip("the kernels are not built")
 
@@ -267,3 +268,16 @@ def test_parameters_survive_json():
         Muvera.from_parameters({**stored, "bits": 4})
     with pytest.raises(InvalidRequestError, match="rows have 16 columns, and this encoding is for 8"):
         Muvera(8).encode_documents(matrices_of([2]))
+
+
+@pytest.mark.usefixtures("kernel")
+def test_rows_are_added_in_their_order():
+    """The sums of float32 depend on the order: those of both paths have the same bits."""
+    random = np.random.default_rng(3)
+    rows, places = random.standard_normal((500, 7)).astype(np.float32), random.integers(0, 9, 500)
+    wanted = np.zeros((10, 7), dtype=np.float32)
+    for row, place in zip(rows, places, strict=True):
+        wanted[place] += row
+    np.testing.assert_array_equal(row_sums.row_sums(rows, places, 10), wanted)
+    backwards = row_sums.row_sums(rows[::-1], places[::-1], 10)
+    assert not np.array_equal(backwards, wanted) and np.allclose(backwards, wanted, atol=1e-4)

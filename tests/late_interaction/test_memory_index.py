@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -21,11 +22,11 @@ from tests.late_interaction.index_contract import (
 )
 
 from millpond import Engine
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.late_interaction import AddReport, LateInteractionIndex, MemoryIndex, Ragged
 from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.memory import blocks, scoring, store
-from millpond.late_interaction.memory.store import TokenStore
+from millpond.late_interaction.memory import index as memory_index
 
 
 class TestMemoryIndex(IndexContract):
@@ -45,13 +46,14 @@ class TestMemoryIndex(IndexContract):
 
 @pytest.mark.contract
 class TestMemoryIndexByTorch(TestMemoryIndex):
-    """In float32, compared by torch as on a GPU; and in blocks of a few rows, as only large indexes have them."""
+    """In float32, stored and compared by torch as on a GPU; and in blocks of a few rows, as large indexes have them."""
 
     score_error = 1e-4
 
     @pytest.fixture(autouse=True)
     def torch_path(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(TokenStore, "uses_kernels", False)
+        cuda = pytest.importorskip("millpond.late_interaction.cuda", reason="needs torch", exc_type=ImportError)
+        monkeypatch.setattr(memory_index, "_memory_of", lambda device: cuda.DeviceMemory(cuda.device_of(device)))
         monkeypatch.setattr(blocks, "FULL_BLOCK", 16 * 128)
         monkeypatch.setattr(blocks, "_FIRST_ROWS", 8)
 
@@ -91,8 +93,6 @@ def test_a_codec_stores_rows_in_its_size(codec: Any, bytes_of_a_row: int, error:
     ("options", "message"),
     [
         ({"codec": "int4"}, "codec='int4' is unknown; choose 'int8', 'bfloat16', 'float32'"),
-        ({"device": "no such"}, "device='no such' cannot be used"),
-        ({"device": 3.5}, "device=3.5 cannot be used"),
         ({"threads": 0}, "threads=0 must be an int from 1"),
     ],
     ids=str,
@@ -100,6 +100,22 @@ def test_a_codec_stores_rows_in_its_size(codec: Any, bytes_of_a_row: int, error:
 def test_wrong_options_of_an_index_in_memory_are_refused(options: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidRequestError, match=message):
         MemoryIndex(None, **options)
+
+
+def test_a_device_that_torch_does_not_have_is_refused() -> None:
+    pytest.importorskip("torch")
+    for device in ("no such", 3.5):
+        with pytest.raises(InvalidRequestError, match=f"device={device!r} cannot be used"):
+            MemoryIndex(None, device=device)  # type: ignore[arg-type]
+    assert MemoryIndex(None, device="cpu:0").stats().details["device"] == "cpu"
+
+
+def test_without_torch_a_device_is_refused_and_the_cpu_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "millpond.late_interaction.cuda", raising=False)
+    with pytest.raises(MissingExtraError, match=r"device='cuda' needs torch; use device='cpu', or .*millpond\[torch\]"):
+        MemoryIndex(None, device="cuda")
+    MemoryIndex(None).add_embeddings(["a"], ragged(matrices(1)))
 
 
 def test_threads_change_no_result() -> None:
@@ -338,7 +354,7 @@ def test_a_search_has_the_documents_of_its_beginning(monkeypatch: pytest.MonkeyP
     index.add_embeddings(list(documents), ragged(list(documents.values())), metadata=[{"n": n} for n in range(40)])
     query = ragged(matrices(1, seed=1))
     before = index.search_embeddings(query, k=40)
-    score = scoring.score
+    score = scoring._Selection.scores
     changed: list[int] = []
 
     def changing(*args: Any, **options: Any) -> Any:
@@ -349,7 +365,7 @@ def test_a_search_has_the_documents_of_its_beginning(monkeypatch: pytest.MonkeyP
             index.add_embeddings(["doc-35", "new"], ragged(matrices(2, seed=2)), metadata=[{"n": -1}, {"n": -1}])
         return score(*args, **options)
 
-    monkeypatch.setattr(scoring, "score", changing)
+    monkeypatch.setattr(scoring._Selection, "scores", changing)
     assert index.search_embeddings(query, k=40) == before
     assert changed and len(index) == 11
     assert len(index.search_embeddings(query, k=40)[0]) == 11

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from tests.late_interaction.plaid_data import filled, matrices, names, ragged
 
 from millpond.late_interaction import MemoryIndex, PlaidIndex
@@ -257,7 +256,7 @@ def test_both_kinds_of_index_store_rows_as_the_table_of_codecs_says(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A new row of the table is packed, scored, written, trained on and compacted as itself: float16, for once."""
-    halves = Codec(name="int8", dtype=np.dtype(np.float16), torch_dtype=torch.float16)
+    halves = Codec(name="int8", dtype=np.dtype(np.float16))
     monkeypatch.setitem(CODECS, "int8", halves)
     monkeypatch.setattr(compaction, "TRAIN_TOKENS", 500)
     documents, queries = matrices(300), ragged(matrices(3, seed=4))

@@ -18,16 +18,16 @@ from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 from torch import nn
 
 from millpond import Engine
-from millpond.attention.segments import Segments
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.forwards import compiled
+from millpond.backends.torch.forwards.int8 import Int8Linear
+from millpond.backends.torch.forwards.linear import PlainLinear, ReorderedLinear, linear
+from millpond.backends.torch.load import load_backbone
+from millpond.backends.torch.native.encoder import NativeEncoder
+from millpond.backends.torch.quantize import check_quantization, quantize
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
-from millpond.models import compiled
-from millpond.models.int8 import Int8Linear
-from millpond.models.linear import PlainLinear, ReorderedLinear, linear
-from millpond.models.load import load_backbone
-from millpond.models.native.encoder import NativeEncoder
-from millpond.models.quantize import check_quantization, quantize
 from millpond.native.library import ISAS, isa
 
 # --- Eight-bit linear layers: how much they change a vector, that they are used at all, and where they are refused ----
@@ -81,7 +81,7 @@ needs_vnni = pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor
 
 def native_int8(engine: Engine) -> str | None:
     """Which weights a native forward has in eight bits; ``None`` if the forward is not native."""
-    backbone = engine._replicas.runners[0].backbone
+    backbone = engine._replicas.runners[0].model.backbone
     return backbone.plan.kernels.int8 if isinstance(backbone, NativeEncoder) else None
 
 
@@ -315,7 +315,7 @@ def make(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
 def parts_of(engine: Engine) -> list[compiled.CompiledPart]:
     parts = {
         id(value.func): value.func
-        for module in engine._replicas.runners[0].backbone.modules()
+        for module in engine._replicas.runners[0].model.backbone.modules()
         for value in vars(module).values()
         if isinstance(getattr(value, "func", None), compiled.CompiledPart)
     }

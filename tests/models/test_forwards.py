@@ -17,10 +17,11 @@ from tests.tiny import FAMILIES, TEXTS, write_checkpoint
 from transformers import DebertaV2Config, DebertaV2Model, LlamaConfig, LlamaModel
 
 from millpond import Engine
-from millpond.attention import dense, padded_row, sdpa
-from millpond.attention.padded_row import PaddedRow
-from millpond.attention.segments import Segments
-from millpond.attention.signature import Masking
+from millpond.backends.torch.attention import dense, padded_row, sdpa
+from millpond.backends.torch.attention.padded_row import PaddedRow
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.forwards import deberta, jamba
 from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.families import gte as gte_family
@@ -28,7 +29,6 @@ from millpond.checkpoints.families import internlm2
 from millpond.checkpoints.families.native import rename, translate
 from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import WeightMismatchError
-from millpond.models import deberta, jamba
 
 # --- Parts of the packed forwards that no engine on a CPU shows: layouts as on CUDA, distances, blocks and splits -----
 

@@ -21,19 +21,20 @@ from tests.tiny import TEXTS, write_checkpoint
 from tests.tiny.heads import write_splade
 
 from millpond import Engine
-from millpond.attention.segments import Segments
+from millpond.backends.torch import load, placement
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.forwards.encoder import PackedEncoder
+from millpond.backends.torch.forwards.encoder_file import read_encoder
+from millpond.backends.torch.placement import resolve_device, unusable_gpu
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architecture import Architecture, EncoderFields, EncoderNames, MaskedHeadNames
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.classifier_steps import FamilyHead, Linear
+from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.tokenizers.as_is import read_as_is
 from millpond.cli.commands.env import _accelerator
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
-from millpond.models import load, placement
-from millpond.models.encoder import PackedEncoder
-from millpond.models.encoder_file import read_encoder
-from millpond.models.placement import resolve_device, unusable_gpu
 
 # --- A new BERT-like family is one row of the table ------------------------------------------------------------------
 
@@ -46,7 +47,7 @@ FOOBERT = Architecture(
     pooling="cls",
     positions="absolute",
     token_types=True,
-    forward="millpond.models.encoder:PackedEncoder",
+    forward="millpond.backends.torch.forwards.encoder:PackedEncoder",
     encoder=EncoderNames(
         prefix="foo",
         layers="blocks",
@@ -143,7 +144,7 @@ KINDS: dict[str, tuple[Callable[..., Path], dict[str, Any], Callable[[Engine], A
 
 def result(folder: Path, read: Callable[[Engine], Any], dtype: str = "float32") -> Any:
     with Engine(folder, device="cpu", dtype=dtype) as engine:
-        assert isinstance(engine._replicas.runners[0].backbone, PackedEncoder)
+        assert isinstance(engine._replicas.runners[0].model.backbone, PackedEncoder)
         return read(engine)
 
 
@@ -179,7 +180,7 @@ def test_a_family_without_a_packed_forward_runs_in_transformers_class(tmp_path, 
     (folder / "config.json").write_text(json.dumps(config), encoding="utf-8")
     use_row(monkeypatch, replace(FOOBERT, forward=None, encoder=None, pooler=True))
     with Engine(folder, device="cpu", dtype="float32") as engine:
-        assert type(engine._replicas.runners[0].backbone).__name__ == "BertModel"
+        assert type(engine._replicas.runners[0].model.backbone).__name__ == "BertModel"
         np.testing.assert_allclose(vectors(engine), expected, atol=1e-5)
 
 
@@ -192,8 +193,8 @@ def test_every_row_names_code_that_is_there():
             assert {"translate", "tensors", "backbone_class", "finish"} & vars(hooks).keys()
         assert architectures.row_of(row.model_type) is row
         # The data that a forward reads is in the row if, and only if, the row names that forward.
-        assert (row.encoder is not None) == (row.forward == "millpond.models.encoder:PackedEncoder")
-        assert (row.traits is not None) == (row.forward == "millpond.models.decoder:PackedDecoder")
+        assert (row.encoder is not None) == (row.forward == "millpond.backends.torch.forwards.encoder:PackedEncoder")
+        assert (row.traits is not None) == (row.forward == "millpond.backends.torch.forwards.decoder:PackedDecoder")
 
 
 # --- Tensors read directly --------------------------------------------------------------------------------------------
@@ -229,7 +230,7 @@ def is_direct(folder: Path) -> bool:
         checkpoint.config,
         row.encoder,
         dtype=torch.float32,
-        is_head_tensor=partial(load.is_head_tensor, architecture=row),
+        is_head_tensor=partial(is_head_tensor, architecture=row),
     )
     return backbone is not None
 

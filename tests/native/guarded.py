@@ -16,15 +16,15 @@ from tests.native import test_tiles as tests
 from tests.native.models import MODELS, PRECISIONS, copied, identity, integers, linear, numbers
 from tests.tiles import emulated_table
 
-from millpond.attention import native as attention
-from millpond.attention.segments import Segments
-from millpond.attention.signature import Masking
-from millpond.models.native import encoder as encoders
-from millpond.models.native import plan as plans
-from millpond.models.native import structs
-from millpond.models.native.encoder import NativeEncoder, bounds_of
-from millpond.models.native.kernels import kernels_of
-from millpond.models.native.self_check import VOCABULARY
+from millpond.backends.torch.attention import native as attention
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.native import encoder as encoders
+from millpond.backends.torch.native import plan as plans
+from millpond.backends.torch.native import structs
+from millpond.backends.torch.native.encoder import NativeEncoder, bounds_of
+from millpond.backends.torch.native.kernels import kernels_of
+from millpond.backends.torch.native.self_check import VOCABULARY
 from millpond.native import library
 
 READINGS = (structs.ALL_ROWS, structs.FIRST_ROW, structs.LAST_ROW, structs.MEAN_ROW)

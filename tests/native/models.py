@@ -14,16 +14,16 @@ import pytest
 import torch
 from torch import nn
 
-from millpond.attention.segments import Segments
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.forwards.linear import plain_linears
+from millpond.backends.torch.load import load_backbone
+from millpond.backends.torch.native import families, self_check, structs
+from millpond.backends.torch.native.encoder import NativeEncoder, bounds_of
+from millpond.backends.torch.native.kernels import kernels_of
+from millpond.backends.torch.native.plan import PlanBuilder
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.families.native import translate
-from millpond.models.linear import plain_linears
-from millpond.models.load import load_backbone
-from millpond.models.native import families, self_check, structs
-from millpond.models.native.encoder import NativeEncoder, bounds_of
-from millpond.models.native.kernels import kernels_of
-from millpond.models.native.plan import PlanBuilder
 from millpond.native import library
 from millpond.native.library import isa
 

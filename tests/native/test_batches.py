@@ -16,11 +16,11 @@ from tests.native.models import MODELS, PRECISIONS, encoder_of, every_isa
 from tests.tiny import TEXTS, write_checkpoint
 from torch import nn
 
-from millpond.models.native import structs
-from millpond.models.native.encoder import NativeEncoder, bounds_of
-from millpond.models.native.kernels import kernels_of
-from millpond.models.native.plan import PlanBuilder
-from millpond.models.native.self_check import VOCABULARY
+from millpond.backends.torch.native import structs
+from millpond.backends.torch.native.encoder import NativeEncoder, bounds_of
+from millpond.backends.torch.native.kernels import kernels_of
+from millpond.backends.torch.native.plan import PlanBuilder
+from millpond.backends.torch.native.self_check import VOCABULARY
 from millpond.native.library import ISAS, isa
 
 # --- What a text's rows may depend on: the text. Not on the batch, the threads, other calls, or earlier ones ----------
@@ -308,7 +308,7 @@ import gc, json, sys
 sys.path[:0] = json.loads(sys.argv[1])
 import numpy as np
 from millpond import Engine
-from millpond.models.native.encoder import NativeEncoder
+from millpond.backends.torch.native.encoder import NativeEncoder
 from millpond.native.library import isa
 from tests.tiny import TEXTS
 told = {"isa": isa()}

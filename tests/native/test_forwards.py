@@ -36,17 +36,18 @@ from tests.native.models import (
 from tests.pairwise import pairwise
 from torch import nn
 
+from millpond.backends.torch import placement
+from millpond.backends.torch.forwards import decoder
+from millpond.backends.torch.forwards.decoder import PackedDecoder
+from millpond.backends.torch.forwards.int8 import Int8Linear
+from millpond.backends.torch.forwards.linear import PlainLinear, ReorderedLinear
+from millpond.backends.torch.forwards.rms_norm import RMSNorm
+from millpond.backends.torch.load import packed_forward
+from millpond.backends.torch.native.memory import Memory
+from millpond.backends.torch.native.weight_packer import NotSupported
+from millpond.backends.torch.threads import _multiplied_weights
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import row_of
-from millpond.engine.execute.threads import _multiplied_weights
-from millpond.models import decoder, placement
-from millpond.models.decoder import PackedDecoder
-from millpond.models.int8 import Int8Linear
-from millpond.models.linear import PlainLinear, ReorderedLinear
-from millpond.models.load import packed_forward
-from millpond.models.native.memory import Memory
-from millpond.models.native.weight_packer import NotSupported
-from millpond.models.rms_norm import RMSNorm
 from millpond.native import library, precision
 
 # --- Every variant in torch's operators and in each instruction set beside transformers' classes; what they hold ------
@@ -66,7 +67,7 @@ def marked(names: Any, contract: Any = ()) -> list[Any]:
 def test_equals_transformers_class(variant, folder_of, record_property):
     folder = folder_of(variant)
     own = backbone(folder)
-    assert type(own).__module__.startswith("millpond.models.")
+    assert type(own).__module__.startswith("millpond.backends.torch.forwards.")
     each = [EACH_LENGTH] if variant in ("modernbert", "nomic", "gte", "albert-groups", "llama") else []
     for lengths in (LENGTHS, (1,), *each):
         worst = difference(states(own, lengths), expected_states(folder, lengths))

@@ -11,11 +11,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from millpond.attention import matmul_attention, native
-from millpond.attention.kernels import select
-from millpond.attention.segments import Segments
-from millpond.attention.signature import Masking
-from millpond.models.native import structs
+from millpond.backends.native import structs
+from millpond.backends.torch.attention import matmul_attention, native
+from millpond.backends.torch.attention.kernels import select
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.native.structs import PackCall
 from millpond.native import library as place
 from millpond.native.library import ISAS, KernelTable, isa, kernel_table, library
 
@@ -74,7 +75,8 @@ def test_every_instruction_set_has_the_kernels_of_the_lower_ones(highest):
     table = kernel_table(highest)
     lacking = {name for name, _ in KernelTable._fields_ if name.startswith("pack") and not getattr(table, name)}
     # The encoder in bfloat16 and int8 needs instructions of its own, and bfloat16 has no kernels below them.
-    beyond = {"avx2": {"pack_weight_bfloat16", "pack_weight_int8"}, "avx512": {"pack_weight_bfloat16"}}
+    bfloat16, int8 = ({f"pack_{what}_{kind}" for what in ("weight", "rows")} for kind in ("bfloat16", "int8"))
+    beyond = {"avx2": bfloat16 | int8, "avx512": bfloat16}
     assert lacking <= beyond.get(min(highest, isa(), key=ISAS.index), set())
 
 
@@ -319,7 +321,11 @@ def test_a_process_without_torchs_threads_can_load_it():
 
 
 HEADER = (place.LIBRARY.parent / "encoder/plan.h").read_text()
-STRUCTS = (structs.Weight, structs.NormWeights, structs.Step, structs.Model, structs.EncodeCall, structs.PackCall)
+STRUCTS = (
+    *(structs.Weight, structs.NormWeights, structs.Step, structs.Model, structs.EncodeCall),
+    PackCall,
+    structs.PackRowsCall,
+)
 TYPES = {ctypes.c_int64: "std::int64_t", ctypes.c_double: "double"}
 
 
@@ -360,6 +366,7 @@ def test_the_numbers_of_kinds_are_those_of_the_header():
     names = {
         "StepKind": {key: value for key, value in vars(structs).items() if key in STEPS},
         "NormKind": {"COPY": structs.COPY, "LAYER_NORM": structs.LAYER_NORM, "RMS_NORM": structs.RMS_NORM},
+        "Stored": {key: value for key, value in vars(structs).items() if key.startswith("STORED_")},
         "Reading": {key: value for key, value in vars(structs).items() if re.fullmatch(r"\w+_ROWS?", key)},
     }
     for enum, values in names.items():

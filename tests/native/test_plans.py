@@ -41,15 +41,15 @@ from tests.tiny import write_checkpoint
 from tests.tiny.families import JINA_TASKS
 
 from millpond import Engine
-from millpond.models import load as loading
-from millpond.models.int8 import Int8Linear
-from millpond.models.jina import JinaEncoder
-from millpond.models.linear import PlainLinear, ReorderedLinear, linear
-from millpond.models.native import rotation
-from millpond.models.native.encoder import NativeEncoder, bounds_of
-from millpond.models.native.kernels import kernels_of
-from millpond.models.native.rotation import Rotation
-from millpond.models.native.weight_packer import NotSupported
+from millpond.backends.torch import load as loading
+from millpond.backends.torch.forwards.int8 import Int8Linear
+from millpond.backends.torch.forwards.jina import JinaEncoder
+from millpond.backends.torch.forwards.linear import PlainLinear, ReorderedLinear, linear
+from millpond.backends.torch.native import rotation
+from millpond.backends.torch.native.encoder import NativeEncoder, bounds_of
+from millpond.backends.torch.native.kernels import kernels_of
+from millpond.backends.torch.native.rotation import Rotation
+from millpond.backends.torch.native.weight_packer import NotSupported
 
 # --- The native forward of decoders: each family and setting compared with transformers' own class --------------------
 

@@ -21,11 +21,11 @@ from tests.native.models import (
 from tests.pairwise import pairwise
 from torch import nn
 
-from millpond.models.native import structs
-from millpond.models.native.encoder import NativeEncoder, bounds_of
-from millpond.models.native.kernels import kernels_of
-from millpond.models.native.plan import PlanBuilder
-from millpond.models.native.self_check import VOCABULARY, attended, formulas, read
+from millpond.backends.torch.native import structs
+from millpond.backends.torch.native.encoder import NativeEncoder, bounds_of
+from millpond.backends.torch.native.kernels import kernels_of
+from millpond.backends.torch.native.plan import PlanBuilder
+from millpond.backends.torch.native.self_check import VOCABULARY, attended, formulas, read
 from millpond.native.library import ISAS, isa, kernel_table
 
 # --- Attention: lengths, heads, masks, and what is added to scores ----------------------------------------------------

@@ -20,9 +20,9 @@ from tests.native.models import (
 )
 from tests.pairwise import pairwise
 
-from millpond.models.native import structs
-from millpond.models.native.encoder import bounds_of
-from millpond.models.native.self_check import activated, normalized, rotated
+from millpond.backends.torch.native import structs
+from millpond.backends.torch.native.encoder import bounds_of
+from millpond.backends.torch.native.self_check import activated, normalized, rotated
 
 # --- Steps of the native encoder but attention and activations, against the same in float64 ---------------------------
 

@@ -13,10 +13,10 @@ import pytest
 import torch
 from tests.tiles import ROOT, emulated_table, emulates
 
-from millpond.models.native import structs
-from millpond.models.native.encoder import NativeEncoder, bounds_of
-from millpond.models.native.kernels import Kernels, kernels_of
-from millpond.models.native.plan import PlanBuilder
+from millpond.backends.torch.native import structs
+from millpond.backends.torch.native.encoder import NativeEncoder, bounds_of
+from millpond.backends.torch.native.kernels import Kernels, kernels_of
+from millpond.backends.torch.native.plan import PlanBuilder
 from millpond.native.library import kernel_table
 
 pytestmark = emulates

@@ -11,13 +11,13 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from millpond.attention.segments import Fixed, Segments
+from millpond.backends.torch.attention.segments import Fixed, Segments
+from millpond.backends.torch.pooling import methods, sparse
+from millpond.backends.torch.pooling.masked_lm import MaskedLanguageHead
+from millpond.backends.torch.pooling.methods import METHODS
+from millpond.backends.torch.pooling.pooler import Pooler
+from millpond.backends.torch.pooling.sparse import SpladeHead, TokenWeightHead
 from millpond.checkpoints.modules import Pooling
-from millpond.pooling import methods, sparse
-from millpond.pooling.masked_lm import MaskedLanguageHead
-from millpond.pooling.methods import METHODS
-from millpond.pooling.pooler import Pooler
-from millpond.pooling.sparse import SpladeHead, TokenWeightHead
 
 # --- Pooling methods against numbers computed by hand -----------------------------------------------------------------
 

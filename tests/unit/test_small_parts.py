@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.gates import until
 
+from millpond.checkpoints.build_spec import matryoshka_family
 from millpond.errors import InvalidDimensionsError
-from millpond.models.build_spec import matryoshka_family
 from millpond.support.cached_property import cached_property
 from millpond.support.fair_semaphore import FairSemaphore
 from millpond.vectors import matryoshka

@@ -119,10 +119,12 @@ class Architecture:
     # `fits(backbone, row)`, if it has one, says whether the forward does all that the loaded class would. `None`:
     # transformers' class runs.
     forward: str | None = None
-    # Names of a BERT-like family's parts, which :mod:`millpond.models.encoder` runs and
-    # :mod:`millpond.models.encoder_file` reads without transformers
+    # Names of a BERT-like family's parts, which :mod:`millpond.backends.torch.forwards.encoder` runs and
+    # :mod:`millpond.backends.torch.forwards.encoder_file` reads without transformers
     encoder: EncoderNames | None = None
-    traits: DecoderTraits | None = None  # differences of a family like Llama, which :mod:`millpond.models.decoder` runs
+    traits: DecoderTraits | None = (
+        None  # differences of a family like Llama, which :mod:`millpond.backends.torch.forwards.decoder` runs
+    )
     # Its classifiers; `None`: `score` on a decoder's last token, `classifier` on an encoder's first
     head: FamilyHead | None = None
     mlm: MaskedHeadNames | None = None  # its masked-language-model head, which SPLADE reads; `None`: not known

@@ -1,6 +1,6 @@
 """THE table: one row per family that millpond runs as packed rows.
 
-A family is added here and nowhere else: a row, and a module of :mod:`millpond.models` named in it where the family
+A family is added here and nowhere else: a row, and a module of the backends named in it where the family
 computes something that no other does.
 """
 
@@ -45,8 +45,8 @@ _SUFFIXES = (
 ).split()
 
 # Packed forwards.
-_ROTARY_ENCODER = "millpond.models.rotary_encoder:PackedRotaryEncoder"
-_DECODER = "millpond.models.decoder:PackedDecoder"
+_ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
+_DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
 
 # BERT-like families with other names than BERT.
 _DISTILBERT_NAMES = EncoderNames(
@@ -82,7 +82,9 @@ _MPNET_NAMES = EncoderNames(
 )
 
 # What most rows of a kind share.
-_bert_like = partial(Architecture, forward="millpond.models.encoder:PackedEncoder", pooling="cls", positions="absolute")
+_bert_like = partial(
+    Architecture, forward="millpond.backends.torch.forwards.encoder:PackedEncoder", pooling="cls", positions="absolute"
+)
 _decoder = partial(
     Architecture, forward=_DECODER, traits=DecoderTraits(), pooling="lasttoken", positions="rotary", decoder=True
 )
@@ -149,7 +151,7 @@ ARCHITECTURES = (
         model_type="modernbert",
         pooling="cls",
         positions="rotary",
-        forward="millpond.models.modernbert:PackedModernBert",
+        forward="millpond.backends.torch.forwards.modernbert:PackedModernBert",
         head=MODERNBERT_HEAD,
         mlm=MODERNBERT_MLM,
         example="Alibaba-NLP/gte-modernbert-base",
@@ -177,7 +179,7 @@ ARCHITECTURES = (
         positions="rotary",
         token_types=True,
         family="gte",
-        module="millpond.models.gte",
+        module="millpond.backends.torch.forwards.gte",
         forward=_ROTARY_ENCODER,
         head=POOLER_HEAD,
         weighted_tokens="NewForTokenClassification",  # gte-multilingual-base's
@@ -196,7 +198,7 @@ ARCHITECTURES = (
         pooler=True,
         recognized_by={"model_type": "xlm-roberta", "position_embedding_type": "rotary"},
         family="jina",
-        module="millpond.models.jina",
+        module="millpond.backends.torch.forwards.jina",
         head=ROBERTA_HEAD,
         example="jinaai/jina-embeddings-v3",
     ),
@@ -216,7 +218,7 @@ ARCHITECTURES = (
         positions="absolute",
         token_types=True,
         pooler=True,
-        forward="millpond.models.albert:PackedAlbert",
+        forward="millpond.backends.torch.forwards.albert:PackedAlbert",
         head=FamilyHead(sequence=(Linear(name="pooler"), "tanh", *CLASSIFIER)),
         example="sentence-transformers/paraphrase-albert-small-v2",
     ),
@@ -228,7 +230,7 @@ ARCHITECTURES = (
         token_types=True,
         half="bfloat16",
         family="deberta",
-        module="millpond.models.deberta",
+        module="millpond.backends.torch.forwards.deberta",
         head=DEBERTA_HEAD,
         example="cross-encoder/nli-deberta-v3-base",
     ),
@@ -321,7 +323,7 @@ ARCHITECTURES = (
         positions="absolute",
         decoder=True,
         family="gpt2",
-        module="millpond.models.gpt2",
+        module="millpond.backends.torch.forwards.gpt2",
         head=FamilyHead(sequence=SCORE, pooling="lasttoken"),
         example="openai-community/gpt2",
     ),
@@ -332,7 +334,7 @@ ARCHITECTURES = (
         positions="none",
         decoder=True,
         half="bfloat16",
-        module="millpond.models.jamba",
+        module="millpond.backends.torch.forwards.jamba",
         recurrent=True,
         example="ai21labs/Jamba-tiny-reward-dev",
     ),

@@ -11,14 +11,11 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
-import torch
-
+from millpond.backends.device_errors import LostDevice, LostDevices
 from millpond.cache.vector_cache import VectorCache
-from millpond.engine.execute.cores import process_cores, usable
-from millpond.engine.execute.cuda.worker import OverlappingWorker
-from millpond.engine.execute.device_errors import LostDevice, LostDevices
+from millpond.engine.execute.cores import process_cores
 from millpond.engine.execute.interrupts import defer_sigint
-from millpond.engine.execute.threads import Threads
+from millpond.engine.execute.overlapping_worker import OverlappingWorker
 from millpond.engine.execute.worker import Worker
 from millpond.engine.execute.worker_slots import CpuWorkerSlots, DeviceWorkerSlot, WorkerSlots
 from millpond.engine.input.plan import Plan
@@ -33,8 +30,9 @@ from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.schedule.truncation import TruncationLog
 from millpond.errors import EngineClosedError, MillpondError
-from millpond.support.fork import inherited_pool, outside_inherited_pool
+from millpond.support.fork import outside_inherited_pool
 from millpond.support.heap import HEAP
+from millpond.support.processor import usable_cores
 from millpond.values.inputs import Item, TokenIds
 from millpond.values.stats import EngineStats
 
@@ -83,17 +81,17 @@ class Dispatcher:
         workers: list[Worker] = []
         for runner in self._replicas.runners:
             options: dict[str, Any] = {
-                "name": f"{self._name}-{runner.device}-{len(workers)}",
+                "name": f"{self._name}-{runner.model.device}-{len(workers)}",
                 "counters": self.counters,
-                "device": str(runner.device),
+                "device": runner.model.device,
                 "lost_devices": self._lost_devices,
             }
-            if runner.overlaps:
+            if runner.model.overlaps:
                 workers.append(OverlappingWorker(self._scheduler, runner, **options))
                 continue
             slots: WorkerSlots = DeviceWorkerSlot()
-            if runner.device.type == "cpu":
-                slots = CpuWorkerSlots(Threads(runner.backbone), process_cores())
+            if runner.model.threads is not None:
+                slots = CpuWorkerSlots(runner.model.threads, process_cores())
             workers += [Worker(self._scheduler, runner, slots=slots, **options) for _ in range(slots.count)]
         return workers
 
@@ -212,9 +210,7 @@ class Dispatcher:
 
     @property
     def _leaves_work(self) -> bool:
-        # Inside torch.autocast or `with torch.device(...)`, which would change the result; workers never are.
-        modes = torch.is_autocast_enabled("cpu") or torch._C._len_torch_function_stack() > 0
-        return self._crowded or modes or inherited_pool()
+        return self._crowded or self._replicas.runner.model.leaves_caller()
 
     @property
     def in_callback(self) -> bool:
@@ -285,5 +281,5 @@ def _intake_threads(replicas: Replicas) -> int:
 
     For a GPU at least two: while one waits for the tokenizer, the other makes requests of what it gave.
     """
-    devices = sum(runner.overlaps for runner in replicas.runners)
-    return max(2 if devices else 1, min(6 * devices or 4, usable() // 2))
+    devices = sum(runner.model.overlaps for runner in replicas.runners)
+    return max(2 if devices else 1, min(6 * devices or 4, usable_cores() // 2))

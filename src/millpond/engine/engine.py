@@ -136,7 +136,7 @@ class Engine(TaskMethods):
         self._loaded = self._replicas.model
         self.dtype = self._replicas.dtype
         self.device = self._replicas.device
-        default = _CPU_BATCH_TOKENS if self._replicas.runner.device.type == "cpu" else _GPU_BATCH_TOKENS
+        default = _CPU_BATCH_TOKENS if self._replicas.runner.model.threads is not None else _GPU_BATCH_TOKENS
         self._budget = max_batch_tokens or default
         self._dispatcher = Dispatcher(self._replicas, budget=self._budget, max_queue=max_queue, cache=self._cache)
         self._submission = Submission(self._loaded, self._dispatcher)

@@ -128,8 +128,8 @@ if hasattr(os, "register_at_fork"):
 
 
 def _engine(config: EngineConfig, cache: Cache) -> Engine:
+    from millpond.backends.torch.placement import resolve_devices
     from millpond.engine.engine import Engine
-    from millpond.models.placement import resolve_devices
 
     device = ",".join(map(str, resolve_devices(config.device)))
     if device != config.device:  # "auto" and the device that it resolves to share one engine

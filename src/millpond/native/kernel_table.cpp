@@ -86,6 +86,7 @@ extern "C" std::int64_t millpond_kernel_table_bytes(void) { return sizeof(Kernel
 // Sizes of the encoder's structs: Python's (models/native/structs.py) must be equal.
 extern "C" void millpond_plan_bytes(std::int64_t* sizes) {
   const std::int64_t all[] = {sizeof(Weight), sizeof(NormWeights), sizeof(Step),
-                              sizeof(Model),  sizeof(EncodeCall),  sizeof(PackCall)};
+                              sizeof(Model),  sizeof(EncodeCall),  sizeof(PackCall),
+                              sizeof(PackRowsCall)};
   for (const std::int64_t size : all) *sizes++ = size;
 }

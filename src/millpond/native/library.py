@@ -72,6 +72,7 @@ class KernelTable(ctypes.Structure):
             *("pack_weight_float32", "encode_float32", "encoder_workspace_float32"),
             *("pack_weight_bfloat16", "encode_bfloat16", "encoder_workspace_bfloat16"),
             *("attention_bfloat16", "attention_workspace_bfloat16"),
+            *("pack_rows_float32", "pack_rows_bfloat16", "pack_rows_int8"),
             "pack_weight_int8",
         )
     ]
@@ -97,6 +98,9 @@ class KernelTable(ctypes.Structure):
     encoder_workspace_bfloat16: Any
     attention_bfloat16: Any
     attention_workspace_bfloat16: Any
+    pack_rows_float32: Any
+    pack_rows_bfloat16: Any
+    pack_rows_int8: Any
     pack_weight_int8: Any
 
 
@@ -226,3 +230,5 @@ def _declare(loaded: ctypes.CDLL) -> None:
     loaded.millpond_apply_rotary.restype = None
     loaded.millpond_ward.argtypes = [*[_pointer] * 6, _int, _int, _pointer]
     loaded.millpond_ward.restype = None
+    loaded.millpond_add_rows.argtypes = [*[_pointer] * 3, *[_int] * 2]
+    loaded.millpond_add_rows.restype = None

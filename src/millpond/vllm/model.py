@@ -12,11 +12,11 @@ import numpy.typing as npt
 from millpond.engine.engine import Engine
 from millpond.engine.schedule.timing import CallFuture
 from millpond.errors import InputTooLongError, UnsupportedTaskError
-from millpond.pooling.activations import by_width
 from millpond.tasks import Activation, ScoreMethod, Task
 from millpond.values.inputs import Item, Pair, TokenIds
 from millpond.values.outputs import ScoreOutput
 from millpond.values.params import PoolingParams
+from millpond.vectors.activations import by_width
 from millpond.vectors.ragged import Ragged
 from millpond.vllm import arguments
 from millpond.vllm.params import complete

@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError
-from millpond.pooling.activations import activate
 from millpond.tasks import Activation
 from millpond.values.params import PoolingParams
+from millpond.vectors.activations import activate
 from millpond.vllm.arguments import POOLING_TASKS, one_value
 
 # vLLM's pooling types: of whole texts, by the engine's name, and of tokens.

@@ -15,11 +15,12 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-from millpond.engine.execute.cores import Cores, usable
-from millpond.engine.execute.device_errors import LostDevice, is_device_lost, is_out_of_memory
+from millpond.backends.device_errors import LostDevice, is_device_lost, is_out_of_memory
+from millpond.backends.torch.threads import TorchThreads, default_threads, native_threads, on_native_threads, on_threads
+from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.interrupts import defer_sigint
-from millpond.engine.execute.threads import Threads, default_threads, native_threads, on_native_threads, on_threads
 from millpond.errors import DeviceLostError, MillpondError
+from millpond.support.processor import usable_cores
 
 
 def test_a_core_is_claimed_once():
@@ -72,7 +73,7 @@ def test_a_quota_and_those_of_the_groups_above_limit_the_cores(own, files, expec
         (tmp_path / "root" / name).write_text(content)
     if own is not None:
         (tmp_path / "own").write_text(own + "\n")
-    assert usable(tmp_path / "root", tmp_path / "own") == expected
+    assert usable_cores(tmp_path / "root", tmp_path / "own") == expected
 
 
 @pytest.fixture
@@ -83,7 +84,7 @@ def backbone():
 
 def test_more_tokens_more_threads(backbone, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
-    threads = Threads(backbone)
+    threads = TorchThreads(backbone)
     assert [threads.count(tokens) for tokens in (1, 999, 1000, 2000, 10**6)] == [1, 1, 2, 3, 4]
     assert [threads.count(tokens, awake=True) for tokens in (1, 24, 25, 10**6)] == [1, 1, 2, 4]
 

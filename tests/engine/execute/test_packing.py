@@ -9,17 +9,17 @@ from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 from tests.tiny.layouts import Dense, Layout, Normalize, Pooling
 
 from millpond import Engine, PoolingParams
-from millpond.engine.execute.batch import DeviceBatch
-from millpond.engine.execute.packing import rounded_up
-from millpond.engine.execute.runner import Runner
+from millpond.backends.backend import OutputSpec
+from millpond.backends.torch import load
+from millpond.backends.torch.device_batch import DeviceBatch, rounded_up
+from millpond.backends.torch.model import TorchModel
+from millpond.backends.torch.native.encoder import NativeEncoder
+from millpond.engine.execute.packing import pack
 from millpond.engine.input import resolve
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Prefix, Request
-from millpond.models import load
-from millpond.models.native.encoder import NativeEncoder
-from millpond.pooling.pooler import OutputSpec
 
 PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=4, skip=2, adapter=1)
 
@@ -27,7 +27,10 @@ PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate=
 def batch_of(fields, *, rounded=False, plan=PLAN):
     call = Call([str(i) for i in range(len(fields))], plan, assemble=assemble, native_width=4)
     requests = [Request(call=call, slot=i, **each) for i, each in enumerate(fields)]
-    return DeviceBatch.pack(requests, position_offset=2, device=torch.device("cpu"), rounded=rounded)
+    packed = pack(requests, position_offset=2)
+    tokens = rounded_up(len(packed.batch.ids)) if rounded else len(packed.batch.ids)
+    batch = DeviceBatch(packed=packed.batch.filled(tokens, 2), device=torch.device("cpu"))
+    return packed, batch
 
 
 def ids(*tokens):
@@ -42,8 +45,8 @@ TYPED = [
 
 
 def test_the_tensors_have_the_numbers_of_the_arrays():
-    batch = batch_of(TYPED)
-    assert [request.slot for request in batch.requests] == [1, 0, 2] and batch.lead == 0
+    packed, batch = batch_of(TYPED)
+    assert [request.slot for request in packed.requests] == [1, 0, 2] and packed.lead == 0
     assert batch.input_ids.tolist() == [[8, 5, 6, 7, 9, 10, 11, 12]]
     assert batch.position_ids.tolist() == [[2, 2, 3, 4, 2, 3, 4, 5]]
     assert batch.token_types is not None and batch.token_types.tolist() == [[0, 0, 1, 1, 0, 0, 0, 0]]
@@ -58,8 +61,10 @@ def test_the_tensors_have_the_numbers_of_the_arrays():
 def test_positions_go_on_after_a_shared_prefix():
     prefix = Prefix(length=2)
     fields = [{"ids": ids(1, 2, 3), "prefix": prefix}, {"ids": ids(1, 2, 4, 5), "prefix": prefix}, {"ids": ids(7, 8)}]
-    packed = batch_of(fields, plan=Plan(task="score", output=PLAN.output, limit=9, truncate="end", width=1)).packed
-    assert packed.lead == 1 and packed.prefixes == [-1, 0, -1, 0]
+    packed = batch_of(fields, plan=Plan(task="score", output=PLAN.output, limit=9, truncate="end", width=1))[0]
+    assert packed.lead == 1
+    packed = packed.batch
+    assert packed.prefixes == [-1, 0, -1, 0]
     assert packed.ids.tolist() == [1, 2, 3, 7, 8, 4, 5]
     assert packed.bounds.tolist() == [0, 2, 3, 5, 7]
     assert packed.positions.tolist() == [2, 3, 4, 2, 3, 4, 5]
@@ -67,7 +72,7 @@ def test_positions_go_on_after_a_shared_prefix():
 
 
 def test_a_forward_that_reads_the_arrays_has_no_tensors_made():
-    batch = batch_of(TYPED)
+    _, batch = batch_of(TYPED)
     assert batch.packed.ids.tolist() and vars(batch).keys() == {"packed", "device"}
     segments = batch.segments
     assert vars(segments).keys().isdisjoint({"cu_seqlens", "seqused_k", "runs"})
@@ -93,7 +98,7 @@ def test_results_do_not_change(family, task, tmp_path):
     with Engine(folder, dtype="float32", device="cpu") as engine:
         found = []
         for rounded in (False, True):
-            engine._replicas.runner._rounded = rounded
+            engine._replicas.runner.model._rounded = rounded
             output = engine.submit(task, PASSAGES).result().embeddings
             found.append(output if task == "embed" else output.flat)
     assert sum(len(text.split()) for text in PASSAGES) > 64  # fewer would not be rounded
@@ -105,10 +110,10 @@ def test_results_do_not_change(family, task, tmp_path):
 def test_only_onednn_needs_it(dtype, expected, tmp_path):
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
     with Engine(folder, dtype=dtype, device="cpu") as engine:
-        assert engine._replicas.runner._rounded is expected
+        assert engine._replicas.runner.model._rounded is expected
         sizes = []
-        states = engine._replicas.runner.states
-        engine._replicas.runner.states = lambda batch: sizes.append(batch.input_ids.shape[1]) or states(batch)
+        states = engine._replicas.runner.model.states
+        engine._replicas.runner.model.states = lambda batch: sizes.append(batch.input_ids.shape[1]) or states(batch)
         rows = engine.embed(PASSAGES * 3).embeddings
     assert torch.from_numpy(rows).isfinite().all()
     assert all(size == rounded_up(size) for size in sizes) or not expected
@@ -132,13 +137,13 @@ CASES = [
 def row_reads(monkeypatch):
     """Of each forward, whether it computed some rows only."""
     seen = []
-    states = Runner.states
+    states = TorchModel.states
 
     def recording(self, batch, rows=None):
         seen.append(rows is not None)
         return states(self, batch, rows)
 
-    monkeypatch.setattr(Runner, "states", recording)
+    monkeypatch.setattr(TorchModel, "states", recording)
     return seen
 
 
@@ -148,7 +153,7 @@ def test_a_row_read_alone_is_the_same(family, pooling, tmp_path, row_reads, monk
     with Engine(folder, pooling=pooling, convert="embed", dtype="float32", device="cpu") as engine:
         alone = engine.embed(list(TEXTS), normalize=False).embeddings
         assert row_reads and all(row_reads)
-        monkeypatch.setattr(Runner, "_call_of_rows", lambda self, batch, outputs: None)
+        monkeypatch.setattr(TorchModel, "_call_of_rows", lambda self, batch, outputs: None)
         whole = engine.embed(list(TEXTS), normalize=False).embeddings
         assert not row_reads[-1]
     np.testing.assert_allclose(alone, whole, atol=1e-5 * np.abs(whole).max())
@@ -210,7 +215,7 @@ SIZE = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
 def vectors(folder):
     """Of all texts in one batch, and of one alone; with a prompt and without; and the texts' token vectors."""
     with Engine(folder, dtype="float32", device="cpu") as engine:
-        native = isinstance(engine._replicas.runner.backbone, NativeEncoder)
+        native = isinstance(engine._replicas.runner.model.backbone, NativeEncoder)
         found = [
             engine.embed(NATIVE_TEXTS, normalize=False).embeddings,
             engine.embed(NATIVE_TEXTS[:1], normalize=False).embeddings,

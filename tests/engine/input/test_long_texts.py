@@ -12,6 +12,7 @@ from tests.tiny.tokenizers import KINDS, SENTENCES, write_tokenizer
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from millpond import Pair, SpannedText, TokenIds
+from millpond.backends.backend import OutputSpec
 from millpond.engine.input import oversize
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import PairTokenizer
@@ -19,7 +20,6 @@ from millpond.engine.input.plan import Plan
 from millpond.engine.tokenize import long_texts
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InputTooLongError
-from millpond.pooling.pooler import OutputSpec
 
 LIMIT = 24
 SIZE = 20_000

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from tests.tiny import SENTENCES
 
 from millpond import Engine, PoolingParams
+from millpond.backends.backend import OutputSpec
 from millpond.engine import dispatcher
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.encode import InputEncoder
@@ -27,7 +28,6 @@ from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import InputTooLongError
-from millpond.pooling.pooler import OutputSpec
 from tests import recording
 
 

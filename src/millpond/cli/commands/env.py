@@ -16,7 +16,7 @@ from millpond.cli.output.columns import aligned
 from millpond.values.config import EngineConfig
 
 if TYPE_CHECKING:
-    from millpond.attention.self_check import KernelCheck
+    from millpond.backends.kernel_check import KernelCheck
 
 _PACKAGES = (
     "millpond langchain-millpond llama-index-millpond torch transformers tokenizers safetensors huggingface-hub numpy "
@@ -74,11 +74,11 @@ def _facts() -> dict[str, str]:
     import torch
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
-    from millpond.attention.kernels import KERNELS
+    from millpond.backends.torch.attention.kernels import KERNELS
+    from millpond.backends.torch.placement import has_native_bfloat16, resolve_device
     from millpond.ingest.pages.environment import processor, versions
     from millpond.ingest.sinks.database import installed as installed_databases
     from millpond.ingest.sinks.database import sink_packages
-    from millpond.models.placement import has_native_bfloat16, resolve_device
     from millpond.native.precision import served_by
 
     device = resolve_device("auto")
@@ -110,7 +110,7 @@ def _facts() -> dict[str, str]:
 def _accelerator(device: object) -> str:
     import torch
 
-    from millpond.models.placement import unusable_gpu
+    from millpond.backends.torch.placement import unusable_gpu
 
     if not torch.cuda.is_available():
         unusable = unusable_gpu()

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from millpond.attention.kernels import KERNELS
-from millpond.attention.self_check import DeviceBrokenError, KernelCheck, Row, attention_rows, run
+from millpond.backends.kernel_check import KernelCheck
+from millpond.backends.torch.attention.kernels import KERNELS
+from millpond.backends.torch.attention.self_check import DeviceBrokenError, Row, attention_rows, run
+from millpond.backends.torch.native.self_check import encoder_rows
 from millpond.cli.output.columns import aligned
-from millpond.models.native.self_check import encoder_rows
 from millpond.native import library
 
 if TYPE_CHECKING:

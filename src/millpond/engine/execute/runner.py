@@ -1,208 +1,49 @@
-"""Runner: one forward over one batch."""
+"""Runner: a batch of requests through a model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence, Set
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
-import numpy as np
-import torch
-from torch import nn
-
-from millpond.attention.segments import Fixed, Segments
-from millpond.checkpoints.architecture import Architecture
-from millpond.engine.execute.batch import DeviceBatch, ForwardInput
-from millpond.engine.execute.cuda.buckets import Buckets
-from millpond.engine.execute.cuda.graphs import Graphs
-from millpond.engine.execute.cuda.pipeline import PendingBatch, Pipeline
-from millpond.engine.execute.cuda.streams import Backend
-from millpond.engine.execute.results import ReadRows, RequestResult, split_results
-from millpond.engine.execute.threads import native_threads
+from millpond.backends.backend import Model, Pending
+from millpond.engine.execute.packing import PackedRequests, pack
+from millpond.engine.execute.results import RequestResult, split_results
 from millpond.engine.schedule.request import Request
-from millpond.models.int8 import Int8Linear
-from millpond.models.linear import ReorderedLinear
-from millpond.models.native.encoder import NativeEncoder, Rows
-from millpond.pooling.pooler import OutputSpec, Pooler, PoolerCall
 
-# The rows that a native forward returns, by the rows that all outputs of a batch read.
-_ROWS: dict[str | None, Rows] = {None: "all", "cls": "first", "lasttoken": "last", "mean": "mean"}
-# The number of rows for a last layer that computes only these is rounded up to this; see ``rounded_up``.
-_ROW_STEP = 16
+
+class PendingBatch(Protocol):
+    """A launched batch."""
+
+    def result(self) -> list[RequestResult]:
+        """Wait for the batch; each request with its result."""
 
 
 class Runner:
-    """A backbone and its pooler on one device.
+    """Packs requests for a model on one device, and splits its results."""
 
-    On a CPU any thread may run a batch at any time. With a backend one thread runs all batches, and may start one
-    before it has the results of the one before.
-    """
-
-    def __init__(
-        self,
-        backbone: nn.Module,  # on `device`, in evaluation mode
-        pooler: Pooler,  # on `device`, in evaluation mode
-        *,
-        architecture: Architecture,  # the backbone's row in the architecture table
-        device: torch.device,  # the device of both
-        offset: int,  # position of a text's first token
-        backend: Backend | None = None,  # the device's streams; `None`: each batch ends before the next one begins
-        buckets: Buckets | None = None,  # the shapes that graphs are captured for; `None`: no graphs
-    ) -> None:
-        self.backbone = backbone
-        self.pooler = pooler
-        self._offset = offset
-        self.device = device
-        self._rounded = device.type == "cpu" and _has_onednn_products(backbone)
-        self._options: dict[str, Any] = {"use_cache": False} if architecture.decoder else {}
-        self._token_types = architecture.token_types
-        self._adapters = architecture.adapters
-        self._pipeline: Pipeline | None = None
-        self.backend = backend
-        self.graphs: Graphs | None = None
-        if backend is not None:
-            self.graphs = None if buckets is None else Graphs(self, backend, buckets)
-            self._pipeline = Pipeline(self, backend, self.graphs, position_offset=offset)
-
-    @property
-    def position_offset(self) -> int:
-        """Position of a text's first token."""
-        return self._offset
-
-    @property
-    def overlaps(self) -> bool:
-        """Whether :meth:`start` returns before the batch has run."""
-        return self._pipeline is not None
-
-    @torch.inference_mode()
-    def start(self, requests: Sequence[Request]) -> PendingBatch:
-        """Launch a batch without waiting for it, on a device where batches overlap; they end in the order of launch."""
-        assert self._pipeline is not None
-        return self._pipeline.start(requests)
+    def __init__(self, model: Model) -> None:
+        self.model = model
 
     def run(self, requests: Sequence[Request]) -> list[RequestResult]:
         """Run a batch; each request with its result, ``[d]``, or ``[tokens, d]`` for a per-token task."""
-        if self._pipeline is not None:
-            with torch.inference_mode():
-                return self._pipeline.start(requests).result()
-        batch = DeviceBatch.pack(requests, position_offset=self._offset, device=self.device, rounded=self._rounded)
-        outputs = {request.call.plan.output for request in batch.requests}
-        if isinstance(self.backbone, NativeEncoder):
-            read = self._read_native(self.backbone, batch, outputs)
-        else:
-            read = self._read(batch, outputs)
-        return split_results(batch.requests, batch.lead, read)
+        packed = pack(requests, position_offset=self.model.position_offset)
+        return split_results(packed, self.model.run(packed.batch, packed.outputs))
 
-    @torch.inference_mode()
-    def _read(self, batch: DeviceBatch, outputs: set[OutputSpec]) -> ReadRows:
-        """The rows of each output, from a forward in torch."""
-        pooler_call = self._call_of_rows(batch, outputs) or self.pooler_call(batch, self.states(batch))
-        return {output: pooler_call.read(output) for output in outputs}
+    def start(self, requests: Sequence[Request]) -> PendingBatch:
+        """Launch a batch without waiting for it, on a device where batches overlap; they end in the order of launch."""
+        packed = pack(requests, position_offset=self.model.position_offset)
+        return _Launched(packed=packed, pending=self.model.start(packed.batch, packed.outputs))
 
-    def _read_native(self, encoder: NativeEncoder, batch: DeviceBatch, outputs: set[OutputSpec]) -> ReadRows:
-        """The rows of each output, from a native forward, which returns one row of each text if none reads more."""
-        packed = batch.packed
-        wanted = {"mean" if self.pooler.reads_mean(output) else self.pooler.row_of(output) for output in outputs}
-        kind = wanted.pop() if len(wanted) == 1 else None
-        if kind == "cls" and packed.skip is not None:
-            kind = None  # the first token after the prompt is not the first row
-        hidden = encoder.encode(
-            packed.ids,
-            packed.bounds,
-            offset=self._offset,
-            types=packed.types,
-            keys=None if packed.keys is None else np.array(packed.keys, dtype=np.int32),
-            skip=packed.skip if kind == "mean" else None,
-            leads=None if packed.prefixes is None else np.array(packed.prefixes, dtype=np.int32),
-            rows=_ROWS[kind],
-            adapters=None if packed.adapters is None else packed.adapters[packed.bounds[:-1]],
-            threads=native_threads(),
-        )
-        if kind is not None and all(map(self.pooler.is_plain, outputs)):
-            rows = list(self.pooler.tokens(hidden).numpy())  # no operator: a single short text would notice
-            return dict.fromkeys(outputs, rows)
-        return self._read_states(batch, hidden, outputs, kind)
-
-    @torch.inference_mode()
-    def _read_states(
-        self, batch: DeviceBatch, hidden: torch.Tensor, outputs: set[OutputSpec], kind: str | None
-    ) -> ReadRows:
-        """The rows of each output, from all hidden states, or from one ``kind`` of row for each text."""
-        if kind is None:
-            pooler_call = self.pooler_call(batch, hidden)
-        else:
-            bounds = batch.packed.bounds
-            rows = bounds[1:] - 1 if kind == "lasttoken" else bounds[:-1]
-            pooler_call = PoolerCall(
-                self.pooler,
-                hidden,
-                segments=Segments.of([1] * len(rows)),
-                skip=None,
-                input_ids=torch.from_numpy(batch.packed.ids[rows]),
-            )
-        return {output: pooler_call.read(output) for output in outputs}
-
-    def call_of_rows(self, batch: ForwardInput, outputs: Set[OutputSpec]) -> PoolerCall | None:
-        """One row of each text, if no output needs more and the backbone can compute only these."""
-        return self._call_of_rows(batch, outputs)
-
-    def _call_of_rows(self, batch: ForwardInput, outputs: Set[OutputSpec]) -> PoolerCall | None:
-        """A call for one row per text, if no output needs more: the last layer is computed for these rows only.
-
-        Nothing waits for the device, so a CUDA graph can capture it. ``None`` if more rows are read, or the backbone
-        cannot compute some rows only.
-        """
-        wanted_rows = {self.pooler.row_of(output) for output in outputs}
-        if not getattr(self.backbone, "takes_rows", False) or len(wanted_rows) != 1 or None in wanted_rows:
-            return None
-        ends = batch.segments.cu_seqlens
-        if wanted_rows == {"lasttoken"}:
-            rows = ends[1:].long() - 1
-        elif batch.skip is None:
-            # In a graph an empty sequence begins after the last row.
-            rows = ends[:-1].long().clamp(max=batch.segments.total - 1)
-        else:
-            return None  # the first token after the prompt is not the first row
-        if self._rounded and len(rows) > _ROW_STEP:  # pad with the last row; the copies are not read
-            rows = torch.cat((rows, rows[-1:].expand(-len(rows) % _ROW_STEP)))
-        return PoolerCall(
-            self.pooler,
-            self.states(batch, rows=rows),
-            segments=Fixed(
-                cu_seqlens=torch.arange(len(rows) + 1, dtype=torch.int32, device=rows.device),
-                max_seqlen=1,
-                total=len(rows),
-            ),
-            skip=None,
-            input_ids=batch.input_ids[0][rows],
-        )
-
-    def states(self, batch: ForwardInput, rows: torch.Tensor | None = None) -> torch.Tensor:  # [tokens, backbone]
-        """The backbone's hidden states of a batch of requests; with ``rows [n]``, of these tokens only."""
-        return self.forward(batch, rows)
-
-    def forward(self, batch: ForwardInput, rows: torch.Tensor | None = None) -> torch.Tensor:  # [tokens, backbone]
-        """As :meth:`states`, for any tokens."""
-        options = dict(self._options) if rows is None else {**self._options, "rows": rows}
-        if self._token_types:
-            types = batch.token_types
-            options["token_type_ids"] = torch.zeros_like(batch.input_ids) if types is None else types
-        if self._adapters:
-            options["adapter_ids"] = batch.adapter_ids
-        out = self.backbone(
-            input_ids=batch.input_ids, position_ids=batch.position_ids, segments=batch.segments, **options
-        )
-        hidden: torch.Tensor = out.last_hidden_state[0]
-        return hidden
-
-    def pooler_call(self, batch: ForwardInput, states: torch.Tensor) -> PoolerCall:
-        """Reads a batch's hidden states."""
-        return PoolerCall(self.pooler, states, segments=batch.segments, skip=batch.skip, input_ids=batch.input_ids[0])
+    def free_memory(self) -> None:
+        """Give cached memory of the device back."""
+        self.model.free_memory()
 
 
-def _has_onednn_products(backbone: nn.Module) -> bool:
-    """Whether linear layers run in oneDNN, as they do on a CPU in less than float32."""
-    return any(
-        isinstance(module, ReorderedLinear | Int8Linear)
-        or any(weight.dtype is torch.bfloat16 for weight in module.parameters(recurse=False))
-        for module in backbone.modules()
-    )
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Launched:
+    packed: PackedRequests
+    pending: Pending
+
+    def result(self) -> list[RequestResult]:
+        return split_results(self.packed, self.pending.result())

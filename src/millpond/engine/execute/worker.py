@@ -10,9 +10,8 @@ from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from millpond.engine.execute.device_errors import LostDevice, LostDevices, is_device_lost, is_out_of_memory
+from millpond.backends.device_errors import LostDevice, LostDevices, is_device_lost, is_out_of_memory
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.results import RequestResult
 from millpond.engine.execute.worker_slots import DeviceWorkerSlot, WorkerSlots
@@ -30,6 +29,9 @@ class RunsBatches(Protocol):
 
     def run(self, requests: Sequence[Request]) -> list[RequestResult]:
         """Each request with its result."""
+
+    def free_memory(self) -> None:
+        """Give cached memory of the device back."""
 
 
 class Worker:
@@ -175,10 +177,8 @@ class Worker:
 
     def _free_memory(self) -> None:
         """Give cached memory of the device back, which may be too scattered for a batch."""
-        if not torch.cuda.is_available():
-            return
         try:
-            torch.cuda.empty_cache()
+            self._runner.free_memory()
         except Exception as error:  # the halves may fit even so
             if not self._loses(error):
                 logger.warning("memory of %s could not be freed (%s)", self._device, error)

@@ -10,10 +10,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
-import torch
-
+from millpond.backends.backend import Threads
 from millpond.engine.execute.cores import Cores
-from millpond.engine.execute.threads import Threads, default_threads, on_native_threads, on_threads
 
 # More slots gain nothing: with more cores than this, each slot has several threads.
 MOST_WORKERS = 8
@@ -53,9 +51,8 @@ class CpuWorkerSlots:
         self.count = max(1, min(threads.most, cores.count, MOST_WORKERS))
 
     def enter(self) -> None:
-        """Set torch to one thread; a batch may get more."""
-        torch.set_num_threads(1)
-        default_threads(self._threads.most)
+        """Prepare the thread for batches."""
+        self._threads.enter()
 
     def claim(self, *, wait: bool) -> bool:
         """Claim a core."""
@@ -77,17 +74,12 @@ class CpuWorkerSlots:
         # With fewer slots than cores, each slot has an equal part of the cores.
         part = max(1, self._threads.most // self.count)
         more = self._cores.widen((threads if alone else min(threads, part)) - 1)
-        native = self._threads.native
         try:
-            with on_native_threads(1 + more) if native else on_threads(1 + more):
-                if more and not native and 1 + more != self._threads.most:
-                    default_threads(self._threads.most)
+            with self._threads.running(1 + more, awake=awake):
                 yield
         finally:
             if more:
                 self._cores.release(more)
-                if not awake and not native:
-                    default_threads(self._threads.most)
 
 
 class DeviceWorkerSlot:

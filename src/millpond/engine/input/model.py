@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from millpond.backends.backend import OutputSpec
 from millpond.checkpoints.templates.score_template import read_template
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
-from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import Task
 from millpond.values.spec import ModelSpec
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
+from millpond.backends.backend import OutputSpec
 from millpond.engine.tokenize.tokenized import Tokenized
-from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
 from millpond.values.inputs import Pair
 

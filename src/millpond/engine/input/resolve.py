@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from millpond.backends.backend import OutputSpec
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
-from millpond.pooling.activations import by_width
-from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import SCORE_METHODS, TASKS, Activation, Role, ScoreMethod, ScoreType, Task
 from millpond.values.inputs import Item, SpannedText
 from millpond.values.params import PoolingParams, check_choice
 from millpond.values.spec import ModelSpec
 from millpond.vectors import matryoshka
+from millpond.vectors.activations import by_width
 from millpond.vectors.quantization import check_range
 
 # The options that each task reads.

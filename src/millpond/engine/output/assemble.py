@@ -10,7 +10,6 @@ import numpy as np
 from millpond.engine.output.entities import entities
 from millpond.engine.output.spans import span_rows
 from millpond.engine.schedule.call import Call
-from millpond.pooling.activations import activate
 from millpond.tasks import Task
 from millpond.values.inputs import SpannedText, text_of
 from millpond.values.outputs import (
@@ -25,6 +24,7 @@ from millpond.values.outputs import (
     Usage,
 )
 from millpond.vectors import matryoshka
+from millpond.vectors.activations import activate
 from millpond.vectors.quantization import quantize
 from millpond.vectors.ragged import Ragged
 

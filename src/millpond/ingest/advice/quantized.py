@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from millpond.ingest.pages.neighbors import FloatArray, Indices, nearest, top
 from millpond.vectors.quantization import eight_bits
+from millpond.vectors.small_floats import from_bfloat16, to_bfloat16
 
 Datatype = Literal["float32", "float16", "bfloat16", "int8", "uint8", "bit"]
 Quantization = Literal["scalar", "product", "binary"]
@@ -92,10 +93,8 @@ def quantize(rows: FloatArray, quantization: Quantization, *, seed: int = 0) -> 
 
 
 def round_bfloat16(rows: FloatArray) -> FloatArray:
-    """``rows`` rounded to the nearest bfloat16 (of two, the even one), as float32. They must be finite."""
-    bits = np.ascontiguousarray(rows, np.float32).view(np.uint32)
-    rounded: FloatArray = ((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000).astype(np.uint32).view(np.float32)
-    return rounded
+    """``rows`` rounded to the nearest bfloat16 (of two, the even one), as float32."""
+    return from_bfloat16(to_bfloat16(rows))
 
 
 def _signs(rows: FloatArray) -> FloatArray:

@@ -35,7 +35,7 @@ def train(
         sample: ``[n, d]``, L2-normalized.
         k: Centroids.
         seed: The same seed, sample and ``k`` give the same centroids.
-        threads: Most threads; ``None`` is as many as torch uses.
+        threads: Most threads; ``None`` is the number of this process.
     """
     random = np.random.default_rng(seed)
     k = min(k, len(sample), MAX_CENTROIDS)

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from millpond.errors import InvalidRequestError
-from millpond.late_interaction.kernels.compiled import aligned, compiled, fields, run, tensor
+from millpond.late_interaction.kernels.compiled import aligned, compiled, fields, run
+from millpond.vectors.small_floats import from_bfloat16, to_bfloat16
 
 FloatArray = npt.NDArray[np.float32]
 ScaleArray = npt.NDArray[np.float16]
@@ -33,8 +33,7 @@ class Codec:
     """How token rows are stored, in memory and on disk."""
 
     name: str  # its name in options, statistics and manifests
-    dtype: np.dtype[Any]  # of a packed row's numbers
-    torch_dtype: torch.dtype  # of the same numbers for torch; numpy has no bfloat16
+    dtype: np.dtype[Any]  # of a packed row's numbers; uint16 for bfloat16, which numpy lacks
     columns: int = 1  # packed rows have a multiple of so many: the kernels read words of 4 bytes
     packer: str = ""  # the compiled kernel that packs rows, if there is one
     kernel: str = ""  # the compiled kernel that scores packed rows, if there is one
@@ -73,7 +72,7 @@ class Codec:
         if kernel is not None:
             run(kernel, _PackCall, (numbers, packed, scales), count, dim, packed.shape[1])
         elif scales is None:
-            self.to_torch(packed)[:, :dim] = tensor(numbers)
+            packed[:, :dim] = self._rounded(numbers)
             packed[:, dim:] = 0
         else:
             for start in range(0, count, _STEP):
@@ -91,30 +90,32 @@ class Codec:
         """The float32 numbers ``[tokens, dim]`` that packed rows stand for."""
         if scales is not None:
             return rows[:, :dim] * scales.astype(np.float32)[:, None]
-        numbers: FloatArray = self.to_torch(rows)[:, :dim].float().numpy()
-        return numbers
+        return self.floats(rows[:, :dim])
 
-    def to_torch(self, rows: npt.NDArray[Any]) -> torch.Tensor:
-        """Packed rows as torch computes with them, in the same memory."""
-        return tensor(rows).view(self.torch_dtype)
+    def floats(self, rows: npt.NDArray[Any]) -> FloatArray:
+        """The numbers of packed rows as float32, without their scales."""
+        return from_bfloat16(rows) if self.dtype == np.uint16 else rows.astype(np.float32, copy=False)
 
-    def to_numpy(self, rows: torch.Tensor) -> npt.NDArray[Any]:
-        """Packed rows of a CPU that torch has, in the same memory."""
-        packed: npt.NDArray[Any] = rows.view(torch.uint8).numpy().view(self.dtype)
-        return packed
+    def queries(self, rows: FloatArray, width: int) -> tuple[npt.NDArray[np.floating[Any]], FloatArray | None]:
+        """Query tokens rounded as the kernels round them: ``[query tokens, width]``, and for int8 their scales.
 
-    def queries(self, rows: FloatArray, width: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Query tokens rounded as the kernels round them: ``[query tokens, width]``, and for int8 their scales."""
-        numbers, dim = tensor(rows), rows.shape[1]
-        padded = torch.zeros(len(numbers), width)
+        The numbers are float32, or float64 where sums of products of int8 would not be exact.
+        """
+        dim = rows.shape[1]
+        padded = np.zeros((len(rows), width), dtype=np.float32)
         if not self.scaled:
-            padded[:, :dim] = numbers.to(self.torch_dtype)
+            padded[:, :dim] = self.floats(self._rounded(rows))
             return padded, None
-        largest = numbers.abs().amax(dim=1) if dim > 0 else torch.zeros(len(numbers))
-        scales = torch.where(largest.isfinite(), largest / 127, torch.nan)  # [query tokens]
-        divisors = torch.where(scales > 0, scales, torch.inf)
-        padded[:, :dim] = (numbers / divisors[:, None]).round().nan_to_num(0)
-        return padded.to(torch.float32 if 127 * 127 * width < _EXACT else torch.float64), scales
+        largest = np.abs(rows).max(axis=1, initial=0)
+        scales = np.where(np.isfinite(largest), largest / np.float32(127), np.float32(np.nan))  # [query tokens]
+        with np.errstate(invalid="ignore"):  # NaN, and infinities over infinity
+            levels = np.rint(rows / np.where(scales > 0, scales, np.float32(np.inf))[:, None])
+        padded[:, :dim] = np.nan_to_num(levels, nan=0, posinf=0, neginf=0)
+        return (padded if 127 * 127 * width < _EXACT else padded.astype(np.float64)), scales
+
+    def _rounded(self, rows: FloatArray) -> npt.NDArray[Any]:
+        """The numbers in the type of packed rows, which has no scales."""
+        return to_bfloat16(rows) if self.dtype == np.uint16 else rows.astype(self.dtype)
 
 
 def _quantize(numbers: FloatArray, packed: npt.NDArray[np.int8]) -> ScaleArray:
@@ -135,7 +136,6 @@ def _quantize(numbers: FloatArray, packed: npt.NDArray[np.int8]) -> ScaleArray:
 INT8 = Codec(
     name="int8",
     dtype=np.dtype(np.int8),
-    torch_dtype=torch.int8,
     columns=4,
     packer="pack_int8",
     kernel="maxsim_int8",
@@ -144,12 +144,11 @@ INT8 = Codec(
 BFLOAT16 = Codec(
     name="bfloat16",
     dtype=np.dtype(np.uint16),
-    torch_dtype=torch.bfloat16,
     columns=2,
     packer="pack_bfloat16",
     kernel="maxsim_bfloat16",
 )
-FLOAT32 = Codec(name="float32", dtype=np.dtype(np.float32), torch_dtype=torch.float32, kernel="maxsim_float32")
+FLOAT32 = Codec(name="float32", dtype=np.dtype(np.float32), kernel="maxsim_float32")
 CODECS = {
     codec.name: codec
     for codec in (INT8, BFLOAT16, FLOAT32, replace(INT8, name="4", bits=4), replace(INT8, name="2", bits=2))

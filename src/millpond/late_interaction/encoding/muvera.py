@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from millpond.errors import InvalidRequestError
+from millpond.late_interaction.encoding.row_sums import row_sums
 from millpond.support.cached_property import cached_property
 from millpond.vectors.ragged import Ragged, runs
 
@@ -122,9 +122,7 @@ class Muvera:
         projected = (rows @ self._signs).reshape(-1, self._cell_width)  # [tokens * repetitions, projected]
         matrix_of = np.repeat(np.arange(count), lengths)
         places = ((matrix_of[:, None] * _REPETITIONS + np.arange(_REPETITIONS)) * _CELLS + codes).ravel()
-        sums = torch.zeros(count * _REPETITIONS * _CELLS, self._cell_width)
-        index = torch.from_numpy(places)[:, None].expand(-1, self._cell_width)
-        result: FloatArray = sums.scatter_add_(0, index, torch.from_numpy(projected)).numpy()
+        result = row_sums(projected, places, count * _REPETITIONS * _CELLS)
         if documents:
             tokens = np.bincount(places, minlength=len(result)).astype(np.float32)
             result /= np.maximum(tokens, 1)[:, None]

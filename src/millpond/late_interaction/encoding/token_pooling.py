@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
+from millpond.late_interaction.encoding.row_sums import row_sums
 from millpond.late_interaction.encoding.ward import ward_clusters
 from millpond.vectors import matryoshka
 from millpond.vectors.ragged import Ragged
@@ -31,10 +31,8 @@ def pool_tokens(documents: Ragged, factor: int) -> Ragged:
         return documents
     rows, offsets = pooled_rows(documents, factor)
     flat = np.asarray(documents.flat, dtype=np.float32)
-    sums = torch.zeros(int(offsets[-1]), flat.shape[1])
-    index = torch.from_numpy(rows)[:, None].expand(-1, flat.shape[1])
-    sums.scatter_add_(0, index, torch.from_numpy(np.require(flat, requirements=["C", "W"])))
-    pooled = matryoshka.cut(sums.numpy(), flat.shape[1], normalize=True, own=True)
+    sums = row_sums(flat, rows, int(offsets[-1]))
+    pooled = matryoshka.cut(sums, flat.shape[1], normalize=True, own=True)
     kept = documents.offsets[:-1][documents.lengths > 0]
     pooled[rows[kept]] = flat[kept]
     return Ragged(flat=pooled, offsets=offsets)

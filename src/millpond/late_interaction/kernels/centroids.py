@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
-from millpond.late_interaction.kernels.compiled import aligned, compiled, fields, run, tensor, thread_count
+from millpond.late_interaction.kernels.compiled import aligned, compiled, fields, run, thread_count
 from millpond.support.cached_property import cached_property
 
 FloatArray = npt.NDArray[np.float32]
@@ -169,6 +168,7 @@ def squared_distances(
     return found
 
 
+@np.errstate(invalid="ignore", over="ignore")  # of rows that are not finite
 def similarities(
     query: npt.NDArray[np.floating[Any]], centroids: Centroids, *, threads: int | None = None
 ) -> FloatArray:
@@ -189,10 +189,10 @@ def similarities(
         return out
     out[:, len(levels) :] = 0
     # Integers below 2^24 are exact in float32: the product is that of the compiled kernel.
-    products = tensor(centroids.rows).float() @ tensor(levels).float().T
-    products *= tensor(scales)
-    products *= tensor(centroids.scales)[:, None]
-    out[:, : len(levels)] = products.numpy()
+    products = centroids.rows.astype(np.float32) @ levels.astype(np.float32).T
+    products *= scales
+    products *= centroids.scales[:, None]
+    out[:, : len(levels)] = products
     return out
 
 
@@ -212,27 +212,26 @@ def _blocks(rows: npt.NDArray[np.floating[Any]], wide: int) -> Iterator[tuple[in
         yield begin, np.asarray(rows[begin : begin + step], dtype=np.float32)
 
 
+@np.errstate(invalid="ignore", over="ignore")  # of rows that are not finite
 def _nearest_of_all(rows: FloatArray, values: FloatArray) -> IndexArray:
-    # torch.argmax does not promise the first of equal ones.
-    found: IndexArray = (tensor(rows) @ tensor(values).T).numpy().argmax(axis=1)
+    found: IndexArray = (rows @ values.T).argmax(axis=1)
     return found
 
 
+@np.errstate(invalid="ignore", over="ignore")  # of rows that are not finite
 def _probe(rows: FloatArray, centroids: Centroids, groups: Groups) -> IndexArray:
     """The nearest centroid among those of the groups nearest to each row."""
-    block = tensor(rows)
     probes = min(_PROBES, len(groups.centers))
-    group_of = (block @ tensor(groups.centers).T).topk(probes, dim=1, sorted=False).indices.numpy()  # [n, probes]
+    group_of = np.argpartition(-(rows @ groups.centers.T), probes - 1, axis=1)[:, :probes]  # [n, probes]
     order = np.argsort(group_of, axis=None, kind="stable")
     bounds = np.searchsorted(group_of.ravel()[order], np.arange(len(groups.centers) + 1))
     order //= probes  # the row of each (row, probe)
     best = np.full(len(rows), -np.inf, dtype=np.float32)
     found = np.zeros(len(rows), dtype=np.int64)
-    values = tensor(centroids.values)
     for group in np.flatnonzero(np.diff(bounds)):
         some = order[bounds[group] : bounds[group + 1]]
         members = groups.members[groups.offsets[group] : groups.offsets[group + 1]]
-        products = (block[torch.from_numpy(some)] @ values[torch.from_numpy(members)].T).numpy()
+        products = rows[some] @ centroids.values[members].T
         picked = products.argmax(axis=1)
         similarity, picked = products[np.arange(len(some)), picked], members[picked]
         better = similarity > best[some]

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from millpond.native.library import kernel_table
+from millpond.support.processor import default_threads
 
 _CACHE_LINE = 64
 
@@ -56,19 +56,5 @@ def aligned(shape: tuple[int, int], dtype: type[np.generic]) -> npt.NDArray[Any]
 
 
 def thread_count(threads: int | None) -> int:
-    """``threads``, or as many as torch uses."""
-    return torch.get_num_threads() if threads is None else threads
-
-
-class _Alias:
-    """The memory of an array, called writable: torch warns of memory that is not, though nothing here writes to it."""
-
-    def __init__(self, array: npt.NDArray[Any]) -> None:
-        self._array = array  # keeps the memory
-        interface = array.__array_interface__
-        self.__array_interface__ = {**interface, "data": (interface["data"][0], False)}
-
-
-def tensor(array: npt.NDArray[Any]) -> torch.Tensor:
-    """A tensor over the same memory, read-only or not; copied if its columns are not contiguous."""
-    return torch.from_numpy(np.asarray(_Alias(np.ascontiguousarray(array))))
+    """``threads``, or the number of this process."""
+    return default_threads() if threads is None else threads

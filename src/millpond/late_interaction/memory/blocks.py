@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.index.metadata_filter import MetadataTable
-from millpond.late_interaction.scoring.exact import DeviceTokens, Tokens
+from millpond.late_interaction.scoring.exact import rows_of
+from millpond.late_interaction.scoring.memory import Memory, Scorer
 from millpond.support.cached_property import cached_property
 from millpond.vectors.ragged import runs
 
@@ -64,29 +64,29 @@ class Batch:
 class Block:
     """An array of ``capacity`` rows that documents are appended to, by one thread at a time.
 
-    The rows are on ``device``; texts, metadata and codes are in host memory. ``width`` is that of rows before packing.
+    The rows are in ``memory``; texts, metadata and codes are in host memory. ``width`` is that of rows before packing.
     """
 
-    def __init__(self, codec: Codec, width: int, capacity: int, device: torch.device) -> None:
+    def __init__(self, codec: Codec, width: int, capacity: int, memory: Memory) -> None:
         self.serial = next(_serials)
         self.codec = codec
         self.width = width
         self.capacity = capacity
-        self.device = device
         self.ids: list[str] = []
         self.texts: list[str] = []
         self.metadata: list[Mapping[str, Any]] = []
-        # torch aligns them to cache lines. Memory that was never written to takes no room.
-        self.rows = torch.empty(capacity, codec.width(width), dtype=codec.torch_dtype, device=device)
-        self.scales = torch.empty(capacity, dtype=torch.float16, device=device) if codec.scaled else None
+        columns = codec.width(width)
+        self.rows = memory.rows(codec, columns, capacity)
+        self.row_bytes = columns * codec.dtype.itemsize
+        self.scale_bytes = np.dtype(np.float16).itemsize if codec.scaled else 0
         self.offsets = np.zeros(64, dtype=np.int64)  # [documents + 1], then unused
         self._table: tuple[int, MetadataTable] = (0, MetadataTable(0, list))
 
     @classmethod
-    def of(cls, width: int, rows: int, least: int, codec: Codec, device: torch.device) -> Block:
+    def of(cls, width: int, rows: int, least: int, codec: Codec, memory: Memory) -> Block:
         """An empty block for ``rows`` rows or as many as a full block has, but for at least ``least``."""
         full = FULL_BLOCK // (codec.width(width) * codec.dtype.itemsize)
-        return cls(codec, width, max(least, min(max(rows, _FIRST_ROWS), full)), device)
+        return cls(codec, width, max(least, min(max(rows, _FIRST_ROWS), full)), memory)
 
     def takes(self, batch: Batch) -> bool:
         """Whether the rows of a batch have this block's width; documents without rows may have come with another."""
@@ -99,9 +99,7 @@ class Block:
         """
         first, stop = view.rows, view.rows + len(batch.rows)
         if stop > first:
-            self.rows[first:stop] = self.codec.to_torch(batch.rows)
-            if self.scales is not None and batch.scales is not None:
-                self.scales[first:stop] = torch.from_numpy(batch.scales)
+            self.rows.write(first, batch.rows, batch.scales)
         codes = view.codes
         if batch.codes is not None and codes is not None:
             codes[first:stop] = batch.codes
@@ -183,36 +181,22 @@ class View:
     @property
     def live_bytes(self) -> int:
         """Bytes of the rows that are not deleted."""
-        return self.live_rows * self.block.rows.shape[1] * self.block.rows.itemsize
+        return self.live_rows * self.block.row_bytes
 
     @property
     def bytes(self) -> int:
         """Bytes of rows, scales, codes and offsets, those of deleted documents included."""
-        scales, codes = self.block.scales, self.codes
-        row = self.block.rows.shape[1] * self.block.rows.itemsize
-        row += (0 if scales is None else scales.itemsize) + (0 if codes is None else codes.itemsize)
+        row = self.block.row_bytes + self.block.scale_bytes + (0 if self.codes is None else self.codes.itemsize)
         return self.rows * row + self.offsets.nbytes
 
     @cached_property
-    def host_tokens(self) -> Tokens:
-        """The rows, for the kernels. They are in host memory."""
-        codec, scales = self.block.codec, self.block.scales
-        rows = codec.to_numpy(self.block.rows[: self.rows])
-        scales_here = None if scales is None else scales[: self.rows].numpy()
-        return Tokens(codec=codec, rows=rows, scales=scales_here, offsets=self.offsets)
-
-    @cached_property
-    def device_tokens(self) -> DeviceTokens:
-        """The rows, for torch on their device."""
-        rows, scales = self.block.rows[: self.rows], self.block.scales
-        scales = None if scales is None else scales[: self.rows]
-        return DeviceTokens(codec=self.block.codec, rows=rows, scales=scales, offsets=self.offsets)
+    def scorer(self) -> Scorer:
+        """Compares queries with the documents, deleted ones included."""
+        return self.block.rows.scorer(self.rows, self.offsets)
 
     def unpacked(self, rows: slice | IndexArray) -> npt.NDArray[np.float32]:
-        """float32 ``[n, width]``: some of the rows, which are in host memory."""
-        tokens = self.host_tokens
-        scales = None if tokens.scales is None else tokens.scales[rows]
-        return self.block.codec.unpack(tokens.rows[rows], scales, self.block.width)
+        """float32 ``[n, width]``: some of the rows."""
+        return self.block.codec.unpack(*self.block.rows.read(rows), self.block.width)
 
     def without(self, documents: IndexArray) -> View:
         """The view after documents were deleted."""
@@ -235,16 +219,15 @@ class View:
         """Some documents, ascending, as they are stored: copies of their rows in host memory."""
         block = self.block
         starts, lengths = self.offsets[documents], self.lengths[documents]
-        before = np.cumsum(lengths) - lengths
-        numbers = np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))  # of their rows
-        chosen = torch.from_numpy(numbers).to(block.device)
+        numbers = rows_of(starts, lengths)
+        rows, scales = block.rows.read(numbers)
         return Batch(
             ids=[block.ids[i] for i in documents],
             texts=[block.texts[i] for i in documents],
             metadata=[block.metadata[i] for i in documents],
             lengths=lengths,
             width=block.width,
-            rows=block.codec.to_numpy(block.rows[: self.rows][chosen].cpu()),
-            scales=None if block.scales is None else block.scales[chosen].cpu().numpy(),
+            rows=rows,
+            scales=scales,
             codes=None if self.codes is None else self.codes[numbers],
         )

@@ -9,9 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self, cast, get_args
 
-import torch
-
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.late_interaction.codecs.names import MemoryCodec
 from millpond.late_interaction.codecs.rows import codec_of
 from millpond.late_interaction.index.arguments import TokenEngine, check_count
@@ -20,6 +18,7 @@ from millpond.late_interaction.index.documents import Documents, Hit, IndexStats
 from millpond.late_interaction.memory import scoring
 from millpond.late_interaction.memory.files import read_index, write_index
 from millpond.late_interaction.memory.store import TokenStore, drift
+from millpond.late_interaction.scoring.memory import HostMemory, Memory
 from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
 
@@ -39,11 +38,14 @@ class MemoryIndex(LateInteractionIndex):
         codec: How rows are stored: ``"int8"`` (a float16 scale for each row), ``"bfloat16"`` or ``"float32"``.
         dimensions: As :class:`LateInteractionIndex`.
         pool_factor: As :class:`LateInteractionIndex`.
-        device: Where rows are stored and compared: ``"cpu"``, or a GPU as torch names it, where all are compared.
-        threads: Most threads of a search on the CPU; ``None`` is as many as torch uses.
+        device: Where rows are stored and compared: ``"cpu"``, or a GPU as torch names it, where all are compared;
+            a GPU needs torch.
+        threads: Most threads of a search on the CPU; ``None`` is as many as torch uses where it
+            is imported, else ``OMP_NUM_THREADS``, else the processor's cores.
 
     Raises:
         InvalidRequestError: Besides those of :class:`LateInteractionIndex`, an unknown codec or device.
+        MissingExtraError: The device needs torch, which is not installed.
     """
 
     def __init__(
@@ -58,9 +60,8 @@ class MemoryIndex(LateInteractionIndex):
     ) -> None:
         super().__init__(engine, dimensions=dimensions, pool_factor=pool_factor)
         check_count("threads", threads, optional=True)
-        self._open_store: TokenStore | None = TokenStore(
-            codec_of(codec, get_args(MemoryCodec)), _device(device), threads
-        )
+        stored = codec_of(codec, get_args(MemoryCodec))
+        self._open_store: TokenStore | None = TokenStore(stored, _memory_of(device), threads)
 
     def stats(self) -> IndexStats:
         """The size of the index; ``details`` has its blocks of memory, deleted documents, centroids and drift."""
@@ -79,7 +80,7 @@ class MemoryIndex(LateInteractionIndex):
                 "centroids": 0 if centroids is None else len(centroids),
                 "trained_tokens": snapshot.trained_tokens,
                 "drift": round(drift(snapshot), 4),
-                "device": str(store.device),
+                "device": store.memory.device,
             },
         )
 
@@ -187,19 +188,23 @@ class MemoryIndex(LateInteractionIndex):
     def _search(self, queries: Ragged, search: Search) -> list[list[Hit]]:
         store = self._store
         snapshot, numbers = (store.snapshot, None) if search.ids is None else store.lookup(search.ids)
-        return scoring.search(
-            snapshot, numbers, queries, search, by_torch=not store.uses_kernels, threads=store.threads
-        )
+        return scoring.search(snapshot, numbers, queries, search, threads=store.threads)
 
 
-def _device(name: str) -> torch.device:
+def _memory_of(device: str) -> Memory:
+    """The memory of a device: ``"cpu"``, or one of torch."""
+    if device == "cpu":
+        return HostMemory()
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
-    except (
-        RuntimeError,
-        TypeError,
-        AssertionError,
-    ) as error:  # CUDA that torch was not built with is an AssertionError
-        raise InvalidRequestError(f"device={name!r} cannot be used: {str(error).splitlines()[0]}") from None
-    return device
+        from millpond.late_interaction.cuda import DeviceMemory, device_of
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        raise MissingExtraError(
+            f"device={device!r} needs torch; use device='cpu', or install it with: pip install \"millpond[torch]\""
+        ) from None
+    try:
+        found = device_of(device)
+    except (RuntimeError, TypeError, AssertionError) as error:  # the last: torch was not built with CUDA
+        raise InvalidRequestError(f"device={device!r} cannot be used: {str(error).splitlines()[0]}") from None
+    return HostMemory() if found.type == "cpu" else DeviceMemory(found)

@@ -16,7 +16,6 @@ from millpond.late_interaction.kernels.compiled import thread_count
 from millpond.late_interaction.kernels.scan import Codes, best_first, candidates_of, table
 from millpond.late_interaction.memory.blocks import IndexArray, View
 from millpond.late_interaction.memory.store import Snapshot
-from millpond.late_interaction.scoring.exact import score, score_on_device
 from millpond.vectors.ragged import Ragged
 
 # Documents that the codes keep for exact scoring: so many, or so many for each hit.
@@ -31,7 +30,6 @@ def search(
     queries: Ragged,
     options: Search,
     *,
-    by_torch: bool,
     threads: int | None,
 ) -> list[list[Hit]]:
     """The best documents for each query, best first; of equal ones the one that was added earlier.
@@ -41,10 +39,9 @@ def search(
         numbers: Numbers of the documents that the search names, by block; ``None`` if it names none.
         queries: Matrices ``[tokens_i, d]``.
         options: The search.
-        by_torch: Compare on the device of the rows, not by the compiled kernels.
-        threads: Most threads; ``None`` is as many as torch uses.
+        threads: Most threads; ``None`` is the number of this process.
     """
-    selections = [_Selection.of(view, options, numbers, by_torch=by_torch) for view in snapshot.views]
+    selections = [_Selection.of(view, options, numbers) for view in snapshot.views]
     selections = [selection for selection in selections if len(selection)]
     if not selections:
         return [[] for _ in queries]
@@ -103,13 +100,12 @@ class _Selection:
 
     view: View  # the view
     documents: IndexArray | None  # int64, their numbers in ascending order; `None` is all
-    by_torch: bool  # whether torch compares them
 
     @classmethod
-    def of(cls, view: View, search: Search, numbers: Mapping[int, Sequence[int]] | None, *, by_torch: bool) -> Self:
+    def of(cls, view: View, search: Search, numbers: Mapping[int, Sequence[int]] | None) -> Self:
         """The documents that match; ``numbers`` are those of the search's ids, by block."""
         if numbers is None and not search.conditions and view.all_searchable:
-            return cls(view=view, documents=None, by_torch=by_torch)
+            return cls(view=view, documents=None)
         mask = view.searchable
         if search.conditions:
             mask = mask & view.block.table(view.documents).mask(search.conditions)
@@ -117,16 +113,14 @@ class _Selection:
             named = np.zeros(view.documents, dtype=np.bool_)
             named[numbers.get(view.block.serial, [])] = True
             mask = mask & named
-        return cls(view=view, documents=np.flatnonzero(mask), by_torch=by_torch)
+        return cls(view=view, documents=np.flatnonzero(mask))
 
     def __len__(self) -> int:
         return self.view.documents if self.documents is None else len(self.documents)
 
     def scores(self, queries: Ragged, threads: int) -> npt.NDArray[np.float32]:
         """MaxSim ``[q, selected documents]``."""
-        if self.by_torch:
-            return score_on_device(queries, self.view.device_tokens, documents=self.documents)
-        return score(queries, self.view.host_tokens, documents=self.documents, threads=threads)
+        return self.view.scorer(queries, documents=self.documents, threads=threads)
 
     def codes(self) -> Codes:
         """The codes to scan."""

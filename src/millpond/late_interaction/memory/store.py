@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from millpond.late_interaction.codecs import kmeans
 from millpond.late_interaction.codecs.rows import Codec
 from millpond.late_interaction.kernels.centroids import Centroids, nearest, squared_distances
 from millpond.late_interaction.memory.blocks import FULL_BLOCK, Batch, Block, View
+from millpond.late_interaction.scoring.memory import Memory
 from millpond.support.filters import Condition
 from millpond.vectors.ragged import Ragged
 
@@ -78,13 +78,13 @@ class TokenStore:
 
     Args:
         codec: How rows are packed.
-        device: Where the rows are.
-        threads: Most threads of the kernels; ``None`` is as many as torch uses.
+        memory: Where the rows are.
+        threads: Most threads of the kernels; ``None`` is the number of this process.
     """
 
-    def __init__(self, codec: Codec, device: torch.device, threads: int | None = None) -> None:
+    def __init__(self, codec: Codec, memory: Memory, threads: int | None = None) -> None:
         self.codec = codec
-        self.device = device
+        self.memory = memory
         self.threads = threads
         self.snapshot = Snapshot()
         self._places: dict[str, int] = {}
@@ -92,11 +92,6 @@ class TokenStore:
         self._publishing = threading.Lock()  # of snapshot and places together: never held for long
         self._training = threading.Lock()
         self._measured_tokens = 0  # when the distances were measured last
-
-    @property
-    def uses_kernels(self) -> bool:
-        """Whether rows are in host memory, where the compiled kernels read them; else torch does, on their device."""
-        return self.device.type == "cpu"
 
     # --------------------------------------------------------------------------------------------------------- reading
 
@@ -202,7 +197,7 @@ class TokenStore:
                 tokens -= len(batch.rows)
                 snapshot = replace(snapshot, views=views)
                 all_places |= places
-            if self.uses_kernels:
+            if self.memory.coded:
                 snapshot = replace(snapshot, limit=_limit(snapshot))
             self._publish(snapshot, places=all_places)
 
@@ -236,7 +231,7 @@ class TokenStore:
                 stop = int(np.searchsorted(ends, rows + room, side="right"))
             if stop == start:
                 likely = max(expected, sum(view.rows for view in appended))
-                block = Block.of(batch.width, likely, int(ends[start]) - rows, self.codec, self.device)
+                block = Block.of(batch.width, likely, int(ends[start]) - rows, self.codec, self.memory)
                 codes = None if batch.codes is None else np.empty(block.capacity, dtype=np.uint16)
                 appended.append(block.view(codes))
                 continue
@@ -285,7 +280,7 @@ class TokenStore:
         """Copy the live documents of blocks that follow each other to a new one, which takes their place."""
         capacity = sum(view.live_rows for view in group)
         widths = [view.block.width for view in group if view.rows]
-        block = Block(self.codec, widths[0] if widths else group[0].block.width, capacity, self.device)
+        block = Block(self.codec, widths[0] if widths else group[0].block.width, capacity, self.memory)
         copy = block.view(None if group[0].codes is None else np.empty(capacity, dtype=np.uint16))
         for view in group:
             for batch in view.batches():
@@ -313,7 +308,7 @@ class TokenStore:
         return codes
 
     def _has_grown(self, snapshot: Snapshot) -> bool:
-        if not self.uses_kernels or snapshot.documents < _CODED_DOCUMENTS or not snapshot.tokens:
+        if not self.memory.coded or snapshot.documents < _CODED_DOCUMENTS or not snapshot.tokens:
             return False
         if snapshot.centroids is None or snapshot.tokens >= _GROWTH * snapshot.trained_tokens:
             return True

@@ -2,7 +2,7 @@
 
 The compiled kernels read each row from memory once for all queries of a call (up to 256 query tokens at a time), and
 rows may be memory-mapped files: nothing is copied or converted, and nothing behind the last row is read. Without the
-kernels torch computes the same.
+kernels numpy computes the same.
 """
 
 from __future__ import annotations
@@ -13,17 +13,16 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction.codecs.rows import Codec
-from millpond.late_interaction.kernels.compiled import compiled, fields, run, tensor, thread_count
+from millpond.late_interaction.kernels.compiled import compiled, fields, run, thread_count
 from millpond.vectors.ragged import Ragged, runs
 
 FloatArray = npt.NDArray[np.float32]
 IndexArray = npt.NDArray[np.int64]
 
-# The torch path. Similarities computed at a time: 2 MiB of float32 stay in a core's cache between product and maximum.
+# Without the kernels. Similarities computed at a time: 2 MiB of float32 stay in a core's cache until the maximum.
 _BLOCK = 1 << 19
 # Query tokens compared at a time.
 _QUERY_TOKENS = 256
@@ -79,7 +78,7 @@ def score(
         queries: ``q`` matrices ``[tokens, d]``, of any number of tokens.
         tokens: The documents.
         documents: Indices of the documents to score, in any order and repeated as often as wanted; ``None``: all.
-        threads: At most so many; a small call uses fewer. ``None``: torch's number of threads.
+        threads: At most so many; a small call uses fewer. ``None``: the number of this process.
 
     Returns:
         float32 ``[q, n]``, or ``[q, len(documents)]``. A document without tokens scores ``-inf``, a query without
@@ -100,7 +99,7 @@ def score(
     kernel = compiled(tokens.codec.kernel)
     rows = tokens.rows
     if kernel is None or dim == 0 or rows.strides[1] != rows.itemsize or rows.strides[0] <= 0:
-        return score_on_device(queries, DeviceTokens.of(tokens, "cpu"), documents=chosen)
+        return _score_by_numpy(queries, tokens, chosen)
     count = len(tokens) if chosen is None else len(chosen)
     out = np.empty((len(queries), count), dtype=np.float32)
     flat = np.ascontiguousarray(queries.flat, dtype=np.float32)
@@ -111,60 +110,43 @@ def score(
     return out
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DeviceTokens:
-    """As :class:`Tokens`, with rows and scales on a torch device: scored there by torch's operators."""
-
-    codec: Codec
-    rows: torch.Tensor
-    scales: torch.Tensor | None
-    offsets: IndexArray
-
-    @classmethod
-    def of(cls, tokens: Tokens, device: torch.device | str) -> DeviceTokens:
-        """Tokens copied to a device; on a CPU they share memory."""
-        rows = tokens.codec.to_torch(tokens.rows)
-        scales = None if tokens.scales is None else tensor(tokens.scales).to(device)
-        return cls(codec=tokens.codec, rows=rows.to(device), scales=scales, offsets=tokens.offsets)
+def rows_of(starts: IndexArray, lengths: IndexArray) -> IndexArray:
+    """The rows of documents, one after the other: int64 ``[lengths.sum()]``."""
+    before = np.cumsum(lengths) - lengths
+    return np.repeat(starts - before, lengths) + np.arange(int(lengths.sum()))
 
 
-def score_on_device(queries: Ragged, tokens: DeviceTokens, *, documents: IndexArray | None = None) -> FloatArray:
-    """As :func:`score`, by torch on the device of ``tokens``, with float32 products (exact ones for int8).
+@np.errstate(invalid="ignore", over="ignore")  # of rows that are not finite
+def _score_by_numpy(queries: Ragged, tokens: Tokens, documents: IndexArray | None) -> FloatArray:
+    """As :func:`score`, with float32 products (exact ones for int8).
 
     A run of documents and some query tokens are compared at a time.
     """
     starts, lengths = tokens.offsets[:-1], np.diff(tokens.offsets)  # [n]
     if documents is not None:
         starts, lengths = starts[documents], lengths[documents]
-    ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths)))  # [n + 1] of all rows in order
-    device = tokens.rows.device
-    query_rows, query_scales = tokens.codec.queries(np.require(queries.flat, dtype=np.float32), tokens.rows.shape[1])
-    query_rows = query_rows.to(device)
-    query_scales = None if query_scales is None else query_scales.to(device)
-    query_of = torch.repeat_interleave(torch.from_numpy(np.diff(queries.offsets))).to(device)  # [query tokens]
-    scores = torch.zeros(len(queries), len(lengths), device=device)
-    tall = min(max(len(query_rows), 1), _QUERY_TOKENS)
-    most = max(1, _BLOCK // max(tall, len(queries)))
+    flat, scales = tokens.codec.queries(np.require(queries.flat, dtype=np.float32), tokens.rows.shape[1])
+    scores = np.zeros((len(queries), len(lengths)), dtype=np.float32)
+    filled = np.flatnonzero(lengths)
+    ends = np.concatenate((np.zeros(1, dtype=np.int64), np.cumsum(lengths[filled])))
+    query_of = np.repeat(np.arange(len(queries)), queries.lengths)  # [query tokens]
+    most = max(1, _BLOCK // min(max(len(flat), 1), _QUERY_TOKENS))
     for start, stop in runs(ends, most, most):
-        document_of = torch.repeat_interleave(torch.from_numpy(lengths[start:stop])).to(device)  # [rows of the run]
-        for begin in range(0, len(query_rows), _QUERY_TOKENS):
-            part = slice(begin, begin + _QUERY_TOKENS)
-            best = torch.full((stop - start, len(query_rows[part])), -torch.inf, device=device)
-            for first in range(int(ends[start]), int(ends[stop]), most):
-                last = min(first + most, int(ends[stop]))
-                if documents is None:
-                    rows: slice | torch.Tensor = slice(int(starts[0]) + first, int(starts[0]) + last)
-                else:
-                    document = np.searchsorted(ends, np.arange(first, last), side="right") - 1
-                    rows = torch.from_numpy(np.arange(first, last) - ends[document] + starts[document]).to(device)
-                similarities = (tokens.rows[rows].to(query_rows.dtype) @ query_rows[part].T).float()
-                if tokens.scales is not None:
-                    similarities *= tokens.scales[rows].float()[:, None]
-                of_rows = document_of[first - int(ends[start]) : last - int(ends[start]), None]
-                best.scatter_reduce_(0, of_rows.expand_as(similarities), similarities, "amax")
-            if query_scales is not None:
-                best *= query_scales[part]
-            scores[:, start:stop].index_add_(0, query_of[part], best.T)
-    scored = scores.cpu().numpy()
-    scored[np.ix_(np.diff(queries.offsets) > 0, lengths == 0)] = -np.inf
-    return scored
+        some = filled[start:stop]
+        rows: slice | IndexArray = slice(starts[some[0]], starts[some[-1]] + lengths[some[-1]])
+        if documents is not None:
+            rows = rows_of(starts[some], lengths[some])
+        floats = tokens.codec.floats(tokens.rows[rows]).astype(flat.dtype, copy=False)
+        tall = max(1, min(_QUERY_TOKENS, _BLOCK // len(floats)))  # query tokens at a time: a document may be long
+        for begin in range(0, len(flat), tall):
+            part = slice(begin, begin + tall)
+            similarities = (flat[part] @ floats.T).astype(np.float32, copy=False)  # [query tokens, rows]
+            if tokens.scales is not None:
+                similarities *= tokens.scales[rows].astype(np.float32)
+            best = np.maximum.reduceat(similarities, ends[start:stop] - ends[start], axis=1)
+            if scales is not None:
+                best *= scales[part, None]
+            firsts = np.flatnonzero(np.diff(query_of[part], prepend=-1))
+            scores[np.ix_(query_of[part][firsts], some)] += np.add.reduceat(best, firsts, axis=0)
+    scores[np.ix_(queries.lengths > 0, lengths == 0)] = -np.inf
+    return scores

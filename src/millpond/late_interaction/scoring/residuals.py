@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from millpond.late_interaction.codecs.residual import Encoded, ResidualCodec, unpack
 from millpond.late_interaction.kernels.centroids import int8_rows
@@ -53,7 +52,7 @@ def score(
         documents: int64 ``[c]``: the documents to score.
         codec: The codec that encoded them.
         similarities: Of the query, by :func:`millpond.late_interaction.kernels.centroids.similarities`.
-        threads: Most threads; ``None`` is as many as torch uses.
+        threads: Most threads; ``None`` is the number of this process.
 
     Returns:
         float32 ``[c]``; ``-inf`` for a document without tokens, and 0 if the query has none.
@@ -65,7 +64,7 @@ def score(
     scales *= np.float32(codec.level_scale)
     kernel = compiled("score_residuals")
     if kernel is None:
-        _score_by_torch(levels, scales, stored, offsets, documents, codec, similarities, out)
+        _score_by_numpy(levels, scales, stored, offsets, documents, codec, similarities, out)
         return out
     columns = similarities.shape[1]
     scales = np.concatenate((scales, np.zeros(columns - len(query), dtype=np.float32)))
@@ -78,7 +77,8 @@ def score(
     return out
 
 
-def _score_by_torch(
+@np.errstate(invalid="ignore", over="ignore")  # of rows that are not finite
+def _score_by_numpy(
     levels: npt.NDArray[np.int8],
     query_scales: FloatArray,
     stored: Encoded,
@@ -89,7 +89,7 @@ def _score_by_torch(
     out: FloatArray,
 ) -> None:
     """As :func:`score`, for a query ``[tokens, d]`` of int8 levels with their scales."""
-    matrix = torch.from_numpy(levels.astype(np.float32))  # [query tokens, d]
+    matrix = levels.astype(np.float32)  # [query tokens, d]
     starts, ends = offsets[documents], offsets[documents + 1]
     out[starts == ends] = -np.inf
     filled = np.flatnonzero(ends > starts)
@@ -100,7 +100,7 @@ def _score_by_torch(
         rows = np.arange(bounds[last] - bounds[first]) + np.repeat(starts[some] - begins, ends[some] - starts[some])
         numbers = unpack(stored.residuals[rows], codec.bits, codec.dim)
         # Sums of products of int8 are exact in float32 below 2^24, as in the compiled kernel.
-        products = (torch.from_numpy(codec.levels[numbers].astype(np.float32)) @ matrix.T).numpy()
+        products = codec.levels[numbers].astype(np.float32) @ matrix.T
         products *= query_scales
         products *= stored.scales[rows].astype(np.float32)[:, None]
         products += similarities[stored.codes[rows], : len(levels)]

@@ -10,10 +10,10 @@ from typing import overload
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from millpond.errors import InvalidRequestError
 from millpond.late_interaction.codecs.rows import FLOAT32
+from millpond.late_interaction.kernels.scan import best_first
 from millpond.late_interaction.scoring.exact import Tokens, score
 from millpond.vectors.ragged import Ragged, runs
 
@@ -37,7 +37,8 @@ def maxsim(
     negative. A document without tokens scores ``-inf``, which ranks it last; a query without tokens scores 0.
 
     The function needs a copy of the queries and a few MiB besides its result, for any lengths; with ``top_k`` it never
-    holds all scores. It uses torch's number of threads, each for a part of the documents.
+    holds all scores. It uses as many threads as torch does where it is imported, else
+    ``OMP_NUM_THREADS`` or the processor's cores, each for a part of the documents.
 
     Args:
         queries: ``q`` matrices ``[tokens, d]``; normalize the rows for cosine.
@@ -70,15 +71,23 @@ def maxsim(
         return scores
     if type(top_k) is not int or top_k < 1:  # not a bool either
         raise InvalidRequestError(f"top_k={top_k!r} must be an int from 1; leave it out for all scores")
-    best = torch.empty(len(queries), 0)  # [q, k]
-    indices = torch.empty(len(queries), 0, dtype=torch.int64)  # [q, k]
+    return _best(queries, documents, top_k)
+
+
+def _best(queries: Ragged, documents: Ragged, top_k: int) -> tuple[FloatArray, IndexArray]:
+    """The best documents of each query, and their scores."""
+    best = np.empty((len(queries), 0), dtype=np.float32)  # [q, k]
+    indices = np.empty((len(queries), 0), dtype=np.int64)  # [q, k]
     for start, stop, block in _blocks(queries, documents):
-        # A stable sort with the earlier documents first: of equal scores the lower index stays first.
-        best, order = torch.cat((best, torch.from_numpy(block)), dim=1).sort(dim=1, descending=True, stable=True)
-        block_indices = torch.arange(start, stop).expand(len(queries), -1)
-        best = best[:, :top_k].clone()  # a view would keep the whole block in memory
-        indices = torch.cat((indices, block_indices), dim=1).gather(1, order[:, :top_k])
-    return best.numpy(), indices.numpy()
+        # The earlier documents first: of equal scores the lower index stays first.
+        scores = np.concatenate((best, block), axis=1)
+        known = np.concatenate((indices, np.broadcast_to(np.arange(start, stop), block.shape)), axis=1)
+        unordered = np.isnan(scores)
+        keys = np.where(unordered, np.float32(np.inf), scores) if unordered.any() else scores  # NaN first
+        order = np.array([best_first(row, top_k) for row in keys], dtype=np.int64)
+        order = order.reshape(len(queries), min(top_k, scores.shape[1]))
+        best, indices = np.take_along_axis(scores, order, axis=1), np.take_along_axis(known, order, axis=1)
+    return best, indices
 
 
 def _blocks(queries: Ragged, documents: Ragged) -> Iterator[tuple[int, int, FloatArray]]:

@@ -1,4 +1,4 @@
-// The arguments of a forward pass, as models/native/plan.py lays them out.
+// The arguments of a forward pass, as backends/native/structs.py lays them out.
 //
 // A model is a list of steps that run one after another on a block of tokens: whole texts, packed one behind another.
 // A block has these buffers (layouts in states.h):
@@ -108,4 +108,20 @@ struct PackCall {
   const void* weight;   // [out, in], in the precision of the model
   void* units;          // out * in numbers
   std::int64_t out, in;
+};
+
+enum Stored : std::int64_t { kStoredFloat32, kStoredBfloat16 };
+
+// Some inner numbers of a weight, of all its columns (pack_rows.h).
+struct PackRowsCall {
+  const void* const* rows;  // [out], the address of each column's inner numbers; null: zeros
+  void* units;              // where the first of these inner numbers is, in the first unit
+  float* scales;            // of int8 weights [1 + chunks of 384 inner numbers, out], written too
+  std::int64_t stored;      // precision of the rows
+  std::int64_t out;
+  std::int64_t in;          // inner numbers of the whole weight
+  std::int64_t count;       // of these, a multiple of 32
+  std::int64_t piece;       // a row's numbers are pieces of so many ...
+  std::int64_t padded;      // ... each with zeros behind it, so many with them: a multiple of 32
+  std::int64_t exact;       // of int8 weights: whether the model is in float32, else numbers are rounded to bfloat16 first
 };

@@ -1,13 +1,16 @@
 // The encoder in float32, for processors with AVX512. From here on its products may be in eight bits.
 
 #include "../encoder/forward.h"
+#include "../encoder/pack_rows.h"
 #include "../encoder/speed.h"
 #include "../kernel_table.h"
 
 extern "C" void millpond_add_encoder_avx512(KernelTable* table) {
   table->measure_float32 = measure<FmaSpeed>;
   table->pack_weight_float32 = Forward<FmaIsa>::pack;
+  table->pack_rows_float32 = pack_rows<float>;
   table->encode_float32 = Forward<FmaIsa>::encode;
   table->encoder_workspace_float32 = Forward<FmaIsa>::workspace;
   table->pack_weight_int8 = Forward<FmaIsa>::pack_int8;
+  table->pack_rows_int8 = pack_rows_int8;
 }

@@ -1,12 +1,14 @@
 // The encoder in bfloat16, for processors with AVX512-BF16.
 
 #include "../encoder/forward.h"
+#include "../encoder/pack_rows.h"
 #include "../encoder/speed.h"
 #include "../kernel_table.h"
 
 extern "C" void millpond_add_encoder_avx512bf16(KernelTable* table) {
   table->measure_bfloat16 = measure<DotSpeed>;
   table->pack_weight_bfloat16 = Forward<DotIsa>::pack;
+  table->pack_rows_bfloat16 = pack_rows<uint16_t>;
   table->encode_bfloat16 = Forward<DotIsa>::encode;
   table->encoder_workspace_bfloat16 = Forward<DotIsa>::workspace;
 }

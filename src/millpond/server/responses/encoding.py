@@ -15,6 +15,8 @@ import orjson
 from fastapi import Response
 from starlette.types import Receive, Scope, Send
 
+from millpond.vectors.small_floats import to_8_bits, to_bfloat16
+
 EncodingFormat = Literal["float", "base64", "bytes", "bytes_only"]
 EmbedDtype = Literal["float32", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"]
 Endianness = Literal["native", "big", "little"]
@@ -27,7 +29,6 @@ _PIECE = 1 << 20
 JSON_BYTES = 12.0
 _ITEM_BYTES: dict[EmbedDtype, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
 _BASE64 = 4 / 3
-_TORCH_NAMES = {"bfloat16": "bfloat16", "fp8_e4m3": "float8_e4m3fn", "fp8_e5m2": "float8_e5m2"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,14 +137,12 @@ def repeatable(value: Any) -> Any:
 
 
 def _as(rows: npt.NDArray[np.float32], dtype: EmbedDtype) -> npt.NDArray[Any]:
-    """``rows`` in another precision; types that numpy lacks are viewed as integers of the same width."""
+    """``rows`` in another precision; types that numpy lacks are integers of the same width."""
     if dtype in ("float32", "float16"):
         return np.ascontiguousarray(rows, dtype=dtype)
-    import torch
-
-    # A copy: the engine's rows may be read-only, which torch warns about.
-    rounded = torch.from_numpy(np.array(rows, dtype=np.float32)).to(getattr(torch, _TORCH_NAMES[dtype]))
-    return rounded.view(torch.int16 if dtype == "bfloat16" else torch.uint8).numpy()
+    if dtype == "bfloat16":
+        return to_bfloat16(rows)
+    return to_8_bits(rows, dtype.removeprefix("fp8_"))
 
 
 def _fragment(value: Any) -> orjson.Fragment:

@@ -13,17 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.recording import Recording
 
+from millpond.backends.backend import OutputSpec, PackedBatch
+from millpond.backends.torch.cuda import graphs
+from millpond.backends.torch.cuda.buckets import Bucket, Buckets
+from millpond.backends.torch.cuda.graphs import Graphs
+from millpond.backends.torch.device_batch import ForwardInput
+from millpond.backends.torch.pooling.pooler import Pooler, PoolerCall
 from millpond.checkpoints.modules import Pooling
-from millpond.engine.execute.batch import ForwardInput
-from millpond.engine.execute.cuda import graphs
-from millpond.engine.execute.cuda.buckets import Bucket, Buckets
-from millpond.engine.execute.cuda.graphs import Graphs
-from millpond.engine.execute.packing import PackedRequests
+from millpond.engine.execute.packing import pack
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
-from millpond.pooling.pooler import OutputSpec, Pooler, PoolerCall
 
 
 def fit(lengths: list[int], *, longest: int = 512) -> Bucket:
@@ -120,9 +121,9 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return made
 
 
-def packed() -> PackedRequests:
+def packed() -> PackedBatch:
     call = Call(["a"], PLAN, assemble=assemble, native_width=2)
-    return PackedRequests.of([Request(call=call, slot=0, ids=np.full(5, 7, dtype=np.int32))], position_offset=0)
+    return pack([Request(call=call, slot=0, ids=np.full(5, 7, dtype=np.int32))], position_offset=0).batch
 
 
 class Pond:

@@ -15,17 +15,17 @@ from tests.tiny import FAMILIES, TEXTS, Layout, Normalize, Pooling, write_checkp
 from tests.tiny.heads import write_m3, write_splade
 
 from millpond import Engine
-from millpond.attention import varlen
-from millpond.engine import loading
-from millpond.engine.execute.batch import DeviceBatch
-from millpond.engine.execute.cuda import graphs
-from millpond.engine.execute.cuda.buckets import Bucket
-from millpond.engine.execute.cuda.layout import BufferLayout
-from millpond.engine.execute.runner import Runner
+from millpond.backends.backend import OutputSpec
+from millpond.backends.torch import backend as torch_backend
+from millpond.backends.torch.attention import varlen
+from millpond.backends.torch.cuda import graphs
+from millpond.backends.torch.cuda.buckets import Bucket
+from millpond.backends.torch.cuda.layout import BufferLayout
+from millpond.backends.torch.device_batch import DeviceBatch
+from millpond.backends.torch.model import TorchModel
+from millpond.backends.torch.pooling import methods
 from millpond.engine.loading import load
 from millpond.errors import MillpondError
-from millpond.pooling import methods
-from millpond.pooling.pooler import OutputSpec
 from millpond.tasks import Task
 from millpond.values.config import EngineConfig
 from tests import recording
@@ -57,7 +57,7 @@ def expected() -> Callable[..., Rows]:
         key = (folder, tuple(texts), task, *sorted(options.items()))
         if key not in made:
             with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(loading, "_backend", lambda device: None)
+                patch.setattr(torch_backend, "_streams", lambda device: None)
                 patch.setattr(varlen, "fits", lambda *call: False)
                 with Engine(folder, dtype="float32", device="cpu") as engine:
                     made[key] = read(engine, texts, task, **options)
@@ -190,15 +190,15 @@ def test_a_variable_switches_graphs_off(backends, expected, checkpoint_of, monke
     assert backends[0].log == ["upload", "download 0", "wait 0"]
 
 
-def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[Runner, DeviceBatch]:
+def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) -> tuple[TorchModel, DeviceBatch]:
     """A model and the input of a captured graph without data: code that reads data fails, as in a capture."""
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda query, *args, **options: query.clone())
     loaded = load(EngineConfig(model=str(folder), dtype="float32", device="cpu", pooling=modes))
-    loaded.runner.backbone.to("meta")
-    loaded.runner.pooler.to("meta")
+    loaded.runner.model.backbone.to("meta")
+    loaded.runner.model.pooler.to("meta")
     layout = BufferLayout(tokens=96, sequences=6, types=True, adapters=True, skip=True)
     buffer = torch.zeros(layout.size, dtype=torch.int32, device="meta")
-    return loaded.runner, layout.static(buffer, Bucket(tokens=96, sequences=6, longest=64))
+    return loaded.runner.model, layout.static(buffer, Bucket(tokens=96, sequences=6, longest=64))
 
 
 @pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER])
@@ -233,7 +233,7 @@ def test_memory_that_runs_out_at_every_point_of_a_batch_costs_no_result(backends
             assert worst(read(engine, TEXTS), expected(checkpoint_of("bert"), TEXTS)) <= 1e-5
             assert reached == [operation]
             backends[0].fault = lambda name: None
-            engine._replicas.runner._pipeline._graphs.clear()
+            engine._replicas.runner.model._pipeline._graphs.clear()
 
 
 @pytest.mark.parametrize(("family", "pooling"), [("bert", "cls"), ("modernbert", "lasttoken"), ("qwen3", "lasttoken")])
@@ -242,19 +242,19 @@ def test_only_the_rows_that_are_read_pass_the_last_layer(
     graphs_on, pooling, family, backends, checkpoint_of, monkeypatch, tmp_path
 ):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "_backend", lambda device: None)
+        patch.setattr(torch_backend, "_streams", lambda device: None)
         with Engine(checkpoint_of(family), dtype="float32", device="cpu", pooling=pooling) as engine:
             reference = read(engine, TEXTS)
     if not graphs_on:
         monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
     rows_of: list[int | None] = []
-    right = Runner.states
+    right = TorchModel.states
 
-    def states(self: Runner, batch: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
+    def states(self: TorchModel, batch: Any, rows: torch.Tensor | None = None) -> torch.Tensor:
         rows_of.append(None if rows is None else len(rows))
         return right(self, batch, rows)
 
-    monkeypatch.setattr(Runner, "states", states)
+    monkeypatch.setattr(TorchModel, "states", states)
     with Engine(checkpoint_of(family), dtype="float32", device="cpu", pooling=pooling) as engine:
         found = read(engine, TEXTS)
         assert worst(found, reference) <= 1e-5
@@ -280,7 +280,7 @@ def test_a_large_batch_with_much_padding_has_no_graph(tokens: int, total: int, w
 def test_a_batch_without_memory_takes_that_of_the_graphs(kind, backends, expected, checkpoint_of):
     with Engine(checkpoint_of("bert"), dtype="float32", device="cpu") as engine:
         read(engine, TEXTS)
-        captured = engine._replicas.runner._pipeline._graphs
+        captured = engine._replicas.runner.model._pipeline._graphs
         assert len(captured.shapes) == 1
         seen = []
 
@@ -310,7 +310,7 @@ def test_weights_are_those_of_a_plain_engine(kind, backends, tmp_path, monkeypat
             assert len(dense.result().embeddings) == len(TEXTS)
             assert len(other.result()) == len(TEXTS)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loading, "_backend", lambda device: None)
+        patch.setattr(torch_backend, "_streams", lambda device: None)
         with Engine(folder, dtype="float32", device="cpu") as engine:
             expected = engine.sparse_embed(MANY)
     for one, other in zip(found, expected, strict=True):

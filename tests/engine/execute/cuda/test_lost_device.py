@@ -16,10 +16,11 @@ from tests.recording import Recording
 from tests.tiny import TEXTS
 
 from millpond import Engine, VectorCache
-from millpond.engine.execute.cuda import graphs
-from millpond.engine.execute.cuda import worker as cuda_worker
-from millpond.engine.execute.cuda.worker import OverlappingWorker
-from millpond.engine.execute.device_errors import LostDevices
+from millpond.backends.backend import OutputSpec
+from millpond.backends.device_errors import LostDevices
+from millpond.backends.torch.cuda import graphs
+from millpond.backends.torch.cuda import worker as cuda_worker
+from millpond.engine.execute.overlapping_worker import OverlappingWorker
 from millpond.engine.execute.worker import Worker
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
@@ -27,7 +28,6 @@ from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import DeviceLostError, EngineClosedError
-from millpond.pooling.pooler import OutputSpec
 from tests import recording
 
 PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=2)

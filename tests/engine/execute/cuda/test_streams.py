@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from millpond.engine.execute.cuda.streams import Cuda
+from millpond.backends.torch.cuda.streams import Cuda
 
 
 class Runtime:

@@ -1,0 +1,303 @@
+"""Plan: the steps of a forward pass and their packed weights, as the native encoder runs them.
+
+A family says what it computes in methods of :class:`PlanBuilder`; the steps themselves are in ``native/encoder/``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.backends.native import structs
+from millpond.backends.native.kernels import Kernels
+from millpond.backends.native.rotation import Rotation
+from millpond.backends.native.weight_packer import UNIT, Floats, Linear, LowRank, NotSupported, WeightPacker, tensor_of
+from millpond.checkpoints.weights import StoredTensor
+
+_WIDEST = 8192  # kMostColumns of norms.h
+_WEIGHTS = ("weight", "down", "low")  # of a step
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Plan:
+    """A model's steps with everything that they point to."""
+
+    model: structs.Model  # the struct; valid as long as the plan lives
+    kernels: Kernels  # what runs it
+    hidden: int  # columns of the result
+    weights: int  # numbers of all weights that every token is multiplied with
+    vocabulary: int  # rows of the word table
+    types: int  # rows of the table of token types; 0: none
+    positions: int  # positions that the model has; 0: any number
+    adapters: int  # adapters of each weight; 0: none
+    rotations: tuple[Rotation, ...]  # tables of rotary positions, which have to cover a call's longest text
+    owned: tuple[Any, ...]  # what the struct points to
+
+
+class PlanBuilder:
+    """Collects steps; :meth:`build` packs their weights."""
+
+    def __init__(self, kernels: Kernels, *, adapters: int = 0, rank: int = 0) -> None:
+        self._kernels = kernels
+        self._packer = WeightPacker(kernels, adapters=adapters, rank=rank)
+        self._steps: list[structs.Step] = []
+        self._rotations: dict[int, Rotation] = {}  # by step
+        self._tables: dict[str, StoredTensor | None] = {}  # of the embeddings, by the step's field
+        self._hidden = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
+        self._branch = False
+        self._adapters, self._rank = adapters, rank
+
+    def embed(
+        self,
+        words: StoredTensor,  # [vocabulary, columns]
+        positions: StoredTensor | None = None,  # [positions, columns]
+        types: StoredTensor | None = None,  # [types, columns]
+        *,
+        scale: float = 1.0,
+        adapter: LowRank | None = None,
+        type_adapter: LowRank | None = None,
+    ) -> None:
+        """Embeddings, the first step: the sum of a word (scaled), its type and its position.
+
+        An adapter of the words is added to each word that is read; the few types are merged with theirs beforehand.
+        """
+        columns = self._packer.columns(words.shape[1])
+        self._hidden = max(self._hidden, columns)
+        self._vocabulary = words.shape[0]
+        self._types = 0 if types is None else types.shape[0]
+        if positions is not None:
+            self._bound(positions.shape[0])
+        if types is not None and type_adapter is not None:
+            types = self._merged(types, type_adapter)
+        self._tables = {"words": words, "positions": positions, "types": types}
+        self._add(
+            kind=structs.EMBED,
+            columns=columns,
+            low_words=None if adapter is None else self._packer.floats(adapter.down),
+            low_columns=None if adapter is None else self._packer.floats(adapter.up.T),
+            vocabulary=self._vocabulary,
+            kinds=self._types,
+            scale=scale,
+        )
+
+    def norm(
+        self,
+        norm: structs.NormWeights,
+        columns: int,
+        *,
+        residual: bool = False,
+        keep: bool = False,
+        branch: bool = False,
+    ) -> None:
+        """A norm of the sums, or of sums + states (``residual``), whose result are the states.
+
+        With ``keep`` the sums take the result too. With ``branch`` instead: ``sums += norm(branch)``.
+        """
+        columns = self._packer.columns(columns)
+        if columns > _WIDEST:
+            raise NotSupported(f"{columns} columns")
+        self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=3 if branch else int(keep))
+
+    def heads(self, *parts: Linear, order: npt.NDArray[np.intp] | None = None, adapter: LowRank | None = None) -> None:
+        """Queries, keys and values: the linear layers of all three side by side, or their columns in ``order``."""
+        self._adapt(adapter, target=0)
+        weight = self._packer.weight(*parts, order=order, adapter=adapter)
+        self._heads = max(self._heads, weight.out)
+        self._add(kind=structs.PRODUCT, target=0, weight=weight)
+
+    def up_proj(self, part: Linear) -> None:
+        """Widen the embeddings: ``sums = states W``."""
+        weight = self._packer.weight(part)
+        self._hidden = max(self._hidden, weight.out)
+        self._add(kind=structs.PRODUCT, target=4, weight=weight)
+
+    def rotary(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        norm: structs.NormWeights | None = None,
+        key_norm: structs.NormWeights | None = None,
+        rotation: Rotation | None = None,
+    ) -> None:
+        """Norms of query and key heads, then their rotation."""
+        self._packer.columns(dim)
+        if rotation is not None:
+            self._rotations[len(self._steps)] = rotation
+        self._add(
+            kind=structs.HEADS,
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            norm=norm or structs.NormWeights(kind=structs.COPY),
+            key_norm=key_norm or structs.NormWeights(kind=structs.COPY),
+        )
+
+    def attention(
+        self,
+        *,
+        heads: int,
+        kv_heads: int,
+        dim: int,
+        scale: float,
+        causal: bool = False,
+        window: int | None = None,
+        softcap: float | None = None,
+        distances: Floats | None = None,  # [heads, 2 reach - 1]
+        last: bool,
+    ) -> None:
+        """Attention, ``queries = attention``; ``last``: of the model's last layer.
+
+        ``window`` counts positions in each direction, the own one included.
+        """
+        self._packer.columns(dim)
+        reach, padded = 0, None
+        if distances is not None:
+            reach = (distances.shape[1] + 1) // 2
+            padded = self._packer.floats(np.pad(distances.reshape(-1), (0, UNIT)))
+            self._bound(reach)
+        before = (1 << 40) if window is None else window - 1
+        self._add(
+            kind=structs.ATTENTION,
+            heads=heads,
+            kv_heads=kv_heads,
+            dim=dim,
+            scale=scale,
+            before=before,
+            after=0 if causal else before,
+            softcap=softcap or 0.0,
+            distances=padded,
+            reach=reach,
+            last=last,
+        )
+
+    def o_proj(self, part: Linear, *, add: bool = False, branch: bool = False, adapter: LowRank | None = None) -> None:
+        """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``."""
+        self._branch |= branch
+        self._adapt(adapter, target=1)
+        weight = self._packer.weight(part, adapter=adapter)
+        self._hidden = max(self._hidden, weight.out)
+        self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=weight)
+
+    def mlp(
+        self,
+        up: Linear,
+        down: Linear,
+        activation: str | None,
+        *,
+        gate: Linear | None = None,
+        add: bool = False,
+        branch: bool = False,
+        adapter: LowRank | None = None,
+        down_adapter: LowRank | None = None,
+    ) -> None:
+        """The feed forward, ``down(activation(up))``, or with a gate ``down(activation(gate) * up)``.
+
+        It goes to the sums, is added to them, or goes to the branch. A feed with a gate has no adapters.
+        """
+        if activation not in structs.ACTIVATIONS:
+            raise NotSupported(f"activation {activation}")
+        self._branch |= branch
+        inner = self._packer.columns(up.weight.shape[0])
+        self._inner = max(self._inner, inner, self._packer.low)
+        self._adapt(adapter, target=0)
+        weight = self._packer.weight(up, adapter=adapter, mlp=True) if gate is None else self._packer.gated(gate, up)
+        narrow = self._packer.weight(down, adapter=down_adapter, mlp=True)
+        self._hidden = max(self._hidden, narrow.out)
+        self._add(
+            kind=structs.FEED,
+            target=3 if branch else 2 if add else 1,
+            activation=structs.ACTIVATIONS[activation],
+            gated=gate is not None,
+            weight=weight,
+            down=narrow,
+            **({} if down_adapter is None else {"low": self._packer.low_weight(down_adapter)}),
+        )
+
+    def numbers(self, tensor: StoredTensor) -> Floats:
+        """A tensor's numbers as the model's precision has them."""
+        return self._packer.numbers_of(tensor)
+
+    def layer_norm(self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float) -> structs.NormWeights:
+        """The weights of a layer norm."""
+        return self._norm_weights(structs.LAYER_NORM, self._floats(weight), self._floats(bias), epsilon)
+
+    def rms_norm(self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0) -> structs.NormWeights:
+        """The weights of an RMS norm; ``offset`` is added to them (1 for Gemma)."""
+        numbers = self._floats(weight)
+        return self._norm_weights(structs.RMS_NORM, None if numbers is None else numbers + offset, None, epsilon)
+
+    def build(self) -> Plan:
+        """Read tables and weights, and pack these."""
+        total = self._packer.numbers
+        memory = self._packer.pack()
+        steps = (structs.Step * len(self._steps))(*self._steps)
+        self._copy_units(steps)
+        for name, table in self._tables.items():
+            setattr(steps[0], name, self._packer.table(table))
+        for i, rotation in self._rotations.items():
+            rotation.serve(steps[i])
+        model = structs.Model(
+            steps=steps,
+            count=len(steps),
+            hidden=self._hidden,
+            heads=self._heads,
+            inner=self._inner,
+            branch=self._branch,
+            codes=max((step.weight.in_ for step in self._steps if step.weight.scales), default=0),
+            output=self._hidden,
+            low=self._packer.low,
+            rank=self._rank,
+        )
+        return Plan(
+            model=model,
+            kernels=self._kernels,
+            hidden=self._hidden,
+            weights=total,
+            vocabulary=self._vocabulary,
+            types=self._types,
+            positions=self._positions,
+            adapters=self._adapters,
+            rotations=tuple(dict.fromkeys(self._rotations.values())),
+            owned=(memory, steps, *self._packer.owned),
+        )
+
+    def _add(self, **fields: Any) -> None:
+        self._steps.append(structs.Step(**fields))
+        self._steps[-1].sources = [fields.get(name) for name in _WEIGHTS]
+
+    def _copy_units(self, steps: Any) -> None:
+        """A struct within a struct is a copy, made before its weight was packed."""
+        for struct, step in zip(self._steps, steps, strict=True):
+            for name, source in zip(_WEIGHTS, struct.sources, strict=True):
+                if source is not None:
+                    getattr(step, name).units = source.units
+
+    def _bound(self, positions: int) -> None:
+        self._positions = min(self._positions or positions, positions)
+
+    def _adapt(self, adapter: LowRank | None, *, target: int) -> None:
+        """Put the products with the adapters' first factors behind the states (0), or behind the queries (1)."""
+        if adapter is not None:
+            self._add(kind=structs.ADAPT, target=target, weight=self._packer.low_weight(adapter))
+
+    def _floats(self, tensor: StoredTensor | None) -> Floats | None:
+        return None if tensor is None else self.numbers(tensor)
+
+    def _norm_weights(
+        self, kind: int, weight: Floats | None, bias: Floats | None, epsilon: float
+    ) -> structs.NormWeights:
+        packer = self._packer
+        return structs.NormWeights(kind=kind, weight=packer.floats(weight), bias=packer.floats(bias), epsilon=epsilon)
+
+    def _merged(self, table: StoredTensor, adapter: LowRank) -> StoredTensor:
+        """``[(1 + adapters) rows, columns]``: a table, and below it those with each of its adapters."""
+        whole = self._packer.numbers_of(table)
+        ups = adapter.up.reshape(len(adapter.up), -1, self._rank).swapaxes(0, 1)  # [adapters, columns, rank]
+        return tensor_of(
+            np.concatenate([whole, *(whole + low @ up.T for low, up in zip(adapter.down, ups, strict=True))])
+        )

@@ -1,0 +1,1 @@
+"""Plans: one module for each shape of block."""

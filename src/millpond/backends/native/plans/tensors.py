@@ -1,0 +1,70 @@
+"""Tensors: a checkpoint's tensors under today's names; a plan takes each with the shape that config.json says."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from millpond.backends.native.weight_packer import Linear
+from millpond.checkpoints.weights import StoredTensor
+from millpond.errors import WeightMismatchError
+
+# What torch.compile, data parallel training and sentence-transformers put before a model's names.
+_WRAPPERS = ("_orig_mod", "module", "0.auto_model", "auto_model")
+# Names of TensorFlow's BERT.
+_OLD = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
+
+
+class Tensors:
+    """What a plan takes is checked; :meth:`check` raises what was wrong, and names what no plan took."""
+
+    def __init__(self, stored: Mapping[str, StoredTensor], name: str, is_head: Callable[[str], bool]) -> None:
+        self._stored, self._name, self._is_head = stored, name, is_head
+        self._taken: set[str] = set()
+        self._missing: set[str] = set()
+        self._mismatched: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._stored
+
+    def take(self, name: str, *shape: int) -> StoredTensor:
+        """A tensor of this shape; zeros, which cost nothing, where the file has none."""
+        self._taken.add(name)
+        tensor = self._stored.get(name)
+        if tensor is not None and tensor.shape == shape:
+            return tensor
+        (self._missing if tensor is None else self._mismatched).add(name)
+        return StoredTensor(name=name, dtype="float32", stored=np.broadcast_to(np.float32(0), shape))
+
+    def linear(self, name: str, out: int, into: int, *, biased: bool = True) -> Linear:
+        """A linear layer with a weight ``[out, into]``."""
+        bias = self.take(f"{name}.bias", out) if biased else None
+        return Linear(weight=self.take(f"{name}.weight", out, into), bias=bias)
+
+    def check(self) -> None:
+        """Raise WeightMismatchError if the tensors are not those that the plan took."""
+        unknown = {name for name in self._stored if name not in self._taken and not self._is_head(name)}
+        problems = (
+            ("misses", self._missing),
+            ("has a wrong shape for", self._mismatched),
+            ("does not know", unknown),
+        )
+        for problem, names in problems:
+            if names:
+                raise WeightMismatchError(
+                    f"{self._name}: config.json and weights disagree; the model {problem} {min(names)}"
+                    + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")
+                    + "; check that the files belong together"
+                )
+
+
+def without_prefixes(stored: Mapping[str, StoredTensor], prefix: str) -> dict[str, StoredTensor]:
+    """Tensors without what precedes their names: ``prefix``, the backbone's name in a larger model, and wrappers."""
+    lead = re.compile(rf"^(?:(?:{'|'.join(map(re.escape, (*_WRAPPERS, prefix)))})\.)+")
+    found: dict[str, StoredTensor] = {}
+    for original, tensor in stored.items():
+        name = _OLD.sub(lambda match: {"gamma": "weight", "beta": "bias"}[match[0]], lead.sub("", original))
+        found[original if name in found else name] = tensor  # of two with one name, the second is unknown
+    return found

@@ -1,0 +1,90 @@
+"""The table of attention kernels: the first one that fits a call serves it."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from millpond.backends.torch.attention import flex, matmul_attention, native, sdpa, varlen
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.signature import Kernel, KernelError, Masking
+
+logger = logging.getLogger(__name__)
+
+# Fastest first. The last one fits every call.
+KERNELS: tuple[Kernel, ...] = (native, matmul_attention, varlen, flex, sdpa)
+
+# Name and reason of what serves nothing in this process: kernels of the table, and precisions of the native encoder.
+# Code that is wrong on a processor is wrong for every engine.
+_disabled: dict[str, str] = {}
+_disabling = threading.Lock()
+
+
+def select(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Kernel:
+    """The kernel for this call. The only place that decides: no kernel calls another one."""
+    for kernel in KERNELS:
+        if _disabled and kernel.NAME in _disabled and kernel is not KERNELS[-1]:
+            continue
+        if kernel.fits(query, key, value, segments, masking):
+            return kernel
+    raise AssertionError("the last kernel fits every call")
+
+
+def disable(name: str, reason: str) -> bool:
+    """Let a kernel serve nothing for the rest of this process; any thread may do that while others compute."""
+    with _disabling:
+        return _disabled.setdefault(name, reason) is reason
+
+
+def disabled(name: str) -> str | None:
+    """Why a kernel was disabled; ``None`` if it was not."""
+    return _disabled.get(name)
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Tensor:
+    """Attention within each segment of a packed row, by the kernel that :func:`select` names.
+
+    A kernel that finds out only now that it cannot run such calls is followed by the next one, with one warning. With
+    debug logging, the first call of each kind logs the kernel that served it.
+    """
+    kernel = select(query, key, value, segments, masking)
+    if logger.isEnabledFor(logging.DEBUG):
+        heads, kv_heads, called = query.shape[1:], key.shape[1], options(segments, masking)
+        _log_kind(kernel.NAME, query.device.type, query.dtype, heads, kv_heads, called)
+    try:
+        return kernel.attend(query, key, value, segments, masking)
+    except KernelError as error:
+        logger.warning("%s", error)
+    return attend(query, key, value, segments, masking)  # the kernel no longer fits such calls
+
+
+def options(segments: Segments, masking: Masking) -> tuple[str, ...]:
+    """The options of a call, lengths left out."""
+    options = {
+        "causal": masking.causal,
+        f"window {masking.window}": masking.window is not None,
+        f"softcap {masking.softcap}": masking.softcap is not None,
+        "bias": masking.bias is not None,
+        "limited keys": segments.keys is not None,
+        "shared prefix": segments.shared,
+    }
+    return tuple(name for name, is_set in options.items() if is_set)
+
+
+@cache  # one line per kind of call and process
+def _log_kind(
+    kernel: str, device: str, dtype: torch.dtype, heads: tuple[int, int], kv_heads: int, options: tuple[str, ...]
+) -> None:
+    logger.debug(
+        "attention kernel %s: %s on %s, %d heads of %d (%d for keys)%s",
+        kernel,
+        str(dtype).removeprefix("torch."),
+        device,
+        *heads,
+        kv_heads,
+        "".join(f", {option}" for option in options),
+    )

@@ -1,0 +1,1 @@
+"""Packed forward passes of the families, and what they share."""

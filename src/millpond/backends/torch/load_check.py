@@ -1,0 +1,124 @@
+"""The self-check at load: the rows of the kernels that a model will use, and its graphs beside the same forward."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from itertools import accumulate
+from time import perf_counter
+
+import numpy as np
+import torch
+
+from millpond.backends.backend import OutputSpec, PackedBatch
+from millpond.backends.device_errors import is_device_lost, is_out_of_memory
+from millpond.backends.kernel_check import KernelCheck
+from millpond.backends.torch.attention.self_check import LENGTHS, Row, attention_rows, check, similarity, warn
+from millpond.backends.torch.cuda.graphs import Graphs
+from millpond.backends.torch.device_batch import DeviceBatch
+from millpond.backends.torch.load import NATIVE_INT8
+from millpond.backends.torch.model import TorchModel
+from millpond.backends.torch.native.self_check import encoder_rows
+from millpond.tasks import Quantization
+
+logger = logging.getLogger(__name__)
+
+# A batch of the same shape as LENGTHS: a graph that was captured with those is replayed with these.
+_OTHER_LENGTHS = (33, 9, 40, 2)
+_POOLED, _TOKENS = OutputSpec(kind="pooled"), OutputSpec(kind="tokens")
+
+
+def check_kernels(
+    devices: Sequence[torch.device], dtype: torch.dtype, quantization: Quantization | None, *, remembered: bool = True
+) -> list[KernelCheck]:
+    """Run the rows of what a model may use there; what is wrong serves nothing in this process."""
+    rows: list[Row] = []
+    for device in devices:
+        rows += attention_rows(device, dtype)
+        if device.type == "cpu" and quantization in NATIVE_INT8:
+            rows += encoder_rows(dtype, NATIVE_INT8[quantization])
+    with _never_failing(), torch.inference_mode():
+        return check(rows, remembered=remembered)
+    return []
+
+
+def check_graphs(model: TorchModel, *, vocabulary: int, longest: int) -> list[KernelCheck]:
+    """Replay a graph with the batch that it was captured with, and with another one; a wrong one is the last."""
+    if model.graphs is None:
+        return []
+    with _never_failing(), torch.inference_mode():
+        packed = _packed(LENGTHS, vocabulary, longest, model.position_offset)
+        other = _packed(_OTHER_LENGTHS, vocabulary, longest, model.position_offset, start=1000)
+        return [_check_graphs(model, model.graphs, (packed, packed, packed, other))]
+    return []
+
+
+@contextmanager
+def _never_failing() -> Iterator[None]:
+    """Whatever goes wrong here is logged for who debugs, and the model serves: its first batch shows what it is."""
+    try:
+        yield
+    except Exception as error:
+        logger.debug("the self-check could not run", exc_info=error)
+
+
+def _packed(lengths: Sequence[int], vocabulary: int, longest: int, offset: int, *, start: int = 0) -> PackedBatch:
+    """Texts of these lengths, none longer than ``longest``, of other tokens for another ``start``."""
+    lengths = [min(length, longest) for length in lengths]
+    places = np.arange(start, start + sum(lengths), dtype=np.uint64)
+    return PackedBatch(
+        bounds=np.array([0, *accumulate(lengths)], dtype=np.int32),
+        ids=((places * 2654435761 + 12345) % vocabulary).astype(np.int32),  # from all over the vocabulary
+        positions=np.concatenate([np.arange(length, dtype=np.int32) for length in lengths]) + np.int32(offset),
+        types=None,
+        adapters=None,
+        skip=None,
+        keys=None,
+        prefixes=None,
+    )
+
+
+def _check_graphs(model: TorchModel, graphs: Graphs, batches: Sequence[PackedBatch]) -> KernelCheck:
+    start = perf_counter()
+    near: list[float] = []
+    obstacle: str | None = None
+    try:
+        for packed in batches:
+            near += _replayed(model, graphs, packed)
+    except Exception as error:
+        if is_device_lost(error) or is_out_of_memory(error):
+            raise
+        logger.debug("a graph raised in the self-check", exc_info=error)
+        obstacle = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+    finally:
+        graphs.clear()
+    found = KernelCheck(
+        kernel="graphs",
+        call=f"a batch of {len(batches[0].ids)} tokens on {model.device}",
+        similarity=min(near, default=None) if obstacle is None else None,
+        least=0.999,
+        obstacle=obstacle if obstacle is not None or near else "this model runs without graphs",
+        raised=obstacle is not None,
+        seconds=perf_counter() - start,
+    )
+    if found.wrong:
+        graphs.switch_off()
+        warn("a replayed CUDA graph", found, consequence="This engine runs without graphs: small batches take longer.")
+    return found
+
+
+def _replayed(model: TorchModel, graphs: Graphs, packed: PackedBatch) -> list[float]:
+    """How near a replay comes to the same forward without a graph; nothing if none is replayed."""
+    assert model.streams is not None
+    with model.streams.computing():
+        replayed = graphs.run(packed, frozenset((_POOLED, _TOKENS)))
+        if replayed is None:
+            return []
+        batch = DeviceBatch(packed=packed, device=model.placement)
+        states = model.states(batch)
+        rows = model.pooler_call(batch, states).rows(_POOLED).values
+        if not (states.isfinite().all() and rows.isfinite().all()):
+            return []
+        assert replayed.states is not None
+        return [similarity(replayed.states, states), similarity(replayed.rows[_POOLED], rows)]

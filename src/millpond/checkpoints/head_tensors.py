@@ -1,0 +1,21 @@
+"""Which of a checkpoint's tensors are heads: a backbone leaves them alone."""
+
+from __future__ import annotations
+
+import re
+
+from millpond.checkpoints.architecture import Architecture
+
+# Heads of other tasks, and buffers of older versions.
+_NOT_BACKBONE = re.compile(
+    r"^(pooler|cls|lm_head|classifier|score|qa_outputs|pre_classifier|vocab_\w+|head|decoder)\."
+    r"|^(v_head|output|dense|(lm_|mask_|discriminator_|generator_)?predictions|generator_lm_head|sop_classifier)\."
+    r"|^(colbert_)?linear\.|^multiple_choice_head\.|(^|\.)attn\.(masked_)?bias$"
+    r"|^(\w+\.)?pooler\.|(^|\.)position_ids$|(^|\.)token_type_ids$|inv_freq$"
+)
+
+
+def is_head_tensor(name: str, architecture: Architecture) -> bool:
+    """Whether a checkpoint's tensor is no part of its backbone."""
+    heads = architecture.head_names()
+    return bool(_NOT_BACKBONE.search(name)) or any(name == head or name.startswith(f"{head}.") for head in heads)

@@ -1,1 +1,0 @@
-"""A checkpoint's description, turned into a network that runs packed rows."""

@@ -1,0 +1,141 @@
+// Packs a weight's rows from where a checkpoint's file has them, each by its own address, into units (products.h, int8.h).
+// Conversion to the model's precision, concatenation, interleaving and zeros between the numbers need no copy.
+#pragma once
+
+#include "int8.h"
+#include "plan.h"
+#include "products.h"
+
+namespace {
+
+constexpr int64_t kPiece = 32;  // inner numbers that are converted at a time
+
+inline float number_of(uint16_t bits) {
+  const uint32_t whole = uint32_t(bits) << 16;
+  float number;
+  std::memcpy(&number, &whole, sizeof number);
+  return number;
+}
+
+// To the nearest bfloat16, to the even one of two: as torch does, which keeps denormal numbers.
+inline uint16_t rounded(float number) {
+  uint32_t bits;
+  std::memcpy(&bits, &number, sizeof bits);
+  return number != number ? uint16_t(0x7fc0) : uint16_t((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+inline void convert(const float* from, int64_t count, float* to) { std::memcpy(to, from, count * sizeof *to); }
+inline void convert(const uint16_t* from, int64_t count, uint16_t* to) { std::memcpy(to, from, count * sizeof *to); }
+inline void convert(const uint16_t* from, int64_t count, float* to) {
+  for (int64_t i = 0; i < count; i++) to[i] = number_of(from[i]);
+}
+inline void convert(const float* from, int64_t count, uint16_t* to) {
+  for (int64_t i = 0; i < count; i++) to[i] = rounded(from[i]);
+}
+
+// Inner numbers [from, from + kPiece) of a column, where numbers `from` and later ones are of the same piece.
+template <class Stored, class State>
+MILLPOND_INLINE void read_piece(const PackRowsCall& call, int64_t column, int64_t from, State* to) {
+  const int64_t piece = from / call.padded, at = from % call.padded;
+  const char* row = (const char*)call.rows[column];
+  const int64_t count = row ? most_of(0, least_of(kPiece, call.piece - at)) : 0;
+  alignas(64) Stored numbers[kPiece];
+  const char* begin = row + (piece * call.piece + at) * int64_t(sizeof(Stored));
+  if (count == kPiece) {
+    std::memcpy(numbers, begin, sizeof numbers);  // rows of a file may be at odd addresses
+    convert(numbers, kPiece, to);
+    return;
+  }
+  std::memcpy(numbers, begin, count * sizeof(Stored));
+  convert(numbers, count, to);
+  for (int64_t i = count; i < kPiece; i++) to[i] = State{};
+}
+
+// [inner numbers][kColumns]
+MILLPOND_INLINE void scatter(const float* numbers, int64_t column, float* block) {
+  for (int64_t i = 0; i < kPiece; i++) block[i * kColumns + column] = numbers[i];
+}
+// [2 halves][16 pairs of inner numbers][16 columns][2]
+MILLPOND_INLINE void scatter(const uint16_t* numbers, int64_t column, uint16_t* block) {
+  uint16_t* to = block + column / 16 * 512 + column % 16 * 2;
+  for (int64_t i = 0; i < kPiece; i += 2) std::memcpy(to + i * 16, numbers + i, 2 * sizeof *to);
+}
+
+template <class Stored, class State>
+void pack_numbers(const PackRowsCall& call) {
+  for (int64_t u = 0; u < call.out; u += kColumns)
+    for (int64_t from = 0; from < call.count; from += kPiece) {
+      State* block = (State*)call.units + u * call.in + from * kColumns;
+      for (int64_t c = 0; c < kColumns; c++) {
+        alignas(64) State numbers[kPiece];
+        read_piece<Stored>(call, u + c, from, numbers);
+        scatter(numbers, c, block);
+      }
+    }
+}
+
+template <class State>
+int64_t pack_rows(const void* argument) {
+  const auto& call = *(const PackRowsCall*)argument;
+  if (call.stored == kStoredBfloat16)
+    pack_numbers<uint16_t, State>(call);
+  else
+    pack_numbers<float, State>(call);
+  return 0;
+}
+
+// Inner numbers as float32 that the model's precision has.
+template <class Stored>
+MILLPOND_INLINE void read_exact(const PackRowsCall& call, int64_t column, int64_t from, float* to) {
+  read_piece<Stored>(call, column, from, to);
+  if (call.exact) return;
+  for (int64_t i = 0; i < kPiece; i++) to[i] = number_of(rounded(to[i]));
+}
+
+// The scale of a column, its codes and the sums of them.
+template <class Stored>
+void pack_column_codes(const PackRowsCall& call, int64_t column, int8_t* unit) {
+  alignas(64) float numbers[kPiece];
+  float most = 0;
+  for (int64_t from = 0; from < call.in; from += kPiece) {
+    read_exact<Stored>(call, column, from, numbers);
+    for (int64_t i = 0; i < kPiece; i++) {
+      const float size = __builtin_fabsf(numbers[i]);
+      most = size > most ? size : most;
+    }
+  }
+  const float scale = (most < 1e-12f ? 1e-12f : most) / 127.0f;
+  call.scales[column] = scale;
+  int8_t* to = unit + column % 32 / 16 * 1024 + column % 16 * 4;
+  int64_t sum = 0;
+  for (int64_t from = 0; from < call.in; from += kPiece) {
+    read_exact<Stored>(call, column, from, numbers);
+    for (int64_t i = 0; i < kPiece; i += 4) {
+      alignas(4) int8_t four[4];
+      for (int64_t j = 0; j < 4; j++) sum += four[j] = int8_t(__builtin_rintf(numbers[i + j] / scale));
+      const int64_t at = from + i;
+      std::memcpy(to + at / kCodePanel * 2048 + at % kCodePanel / 4 * 64, four, sizeof four);
+    }
+    const int64_t end = from + kPiece;
+    if (end % kChunk == 0 || end == call.in) {
+      call.scales[(1 + from / kChunk) * call.out + column] = float(sum);
+      sum = 0;
+    }
+  }
+}
+
+// Rows in eight bits, each by its own scale, into zeroed memory; all inner numbers of the weight at once.
+inline int64_t pack_rows_int8(const void* argument) {
+  const auto& call = *(const PackRowsCall*)argument;
+  const int64_t size = code_panels(call.in) * kCodePanel;
+  for (int64_t c = 0; c < call.out; c++) {
+    int8_t* unit = (int8_t*)call.units + c / 32 * 32 * size;
+    if (call.stored == kStoredBfloat16)
+      pack_column_codes<uint16_t>(call, c, unit);
+    else
+      pack_column_codes<float>(call, c, unit);
+  }
+  return 0;
+}
+
+}  // namespace
