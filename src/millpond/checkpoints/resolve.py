@@ -6,8 +6,6 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -154,19 +152,3 @@ def read_json_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path} holds a {type(content).__name__}; an object was expected")
     return content
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Switch off transformers' load report and progress bar; the report is checked where the model is loaded."""
-    from transformers.utils import logging as transformers_logging
-
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

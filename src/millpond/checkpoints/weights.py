@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.checkpoints.resolve import Source, read_json_object
-from millpond.errors import MissingExtraError, ModelLoadError
+from millpond.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
@@ -198,8 +198,7 @@ def stored_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict
     """Every tensor of ``folder``'s weight files by name, or those in ``only`` that the files have; none is read yet.
 
     Raises:
-        ModelLoadError: A file is missing or damaged.
-        MissingExtraError: The weights are pickled, and torch, which reads them, is not installed.
+        ModelLoadError: A file is missing or damaged, or pickled and torch, which reads it, is not installed.
     """
     tensors: dict[str, StoredTensor] = {}
     for path, names in weight_files(folder, only).items():
@@ -262,7 +261,7 @@ def weight_files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple
 def _pickled(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a pickled file, by torch's reader, which is imported by its name for no other file."""
     if find_spec("torch") is None:
-        raise MissingExtraError(
+        raise ModelLoadError(
             f'{path} is a pickle, which torch reads: pip install "millpond[torch]", or, where that is installed, '
             f"write it as safetensors: millpond convert {path.parent}"
         )
