@@ -233,10 +233,7 @@ DAMAGES: Rows = [
     (classifier("llama-bidirectional"), fields(pooling="median"), f"{MEDIAN}; avg, mean, cls, last are"),
     (classifier("llama-bidirectional"), fields(pooling=None), "pooling None of config.json is unknown"),
     # transformers raises while it loads the tokenizer or the backbone.
-    *(
-        (classifier("modernbert"), fields(**{key: MISFITS[key]}), key)
-        for key in MISFITS
-    ),
+    *((classifier("modernbert"), fields(**{key: MISFITS[key]}), key) for key in MISFITS),
     (classifier("modernbert"), fields(classifier_activation="splash"), "activation 'splash' of its head is unknown"),
 ]
 ARCHITECTURES: Rows = [
