@@ -7,6 +7,7 @@ import logging
 import os
 import re
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -129,7 +130,8 @@ def _fetch(hub_id: str, revision: str | None) -> Path:
         )
 
     folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS)
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("0_Transformer/*.safetensors")):
+    safe = any(folder.glob("*.safetensors")) or any(folder.glob("0_Transformer/*.safetensors"))
+    if not safe and find_spec("torch") is not None:  # which reads pickles
         folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS + _PICKLED_WEIGHTS)
     return folder
 

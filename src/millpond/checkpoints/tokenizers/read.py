@@ -17,6 +17,8 @@ from millpond.checkpoints.tokenizers.sentencepiece import SentencePieceModel
 from millpond.checkpoints.tokenizers.settings import ROLES, NotBuiltError, Settings, read_settings
 from millpond.errors import ModelLoadError
 
+_ENDS = ("add_bos_token", "add_eos_token")
+
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerFile:
@@ -79,9 +81,9 @@ def _read(folder: Path) -> TokenizerFile:
     if fields.get("added_tokens_decoder") is None:
         declared = {**declared, **(source.added or {})}
     _add(backend, declared, settings, source.extra)
-    if kind.process is not None and (kind.replaces or processor is None):
+    ends = {} if source.from_json else {name: fields[name] for name in _ENDS if name in fields}
+    if kind.process is not None and (kind.replaces or (processor is None and not ends)):
         processor = kind.process(backend, setup)
-    ends = {} if source.from_json else fields
     backend.post_processor = _plain_ends(backend, texts, ends) if processor is None else processor
     backend.no_padding()
     backend.no_truncation()

@@ -24,7 +24,6 @@ _BY_FAMILY = {
     "albert": "AlbertTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
     "gpt2": "GPT2Tokenizer",
-    "llama": "LlamaTokenizer",
     **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
     **dict.fromkeys(("mistral", "modernbert", "internlm2", "jamba"), "TokenizersBackend"),
