@@ -218,6 +218,8 @@ def _declare(loaded: ctypes.CDLL) -> None:
         AttributeError: The library has no function of a name.
     """
     loaded.millpond_source_hash.restype = ctypes.c_uint64
+    loaded.millpond_checksum.argtypes = [_pointer, _int]
+    loaded.millpond_checksum.restype = ctypes.c_uint64
     loaded.millpond_kernel_table.argtypes = [_pointer, ctypes.c_int]
     loaded.millpond_kernel_table.restype = ctypes.c_int
     loaded.millpond_kernel_table_bytes.restype = _int

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from millpond.backends.kernel_check import disabled
 from millpond.backends.native.encoder import NativeEncoder
 from millpond.backends.native.kernels import Int8, Kernels, Precision, encoder_name, kernels_of, missing_kernels
+from millpond.backends.native.packed_file import identity_of
 from millpond.backends.native.plan import PlanBuilder
 from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.albert import albert_plan
@@ -24,7 +25,7 @@ from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.defaults import complete
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
-from millpond.checkpoints.weights import StoredTensor, stored_tensors
+from millpond.checkpoints.weights import StoredTensor, stored_tensors, weight_files
 
 # The plans of families that have no names or traits in their row, by `model_type`.
 _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {
@@ -54,21 +55,29 @@ def build_encoder(
     wrong = disabled(encoder_name(dtype, int8))
     if wrong is not None:
         raise NotSupported(f"the kernel of the {encoder_name(dtype, int8)} {wrong}")
-    stored = stored_tensors(checkpoint.layout.transformer)
-    return encoder_of(stored, checkpoint, architecture, kernels)
+    folder = checkpoint.layout.transformer
+    files = identity_of(weight_files(folder, None))
+    return encoder_of(stored_tensors(folder), checkpoint, architecture, kernels, files)
 
 
 def encoder_of(
-    stored: Mapping[str, StoredTensor], checkpoint: Checkpoint, architecture: Architecture, kernels: Kernels
+    stored: Mapping[str, StoredTensor],
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    kernels: Kernels,
+    files: Sequence[object] = (),
 ) -> NativeEncoder:
-    """The encoder of a checkpoint's tensors with these kernels; raises what :func:`build_encoder` does."""
+    """The encoder of a checkpoint's tensors with these kernels; raises what :func:`build_encoder` does.
+
+    ``files`` identify those of the tensors; without them packed weights are not kept on disk.
+    """
     config, name = _completed(checkpoint.config, architecture), checkpoint.source.name
     plain = without_prefixes(stored, architecture.tensor_prefix)
     adapters = Adapters(plain, config, name) if architecture.adapters else None
     tensors = Tensors(rename(architecture, plain, config), name, partial(is_head_tensor, architecture=architecture))
     builder = _told(tensors, config, architecture, kernels, adapters)
     tensors.check()
-    return NativeEncoder(builder.build())
+    return NativeEncoder(builder.build([files, config, repr(architecture)] if files else None))
 
 
 def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str | None:

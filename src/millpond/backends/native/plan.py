@@ -268,12 +268,12 @@ class PlanBuilder:
         """Steps so far."""
         return len(self._steps)
 
-    def build(self) -> Plan:
-        """Read tables and weights, and pack these."""
+    def build(self, identity: object = None) -> Plan:
+        """Read tables and weights, and pack these; ``identity``: as of :meth:`WeightPacker.pack`."""
         for name, table in self._tables.items():
             if table is not None:
                 self._packer.table(table, self._steps[0], name)
-        self._packer.pack()
+        self._packer.pack(identity)
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_weights(steps)
         attentions = [step for step in steps if step.kind == structs.ATTENTION]

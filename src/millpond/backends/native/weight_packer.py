@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
+import json
 import mmap
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from millpond.backends.native import structs
+from millpond.backends.kernel_check import code_hash
+from millpond.backends.native import packed_file, structs
 from millpond.backends.native.kernels import Kernels
 from millpond.backends.native.memory import Memory
 from millpond.checkpoints.weights import StoredTensor
+from millpond.native import library
 from millpond.support.load_progress import advance, begin
 
 # A product computes that many columns at a time, and a panel of states has as many, in all instruction sets.
@@ -179,27 +185,47 @@ class WeightPacker:
         """The address of numbers in int32."""
         return self._kept(np.ascontiguousarray(numbers, dtype=np.int32))
 
-    def pack(self) -> None:
-        """Pack all weights into one piece of memory, in the order of their use."""
-        memory = Memory(sum(self._bytes(packing) for packing in self._packings))
-        self.owned.append(memory)
-        begin("arranging weights", memory.size)
-        at = memory.address
-        for packing in self._packings:
-            self._place(packing, at)
-            self._pack(packing, at)
-            at += self._bytes(packing)
-            advance(self._bytes(packing))
+    def pack(self, identity: object = None) -> None:
+        """Pack all weights into one piece of memory, in the order of their use.
+
+        ``identity`` is all that decides them but the kernels: what has a representation in JSON, which changes with
+        them. With it they are kept on disk.
+        """
+        size = sum(map(self._bytes, self._packings))
+        held = None if identity is None else packed_file.mapped(self._key(identity), size, self._write)
+        if held is None:
+            memory = Memory(size)
+            self.owned.append(memory)
+            self._write(memory.address)
+            return
+        self._place(self._kept(held))
 
     @property
     def _is_float32(self) -> bool:
         return self._kernels.dtype == "float32"
 
-    def _place(self, packing: _Packing, at: int) -> None:
-        """Say where a packing is."""
-        setattr(packing.target, packing.field, at)
-        if packing.kind == "int8":
-            packing.target.scales = at + self._unit_bytes(packing)
+    def _key(self, identity: object) -> str:
+        """Of all that decides the packed weights."""
+        kernels, sizes = self._kernels, [(packing.kind, self._bytes(packing)) for packing in self._packings]
+        made_by = (library.source_hash(), kernels.isa, kernels.dtype, kernels.int8, np.__version__, _code())
+        return hashlib.sha256(json.dumps([identity, made_by, sizes], default=str).encode()).hexdigest()[:32]
+
+    def _write(self, at: int) -> None:
+        """Pack all weights to an address."""
+        self._place(at)
+        begin("arranging weights", sum(map(self._bytes, self._packings)))
+        for packing in self._packings:
+            self._pack(packing, at)
+            at += self._bytes(packing)
+            advance(self._bytes(packing))
+
+    def _place(self, at: int) -> None:
+        """Say where each weight is."""
+        for packing in self._packings:
+            setattr(packing.target, packing.field, at)
+            if packing.kind == "int8":
+                packing.target.scales = at + self._unit_bytes(packing)
+            at += self._bytes(packing)
 
     def _pack(self, packing: _Packing, at: int) -> None:
         whole = sum(rows.count for rows in packing.rows)
@@ -245,6 +271,12 @@ class WeightPacker:
     def _kept(self, array: npt.NDArray[Any]) -> int:
         self.owned.append(array)
         return int(array.ctypes.data)
+
+
+@cache
+def _code() -> str:
+    """What the code computes that is packed."""
+    return code_hash(Path(__file__).parent)
 
 
 def _sources(rows: _Rows) -> tuple[int, npt.NDArray[np.intp], Sequence[Any]]:
