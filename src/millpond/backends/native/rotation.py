@@ -71,20 +71,22 @@ def rotation_of(rope: Mapping[str, Any], dim: int, *, most: int | None = None) -
 
     The halves of a head end with columns of zeros, up to those that the kernels compute.
     """
-    kind, part = rope.get("rope_type", "default"), float(rope.get("partial_rotary_factor") or 1.0)
+    kind = rope.get("rope_type", "default")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise NotSupported(f"rotary positions of type {kind}")
-    if part != 1 or dim % 2:
-        raise NotSupported(f"rotary positions of {part} of a head of {dim} columns")
     angles, scale = frequencies(rope, dim, most=most)
+    if 2 * len(angles) != dim:
+        raise NotSupported(f"rotary positions of {2 * len(angles)} of the {dim} columns of a head")
     return Rotation(np.pad(angles, (0, padded(dim) // 2 - len(angles))), scale)
 
 
 def frequencies(rope: Mapping[str, Any], dim: int, *, most: int | None = None) -> tuple[Floats, float]:
     """Angles of a position's pairs of columns, float32 ``[dim / 2]``, and the factor of all cosines and sines."""
     kind = rope.get("rope_type", "default")
+    # As in transformers, the default type has no such part.
+    part = 1.0 if kind == "default" else float(rope.get("partial_rotary_factor") or 1.0)
     try:
-        return _KINDS[kind](rope, int(dim * float(rope.get("partial_rotary_factor") or 1.0)), most)
+        return _KINDS[kind](rope, int(dim * part), most)
     except KeyError as error:
         raise ModelLoadError(f"config.json has no {error.args[0]} for rotary positions of type {kind!r}") from error
 

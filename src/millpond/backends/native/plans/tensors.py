@@ -63,8 +63,11 @@ class Tensors:
 def without_prefixes(stored: Mapping[str, StoredTensor], prefix: str) -> dict[str, StoredTensor]:
     """Tensors without what precedes their names: ``prefix``, the backbone's name in a larger model, and wrappers."""
     lead = re.compile(rf"^(?:(?:{'|'.join(map(re.escape, (*_WRAPPERS, prefix)))})\.)+")
-    found: dict[str, StoredTensor] = {}
-    for original, tensor in stored.items():
-        name = _OLD.sub(lambda match: {"gamma": "weight", "beta": "bias"}[match[0]], lead.sub("", original))
-        found[original if name in found else name] = tensor  # of two with one name, the second is unknown
-    return found
+    names = {
+        original: _OLD.sub(lambda match: {"gamma": "weight", "beta": "bias"}[match[0]], lead.sub("", original))
+        for original in stored
+    }
+    # Of two that would have one name, that which has it already counts, and the other keeps its own, which is unknown.
+    return {
+        original if name != original and name in stored else name: stored[original] for original, name in names.items()
+    }

@@ -1,0 +1,238 @@
+"""Native plans from tensors: every family against transformers' classes, names of tensors, and what has no plan."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from tests.native.models import ADAPTED, LENGTHS, TOLERANCE, VARIANTS, VISIBLE, backbone, compiled, some_ids
+from tests.tiny import FAMILIES, write_checkpoint
+from tests.tiny.checkpoints import save_weights
+from tests.tiny.families import some
+
+from millpond.backends.native.encoder import NativeEncoder, bounds_of
+from millpond.backends.native.families import build_encoder, missing_plan
+from millpond.backends.native.kernels import kernels_of
+from millpond.backends.native.plans.post_norm import relative_bias
+from millpond.backends.native.rotation import frequencies
+from millpond.backends.native.weight_packer import NotSupported
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.forwards.encoder import RelativeBias
+from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.architectures import find
+from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from millpond.checkpoints.families.native import translate
+from millpond.errors import ModelLoadError, WeightMismatchError
+
+pytestmark = [pytest.mark.contract, compiled]
+
+SHORT = tuple(min(length, 60) for length in LENGTHS)  # texts that the tiny families have positions for
+WITHOUT_PLAN = {"gpt2", "jamba"}
+
+
+def described(folder: Path) -> tuple[Checkpoint, Architecture]:
+    checkpoint = read_checkpoint(str(folder))
+    row = find(checkpoint.config, folder.name)
+    return replace(checkpoint, config=translate(row, checkpoint.config, folder.name)), row
+
+
+def native(folder: Path, **options: Any) -> NativeEncoder:
+    checkpoint, row = described(folder)
+    return build_encoder(checkpoint, row, **{"dtype": "float32", **options})
+
+
+def states(folder: Path, lengths: tuple[int, ...], **options: Any) -> np.ndarray:
+    """The native encoder's states ``[tokens, hidden]``."""
+    checkpoint, row = described(folder)
+    offset = row.position_offset(checkpoint.config)
+    return native(folder, **options).encode(some_ids(lengths).int().numpy(), bounds_of(lengths), offset=offset)
+
+
+@torch.inference_mode()
+def expected(folder: Path, lengths: tuple[int, ...]) -> np.ndarray:
+    """Those of transformers' class; of MPNet's, which cannot run packed rows, those of the torch backend."""
+    checkpoint, row = described(folder)
+    offset = row.position_offset(checkpoint.config)
+    positions = torch.cat([torch.arange(length) + offset for length in lengths])[None]
+    module = backbone(folder, packed=row.prefix == "MPNet")
+    result = module(input_ids=some_ids(lengths)[None], position_ids=positions, segments=Segments.of(lengths))
+    return result.last_hidden_state[0].numpy()
+
+
+def apart(found: np.ndarray, wanted: np.ndarray) -> float:
+    """The largest difference, relative to the largest value."""
+    assert found.shape == wanted.shape
+    return float(np.abs(found - wanted).max() / np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("family", some(name for name in FAMILIES if name not in WITHOUT_PLAN))
+def test_a_family_equals_transformers_at_any_width(family, tmp_path):
+    """48 columns, heads of 12, embeddings of 24: the kernels compute more columns, which are 0."""
+    folder = write_checkpoint(tmp_path / family, family)
+    found = states(folder, SHORT)
+    assert apart(found, expected(folder, SHORT)) < TOLERANCE
+    assert apart(states(folder, SHORT, dtype="bfloat16"), found) > VISIBLE or kernels_of("bfloat16") is None
+
+
+@pytest.mark.parametrize("variant", [name for name in [*VARIANTS, *ADAPTED] if "mish" not in name])
+def test_a_variant_equals_transformers(variant, folder_of):
+    folder = folder_of(variant)
+    assert apart(states(folder, LENGTHS), expected(folder, LENGTHS)) < TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("family", "config", "reason"),
+    [
+        ("gpt2", {}, "GPT2 has no native plan"),
+        ("jamba", {}, "Jamba has no native plan"),
+        ("modernbert", {"hidden_activation": "mish"}, "activation mish"),
+        ("bert", {"quantization_config": {"quant_method": "gptq"}}, "quantized already"),
+        ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+        ("llama", {"partial_rotary_factor": 0.5}, "0.5 of a head"),
+    ],
+)
+def test_what_has_no_plan_says_why_by_its_config_alone(family, config, reason, tmp_path):
+    checkpoint, row = described(write_checkpoint(tmp_path / family, family))
+    whole = {**checkpoint.config, **config}
+    found = missing_plan(whole, row)
+    assert found is not None and reason in found
+    with pytest.raises(NotSupported, match=re.escape(reason)):
+        build_encoder(replace(checkpoint, config=whole), row, dtype="float32")
+
+
+@pytest.mark.parametrize("scaling", [{"rope_type": "llama3", "factor": 4.0}, {"rope_type": "linear"}])
+def test_what_a_rotary_type_needs_is_named(scaling, tmp_path):
+    checkpoint, row = described(write_checkpoint(tmp_path / "llama", "llama"))
+    missing = "low_freq_factor" if "factor" in scaling else "factor"
+    with pytest.raises(ModelLoadError, match=f"no {missing} for rotary positions of type"):
+        missing_plan({**checkpoint.config, "rope_scaling": scaling}, row)
+
+
+# --- Names of tensors -------------------------------------------------------------------------------------------------
+
+
+def renamed(folder: Path, *rules: tuple[str, str]) -> Path:
+    """The checkpoint with other names of tensors."""
+    tensors = load_file(folder / "model.safetensors")
+    for pattern, replacement in rules:
+        tensors = {re.sub(pattern, replacement, name): tensor for name, tensor in tensors.items()}
+    save_weights(tensors, folder)
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("family", "rules"),
+    [
+        ("bert", [(r"LayerNorm\.weight", "LayerNorm.gamma"), (r"LayerNorm\.bias", "LayerNorm.beta")]),
+        ("bert", [("^", "bert.")]),
+        ("bert", [("^", "_orig_mod.bert.")]),
+        ("bert", [("^", "0.auto_model.")]),
+        ("roberta", [("^", "roberta.")]),
+        ("distilbert", [("^", "distilbert.")]),
+        ("mpnet", [("^", "module.mpnet.")]),
+        ("albert", [("^", "albert.")]),
+        ("modernbert", [("^", "model.")]),
+        ("qwen3", [("^", "model.")]),
+        ("nomic", [("^", "bert.")]),
+        ("gte", [("^", "new.")]),
+        ("jina", [("^", "_orig_mod.")]),
+    ],
+)
+def test_old_names_and_prefixes_are_read(family, rules, tmp_path):
+    folder = write_checkpoint(tmp_path / family, family)
+    before = states(folder, SHORT)
+    np.testing.assert_array_equal(states(renamed(folder, *rules), SHORT), before)
+
+
+CHANGES: Mapping[str, tuple[Any, str]] = {
+    "missing": (lambda tensors: tensors.pop("encoder.layer.1.output.dense.bias"), "misses encoder.layer.1.output"),
+    "two missing": (
+        lambda tensors: [tensors.pop(f"embeddings.LayerNorm.{kind}") for kind in ("weight", "bias")],
+        "misses embeddings.LayerNorm.bias and 1 more tensors",
+    ),
+    "unknown": (
+        lambda tensors: tensors.update({"encoder.layer.7.output.dense.bias": torch.zeros(3)}),
+        "does not know encoder.layer.7.output.dense.bias",
+    ),
+    "shape": (
+        lambda tensors: tensors.update({"encoder.layer.0.output.dense.bias": torch.zeros(47)}),
+        "has a wrong shape for encoder.layer.0.output.dense.bias",
+    ),
+    "twice": (
+        lambda tensors: tensors.update({"bert.embeddings.LayerNorm.bias": torch.zeros(48)}),
+        "does not know bert.embeddings.LayerNorm.bias",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_tensors_that_disagree_with_the_config_are_named(change, tmp_path):
+    folder = write_checkpoint(tmp_path / "bert")
+    tensors = load_file(folder / "model.safetensors")
+    alter, message = CHANGES[change]
+    alter(tensors)
+    save_weights(tensors, folder)
+    with pytest.raises(WeightMismatchError, match=f"config.json and weights disagree; the model {message}"):
+        native(folder)
+
+
+def test_heads_of_other_tasks_are_left_alone(tmp_path):
+    folder = write_checkpoint(tmp_path / "bert", wrapped=True)
+    plain = write_checkpoint(tmp_path / "plain")
+    assert apart(states(folder, SHORT), states(plain, SHORT)) > VISIBLE  # other random numbers, and no error
+
+
+@pytest.mark.parametrize(("field", "value"), [("num_attention_heads", 5), ("num_attention_heads", 0)])
+def test_heads_that_do_not_share_the_columns_are_refused(field, value, tmp_path):
+    folder = write_checkpoint(tmp_path / "bert")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, field: value}))
+    with pytest.raises(ModelLoadError, match=field):
+        native(folder)
+
+
+# --- Positions --------------------------------------------------------------------------------------------------------
+
+SCALED = {"factor": 4.0, "original_max_position_embeddings": 64}
+ROPES: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "linear": {"rope_type": "linear", "factor": 3.0},
+    "llama3": {"rope_type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0, **SCALED},
+    "yarn": {"rope_type": "yarn", **SCALED},
+    "yarn-untruncated": {"rope_type": "yarn", "truncate": False, "beta_fast": 16, "beta_slow": 2, **SCALED},
+    "yarn-scales": {"rope_type": "yarn", "mscale": 0.7, "mscale_all_dim": 1.3, **SCALED},
+    "yarn-factor": {"rope_type": "yarn", "attention_factor": 1.5, **SCALED},
+}
+
+
+@pytest.mark.parametrize("part", [1.0, 0.5])
+@pytest.mark.parametrize("theta", [10_000.0, 500_000.0])
+@pytest.mark.parametrize("dim", [32, 80, 128])
+@pytest.mark.parametrize("rope", ROPES)
+def test_angles_are_those_of_transformers(rope, dim, theta, part):
+    from transformers import LlamaConfig
+    from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+    whole = {"rope_type": "default", "rope_theta": theta, **ROPES[rope], "partial_rotary_factor": part}
+    config = LlamaConfig(head_dim=dim, max_position_embeddings=512, rope_parameters=dict(whole))
+    module = LlamaRotaryEmbedding(config)
+    angles, scale = frequencies(whole, dim, most=512)
+    np.testing.assert_allclose(angles, module.inv_freq.numpy(), rtol=5e-7)
+    assert scale == pytest.approx(module.attention_scaling, rel=1e-6)
+
+
+def test_buckets_of_distances_are_those_of_mpnet():
+    """Of all distances: a bucket of another bound would be another row."""
+    table = np.arange(32, dtype=np.float32)[:, None]
+    found = relative_bias(table, 514)[0]
+    np.testing.assert_array_equal(
+        found, RelativeBias(torch.from_numpy(table)).by_distance(torch.arange(-513, 514))[:, 0]
+    )
