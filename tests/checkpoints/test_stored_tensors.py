@@ -10,8 +10,9 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.weights import StoredTensor, stored_tensors, tensor_shapes
-from millpond.errors import MissingExtraError, ModelLoadError
+from millpond.errors import ModelLoadError
 
 # Ties between two numbers of bfloat16, subnormal numbers, the greatest that is rounded down and the next, infinities.
 SPECIAL = np.array(
@@ -174,12 +175,20 @@ def test_a_file_cut_anywhere_is_refused(tmp_path):
             tensor_shapes(tmp_path)
 
 
-@pytest.mark.parametrize("read", [stored_tensors, tensor_shapes])
-def test_pickled_weights_without_torch_name_both_ways_out(tmp_path, read, monkeypatch):
+def described(folder):
+    return read_checkpoint(folder, has_weights=True)
+
+
+@pytest.mark.parametrize("read", [stored_tensors, tensor_shapes, described])
+@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model.bin.index.json"])
+def test_pickled_weights_without_torch_name_both_ways_out(tmp_path, read, name, monkeypatch):
+    (tmp_path / "config.json").write_text("{}")
     (tmp_path / "pytorch_model.bin").write_bytes(b"not read")
+    if name.endswith(".json"):
+        (tmp_path / name).write_text(json.dumps({"weight_map": {"a": "pytorch_model-00001-of-00001.bin"}}))
+        (tmp_path / "pytorch_model.bin").rename(tmp_path / "pytorch_model-00001-of-00001.bin")
     monkeypatch.setitem(sys.modules, "torch", None)
-    with pytest.raises(MissingExtraError) as refused:
+    with pytest.raises(ModelLoadError) as refused:
         read(tmp_path)
-    assert 'pip install "millpond[torch]"' in str(refused.value) and f"millpond convert {tmp_path}" in str(
-        refused.value
-    )
+    assert 'pip install "millpond[torch]"' in str(refused.value)
+    assert f"millpond convert {tmp_path}" in str(refused.value)

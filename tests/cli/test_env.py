@@ -11,6 +11,7 @@ from tests.cli.conftest import Run
 from tests.tiny import write_checkpoint
 
 import millpond
+from millpond.backends import kernel_check
 from millpond.backends.torch.attention import kernels, matmul_attention, self_check
 from millpond.native import library
 
@@ -22,8 +23,8 @@ HEADER = ["kernel", "result", "similarity", "ms", "call"]
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(kernels, "_disabled", {})
-    monkeypatch.setattr(self_check, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(kernel_check, "_disabled", {})
+    monkeypatch.setattr(kernel_check, "cache_folder", lambda: tmp_path / "cache")
 
 
 def damage(monkeypatch: pytest.MonkeyPatch) -> None:

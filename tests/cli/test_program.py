@@ -79,7 +79,7 @@ def test_an_engine_gets_options_of_its_types(run: Run, model: Path, words: list[
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["dtyp=float32"], "'dtyp' is not an option of Engine; choose activation, compile, convert,"),
+        (["dtyp=float32"], "'dtyp' is not an option of Engine; choose activation, backend, compile,"),
         (["dtype"], "'dtype' is not NAME=VALUE"),
         (["pooling=cls", "pooling=mean"], "'pooling' is written twice"),
         (["max_length=many"], "--engine max_length=many must be a positive int"),

@@ -19,9 +19,10 @@ import torch
 from tests.tiny import SENTENCES, TEXTS, write_checkpoint
 
 from millpond import Engine
+from millpond.backends import kernel_check
+from millpond.backends.kernel_check import KernelCheck
 from millpond.backends.torch import backend as torch_backend
-from millpond.backends.torch.attention import kernels, self_check, varlen
-from millpond.backends.torch.attention.self_check import KernelCheck
+from millpond.backends.torch.attention import varlen
 from millpond.backends.torch.cuda.graphs import Graphs
 from millpond.backends.torch.load_check import check_graphs
 from millpond.engine.loading import load
@@ -254,8 +255,8 @@ KERNEL_OF = {
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(kernels, "_disabled", {})
-    monkeypatch.setattr(self_check, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(kernel_check, "_disabled", {})
+    monkeypatch.setattr(kernel_check, "cache_folder", lambda: tmp_path / "cache")
     if not CUDA:
         recording.backends_of_engines(monkeypatch)
 
@@ -283,7 +284,7 @@ def test_what_a_model_uses_agrees_with_float32(family, dtype, plain):
         pytest.skip("float16 is too narrow for it; millpond gives it bfloat16")
     found = checked(plain(family), dtype)
     assert not any(check.wrong for check in found), found
-    assert kernels._disabled == {}
+    assert kernel_check._disabled == {}
     kernel, captured = KERNEL_OF[family]
     if CUDA and kernel is not None and dtype != "float32":
         assert kernel in {check.kernel for check in found}
@@ -295,7 +296,7 @@ def test_what_a_model_uses_agrees_with_float32(family, dtype, plain):
 @pytest.mark.parametrize("changed", [{"scale": 1.0}, {"causal": True}], ids=["scale", "causality"])
 def test_a_wrong_kernel_is_taken_out(changed, plain, monkeypatch, caplog):
     with monkeypatch.context() as patch:
-        patch.setattr(self_check, "cache_folder", lambda: plain("bert") / "right")
+        patch.setattr(kernel_check, "cache_folder", lambda: plain("bert") / "right")
         expected = embedded(plain("bert"))
     right = varlen.attend
 
@@ -304,7 +305,7 @@ def test_a_wrong_kernel_is_taken_out(changed, plain, monkeypatch, caplog):
 
     monkeypatch.setattr(varlen, "attend", attend)
     found = embedded(plain("bert"))
-    assert set(kernels._disabled) == {"varlen"}
+    assert set(kernel_check._disabled) == {"varlen"}
     assert (found * expected).sum(1).min() > 0.999
     assert len([record for record in caplog.records if "varlen" in record.getMessage()]) == 1
 
@@ -316,7 +317,7 @@ def test_a_kernel_that_raises_is_taken_out(plain, monkeypatch):
 
     monkeypatch.setattr(varlen, "attend", missing)
     assert np.isfinite(embedded(plain("modernbert"))).all()
-    assert "no kernel image" in kernels._disabled["varlen"]
+    assert "no kernel image" in kernel_check._disabled["varlen"]
 
 
 @pytest.mark.gpu

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from millpond.backends.native import structs
+from millpond.backends.native.heads.kernels import GeluCall, ProductCall, VocabularyCall
 from millpond.backends.torch.attention import matmul_attention, native
 from millpond.backends.torch.attention.kernels import select
 from millpond.backends.torch.attention.segments import Segments
@@ -320,17 +321,18 @@ def test_a_process_without_torchs_threads_can_load_it():
 # --- The structs that Python and the native encoder share: same fields, in the same order, of the same size -----------
 
 
-HEADER = (place.LIBRARY.parent / "encoder/plan.h").read_text()
+HEADER = "".join((place.LIBRARY.parent / name).read_text() for name in ("encoder/plan.h", "heads/calls.h"))
 STRUCTS = (
     *(structs.Weight, structs.NormWeights, structs.Step, structs.Model, structs.EncodeCall),
     PackCall,
     structs.PackRowsCall,
+    *(ProductCall, GeluCall, VocabularyCall),
 )
 TYPES = {ctypes.c_int64: "std::int64_t", ctypes.c_double: "double"}
 
 
 def declared(name):
-    """The fields of a struct of plan.h: (name, type)."""
+    """The fields of a struct of the headers: (name, type)."""
     body = re.search(rf"^struct {name} {{\n(.*?)^}};", HEADER, re.DOTALL | re.MULTILINE)[1]
     for statement in re.sub(r"//.*", "", body).split(";"):
         if statement.strip():

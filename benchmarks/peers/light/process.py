@@ -31,14 +31,17 @@ def fastembed(model):
     from fastembed.common.model_description import ModelSource, PoolingType
 
     yield
-    TextEmbedding.add_custom_model(
-        model="local/minilm",
-        pooling=PoolingType.MEAN,
-        normalization=True,
-        sources=ModelSource(hf="local/minilm"),
-        dim=384,
-        model_file="model.onnx",
-    )
+    if not any(
+        row["model"] == "local/minilm" for row in TextEmbedding.list_supported_models()
+    ):  # a forked child has it
+        TextEmbedding.add_custom_model(
+            model="local/minilm",
+            pooling=PoolingType.MEAN,
+            normalization=True,
+            sources=ModelSource(hf="local/minilm"),
+            dim=384,
+            model_file="model.onnx",
+        )
     encoder = TextEmbedding("local/minilm", specific_model_path=model)
     yield lambda text: next(iter(encoder.embed([text]))), None
 

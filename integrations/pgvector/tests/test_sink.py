@@ -181,7 +181,9 @@ def test_an_index_is_built_after_a_run_and_used(engine: Engine, dsn: str, dataty
     sink.close()
     with psycopg.connect(dsn) as connection:
         found = dict(
-            connection.execute("SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'docs'").fetchall()
+            connection.execute(
+                "SELECT indexname, indexdef FROM pg_indexes WHERE tablename = 'docs' AND schemaname = current_schema()"
+            ).fetchall()
         )
         assert f"USING hnsw (d16 {kind}_ops)" in found["docs_d16_hnsw"]
         assert "USING gin (metadata jsonb_path_ops)" in found["docs_metadata_gin"]

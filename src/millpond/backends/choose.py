@@ -1,14 +1,78 @@
-"""The backend of a model."""
+"""The backend of a model: native on a CPU where it can run, else torch."""
 
 from __future__ import annotations
 
-from millpond.backends.backend import LoadedModels
+import logging
+from dataclasses import dataclass, replace
+from importlib import import_module
+
+from millpond.backends.backend import BackendName, LoadedModels
+from millpond.backends.devices import INSTALL, has_torch, resolve_devices
+from millpond.backends.native import backend as native
+from millpond.backends.native.model import missing_head
+from millpond.backends.native.weight_packer import NotSupported
+from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.description import ModelDescription
+from millpond.errors import ModelLoadError
 from millpond.values.config import EngineConfig
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """A backend, and why it is not the other one."""
+
+    backend: BackendName
+    reason: str  # a clause like "GPT-2 has no native plan"
+
+
+def choose(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    config: EngineConfig,
+    *,
+    description: ModelDescription | None = None,
+) -> Choice:
+    """The backend of a checkpoint, whose heads count if it is described already; no weights are read.
+
+    Raises:
+        ModelLoadError: The backend that was asked for, or the only one, cannot run it.
+    """
+    name = checkpoint.source.name
+    if config.backend == "torch":
+        if not has_torch():
+            raise ModelLoadError(f'{name}: backend="torch" needs the extra torch: {INSTALL}')
+        return Choice(backend="torch", reason='backend="torch"')
+    resolved = replace(config, device=",".join(resolve_devices(config.device)))
+    obstacle = native.cannot_run(checkpoint, architecture, resolved)
+    if obstacle is None and description is not None:
+        obstacle = missing_head(description)
+    if obstacle is None:
+        return Choice(backend="native", reason="compiled kernels on this CPU")
+    if config.backend == "native":
+        raise ModelLoadError(f'{name} cannot run with backend="native": {obstacle}; backend="auto" chooses torch')
+    if not has_torch():
+        raise ModelLoadError(f"{name} needs torch ({obstacle}): {INSTALL}")
+    return Choice(backend="torch", reason=obstacle)
 
 
 def load(description: ModelDescription, config: EngineConfig, *, check: bool | None = None) -> LoadedModels:
-    """Read the weights and build a model on each device."""
-    from millpond.backends.torch import backend as torch_backend
+    """Read the weights and build a model on each device.
 
-    return torch_backend.load(description, config, check=check)
+    ``check``: whether to compare the kernels that the model may use with float32, those that were right before, too;
+    by default those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
+    """
+    choice = choose(description.checkpoint, description.architecture, config, description=description)
+    if choice.backend == "native":
+        try:
+            return native.load(description, config, check=check)
+        except NotSupported as error:
+            if config.backend == "native" or not has_torch():
+                raise ModelLoadError(f"{description.spec.name} needs torch ({error}): {INSTALL}") from error
+            choice = Choice(backend="torch", reason=str(error))
+    logger.debug("%s runs in torch: %s", description.spec.name, choice.reason)
+    torch_backend = import_module("millpond.backends.torch.backend")
+    loaded: LoadedModels = torch_backend.load(description, config, check=check)
+    return loaded

@@ -66,6 +66,10 @@ class DecoderTraits:
     centred: bool = False  # norms multiply by `1 + weight`, and embeddings come scaled
     softcap: bool = False  # attention scores are capped
     rotary_by_kind: bool = False  # rotary angles differ between kinds of layers
+    # Parts that have biases if config.json says so: `attention`, `mlp`; `qkv`: queries, keys and values always do
+    biases: tuple[str, ...] = ()
+    head_norms: bool = False  # query and key heads are normalized
+    sandwich: bool = False  # each half of a layer has a norm after it too, and scores a scale of their own
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -133,9 +137,6 @@ class Architecture:
     reward_token: ConfigField | None = None
     # Class of a token classifier that is a dense model if it has one label, the weight of a token
     weighted_tokens: str = ""
-    # transformers' tokenizer classes whose tokenizer.json is read without transformers
-    # (:mod:`millpond.checkpoints.tokenizers.as_is`); the first counts where the files name no class
-    tokenizers: tuple[str, ...] = ()
     pooling_field: PoolingField | None = None  # field of config.json that has precedence over `pooling`
     offset_positions: bool = False  # the learned table begins after the padding row (RoBERTa): `padding_idx + 1`
     token_types: bool = False  # the class reads `token_type_ids`
@@ -149,6 +150,13 @@ class Architecture:
     def model_class(self) -> str:
         """transformers' class of the backbone."""
         return self.native or f"{self.prefix}Model"
+
+    @property
+    def tensor_prefix(self) -> str:
+        """What precedes the backbone's tensors in a class with a head, as transformers names them."""
+        if self.encoder is not None:
+            return self.encoder.prefix
+        return {"albert": "albert", "deberta-v2": "deberta"}.get(self.model_type, "model")
 
     @property
     def classifiers(self) -> FamilyHead:

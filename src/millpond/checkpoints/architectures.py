@@ -86,7 +86,12 @@ _bert_like = partial(
     Architecture, forward="millpond.backends.torch.forwards.encoder:PackedEncoder", pooling="cls", positions="absolute"
 )
 _decoder = partial(
-    Architecture, forward=_DECODER, traits=DecoderTraits(), pooling="lasttoken", positions="rotary", decoder=True
+    Architecture,
+    forward=_DECODER,
+    traits=DecoderTraits(biases=("attention", "mlp")),
+    pooling="lasttoken",
+    positions="rotary",
+    decoder=True,
 )
 
 ARCHITECTURES = (
@@ -98,7 +103,6 @@ ARCHITECTURES = (
         encoder=EncoderNames(prefix="bert"),
         head=POOLER_HEAD,
         mlm=BERT_MLM,
-        tokenizers=("BertTokenizer",),
         example="BAAI/bge-base-en-v1.5",
     ),
     _bert_like(
@@ -109,7 +113,6 @@ ARCHITECTURES = (
         encoder=EncoderNames(prefix="roberta"),
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
-        tokenizers=("RobertaTokenizer",),
         example="sentence-transformers/all-roberta-large-v1",
     ),
     _bert_like(
@@ -121,7 +124,6 @@ ARCHITECTURES = (
         encoder=EncoderNames(prefix="roberta"),
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
-        tokenizers=("XLMRobertaTokenizer",),
         example="intfloat/multilingual-e5-base",
     ),
     _bert_like(
@@ -131,7 +133,6 @@ ARCHITECTURES = (
         encoder=_DISTILBERT_NAMES,
         head=FamilyHead(sequence=(Linear(name="pre_classifier"), "relu", *CLASSIFIER)),
         mlm=DISTILBERT_MLM,
-        tokenizers=("BertTokenizer", "DistilBertTokenizer"),
         example="sentence-transformers/msmarco-distilbert-base-v4",
     ),
     _bert_like(
@@ -143,7 +144,6 @@ ARCHITECTURES = (
         encoder=_MPNET_NAMES,
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("mpnet"),
-        tokenizers=("MPNetTokenizer",),
         example="sentence-transformers/all-mpnet-base-v2",
     ),
     Architecture(
@@ -208,7 +208,6 @@ ARCHITECTURES = (
         token_types=True,
         encoder=EncoderNames(prefix="electra", fields=EncoderFields(embedding="embedding_size")),
         head=ELECTRA_HEAD,
-        tokenizers=("BertTokenizer",),
         example="cross-encoder/ms-marco-electra-base",
     ),
     Architecture(
@@ -240,7 +239,7 @@ ARCHITECTURES = (
         pooling="mean",
         positions="rotary",
         forward=_DECODER,
-        traits=DecoderTraits(),
+        traits=DecoderTraits(biases=("attention", "mlp")),
         head=EUROBERT_HEAD,
         example="EuroBERT/EuroBERT-210m",
     ),
@@ -260,7 +259,7 @@ ARCHITECTURES = (
         half="bfloat16",
         family="llama_bidirectional",
         forward=_DECODER,
-        traits=DecoderTraits(),
+        traits=DecoderTraits(biases=("attention", "mlp")),
         head=FamilyHead(sequence=SCORE, tokens=SCORE, pooling=LLAMA_POOLING, divisor="temperature"),
         pooling_field=LLAMA_POOLING,
         example="nvidia/llama-nemotron-rerank-1b-v2",
@@ -284,27 +283,34 @@ ARCHITECTURES = (
     _decoder(
         prefix="Qwen2",
         model_type="qwen2",
-        traits=DecoderTraits(window="layer"),
+        traits=DecoderTraits(window="layer", biases=("qkv",)),
         example="Alibaba-NLP/gte-Qwen2-1.5B-instruct",
     ),
     _decoder(
         prefix="Qwen3",
         model_type="qwen3",
-        traits=DecoderTraits(window="layer"),
+        traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
         example="Qwen/Qwen3-Embedding-0.6B",
     ),
     _decoder(
         prefix="Gemma",
         model_type="gemma",
         half="bfloat16",
-        traits=DecoderTraits(centred=True),
+        traits=DecoderTraits(centred=True, biases=("attention",)),
         example="google/gemma-2b",
     ),
     _decoder(
         prefix="Gemma2",
         model_type="gemma2",
         half="bfloat16",
-        traits=DecoderTraits(centred=True, activation="hidden_activation", window="layer", softcap=True),
+        traits=DecoderTraits(
+            centred=True,
+            activation="hidden_activation",
+            window="layer",
+            softcap=True,
+            biases=("attention",),
+            sandwich=True,
+        ),
         example="BAAI/bge-multilingual-gemma2",
     ),
     _decoder(
@@ -312,7 +318,15 @@ ARCHITECTURES = (
         model_type="gemma3_text",
         names=("Gemma3ForCausalLM",),
         half="bfloat16",
-        traits=DecoderTraits(centred=True, activation="hidden_activation", window="layer", rotary_by_kind=True),
+        traits=DecoderTraits(
+            centred=True,
+            activation="hidden_activation",
+            window="layer",
+            rotary_by_kind=True,
+            biases=("attention",),
+            head_norms=True,
+            sandwich=True,
+        ),
         example="google/embeddinggemma-300m",
     ),
     Architecture(

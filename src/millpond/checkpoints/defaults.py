@@ -231,6 +231,10 @@ _THETA_BY_KIND = {
 _NULLABLE = frozenset(
     "pad_token_id num_key_value_heads head_dim sliding_window final_logit_softcapping attn_logit_softcapping".split()
 )
+# Numbers of things that every model has.
+_SIZES = frozenset(
+    "vocab_size hidden_size dim num_hidden_layers n_layers num_attention_heads n_heads intermediate_size".split()
+)
 _SIZED_BY_TRAINING = ("llama3", "yarn", "longrope")
 _DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
 
@@ -248,8 +252,10 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
     completed = dict(config)
     if family == "distilbert":
         completed |= {short: config[name] for name, short in _DISTILBERT_NAMES.items() if name in config}
-    for name, default in _DEFAULTS[family].items():
+    for name, default in _DEFAULTS.get(family, {}).items():
         completed[name] = _checked(name, completed.get(name, default), default)
+        if name in _SIZES and completed[name] < 1:
+            raise ModelLoadError(f"{name} is {completed[name]} in config.json; it must be at least 1")
     if "num_key_value_heads" in completed and completed["num_key_value_heads"] is None:
         completed["num_key_value_heads"] = completed["num_attention_heads"]
     if architecture.positions == "rotary" and completed.get("head_dim") is None:

@@ -6,9 +6,8 @@ import json
 import logging
 import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +130,8 @@ def _fetch(hub_id: str, revision: str | None) -> Path:
         )
 
     folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS)
-    if not any(folder.glob("*.safetensors")) and not any(folder.glob("0_Transformer/*.safetensors")):
+    safe = any(folder.glob("*.safetensors")) or any(folder.glob("0_Transformer/*.safetensors"))
+    if not safe and find_spec("torch") is not None:  # which reads pickles
         folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS + _PICKLED_WEIGHTS)
     return folder
 
@@ -154,19 +154,3 @@ def read_json_object(path: Path, *, optional: bool = False) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ModelLoadError(f"{path} holds a {type(content).__name__}; an object was expected")
     return content
-
-
-@contextmanager
-def quiet_transformers() -> Iterator[None]:
-    """Switch off transformers' load report and progress bar; the report is checked where the model is loaded."""
-    from transformers.utils import logging as transformers_logging
-
-    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
-    transformers_logging.set_verbosity_error()
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        transformers_logging.set_verbosity(level)
-        if bars:
-            transformers_logging.enable_progress_bar()

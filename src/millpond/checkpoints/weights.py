@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.checkpoints.resolve import Source, read_json_object
-from millpond.errors import MissingExtraError, ModelLoadError
+from millpond.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,9 @@ def check_weights(folder: Path, source: Source) -> None:
                 f"{path} is a pointer of git-lfs, not the file; run `git lfs install` and `git lfs pull` in {root}"
             )
     if any((folder / f"{name}{end}").is_file() for name in (_SAFE, _PICKLED) for end in ("", ".index.json")):
-        weight_files(folder, None)  # raises if a shard is missing
+        path = next(iter(weight_files(folder, None)))  # raises if a shard is missing
+        if path.suffix != ".safetensors" and find_spec("torch") is None:
+            raise ModelLoadError(_pickle_refused(path))
         return
     raise ModelLoadError(f"{source.name} has {_found(source)}")
 
@@ -91,6 +93,9 @@ def _found(source: Source) -> str:
             f"{adapter.get('base_model_name_or_path', 'which it does not name')}: merge_and_unload(), save_pretrained()"
         )
     names = [*_local_files(source.folder), *_hub_files(source)]
+    pickles = [name for name in names if Path(name).name in (_PICKLED, f"{_PICKLED}.index.json")]
+    if pickles:  # of a repository whose pickles were not downloaded
+        return _pickle_refused(Path(pickles[0]), folder="FOLDER")
     for patterns, form, way_out in _FOREIGN:
         held = [name for name in names if any(fnmatch(Path(name).name, pattern) for pattern in patterns)]
         if held:
@@ -198,8 +203,7 @@ def stored_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict
     """Every tensor of ``folder``'s weight files by name, or those in ``only`` that the files have; none is read yet.
 
     Raises:
-        ModelLoadError: A file is missing or damaged.
-        MissingExtraError: The weights are pickled, and torch, which reads them, is not installed.
+        ModelLoadError: A file is missing or damaged, or pickled and torch, which reads it, is not installed.
     """
     tensors: dict[str, StoredTensor] = {}
     for path, names in weight_files(folder, only).items():
@@ -259,13 +263,17 @@ def weight_files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple
     raise ModelLoadError(f"{folder} has neither {_SAFE} nor {_PICKLED}; is the checkpoint complete?")
 
 
+def _pickle_refused(path: Path, *, folder: str = "") -> str:
+    return (
+        f'{path}, a pickle, which torch reads: pip install "millpond[torch]"; or write it as safetensors once, where '
+        f"that is installed: millpond convert {folder or path.parent}"
+    )
+
+
 def _pickled(path: Path) -> dict[str, StoredTensor]:
     """The tensors of a pickled file, by torch's reader, which is imported by its name for no other file."""
     if find_spec("torch") is None:
-        raise MissingExtraError(
-            f'{path} is a pickle, which torch reads: pip install "millpond[torch]", or, where that is installed, '
-            f"write it as safetensors: millpond convert {path.parent}"
-        )
+        raise ModelLoadError(_pickle_refused(path))
     read: dict[str, StoredTensor] = importlib.import_module("millpond.backends.torch.weights").stored_pickle(path)
     return read
 

@@ -20,6 +20,7 @@ from millpond.cli.arguments.written import drop_output, output_problem, watch_ou
 from millpond.cli.commands.advise import advise
 from millpond.cli.commands.cache import app as cache
 from millpond.cli.commands.collections import app as collections
+from millpond.cli.commands.convert import convert
 from millpond.cli.commands.embed import embed
 from millpond.cli.commands.env import env
 from millpond.cli.commands.explain import explain
@@ -53,7 +54,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,  # keep Python's own traceback, which shows no values of locals
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (demo, embed, rerank, explain, ingest, search, advise, models, env):
+for command in (demo, embed, rerank, explain, ingest, search, advise, models, convert, env):
     app.command(cls=Command)(command)
 app.command(cls=ServeCommand)(serve)
 app.add_typer(collections)

@@ -24,6 +24,7 @@ from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import DeviceLostError, InvalidRequestError
 from millpond.support.fork import loading, outside_inherited_pool
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
@@ -55,6 +56,8 @@ class Engine(TaskMethods):
         revision: Branch, tag or commit of a hub id.
         device: ``auto`` (cuda, then mps, then cpu), a torch device, or several devices of one kind
             (``["cuda:0", "cuda:1"]``): each gets a replica of the model, and all take batches from one queue.
+        backend: ``auto``, ``native`` (compiled kernels, without torch) or ``torch`` (the reference, and GPUs). ``auto``
+            is native on a CPU where it can run; ``millpond models MODEL`` says which, and why.
         dtype: ``auto``, ``float32``, ``float16`` or ``bfloat16``. ``auto`` is half precision on a GPU, bfloat16 on a
             CPU with bfloat16 hardware, else float32. Pooling and heads always run in float32.
         max_length: Most tokens per text, special tokens and prompt included; the checkpoint's own by default.
@@ -90,6 +93,7 @@ class Engine(TaskMethods):
         *,
         revision: str | None = None,
         device: str | Sequence[str] = "auto",
+        backend: str = "auto",
         dtype: str = "auto",
         max_length: int | None = None,
         pooling: str | None = None,
@@ -109,6 +113,7 @@ class Engine(TaskMethods):
             model=os.fspath(model) if isinstance(model, os.PathLike) else model,
             revision=revision,
             device=device,
+            backend=backend,
             dtype=dtype,
             max_length=max_length,
             pooling=pooling,
@@ -155,8 +160,17 @@ class Engine(TaskMethods):
 
     @property
     def tokenizer(self) -> Any:
-        """transformers' tokenizer of the checkpoint; a copy that the engine itself does not use."""
+        """transformers' tokenizer of the checkpoint; a copy that the engine itself does not use.
+
+        Raises:
+            MissingExtraError: transformers, which the extra ``torch`` brings, is not installed.
+        """
         return self._loaded.encoder.texts.hf_tokenizer
+
+    @property
+    def text_tokenizer(self) -> TextTokenizer:
+        """The tokenizer that the engine itself uses: ids of tokens, their names and texts, and the chat template."""
+        return self._loaded.encoder.texts
 
     @property
     def cache(self) -> VectorCache | None:

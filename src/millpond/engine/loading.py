@@ -22,7 +22,7 @@ from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.tasks import Task
 from millpond.values.config import EngineConfig
 from millpond.values.spec import ModelSpec
@@ -56,6 +56,16 @@ class Replicas:
 def describe(config: EngineConfig) -> ModelSpec:
     """The spec that an engine of this configuration would have; no weights are read."""
     return _read(config)[0].spec
+
+
+def backend_of(config: EngineConfig) -> str:
+    """The backend that an engine of this configuration would have, and why, for people; no weights are read."""
+    try:
+        description, _ = _read(config)
+        choice = choose.choose(description.checkpoint, description.architecture, config, description=description)
+    except ModelLoadError as error:
+        return f"none here: {error}"
+    return f"{choice.backend} ({choice.reason})"
 
 
 def read_model(config: EngineConfig) -> LoadedModel:
@@ -166,6 +176,8 @@ def _read(config: EngineConfig, *, has_weights: bool = False) -> tuple[ModelDesc
     architecture = find(checkpoint.config, checkpoint.source.name)
     native = translate(architecture, checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=with_stored_vocabulary(native, checkpoint.layout.transformer))
+    if has_weights:
+        choose.choose(checkpoint, architecture, config)  # what needs torch says so before the tokenizer is read
     options = SpecOptions(
         max_length=config.max_length,
         pooling=config.pooling,

@@ -128,10 +128,10 @@ if hasattr(os, "register_at_fork"):
 
 
 def _engine(config: EngineConfig, cache: Cache) -> Engine:
-    from millpond.backends.torch.placement import resolve_devices
+    from millpond.backends.devices import resolve_devices
     from millpond.engine.engine import Engine
 
-    device = ",".join(map(str, resolve_devices(config.device)))
+    device = ",".join(resolve_devices(config.device))
     if device != config.device:  # "auto" and the device that it resolves to share one engine
         config = replace(config, device=device)
         return get_engine(cache=cache, **_options(config))

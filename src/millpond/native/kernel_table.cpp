@@ -3,7 +3,7 @@
 
 #include "kernel_table.h"
 
-#include "encoder/plan.h"
+#include "heads/calls.h"
 
 #if defined(__x86_64__) && defined(__linux__)
 #include <cpuid.h>
@@ -85,8 +85,8 @@ extern "C" std::int64_t millpond_kernel_table_bytes(void) { return sizeof(Kernel
 
 // Sizes of the encoder's structs: Python's (models/native/structs.py) must be equal.
 extern "C" void millpond_plan_bytes(std::int64_t* sizes) {
-  const std::int64_t all[] = {sizeof(Weight), sizeof(NormWeights), sizeof(Step),
-                              sizeof(Model),  sizeof(EncodeCall),  sizeof(PackCall),
-                              sizeof(PackRowsCall)};
+  const std::int64_t all[] = {sizeof(Weight),       sizeof(NormWeights), sizeof(Step),         sizeof(Model),
+                              sizeof(EncodeCall),   sizeof(PackCall),    sizeof(PackRowsCall), sizeof(ProductCall),
+                              sizeof(GeluCall),     sizeof(VocabularyCall)};
   for (const std::int64_t size : all) *sizes++ = size;
 }

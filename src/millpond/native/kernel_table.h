@@ -29,7 +29,9 @@ struct KernelTable {
   Kernel pack_weight_bfloat16, encode_bfloat16, encoder_workspace_bfloat16;
   Kernel attention_bfloat16, attention_workspace_bfloat16;  // of attention_call.h; null: those of attention.cpp
   Kernel pack_rows_float32, pack_rows_bfloat16, pack_rows_int8;  // encoder/pack_rows.h
+  Kernel copy_rows_float32, copy_rows_bfloat16;
   Kernel pack_weight_int8;  // null: `encode_float32` and `encode_bfloat16` take no int8 weights
+  Kernel head_product, gelu, vocabulary_float32, vocabulary_bfloat16;  // heads/
 };
 
 // As numbers: k_avx2 is 1.

@@ -73,7 +73,9 @@ class KernelTable(ctypes.Structure):
             *("pack_weight_bfloat16", "encode_bfloat16", "encoder_workspace_bfloat16"),
             *("attention_bfloat16", "attention_workspace_bfloat16"),
             *("pack_rows_float32", "pack_rows_bfloat16", "pack_rows_int8"),
+            *("copy_rows_float32", "copy_rows_bfloat16"),
             "pack_weight_int8",
+            *("head_product", "gelu", "vocabulary_float32", "vocabulary_bfloat16"),
         )
     ]
     pack_int8: Any
@@ -101,7 +103,13 @@ class KernelTable(ctypes.Structure):
     pack_rows_float32: Any
     pack_rows_bfloat16: Any
     pack_rows_int8: Any
+    copy_rows_float32: Any
+    copy_rows_bfloat16: Any
     pack_weight_int8: Any
+    head_product: Any
+    gelu: Any
+    vocabulary_float32: Any
+    vocabulary_bfloat16: Any
 
 
 def source_hash() -> int:

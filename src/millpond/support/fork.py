@@ -66,6 +66,25 @@ class ProcessFuture(Future[Output]):
 _futures: weakref.WeakSet[ProcessFuture[Any]] = weakref.WeakSet()
 
 
+class ProcessLock:
+    """A lock that is free in a forked child, though another thread of its parent held it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        _locks.add(self)
+
+    def __enter__(self) -> None:
+        """Wait for the lock, and hold it."""
+        self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        """Release it."""
+        self._lock.release()
+
+
+_locks: weakref.WeakSet[ProcessLock] = weakref.WeakSet()
+
+
 class _Loads:
     """The models that are being loaded: a child cannot finish the import of a thread that it does not have."""
 
@@ -232,6 +251,8 @@ def _after_in_child() -> None:
     _openmp.after_in_child()
     _loads.after_in_child()
     _batches.renew()
+    for lock in list(_locks):
+        lock._lock = threading.Lock()
     for future in list(_futures):
         future._fail_in_child()
 

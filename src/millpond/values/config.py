@@ -19,6 +19,7 @@ class EngineConfig:
     model: str
     revision: str | None = None
     device: str | Sequence[str] = "auto"
+    backend: str = "auto"
     dtype: str = "auto"
     max_length: int | None = None
     pooling: str | None = None
@@ -70,6 +71,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: isinstance(value, str),
         "must be a str like 'cpu', or a list of them like ['cuda:0', 'cuda:1']",
     ),
+    "backend": _one_of("auto", "native", "torch"),
     "convert": _one_of("auto", "embed", "classify"),
     "activation": _one_of(None, *ACTIVATIONS),
     "dtype": (lambda value: isinstance(value, str), "must be a str like 'float32'"),

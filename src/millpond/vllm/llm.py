@@ -299,7 +299,8 @@ class LLM:
         if self.engine.spec.score_type == "cross-encoder":
             return lambda: self.engine.token_ids("score", pair, params, template=template)
         task: Task = "embed" if self.engine.spec.score_type == "bi-encoder" else "token_embed"
-        padding = self.engine.tokenizer.pad_token_id
+        tokenizer = self.engine.text_tokenizer
+        padding = tokenizer.token_id(tokenizer.specials.get("pad_token", ""))
 
         def ids() -> list[int]:
             query = self.engine.token_ids(task, pair.query, vector_params(params, "query"))

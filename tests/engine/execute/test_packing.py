@@ -10,16 +10,15 @@ from tests.tiny.layouts import Dense, Layout, Normalize, Pooling
 
 from millpond import Engine, PoolingParams
 from millpond.backends.backend import OutputSpec
-from millpond.backends.torch import load
 from millpond.backends.torch.device_batch import DeviceBatch, rounded_up
 from millpond.backends.torch.model import TorchModel
-from millpond.backends.torch.native.encoder import NativeEncoder
 from millpond.engine.execute.packing import pack
 from millpond.engine.input import resolve
 from millpond.engine.input.plan import Plan
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Prefix, Request
+from millpond.native import library
 
 PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=4, skip=2, adapter=1)
 
@@ -95,7 +94,7 @@ def test_rounded_sizes_are_few_and_close():
 @pytest.mark.parametrize("task", ["embed", "token_embed"])
 def test_results_do_not_change(family, task, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family, sentence_transformers=Layout())
-    with Engine(folder, dtype="float32", device="cpu") as engine:
+    with Engine(folder, dtype="float32", device="cpu", backend="torch") as engine:
         found = []
         for rounded in (False, True):
             engine._replicas.runner.model._rounded = rounded
@@ -109,7 +108,7 @@ def test_results_do_not_change(family, task, tmp_path):
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", False), ("bfloat16", True)])
 def test_only_onednn_needs_it(dtype, expected, tmp_path):
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
-    with Engine(folder, dtype=dtype, device="cpu") as engine:
+    with Engine(folder, dtype=dtype, device="cpu", backend="torch") as engine:
         assert engine._replicas.runner.model._rounded is expected
         sizes = []
         states = engine._replicas.runner.model.states
@@ -150,26 +149,30 @@ def row_reads(monkeypatch):
 @pytest.mark.parametrize(("family", "pooling"), CASES)
 def test_a_row_read_alone_is_the_same(family, pooling, tmp_path, row_reads, monkeypatch):
     folder = write_checkpoint(tmp_path / family, family)
-    with Engine(folder, pooling=pooling, convert="embed", dtype="float32", device="cpu") as engine:
+    with Engine(folder, pooling=pooling, convert="embed", dtype="float32", device="cpu", backend="torch") as engine:
         alone = engine.embed(list(TEXTS), normalize=False).embeddings
         assert row_reads and all(row_reads)
         monkeypatch.setattr(TorchModel, "_call_of_rows", lambda self, batch, outputs: None)
         whole = engine.embed(list(TEXTS), normalize=False).embeddings
         assert not row_reads[-1]
     np.testing.assert_allclose(alone, whole, atol=1e-5 * np.abs(whole).max())
-    with Engine(folder, pooling="mean", convert="embed", dtype="float32", device="cpu") as engine:
+    with Engine(folder, pooling="mean", convert="embed", dtype="float32", device="cpu", backend="torch") as engine:
         assert np.abs(engine.embed(list(TEXTS), normalize=False).embeddings - whole).max() > 1e-3
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls+mean", "max"])
 def test_other_poolings_compute_all_rows(pooling, tmp_path, row_reads):
-    with Engine(write_checkpoint(tmp_path / "bert"), pooling=pooling, dtype="float32", device="cpu") as engine:
+    with Engine(
+        write_checkpoint(tmp_path / "bert"), pooling=pooling, dtype="float32", device="cpu", backend="torch"
+    ) as engine:
         engine.embed(list(TEXTS))
     assert row_reads and not any(row_reads)
 
 
 def test_a_per_token_call_in_the_batch_gets_its_rows(tmp_path, row_reads):
-    with Engine(write_checkpoint(tmp_path / "bert"), pooling="cls", dtype="float32", device="cpu") as engine:
+    with Engine(
+        write_checkpoint(tmp_path / "bert"), pooling="cls", dtype="float32", device="cpu", backend="torch"
+    ) as engine:
         expected = engine.embed(["a river"]).embeddings[0], engine.token_embed(["a river"]).embeddings[0]
         row_reads.clear()
         requests = [a_request(engine, task) for task in ("embed", "token_embed")]
@@ -212,28 +215,22 @@ LAYOUTS = {
 SIZE = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 128}
 
 
-def vectors(folder):
+def vectors(folder, backend):
     """Of all texts in one batch, and of one alone; with a prompt and without; and the texts' token vectors."""
-    with Engine(folder, dtype="float32", device="cpu") as engine:
-        native = isinstance(engine._replicas.runner.model.backbone, NativeEncoder)
-        found = [
+    with Engine(folder, backend=backend, dtype="float32", device="cpu") as engine:
+        return [
             engine.embed(NATIVE_TEXTS, normalize=False).embeddings,
             engine.embed(NATIVE_TEXTS[:1], normalize=False).embeddings,
             engine.embed(NATIVE_TEXTS, prompt="find the river: ", normalize=False).embeddings,
             engine.token_embed(NATIVE_TEXTS, normalize=False).embeddings.flat,
         ]
-    return native, found
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
-def test_rows_of_a_native_forward_equal_those_of_torch(name, tmp_path, monkeypatch):
+@pytest.mark.skipif(library.absent() is not None, reason="the compiled kernels are not available")
+def test_rows_of_a_native_forward_equal_those_of_torch(name, tmp_path):
     folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=LAYOUTS[name], config=SIZE)
-    native, found = vectors(folder)
-    if not native:
-        pytest.skip("the compiled kernels are not available")
-    monkeypatch.setattr(load, "native_forward", lambda *_: None)
-    in_torch, expected = vectors(folder)
-    assert not in_torch
+    found, expected = vectors(folder, "native"), vectors(folder, "torch")
     for rows, same in zip(found, expected, strict=True):
         np.testing.assert_allclose(rows, same, atol=2e-5)
     assert np.abs(np.roll(found[0], 1, axis=0) - expected[0]).max() > 1e-3

@@ -18,10 +18,10 @@ from tests.tiny import FAMILIES, SENTENCES
 from tests.tiny.families import some
 
 from millpond import Engine
+from millpond.backends import kernel_check
+from millpond.backends.kernel_check import KernelCheck
 from millpond.backends.torch import backend as torch_backend
-from millpond.backends.torch.attention import kernels, matmul_attention, sdpa, varlen
-from millpond.backends.torch.attention import self_check as notes
-from millpond.backends.torch.attention.self_check import KernelCheck
+from millpond.backends.torch.attention import kernels, matmul_attention, sdpa, self_check, varlen
 from millpond.backends.torch.cuda import graphs
 from millpond.backends.torch.load_check import check_graphs
 from millpond.backends.torch.model import TorchModel
@@ -37,8 +37,8 @@ Rows = npt.NDArray[np.float32]
 
 @pytest.fixture(autouse=True)
 def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(kernels, "_disabled", {})
-    monkeypatch.setattr(notes, "cache_folder", lambda: tmp_path / "cache")
+    monkeypatch.setattr(kernel_check, "_disabled", {})
+    monkeypatch.setattr(kernel_check, "cache_folder", lambda: tmp_path / "cache")
     monkeypatch.delenv("MILLPOND_SELF_CHECK", raising=False)
 
 
@@ -73,7 +73,7 @@ def test_a_right_machine_loads_without_a_warning_and_checks_once(dtype, checkpoi
     assert "matmul" in {check.kernel for check in first} and again == ()
     assert load(config(checkpoint_of("qwen3"), dtype)).checks == ()  # of another model, too
     assert not any(record.name.startswith("millpond") for record in caplog.records)
-    assert kernels._disabled == {}
+    assert kernel_check._disabled == {}
 
 
 def test_a_wrong_kernel_serves_no_engine_of_the_process(checkpoint_of, monkeypatch, caplog):
@@ -85,7 +85,7 @@ def test_a_wrong_kernel_serves_no_engine_of_the_process(checkpoint_of, monkeypat
     for _ in range(2):
         np.testing.assert_allclose(embedded(checkpoint_of("bert")), expected[0], atol=1e-6)
     np.testing.assert_allclose(embedded(checkpoint_of("llama")), expected[1], atol=1e-6)
-    assert set(kernels._disabled) == {"matmul"}
+    assert set(kernel_check._disabled) == {"matmul"}
     (message,) = warnings(caplog)
     assert "'matmul'" in message and "bfloat16" in message and torch.__version__ in message
 
@@ -95,7 +95,7 @@ def test_with_the_variable_a_wrong_kernel_serves(checkpoint_of, monkeypatch, cap
     plant(monkeypatch, scale=1.0)
     monkeypatch.setenv("MILLPOND_SELF_CHECK", "0")
     assert np.abs(embedded(checkpoint_of("bert")) - right).max() > 1e-2
-    assert not kernels._disabled and not warnings(caplog)
+    assert not kernel_check._disabled and not warnings(caplog)
     assert not load(config(checkpoint_of("bert"))).checks
     assert any(check.wrong for check in load(config(checkpoint_of("bert")), check=True).checks)
 
@@ -106,14 +106,14 @@ def test_engines_and_replicas_that_load_at_once_warn_once(checkpoint_of, monkeyp
     with ThreadPoolExecutor(4) as threads:
         loaded = list(threads.map(lambda _: load(pair), range(8)))
     assert len(loaded[0].runners) == 2
-    assert len(warnings(caplog)) == 1 and set(kernels._disabled) == {"matmul"}
+    assert len(warnings(caplog)) == 1 and set(kernel_check._disabled) == {"matmul"}
 
 
 def test_a_check_that_cannot_run_lets_the_model_load(checkpoint_of, monkeypatch, caplog):
-    monkeypatch.setattr(notes, "reference", lambda *call: 1 / 0)
-    monkeypatch.setattr(notes, "_computes", lambda device: False)
+    monkeypatch.setattr(self_check, "reference", lambda *call: 1 / 0)
+    monkeypatch.setattr(self_check, "_computes", lambda device: False)
     assert embedded(checkpoint_of("bert")).shape == (len(TEXTS), 48)
-    assert not warnings(caplog) and not kernels._disabled
+    assert not warnings(caplog) and not kernel_check._disabled
 
 
 @pytest.fixture
@@ -166,7 +166,7 @@ def test_a_wrong_varlen_is_disabled_and_sdpa_serves(kernel, said, checkpoint_of,
         model = engine._replicas.runner.model
         assert not model.graphs or not model.graphs.shapes  # sdpa is not captured
     (message,) = warnings(caplog)
-    assert "'varlen'" in message and said in message and kernels.disabled("varlen")
+    assert "'varlen'" in message and said in message and kernel_check.disabled("varlen")
 
 
 def replayed(change: Callable[[RecordedGraph], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -254,6 +254,6 @@ def test_a_device_that_is_lost_is_no_fault_of_a_graph(checkpoint_of, backends, m
     def lost(graph: RecordedGraph) -> None:
         raise RuntimeError("CUDA error: an illegal memory access was encountered")
 
-    runner = load(config(checkpoint_of("bert"), "float32")).runner
+    runner = load(config(checkpoint_of("bert"), "float32")).runner.model
     replayed(lost, monkeypatch)
     assert check_graphs(runner, vocabulary=100, longest=64) == [] and not warnings(caplog)

@@ -89,7 +89,7 @@ def test_a_whole_reading_has_the_prompt_in_front_and_the_text_once(tmp_path, fam
     assert front[: len(before)].tolist() == before.tolist()
     assert own[-5:].tolist() == alone[-5:].tolist()
     in_front, shown = (
-        "".join(letter for letter in read.transformers.decode(ids) if letter not in " Ġ▁#") for ids in (front, own)
+        "".join(letter for letter in read.decode(ids.tolist()) if letter not in " Ġ▁#") for ids in (front, own)
     )
     assert "query:" in in_front
     assert shown.startswith("Theoldmill")

@@ -299,7 +299,7 @@ def test_a_model_that_cannot_be_loaded_leaves_nothing_behind(
     (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
     threads = {thread for thread in threading.enumerate() if thread.name.startswith("millpond")}
     ended = serve(embedder, tmp_path, "--port", reserved, client=lambda: None)
-    assert ended.code == 1
+    assert ended.code == 2
     assert ended.out == ""
     (line,) = ended.log.splitlines()
     assert line.startswith("millpond: ")

@@ -6,17 +6,36 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
+from millpond.backends.kernel_check import disabled
 from millpond.backends.native.encoder import NativeEncoder
-from millpond.backends.native.kernels import Int8, Kernels, Precision, kernels_of
+from millpond.backends.native.kernels import Int8, Kernels, Precision, encoder_name, kernels_of, missing_kernels
 from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.plans.adapters import Adapters
+from millpond.backends.native.plans.albert import albert_plan
+from millpond.backends.native.plans.deberta import deberta_plan
+from millpond.backends.native.plans.decoder import decoder_plan
+from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.post_norm import bert_plan
+from millpond.backends.native.plans.rotary_post_norm import GTE_BIASES, NOMIC_BIASES, jina_plan, rotary_plan
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
 from millpond.backends.native.weight_packer import NotSupported
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.defaults import complete
+from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.weights import StoredTensor, stored_tensors
-from millpond.native import library
+
+# The plans of families that have no names or traits in their row, by `model_type`.
+_PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {
+    "albert": albert_plan,
+    "deberta-v2": deberta_plan,
+    "gte": partial(rotary_plan, biases=GTE_BIASES),
+    "modernbert": modernbert_plan,
+    "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
+}
+# Only shapes are looked at, so a plan can be told without a processor that runs it.
+_NO_KERNELS = Kernels(dtype="float32", pack=None, copy=None, encode=None, workspace=None, lanes=16, isa="")
 
 
 def build_encoder(
@@ -27,11 +46,14 @@ def build_encoder(
     Raises:
         NotSupported: There are no kernels for what the backbone computes, or none for this processor.
         WeightMismatchError: config.json and the weights disagree.
-        ModelLoadError: A weight file is missing or damaged.
+        ModelLoadError: A weight file is missing or damaged, or config.json has a wrong value.
     """
     kernels = kernels_of(dtype, int8=int8)
     if kernels is None:
-        raise NotSupported(library.absent() or f"this processor has no kernels for {dtype} with int8 {int8!r}")
+        raise NotSupported(str(missing_kernels(dtype, int8)))
+    wrong = disabled(encoder_name(dtype, int8))
+    if wrong is not None:
+        raise NotSupported(f"the kernel of the {encoder_name(dtype, int8)} {wrong}")
     stored = stored_tensors(checkpoint.layout.transformer)
     return encoder_of(stored, checkpoint, architecture, kernels)
 
@@ -40,37 +62,45 @@ def encoder_of(
     stored: Mapping[str, StoredTensor], checkpoint: Checkpoint, architecture: Architecture, kernels: Kernels
 ) -> NativeEncoder:
     """The encoder of a checkpoint's tensors with these kernels; raises what :func:`build_encoder` does."""
-    is_head = partial(is_head_tensor, architecture=architecture)
-    prefix = _prefix(architecture)
-    tensors = Tensors(without_prefixes(stored, prefix), checkpoint.source.name, is_head)
-    builder = PlanBuilder(kernels)
-    _steps(architecture)(builder, tensors, checkpoint.config, architecture)
+    config, name = _completed(checkpoint.config, architecture), checkpoint.source.name
+    plain = without_prefixes(stored, architecture.tensor_prefix)
+    adapters = Adapters(plain, config, name) if architecture.adapters else None
+    tensors = Tensors(rename(architecture, plain, config), name, partial(is_head_tensor, architecture=architecture))
+    builder = _told(tensors, config, architecture, kernels, adapters)
     tensors.check()
     return NativeEncoder(builder.build())
 
 
 def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str | None:
     """Why there is no native plan, by ``config`` in the native terms alone; ``None``: there is one."""
-    kernels = kernels_of("float32") or _NO_KERNELS
     try:
-        steps = _steps(architecture)
-        steps(PlanBuilder(kernels), Tensors({}, "", bool), config, architecture)
+        _told(Tensors({}, "", bool), _completed(config, architecture), architecture, _NO_KERNELS, None)
     except NotSupported as reason:
         return str(reason)
     return None
 
 
-_Steps = Callable[[PlanBuilder, Tensors, Mapping[str, Any], Architecture], None]
-# Only their shapes are looked at, so a plan can be made without a processor that runs it.
-_NO_KERNELS = Kernels(dtype="float32", pack=None, encode=None, workspace=None, lanes=16, isa="")
+def _completed(config: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
+    """Every field that the family's plan reads."""
+    if not (row.encoder or row.traits or row.adapters or row.model_type in _PLANS):
+        raise NotSupported(f"{row.prefix} has no native plan")
+    return complete(config, row)
 
 
-def _steps(architecture: Architecture) -> _Steps:
-    if architecture.encoder is not None:
-        return bert_plan
-    raise NotSupported(f"{architecture.prefix} has no native plan")
-
-
-def _prefix(architecture: Architecture) -> str:
-    """The backbone's name within a class with a head."""
-    return "model" if architecture.encoder is None else architecture.encoder.prefix
+def _told(
+    tensors: Tensors, config: Mapping[str, Any], row: Architecture, kernels: Kernels, adapters: Adapters | None
+) -> PlanBuilder:
+    """A builder that knows all steps."""
+    if config.get("quantization_config"):
+        raise NotSupported("weights that are quantized already (quantization_config)")
+    count = 0 if adapters is None else adapters.count
+    builder = PlanBuilder(kernels, adapters=count, rank=adapters.rank if adapters is not None and count else 0)
+    if row.encoder is not None:
+        bert_plan(builder, tensors, config, row)
+    elif row.traits is not None:
+        decoder_plan(builder, tensors, config, row)
+    elif row.adapters:
+        jina_plan(builder, tensors, config, adapters)
+    else:
+        _PLANS[row.model_type](builder, tensors, config)
+    return builder

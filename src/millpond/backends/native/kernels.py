@@ -18,6 +18,7 @@ class Kernels:
 
     dtype: Precision
     pack: Any  # packs rows of a weight
+    copy: Any  # copies rows of a table
     encode: Any  # runs a forward pass
     workspace: Any  # bytes of workspace for each thread of a call
     lanes: int  # columns of gate and up that alternate in a gated feed
@@ -49,6 +50,7 @@ def kernels_of(dtype: Precision, highest: str | None = None, *, int8: Int8 = "no
     return Kernels(
         dtype=dtype,
         pack=getattr(table, f"pack_rows_{dtype}"),
+        copy=getattr(table, f"copy_rows_{dtype}"),
         encode=getattr(table, f"encode_{dtype}"),
         workspace=getattr(table, f"encoder_workspace_{dtype}"),
         lanes=8 if isa == "avx2" else 16,
@@ -57,3 +59,14 @@ def kernels_of(dtype: Precision, highest: str | None = None, *, int8: Int8 = "no
         int8=int8,
         tiles=dtype == "bfloat16" and bool(table.attention_bfloat16),
     )
+
+
+def missing_kernels(dtype: Precision, int8: Int8) -> str | None:
+    """Why this processor runs no plan in a precision; ``None`` if it does."""
+    if (absent := library.absent()) is not None:
+        return f"no compiled kernels: {absent}"
+    if kernels_of(dtype) is None:
+        return f'this processor has no kernels for {dtype}; dtype="float32" has them'
+    if kernels_of(dtype, int8=int8) is None:
+        return "this processor has no kernels for weights in eight bits, which need AVX512"
+    return None

@@ -9,12 +9,23 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from millpond.backends.native import structs
+from millpond.backends.native.distances import DistanceTerms, by_head
 from millpond.backends.native.kernels import Kernels
 from millpond.backends.native.rotation import Rotation
-from millpond.backends.native.weight_packer import UNIT, Floats, Linear, LowRank, NotSupported, WeightPacker, tensor_of
+from millpond.backends.native.weight_packer import (
+    UNIT,
+    Floats,
+    Indexes,
+    Linear,
+    LowRank,
+    NotSupported,
+    WeightPacker,
+    padded,
+    padded_rows,
+    tensor_of,
+)
 from millpond.checkpoints.weights import StoredTensor
 
 _WIDEST = 8192  # kMostColumns of norms.h
@@ -46,7 +57,7 @@ class PlanBuilder:
         self._steps: list[structs.Step] = []
         self._rotations: dict[int, Rotation] = {}  # by step
         self._tables: dict[str, StoredTensor | None] = {}  # of the embeddings, by the step's field
-        self._hidden = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
+        self._hidden = self._output = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = False
         self._adapters, self._rank = adapters, rank
 
@@ -64,7 +75,7 @@ class PlanBuilder:
 
         An adapter of the words is added to each word that is read; the few types are merged with theirs beforehand.
         """
-        columns = self._packer.columns(words.shape[1])
+        columns = padded(words.shape[1])
         self._hidden = max(self._hidden, columns)
         self._vocabulary = words.shape[0]
         self._types = 0 if types is None else types.shape[0]
@@ -77,7 +88,7 @@ class PlanBuilder:
             kind=structs.EMBED,
             columns=columns,
             low_words=None if adapter is None else self._packer.floats(adapter.down),
-            low_columns=None if adapter is None else self._packer.floats(adapter.up.T),
+            low_columns=None if adapter is None else self._packer.floats(_padded(adapter.up.T)),
             vocabulary=self._vocabulary,
             kinds=self._types,
             scale=scale,
@@ -96,14 +107,23 @@ class PlanBuilder:
 
         With ``keep`` the sums take the result too. With ``branch`` instead: ``sums += norm(branch)``.
         """
-        columns = self._packer.columns(columns)
         if columns > _WIDEST:
             raise NotSupported(f"{columns} columns")
+        self._output, columns = columns, padded(columns)
         self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=3 if branch else int(keep))
 
-    def heads(self, *parts: Linear, order: npt.NDArray[np.intp] | None = None, adapter: LowRank | None = None) -> None:
-        """Queries, keys and values: the linear layers of all three side by side, or their columns in ``order``."""
+    def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: LowRank | None = None) -> None:
+        """Queries, keys and values: the linear layers of all three side by side.
+
+        Args:
+            parts: The layers.
+            dim: Columns of a head; ``None``: a multiple of UNIT.
+            turned: The first heads, which :meth:`rotary` turns.
+            adapter: The factors of all layers' adapters.
+        """
         self._adapt(adapter, target=0)
+        rows = sum(part.weight.shape[0] for part in parts)
+        order = None if dim is None or dim % UNIT == 0 else _head_rows(rows // dim, dim, turned)
         weight = self._packer.weight(*parts, order=order, adapter=adapter)
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
@@ -125,14 +145,13 @@ class PlanBuilder:
         rotation: Rotation | None = None,
     ) -> None:
         """Norms of query and key heads, then their rotation."""
-        self._packer.columns(dim)
         if rotation is not None:
             self._rotations[len(self._steps)] = rotation
         self._add(
             kind=structs.HEADS,
             heads=heads,
             kv_heads=kv_heads,
-            dim=dim,
+            dim=padded(dim),
             norm=norm or structs.NormWeights(kind=structs.COPY),
             key_norm=key_norm or structs.NormWeights(kind=structs.COPY),
         )
@@ -147,39 +166,39 @@ class PlanBuilder:
         causal: bool = False,
         window: int | None = None,
         softcap: float | None = None,
-        distances: Floats | None = None,  # [heads, 2 reach - 1]
-        last: bool,
+        distances: Floats | DistanceTerms | None = None,  # [heads, 2 reach - 1]
     ) -> None:
-        """Attention, ``queries = attention``; ``last``: of the model's last layer.
+        """Attention, ``queries = attention``.
 
-        ``window`` counts positions in each direction, the own one included.
+        ``window`` counts positions in each direction, the own one included. ``distances`` are added to the scores by
+        the distance of query and key; beside DeBERTa's terms there is neither window nor softcap.
         """
-        self._packer.columns(dim)
-        reach, padded = 0, None
-        if distances is not None:
-            reach = (distances.shape[1] + 1) // 2
-            padded = self._packer.floats(np.pad(distances.reshape(-1), (0, UNIT)))
-            self._bound(reach)
         before = (1 << 40) if window is None else window - 1
         self._add(
             kind=structs.ATTENTION,
             heads=heads,
             kv_heads=kv_heads,
-            dim=dim,
+            dim=padded(dim),
             scale=scale,
             before=before,
             after=0 if causal else before,
             softcap=softcap or 0.0,
-            distances=padded,
-            reach=reach,
-            last=last,
+            **self._distances(distances, heads),
         )
 
-    def o_proj(self, part: Linear, *, add: bool = False, branch: bool = False, adapter: LowRank | None = None) -> None:
-        """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``."""
+    def o_proj(
+        self,
+        part: Linear,
+        *,
+        dim: int | None = None,
+        add: bool = False,
+        branch: bool = False,
+        adapter: LowRank | None = None,
+    ) -> None:
+        """The product after attention: ``sums = heads W``, ``sums +=`` or ``branch =``; ``dim``: as for the heads."""
         self._branch |= branch
-        self._adapt(adapter, target=1)
-        weight = self._packer.weight(part, adapter=adapter)
+        self._adapt(adapter, target=1, piece=dim)
+        weight = self._packer.weight(part, piece=dim, adapter=adapter)
         self._hidden = max(self._hidden, weight.out)
         self._add(kind=structs.PRODUCT, target=3 if branch else 2 if add else 1, weight=weight)
 
@@ -202,7 +221,7 @@ class PlanBuilder:
         if activation not in structs.ACTIVATIONS:
             raise NotSupported(f"activation {activation}")
         self._branch |= branch
-        inner = self._packer.columns(up.weight.shape[0])
+        inner = padded(up.weight.shape[0])
         self._inner = max(self._inner, inner, self._packer.low)
         self._adapt(adapter, target=0)
         weight = self._packer.weight(up, adapter=adapter, mlp=True) if gate is None else self._packer.gated(gate, up)
@@ -226,19 +245,40 @@ class PlanBuilder:
         """The weights of a layer norm."""
         return self._norm_weights(structs.LAYER_NORM, self._floats(weight), self._floats(bias), epsilon)
 
-    def rms_norm(self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0) -> structs.NormWeights:
-        """The weights of an RMS norm; ``offset`` is added to them (1 for Gemma)."""
+    def rms_norm(
+        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, of_heads: bool = False
+    ) -> structs.NormWeights:
+        """The weights of an RMS norm; ``offset`` is added to them (1 for Gemma).
+
+        ``of_heads``: of heads that are turned.
+        """
         numbers = self._floats(weight)
-        return self._norm_weights(structs.RMS_NORM, None if numbers is None else numbers + offset, None, epsilon)
+        order = _head_rows(1, len(numbers), 1) if of_heads and numbers is not None else None
+        whole = None if numbers is None else numbers + np.float32(offset)
+        return self._norm_weights(structs.RMS_NORM, whole, None, epsilon, order)
+
+    def repeat(self, first: int, end: int) -> None:
+        """Steps ``[first, end)`` once more, with the same weights."""
+        for step in self._steps[first:end]:
+            self._steps.append(structs.Step.from_buffer_copy(step))
+            self._steps[-1].sources = step.sources
+
+    @property
+    def count(self) -> int:
+        """Steps so far."""
+        return len(self._steps)
 
     def build(self) -> Plan:
         """Read tables and weights, and pack these."""
-        total = self._packer.numbers
-        memory = self._packer.pack()
-        steps = (structs.Step * len(self._steps))(*self._steps)
-        self._copy_units(steps)
         for name, table in self._tables.items():
-            setattr(steps[0], name, self._packer.table(table))
+            if table is not None:
+                self._packer.table(table, self._steps[0], name)
+        self._packer.pack()
+        steps = (structs.Step * len(self._steps))(*self._steps)
+        self._copy_weights(steps)
+        attentions = [step for step in steps if step.kind == structs.ATTENTION]
+        if attentions:
+            attentions[-1].last = True
         for i, rotation in self._rotations.items():
             rotation.serve(steps[i])
         model = structs.Model(
@@ -248,51 +288,74 @@ class PlanBuilder:
             heads=self._heads,
             inner=self._inner,
             branch=self._branch,
-            codes=max((step.weight.in_ for step in self._steps if step.weight.scales), default=0),
-            output=self._hidden,
+            codes=max((step.weight.in_ for step in steps if step.weight.scales), default=0),
+            output=self._output,
             low=self._packer.low,
             rank=self._rank,
         )
         return Plan(
             model=model,
             kernels=self._kernels,
-            hidden=self._hidden,
-            weights=total,
+            hidden=self._output,
+            weights=self._packer.numbers,
             vocabulary=self._vocabulary,
             types=self._types,
             positions=self._positions,
             adapters=self._adapters,
             rotations=tuple(dict.fromkeys(self._rotations.values())),
-            owned=(memory, steps, *self._packer.owned),
+            owned=(steps, *self._packer.owned),
         )
+
+    def _distances(self, added: Floats | DistanceTerms | None, heads: int) -> dict[str, Any]:
+        """The fields of an attention that adds to its scores by distance."""
+        if added is None:
+            return {}
+        if not isinstance(added, DistanceTerms):
+            reach = (added.shape[1] + 1) // 2
+            self._bound(reach)
+            return {"distances": self._packer.floats(np.pad(added.reshape(-1), (0, UNIT))), "reach": reach}
+        own = added.columns
+        fields: dict[str, Any] = {"columns": own.rows.shape[1], "reach": own.reach}
+        sides = (("key_columns", "weight", added.keys), ("query_columns", "down", added.queries))
+        for (columns, weight, table), places, rows in zip(sides, own.columns, own.rows, strict=True):
+            if table is not None:
+                fields[columns] = self._packer.integers(places)
+                fields[weight] = self._packer.weight(Linear(weight=by_head(table, rows, heads)), exact=True)
+        return fields
 
     def _add(self, **fields: Any) -> None:
         self._steps.append(structs.Step(**fields))
         self._steps[-1].sources = [fields.get(name) for name in _WEIGHTS]
 
-    def _copy_units(self, steps: Any) -> None:
+    def _copy_weights(self, steps: Any) -> None:
         """A struct within a struct is a copy, made before its weight was packed."""
         for struct, step in zip(self._steps, steps, strict=True):
             for name, source in zip(_WEIGHTS, struct.sources, strict=True):
                 if source is not None:
-                    getattr(step, name).units = source.units
+                    setattr(step, name, source)
 
     def _bound(self, positions: int) -> None:
         self._positions = min(self._positions or positions, positions)
 
-    def _adapt(self, adapter: LowRank | None, *, target: int) -> None:
+    def _adapt(self, adapter: LowRank | None, *, target: int, piece: int | None = None) -> None:
         """Put the products with the adapters' first factors behind the states (0), or behind the queries (1)."""
         if adapter is not None:
-            self._add(kind=structs.ADAPT, target=target, weight=self._packer.low_weight(adapter))
+            self._add(kind=structs.ADAPT, target=target, weight=self._packer.low_weight(adapter, piece=piece))
 
     def _floats(self, tensor: StoredTensor | None) -> Floats | None:
         return None if tensor is None else self.numbers(tensor)
 
     def _norm_weights(
-        self, kind: int, weight: Floats | None, bias: Floats | None, epsilon: float
+        self, kind: int, weight: Floats | None, bias: Floats | None, epsilon: float, order: Indexes | None = None
     ) -> structs.NormWeights:
-        packer = self._packer
-        return structs.NormWeights(kind=kind, weight=packer.floats(weight), bias=packer.floats(bias), epsilon=epsilon)
+        """A norm of weights in ``order``, behind which there are zeros; -1: a zero between them."""
+        columns = 0 if weight is None else len(weight)
+        order = padded_rows(columns) if order is None else order
+        weight, bias = (None if part is None else np.append(part, np.float32(0))[order] for part in (weight, bias))
+        floats = self._packer.floats
+        return structs.NormWeights(
+            kind=kind, weight=floats(weight), bias=floats(bias), epsilon=epsilon, padding=len(order) - columns
+        )
 
     def _merged(self, table: StoredTensor, adapter: LowRank) -> StoredTensor:
         """``[(1 + adapters) rows, columns]``: a table, and below it those with each of its adapters."""
@@ -301,3 +364,17 @@ class PlanBuilder:
         return tensor_of(
             np.concatenate([whole, *(whole + low @ up.T for low, up in zip(adapter.down, ups, strict=True))])
         )
+
+
+def _padded(rows: Floats) -> Floats:
+    """Rows with zeros up to the columns that the kernels compute."""
+    return np.pad(rows, ((0, 0), (0, padded(rows.shape[1]) - rows.shape[1])))
+
+
+def _head_rows(heads: int, dim: int, turned: int) -> Indexes:
+    """The row of each column of heads with zeros in them, -1: of those that are turned, behind either half."""
+    whole = np.full((heads, padded(dim)), -1)
+    rows, half, wide = np.arange(heads * dim).reshape(heads, dim), dim // 2, padded(dim) // 2
+    whole[:turned, :half], whole[:turned, wide : wide + dim - half] = rows[:turned, :half], rows[:turned, half:]
+    whole[turned:, :dim] = rows[turned:]
+    return whole.reshape(-1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.backends.native import structs
-from millpond.backends.native.weight_packer import NotSupported
+from millpond.backends.native.weight_packer import NotSupported, padded
+from millpond.errors import ModelLoadError
+from millpond.support.fork import ProcessLock
 
 # Positions that a table has at first. A model may have a million, and most texts are short.
 _FIRST = 512
@@ -30,7 +31,7 @@ class Rotation:
         self._frequencies, self._scale = frequencies, np.float32(scale)
         self._steps: list[structs.Step] = []
         self._tables: list[Floats] = []
-        self._lock = threading.Lock()
+        self._lock = ProcessLock()
         self.positions = 0
         self.cover(_FIRST)
 
@@ -66,12 +67,26 @@ class Rotation:
 
 
 def rotation_of(rope: Mapping[str, Any], dim: int, *, most: int | None = None) -> Rotation:
-    """The rotation of heads of ``dim`` columns by a config's ``rope_parameters``; ``most``: the model's positions."""
-    kind = rope.get("rope_type", "default")
+    """The rotation of heads of ``dim`` columns by a config's ``rope_parameters``; ``most``: the model's positions.
+
+    The halves of a head end with columns of zeros, up to those that the kernels compute.
+    """
+    kind, part = rope.get("rope_type", "default"), float(rope.get("partial_rotary_factor") or 1.0)
     if not isinstance(kind, str) or kind not in _KINDS:
         raise NotSupported(f"rotary positions of type {kind}")
-    dim = int(dim * float(rope.get("partial_rotary_factor") or 1.0))
-    return Rotation(*_KINDS[kind](rope, dim, most))
+    if part != 1 or dim % 2:
+        raise NotSupported(f"rotary positions of {part} of a head of {dim} columns")
+    angles, scale = frequencies(rope, dim, most=most)
+    return Rotation(np.pad(angles, (0, padded(dim) // 2 - len(angles))), scale)
+
+
+def frequencies(rope: Mapping[str, Any], dim: int, *, most: int | None = None) -> tuple[Floats, float]:
+    """Angles of a position's pairs of columns, float32 ``[dim / 2]``, and the factor of all cosines and sines."""
+    kind = rope.get("rope_type", "default")
+    try:
+        return _KINDS[kind](rope, int(dim * float(rope.get("partial_rotary_factor") or 1.0)), most)
+    except KeyError as error:
+        raise ModelLoadError(f"config.json has no {error.args[0]} for rotary positions of type {kind!r}") from error
 
 
 def _default(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats, float]:

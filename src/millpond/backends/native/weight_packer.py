@@ -21,18 +21,14 @@ from millpond.support.load_progress import advance, begin
 UNIT = 32
 # Of int8 weights: inner numbers that one range of a row's codes spans, and those of a panel (int8.h).
 _CHUNK, _CODE_PANEL = 384, 64
-_LINE = 64  # bytes: where a weight begins
+_LINE = 64  # bytes: a weight begins at a multiple of them
 
 Floats = npt.NDArray[np.float32]
+Indexes = npt.NDArray[np.intp]
 
 
 class NotSupported(Exception):  # noqa: N818 - not an error: the model runs in the torch backend
     """The native encoder does not compute this model."""
-
-
-def tensor_of(numbers: npt.ArrayLike, name: str = "") -> StoredTensor:
-    """Numbers in memory as a tensor."""
-    return StoredTensor(name=name, dtype="float32", stored=np.ascontiguousarray(numbers, dtype=np.float32))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -52,22 +48,43 @@ class LowRank:
     up: Floats  # `[out, adapters rank]`
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _Piece:
-    """Some inner numbers of a weight, of all its columns."""
+def tensor_of(numbers: npt.ArrayLike) -> StoredTensor:
+    """Numbers in memory as a tensor."""
+    return StoredTensor(name="", dtype="float32", stored=np.ascontiguousarray(numbers, dtype=np.float32))
 
-    parts: tuple[StoredTensor, ...]  # `[rows, count]`, one below the other
-    order: npt.NDArray[np.intp] | None  # the row of `parts` that each column has; None: as they are
-    count: int
+
+def padded(count: int) -> int:
+    """The columns that the kernels compute for so many: those behind them are 0."""
+    return -(-count // UNIT) * UNIT
+
+
+def padded_rows(rows: int) -> Indexes:
+    """Rows in order, and -1 for the zeros behind them."""
+    return np.concatenate([np.arange(rows), np.full(padded(rows) - rows, -1)])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Rows:
+    """Rows of numbers, taken from tensors one below the other."""
+
+    parts: tuple[StoredTensor, ...]  # `[rows, count]` each
+    order: Indexes  # the row of `parts` that each row here has; -1: zeros
+    piece: int  # numbers after which zeros fill up to a multiple of UNIT
+
+    @property
+    def count(self) -> int:
+        """Numbers of a row, zeros included."""
+        return int(self.parts[0].shape[1]) // self.piece * padded(self.piece)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class _Packing:
-    """A weight that is to be packed."""
+    """A weight, or a table, that is to be packed."""
 
-    struct: structs.Weight
-    pieces: tuple[_Piece, ...]
-    int8: bool
+    rows: tuple[_Rows, ...]  # of a weight, some inner numbers each
+    target: Any  # the struct that gets its address ...
+    field: str  # ... in this field
+    kind: str  # "weight", "int8" or "table"
 
 
 class WeightPacker:
@@ -75,62 +92,78 @@ class WeightPacker:
 
     def __init__(self, kernels: Kernels, *, adapters: int, rank: int) -> None:
         self.owned: list[Any] = []
-        self.low = -(-adapters * rank // UNIT) * UNIT
+        self.low = padded(adapters * rank)
         self._kernels, self._adapters, self._rank = kernels, adapters, rank
-        self._weights: list[_Packing] = []
+        self._packings: list[_Packing] = []
 
     @property
     def numbers(self) -> int:
-        """Of all weights that are not packed yet."""
-        return sum(packing.struct.out * packing.struct.in_ for packing in self._weights)
+        """Of all weights."""
+        weights = (packing.target for packing in self._packings if packing.kind != "table")
+        return sum(weight.out * weight.in_ for weight in weights)
 
     def weight(
         self,
         *parts: Linear,
-        order: npt.NDArray[np.intp] | None = None,
+        order: Indexes | None = None,
+        piece: int | None = None,
         adapter: LowRank | None = None,
         mlp: bool = False,
+        exact: bool = False,
     ) -> structs.Weight:
         """Linear layers side by side, with the second factors of an adapter behind them.
 
-        ``order`` gives for each column its row in the layers' weights, one below the other.
+        Args:
+            parts: The layers.
+            order: For each column its row in the layers' weights, one below the other; -1: zeros.
+            piece: Inner numbers after which zeros fill up to a multiple of UNIT; ``None``: all.
+            adapter: Its second factors follow.
+            mlp: Whether it belongs to a feed forward.
+            exact: It is never in eight bits.
         """
         weights = tuple(part.weight for part in parts)
-        pieces = [_Piece(parts=weights, order=order, count=weights[0].shape[1])]
+        order = padded_rows(sum(weight.shape[0] for weight in weights)) if order is None else order
+        rows = [_Rows(parts=weights, order=order, piece=piece or weights[0].shape[1])]
         if adapter is not None:
             if self._kernels.int8 != "none":
                 raise NotSupported("adapters of weights in eight bits")
             up = np.pad(adapter.up, ((0, 0), (0, self.low - adapter.up.shape[1])))
-            pieces.append(_Piece(parts=(tensor_of(up),), order=None, count=self.low))
+            rows.append(_Rows(parts=(tensor_of(up),), order=order, piece=self.low))
         bias = None
         if any(part.bias is not None for part in parts):
-            bias = np.concatenate([self._bias_of(part) for part in parts])
-            bias = bias if order is None else bias[order]
-        return self._packed(pieces, bias, mlp=mlp)
+            bias = np.concatenate([*(self._bias_of(part) for part in parts), [0]])[order]
+        struct = structs.Weight(bias=self.floats(bias), out=len(order), in_=sum(part.count for part in rows))
+        int8 = not exact and (self._kernels.int8 == "all" or (mlp and self._kernels.int8 == "feeds"))
+        packing = _Packing(rows=tuple(rows), target=struct, field="units", kind="int8" if int8 else "weight")
+        self._packings.append(packing)
+        return struct
 
     def gated(self, gate: Linear, up: Linear) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
-        rows = gate.weight.shape[0]
-        self.columns(rows)
-        lanes = np.arange(2 * rows).reshape(2, -1, self._kernels.lanes)
-        return self.weight(gate, up, order=lanes.swapaxes(0, 1).reshape(-1), mlp=True)
+        one = padded_rows(gate.weight.shape[0])
+        both = np.stack([one, np.where(one < 0, -1, one + gate.weight.shape[0])])
+        lanes = both.reshape(2, -1, self._kernels.lanes).swapaxes(0, 1)
+        return self.weight(gate, up, order=lanes.reshape(-1), mlp=True)
 
-    def low_weight(self, adapter: LowRank) -> structs.Weight:
+    def low_weight(self, adapter: LowRank, *, piece: int | None = None) -> structs.Weight:
         """The first factors of a weight's adapters as a weight of its own."""
-        down = adapter.down
-        if self.low > down.shape[1]:  # behind the queries stand as many columns of keys
-            raise NotSupported(f"{self._adapters} adapters of rank {self._rank} for {down.shape[1]} columns")
-        whole = np.pad(down, ((0, self.low - len(down)), (0, 0)))
-        return self.weight(Linear(weight=tensor_of(whole)))
+        columns = adapter.down.shape[1]
+        if self.low > padded(columns):  # behind the queries stand as many columns of keys
+            raise NotSupported(f"{self._adapters} adapters of rank {self._rank} for {columns} columns")
+        return self.weight(Linear(weight=tensor_of(adapter.down)), piece=piece)
 
-    def table(self, table: StoredTensor | None) -> int | None:
-        """The address of a table in the model's precision: in the mapped file, if that has it so."""
-        if table is None:
-            return None
-        numbers = np.ascontiguousarray(table.float32() if self._is_float32 else table.bfloat16())
-        if not np.shares_memory(numbers, table.stored):
-            _release(table.stored)
-        return self._kept(numbers)
+    def table(self, table: StoredTensor, target: Any, field: str) -> None:
+        """A table in the model's precision, whose address goes to a field of a struct.
+
+        It stays in the mapped file if that has it so.
+        """
+        rows, columns = table.shape
+        stored = table.stored if table.rows is None and table.dtype == self._kernels.dtype else None
+        if stored is not None and stored.flags.c_contiguous and columns % UNIT == 0:
+            setattr(target, field, self._kept(stored))
+            return
+        whole = _Rows(parts=(table,), order=np.arange(rows), piece=columns)
+        self._packings.append(_Packing(rows=(whole,), target=target, field=field, kind="table"))
 
     def numbers_of(self, tensor: StoredTensor) -> Floats:
         """A tensor's numbers as the model's precision has them."""
@@ -142,75 +175,68 @@ class WeightPacker:
         """The address of numbers in float32."""
         return None if numbers is None else self._kept(np.ascontiguousarray(numbers, dtype=np.float32))
 
-    def columns(self, columns: int) -> int:
-        """A number of columns that the kernels compute."""
-        if columns % UNIT:
-            raise NotSupported(f"{columns} columns are no multiple of {UNIT}")
-        return columns
+    def integers(self, numbers: npt.NDArray[np.int32]) -> int:
+        """The address of numbers in int32."""
+        return self._kept(np.ascontiguousarray(numbers, dtype=np.int32))
 
-    def pack(self) -> Memory:
+    def pack(self) -> None:
         """Pack all weights into one piece of memory, in the order of their use."""
-        memory = Memory(sum(self._bytes(packing) for packing in self._weights) + 4096)
+        memory = Memory(sum(self._bytes(packing) for packing in self._packings))
+        self.owned.append(memory)
+        begin("arranging weights", memory.size)
         at = memory.address
-        begin("arranging weights", sum(self._bytes(packing) for packing in self._weights))
-        while self._weights:
-            packing = self._weights.pop(0)
-            packing.struct.units = at
-            self._pack(packing)
+        for packing in self._packings:
+            self._place(packing, at)
+            self._pack(packing, at)
             at += self._bytes(packing)
             advance(self._bytes(packing))
-        return memory
 
     @property
     def _is_float32(self) -> bool:
         return self._kernels.dtype == "float32"
 
-    def _packed(self, pieces: Sequence[_Piece], bias: Floats | None, *, mlp: bool) -> structs.Weight:
-        rows = pieces[0].order
-        out = sum(part.shape[0] for part in pieces[0].parts) if rows is None else len(rows)
-        into = sum(piece.count for piece in pieces)
-        struct = structs.Weight(bias=self.floats(bias), out=self.columns(out), in_=self.columns(into))
-        int8 = self._kernels.int8 == "all" or (mlp and self._kernels.int8 == "feeds")
-        if int8:
-            struct.scales = self.floats(np.empty((1 + -(-into // _CHUNK), out), np.float32))
-        self._weights.append(_Packing(struct=struct, pieces=tuple(pieces), int8=int8))
-        return struct
+    def _place(self, packing: _Packing, at: int) -> None:
+        """Say where a packing is."""
+        setattr(packing.target, packing.field, at)
+        if packing.kind == "int8":
+            packing.target.scales = at + self._unit_bytes(packing)
 
-    def _pack(self, packing: _Packing) -> None:
-        struct, at = packing.struct, int(packing.struct.units)
-        for piece in packing.pieces:
-            kind, arrays = self._sources(piece.parts)
-            rows = np.concatenate([_addresses(array) for array in arrays])
-            rows = rows if piece.order is None else rows[piece.order]
+    def _pack(self, packing: _Packing, at: int) -> None:
+        whole = sum(rows.count for rows in packing.rows)
+        kernels = {"weight": self._kernels.pack, "int8": self._kernels.pack_int8, "table": self._kernels.copy}
+        for rows in packing.rows:
+            kind, addresses, kept = _sources(rows)
             call = structs.PackRowsCall(
-                rows=rows.ctypes.data,
+                rows=addresses.ctypes.data,
                 units=at,
-                scales=struct.scales,
+                scales=packing.target.scales if packing.kind == "int8" else None,
                 stored=kind,
-                out=struct.out,
-                in_=struct.in_,
-                count=piece.count,
-                piece=piece.count,
-                padded=piece.count,
+                out=len(rows.order),
+                in_=whole,
+                count=rows.count,
+                piece=rows.piece,
+                padded=padded(rows.piece),
                 exact=self._is_float32,
             )
-            (self._kernels.pack_int8 if packing.int8 else self._kernels.pack)(ctypes.addressof(call))
-            at += piece.count * 2 * self._kernels.lanes * self._kernels.itemsize
-            for part in piece.parts:
-                _release(part.stored)
-
-    def _sources(self, parts: Sequence[StoredTensor]) -> tuple[int, list[npt.NDArray[Any]]]:
-        """What a weight is packed from: the mapped numbers, if all parts have them in the same known precision."""
-        if all(part.dtype == "bfloat16" for part in parts):
-            return structs.STORED_BFLOAT16, [part.bfloat16() for part in parts]
-        return structs.STORED_FLOAT32, [part.float32() for part in parts]
+            kernels[packing.kind](ctypes.addressof(call))
+            at += rows.count * 2 * self._kernels.lanes * self._kernels.itemsize
+            del kept
+            for part in rows.parts:
+                release(part.stored)
 
     def _bytes(self, packing: _Packing) -> int:
-        """Of a weight, packed."""
-        struct = packing.struct
-        if packing.int8:
-            return int(struct.out * -(-struct.in_ // _CODE_PANEL) * _CODE_PANEL)
-        return int(struct.out * struct.in_ * self._kernels.itemsize)
+        """Of a packing, up to the next one."""
+        chunks = -(-packing.target.in_ // _CHUNK) if packing.kind == "int8" else 0
+        scales = (1 + chunks) * packing.target.out * 4 if chunks else 0
+        return -(-(self._unit_bytes(packing) + scales) // _LINE) * _LINE
+
+    def _unit_bytes(self, packing: _Packing) -> int:
+        out, into = len(packing.rows[0].order), sum(rows.count for rows in packing.rows)
+        return (
+            out * -(-into // _CODE_PANEL) * _CODE_PANEL
+            if packing.kind == "int8"
+            else out * into * self._kernels.itemsize
+        )
 
     def _bias_of(self, part: Linear) -> Floats:
         """Zeros if a linear layer has none."""
@@ -221,15 +247,24 @@ class WeightPacker:
         return int(array.ctypes.data)
 
 
-def _addresses(array: npt.NDArray[Any]) -> npt.NDArray[np.intp]:
-    """Where each row of a matrix is."""
-    assert array.strides[1] == array.itemsize, "rows are contiguous"
-    return array.ctypes.data + array.strides[0] * np.arange(len(array), dtype=np.intp)
+def _sources(rows: _Rows) -> tuple[int, npt.NDArray[np.intp], Sequence[Any]]:
+    """The precision of the numbers, where each row is, and what has to live until it is read."""
+    same = all(part.dtype == "bfloat16" for part in rows.parts)
+    addresses, kept = [], []
+    for part in rows.parts:
+        as_it_is = type(part) is StoredTensor and part.dtype == ("bfloat16" if same else "float32")
+        numbers = part.stored if as_it_is else part.float32()
+        chosen = part.rows if as_it_is and part.rows is not None else np.arange(len(numbers))
+        assert numbers.strides[1] == numbers.itemsize, "rows are contiguous"
+        addresses.append(numbers.ctypes.data + numbers.strides[0] * chosen)
+        kept.append(numbers)
+    found = np.concatenate([*addresses, [0]])[rows.order]
+    return structs.STORED_BFLOAT16 if same else structs.STORED_FLOAT32, found, kept
 
 
-def _release(array: npt.NDArray[Any]) -> None:
+def release(array: npt.NDArray[Any]) -> None:
     """Give the pages of a mapped file back that were read; the system reads them again where they are used again."""
-    base = array
+    base: Any = array
     while isinstance(base, np.ndarray) and base.base is not None:
         base = base.base
     if not isinstance(base, mmap.mmap) or not hasattr(mmap, "MADV_DONTNEED"):

@@ -8,7 +8,7 @@ from typing import cast
 import torch
 
 from millpond.backends.backend import LoadedModels
-from millpond.backends.torch.attention.self_check import is_on
+from millpond.backends.kernel_check import is_on
 from millpond.backends.torch.cuda.buckets import Buckets
 from millpond.backends.torch.cuda.streams import Cuda, Streams
 from millpond.backends.torch.forwards.linear import bound_compiled_products

@@ -15,6 +15,7 @@ from torch import nn
 from millpond.backends.torch.attention import interface
 from millpond.backends.torch.forwards.encoder_file import read_encoder
 from millpond.backends.torch.forwards.linear import plain_linears, reorder
+from millpond.backends.torch.hf_tokenizer import quiet_transformers
 from millpond.backends.torch.native.families import native_forward
 from millpond.backends.torch.native.kernels import Int8
 from millpond.backends.torch.quantize import quantize
@@ -23,7 +24,6 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
-from millpond.checkpoints.resolve import quiet_transformers
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.support.load_progress import advancing, begin
 from millpond.tasks import Quantization

@@ -13,8 +13,8 @@ import torch
 
 from millpond.backends.backend import OutputSpec, PackedBatch
 from millpond.backends.device_errors import is_device_lost, is_out_of_memory
-from millpond.backends.kernel_check import KernelCheck
-from millpond.backends.torch.attention.self_check import LENGTHS, Row, attention_rows, check, similarity, warn
+from millpond.backends.kernel_check import LENGTHS, KernelCheck, Row, check, first_line, similarity, warn
+from millpond.backends.torch.attention.self_check import attention_rows, made_of
 from millpond.backends.torch.cuda.graphs import Graphs
 from millpond.backends.torch.device_batch import DeviceBatch
 from millpond.backends.torch.load import NATIVE_INT8
@@ -90,7 +90,7 @@ def _check_graphs(model: TorchModel, graphs: Graphs, batches: Sequence[PackedBat
         if is_device_lost(error) or is_out_of_memory(error):
             raise
         logger.debug("a graph raised in the self-check", exc_info=error)
-        obstacle = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0][:200]}"
+        obstacle = first_line(error)
     finally:
         graphs.clear()
     found = KernelCheck(
@@ -104,7 +104,8 @@ def _check_graphs(model: TorchModel, graphs: Graphs, batches: Sequence[PackedBat
     )
     if found.wrong:
         graphs.switch_off()
-        warn("a replayed CUDA graph", found, consequence="This engine runs without graphs: small batches take longer.")
+        consequence = "This engine runs without graphs: small batches take longer."
+        warn("a replayed CUDA graph", found, made_of=made_of(), consequence=consequence)
     return found
 
 
@@ -121,4 +122,5 @@ def _replayed(model: TorchModel, graphs: Graphs, packed: PackedBatch) -> list[fl
         if not (states.isfinite().all() and rows.isfinite().all()):
             return []
         assert replayed.states is not None
-        return [similarity(replayed.states, states), similarity(replayed.rows[_POOLED], rows)]
+        pairs = ((replayed.states, states), (replayed.rows[_POOLED], rows))
+        return [similarity(*(part.detach().float().cpu().numpy() for part in pair)) for pair in pairs]

@@ -8,19 +8,17 @@ transformers renders chat templates; Jinja drops one newline at the end of a fil
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from millpond.checkpoints.templates.sandbox import sandbox
 from millpond.errors import InputTooLongError, InvalidRequestError
 from millpond.support.cached_property import cached_property
 
 if TYPE_CHECKING:
     from jinja2 import Template
-    from jinja2.parser import Parser
 
 _SHIPPED = Path(__file__).parent
 _SUFFIXES = (".jinja", ".jinja2", ".j2")
@@ -123,7 +121,7 @@ class ScoreTemplate:
         from jinja2 import TemplateError
 
         try:
-            template: Template = _environment().from_string(self.source)
+            template: Template = sandbox().from_string(self.source)
         except TemplateError as error:
             raise InvalidRequestError(f"the template {self.name} is no Jinja: {error}") from error
         return template
@@ -184,44 +182,3 @@ def _fits(parts: list[str], text: str) -> bool:
     if len(parts) != 2 or len(text) < len(parts[0]) + len(parts[1]):
         return False
     return text.startswith(parts[0]) and text.endswith(parts[1])
-
-
-def _environment() -> Any:
-    """Jinja as transformers configures it for chat templates, which are not trusted."""
-    from jinja2 import TemplateError, nodes
-    from jinja2.exceptions import SecurityError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.utils import Namespace
-
-    class Generation(Extension):
-        """``{% generation %}``, which marks an assistant's words for training and prints its body."""
-
-        tags = {"generation"}  # noqa: RUF012  # as the base class declares it
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    class PlainNamespace(Namespace):
-        """``namespace()`` without names that have a meaning in Python."""
-
-        def __setitem__(self, name: str, value: Any) -> None:
-            if name.startswith("_"):
-                raise SecurityError(f"the name {name!r} is not allowed in a namespace")
-            super().__setitem__(name, value)
-
-    def refuse(message: str) -> None:
-        raise TemplateError(message)
-
-    def to_json(value: Any, ensure_ascii: bool = False, indent: int | None = None, **options: Any) -> str:
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **options)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = to_json
-    environment.globals["namespace"] = PlainNamespace
-    environment.globals["raise_exception"] = refuse
-    environment.globals["strftime_now"] = lambda pattern: datetime.now().strftime(pattern)
-    return environment

@@ -8,6 +8,7 @@ import typer
 
 from millpond.cli.arguments.groups import EngineOptions, grouped
 from millpond.cli.output.columns import aligned
+from millpond.values.config import EngineConfig
 
 if TYPE_CHECKING:
     from millpond.values.spec import ModelSpec
@@ -23,7 +24,11 @@ def models(
 ) -> None:
     """List the supported architectures, or describe one checkpoint without loading its weights."""
     if model is not None:
-        print(*aligned(_facts(options.describe(model))), sep="\n")
+        from millpond.engine.loading import backend_of
+
+        facts = _facts(options.describe(model))
+        facts.insert(2, ("backend", backend_of(EngineConfig(model=model, **options.settings))))
+        print(*aligned(facts), sep="\n")
         return
     from millpond.checkpoints.architectures import ARCHITECTURES
 

@@ -2,41 +2,56 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-import torch
-
-from millpond.backends.kernel_check import KernelCheck
-from millpond.backends.torch.attention.kernels import KERNELS
-from millpond.backends.torch.attention.self_check import DeviceBrokenError, Row, attention_rows, run
-from millpond.backends.torch.native.self_check import encoder_rows
+from millpond.backends.kernel_check import KernelCheck, run
+from millpond.backends.native.kernels import Int8, Precision
+from millpond.backends.native.self_check import encoder_rows
 from millpond.cli.output.columns import aligned
 from millpond.native import library
 
 if TYPE_CHECKING:
     from millpond.values.config import EngineConfig
 
+_PRECISIONS: tuple[Precision, ...] = ("float32", "bfloat16")
+_INT8: tuple[Int8, ...] = ("none", "feeds", "all")
+
 
 def of_machine() -> list[KernelCheck]:
-    """Every row of the self-check, whatever was right before; nothing is disabled."""
+    """Every row of the self-check, those of torch where it is installed; nothing is disabled."""
+    rows = [row for dtype in _PRECISIONS for int8 in _INT8 for row in encoder_rows(dtype, int8)]
+    return _with_absent([found for row in rows if (found := run(row)) is not None] + _of_torch())
+
+
+def _of_torch() -> list[KernelCheck]:
+    """The attention kernels of torch on each device."""
+    if find_spec("torch") is None:
+        return []
+    import torch
+
+    from millpond.backends.kernel_check import DeviceBrokenError
+    from millpond.backends.torch.attention.self_check import attention_rows
+
     devices = [torch.device("cpu")]
     if torch.cuda.is_available():
         devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    rows: list[Row] = []
-    for device in devices:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            rows += attention_rows(device, dtype)
-    for dtype in (torch.float32, torch.bfloat16):
-        rows += encoder_rows(dtype, "none") + encoder_rows(dtype, "feeds") + encoder_rows(dtype, "all")
-    found: list[KernelCheck | None] = []
-    for row in rows:
+    found: list[KernelCheck] = []
+    for row in (
+        row
+        for device in devices
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+        for row in attention_rows(device, dtype)
+    ):
         try:
-            found.append(run(row))
+            result = run(row)
         except (DeviceBrokenError, torch.AcceleratorError) as error:  # no other call would run there
             broken = f"the device computes nothing any more ({str(error).partition(chr(10))[0]})"
-            found.append(KernelCheck(kernel=row.kernel, call=row.precision, obstacle=broken, raised=True))
-    return _with_absent([check for check in found if check is not None])
+            result = KernelCheck(kernel=row.kernel, call=row.precision, obstacle=broken, raised=True)
+        found += [] if result is None else [result]
+    return found
 
 
 def of_model(config: EngineConfig) -> list[KernelCheck]:
@@ -64,12 +79,15 @@ def table(checks: list[KernelCheck]) -> Iterator[str]:
 
 
 def _with_absent(found: list[KernelCheck]) -> list[KernelCheck]:
-    """A line for each kernel that has none, and why."""
+    """A line for each kernel that has none, and why; those of torch if that was used."""
     names = {check.kernel for check in found}
-    for kernel in KERNELS:
-        if kernel.NAME not in names:
-            reason = kernel.unavailable() or "serves no such call here"
-            found.append(KernelCheck(kernel=kernel.NAME, call=kernel.SERVES, obstacle=reason))
+    if "torch" in sys.modules:
+        from millpond.backends.torch.attention.kernels import KERNELS
+
+        for kernel in KERNELS:
+            if kernel.NAME not in names:
+                reason = kernel.unavailable() or "serves no such call here"
+                found.append(KernelCheck(kernel=kernel.NAME, call=kernel.SERVES, obstacle=reason))
     if not any(name.startswith("encoder") for name in names):
         reason = library.absent() or "has no kernels of this precision here"
         found.append(KernelCheck(kernel="encoder", call="whole forwards on a CPU", obstacle=reason))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -14,20 +16,22 @@ import numpy.typing as npt
 from tokenizers import Encoding, Tokenizer
 
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
-from millpond.checkpoints.tokenizers.as_is import read_as_is
-from millpond.engine.tokenize.hf_tokenizer import read_hf_tokenizer, render_chat
+from millpond.checkpoints.templates.conversation import ChatTemplate, read_conversation_template
+from millpond.checkpoints.tokenizers.read import TokenizerFile, read_tokenizer
+from millpond.checkpoints.tokenizers.settings import NotBuiltError
 from millpond.engine.tokenize.large_texts import turn
 from millpond.engine.tokenize.long_texts import LongTexts
 from millpond.engine.tokenize.tokenized import (
     TokenAlignment,
     Tokenized,
+    clean_up,
     fold,
     id_arrays,
     too_long,
     unfold_offsets,
     word_numbers,
 )
-from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadError
+from millpond.errors import InputTooLongError, InvalidRequestError, MissingExtraError, ModelLoadError
 from millpond.late_interaction.encoding.markers import ColbertEncoder
 from millpond.support.cached_property import cached_property
 from millpond.tasks import Truncate
@@ -40,6 +44,8 @@ _HEAD_PER_TOKEN = 8
 _HOLD_GIL_CHARACTERS = 4096
 # In a longer text, long runs are looked for before it is tokenized.
 _COLLAPSE_CHARACTERS = 1 << 13
+# Imported by its name, where transformers is installed and needed.
+_TRANSFORMERS = "millpond.backends.torch.hf_tokenizer"
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 
@@ -53,21 +59,25 @@ class TextTokenizer:
         lower: bool,  # whether texts are folded to lower case first
         limit: int | None,  # the tokenizer's own limit of tokens; `None`: none
         placeholder: int | None = None,  # the token that runs in place of a text without tokens
-        chat: Callable[[], Any] | None = None,  # returns transformers' own tokenizer, which has the chat template
+        chat: ChatTemplate | None = None,  # renders conversations
+        hf_tokenizer: Callable[[], Any] | None = None,  # returns transformers' own tokenizer
         reward_token: int | None = None,  # appended to a conversation by reward models that read their score there
         typed: bool = False,  # whether the checkpoint reads token types
         specials: Mapping[str, str] | None = None,
+        cleans_up: bool = False,  # whether a decoded text loses the spaces before its signs
     ) -> None:
         backend.no_padding()
         backend.no_truncation()
         self._backend = backend
         self._lower = lower
         self._placeholder = placeholder
-        self._chat = chat
+        self.chat = chat
+        self._hf_tokenizer = hf_tokenizer
         self.reward_token = reward_token
         self.limit = limit
         self.typed = typed
         self.specials = dict(specials or {})
+        self._cleans_up = cleans_up
         self.long_texts = LongTexts(backend, self.fold)
         probe = backend.encode("a").special_tokens_mask
         self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
@@ -79,16 +89,8 @@ class TextTokenizer:
         if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
             # transformers would make up an empty tokenizer, to which every text is unknown tokens.
             raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
-        read = read_as_is(folder)
-        if read is not None:
-            backend, limit, specials, typed = read.backend, read.limit, read.specials, read.typed
-            chat = partial(read_hf_tokenizer, folder)
-        else:
-            tokenizer = read_hf_tokenizer(folder)
-            backend, limit = tokenizer.backend_tokenizer, tokenizer.model_max_length
-            specials = {role: str(token) for role, token in tokenizer.special_tokens_map.items()}
-            typed = "token_type_ids" in tokenizer.model_input_names
-            chat = partial(_identity, tokenizer)
+        read = _tokenizer_file(folder)
+        backend, limit, specials = read.backend, read.limit, read.specials
         roles = ("eos_token", "bos_token", "pad_token")
         placeholders = (backend.token_to_id(specials[role]) for role in roles if role in specials)
         return cls(
@@ -96,21 +98,22 @@ class TextTokenizer:
             lower=lower,
             limit=None if limit is None or limit > _NO_LIMIT else int(limit),
             placeholder=next((token for token in placeholders if token is not None), None),
-            chat=chat,
+            chat=read_conversation_template(folder, specials),
+            hf_tokenizer=partial(_hf_tokenizer, folder),
             reward_token=reward_token,
-            typed=typed,
+            typed=read.typed,
             specials=specials,
+            cleans_up=read.cleans_up,
         )
 
     @cached_property
-    def transformers(self) -> Any:
-        """transformers' own tokenizer, for its chat template; ``None`` if it has none."""
-        return None if self._chat is None else self._chat()
+    def _own_hf_tokenizer(self) -> Any:
+        return None if self._hf_tokenizer is None else self._hf_tokenizer()
 
-    @cached_property
+    @property
     def hf_tokenizer(self) -> Any:
         """transformers' tokenizer for a user: a copy, since it keeps the truncation and padding of its last call."""
-        return copy.deepcopy(self.transformers)
+        return copy.deepcopy(self._own_hf_tokenizer)
 
     def token_id(self, token: str) -> int | None:
         """A token's id, if the vocabulary has it."""
@@ -119,6 +122,20 @@ class TextTokenizer:
     def token_names(self, ids: Sequence[int]) -> tuple[str, ...]:
         """The vocabulary's entries for token ids; ``"<id>"`` for one that it does not have."""
         return tuple(self._backend.id_to_token(number) or f"<{number}>" for number in ids)
+
+    def has_token(self, token: int) -> bool:
+        """Whether the vocabulary has a token of this id."""
+        return self._backend.id_to_token(token) is not None
+
+    @property
+    def vocabulary_size(self) -> int:
+        """How many tokens the vocabulary has."""
+        return self._backend.get_vocab_size()
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        text = self._backend.decode(ids, skip_special_tokens=False)
+        return clean_up(text) if self._cleans_up else text
 
     def count(self, text: str) -> int:
         """Number of tokens of a text, special tokens included."""
@@ -176,7 +193,7 @@ class TextTokenizer:
         Returns:
             Its token ids, and how many of the last ones belong to the template.
         """
-        if self.transformers is None or not getattr(self.transformers, "chat_template", None):
+        if self.chat is None:
             raise InvalidRequestError(
                 f"the conversation at index {index} needs a chat template, and this checkpoint has none; "
                 "render it yourself and pass the text"
@@ -190,8 +207,8 @@ class TextTokenizer:
         return (ids, tail) if self.reward_token is None else ([*ids, self.reward_token], tail + 1)
 
     def _conversation_ids(self, conversation: Sequence[Mapping[str, str]], index: int) -> list[int]:
-        assert self.transformers is not None
-        text = render_chat(self.transformers, conversation, index=index, model="the checkpoint")
+        assert self.chat is not None
+        text = self.chat.render(conversation, index=index, model="the checkpoint")
         try:
             with turn([text]):
                 (encoding,) = self._backend.encode_batch_fast([text], add_special_tokens=False)
@@ -353,8 +370,23 @@ class TextTokenizer:
         return TokenAlignment(offsets=offsets, special=special, words=words)
 
 
-def _identity(tokenizer: Any) -> Any:
-    return tokenizer
+def _tokenizer_file(folder: Path) -> TokenizerFile:
+    """The tokenizer, built here or by transformers."""
+    try:
+        return read_tokenizer(folder)
+    except NotBuiltError as reason:
+        if find_spec("transformers") is None:
+            raise ModelLoadError(
+                f'the tokenizer in {folder} needs transformers ({reason}): pip install "millpond[torch]"'
+            ) from reason
+    file: TokenizerFile = import_module(_TRANSFORMERS).read_as_file(folder)
+    return file
+
+
+def _hf_tokenizer(folder: Path) -> Any:
+    if find_spec("transformers") is None:
+        raise MissingExtraError('transformers\' tokenizer needs transformers: pip install "millpond[torch]"')
+    return import_module(_TRANSFORMERS).read_hf_tokenizer(folder)
 
 
 def _tokens_before(offsets: Sequence[tuple[int, int]], end: int) -> int:

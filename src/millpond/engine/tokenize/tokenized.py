@@ -17,6 +17,17 @@ from millpond.errors import InputTooLongError
 _LOWER = Lowercase()
 
 
+# What transformers changes in decoded texts of WordPiece.
+_SPACES = (" .", " ?", " !", " ,", " ' ", " n't", " 'm", " 's", " 've", " 're")
+
+
+def clean_up(text: str) -> str:
+    """``text`` without the spaces that WordPiece puts before signs and endings."""
+    for spaced in _SPACES:
+        text = text.replace(spaced, spaced.strip())
+    return text
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class TokenAlignment:
     """Where each token of a text comes from."""

@@ -9,6 +9,7 @@
 #include "../parallel.h"
 #include "adapters.h"
 #include "attention.h"
+#include "disentangled.h"
 #include "int8.h"
 #include "norms.h"
 #include "team.h"
@@ -35,12 +36,19 @@ struct Forward {
     Sums sums, branch, low;
     Codes codes, inner_codes;  // of the states or heads, and of a feed's inner states
     typename Attention<Isa>::Room attention;
+    typename Disentangled<Isa>::Room disentangled;
   };
 
   struct Sizes {
     int64_t rows, keys, dim;
-    int64_t states, heads, sums, branch, low, codes, ranges, inner_codes, inner_ranges, attention, bytes;
+    int64_t states, heads, sums, branch, low, codes, ranges, inner_codes, inner_ranges, attention, disentangled, bytes;
   };
+
+  static bool any_disentangled(const Model& model) {
+    for (int64_t i = 0; i < model.count; i++)
+      if (is_disentangled(model.steps[i])) return true;
+    return false;
+  }
 
   static int64_t most_dim(const Model& model) {
     int64_t dim = 32;
@@ -81,8 +89,10 @@ struct Forward {
     sizes.inner_codes = bytes(inner_of(code_panels(inner) * kCodePanel), 1);
     sizes.inner_ranges = bytes(quotient_up(inner, kChunk) * ranges, 1);
     sizes.attention = bytes(Attention<Isa>::room_bytes(sizes.keys, sizes.dim), 1);
+    sizes.disentangled =
+        any_disentangled(model) ? bytes(Disentangled<Isa>::room_bytes(sizes.keys, sizes.dim), 1) : 0;
     sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.low + sizes.codes + sizes.ranges +
-                  sizes.inner_codes + sizes.inner_ranges + sizes.attention;
+                  sizes.inner_codes + sizes.inner_ranges + sizes.attention + sizes.disentangled;
     return sizes;
   }
 
@@ -106,6 +116,7 @@ struct Forward {
     room.codes = codes_at(sizes.codes, sizes.ranges);
     room.inner_codes = codes_at(sizes.inner_codes, sizes.inner_ranges);
     room.attention = Attention<Isa>::room_at(take(sizes.attention), sizes.keys, sizes.dim);
+    room.disentangled = Disentangled<Isa>::room_at(take(sizes.disentangled), sizes.keys, sizes.dim);
     return room;
   }
 
@@ -113,7 +124,7 @@ struct Forward {
   struct Block {
     const EncodeCall& call;
     const Room& room;  // shared by the team, but for the attention's
-    const typename Attention<Isa>::Room& attention;
+    const Room& own;   // has those
     Team& team;
     int64_t first, last;
     int64_t rows;       // tokens, or texts once only one row of each is left
@@ -330,8 +341,12 @@ struct Forward {
       for (int64_t h = 0; h < step.kv_heads; h++)
         for (int64_t row = 0, end; row < length; row = end, task++) {
           end = part < length - row ? row + part : length;
-          if (task % block.team.pieces == block.team.piece)
-            Attention<Isa>::run(step, block.room.heads, block.attention, rows, keys, h, row, end);
+          if (task % block.team.pieces != block.team.piece) continue;
+          if (is_disentangled(step))
+            Disentangled<Isa>::run(step, block.room.heads, block.own.attention, block.own.disentangled, rows, keys, h, row,
+                                   end);
+          else
+            Attention<Isa>::run(step, block.room.heads, block.own.attention, rows, keys, h, row, end);
         }
     }
   }
@@ -367,7 +382,7 @@ struct Forward {
         for (int64_t c = 0; c < columns; c += kLanes) {
           Floats sum = zeros();
           for (int64_t r = from; r < to; r++) sum = sum_of(sum, Isa::load_state(states.row(r, c)));
-          store(call.out + t * columns + c, quotient(sum, count));
+          store_first(call.out + t * columns + c, quotient(sum, count), columns - c);
         }
       }
       return;
@@ -375,7 +390,7 @@ struct Forward {
     const int64_t base = call.reading == kAllRows ? call.bounds[block.first] : block.first;
     for (int64_t r = block.team.first(block.rows); r < block.team.last(block.rows); r++)
       for (int64_t c = 0; c < columns; c += kLanes)
-        store(call.out + (base + r) * columns + c, Isa::load_state(states.row(r, c)));
+        store_first(call.out + (base + r) * columns + c, Isa::load_state(states.row(r, c)), columns - c);
   }
 
   static double now() {
@@ -422,7 +437,7 @@ struct Forward {
       const int64_t several = quotient_up(quotient_up(block.rows, slices), 32) * 32;
       for (int64_t row = 0; row < block.rows; row += several) {
         const Room room = slice_of(block.room, row);
-        Block slice{block.call, room, block.attention, block.team, block.first, block.last,
+        Block slice{block.call, room, block.own, block.team, block.first, block.last,
                     least_of(several, block.rows - row), row, block.rows};
         for (int64_t step = i; step < end; step++) run_step(slice, model.steps[step], timings);
       }
@@ -480,7 +495,7 @@ struct Forward {
         take(job, &from, &to);
       }
       if (from == to) break;
-      Block block{call, job.shared ? room : own, own.attention, team, from, to, call.bounds[to] - call.bounds[from]};
+      Block block{call, job.shared ? room : own, own, team, from, to, call.bounds[to] - call.bounds[from]};
       run_block(block, timings);
     }
     Isa::end();

@@ -8,25 +8,31 @@ namespace {
 
 constexpr int64_t kMostColumns = 8192;  // of a row that is normalized: models/native/plan.py takes no wider models
 
-// Normalizes `columns` numbers in place.
+// Normalizes `columns` numbers in place. The last ones may be padding: they are 0 before and after.
 inline void normalize(float* row, int64_t columns, const NormWeights& norm) {
   if (norm.kind == kCopy) return;
+  const int64_t real = columns - norm.padding;
   float mean = 0;
   if (norm.kind == kLayerNorm) {
     Floats sum = zeros();
     for (int64_t c = 0; c < columns; c += kLanes) sum = sum_of(sum, load(row + c));
-    mean = sum_of(sum) / float(columns);
+    mean = sum_of(sum) / float(real);
   }
   const Floats center = broadcast(mean);
+  // Of RMS norms, and so of heads, whose padding is not behind all columns: the difference is 0 there.
+  const auto off_center = [&](int64_t c) __attribute__((always_inline)) {
+    const Floats off = difference(load(row + c), center);
+    return c + kLanes > real && norm.kind == kLayerNorm ? within(off, 0, real - 1 - c, zeros()) : off;
+  };
   Floats squares = zeros();
   for (int64_t c = 0; c < columns; c += kLanes) {
-    const Floats off = difference(load(row + c), center);
+    const Floats off = off_center(c);
     squares = multiply_add(off, off, squares);
   }
-  const float variance = sum_of(squares) / float(columns);
+  const float variance = sum_of(squares) / float(real);
   const Floats scale = broadcast(1.0f / __builtin_sqrtf(variance + float(norm.epsilon)));
   for (int64_t c = 0; c < columns; c += kLanes) {
-    Floats x = scaled(difference(load(row + c), center), scale);
+    Floats x = scaled(off_center(c), scale);
     if (norm.weight) x = scaled(x, load(norm.weight + c));
     if (norm.bias) x = sum_of(x, load(norm.bias + c));
     store(row + c, x);

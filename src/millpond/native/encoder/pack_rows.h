@@ -40,13 +40,13 @@ MILLPOND_INLINE void read_piece(const PackRowsCall& call, int64_t column, int64_
   const char* row = (const char*)call.rows[column];
   const int64_t count = row ? most_of(0, least_of(kPiece, call.piece - at)) : 0;
   alignas(64) Stored numbers[kPiece];
-  const char* begin = row + (piece * call.piece + at) * int64_t(sizeof(Stored));
+  const int64_t begin = (piece * call.piece + at) * int64_t(sizeof(Stored));
   if (count == kPiece) {
-    std::memcpy(numbers, begin, sizeof numbers);  // rows of a file may be at odd addresses
+    std::memcpy(numbers, row + begin, sizeof numbers);  // rows of a file may be at odd addresses
     convert(numbers, kPiece, to);
     return;
   }
-  std::memcpy(numbers, begin, count * sizeof(Stored));
+  if (count > 0) std::memcpy(numbers, row + begin, count * sizeof(Stored));
   convert(numbers, count, to);
   for (int64_t i = count; i < kPiece; i++) to[i] = State{};
 }
@@ -81,6 +81,24 @@ int64_t pack_rows(const void* argument) {
     pack_numbers<uint16_t, State>(call);
   else
     pack_numbers<float, State>(call);
+  return 0;
+}
+
+// Rows as they are, in the model's precision: [out][in].
+template <class Stored, class State>
+void copy_numbers(const PackRowsCall& call) {
+  for (int64_t row = 0; row < call.out; row++)
+    for (int64_t from = 0; from < call.in; from += kPiece)
+      read_piece<Stored>(call, row, from, (State*)call.units + row * call.in + from);
+}
+
+template <class State>
+int64_t copy_rows(const void* argument) {
+  const auto& call = *(const PackRowsCall*)argument;
+  if (call.stored == kStoredBfloat16)
+    copy_numbers<uint16_t, State>(call);
+  else
+    copy_numbers<float, State>(call);
   return 0;
 }
 

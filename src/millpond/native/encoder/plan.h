@@ -6,7 +6,7 @@
 //   heads   [(heads + 2 kv_heads) dim]  queries, keys and values; attention writes its result over the queries
 //   sums    [hidden]                  float32: results of products; the residual stream of a pre-norm model
 //   branch  [hidden]                  float32: a result that is normalized before it is added to the sums
-// Every number of columns is a multiple of 32.
+// Every number of columns is a multiple of 32: a model with others has columns that are 0, with weights of 0.
 #pragma once
 
 #include <cstdint>
@@ -32,6 +32,7 @@ struct NormWeights {
   const float* weight;  // [columns]; null: ones
   const float* bias;    // [columns]; null: zeros
   double epsilon;
+  std::int64_t padding;  // columns that are 0, weight and bias included, and count for nothing
 };
 
 // What a step reads depends on its kind:
@@ -48,7 +49,7 @@ struct NormWeights {
 struct Step {
   std::int64_t kind;
   std::int64_t target, activation, gated, residual;
-  std::int64_t columns;    // of the norm, or of the embeddings
+  std::int64_t columns;    // of the norm, of the embeddings, or of a head's embeddings of distances
   Weight weight, down;     // of a gated feed, columns of gate and up alternate: see pack_weight
   Weight low;              // of a feed with adapters: first factors for `down`
   NormWeights norm, key_norm;
@@ -62,12 +63,17 @@ struct Step {
   const float* sines;      // [positions, dim / 2]
   // [heads, 2 reach - 1], added to the scores of a query and a key by their distance; 32 numbers more may be read
   const float* distances;
-  std::int64_t reach;      // distances are key - query + reach - 1
+  std::int64_t reach;      // distances are key - query + reach - 1; of an attention with DeBERTa's terms, see below
   std::int64_t heads, kv_heads, dim;
   std::int64_t before, after;  // how many positions back and ahead a query attends
   double scale;                // of the scores, or of the words
   double softcap;              // 0: none
   std::int64_t last;           // of an attention: the last one of the model
+  // Of an attention with DeBERTa's terms (disentangled.h): `weight` holds the embeddings of distances as keys, `down` as
+  // queries, [heads, columns, dim] each. These are their columns by key - query and by query - key, [2 reach + 1]; the 32
+  // at either end are the same. Null: without such a term.
+  const std::int32_t* key_columns;
+  const std::int32_t* query_columns;
 };
 
 struct Model {
@@ -78,7 +84,7 @@ struct Model {
   std::int64_t inner;    // most inner columns of a feed
   std::int64_t branch;   // whether any step uses the branch
   std::int64_t codes;    // most inner columns of an int8 weight, but for a feed's second one; 0: no weight is int8
-  std::int64_t output;   // columns of the result
+  std::int64_t output;   // columns of the result, any number
   std::int64_t low;      // columns of the first factors of all adapters, zeros behind them included; 0: no adapters
   std::int64_t rank;     // of an adapter
 };

@@ -78,6 +78,14 @@ MILLPOND_INLINE Floats within(Floats x, int64_t first, int64_t last, Floats othe
 
 #endif
 
+// The first `count` lanes; all of them if there are no more.
+MILLPOND_INLINE void store_first(float* to, Floats x, int64_t count) {
+  if (count >= kLanes) return store(to, x);
+  alignas(64) float lanes[kLanes];
+  store(lanes, x);
+  for (int64_t i = 0; i < count; i++) to[i] = lanes[i];
+}
+
 MILLPOND_INLINE Floats multiply_add(Floats x, float y, float z) { return multiply_add(x, broadcast(y), broadcast(z)); }
 MILLPOND_INLINE int64_t least_of(int64_t a, int64_t b) { return a < b ? a : b; }
 MILLPOND_INLINE int64_t most_of(int64_t a, int64_t b) { return a > b ? a : b; }

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag
 
-from millpond.engine.tokenize.hf_tokenizer import render_chat
+from millpond.checkpoints.templates.conversation import ChatTemplate
 from millpond.errors import InvalidRequestError
 from millpond.server.errors import RequestError
 from millpond.server.requests.fields import absent_if_null
@@ -91,9 +91,9 @@ def render(
 ) -> list[str]:
     """The rendered text of each conversation."""
     _check(fields, config)
-    tokenizer = model.engine.tokenizer
+    own = model.engine.text_tokenizer.chat
     template = fields.chat_template or model.chat_template
-    if template is None and not getattr(tokenizer, "chat_template", None):
+    if template is None and own is None:
         raise InvalidRequestError(
             f"messages need a chat template, and {model.name} has none; pass texts as input, or start the server with "
             "--chat-template"
@@ -107,8 +107,10 @@ def render(
         **(fields.chat_template_kwargs or {}),
     }
 
+    chat = own or ChatTemplate(sources={}, variables=model.engine.text_tokenizer.specials)
+
     def apply_template(messages: list[dict[str, Any]], index: int = 0) -> str:
-        return render_chat(tokenizer, messages, index=index, model=model.name, options=options)
+        return chat.render(messages, index=index, model=model.name, options=options)
 
     parts = _needs_parts(apply_template)
     return [

@@ -13,6 +13,7 @@ from millpond.backends.native.plan import PlanBuilder
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.backends.native.weight_packer import Floats, Linear
 from millpond.checkpoints.architecture import Architecture, EncoderNames
+from millpond.errors import ModelLoadError
 
 _EPSILON = 1e-12
 _FARTHEST = 128  # distance from which on MPNet's buckets do not grow
@@ -24,6 +25,8 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
     assert names is not None
     fields = names.fields
     hidden, heads, positions = (int(config[name]) for name in (fields.hidden, fields.heads, fields.positions))
+    if heads < 1 or hidden % heads:
+        raise ModelLoadError(f"{fields.hidden} {hidden} is no multiple of {fields.heads} {heads} in config.json")
     narrow = int(config[fields.embedding]) if fields.embedding else hidden
     epsilon = float(config[fields.epsilon]) if fields.epsilon else _EPSILON
     types = int(config[fields.types]) if fields.types else 0
@@ -38,11 +41,9 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
         distances = relative_bias(builder.numbers(table), positions)
     count, inner, activation = int(config[fields.layers]), int(config[fields.inner]), str(config[fields.activation])
     for i in range(count):
-        layer = _Layer(builder, tensors, names, f"{names.layers}.{i}.", hidden)
-        layer.attend(heads, distances, last=i == count - 1)
-        layer.norm(names.attention_norm, epsilon)
-        layer.feed(inner, activation)
-        layer.norm(names.norm, epsilon)
+        layer = PostNormLayer(builder, tensors, names, f"{names.layers}.{i}.", hidden)
+        layer.attend(heads, epsilon, distances)
+        layer.feed(inner, activation, epsilon)
 
 
 def embed(
@@ -64,25 +65,29 @@ def layer_norm(
     return builder.layer_norm(tensors.take(f"{name}.weight", columns), bias, epsilon)
 
 
-class _Layer:
+class PostNormLayer:
     """Adds the steps of one layer."""
 
     def __init__(self, builder: PlanBuilder, tensors: Tensors, names: EncoderNames, prefix: str, hidden: int) -> None:
         self._builder, self._tensors, self._names, self._prefix = builder, tensors, names, prefix
         self._hidden = hidden
 
-    def attend(self, heads: int, distances: Floats | None, *, last: bool) -> None:
-        names, hidden = self._names, self._hidden
+    def attend(self, heads: int, epsilon: float, distances: Floats | None = None) -> None:
+        """Attention, its residual and norm."""
+        names, hidden, builder = self._names, self._hidden, self._builder
         dim = hidden // heads
-        self._builder.heads(*(self._linear(name, hidden, hidden) for name in (names.query, names.key, names.value)))
-        self._builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, distances=distances, last=last)
-        self._builder.o_proj(self._linear(names.attention_out, hidden, hidden))
+        builder.heads(*(self._linear(name, hidden, hidden) for name in (names.query, names.key, names.value)), dim=dim)
+        builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, distances=distances)
+        builder.o_proj(self._linear(names.attention_out, hidden, hidden), dim=dim)
+        self._norm(names.attention_norm, epsilon)
 
-    def feed(self, inner: int, activation: str) -> None:
+    def feed(self, inner: int, activation: str, epsilon: float) -> None:
+        """The feed forward, its residual and norm."""
         up = self._linear(self._names.up, inner, self._hidden)
         self._builder.mlp(up, self._linear(self._names.down, self._hidden, inner), activation)
+        self._norm(self._names.norm, epsilon)
 
-    def norm(self, name: str, epsilon: float) -> None:
+    def _norm(self, name: str, epsilon: float) -> None:
         weights = layer_norm(self._builder, self._tensors, self._prefix + name, self._hidden, epsilon)
         self._builder.norm(weights, self._hidden, residual=True)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
-import threading
 from functools import cache
 
 import torch
 from torch import Tensor
 
+from millpond.backends.kernel_check import disabled
 from millpond.backends.torch.attention import flex, matmul_attention, native, sdpa, varlen
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Kernel, KernelError, Masking
@@ -18,31 +18,15 @@ logger = logging.getLogger(__name__)
 # Fastest first. The last one fits every call.
 KERNELS: tuple[Kernel, ...] = (native, matmul_attention, varlen, flex, sdpa)
 
-# Name and reason of what serves nothing in this process: kernels of the table, and precisions of the native encoder.
-# Code that is wrong on a processor is wrong for every engine.
-_disabled: dict[str, str] = {}
-_disabling = threading.Lock()
-
 
 def select(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Kernel:
     """The kernel for this call. The only place that decides: no kernel calls another one."""
     for kernel in KERNELS:
-        if _disabled and kernel.NAME in _disabled and kernel is not KERNELS[-1]:
+        if disabled(kernel.NAME) is not None and kernel is not KERNELS[-1]:
             continue
         if kernel.fits(query, key, value, segments, masking):
             return kernel
     raise AssertionError("the last kernel fits every call")
-
-
-def disable(name: str, reason: str) -> bool:
-    """Let a kernel serve nothing for the rest of this process; any thread may do that while others compute."""
-    with _disabling:
-        return _disabled.setdefault(name, reason) is reason
-
-
-def disabled(name: str) -> str | None:
-    """Why a kernel was disabled; ``None`` if it was not."""
-    return _disabled.get(name)
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Tensor:

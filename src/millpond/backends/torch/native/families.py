@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from millpond.backends.torch.attention.kernels import disabled
+from millpond.backends.kernel_check import disabled
 from millpond.backends.torch.native.encoder import NativeEncoder
 from millpond.backends.torch.native.kernels import Int8, Kernels, encoder_name, kernels_of
 from millpond.backends.torch.native.plan import Plan

@@ -11,7 +11,8 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from millpond.backends.torch.attention.self_check import LENGTHS, Case, Row
+from millpond.backends.kernel_check import LENGTHS, Case, Row, processor_name
+from millpond.backends.torch.attention.self_check import computed, made_of
 from millpond.backends.torch.attention.signature import Masking
 from millpond.backends.torch.native import structs
 from millpond.backends.torch.native.encoder import NativeEncoder, Rows, bounds_of
@@ -41,7 +42,8 @@ def encoder_rows(dtype: torch.dtype, int8: Int8) -> list[Row]:
             kernel=f"encoder {library.isa()}",
             name=name,
             precision=name.removeprefix("encoder in "),
-            device=_CPU,
+            device=processor_name(),
+            made_of=made_of(),
             cases=partial(_cases, dtype, int8),
             least=_LEAST[dtype] if int8 == "none" else _LEAST_INT8,
             otherwise="Models run in torch's operators instead, which are slower.",
@@ -67,8 +69,10 @@ def _cases(dtype: torch.dtype, int8: Int8) -> Iterator[Case]:
         for rows in _READ:
             yield Case(
                 call=f"{name}, {rows}",
-                found=partial(_native, model, dtype, int8, ids, bounds_of(lengths), rows=rows, **inputs),
-                expected=partial(read, states, lengths, rows),
+                found=partial(
+                    computed, _CPU, partial(_native, model, dtype, int8, ids, bounds_of(lengths), rows=rows, **inputs)
+                ),
+                expected=lambda rows=rows, states=states: read(states, lengths, rows).numpy(),  # type: ignore[misc]
             )
 
 

@@ -37,7 +37,12 @@ class Weight(ctypes.Structure):
 class NormWeights(ctypes.Structure):
     """``struct NormWeights``."""
 
-    _fields_: ClassVar = [("kind", _int), ("weight", _pointer), ("bias", _pointer), ("epsilon", _float)]
+    _fields_: ClassVar = [
+        ("kind", _int),
+        *((name, _pointer) for name in ("weight", "bias")),
+        ("epsilon", _float),
+        ("padding", _int),
+    ]
 
 
 class Step(ctypes.Structure):
@@ -57,6 +62,7 @@ class Step(ctypes.Structure):
         ("scale", _float),
         ("softcap", _float),
         ("last", _int),
+        *((name, _pointer) for name in ("key_columns", "query_columns")),
     ]
 
 

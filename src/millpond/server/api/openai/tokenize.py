@@ -99,22 +99,21 @@ def _tokenized(body: TokenizeRequest, model: ServedModel, request: Request) -> d
     size = min(budget.largest, most * each // 4)  # of the response; ids and strings take more as Python objects
     budget.reserve(request.scope, size=size, memory=most * each, way_out="send the text in parts", param="prompt")
     (tokens,) = model.engine.tokenize([text], special_tokens=special_tokens)
-    strings = model.engine.tokenizer.convert_ids_to_tokens(tokens) if body.return_token_strs else None
+    strings = model.engine.text_tokenizer.token_names(tokens) if body.return_token_strs else None
     return {"count": len(tokens), "max_model_len": model.max_model_len, "tokens": tokens, "token_strs": strings}
 
 
 def _text(tokens: list[int], model: ServedModel) -> str:
-    tokenizer = model.engine.tokenizer
-    vocabulary = tokenizer.backend_tokenizer
+    tokenizer = model.engine.text_tokenizer
     limit = max(_MAX_TOKENS, model.max_model_len)
     if len(tokens) > limit:
         raise RequestError(
             f"{len(tokens)} tokens in one request; this server takes {limit}: send them in parts", param="tokens"
         )
     for i, token in enumerate(tokens):
-        if token > _MAX_ID or vocabulary.id_to_token(token) is None:
+        if token > _MAX_ID or not tokenizer.has_token(token):
             raise InvalidRequestError(
                 f"the token id {token} at index {i} is out of vocabulary; {model.name} has "
-                f"{vocabulary.get_vocab_size()} tokens"
+                f"{tokenizer.vocabulary_size} tokens"
             )
-    return str(tokenizer.decode(tokens))
+    return tokenizer.decode(tokens)

@@ -1,15 +1,16 @@
-"""transformers' tokenizer of a checkpoint: for settings that ``tokenizer.json`` lacks, and for chat templates."""
+"""transformers' tokenizer of a checkpoint: for classes and settings that are not built without it, and for users."""
 
 from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from millpond.checkpoints.resolve import quiet_transformers
-from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.checkpoints.tokenizers.read import TokenizerFile
+from millpond.errors import ModelLoadError
 from millpond.support.fork import loading
 
 # transformers imports its parts on first use, and a second thread that asks meanwhile gets an ImportError.
@@ -20,6 +21,18 @@ def read_hf_tokenizer(folder: Path) -> Any:
     """The tokenizer of the class that transformers chooses, without saved padding and truncation."""
     with loading(), _turn:
         return _read(folder)
+
+
+def read_as_file(folder: Path) -> TokenizerFile:
+    """The same as what is read without transformers."""
+    tokenizer = read_hf_tokenizer(folder)
+    return TokenizerFile(
+        backend=tokenizer.backend_tokenizer,
+        limit=tokenizer.model_max_length,
+        specials={role: str(token) for role, token in tokenizer.special_tokens_map.items()},
+        typed="token_type_ids" in tokenizer.model_input_names,
+        cleans_up=bool(tokenizer.clean_up_tokenization_spaces),
+    )
 
 
 def _read(folder: Path) -> Any:
@@ -41,19 +54,17 @@ def _read(folder: Path) -> Any:
     return tokenizer
 
 
-def render_chat(
-    tokenizer: Any,
-    messages: Sequence[Mapping[str, Any]],  # the conversation, as `{"role": ..., "content": ...}`
-    *,
-    index: int,  # index of the conversation in the caller's list, for errors
-    model: str,  # the model that has the template, for errors
-    options: Mapping[str, Any] | None = None,
-) -> str:
-    """The text of a conversation by a chat template."""
+@contextmanager
+def quiet_transformers() -> Iterator[None]:
+    """Switch off transformers' load report and progress bar; the report is checked where the model is loaded."""
+    from transformers.utils import logging as transformers_logging
+
+    level, bars = transformers_logging.get_verbosity(), transformers_logging.is_progress_bar_enabled()
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
     try:
-        plain = [dict(message) for message in messages]
-        return str(tokenizer.apply_chat_template(plain, tokenize=False, **(options or {})))
-    except Exception as error:  # Jinja's errors, and any error that the template raises
-        raise InvalidRequestError(
-            f"the conversation at index {index} does not fit the chat template of {model}: {error}"
-        ) from error
+        yield
+    finally:
+        transformers_logging.set_verbosity(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

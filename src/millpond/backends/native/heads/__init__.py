@@ -1,0 +1,1 @@
+"""Heads: everything behind a backbone, in numpy and compiled kernels."""

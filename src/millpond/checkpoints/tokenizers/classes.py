@@ -1,0 +1,277 @@
+"""transformers' tokenizer classes that are built here: each takes a vocabulary, and adds everything else by itself.
+
+So a tokenizer.json gives such a class its vocabulary and its post-processor only. ``TokenizersBackend`` takes the file
+as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
+
+# Qwen2's words: contractions, letters with one sign before them, single digits, signs, line ends, blanks.
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_SPACE = "▁"  # SentencePiece's space
+
+
+@dataclass(frozen=True, kw_only=True)
+class Setup:
+    """What a class makes its tokenizer from, besides the vocabulary."""
+
+    settings: Mapping[str, Any]  # tokenizer_config.json
+    roles: Mapping[str, str]  # special tokens by role
+    charsmap: bytes | None  # SentencePiece's compiled normalization
+
+    def get(self, name: str, default: Any) -> Any:
+        """The value of a setting; null counts as absent."""
+        value = self.settings.get(name)
+        return default if value is None else value
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenizerClass:
+    """One class."""
+
+    model: str  # its model in the library tokenizers; empty: that of the file
+    vocabulary: tuple[str, ...]  # the files of its vocabulary, where there is no tokenizer.json
+    roles: Mapping[str, str]  # special tokens that the files do not name
+    options: Mapping[str, Any] = field(default_factory=dict)  # of a BPE model
+    arrange: Callable[[Tokenizer, Setup], None] | None = None  # sets the steps before the model
+    process: Callable[[Tokenizer, Setup], Any] | None = None  # its post-processor; `None`: the file's
+    replaces: bool = True  # whether its post-processor replaces the file's
+    typed: bool = False  # whether it returns token types
+    spaced_mask: bool = False  # the mask takes the space before it, and special tokens are found in normalized texts
+    # Given the vocabulary of a Unigram and the id that its file has: the id of the unknown piece
+    unknown: Callable[[list[tuple[str, float]], Mapping[str, str], int], int] | None = None
+    # Given SentencePiece's pieces and the roles: the vocabulary
+    reorder: Callable[[list[tuple[str, float]], Mapping[str, str]], list[tuple[str, float]]] | None = None
+
+
+def _bert(tokenizer: Tokenizer, setup: Setup) -> None:
+    tokenizer.normalizer = normalizers.BertNormalizer(
+        clean_text=True,
+        handle_chinese_chars=setup.get("tokenize_chinese_chars", True),
+        strip_accents=setup.get("strip_accents", None),
+        lowercase=setup.get("do_lower_case", True),
+    )
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece(prefix="##")
+
+
+def _byte_level(tokenizer: Tokenizer, setup: Setup) -> None:
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=bool(setup.get("add_prefix_space", False)))
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def _qwen(tokenizer: Tokenizer, setup: Setup) -> None:
+    prefix = bool(setup.get("add_prefix_space", False))
+    tokenizer.normalizer = normalizers.NFC()
+    words = pre_tokenizers.Split(Regex(_QWEN_WORDS), behavior="isolated", invert=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [words, pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+
+
+def _llama(tokenizer: Tokenizer, setup: Setup) -> None:
+    scheme = "always" if setup.get("legacy", False) else "first"
+    if not setup.get("add_prefix_space", True):
+        scheme = "never"
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
+    steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
+    tokenizer.decoder = decoders.Sequence([*steps, *([] if scheme == "never" else [decoders.Strip(" ", 1, 0)])])
+
+
+def _gemma(tokenizer: Tokenizer, setup: Setup) -> None:
+    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous", invert=False)
+    tokenizer.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
+
+
+def _xlm_roberta(tokenizer: Tokenizer, setup: Setup) -> None:
+    if setup.charsmap is not None:
+        tokenizer.normalizer = normalizers.Precompiled(setup.charsmap)
+    _split_words(tokenizer, setup)
+
+
+def _albert(tokenizer: Tokenizer, setup: Setup) -> None:
+    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
+    if not setup.get("keep_accents", False):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if setup.get("do_lower_case", True):
+        steps.append(normalizers.Lowercase())
+    if setup.charsmap is not None:
+        steps.append(normalizers.Precompiled(setup.charsmap))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    _split_words(tokenizer, setup)
+
+
+def _split_words(tokenizer: Tokenizer, setup: Setup) -> None:
+    scheme = "always" if setup.get("add_prefix_space", True) else "never"
+    space = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
+    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+
+
+def _deberta(tokenizer: Tokenizer, setup: Setup) -> None:
+    steps: list[Any] = [normalizers.Lowercase()] if setup.get("do_lower_case", False) else []
+    steps += [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC()]
+    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip(left=False, right=True)])
+    scheme = "always" if setup.get("add_prefix_space", True) else "first"
+    parts: list[Any] = [pre_tokenizers.Punctuation("isolated")] if setup.get("split_by_punct", False) else []
+    parts.append(pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
+    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
+
+
+def _in_brackets(tokenizer: Tokenizer, setup: Setup) -> Any:
+    """A text between its first token and separators, each text of a pair of its own type."""
+    cls, sep = setup.roles["cls_token"], setup.roles["sep_token"]
+    return processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 $B:1 {sep}:1",
+        special_tokens=_numbered(tokenizer, setup, "cls_token", "sep_token"),
+    )
+
+
+def _roberta_ends(tokenizer: Tokenizer, setup: Setup) -> Any:
+    return _ends(
+        tokenizer,
+        setup,
+        trim_offsets=bool(setup.get("trim_offsets", True)),
+        add_prefix_space=bool(setup.get("add_prefix_space", False)),
+    )
+
+
+def _mpnet_ends(tokenizer: Tokenizer, setup: Setup) -> Any:
+    return _ends(tokenizer, setup, trim_offsets=True, add_prefix_space=False)
+
+
+def _ends(tokenizer: Tokenizer, setup: Setup, *, trim_offsets: bool, add_prefix_space: bool) -> Any:
+    sep, cls = _numbered(tokenizer, setup, "sep_token", "cls_token")
+    return processors.RobertaProcessing(sep, cls, trim_offsets, add_prefix_space)
+
+
+def _numbered(tokenizer: Tokenizer, setup: Setup, *roles: str) -> list[tuple[str, int]]:
+    """The tokens of roles with their ids; they were added to the vocabulary before."""
+    return [(setup.roles[role], tokenizer.token_to_id(setup.roles[role]) or 0) for role in roles]
+
+
+def _xlm_roberta_ends(tokenizer: Tokenizer, setup: Setup) -> Any:
+    bos, eos = setup.roles["bos_token"], setup.roles["eos_token"]
+    return processors.TemplateProcessing(
+        single=[bos, "$A", eos],
+        pair=[bos, "$A", eos, eos, "$B", eos],
+        special_tokens=_numbered(tokenizer, setup, "bos_token", "eos_token"),
+    )
+
+
+def _xlm_roberta_pieces(pieces: list[tuple[str, float]], roles: Mapping[str, str]) -> list[tuple[str, float]]:
+    """fairseq's order: four special tokens, the pieces after SentencePiece's own three, and the mask."""
+    first = [(roles[f"{role}_token"], 0.0) for role in ("bos", "pad", "eos", "unk")]
+    return [*first, *pieces[3:], (roles["mask_token"], 0.0)]
+
+
+def _deberta_unknown(pieces: list[tuple[str, float]], roles: Mapping[str, str], found: int) -> int:
+    unknown = (roles["unk_token"], 0.0)
+    return pieces.index(unknown) if unknown in pieces else found
+
+
+_BRACKETS = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
+_ROBERTA = {f"{role}_token": "<s>" for role in ("bos", "cls")} | {f"{role}_token": "</s>" for role in ("eos", "sep")}
+_ROBERTA |= {f"{role}_token": f"<{role}>" for role in ("unk", "pad", "mask")}
+_END = "<|endoftext|>"
+_PLAIN_BPE = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "unk_token": None, "fuse_unk": False}
+_BYTES = {"fuse_unk": True, "byte_fallback": True}
+
+_BERT_CLASS = TokenizerClass(
+    model="WordPiece", vocabulary=("vocab.txt",), roles=_BRACKETS, arrange=_bert, process=_in_brackets, typed=True
+)
+GENERIC = TokenizerClass(model="", vocabulary=("tokenizer.model",), roles={})
+# By transformers' name.
+CLASSES: Mapping[str, TokenizerClass] = {
+    "TokenizersBackend": GENERIC,
+    "PreTrainedTokenizer": GENERIC,
+    "PreTrainedTokenizerFast": GENERIC,
+    "BertTokenizer": _BERT_CLASS,
+    "ElectraTokenizer": _BERT_CLASS,
+    "DistilBertTokenizer": TokenizerClass(
+        model="WordPiece", vocabulary=("vocab.txt",), roles=_BRACKETS, arrange=_bert, process=_in_brackets
+    ),
+    "MPNetTokenizer": TokenizerClass(
+        model="WordPiece",
+        vocabulary=("vocab.txt",),
+        roles={**_ROBERTA, "unk_token": "[UNK]"},
+        arrange=_bert,
+        process=_mpnet_ends,
+        spaced_mask=True,
+    ),
+    "RobertaTokenizer": TokenizerClass(
+        model="BPE",
+        vocabulary=("vocab.json", "merges.txt"),
+        roles=_ROBERTA,
+        options=_PLAIN_BPE,
+        arrange=_byte_level,
+        process=_roberta_ends,
+    ),
+    "GPT2Tokenizer": TokenizerClass(
+        model="BPE",
+        vocabulary=("vocab.json", "merges.txt"),
+        roles=dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END),
+        options=_PLAIN_BPE,
+        arrange=_byte_level,
+    ),
+    "Qwen2Tokenizer": TokenizerClass(
+        model="BPE",
+        vocabulary=("vocab.json", "merges.txt"),
+        roles=dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END),
+        options=_PLAIN_BPE,
+        arrange=_qwen,
+    ),
+    "XLMRobertaTokenizer": TokenizerClass(
+        model="Unigram",
+        vocabulary=("sentencepiece.bpe.model",),
+        roles=_ROBERTA,
+        arrange=_xlm_roberta,
+        process=_xlm_roberta_ends,
+        unknown=lambda pieces, roles, found: 3,
+        reorder=_xlm_roberta_pieces,
+    ),
+    "AlbertTokenizer": TokenizerClass(
+        model="Unigram",
+        vocabulary=("spiece.model",),
+        roles={**_BRACKETS, "bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"},
+        arrange=_albert,
+        process=_in_brackets,
+        replaces=False,
+        unknown=lambda pieces, roles, found: 1,
+    ),
+    "DebertaV2Tokenizer": TokenizerClass(
+        model="Unigram",
+        vocabulary=("spm.model",),
+        roles={**_BRACKETS, "bos_token": "[CLS]", "eos_token": "[SEP]"},
+        arrange=_deberta,
+        process=_in_brackets,
+        typed=True,
+        unknown=_deberta_unknown,
+    ),
+    "LlamaTokenizer": TokenizerClass(
+        model="BPE",
+        vocabulary=("tokenizer.model",),
+        roles={"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
+        options={**_BYTES, "unk_token": None},
+        arrange=_llama,
+    ),
+    "GemmaTokenizer": TokenizerClass(
+        model="BPE",
+        vocabulary=("tokenizer.model",),
+        roles={f"{role}_token": f"<{role}>" for role in ("unk", "bos", "eos", "pad", "mask")},
+        options=_BYTES,
+        arrange=_gemma,
+    ),
+}

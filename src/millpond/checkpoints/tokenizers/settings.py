@@ -1,0 +1,156 @@
+"""What a checkpoint's files say of its tokenizer besides the vocabulary, by transformers' rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tokenizers import AddedToken
+
+from millpond.checkpoints.resolve import read_json, read_json_object
+from millpond.checkpoints.tokenizers.classes import CLASSES, GENERIC, TokenizerClass
+
+ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+# Settings that make transformers do something which is not done here.
+_OTHER_WAYS = ("fast_tokenizer_files", "fix_mistral_regex", "gguf_file", "init_inputs")
+# transformers' class of each `model_type`; families that it does not know, or knows none for, are not listed.
+_BY_FAMILY = {
+    **dict.fromkeys(("bert", "distilbert", "electra", "nomic_bert"), "BertTokenizer"),
+    "roberta": "RobertaTokenizer",
+    "mpnet": "MPNetTokenizer",
+    **dict.fromkeys(("xlm-roberta", "gte", "jina_embeddings_v3"), "XLMRobertaTokenizer"),
+    "albert": "AlbertTokenizer",
+    "deberta-v2": "DebertaV2Tokenizer",
+    "gpt2": "GPT2Tokenizer",
+    **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
+    **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
+    **dict.fromkeys(("mistral", "modernbert", "internlm2", "jamba"), "TokenizersBackend"),
+}
+# Families whose checkpoints name a wrong class so often that the one above is taken.
+_ALWAYS = ("qwen2", "modernbert", "internlm2", "jamba")
+
+
+class NotBuiltError(Exception):
+    """Why a tokenizer is not built here."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings, and the tokens that are added to the vocabulary."""
+
+    kind: TokenizerClass
+    fields: Mapping[str, Any]  # tokenizer_config.json, and what special_tokens_map.json adds
+    roles: dict[str, AddedToken | str]  # special tokens by role, those of the class included
+    added: dict[int, AddedToken] | None  # by id; `None`: those of tokenizer.json
+    extra: list[AddedToken | str] | None  # special tokens without a role; `None`: no file has a list of them
+
+
+def read_settings(folder: Path) -> Settings:
+    """The settings in ``folder``; raises NotBuiltError for a class or a setting that is not known here."""
+    fields = read_json_object(folder / "tokenizer_config.json", optional=True)
+    kind = _class_of(read_json_object(folder / "config.json", optional=True), fields, folder)
+    held = [name for name in _OTHER_WAYS if fields.get(name)]
+    if held:
+        raise NotBuiltError(f"tokenizer_config.json has {held[0]}")
+    if not fields.get("extra_special_tokens") and "additional_special_tokens" in fields:
+        fields["extra_special_tokens"] = fields.pop("additional_special_tokens")
+    declared = fields.get("added_tokens_decoder")
+    if declared is None:
+        _merge_map(fields, read_json_object(folder / "special_tokens_map.json", optional=True))
+    added = None if declared is None else {int(number): token_of(token) for number, token in declared.items()}
+    if declared is None and (folder / "added_tokens.json").is_file():
+        added = _added_tokens(folder / "added_tokens.json", fields)
+    roles = {name: value for name, value in fields.items() if _is_role(name, value)}
+    extra = fields.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        roles |= extra
+        extra = None
+    by_text = {token.content: token for token in (added or {}).values()}
+    named: dict[str, Any] = {**kind.roles, **roles}
+    if kind.spaced_mask:
+        plain = {role: token for role, token in named.items() if role in ROLES and isinstance(token, str)}
+        named |= {
+            role: by_text.get(token) or AddedToken(token, lstrip=role == "mask_token") for role, token in plain.items()
+        }
+    order = [*ROLES, *(name for name in named if name not in ROLES)]
+    return Settings(
+        kind=kind,
+        fields=fields,
+        roles={role: _role(named[role], by_text) for role in order if named.get(role) is not None},
+        added=added,
+        extra=None if extra is None else [token if isinstance(token, str) else token_of(token) for token in extra],
+    )
+
+
+def _class_of(config: Mapping[str, Any], fields: Mapping[str, Any], folder: Path) -> TokenizerClass:
+    """The class that transformers takes."""
+    family = str(config.get("model_type"))
+    registered = _BY_FAMILY.get(family)
+    declared = fields.get("tokenizer_class") or config.get("tokenizer_class")
+    name = str(declared).removesuffix("Fast") if declared else registered or "TokenizersBackend"
+    remote = isinstance(fields.get("auto_map"), dict | list)
+    if family in _ALWAYS:
+        return CLASSES[name if remote and name in CLASSES else str(registered)]
+    generic = registered == "TokenizersBackend" or (name == "LlamaTokenizer" and _is_byte_level(folder))
+    if generic and not remote:
+        return GENERIC
+    if name not in CLASSES:
+        raise NotBuiltError(f"its class is {name}")
+    return CLASSES[name]
+
+
+def _is_byte_level(folder: Path) -> bool:
+    path = folder / "tokenizer.json"
+    return path.is_file() and b'"ByteLevel"' in path.read_bytes()
+
+
+def _is_role(name: str, value: Any) -> bool:
+    """Whether a setting is a special token: one of the roles, or a model's own."""
+    if name in ROLES:
+        return True
+    return name.endswith("_token") and isinstance(value, str | dict | AddedToken)
+
+
+def _merge_map(fields: dict[str, Any], special: Mapping[str, Any]) -> None:
+    """Take over special_tokens_map.json, which counts where there is no ``added_tokens_decoder``."""
+    for name, value in special.items():
+        if isinstance(value, dict) and name != "extra_special_tokens":
+            fields[name] = token_of({**value, "special": True})
+        elif name == "extra_special_tokens" and isinstance(value, list):
+            held = list(fields.get(name) or [])
+            fields[name] = held + [token for token in value if token not in held]
+        elif name == "additional_special_tokens":
+            fields.setdefault("extra_special_tokens", value)
+        else:
+            fields[name] = value
+
+
+def _added_tokens(path: Path, fields: Mapping[str, Any]) -> dict[int, AddedToken]:
+    """The tokens of added_tokens.json, of old checkpoints: a text and its id."""
+    special = {_text(fields[role]) for role in ROLES if fields.get(role)}
+    special |= {_text(token) for token in fields.get("extra_special_tokens") or []}
+    content = read_json(path)
+    return {
+        int(number): AddedToken(text, normalized=text not in special, special=text in special)
+        for text, number in content.items()
+    }
+
+
+def token_of(value: Any) -> AddedToken:
+    """A token from its fields in JSON."""
+    if isinstance(value, AddedToken):
+        return value
+    flags = ("single_word", "lstrip", "rstrip", "normalized", "special")
+    return AddedToken(value["content"], **{flag: value[flag] for flag in flags if flag in value})
+
+
+def _role(value: Any, known: Mapping[str, AddedToken]) -> AddedToken | str:
+    """A special token: the added token of its text, if there is one."""
+    token = value if isinstance(value, str) else token_of(value)
+    return known.get(_text(token), token)
+
+
+def _text(token: Any) -> str:
+    return str(token.get("content")) if isinstance(token, dict) else str(getattr(token, "content", token))
