@@ -49,7 +49,7 @@ def test_the_other_device_embeds_the_rest(backends: list[Recording], tmp_path: P
 def test_without_a_device_the_run_stops_and_no_record_is_rejected(backends: list[Recording], tmp_path: Path) -> None:
     letters, sink = tmp_path / "letters.jsonl", MemorySink(MemoryClient(), "docs")
     folder = write_checkpoint(tmp_path / "model", "bert")
-    with Engine(folder, device="cpu", dtype="float32", max_batch_tokens=128) as engine:
+    with Engine(folder, device="cpu", backend="torch", dtype="float32", max_batch_tokens=128) as engine:
         lose_after(backends[0], 3)
         with pytest.raises(DeviceLostError, match="unspecified launch failure"):
             ingest(RECORDS, engine=engine, sink=sink, dead_letters=letters, show_progress=False)

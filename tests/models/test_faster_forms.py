@@ -306,7 +306,7 @@ def make(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Calla
 
     def make(family: str, **options: Any) -> tuple[Engine, Engine]:
         model = write_checkpoint(tmp_path / family, family)
-        options = {"device": "cpu", "dtype": "float32", **options}
+        options = {"device": "cpu", "dtype": "float32", "backend": "torch", **options}
         return Engine(model, compile=True, **options), Engine(model, **options)
 
     return make

@@ -29,8 +29,8 @@ from tests.tiny.heads import (
 from tests.tiny.hub import STAND_INS
 
 from millpond import Engine
-from millpond.backends.torch.model import TorchModel
 from millpond.cli.app import main
+from millpond.engine.execute.runner import Runner
 from millpond.late_interaction import PlaidIndex
 from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 from millpond.server.api import ROUTERS
@@ -116,13 +116,13 @@ class Held:
 @pytest.fixture
 def held(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Held]]:
     """Loads models that run nothing until they are released."""
-    gate, states = threading.Event(), TorchModel.states
+    gate, run = threading.Event(), Runner.run
 
-    def wait(self: TorchModel, *args: Any, **kwargs: Any) -> Any:
+    def wait(self: Runner, requests: Any) -> Any:
         assert gate.wait(timeout=300)
-        return states(self, *args, **kwargs)
+        return run(self, requests)
 
-    monkeypatch.setattr(TorchModel, "states", wait)
+    monkeypatch.setattr(Runner, "run", wait)
     yield lambda **options: Held(
         ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",), dtype="float32", **options)]), gate
     )

@@ -260,7 +260,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
     completed = dict(config)
     if family == "distilbert":
         completed |= {short: config[name] for name, short in _DISTILBERT_NAMES.items() if name in config}
-    for name, default in _DEFAULTS[family].items():
+    for name, default in _DEFAULTS.get(family, {}).items():
         completed[name] = _checked(name, completed.get(name, default), default)
     if "num_key_value_heads" in completed and completed["num_key_value_heads"] is None:
         completed["num_key_value_heads"] = completed["num_attention_heads"]

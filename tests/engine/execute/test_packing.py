@@ -94,7 +94,7 @@ def test_rounded_sizes_are_few_and_close():
 @pytest.mark.parametrize("task", ["embed", "token_embed"])
 def test_results_do_not_change(family, task, tmp_path):
     folder = write_checkpoint(tmp_path / "model", family, sentence_transformers=Layout())
-    with Engine(folder, dtype="float32", device="cpu") as engine:
+    with Engine(folder, dtype="float32", device="cpu", backend="torch") as engine:
         found = []
         for rounded in (False, True):
             engine._replicas.runner.model._rounded = rounded
@@ -108,7 +108,7 @@ def test_results_do_not_change(family, task, tmp_path):
 @pytest.mark.parametrize(("dtype", "expected"), [("float32", False), ("bfloat16", True)])
 def test_only_onednn_needs_it(dtype, expected, tmp_path):
     folder = write_checkpoint(tmp_path / "model", sentence_transformers=Layout())
-    with Engine(folder, dtype=dtype, device="cpu") as engine:
+    with Engine(folder, dtype=dtype, device="cpu", backend="torch") as engine:
         assert engine._replicas.runner.model._rounded is expected
         sizes = []
         states = engine._replicas.runner.model.states
@@ -149,26 +149,30 @@ def row_reads(monkeypatch):
 @pytest.mark.parametrize(("family", "pooling"), CASES)
 def test_a_row_read_alone_is_the_same(family, pooling, tmp_path, row_reads, monkeypatch):
     folder = write_checkpoint(tmp_path / family, family)
-    with Engine(folder, pooling=pooling, convert="embed", dtype="float32", device="cpu") as engine:
+    with Engine(folder, pooling=pooling, convert="embed", dtype="float32", device="cpu", backend="torch") as engine:
         alone = engine.embed(list(TEXTS), normalize=False).embeddings
         assert row_reads and all(row_reads)
         monkeypatch.setattr(TorchModel, "_call_of_rows", lambda self, batch, outputs: None)
         whole = engine.embed(list(TEXTS), normalize=False).embeddings
         assert not row_reads[-1]
     np.testing.assert_allclose(alone, whole, atol=1e-5 * np.abs(whole).max())
-    with Engine(folder, pooling="mean", convert="embed", dtype="float32", device="cpu") as engine:
+    with Engine(folder, pooling="mean", convert="embed", dtype="float32", device="cpu", backend="torch") as engine:
         assert np.abs(engine.embed(list(TEXTS), normalize=False).embeddings - whole).max() > 1e-3
 
 
 @pytest.mark.parametrize("pooling", ["mean", "cls+mean", "max"])
 def test_other_poolings_compute_all_rows(pooling, tmp_path, row_reads):
-    with Engine(write_checkpoint(tmp_path / "bert"), pooling=pooling, dtype="float32", device="cpu") as engine:
+    with Engine(
+        write_checkpoint(tmp_path / "bert"), pooling=pooling, dtype="float32", device="cpu", backend="torch"
+    ) as engine:
         engine.embed(list(TEXTS))
     assert row_reads and not any(row_reads)
 
 
 def test_a_per_token_call_in_the_batch_gets_its_rows(tmp_path, row_reads):
-    with Engine(write_checkpoint(tmp_path / "bert"), pooling="cls", dtype="float32", device="cpu") as engine:
+    with Engine(
+        write_checkpoint(tmp_path / "bert"), pooling="cls", dtype="float32", device="cpu", backend="torch"
+    ) as engine:
         expected = engine.embed(["a river"]).embeddings[0], engine.token_embed(["a river"]).embeddings[0]
         row_reads.clear()
         requests = [a_request(engine, task) for task in ("embed", "token_embed")]
