@@ -71,17 +71,16 @@ def env(
 def _facts() -> dict[str, str]:
     import sqlite3
 
-    import torch
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
-    from millpond.backends.torch.attention.kernels import KERNELS
-    from millpond.backends.torch.placement import has_native_bfloat16, resolve_device
+    from millpond.backends.devices import INSTALL, has_torch, resolve_devices
     from millpond.ingest.pages.environment import processor, versions
     from millpond.ingest.sinks.database import installed as installed_databases
     from millpond.ingest.sinks.database import sink_packages
     from millpond.native.precision import served_by
+    from millpond.support.processor import default_threads
 
-    device = resolve_device("auto")
+    (device,) = resolve_devices("auto")
     databases = dict(sorted(installed_databases().items()))
     variables = [name for one in databases.values() for name in one.variables]
     facts = {
@@ -89,12 +88,11 @@ def _facts() -> dict[str, str]:
         "platform": platform.platform(),
         "packages": ", ".join(map(" ".join, versions((*_PACKAGES, *sink_packages())).items())),
         "sqlite": sqlite3.sqlite_version,
-        "device": str(device),
-        "accelerator": _accelerator(device),
+        "device": device,
         "processor": f"{processor()}, {os.cpu_count()} cores",
-        "threads": f"{torch.get_num_threads()} in an operation, {torch.get_num_interop_threads()} across",
-        "bfloat16": "native on this processor" if has_native_bfloat16() else "not native on this processor",
-        "encoder kernels": served_by(),
+        "threads": str(default_threads()),
+        "native backend": served_by(),
+        "torch backend": "installed" if has_torch() else f"not installed ({INSTALL})",
         "hub cache": HF_HUB_CACHE.replace(os.path.expanduser("~"), "~", 1),  # the home has the user's name
         "hub offline": "yes" if HF_HUB_OFFLINE else "no",
         "sinks": "; ".join(f"{name} ({', '.join(one.urls)})" for name, one in databases.items()) or "none",
@@ -102,12 +100,26 @@ def _facts() -> dict[str, str]:
         "variables set": ", ".join(sorted(name for name in os.environ if name.startswith((*_PREFIXES, *variables))))
         or "none",
     }
+    return facts | (_torch_facts(device) if has_torch() else {})
+
+
+def _torch_facts(device: str) -> dict[str, str]:
+    import torch
+
+    from millpond.backends.torch.attention.kernels import KERNELS
+    from millpond.backends.torch.placement import has_native_bfloat16
+
+    facts = {
+        "accelerator": _accelerator(device),
+        "torch's threads": f"{torch.get_num_threads()} in an operation, {torch.get_num_interop_threads()} across",
+        "torch's bfloat16": "native on this processor" if has_native_bfloat16() else "not native on this processor",
+    }
     for kernel in KERNELS:  # in the order in which a call tries them
         facts[f"attention {kernel.NAME}"] = f"for {kernel.SERVES}: {kernel.unavailable() or 'can run'}"
     return facts
 
 
-def _accelerator(device: object) -> str:
+def _accelerator(device: str) -> str:
     import torch
 
     from millpond.backends.torch.placement import unusable_gpu
@@ -116,6 +128,6 @@ def _accelerator(device: object) -> str:
         unusable = unusable_gpu()
         if unusable is not None:
             return f"none that can be used: {unusable}"
-        return "none" if str(device) == "cpu" else str(device)
+        return "none" if device == "cpu" else device
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return f"{', '.join(names)}; CUDA {torch.version.cuda}"
