@@ -42,6 +42,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
         {"use_sliding_window": True, "sliding_window": 16, "num_hidden_layers": 4, "max_window_layers": 2},
         {"sliding_window": 16, "num_key_value_heads": None},
         {"use_sliding_window": True, "sliding_window": None},
+        {"use_sliding_window": False, "sliding_window": 0},
     ],
     "qwen3": [{"head_dim": 64, "num_key_value_heads": 8}, {"use_sliding_window": True, "max_window_layers": 1}],
     "gemma": [{"hidden_act": "gelu"}, {"hidden_act": "silu", "use_bidirectional_attention": True}],
@@ -113,6 +114,39 @@ def test_a_size_of_nothing(field, value):
         complete({field: value}, ROWS["bert"])
 
 
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [
+        ("qwen3", {"head_dim": 0}),
+        ("qwen3", {"num_key_value_heads": 0}),
+        ("bert", {"num_attention_heads": -12}),
+        ("modernbert", {"global_attn_every_n_layers": "x"}),
+        ("modernbert", {"local_attention": 0}),
+        ("gemma3_text", {"sliding_window_pattern": 0}),
+    ],
+)
+def test_a_size_that_is_none(family, config):
+    (name,) = config
+    with pytest.raises(ModelLoadError, match=f"{name} is .* in config.json; it must be at least 1"):
+        complete(config, ROWS[family])
+
+
+def test_kinds_that_are_not_run():
+    with pytest.raises(ModelLoadError, match="names 'chunked_attention'"):
+        complete({"num_hidden_layers": 1, "layer_types": ["chunked_attention"]}, ROWS["qwen3"])
+    with pytest.raises(ModelLoadError, match="pos_att_type is 3"):
+        complete({"pos_att_type": 3}, ROWS["deberta-v2"])
+
+
+@pytest.mark.parametrize(
+    ("family", "config"),
+    [("gte", {"rope_theta": "x"}), ("jina_embeddings_v3", {"rotary_emb_base": "x"}), ("nomic_bert", {"n_embd": "x"})],
+)
+def test_terms_that_cannot_be_translated(family, config):
+    with pytest.raises(ModelLoadError, match=r"m: config\.json cannot be read"):
+        translate(ROWS[family], config, "m")
+
+
 @pytest.mark.parametrize("value", [["full_attention"], "full_attention"])
 def test_kinds_of_layers_that_are_not_one_for_each(value):
     with pytest.raises(ModelLoadError, match="each of 4 layers"):
@@ -122,3 +156,19 @@ def test_kinds_of_layers_that_are_not_one_for_each(value):
 def test_null_where_the_class_has_a_number_is_its_default():
     assert complete({"layer_norm_eps": None}, ROWS["bert"])["layer_norm_eps"] == 1e-12
     assert complete({"rope_theta": None}, ROWS["llama"])["rope_parameters"]["rope_theta"] == 10_000
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"rope_theta": "1e4"},
+        {"rope_theta": -1},
+        {"rope_scaling": {"type": "linear", "factor": None}},
+        {"rope_scaling": {"type": "linear", "factor": 0}},
+        {"rope_parameters": {"rope_theta": True}},
+        {"rope_scaling": [1]},
+    ],
+)
+def test_rotary_positions_that_are_no_numbers(config):
+    with pytest.raises(ModelLoadError, match="rotary positions|must be objects"):
+        complete(config, ROWS["llama"])

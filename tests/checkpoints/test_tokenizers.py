@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from transformers import AutoTokenizer
 from millpond.checkpoints.tokenizers.read import read_tokenizer
 from millpond.checkpoints.tokenizers.settings import NotBuiltError
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.errors import MissingExtraError, ModelLoadError
 
 pytestmark = pytest.mark.contract
 
@@ -113,6 +115,8 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("tokenizer.json", lambda file: file["model"].update(max_input_chars_per_word=5, fuse_unk=False)),
     ("tokenizer.json", lambda file: file.update(truncation={"max_length": 3, "stride": 0, "strategy": "LongestFirst"})),
     ("tokenizer.json", add_token),
+    ("tokenizer.json", lambda file: file["model"].update(unk_id=9)),
+    ("tokenizer.json", lambda file: file["model"].update(byte_fallback=True)),
     ("config.json", lambda config: config.update(model_type="unheard-of")),
 ]
 # One family for each class of tokenizers.
@@ -164,14 +168,22 @@ def test_vocabularies_without_tokenizer_json(family, names, settings, tmp_path):
     (folder / "added_tokens.json").write_text(json.dumps({"[MILL]": len(model["vocab"])}), encoding="utf-8")
     equals_transformers(folder)
     (folder / names[-1]).unlink()
-    with pytest.raises(NotBuiltError, match="neither tokenizer.json nor"):
+    with pytest.raises(ModelLoadError, match="neither tokenizer.json nor .*complete"):
         read_tokenizer(folder)
 
 
 def test_what_is_not_built_is_left_to_transformers(tmp_path, monkeypatch):
+    """Without transformers the message names the extra, and so does the one of a user's own tokenizer."""
     folder = write_checkpoint(tmp_path / "model", "xlm-roberta")
     edit(folder, "tokenizer_config.json", lambda config: config.update(tokenizer_class="CamembertTokenizer"))
     with pytest.raises(NotBuiltError, match="its class is CamembertTokenizer"):
         read_tokenizer(folder)
     ids = TextTokenizer.load(folder, lower=False).ids(TEXTS, special_tokens=True)
     assert ids == AutoTokenizer.from_pretrained(folder)(list(TEXTS))["input_ids"]
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(
+        ModelLoadError, match=r"needs transformers \(its class is CamembertTokenizer\): .*millpond\[torch\]"
+    ):
+        TextTokenizer.load(folder, lower=False)
+    with pytest.raises(MissingExtraError, match=r"millpond\[torch\]"):
+        _ = TextTokenizer.load(write_checkpoint(tmp_path / "known"), lower=False).hf_tokenizer

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +13,7 @@ from tests.tiny import SENTENCES, TEXTS
 from tests.tiny.hub import WIDTH
 
 from millpond import UnsupportedTaskError
-from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
 from millpond.vllm import LLM, PoolingParams
 
 HELLO = "Hello, my name is"
@@ -361,3 +363,14 @@ class TestLoading:
         np.testing.assert_allclose(llm.embed(HELLO)[0].outputs.embedding, expected, atol=1e-6)
         other = llm.embed(HELLO, pooling_params=PoolingParams(adapter="separation"))[0].outputs.embedding
         assert not np.allclose(other, expected, atol=1e-3)
+
+
+def test_without_torch_what_is_no_tensor_is_returned_and_the_rest_is_refused(
+    load: Callable[..., LLM], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    llm = load("intfloat/e5-small")
+    monkeypatch.setitem(sys.modules, "torch", None)
+    assert len(llm.embed(HELLO)[0].outputs.embedding) == 48
+    for method in (llm.encode, llm.reward):
+        with pytest.raises(MissingExtraError, match=rf"LLM.{method.__name__}\(\) returns tensors.*millpond\[torch\]"):
+            method(HELLO)

@@ -231,11 +231,19 @@ _THETA_BY_KIND = {
 _NULLABLE = frozenset(
     "pad_token_id num_key_value_heads head_dim sliding_window final_logit_softcapping attn_logit_softcapping".split()
 )
-# Numbers of things that every model has.
-_SIZES = frozenset(
-    "vocab_size hidden_size dim num_hidden_layers n_layers num_attention_heads n_heads intermediate_size".split()
+# Fields of `rope_parameters` that are positive numbers.
+_NUMBERS = (
+    *("rope_theta", "factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    *("beta_fast", "beta_slow", "partial_rotary_factor"),
 )
 _SIZED_BY_TRAINING = ("llama3", "yarn", "longrope")
+# Numbers of things that a model has, if it has the field.
+_SIZES = (
+    *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
+    *("intermediate_size", "max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num"),
+    *("dim", "n_layers", "n_heads", "hidden_dim", "relative_attention_num_buckets", "query_pre_attn_scalar"),
+    *("local_attention", "sliding_window", "global_attn_every_n_layers", "sliding_window_pattern"),
+)
 _DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
 
 
@@ -254,13 +262,15 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
         completed |= {short: config[name] for name, short in _DISTILBERT_NAMES.items() if name in config}
     for name, default in _DEFAULTS.get(family, {}).items():
         completed[name] = _checked(name, completed.get(name, default), default)
-        if name in _SIZES and completed[name] < 1:
-            raise ModelLoadError(f"{name} is {completed[name]} in config.json; it must be at least 1")
     if "num_key_value_heads" in completed and completed["num_key_value_heads"] is None:
         completed["num_key_value_heads"] = completed["num_attention_heads"]
-    if architecture.positions == "rotary" and completed.get("head_dim") is None:
-        completed["head_dim"] = completed["hidden_size"] // max(1, completed["num_attention_heads"])
     _complete_family(family, completed)
+    for name in _SIZES:
+        size = completed.get(name, 1)
+        if size is not None and (type(size) is not int or size < 1):
+            raise ModelLoadError(f"{name} is {size!r} in config.json; it must be at least 1")
+    if architecture.positions == "rotary" and completed.get("head_dim") is None:
+        completed["head_dim"] = completed["hidden_size"] // completed["num_attention_heads"]
     if "layer_types" in completed:
         _complete_layers(family, completed)
     if architecture.positions == "rotary":
@@ -293,6 +303,8 @@ def _complete_family(family: str, config: dict[str, Any]) -> None:
         config["embedding_size"] = config["embedding_size"] or config["hidden_size"]
         if isinstance(config["pos_att_type"], str):
             config["pos_att_type"] = [part.strip() for part in config["pos_att_type"].lower().split("|")]
+        if not isinstance(config["pos_att_type"], list | None):
+            raise ModelLoadError(f"pos_att_type is {config['pos_att_type']!r} in config.json; it must be a list")
 
 
 def _complete_layers(family: str, config: dict[str, Any]) -> None:
@@ -303,6 +315,11 @@ def _complete_layers(family: str, config: dict[str, Any]) -> None:
         if not isinstance(given, list) or len(given) != count:
             raise ModelLoadError(f"layer_types in config.json must name the kind of each of {count} layers")
         config["layer_types"] = ["full_attention" if kind == "attention" else kind for kind in given]
+        strange = [kind for kind in config["layer_types"] if kind not in ("full_attention", "sliding_attention")]
+        if strange:
+            raise ModelLoadError(
+                f"layer_types in config.json names {strange[0]!r}; full_attention and sliding_attention run"
+            )
         return
     if family == "modernbert":
         every = config.get("global_attn_every_n_layers") or 3
@@ -343,4 +360,8 @@ def _standard(rope: Mapping[str, Any], theta: float, config: Mapping[str, Any]) 
         if length is not None:
             standard["original_max_position_embeddings"] = length
         standard.setdefault("original_max_position_embeddings", config["max_position_embeddings"])
+    for name in _NUMBERS:
+        value = standard.get(name, 1)
+        if type(value) not in (int, float) or value <= 0:
+            raise ModelLoadError(f"{name} of the rotary positions is {value!r} in config.json; it must be positive")
     return standard

@@ -92,9 +92,10 @@ def _found(source: Source) -> str:
             f"an adapter of PEFT only (adapter_config.json), and {missing}; merge it into its base model, "
             f"{adapter.get('base_model_name_or_path', 'which it does not name')}: merge_and_unload(), save_pretrained()"
         )
-    names = [*_local_files(source.folder), *_hub_files(source)]
-    pickles = [name for name in names if Path(name).name in (_PICKLED, f"{_PICKLED}.index.json")]
-    if pickles:  # of a repository whose pickles were not downloaded
+    on_hub = _hub_files(source)
+    names = [*_local_files(source.folder), *on_hub]
+    pickles = [name for name in on_hub if Path(name).name in (_PICKLED, f"{_PICKLED}.index.json")]
+    if pickles and find_spec("torch") is None:  # they were not downloaded
         return _pickle_refused(Path(pickles[0]), folder="FOLDER")
     for patterns, form, way_out in _FOREIGN:
         held = [name for name in names if any(fnmatch(Path(name).name, pattern) for pattern in patterns)]

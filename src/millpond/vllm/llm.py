@@ -5,15 +5,14 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Callable, Mapping
-from typing import Any, Self, TypedDict, Unpack, cast
+from typing import TYPE_CHECKING, Any, Self, TypedDict, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from millpond.engine.composite.scoring import pair_up, vector_params
 from millpond.engine.engine import Engine
-from millpond.errors import InvalidRequestError
+from millpond.errors import InvalidRequestError, MissingExtraError
 from millpond.support.progress import draw_bar
 from millpond.tasks import Task
 from millpond.values.inputs import Item, Pair
@@ -25,6 +24,9 @@ from millpond.vllm.outputs import ClassificationData, EmbeddingData, PoolingData
 from millpond.vllm.params import Params, per_prompt
 from millpond.vllm.pooler_config import PoolerConfig
 from millpond.vllm.prompts import Tokenization, read_prompts, read_texts
+
+if TYPE_CHECKING:
+    import torch
 
 FloatArray = npt.NDArray[np.float32]
 
@@ -134,8 +136,15 @@ class LLM:
         Returns:
             One output for each prompt; ``.outputs.data`` is a float32 tensor ``[tokens, columns]``, or
             ``[steps, columns]``.
+
+        Raises:
+            MissingExtraError: torch, whose tensors these are, is not installed.
         """
-        return self._tensors(self._each("reward", prompts, **options))
+        tensor = _from_numpy("reward")
+        return [
+            self._output(PoolingData(data=tensor(rows.copy())), ids)
+            for rows, ids in self._each("reward", prompts, **options)
+        ]
 
     def encode(
         self,
@@ -161,7 +170,11 @@ class LLM:
         Returns:
             One output for each prompt; ``.outputs.data`` is a float32 tensor: a vector ``[d]``, probabilities
             ``[classes]``, or for a task of tokens ``[tokens, d]`` or ``[tokens, classes]``.
+
+        Raises:
+            MissingExtraError: torch, whose tensors these are, is not installed.
         """
+        tensor = _from_numpy("encode")
         params = [pooling_params] if isinstance(pooling_params, PoolingParams | None) else list(pooling_params)
         named = next((each.task for each in params[:1] if each is not None), None)
         outputs = self._each(
@@ -172,7 +185,7 @@ class LLM:
             truncate_prompt_tokens=truncate_prompt_tokens,
             use_tqdm=use_tqdm,
         )
-        return self._tensors(outputs)
+        return [self._output(PoolingData(data=tensor(rows.copy())), ids) for rows, ids in outputs]
 
     def score(
         self,
@@ -296,8 +309,17 @@ class LLM:
 
         return ids
 
-    def _tensors(self, outputs: list[tuple[FloatArray, Callable[[], list[int]]]]) -> list[RequestOutput]:
-        return [self._output(PoolingData(data=torch.from_numpy(rows.copy())), ids) for rows, ids in outputs]
-
     def _output(self, data: Any, tokenize: Callable[[], list[int]]) -> RequestOutput:
         return RequestOutput(request_id=str(next(self._numbers)), outputs=data, tokenize=tokenize)
+
+
+def _from_numpy(method: str) -> Callable[[FloatArray], torch.Tensor]:
+    """torch's function that makes a tensor of an array: what a method returns are tensors, as in vLLM."""
+    try:
+        from torch import from_numpy
+    except ModuleNotFoundError:
+        raise MissingExtraError(
+            f'LLM.{method}() returns tensors, as in vLLM, and needs torch: pip install "millpond[torch]"; LLM.embed(), '
+            "classify() and score() return lists, and millpond.Engine arrays of numpy"
+        ) from None
+    return from_numpy

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from millpond.support.cached_property import cached_property
+
+if TYPE_CHECKING:
+    import torch
 
 _SHOWN_NUMBERS = 4  # of a vector, in its repr
 

@@ -19,7 +19,10 @@ _WORD_TABLE = re.compile(r"(^|\.)word_embeddings\.(parametrizations\.weight\.ori
 def translate(row: Architecture, config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """``config`` as the native class reads it."""
     hook = getattr(row.terms(), "translate", None)
-    native: dict[str, Any] = dict(config) if hook is None else hook(config, name)
+    try:
+        native: dict[str, Any] = dict(config) if hook is None else hook(config, name)
+    except (ValueError, TypeError, KeyError, ArithmeticError) as error:  # of a number that is none
+        raise ModelLoadError(f"{name}: config.json cannot be read: {type(error).__name__}: {error}") from error
     refusal = _changed_arithmetic(row, native)
     if refusal:
         raise UnsupportedArchitectureError(f"{name}: {refusal}, which millpond does not run for {row.model_class}")

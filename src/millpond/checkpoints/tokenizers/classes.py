@@ -46,8 +46,7 @@ class TokenizerClass:
     replaces: bool = True  # whether its post-processor replaces the file's
     typed: bool = False  # whether it returns token types
     spaced_mask: bool = False  # the mask takes the space before it, and special tokens are found in normalized texts
-    # Given the vocabulary of a Unigram and the id that its file has: the id of the unknown piece
-    unknown: Callable[[list[tuple[str, float]], Mapping[str, str], int], int] | None = None
+    unknown: int | None = None  # id of a Unigram's unknown piece; `None`: that of the token for it, if it has no score
     # Given SentencePiece's pieces and the roles: the vocabulary
     reorder: Callable[[list[tuple[str, float]], Mapping[str, str]], list[tuple[str, float]]] | None = None
 
@@ -177,11 +176,6 @@ def _xlm_roberta_pieces(pieces: list[tuple[str, float]], roles: Mapping[str, str
     return [*first, *pieces[3:], (roles["mask_token"], 0.0)]
 
 
-def _deberta_unknown(pieces: list[tuple[str, float]], roles: Mapping[str, str], found: int) -> int:
-    unknown = (roles["unk_token"], 0.0)
-    return pieces.index(unknown) if unknown in pieces else found
-
-
 _BRACKETS = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
 _ROBERTA = {f"{role}_token": "<s>" for role in ("bos", "cls")} | {f"{role}_token": "</s>" for role in ("eos", "sep")}
 _ROBERTA |= {f"{role}_token": f"<{role}>" for role in ("unk", "pad", "mask")}
@@ -239,7 +233,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         roles=_ROBERTA,
         arrange=_xlm_roberta,
         process=_xlm_roberta_ends,
-        unknown=lambda pieces, roles, found: 3,
+        unknown=3,
         reorder=_xlm_roberta_pieces,
     ),
     "AlbertTokenizer": TokenizerClass(
@@ -249,7 +243,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         arrange=_albert,
         process=_in_brackets,
         replaces=False,
-        unknown=lambda pieces, roles, found: 1,
+        unknown=1,
     ),
     "DebertaV2Tokenizer": TokenizerClass(
         model="Unigram",
@@ -258,7 +252,6 @@ CLASSES: Mapping[str, TokenizerClass] = {
         arrange=_deberta,
         process=_in_brackets,
         typed=True,
-        unknown=_deberta_unknown,
     ),
     "LlamaTokenizer": TokenizerClass(
         model="BPE",

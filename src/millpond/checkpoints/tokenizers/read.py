@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,11 +13,12 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from millpond.checkpoints.tokenizers import sentencepiece
-from millpond.checkpoints.tokenizers.classes import GENERIC, Setup
+from millpond.checkpoints.tokenizers.classes import GENERIC, Setup, TokenizerClass
 from millpond.checkpoints.tokenizers.sentencepiece import SentencePieceModel
 from millpond.checkpoints.tokenizers.settings import ROLES, NotBuiltError, Settings, read_settings
 from millpond.errors import ModelLoadError
 
+_UNHEARD = "\U0010fffe"  # no character, so no vocabulary has it
 _ENDS = ("add_bos_token", "add_eos_token")
 
 
@@ -142,14 +144,36 @@ def _from_json(path: Path, settings: Settings) -> _Source:
     elif kind.model == "BPE":
         for name, value in _bpe_options(settings, roles).items():
             setattr(model, name, value)
-    else:
-        assert kind.unknown is not None
-        stored = json.loads(path.read_bytes())["model"]  # the library does not expose these
-        pieces = [(str(piece), float(score)) for piece, score in stored["vocab"]]
-        unknown = kind.unknown(pieces, roles, 1)
-        if stored.get("unk_id") != unknown or stored.get("byte_fallback"):
-            tokenizer.model = models.Unigram(pieces, unknown, False)
+    elif not _has_unknown(model, path, kind, roles["unk_token"]):
+        stored = json.loads(path.read_bytes())["model"]["vocab"]
+        pieces = [(str(piece), float(score)) for piece, score in stored]
+        tokenizer.model = models.Unigram(pieces, _unknown_of(pieces, kind, roles["unk_token"], 1), False)
     return _Source(tokenizer=tokenizer, from_json=True, charsmap=_charsmap_of(tokenizer.normalizer), added=added)
+
+
+def _has_unknown(model: Any, path: Path, kind: TokenizerClass, token: str) -> bool:
+    """Whether a file's Unigram has the class's unknown piece, and does not fall back to bytes.
+
+    The library does not expose either, and to parse the file in Python would take as long again as to load it.
+    """
+    try:
+        found = [piece.id for piece in model.tokenize(_UNHEARD)]
+    except Exception as error:  # it has no unknown piece
+        if type(error) is not Exception:
+            raise
+        return False
+    expected = kind.unknown
+    if expected is None:
+        without_score = rb"\[\s*" + re.escape(json.dumps(token).encode()) + rb"\s*,\s*0\.0\s*\]"
+        expected = model.token_to_id(token) if re.search(without_score, path.read_bytes()) else None
+    return found == [expected]
+
+
+def _unknown_of(pieces: list[tuple[str, float]], kind: TokenizerClass, token: str, default: int) -> int:
+    """The id of the unknown piece that the class takes; ``default``: the file's, for a class that asks it."""
+    if kind.unknown is not None:
+        return kind.unknown
+    return pieces.index((token, 0.0)) if (token, 0.0) in pieces else default
 
 
 def _bpe_options(settings: Settings, roles: Mapping[str, str]) -> dict[str, Any]:
@@ -172,7 +196,9 @@ def _from_vocabulary(folder: Path, settings: Settings) -> _Source:
     paths = [folder / name for name in kind.vocabulary]
     if not all(path.is_file() for path in paths):
         files = " and ".join(kind.vocabulary)
-        raise NotBuiltError(f"it has neither tokenizer.json nor {files}, which its class reads")
+        if any(folder.glob("*.model")) or any(folder.glob("tekken.json")):  # another class's vocabulary
+            raise NotBuiltError(f"it has neither tokenizer.json nor {files}, which its class reads")
+        raise ModelLoadError(f"{folder} has neither tokenizer.json nor {files}; is the checkpoint complete?")
     roles = {role: str(token) for role, token in settings.roles.items()}
     if kind.model == "WordPiece":
         vocabulary = models.WordPiece.read_file(str(paths[0]))
@@ -189,9 +215,9 @@ def _from_sentencepiece(model: SentencePieceModel, settings: Settings, roles: Ma
         AddedToken(piece, normalized=False, special=special) for piece, special in model.added
     ]
     if kind.model == "Unigram":
-        assert kind.unknown is not None
         pieces = pieces if kind.reorder is None else kind.reorder(pieces, roles)
-        tokenizer = Tokenizer(models.Unigram(pieces, kind.unknown(pieces, roles, model.unknown), False))
+        unknown = _unknown_of(pieces, kind, roles["unk_token"], model.unknown)
+        tokenizer = Tokenizer(models.Unigram(pieces, unknown, False))
         return _Source(tokenizer=tokenizer, from_json=False, charsmap=model.charsmap, extra=extra)
     options = _bpe_options(settings, roles)
     if kind is GENERIC:
