@@ -69,10 +69,10 @@ def batches_through(gate: LoopGate, engine: Engine) -> Iterator[None]:
 @contextmanager
 def loading_through(gate: LoopGate) -> Iterator[None]:
     """Every load of a checkpoint goes through the gate."""
-    from millpond.engine import engine
+    from millpond.engine import loading
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(engine, "load", gate.hold(engine.load))
+        patch.setattr(loading, "load", gate.hold(loading.load))
         yield
 
 

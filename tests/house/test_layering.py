@@ -67,7 +67,7 @@ BREACHES = (
     ("ingest", "ingest/record.py", "import millpond.ingest.sources", "record -> millpond.ingest.sources"),
     (
         "circles",
-        "engine/execute/cuda/buckets.py",
+        "backends/torch/cuda/buckets.py",
         "import millpond.backends.torch.cuda.pipeline",
         "allowed in millpond.backends.torch.cuda.",
     ),
@@ -79,7 +79,7 @@ BREACHES = (
     ),
     (
         "kernels",
-        "attention/flex.py",
+        "backends/torch/attention/flex.py",
         "import millpond.backends.torch.attention.varlen",
         "flex -> millpond.backends.torch.attention.varlen",
     ),

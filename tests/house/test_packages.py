@@ -126,7 +126,8 @@ for module in sys.argv[1:]:
     for name in [name for name in sys.modules if name.partition(".")[0] == "millpond"]:
         del sys.modules[name]
     importlib.import_module(module)
-    print(module, *({"torch", "transformers", "tokenizers", "qdrant_client", "pymilvus"} & sys.modules.keys()))
+    heavy = {"torch", "transformers", "tokenizers", "asyncio", "rich", "tqdm", "qdrant_client", "pymilvus"}
+    print(module, *sorted(heavy & sys.modules.keys()))
 """
 
 

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from millpond.backends.device_errors import LostDevice, LostDevices
 from millpond.cache.vector_cache import VectorCache
@@ -19,7 +19,6 @@ from millpond.engine.execute.overlapping_worker import OverlappingWorker
 from millpond.engine.execute.worker import Worker
 from millpond.engine.execute.worker_slots import CpuWorkerSlots, DeviceWorkerSlot, WorkerSlots
 from millpond.engine.input.plan import Plan
-from millpond.engine.loading import Replicas
 from millpond.engine.output.assemble import assemble
 from millpond.engine.schedule.admission import Admission
 from millpond.engine.schedule.call import Call, CallOptions
@@ -35,6 +34,9 @@ from millpond.support.heap import HEAP
 from millpond.support.processor import usable_cores
 from millpond.values.inputs import Item, TokenIds
 from millpond.values.stats import EngineStats
+
+if TYPE_CHECKING:
+    from millpond.engine.loading import Replicas
 
 logger = logging.getLogger(__name__)
 

@@ -19,7 +19,6 @@ from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.oversize import split_by_size
 from millpond.engine.input.token_spans import token_spans
-from millpond.engine.loading import load
 from millpond.engine.schedule.counters import Observer
 from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.submission import Submission
@@ -133,6 +132,8 @@ class Engine(TaskMethods):
         self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
         try:
             with loading():
+                from millpond.engine.loading import load  # all that reads checkpoints: imported by the first load
+
                 self._replicas = outside_inherited_pool(partial(load, self.config))
         except BaseException:
             if self._owns_cache and self._cache is not None:

@@ -6,7 +6,6 @@ this module does not import torch.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import threading
@@ -64,7 +63,9 @@ async def get_engine_async(model: str | os.PathLike[str], *, cache: Cache = None
     if ours:
         load = partial(_engine, config, cache)
         threading.Thread(target=_resolve, args=(key, future, load), name="millpond-load", daemon=True).start()
-    return await asyncio.wrap_future(future)
+    from asyncio import wrap_future
+
+    return await wrap_future(future)
 
 
 def close_shared(timeout: float | None = None, cancel: bool = False) -> None:

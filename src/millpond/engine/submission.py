@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
@@ -88,7 +87,9 @@ class Submission:
             running = threads.submit(work)
         except RuntimeError:  # the engine was closed; `work` raises the error that says so
             return work()
-        return await asyncio.wrap_future(running)
+        from asyncio import wrap_future
+
+        return await wrap_future(running)
 
     def start(
         self,

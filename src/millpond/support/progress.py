@@ -64,7 +64,11 @@ def in_notebook() -> bool:
 
 @cache
 def _bar_class() -> type[tqdm[Any]]:
+    if not in_notebook():
+        from tqdm import tqdm  # tqdm.auto imports asyncio
+
+        return tqdm
     with warnings.catch_warnings():  # without ipywidgets a notebook gets a bar of text, which needs no advice
         warnings.filterwarnings("ignore", message="IProgress not found")
-        from tqdm.auto import tqdm
-    return tqdm
+        from tqdm.auto import tqdm as widget
+    return widget

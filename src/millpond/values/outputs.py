@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -94,10 +93,12 @@ class EmbeddingOutput(_Array):
         Returns:
             ``n`` lists of ``d`` numbers.
         """
+        from asyncio import sleep  # not used by a program without an event loop, and takes 25 ms to import
+
         rows = []
         for start in range(0, len(self.embeddings), _ROWS_PER_TURN):
             if start:
-                await asyncio.sleep(0)
+                await sleep(0)
             rows += self.embeddings[start : start + _ROWS_PER_TURN].tolist()
         return rows
 

@@ -8,14 +8,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from rich.bar import Bar
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from millpond.ingest.sinks.search import Hit
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from millpond.values.spec import ModelSpec
 
 _ID_WIDTH = 28
@@ -73,6 +70,11 @@ def one_line(text: str, *, keep_spaces: bool = False) -> str:
 
 def print_rows(rows: Sequence[Row], *, title: str = "", bars: bool = False, console: Console | None = None) -> None:
     """Print a line for each row on a terminal, else tab-separated score, id and text."""
+    from rich.bar import Bar
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
     console = console or Console(highlight=False)
     if not console.is_terminal:
         for row in rows:
