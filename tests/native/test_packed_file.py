@@ -6,7 +6,6 @@ import fcntl
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -33,9 +32,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def written() -> Iterator[list[int]]:
+def written() -> list[int]:
     """The bytes that were written, one number for each time."""
-    yield []
+    return []
 
 
 def mapped(written: list[int], *, value: int = 7, key: str = KEY, size: int = SIZE) -> np.ndarray | None:
