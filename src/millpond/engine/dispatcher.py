@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millpond.backends.device_errors import LostDevice, LostDevices
-from millpond.cache.vector_cache import VectorCache
 from millpond.engine.execute.cores import process_cores
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.overlapping_worker import OverlappingWorker
@@ -36,6 +35,7 @@ from millpond.values.inputs import Item, TokenIds
 from millpond.values.stats import EngineStats
 
 if TYPE_CHECKING:
+    from millpond.cache.vector_cache import VectorCache
     from millpond.engine.loading import Replicas
 
 logger = logging.getLogger(__name__)
