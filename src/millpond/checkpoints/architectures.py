@@ -121,6 +121,7 @@ ARCHITECTURES = (
         offset_positions=True,
         pooler=True,
         names=("BgeM3EmbeddingModel",),
+        family="xlm_roberta",
         encoder=EncoderNames(prefix="roberta"),
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
