@@ -120,7 +120,19 @@ CHANGES: list[tuple[str, Callable[[dict[str, Any]], Any]]] = [
     ("config.json", lambda config: config.update(model_type="unheard-of")),
 ]
 # One family for each class of tokenizers.
-CLASSES = ("bert", "distilbert", "mpnet", "roberta", "xlm-roberta", "camembert", "albert", "deberta-v2", "llama", "mistral", "qwen2")
+CLASSES = (
+    "bert",
+    "distilbert",
+    "mpnet",
+    "roberta",
+    "xlm-roberta",
+    "camembert",
+    "albert",
+    "deberta-v2",
+    "llama",
+    "mistral",
+    "qwen2",
+)
 
 
 @pytest.mark.parametrize("family", [*CLASSES, "gemma", "gpt2", "modernbert", "eurobert"])
