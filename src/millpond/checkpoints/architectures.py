@@ -120,7 +120,12 @@ ARCHITECTURES = (
         model_type="xlm-roberta",
         offset_positions=True,
         pooler=True,
-        names=("BgeM3EmbeddingModel",),
+        aliases=("camembert",),
+        names=(
+            "BgeM3EmbeddingModel",
+            *("CamembertModel", "CamembertForMaskedLM"),
+            *("CamembertForSequenceClassification", "CamembertForTokenClassification"),
+        ),
         family="xlm_roberta",
         encoder=EncoderNames(prefix="roberta"),
         head=ROBERTA_HEAD,
