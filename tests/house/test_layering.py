@@ -74,8 +74,8 @@ BREACHES = (
     (
         "weights",
         "engine/input/validate.py",
-        "import millpond.backends.torch.load",
-        "input.validate -> millpond.backends.torch.load",
+        "import millpond.backends.torch.loading.load",
+        "input.validate -> millpond.backends.torch.loading.load",
     ),
     (
         "kernels",
