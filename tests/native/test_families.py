@@ -40,6 +40,7 @@ from millpond.backends.native.kernels import kernels_of
 from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.plans.post_norm import relative_bias
 from millpond.backends.native.plans.rotation import frequencies
+from millpond.backends.native.structs import ACTIVATIONS
 from millpond.backends.torch.forwards.encoder import RelativeBias
 from millpond.errors import ModelLoadError, WeightMismatchError
 
@@ -194,6 +195,37 @@ def test_tensors_that_disagree_with_the_config_are_named(change, tmp_path):
         native(folder)
 
 
+def test_xlm_roberta_is_read_under_the_names_of_the_flash_implementation(tmp_path):
+    """With a table of positions: jina-reranker-v2. The same names with rotary ones are jina-embeddings-v3's."""
+    folder = write_checkpoint(tmp_path / "model", "xlm-roberta", head="SequenceClassification")
+    before = states(folder, SHORT)
+    tensors = load_file(folder / "model.safetensors")
+    for name in [name for name in tensors if "attention.self.query." in name]:
+        parts = [tensors.pop(name.replace("query", part)) for part in ("query", "key", "value")]
+        tensors[name.replace("attention.self.query", "mixer.Wqkv")] = torch.cat(parts)
+    save_weights(tensors, folder)
+    rules = (
+        ("encoder.layer", "encoder.layers"),
+        ("attention.output.LayerNorm", "norm1"),
+        ("attention.output.dense", "mixer.out_proj"),
+        ("intermediate.dense", "mlp.fc1"),
+        ("output.dense", "mlp.fc2"),
+        ("output.LayerNorm", "norm2"),
+        ("embeddings.LayerNorm", "emb_ln"),
+    )
+    renamed(folder, *((re.escape(f".{old}."), f".{new}.") for old, new in rules))
+    np.testing.assert_array_equal(states(folder, SHORT), before)
+    assert difference(before, expected(folder, SHORT)) < TOLERANCE  # in torch too
+
+
+def test_a_table_of_positions_that_deberta_does_not_read_is_left_alone(tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "deberta-v2")
+    before = states(folder, SHORT)
+    tensors = load_file(folder / "model.safetensors")
+    save_weights(tensors | {"embeddings.position_embeddings.weight": torch.ones(512, 48)}, folder)
+    np.testing.assert_array_equal(states(folder, SHORT), before)
+
+
 def test_heads_of_other_tasks_are_left_alone(tmp_path):
     """The language model's file has the same numbers for its backbone, which it draws first."""
     whole, plain = write_checkpoint(tmp_path / "bert", wrapped=True), write_checkpoint(tmp_path / "plain")
@@ -209,6 +241,12 @@ def test_heads_that_do_not_share_the_columns_are_refused(field, value, tmp_path)
     (folder / "config.json").write_text(json.dumps({**config, field: value}))
     with pytest.raises(ModelLoadError, match=field):
         native(folder)
+
+
+@pytest.mark.parametrize("name", [name for name in ACTIVATIONS if name])
+def test_activations_are_those_of_transformers(name, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", config={"hidden_act": name})
+    assert difference(states(folder, SHORT), expected(folder, SHORT)) < TOLERANCE
 
 
 # --- Positions --------------------------------------------------------------------------------------------------------

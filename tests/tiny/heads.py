@@ -156,7 +156,7 @@ def write_cross_encoder(folder: Path, *, activation: str | None = "Identity", se
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 2:  # with transformers' initial scale, all pairs would have nearly the same score
-                parameter.copy_(torch.randn_like(parameter) * 0.5)
+                parameter.copy_(torch.randn_like(parameter) * 0.25)
     model.save_pretrained(folder)
     saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     if activation is not None:

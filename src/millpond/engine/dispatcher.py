@@ -11,7 +11,6 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any
 
 from millpond.backends.device_errors import LostDevice, LostDevices
-from millpond.cache.vector_cache import VectorCache
 from millpond.engine.execute.cores import process_cores
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.overlapping_worker import OverlappingWorker
@@ -34,6 +33,7 @@ from millpond.values.inputs import Item, TokenIds
 from millpond.values.stats import EngineStats
 
 if TYPE_CHECKING:
+    from millpond.cache.vector_cache import VectorCache
     from millpond.engine.loading import Replicas
 
 logger = logging.getLogger(__name__)

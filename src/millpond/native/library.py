@@ -107,6 +107,7 @@ class KernelTable(ctypes.Structure):
     vocabulary_bfloat16: Any
 
 
+@cache
 def source_hash() -> int:
     """A hash of the sources in this folder and below; the build writes it into the library."""
     digest = hashlib.sha256()

@@ -89,9 +89,14 @@ def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str |
     return None
 
 
+def has_plan(row: Architecture) -> bool:
+    """Whether a family has a native plan, whatever its checkpoints' config.json says."""
+    return bool(row.encoder or row.traits or row.adapters or row.model_type in _PLANS)
+
+
 def _completed(config: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
     """Every field that the family's plan reads."""
-    if not (row.encoder or row.traits or row.adapters or row.model_type in _PLANS):
+    if not has_plan(row):
         raise NotSupported(f"{row.prefix} has no native plan")
     return complete(config, row)
 

@@ -53,6 +53,8 @@ class _Deberta:
         positions = config["max_position_embeddings"] if config["position_biased_input"] else 0
         if narrow != hidden and (positions or config["type_vocab_size"]):  # these tables are as wide as the layers
             raise NotSupported("positions or token types of other columns than the words")
+        if not positions:  # most files have a table of the training
+            tensors.leave("embeddings.position_embeddings.weight")
         embed(
             builder,
             tensors,

@@ -38,6 +38,10 @@ class Tensors:
         (self._missing if tensor is None else self._mismatched).add(name)
         return StoredTensor(name=name, dtype="float32", stored=np.broadcast_to(np.float32(0), shape))
 
+    def leave(self, name: str) -> None:
+        """A tensor that the file may have, and nothing reads."""
+        self._taken.add(name)
+
     def linear(self, name: str, out: int, into: int, *, biased: bool = True) -> Linear:
         """A linear layer with a weight ``[out, into]``."""
         bias = self.take(f"{name}.bias", out) if biased else None
