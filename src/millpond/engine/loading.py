@@ -10,13 +10,14 @@ from millpond.backends.kernel_check import KernelCheck
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.build_spec import SpecOptions, build_spec, complete_layout, override_head
-from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint, weights_of
 from millpond.checkpoints.description import ModelDescription
 from millpond.checkpoints.families.native import translate, with_stored_vocabulary
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.task_detection import DetectedTasks, detect_tasks
 from millpond.checkpoints.templates.score_template import read_template, shipped_template
+from millpond.checkpoints.weights import check_pickles
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.model import LoadedModel
@@ -65,6 +66,7 @@ def backend_of(config: EngineConfig) -> str:
 
     try:
         description, _ = _read(config)
+        check_pickles(weights_of(description.layout))
         choice = choose.choose(description.checkpoint, description.architecture, config)
         choice = choose.choose_with_heads(choice, description, config)
     except ModelLoadError as error:
