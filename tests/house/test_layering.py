@@ -84,6 +84,8 @@ BREACHES = (
         "flex -> millpond.backends.torch.attention.varlen",
     ),
     ("vocabulary", "values/spec.py", "import torch", "values.spec -> torch"),
+    ("torch", "engine/engine.py", "def late():\n    import torch", "engine.engine -> torch"),
+    ("native", "backends/native/plan.py", "from millpond.backends.torch import quantize", "torch.quantize"),
     ("core", "cli/app.py", "def late():\n    import millpond_milvus", "app -> millpond_milvus"),
     ("server", "values/inputs.py", "import orjson", "values.inputs -> orjson"),
     ("server-layers", "server/errors.py", "import millpond.server.app", "errors -> millpond.server.app"),
