@@ -54,7 +54,7 @@ def mapped(key: str, size: int, write: Callable[[int], None]) -> Bytes | None:
         return None
     try:
         folder = cache_folder() / "packed"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = _read(folder / f"{key}{_END}", key, size)
         if held is None and _write(folder, key, size, write):
             held = _read(folder / f"{key}{_END}", key, size)
