@@ -15,7 +15,7 @@ from tests.tiny import TEXTS, Layout, Normalize, Pooling
 
 from millpond import Engine, PoolingParams, Timings
 from millpond.backends.backend import OutputSpec
-from millpond.backends.torch.placement import resolve_devices
+from millpond.backends.torch.loading.placement import resolve_devices
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan

@@ -10,7 +10,7 @@ from millpond.backends.backend import BackendName, LoadedModels
 from millpond.backends.devices import INSTALL, has_torch, resolve_devices
 from millpond.backends.native import backend as native
 from millpond.backends.native.model import missing_head
-from millpond.backends.native.weight_packer import NotSupported
+from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.description import ModelDescription

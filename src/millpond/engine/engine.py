@@ -24,7 +24,7 @@ from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import DeviceLostError, InvalidRequestError
-from millpond.support.fork import loading, outside_inherited_pool
+from millpond.support.fork import loading
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
 from millpond.values.config import EngineConfig
 from millpond.values.inputs import Item
@@ -136,7 +136,7 @@ class Engine(TaskMethods):
             with loading():
                 from millpond.engine.loading import load  # all that reads checkpoints: imported by the first load
 
-                self._replicas = outside_inherited_pool(partial(load, self.config))
+                self._replicas = load(self.config)
         except BaseException:
             if self._owns_cache and self._cache is not None:
                 self._cache.close()

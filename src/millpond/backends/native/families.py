@@ -9,17 +9,17 @@ from typing import Any
 from millpond.backends.kernel_check import disabled
 from millpond.backends.native.encoder import NativeEncoder
 from millpond.backends.native.kernels import Int8, Kernels, Precision, encoder_name, kernels_of, missing_kernels
-from millpond.backends.native.packed_file import identity_of
-from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.packing.packed_file import identity_of
+from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.albert import albert_plan
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import bert_plan
 from millpond.backends.native.plans.rotary_post_norm import GTE_BIASES, NOMIC_BIASES, jina_plan, rotary_plan
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
-from millpond.backends.native.weight_packer import NotSupported
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.defaults import complete

@@ -14,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.backends.kernel_check import LENGTHS, Case, KernelCheck, Row, check, code_hash, processor_name
-from millpond.backends.native.distances import DistanceColumns, Distances, DistanceTerms
 from millpond.backends.native.encoder import NativeEncoder, Rows, bounds_of
 from millpond.backends.native.formulas import Inputs, Model, formulas, read
 from millpond.backends.native.kernels import Int8, Precision, encoder_name, kernels_of
-from millpond.backends.native.plan import PlanBuilder
-from millpond.backends.native.rotation import Rotation
-from millpond.backends.native.weight_packer import Linear, LowRank, tensor_of
+from millpond.backends.native.packing.weight_packer import Linear, LowRank, tensor_of
+from millpond.backends.native.plans.distances import DistanceColumns, Distances, DistanceTerms
+from millpond.backends.native.plans.plan import PlanBuilder
+from millpond.backends.native.plans.rotation import Rotation
 from millpond.checkpoints.weights import StoredTensor
 from millpond.native import library
 

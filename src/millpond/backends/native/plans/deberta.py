@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from millpond.backends.native import structs
-from millpond.backends.native.distances import ComputedTensor, DistanceColumns, Distances, DistanceTerms
-from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.packing.weight_packer import Floats, Linear, NotSupported
+from millpond.backends.native.plans.distances import ComputedTensor, DistanceColumns, Distances, DistanceTerms
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import embed, layer_norm
 from millpond.backends.native.plans.tensors import Tensors
-from millpond.backends.native.weight_packer import Floats, Linear, NotSupported
 from millpond.checkpoints.weights import StoredTensor
 
 

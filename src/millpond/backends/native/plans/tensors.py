@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from millpond.backends.native.weight_packer import Linear
+from millpond.backends.native.packing.weight_packer import Linear
 from millpond.checkpoints.weights import StoredTensor
 from millpond.errors import WeightMismatchError
 

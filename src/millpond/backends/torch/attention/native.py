@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from millpond.backends.torch.attention.operands import LANES, kernels_for
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.operands import LANES, kernels_for
 from millpond.native import library
 
 NAME = "native"
