@@ -74,7 +74,7 @@ def _facts() -> dict[str, str]:
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
     from millpond.backends.devices import INSTALL, has_torch, resolve_devices
-    from millpond.backends.native.packed_file import usage
+    from millpond.backends.native.packing.packed_file import usage
     from millpond.ingest.pages.environment import processor, versions
     from millpond.ingest.sinks.database import installed as installed_databases
     from millpond.ingest.sinks.database import sink_packages
