@@ -60,45 +60,52 @@ def child(name, work, fork=os.fork):
 """
 
 _WARMED = """
+import functools
 import torch
-import millpond.engine.shared as sharing
-from millpond import AsyncEngine, Engine
+import millpond
+from millpond import AsyncEngine
+from millpond.engine import shared
 
-model = sys.argv[1]
+model, backend = sys.argv[1:]
+Engine = functools.partial(millpond.Engine, backend=backend)
+get_engine = functools.partial(shared.get_engine, backend=backend)
 many = [f"text {i} about tides, rivers and the moon that moves them" * 3 for i in range(64)]
-engine = sharing.get_engine(model)
+engine = get_engine(model)
 
 def warm():  # in the calling thread, which OpenMP gives a pool of threads
     engine.embed(["tides"])
-    torch.ones(1 << 22).sum()
+    if backend == "torch":
+        torch.ones(1 << 22).sum()
 warm()
 assert torch.get_num_threads() == 2
 
 child("a new engine", lambda: Engine(model).embed(["tides"]) and None)
 child("a new engine, many texts", lambda: Engine(model).embed(many) and None)
 child("a new engine, token vectors compared", lambda: Engine(model).rerank("tides", many, method="maxsim") and None)
-child("a shared engine", lambda: sharing.get_engine(model).embed(["tides"]) and None)
+child("a shared engine", lambda: get_engine(model).embed(["tides"]) and None)
 
 async def embed():
-    return await AsyncEngine(await sharing.get_engine_async(model)).embed(many)
+    return await AsyncEngine(await shared.get_engine_async(model, backend=backend)).embed(many)
 child("a shared engine in a loop", lambda: asyncio.run(embed()) and None)
-child("an operator of torch", lambda: torch.ones(1 << 22).sum() and None)
+if backend == "torch":
+    child("an operator of torch", lambda: torch.ones(1 << 22).sum() and None)
 
 def grandchild():
-    sharing.get_engine(model).embed(["tides"])
-    torch.ones(1 << 22).sum()
-    child("a child of the child", lambda: sharing.get_engine(model).embed(many) and None)
+    get_engine(model).embed(["tides"])
+    if backend == "torch":
+        torch.ones(1 << 22).sum()
+    child("a child of the child", lambda: get_engine(model).embed(many) and None)
 child("a child with a child", grandchild)
 
 def thread():
     warm()
-    child("a fork in another thread", lambda: sharing.get_engine(model).embed(["tides"]) and None)
+    child("a fork in another thread", lambda: get_engine(model).embed(["tides"]) and None)
 forking = threading.Thread(target=thread)
 forking.start()
 forking.join()
 
 warm()
-process = multiprocessing.get_context("fork").Process(target=lambda: sharing.get_engine(model).embed(many))
+process = multiprocessing.get_context("fork").Process(target=lambda: get_engine(model).embed(many))
 process.start()
 process.join(40)
 print("multiprocessing:", "works" if process.exitcode == 0 else process.exitcode)
@@ -111,20 +118,47 @@ def fork_in_c():
         ctypes.pythonapi.PyOS_AfterFork_Child()
     return pid
 warm()
-child("a fork by C code", lambda: sharing.get_engine(model).embed(["tides"]) and None, fork=fork_in_c)
+child("a fork by C code", lambda: get_engine(model).embed(["tides"]) and None, fork=fork_in_c)
 child("a fork by C code, many texts", lambda: Engine(model).embed(many) and None, fork=fork_in_c)
 def embed_one():
-    sharing.get_engine(model).embed(["tides"])
+    get_engine(model).embed(["tides"])
 child("a fork by C code, in a fork", lambda: child("its child", embed_one), fork=fork_in_c)
 print("parent:", "works" if len(engine.embed(many).embeddings) == len(many) else "fails")
 """
 
 
 @pytest.mark.timeout(300)
-def test_children_of_a_process_that_has_embedded_embed() -> None:
-    printed = run(_WARMED, minilm())
-    assert len(printed) == 15
+@pytest.mark.parametrize(("backend", "count"), [("native", 14), ("torch", 15)])
+def test_children_of_a_process_that_has_embedded_embed(backend: str, count: int) -> None:
+    printed = run(_WARMED, minilm(), backend)
+    assert len(printed) == count
     assert {name: text for name, text in printed.items() if text != "works"} == {}
+
+
+_USERS_TORCH = """
+import torch
+from millpond import Engine
+
+model = sys.argv[1]
+many = [f"text {i} about tides, rivers and the moon that moves them" * 3 for i in range(64)]
+engine = Engine(model, backend="native")
+engine.embed(many)
+torch.ones(1 << 22).sum()
+assert torch.get_num_threads() == 2
+assert "millpond.backends.torch" not in sys.modules
+
+def embed(backend):
+    with Engine(model, backend=backend) as own:
+        own.embed(["tides"])
+        own.embed(many)
+child("native", lambda: embed("native"))
+child("torch", lambda: embed("torch"))
+"""
+
+
+@pytest.mark.timeout(300)
+def test_a_child_whose_parent_used_torch_without_millpond_s_backend_of_it() -> None:
+    assert run(_USERS_TORCH, minilm()) == {"native": "works", "torch": "works"}
 
 
 _BUSY = """
@@ -302,7 +336,7 @@ def test_a_child_that_was_forked_during_a_load_is_refused_a_model() -> None:
 _ENDS = """
 from millpond import Engine
 
-engine = Engine(sys.argv[1], device="cpu")
+engine = Engine(sys.argv[1], device="cpu", backend="torch")
 engine.embed([f"tides and rivers {number}" * 6 for number in range(64)])
 pid = os.fork()
 if pid == 0:
