@@ -57,7 +57,7 @@ Results = Mapping[OutputSpec, list[np.ndarray]]
 
 
 def described(folder: Path, **options: Any) -> ModelDescription:
-    return loading._read(EngineConfig(model=str(folder), **options), has_weights=True)[0]
+    return loading._read(EngineConfig(model=str(folder), **options))[0]
 
 
 def outputs_of(description: ModelDescription) -> set[OutputSpec]:

@@ -133,6 +133,14 @@ def test_those_unused_for_a_month_are_removed(folder, written):
     assert {path.name for path in folder.iterdir()} == {f"{KEY}.packed", "other.txt"}
 
 
+def test_what_they_take_is_told(folder, monkeypatch, written):
+    assert packed_file.usage() == f"0.00 of at most 10 GB in {folder}"
+    mapped(written, size=16_000_000)
+    assert packed_file.usage().startswith("0.02 of at most 10 GB")
+    monkeypatch.setenv("MILLPOND_PACKED_GB", "0")
+    assert packed_file.usage() == "not kept (MILLPOND_PACKED_GB=0)"
+
+
 def test_a_disk_without_room_is_left_alone(folder, monkeypatch, written):
     usage = type("Usage", (), {"free": 2 * SIZE - 1})
     monkeypatch.setattr(packed_file.shutil, "disk_usage", lambda path: usage)

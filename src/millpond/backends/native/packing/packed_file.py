@@ -54,7 +54,7 @@ def mapped(key: str, size: int, write: Callable[[int], None]) -> Bytes | None:
         return None
     try:
         folder = cache_folder() / "packed"
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = _read(folder / f"{key}{_END}", key, size)
         if held is None and _write(folder, key, size, write):
             held = _read(folder / f"{key}{_END}", key, size)
@@ -63,6 +63,19 @@ def mapped(key: str, size: int, write: Callable[[int], None]) -> Bytes | None:
         logger.debug("packed weights are not kept: %s", error)
         return None
     return held
+
+
+def usage() -> str:
+    """What the files take, and where they are, for people."""
+    if not (limit := _limit()):
+        return f"not kept ({_LIMIT}=0)"
+    try:
+        folder = cache_folder() / "packed"
+        sizes = [path.stat().st_size for path in folder.iterdir()] if folder.is_dir() else []
+    except (OSError, RuntimeError) as error:  # RuntimeError: no home folder
+        return f"not kept: {error}"
+    where = str(folder).replace(os.path.expanduser("~"), "~", 1)  # the home has the user's name
+    return f"{sum(sizes) / 1e9:.2f} of at most {limit / 1e9:g} GB in {where}"
 
 
 def _limit() -> int:
