@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file
 from tests.native.models import ADAPTED, LENGTHS, TOLERANCE, VARIANTS, VISIBLE, backbone, compiled, some_ids
 from tests.tiny import FAMILIES, write_checkpoint
-from tests.tiny.checkpoints import save_weights
+from tests.tiny.layouts import save_weights
 from tests.tiny.families import some
 
 from millpond.backends.native.encoder import NativeEncoder, bounds_of

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from tests.parity.rerankers import FRAME
-from tests.tiny.checkpoints import save_weights
+from tests.tiny.layouts import save_weights
 from tests.tiny.heads import write_language_model, write_reward
 
 from millpond import Engine
