@@ -7,7 +7,6 @@ import shlex
 import numpy as np
 import pytest
 from peers.vector_stores import qdrant_edge, uint8
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from storage_recall import cuts
 from typer.main import get_command
 
@@ -196,7 +195,10 @@ def test_ndcg_by_hand():
     assert ndcg(["x", "a"], grades, k=1) == 0.0 and ndcg(["a"], {}) == 0.0
 
 
+@pytest.mark.torch
 def test_an_evaluation_is_that_of_sentence_transformers():
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
     random = np.random.default_rng(3)
     judgements = {f"q{q}": {f"d{d}": 1.0 for d in random.choice(30, 3, replace=False)} for q in range(20)}
     results = {query: [f"d{d}" for d in random.permutation(30)[:12]] for query in judgements}

@@ -15,8 +15,8 @@ import torch
 from safetensors.torch import load_file
 from tests.native.models import ADAPTED, LENGTHS, TOLERANCE, VARIANTS, VISIBLE, backbone, compiled, some_ids
 from tests.tiny import FAMILIES, write_checkpoint
-from tests.tiny.layouts import save_weights
 from tests.tiny.families import some
+from tests.tiny.layouts import save_weights
 
 from millpond.backends.native.encoder import NativeEncoder, bounds_of
 from millpond.backends.native.families import build_encoder, missing_plan

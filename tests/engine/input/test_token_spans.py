@@ -166,6 +166,7 @@ def test_an_oversize_text_is_truncated_like_a_long_one(tmp_path: Path) -> None:
         assert kept[0] == kept[1] == kept[2] != text
 
 
+@pytest.mark.torch
 def test_pairs_are_classified_as_transformers_does(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer
