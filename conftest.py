@@ -57,7 +57,7 @@ TORCH = _paths(
         server/launch/test_ray_serve.py
     """
 )
-MARKED_TORCH = re.compile(r"^pytestmark = [^#\n]*\n?[^#\n]*pytest\.mark\.torch\b", re.MULTILINE)
+MARKED_TORCH = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.torch\b", re.MULTILINE)
 # Why a test of `make test-light` may be skipped; anything else means that its environment lacks a package.
 SKIPS = re.compile(r"MILLPOND_\w+ is not set|GPU|only on|as root|without (AMX|AVX)|no (AMX|AVX)|not this processor")
 
@@ -74,17 +74,22 @@ def _needs_torch(path: PurePosixPath) -> bool:
     return not TORCH.isdisjoint((path, *path.parents))
 
 
+def _is_of_torch(item: pytest.Item) -> bool:
+    return _needs_torch(_path(item.nodeid)) or item.get_closest_marker("torch") is not None
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The option of `make test-light`."""
-    parser.addoption("--without-torch", action="store_true", help="only tests that need no torch, which must be absent")
+    """The option of `make test-light` and of `make test-torch`."""
+    text = "none: the tests that need no torch, which must be absent; only: the others"
+    parser.addoption("--torch", choices=("none", "only"), help=text)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Refuse to test without torch where it can be imported."""
-    if config.option.without_torch:
+    if config.option.torch == "none":
         found = [name for name in ("torch", "transformers", "sentence_transformers") if find_spec(name)]
         if found:
-            raise pytest.UsageError(f"--without-torch: {', '.join(found)} can be imported from {sys.prefix}")
+            raise pytest.UsageError(f"--torch=none: {', '.join(found)} can be imported from {sys.prefix}")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -95,7 +100,7 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     rings = []
     if "not contract" in config.option.markexpr:
         rings.append((_is_contract, MARKED))
-    if config.option.without_torch:
+    if config.option.torch == "none":
         rings.append((_needs_torch, MARKED_TORCH))
     text = collection_path.read_text(encoding="utf-8") if rings and path.suffix == ".py" else ""
     return any(belongs(path) or mark.search(text) for belongs, mark in rings) or None
@@ -116,7 +121,7 @@ def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
 
 
 def _unless_skipped(report: Any, config: pytest.Config) -> Any:
-    if config.option.without_torch and report.skipped and not hasattr(report, "wasxfail"):
+    if config.option.torch == "none" and report.skipped and not hasattr(report, "wasxfail"):
         reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         if not SKIPS.search(reason):
             report.outcome, report.longrepr = "failed", f"make test-light runs every test: {reason}"
@@ -133,11 +138,13 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 @pytest.hookimpl(trylast=True)  # after pytest-randomly
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Slow files first, so that no worker starts one at the end; and no test of torch without it."""
-    if config.option.without_torch:
-        left_out = [item for item in items if item.get_closest_marker("torch")]
-        config.hook.pytest_deselected(items=left_out)
-        items[:] = [item for item in items if not item.get_closest_marker("torch")]
+    """Slow files first, so that no worker starts one at the end; and the tests of ``--torch``."""
+    if config.option.torch is not None:
+        chosen = [item for item in items if _is_of_torch(item) is (config.option.torch == "only")]
+        config.hook.pytest_deselected(
+            items=[item for item in items if _is_of_torch(item) is (config.option.torch == "none")]
+        )
+        items[:] = chosen
     if "PYTEST_XDIST_WORKER" in os.environ:
         seconds = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.is_file() else {}
         items.sort(key=lambda item: -seconds.get(str(_path(item.nodeid)), 0.0))

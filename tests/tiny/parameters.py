@@ -2,7 +2,7 @@
 
 Entries of the tables: ``name:rows,columns`` is a weight and a bias, ``name/rows,columns`` a weight alone, and
 ``name=rows,columns`` a parameter of that name; a norm has only rows. ``?field`` after an entry: its bias depends on
-that field of config.json. Entries with ``#`` are repeated for each layer, those with ``+`` for all layers but the first.
+that field of config.json. Entries with ``#`` are repeated for each layer, those with ``+`` for all but the first.
 """
 
 from __future__ import annotations
