@@ -59,7 +59,7 @@ LOWEST_EXTRAS := chunking,demo,otel,parquet,pooling,ray,report,server,torch,zstd
 # Without the tests of the server and the tools, and without those that import a package only for development (as openai,
 # playwright or langchain-tests), which may need newer versions of what is under test.
 DEVELOPMENT := langchain_(tests|classic|milvus|qdrant|openai)|llama_index\.(vector_stores|embeddings\.openai)|openai|cohere|playwright|datasets|schemathesis
-LOWEST_FOLDERS := $(addprefix tests/,unit attention cache checkpoints compat engine ingest late_interaction models native pooling) \
+LOWEST_FOLDERS := $(addprefix tests/,unit attention backends cache checkpoints compat engine heads ingest late_interaction models native pooling) \
 	$(wildcard integrations/*/tests)
 # They run text that imports langchain_qdrant, llama_index.embeddings.huggingface and langchain_classic.
 LOWEST_WITHOUT := integrations/langchain/tests/test_readme.py \
@@ -90,8 +90,8 @@ $(DEMO): $(BIN)/python pyproject.toml $(DEMO_PACKAGES:%=integrations/%/pyproject
 	@touch $@
 
 # torch first: TORCH_ARGS selects its build, and all other packages accept any build. The kernels are compiled already, and what is
-# required is asked for by name, so that nothing is built in an environment of its own. The libraries of docs/migrate last, and without what they require: older versions than
-# those of constraints.txt.
+# required is asked for by name, so that nothing is built in an environment of its own. The libraries of docs/migrate last, and
+# without what they require: older versions than those of constraints.txt.
 $(STAMP): $(DEMO) $(PROJECTS) $(wildcard tests/compat/replaced.txt)
 	$(PIP) install --quiet --no-compile $(TORCH_ARGS) $(TORCH)
 	MILLPOND_NATIVE=0 $(PIP) install --quiet --no-compile --no-build-isolation --no-deps --editable . $(PACKAGES:%=--editable integrations/%)

@@ -30,8 +30,9 @@ from processor import processor
 from record import record
 
 from millpond import Engine
-from millpond.backends.torch.native import structs
-from millpond.backends.torch.native.encoder import NativeEncoder, bounds_of
+from millpond.backends.native import structs
+from millpond.backends.native.encoder import bounds_of
+from millpond.backends.native.model import NativeModel
 from millpond.native.library import isa
 
 SHAPES = {"minilm": 256, "bert-base": 96, "modernbert-base": 96, "qwen3-0.6b": 48}  # texts
@@ -100,9 +101,10 @@ def arguments() -> argparse.Namespace:
 def forward(model: Path, dtype: str, ids: Sequence[Sequence[int]], *, rounds: int) -> dict[str, Any] | None:
     """Seconds and operations of each kind of step, on one thread; None if the forward is not native."""
     with Engine(model, dtype=dtype, device="cpu") as engine:
-        backbone = engine._replicas.runner.backbone
-        if not isinstance(backbone, NativeEncoder):
+        model = engine._replicas.runner.model
+        if not isinstance(model, NativeModel):
             return None
+        backbone = model.encoder
         lengths = np.array([len(one) for one in ids])
         blocks = []
         for start, end in cut(lengths, backbone.block):

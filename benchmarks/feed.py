@@ -22,18 +22,19 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 from peers import feed_page
 from peers.environments import cache_folder
 from peers.shapes import Shapes
-from peers.simulated_device import SimulatedRunner, StoredTokenizer, Timeline, gaps
+from peers.simulated_device import SimulatedModel, StoredTokenizer, Timeline, gaps
 from peers.texts import Texts
 from record import record
 
 from millpond import PoolingParams
 from millpond.engine.dispatcher import Dispatcher
+from millpond.engine.execute.runner import Runner
 from millpond.engine.loading import Replicas, read_model
 from millpond.engine.submission import Submission
 from millpond.values.config import EngineConfig
@@ -127,8 +128,8 @@ def measure(model: Path, case: Case, options: argparse.Namespace) -> dict[str, A
         texts._backend = StoredTokenizer(texts._backend, folded, tokens_per_second=options.tokenizer_rate)
     timeline = Timeline(options.milliseconds / 1000 / BUDGET)
     graphs = options.operators == 0
-    runner = SimulatedRunner(timeline, width=WIDTH, longest=LIMIT, graphs=graphs, operators=options.operators)
-    replicas = Replicas(model=loaded, runners=cast("Any", (runner,)), dtype="float16")
+    device = SimulatedModel(timeline, width=WIDTH, longest=LIMIT, graphs=graphs, operators=options.operators)
+    replicas = Replicas(model=loaded, runners=(Runner(device),), dtype="float16")
     dispatcher = Dispatcher(replicas, budget=BUDGET, max_queue=1 << 18, cache=None)
     submission = Submission(loaded, dispatcher)
     over = threading.Event()

@@ -18,7 +18,6 @@ import platform
 import shutil
 import subprocess
 import sys
-import tarfile
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -69,8 +68,7 @@ def build(dist: Path, kernels: Path | None = None) -> None:
 def _build_kernels(dist: Path) -> None:
     (archive,) = dist.glob("millpond-*.tar.gz")
     with TemporaryDirectory() as folder:
-        with tarfile.open(archive) as sources:
-            sources.extractall(folder, filter="data")
+        shutil.unpack_archive(archive, folder)
         (tree,) = Path(folder).iterdir()
         _build("--wheel", "--outdir", folder, str(tree), MILLPOND_NATIVE="1", **_linker())
         (wheel,) = Path(folder).glob("*.whl")

@@ -175,8 +175,12 @@ def varlen_attn(
 
 
 def backends_of_engines(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
-    """Every engine that is loaded from here on has a recording backend, and varlen serves it; returns the backends."""
+    """Every engine that is loaded from here on is torch's, with a recording backend, and varlen serves it.
+
+    Returns the recording backends.
+    """
     pretend_varlen(monkeypatch)
+    monkeypatch.setattr("millpond.backends.native.backend.cannot_run", lambda *model: "the backend records")
     made: list[Recording] = []
 
     def backend(device: torch.device) -> Recording:

@@ -7,7 +7,7 @@ are torch's meta tensors, which have shapes only.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,13 +16,12 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 
+from millpond.backends.backend import BackendName, OutputSpec, PackedBatch, Pending, ReadRows, Threads
 from millpond.backends.torch.cuda.buckets import Buckets
 from millpond.backends.torch.cuda.graphs import Graphs
-from millpond.backends.torch.cuda.pipeline import PendingBatch, Pipeline
+from millpond.backends.torch.cuda.pipeline import Pipeline
 from millpond.backends.torch.device_batch import ForwardInput
 from millpond.backends.torch.pooling.pooler import OutputRows
-from millpond.engine.execute.results import RequestResult
-from millpond.engine.schedule.request import Request
 
 T = TypeVar("T")
 
@@ -153,7 +152,7 @@ class SimulatedGraph:
         self._timeline.launch(self._tokens)
 
 
-class SimulatedModel:
+class SimulatedForward:
     """A backbone and its pooler: a number of small operators on the host, and the forward on the device."""
 
     def __init__(self, backend: SimulatedBackend, *, width: int, operators: int) -> None:
@@ -184,25 +183,36 @@ class _Reading:
         return OutputRows(values=self._values, counts=None)
 
 
-class SimulatedRunner:
-    """In place of a :class:`~millpond.engine.execute.runner.Runner`, for tasks with a row for each text."""
+class SimulatedModel:
+    """A :class:`~millpond.backends.backend.Model` for tasks with a row for each text."""
 
+    backend: BackendName = "torch"
+    device = "simulated"
     overlaps = True
-    device = torch.device("meta")
+    position_offset = 0
+    threads: Threads | None = None
 
     def __init__(self, timeline: Timeline, *, width: int, longest: int, graphs: bool, operators: int) -> None:
         backend = SimulatedBackend(timeline, width=width)
-        model = SimulatedModel(backend, width=width, operators=operators)
-        captured = Graphs(model, backend, Buckets(longest=longest)) if graphs else None
-        self._pipeline = Pipeline(model, backend, captured, position_offset=0)
+        forward = SimulatedForward(backend, width=width, operators=operators)
+        captured = Graphs(forward, backend, Buckets(longest=longest)) if graphs else None
+        self._pipeline = Pipeline(forward, backend, captured)
 
     @torch.inference_mode()
-    def start(self, requests: Sequence[Request]) -> PendingBatch:
-        return self._pipeline.start(requests)
+    def start(self, batch: PackedBatch, outputs: Set[OutputSpec]) -> Pending:
+        return self._pipeline.start(batch, frozenset(outputs))
 
-    @torch.inference_mode()
-    def run(self, requests: Sequence[Request]) -> list[RequestResult]:
-        return self._pipeline.start(requests).result()
+    def run(self, batch: PackedBatch, outputs: Set[OutputSpec]) -> ReadRows:
+        return self.start(batch, outputs).result()
+
+    def prepare(self, output: OutputSpec) -> None:
+        """It has no vocabulary."""
+
+    def leaves_caller(self) -> bool:
+        return False
+
+    def free_memory(self) -> None:
+        """Nothing is cached."""
 
 
 class StoredTokenizer:

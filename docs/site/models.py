@@ -6,18 +6,31 @@ After a change of a table: ``PYTHONPATH=src python docs/site/models.py`` writes 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import get_args
 
-from millpond.backends.torch.pooling.methods import METHODS
+from millpond.backends.native.families import has_plan
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import _SUFFIXES, ARCHITECTURES
 from millpond.checkpoints.build_spec import MATRYOSHKA_FAMILIES
 from millpond.checkpoints.rerankers import FAMILIES
+from millpond.values.spec import PoolingMode
 
 PAGE = Path(__file__).parents[1] / "models.md"
 
 _KINDS = {True: "decoder", False: "encoder"}
+# The columns of the table of tasks, and the families that have such checkpoints.
+COLUMNS: Mapping[str, Callable[[Architecture], bool]] = {
+    "embedder": lambda row: True,
+    "classifier": lambda row: True,
+    "cross-encoder": lambda row: True,
+    "token classifier": lambda row: True,
+    "reward model": lambda row: True,
+    "late interaction": lambda row: True,
+    "LLM reranker": lambda row: row.decoder,
+    "SPLADE": lambda row: row.mlm is not None,
+}
 _ROWS = {"cls": "first token", "lasttoken": "last token"}
 
 _TEXT = """\
@@ -39,8 +52,8 @@ checkpoint (tasks, pooling, widths, prompts, labels) without loading its weights
   `+`.
 - **Classes** is where `*ForSequenceClassification` reads its logits: in a token's row, or where config.json says.
 - **SPLADE** checkpoints may have the masked-language-model head of {splade}.
-- **Forward**: millpond's own packed forward pass, or the class of transformers over packed rows. A configuration that
-  the own one does not cover runs in the class of transformers.
+- **Backend** on a CPU is `native`, which needs no torch, or `torch`. In the backend torch a family runs in millpond's
+  own packed forward pass, or, where the next column says transformers, in its class over packed rows.
 
 `architectures` may name `HF_ColBERT` (Stanford's), the family's class with `ColBERT` before it (vLLM's), or the
 family's class with one of these endings instead of `Model`: {suffixes}. Of some families there are other names:
@@ -50,6 +63,23 @@ family's class with one of these endings instead of `Model`: {suffixes}. Of some
 A checkpoint with another family's `model_type` is recognized by further fields of config.json:
 
 {recognized}
+
+## Tasks
+
+What runs each kind of checkpoint on a CPU. **native** needs no torch, and `backend="torch"` runs it too; **torch**
+needs `pip install "millpond[torch]"`; **refused** is refused by name before its weights are read. A test runs every
+cell.
+
+{tasks}
+
+- An **embedder** has `embed` and `token_embed`, a **classifier** `classify` and `token_classify`, a **cross-encoder**
+  (one label) `score`, `rerank` and `reward` too, a **token classifier** `token_classify`, a **reward model**
+  (`*ForRewardModel`) `reward`, **late interaction** (ColBERT) `token_embed`, `score` and `rerank`, an **LLM reranker**
+  (a language model that scores pairs by tokens of its vocabulary) `score` and `rerank`, **SPLADE** `sparse_embed`.
+  BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token.
+- A native checkpoint needs torch [for some options](engine.md#backends), on a processor without the kernels, from
+  pickled or already quantized weights, and in a few configurations: the convolution of deberta-v2-xlarge and -xxlarge,
+  an activation or a scaling of rotary positions that the kernels do not have. `millpond models MODEL` says it of one.
 
 ## LLM rerankers
 
@@ -70,10 +100,11 @@ True}}`.
 
 def page() -> str:
     """The page in Markdown."""
-    header = ("family", "`model_type`", "kind", "pooling", "classes", "forward", "example")
+    header = ("family", "`model_type`", "kind", "pooling", "classes", "backend", "in torch", "example")
     return _TEXT.format(
         families=_table(header, map(_family, ARCHITECTURES)),
-        methods=_codes(METHODS),
+        tasks=_table(("family", *COLUMNS), map(_tasks, ARCHITECTURES)),
+        methods=_codes(get_args(PoolingMode)),
         splade=_codes(f"{row.prefix}Model" for row in ARCHITECTURES if row.mlm),
         recognized="\n".join(
             f"- `{row.prefix}Model`: {_recognized(row)}" for row in ARCHITECTURES if row.recognized_by
@@ -107,9 +138,23 @@ def _family(row: Architecture) -> tuple[str, ...]:
         f"{_KINDS[row.decoder]}, {'some layers recurrent' if row.recurrent else row.positions}",
         f"`{row.pooling}`",
         _ROWS.get(pooling, pooling) if isinstance(pooling, str) else "config.json",
+        _backend(row),
         "millpond" if row.forward else "transformers",
         row.example,
     )
+
+
+def cell(row: Architecture, column: str) -> str:
+    """What runs a family's checkpoints of one kind on a CPU: native, torch or refused."""
+    return _backend(row) if COLUMNS[column](row) else "refused"
+
+
+def _tasks(row: Architecture) -> tuple[str, ...]:
+    return (f"`{row.prefix}`", *(cell(row, column) for column in COLUMNS))
+
+
+def _backend(row: Architecture) -> str:
+    return "native" if has_plan(row) else "torch"
 
 
 def _recognized(row: Architecture) -> str:

@@ -299,7 +299,7 @@ def test_other_norms_are_torchs(norm, monkeypatch):
     (dim,) = norm.normalized_shape
     states, residual = (torch.randn(5, dim).to(norm.weight.dtype) for _ in range(2))
     expected = norm(states + residual)
-    monkeypatch.setattr("millpond.native.operands.library", None)  # must not be called
+    monkeypatch.setattr("millpond.backends.torch.operands.library", None)  # must not be called
     torch.testing.assert_close(AddNorm(norm)(states, residual), expected)
 
 
@@ -340,7 +340,7 @@ def test_rotary_positions(shape, monkeypatch):
     expected = apply_rotary(states.float(), cos.float(), sin.float())
     torch.testing.assert_close(out.float(), expected, atol=1e-3, rtol=2**-7)
     assert torch.equal(fused, kept)
-    monkeypatch.setattr("millpond.native.operands.library", lambda: None)
+    monkeypatch.setattr("millpond.backends.torch.operands.library", lambda: None)
     assert (apply_rotary(states, cos, sin) - out).abs().max() < 0.06  # rounded three times more
     assert (apply_rotary(states, cos, -sin) - out).abs().max() > 0.1 or shape[0] == 1
 

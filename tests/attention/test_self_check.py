@@ -1,6 +1,5 @@
 """The self-check: planted mistakes in kernels are noticed and disabled, and right results are remembered."""
 
-import ctypes
 import json
 import logging
 import math
@@ -9,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tests.tiny import SENTENCES
 
 from millpond.backends import kernel_check
 from millpond.backends.kernel_check import (
@@ -25,14 +23,9 @@ from millpond.backends.torch.attention import kernels, matmul_attention, native,
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.self_check import attention_rows, computed
 from millpond.backends.torch.attention.signature import KernelError
-from millpond.backends.torch.native import families, structs
-from millpond.backends.torch.native import self_check as encoder_check
-from millpond.backends.torch.native.self_check import encoder_rows
-from millpond.native import library
 
 CPU = torch.device("cpu")
 ROWS = [native, matmul_attention]
-built = pytest.mark.skipif(library.kernel_table() is None, reason="no compiled kernels")
 every_row = pytest.mark.parametrize("kernel", ROWS, ids=lambda kernel: kernel.NAME)
 
 
@@ -281,156 +274,3 @@ def test_the_note_is_in_the_users_cache_folder(monkeypatch, tmp_path):
 )
 def test_similarity(found, expected, near):
     assert similarity(np.array(found), np.array(expected)) == pytest.approx(near, abs=1e-5)
-
-
-# --- The native encoder -----------------------------------------------------------------------------------------------
-
-
-TEXTS = ("a", *SENTENCES[:4])
-SIZE = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 2}
-DTYPES = [dtype for dtype in (torch.float32, torch.bfloat16) if encoder_rows(dtype, "none")]
-every_dtype = pytest.mark.parametrize("dtype", DTYPES, ids=str)
-
-
-@built
-@every_dtype
-@pytest.mark.parametrize("int8", ["none", "feeds", "all"])
-def test_a_right_encoder_agrees(dtype, int8, caplog):
-    for row in encoder_rows(dtype, int8):
-        found = run(row)
-        # Far from the limit, so that no processor's rounding comes near it.
-        assert 1 - found.similarity < (1 - row.least) / 5 and not found.wrong, found
-
-
-class Damage:
-    """Kernels whose entries do something wrong; used in place of the right ones, by every plan that is built."""
-
-    def __init__(self, monkeypatch, **entries):
-        right = families.kernels_of
-        self.calls = 0
-
-        def kernels_of(*args, **options):
-            kernels = right(*args, **options)
-            if kernels is None:
-                return None
-            return replace(kernels, **{name: self._wrapped(getattr(kernels, name), entries[name]) for name in entries})
-
-        for module in (families, encoder_check):  # of models, and of the check
-            monkeypatch.setattr(module, "kernels_of", kernels_of)
-
-    def _wrapped(self, entry, mistake):
-        def wrapped(address):
-            self.calls += 1
-            return mistake(entry, address)
-
-        return wrapped
-
-
-def encode_call(address):
-    return structs.EncodeCall.from_address(address)
-
-
-def with_call(**fields):
-    """The entry, called with other fields of the call's struct."""
-
-    def mistake(entry, address):
-        call = structs.EncodeCall.from_buffer_copy(encode_call(address))
-        for name, value in fields.items():
-            setattr(call, name, value)
-        return entry(ctypes.addressof(call))
-
-    return mistake
-
-
-def with_steps(change):
-    """The entry, called with the steps that ``change`` makes of a model's."""
-
-    def mistake(entry, address):
-        call = structs.EncodeCall.from_buffer_copy(encode_call(address))
-        model = structs.Model.from_buffer_copy(call.model.contents)
-        copies = (structs.Step * model.count)(*(model.steps[i] for i in range(model.count)))
-        kept = change(list(copies))
-        steps = (structs.Step * len(kept))(*kept)
-        model.steps, model.count = steps, len(kept)
-        call.model = ctypes.pointer(model)
-        return entry(ctypes.addressof(call))
-
-    return mistake
-
-
-def without(kind):
-    return with_steps(lambda steps: [step for step in steps if step.kind != kind])
-
-
-def changed(kind, **fields):
-    def change(steps):
-        for step in steps:
-            for name, value in fields.items() if step.kind == kind else ():
-                setattr(step, name, value)
-        return steps
-
-    return with_steps(change)
-
-
-def result_of(address):
-    """The numbers that a call writes, ``[rows, hidden]``."""
-    call = encode_call(address)
-    bounds = np.ctypeslib.as_array(ctypes.cast(call.bounds, ctypes.POINTER(ctypes.c_int32)), (call.texts + 1,))
-    rows = int(bounds[-1]) if call.reading == structs.ALL_ROWS else call.texts
-    numbers = ctypes.cast(call.out, ctypes.POINTER(ctypes.c_float))
-    return np.ctypeslib.as_array(numbers, (rows, call.model.contents.hidden))
-
-
-def spoiled(*place, value):
-    def mistake(entry, address):
-        entry(address)
-        result_of(address)[place] = value
-        return 0
-
-    return mistake
-
-
-def mean_is_first(entry, address):
-    call = encode_call(address)
-    fields = {"reading": structs.FIRST_ROW} if call.reading == structs.MEAN_ROW else {}
-    return with_call(**fields)(entry, address)
-
-
-ENCODER_MISTAKES = {
-    "no-feed": without(structs.FEED),
-    "no-rotation": without(structs.HEADS),
-    "scale": changed(structs.ATTENTION, scale=1.0),
-    "window": changed(structs.ATTENTION, before=1 << 40, after=1 << 40),
-    "causality": changed(structs.ATTENTION, after=1 << 40),
-    "softcap": changed(structs.ATTENTION, softcap=0.0),
-    "distances": changed(structs.ATTENTION, distances=None),
-    "offset": with_call(offset=0),
-    "adapters": with_call(adapters=None),
-    "mean": mean_is_first,
-    "unwritten": spoiled(-1, value=0.0),
-    "nan": spoiled(0, 1, value=np.nan),
-}
-
-
-@built
-@every_dtype
-@pytest.mark.parametrize("mistake", ENCODER_MISTAKES)
-def test_a_wrong_encoder_is_noticed(mistake, dtype, monkeypatch):
-    damage = Damage(monkeypatch, encode=ENCODER_MISTAKES[mistake])
-    (row,) = encoder_rows(dtype, "none")
-    assert run(row).wrong and damage.calls
-
-
-@built
-@pytest.mark.parametrize("int8", ["feeds", "all"])
-def test_wrong_products_in_eight_bits_are_noticed(int8, monkeypatch):
-    def dropped(entry, address):
-        """A third of each weight's columns."""
-        pack = structs.PackCall.from_address(address)
-        weight = np.ctypeslib.as_array(ctypes.cast(pack.weight, ctypes.POINTER(ctypes.c_int8)), (pack.out, pack.in_))
-        weight[:, : pack.in_ // 3] = 0
-        return entry(address)
-
-    damage = Damage(monkeypatch, pack_int8=dropped)
-    for row in encoder_rows(torch.float32, int8):
-        assert run(row).wrong and damage.calls

@@ -1,4 +1,4 @@
-"""One table over both backends: every family with each of its heads gives the same results of every task in both."""
+"""Both backends give the same results: each cell of the table of tasks in docs/models.md, pipelines and heads."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from docs.site.models import COLUMNS, cell
 from tests.tiny import FAMILIES, TEXTS, Dense, LayerNorm, Layout, Normalize, Pooling, write_checkpoint
+from tests.tiny.columns import options, row_of, writer
 from tests.tiny.heads import (
-    write_cross_encoder,
-    write_language_model,
     write_m3,
     write_pylate,
     write_reward,
@@ -23,11 +23,9 @@ from tests.tiny.heads import (
 from tests.tiny.layouts import OLD_MODES
 
 from millpond import Engine, PoolingParams, TokenIds
-from millpond.backends.native.backend import cannot_run
-from millpond.engine import loading
-from millpond.errors import MillpondError
+from millpond.checkpoints.architectures import ARCHITECTURES
+from millpond.errors import MillpondError, ModelLoadError, UnsupportedArchitectureError
 from millpond.native import library
-from millpond.values.config import EngineConfig
 
 pytestmark = [
     pytest.mark.contract,
@@ -36,32 +34,18 @@ pytestmark = [
 
 TOLERANCE = 1e-5
 VISIBLE = 1e-3
-# Families that have no native plan.
-TORCH_ONLY = {"gpt2", "jamba"}
-# Families that must run natively; of the others a test is skipped until they have a plan.
-PLANNED = {"bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "electra", "deberta-v2"}
-# A width that every plan takes, in the terms of each family.
-WIDE = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
-DECODER = WIDE | {"num_key_value_heads": 2, "head_dim": 32}
-OWN_TERMS: Mapping[str, Mapping[str, Any]] = {
-    "distilbert": {"dim": 64, "n_heads": 2, "hidden_dim": 96},
-    "nomic": WIDE | {"n_embd": 64, "n_head": 2, "n_inner": 96},
-    "nomic-moe": WIDE | {"n_embd": 64, "n_head": 2, "n_inner": 96},
-    "electra": WIDE | {"embedding_size": 32},
-    "albert": WIDE | {"embedding_size": 32},
-    "deberta-v2": WIDE | {"pooler_hidden_size": 64},
-    "gpt2": {},
-    "jamba": {},
+# The task that a checkpoint of each column is for.
+TASKS = {
+    "embedder": "embed",
+    "classifier": "classify",
+    "cross-encoder": "score",
+    "token classifier": "token_classify",
+    "reward model": "reward",
+    "late interaction": "score",
+    "LLM reranker": "score",
+    "SPLADE": "sparse_embed",
 }
-PLAIN_JINA = {"lora_adaptations": None, "matryoshka_dimensions": None}  # no adapters beside a head
-
-
-def wide(family: str) -> dict[str, Any]:
-    own = OWN_TERMS.get(family)
-    if own is not None:
-        return dict(own)
-    return dict(DECODER if FAMILIES[family].head in ("ForCausalLM", "LMHeadModel") or family == "eurobert" else WIDE)
-
+WIDE = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
 
 Values = dict[str, list[np.ndarray]]
 Writer = Callable[[Path], Path]
@@ -104,18 +88,8 @@ def difference(found: Values, expected: Values) -> float:
 @contextmanager
 def both(folder: Path, **options: Any) -> Iterator[tuple[Engine, Engine]]:
     options = {"dtype": "float32", "device": "cpu"} | options
-    obstacle = missing(folder, **options)
-    if obstacle is not None:
-        assert folder.parent.name not in PLANNED, obstacle
-        pytest.skip(obstacle)
     with Engine(folder, backend="native", **options) as native, Engine(folder, backend="torch", **options) as reference:
         yield native, reference
-
-
-def missing(folder: Path, **options: Any) -> str | None:
-    """Why a checkpoint has no native model."""
-    description, _ = loading._read(EngineConfig(model=str(folder), **options), has_weights=True)
-    return cannot_run(description, EngineConfig(model=str(folder), **options))
 
 
 def assert_same(folder: Path, **options: Any) -> frozenset[str]:
@@ -131,37 +105,31 @@ def assert_same(folder: Path, **options: Any) -> frozenset[str]:
 
 # --- Families -------------------------------------------------------------------------------------------------------
 
-NATIVE = sorted(FAMILIES.keys() - TORCH_ONLY)
-HEADS = ("plain", "SequenceClassification", "TokenClassification")
+FIRST = {row_of(family).prefix: family for family in reversed(FAMILIES)}.values()  # of each row of the table
 
 
-@pytest.mark.parametrize("head", HEADS)
-@pytest.mark.parametrize("family", NATIVE)
-def test_a_family(family, head, tmp_path):
-    config = wide(family)
-    if head == "plain":
-        folder = write_checkpoint(tmp_path / family / "model", family, config=config)
+@pytest.mark.parametrize(
+    ("family", "column"),
+    [(family, column) for family in FAMILIES for column in COLUMNS if family in FIRST or column == "embedder"],
+)
+def test_a_cell_of_the_table(family, column, tmp_path):
+    folder = writer(family, column)(tmp_path / family / "model")
+    said, given = cell(row_of(family), column), options(column)
+    if said == "native":
+        assert TASKS[column] in assert_same(folder, **given)
+        return
+    if said == "torch":
+        with pytest.raises(ModelLoadError, match="no native plan"):
+            Engine(folder, device="cpu", backend="native", **given)
+        with Engine(folder, device="cpu", dtype="float32", **given) as engine:
+            assert TASKS[column] in values(engine)
     else:
-        try:
-            folder = write_checkpoint(
-                tmp_path / family / "model",
-                family,
-                head=head,
-                labels=1 if head == "SequenceClassification" else 3,
-                config=config | (PLAIN_JINA if family == "jina" else {}),
-            )
-        except AttributeError:
-            pytest.skip("transformers has no such class")
-    assert_same(folder)
+        with pytest.raises(UnsupportedArchitectureError, match="SPLADE runs over|is an encoder"):
+            Engine(folder, device="cpu", **given)
 
 
-@pytest.mark.parametrize("family", sorted(TORCH_ONLY))
-def test_a_family_without_a_plan_runs_in_torch(family, tmp_path):
-    folder = write_checkpoint(tmp_path / "model", family)
-    with pytest.raises(MillpondError, match="no native plan"):
-        Engine(folder, device="cpu", backend="native")
-    with Engine(folder, device="cpu", dtype="float32") as engine:
-        assert len(engine.embed(["a"]).embeddings) == 1
+def test_the_table_has_every_family():
+    assert {row_of(family) for family in FAMILIES} == set(ARCHITECTURES)
 
 
 # --- Pipelines and heads --------------------------------------------------------------------------------------------
@@ -171,40 +139,24 @@ def pipeline(*modules: Any, **options: Any) -> Writer:
     return partial(write_checkpoint, sentence_transformers=Layout(modules=modules), config=WIDE, **options)
 
 
-HEADED: dict[str, tuple[Writer, Mapping[str, Any]]] = {
-    **{mode: (pipeline(Pooling(modes=(mode,))), {}) for mode in OLD_MODES},
-    "concatenated": (pipeline(Pooling(modes=tuple(OLD_MODES), include_prompt=False), Dense(out_features=12)), {}),
-    "dense-norm": (pipeline(Pooling(), Dense(out_features=33, activation="GELU"), LayerNorm(), Normalize()), {}),
-    "stanford-colbert": (partial(write_stanford), {}),
-    "pylate-colbert": (partial(write_pylate, family="bert", widths=(40, 24)), {}),
-    "bge-m3": (write_m3, {}),
+HEADED: dict[str, Writer] = {
+    **{mode: pipeline(Pooling(modes=(mode,))) for mode in OLD_MODES},
+    "concatenated": pipeline(Pooling(modes=tuple(OLD_MODES), include_prompt=False), Dense(out_features=12)),
+    "dense-norm": pipeline(Pooling(), Dense(out_features=33, activation="GELU"), LayerNorm(), Normalize()),
+    "stanford-colbert": write_stanford,
+    "pylate-colbert": partial(write_pylate, family="bert", widths=(40, 24)),
+    "bge-m3": write_m3,
+    "splade-sum": partial(write_splade, strategy="sum"),
     **{
-        f"splade-{family}-{strategy}": (
-            partial(write_splade, family=family, strategy=strategy, config=wide(family)),
-            {},
-        )
-        for family in ("bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "modernbert")
-        for strategy in ("max", "sum")
-    },
-    "cross-encoder": (write_cross_encoder, {}),
-    **{
-        name: (partial(write_reward, architecture=name), {})
+        name: partial(write_reward, architecture=name)
         for name in ("InternLM2ForRewardModel", "Qwen2ForRewardModel", "Qwen2ForProcessRewardModel")
-    },
-    **{
-        f"{family}-reranker": (
-            partial(write_language_model, family=family, tokens=("<no>", "<yes>"), config=DECODER),
-            {"hf_overrides": {"classifier_from_token": ["<no>", "<yes>"]}},
-        )
-        for family in ("llama", "qwen3", "gemma2")
     },
 }
 
 
 @pytest.mark.parametrize("name", HEADED)
 def test_a_head(name, tmp_path):
-    write, options = HEADED[name]
-    assert_same(write(tmp_path / "model"), **options)
+    assert_same(HEADED[name](tmp_path / "model"))
 
 
 def test_another_head_gives_other_results(tmp_path):

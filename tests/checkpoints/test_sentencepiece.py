@@ -132,6 +132,7 @@ KINDS = {
     [
         ("xlm-roberta", "sentencepiece.bpe.model", "unigram"),
         ("jina", "sentencepiece.bpe.model", "unigram"),
+        ("camembert", "sentencepiece.bpe.model", "unigram"),
         ("albert", "spiece.model", "albert"),
         ("deberta-v2", "spm.model", "deberta"),
         ("gemma", "tokenizer.model", "gemma"),

@@ -13,8 +13,8 @@ from tests.tiny import Dense, Layout, Pooling, write_checkpoint
 from typer.testing import CliRunner
 
 from millpond import Engine
-from millpond.backends.torch import convert as module
-from millpond.backends.torch.convert import convert
+from millpond.backends.torch.loading import convert as module
+from millpond.backends.torch.loading.convert import convert
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.weights import stored_tensors
 from millpond.cli.app import app

@@ -292,7 +292,7 @@ def test_devices_that_cannot_be_used_together_are_refused(device, folder):
 def test_a_child_of_a_process_that_used_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     import torch
 
-    from millpond.backends.torch.placement import resolve_devices
+    from millpond.backends.torch.loading.placement import resolve_devices
 
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)  # also after a mere look for GPUs
     assert resolve_devices("auto") == resolve_devices("cpu") == (torch.device("cpu"),)

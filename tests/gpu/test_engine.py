@@ -24,7 +24,7 @@ from millpond.backends.kernel_check import KernelCheck
 from millpond.backends.torch import backend as torch_backend
 from millpond.backends.torch.attention import varlen
 from millpond.backends.torch.cuda.graphs import Graphs
-from millpond.backends.torch.load_check import check_graphs
+from millpond.backends.torch.loading.load_check import check_graphs
 from millpond.engine.loading import load
 from millpond.values.config import EngineConfig
 from tests import recording

@@ -14,8 +14,8 @@ from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
 from millpond.backends.torch.forwards import deberta, gpt2, jamba
 from millpond.backends.torch.forwards.encoder import PackedEncoder
-from millpond.backends.torch.load import packed_forward
-from millpond.backends.torch.quantize import check_quantization, quantize
+from millpond.backends.torch.loading.load import packed_forward
+from millpond.backends.torch.loading.quantize import check_quantization, quantize
 from millpond.checkpoints.architectures import row_of
 from millpond.errors import ModelLoadError
 

@@ -29,7 +29,7 @@ from millpond.backends.backend import OutputSpec
 from millpond.backends.native.heads import activations
 from millpond.backends.native.heads.heads import Reading
 from millpond.backends.native.model import build_heads, missing_head
-from millpond.backends.native.weight_packer import NotSupported
+from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.pooling.classifier import build_classifier
 from millpond.backends.torch.pooling.pooler import Pooler, PoolerCall
@@ -58,7 +58,7 @@ Results = Mapping[OutputSpec, list[np.ndarray]]
 
 
 def described(folder: Path, **options: Any) -> ModelDescription:
-    return loading._read(EngineConfig(model=str(folder), **options), has_weights=True)[0]
+    return loading._read(EngineConfig(model=str(folder), **options))[0]
 
 
 def outputs_of(description: ModelDescription) -> set[OutputSpec]:

@@ -16,7 +16,7 @@ from millpond.backends.native.heads.activations import activation_of, torch_acti
 from millpond.backends.native.heads.kernels import Linear, PackedWeight, VocabularyCall, gelu, kernel, run
 from millpond.backends.native.heads.norms import layer_norm, unit
 from millpond.backends.native.heads.pooling import pool
-from millpond.backends.native.weight_packer import NotSupported, tensor_of
+from millpond.backends.native.packing.weight_packer import NotSupported, tensor_of
 from millpond.native import library
 
 ISAS = [

@@ -74,8 +74,8 @@ BREACHES = (
     (
         "weights",
         "engine/input/validate.py",
-        "import millpond.backends.torch.load",
-        "input.validate -> millpond.backends.torch.load",
+        "import millpond.backends.torch.loading.load",
+        "input.validate -> millpond.backends.torch.loading.load",
     ),
     (
         "kernels",
@@ -83,7 +83,20 @@ BREACHES = (
         "import millpond.backends.torch.attention.varlen",
         "flex -> millpond.backends.torch.attention.varlen",
     ),
+    ("torch", "cli/commands/env.py", "def late():\n    import transformers", "commands.env -> transformers"),
     ("vocabulary", "values/spec.py", "import torch", "values.spec -> torch"),
+    (
+        "native",
+        "backends/native/encoder.py",
+        "import millpond.late_interaction.kernels.compiled",
+        "native.encoder -> millpond.late_interaction.kernels.compiled",
+    ),
+    (
+        "backends",
+        "backends/device_errors.py",
+        "import millpond.backends.native.structs",
+        "backends.device_errors -> millpond.backends.native.structs",
+    ),
     ("core", "cli/app.py", "def late():\n    import millpond_milvus", "app -> millpond_milvus"),
     ("server", "values/inputs.py", "import orjson", "values.inputs -> orjson"),
     ("server-layers", "server/errors.py", "import millpond.server.app", "errors -> millpond.server.app"),

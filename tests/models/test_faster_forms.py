@@ -22,9 +22,8 @@ from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.forwards import compiled
 from millpond.backends.torch.forwards.int8 import Int8Linear
 from millpond.backends.torch.forwards.linear import PlainLinear, ReorderedLinear, linear
-from millpond.backends.torch.load import load_backbone
-from millpond.backends.torch.native.encoder import NativeEncoder
-from millpond.backends.torch.quantize import check_quantization, quantize
+from millpond.backends.torch.loading.load import load_backbone
+from millpond.backends.torch.loading.quantize import check_quantization, quantize
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
@@ -80,9 +79,9 @@ needs_vnni = pytest.mark.skipif(isa() not in ISAS[1:], reason="needs a processor
 
 
 def native_int8(engine: Engine) -> str | None:
-    """Which weights a native forward has in eight bits; ``None`` if the forward is not native."""
-    backbone = engine._replicas.runners[0].model.backbone
-    return backbone.plan.kernels.int8 if isinstance(backbone, NativeEncoder) else None
+    """Which weights a native model has in eight bits; ``None`` for one of torch."""
+    model = engine._replicas.runner.model
+    return model.encoder.plan.kernels.int8 if model.backend == "native" else None
 
 
 @pytest.mark.contract
@@ -110,7 +109,7 @@ def test_a_model_that_the_native_kernels_do_not_serve_is_told_that_int8_is_not_f
     with Engine(folder, device="cpu", dtype="float32", quantization=kind) as engine:
         assert native_int8(engine) is None
         assert least_cosine(engine.embed(TEXTS, normalize=True).embeddings, expected) >= TINY["gpt2"]
-    assert f"quantization={kind!r} saves memory here and is not faster" in caplog.text
+    assert f"quantization={kind!r} saves memory in torch on a CPU, and is not faster" in caplog.text
 
 
 @pytest.mark.contract

@@ -22,11 +22,12 @@ from tests.tiny.heads import write_splade
 
 from millpond import Engine
 from millpond.backends.native.kernels import kernels_of
-from millpond.backends.torch import load, placement
+from millpond.backends.torch import environment
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.forwards.encoder import PackedEncoder
 from millpond.backends.torch.forwards.encoder_file import read_encoder
-from millpond.backends.torch.placement import resolve_device, unusable_gpu
+from millpond.backends.torch.loading import load, placement
+from millpond.backends.torch.loading.placement import resolve_device, unusable_gpu
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architecture import Architecture, EncoderFields, EncoderNames, MaskedHeadNames
 from millpond.checkpoints.architectures import find
@@ -34,7 +35,6 @@ from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.classifier_steps import FamilyHead, Linear
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.tokenizers.read import read_tokenizer
-from millpond.cli.commands.env import _accelerator
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 # --- A new BERT-like family is one row of the table ------------------------------------------------------------------
@@ -355,7 +355,7 @@ def test_an_old_driver_is_named_once(machine, caplog):
     (message,) = warnings(caplog)
     for part in (OLD.rstrip("."), torch.__version__, "CUDA 12.8", 'device="cpu"', "driver"):
         assert part in message
-    assert _accelerator(CPU.type) == f"none that can be used: {OLD.rstrip('.')}"
+    assert environment.facts("cpu")["accelerator"] == f"none that can be used: {OLD.rstrip('.')}"
 
 
 @pytest.mark.parametrize("error", [AssertionError(), None], ids=["no-words", "no-error"])
@@ -370,10 +370,26 @@ def test_a_machine_without_a_gpu_or_a_torch_for_cpus_is_not_warned(absent, machi
     machine(error=RuntimeError(OLD), **absent)
     assert resolve_device("auto") == CPU and unusable_gpu() is None
     assert not warnings(caplog)
-    assert _accelerator(CPU.type) == "none"
+    assert environment.facts("cpu")["accelerator"] == "none"
 
 
 def test_who_asks_for_the_cpu_is_not_warned(machine, caplog):
     machine(error=RuntimeError(OLD))
     assert resolve_device("cpu") == CPU
     assert not warnings(caplog)
+
+
+@pytest.mark.parametrize(
+    ("kernels", "torchs", "expected"),
+    [
+        pytest.param(True, False, torch.bfloat16, id="kernels-faster-in-it"),
+        pytest.param(False, True, torch.float32, id="kernels-slower-in-it"),
+        pytest.param(None, True, torch.bfloat16, id="no-kernels-but-products"),
+        pytest.param(None, False, torch.float32, id="neither"),
+    ],
+)
+def test_the_precision_of_a_cpu_is_that_which_is_faster(kernels, torchs, expected, monkeypatch):
+    monkeypatch.setattr(placement, "bfloat16_is_fast", lambda: kernels)
+    monkeypatch.setattr(placement, "has_native_bfloat16", lambda: torchs)
+    assert placement.resolve_dtype("auto", CPU, Architecture, None) is expected
+    assert placement.resolve_dtype("bfloat16", CPU, Architecture, None) is torch.bfloat16

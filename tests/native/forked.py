@@ -12,7 +12,7 @@ import numpy as np
 
 from millpond.backends.native.encoder import NativeEncoder, bounds_of
 from millpond.backends.native.kernels import kernels_of
-from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.self_check import VOCABULARY, post_norm, pre_norm
 
 LENGTHS = (1, 40, 17, 64, 5)

@@ -10,21 +10,20 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
-import torch
 from tests.approximate_search import guarded
 from tests.native import test_tiles as tests
-from tests.native.models import MODELS, PRECISIONS, copied, identity, integers, linear, numbers
+from tests.native.models import MODELS, PRECISIONS, built, copied, identity, integers, linear, numbers
 from tests.tiles import emulated_table
 
-from millpond.backends.torch.attention import native as attention
-from millpond.backends.torch.attention.segments import Segments
-from millpond.backends.torch.attention.signature import Masking
-from millpond.backends.torch.native import encoder as encoders
-from millpond.backends.torch.native import plan as plans
-from millpond.backends.torch.native import structs
-from millpond.backends.torch.native.encoder import NativeEncoder, bounds_of
-from millpond.backends.torch.native.kernels import kernels_of
-from millpond.backends.torch.native.self_check import VOCABULARY
+from millpond.backends.native import encoder as encoders
+from millpond.backends.native import structs
+from millpond.backends.native.encoder import bounds_of
+from millpond.backends.native.kernels import kernels_of
+from millpond.backends.native.packing import weight_packer
+from millpond.backends.native.packing.weight_packer import WeightPacker, tensor_of
+from millpond.backends.native.plans import rotation
+from millpond.backends.native.plans.rotation import Rotation
+from millpond.backends.native.self_check import VOCABULARY
 from millpond.native import library
 
 READINGS = (structs.ALL_ROWS, structs.FIRST_ROW, structs.LAST_ROW, structs.MEAN_ROW)
@@ -42,11 +41,6 @@ class Guards:
         self.kept.append(copy)
         return copy
 
-    def tensor(self, tensor):
-        words = tensor.detach().contiguous().view(torch.int32 if tensor.dtype is torch.float32 else torch.int16)
-        copy = self.array(words.numpy())
-        return copy.ctypes.data
-
     def memory(self, size):
         # On a line of the cache, as Memory is.
         room = self.array(np.zeros(-(-size // 64) * 64, dtype=np.uint8))
@@ -57,13 +51,11 @@ def with_distances(dtype, window=None):
     """Limited keys, a softcap, and distances up to the longest text exactly."""
 
     def add(builder):
-        builder.embed(numbers((VOCABULARY, 4 * 32), dtype))
+        builder.embed(tensor_of(numbers((VOCABULARY, 4 * 32), dtype)))
         builder.norm(copied(), 128)
         builder.heads(identity(128))
-        distances = numbers((2, 2 * 150 - 1), torch.float32)
-        builder.attention(
-            heads=2, kv_heads=1, dim=32, scale=0.2, softcap=20.0, distances=distances, window=window, last=True
-        )
+        distances = numbers((2, 2 * 150 - 1), "float32")
+        builder.attention(heads=2, kv_heads=1, dim=32, scale=0.2, softcap=20.0, distances=distances, window=window)
         builder.o_proj(linear(integers((32, 64)), integers(32)))
         builder.norm(copied(), 32)
 
@@ -78,9 +70,7 @@ def run(isa, guards, *, beyond):
         with_distances(dtype),
         with_distances(dtype, window=40),
     ):
-        builder = plans.PlanBuilder(kernels_of(dtype, isa), dtype)
-        model(builder)
-        encoder = NativeEncoder(builder.build())
+        encoder = built(kernels_of(dtype, isa), model)
         for lengths in ([1], [5], [150], [1, 33, 64, 7, 149], [1] * 70):
             tokens = sum(lengths)
             random = np.random.default_rng(tokens)
@@ -118,6 +108,23 @@ def run(isa, guards, *, beyond):
     return texts
 
 
+def guard(guards):
+    """Let each weight and table of a plan, and each workspace, have memory of its own."""
+    right, tables = WeightPacker.pack, Rotation.tables
+
+    def pack(self):
+        packings = self._packings
+        for self._packings in ([packing] for packing in packings):
+            right(self)
+        self._packings = packings
+
+    weight_packer.Memory = encoders.Memory = guards.memory
+    WeightPacker.pack = lambda self, identity: pack(self)
+    WeightPacker._kept = lambda self, array: guards.array(array).ctypes.data
+    rotation._FIRST = 150  # the longest text
+    Rotation.tables = lambda self, count: tuple(guards.array(table) for table in tables(self, count))
+
+
 def main(isa, kind, *rest):
     beyond = "--beyond" in rest
     if rest and rest[0] != "--beyond":
@@ -126,9 +133,7 @@ def main(isa, kind, *rest):
             loaded.cache_clear()
     assert library.kernel_table(isa) is not None, library.unavailable()
     guards = Guards(kind)
-    plans.Memory = lambda size: guards.memory(size - 4096)  # what a build has behind its weights
-    encoders.Memory = guards.memory
-    plans.PlanBuilder._kept = lambda self, tensor: guards.tensor(tensor)
+    guard(guards)
     print(run(isa, guards, beyond=beyond), "texts")
 
 
@@ -154,13 +159,16 @@ class ExactMemory:
 
 
 class WeightMemory(ExactMemory):
+    """For weights, which are packed into zeros."""
+
     def __init__(self, size):
-        super().__init__(size - 4096)  # the unit behind the last one is fetched, never read
+        super().__init__(size)
+        ctypes.memset(self.address, 0, size)
 
 
 def run_tiles(folder):
     table = emulated_table(Path(folder), "-fsanitize=address", "-g1", "-O1")
-    encoders.Memory, plans.Memory = ExactMemory, WeightMemory
+    encoders.Memory, weight_packer.Memory = ExactMemory, WeightMemory
     for model in tests.EXACT_MODELS:
         kernels = tests.kernels_in(table, model.pop("int8", "none"))
         built = tests.encoder_of(kernels, **model)
@@ -170,8 +178,19 @@ def run_tiles(folder):
                     built._workspaces.clear()
                     ids, bounds = tests.ids_of(lengths), bounds_of(lengths)
                     out = built.encode(ids, bounds, rows=rows, threads=threads)
-                    assert out.isfinite().all()
+                    assert np.isfinite(out).all()
     library.kernel_table = lambda highest=None: table
+    run_attention()
+
+
+def run_attention():
+    """That of the torch backend, in tiles."""
+    import torch
+
+    from millpond.backends.torch.attention import native as attention
+    from millpond.backends.torch.attention.segments import Segments
+    from millpond.backends.torch.attention.signature import Masking
+
     generator = torch.Generator().manual_seed(0)
     for lengths in ([1], [15, 1], [17, 16], [31, 33, 2], [70, 5]):
         for heads, kv_heads, dim in ((2, 1, 32), (1, 1, 48), (2, 2, 64), (1, 1, 80), (2, 1, 128), (1, 1, 256)):

@@ -14,12 +14,12 @@ from tests.tiles import emulated_table, emulates
 from tests.tiny import write_checkpoint
 
 from millpond.backends.native import structs
-from millpond.backends.native.distances import DistanceColumns, Distances, DistanceTerms
 from millpond.backends.native.encoder import NativeEncoder, bounds_of
 from millpond.backends.native.families import encoder_of, missing_plan
 from millpond.backends.native.kernels import Kernels, kernels_of
-from millpond.backends.native.plan import PlanBuilder
-from millpond.backends.native.weight_packer import Linear, tensor_of
+from millpond.backends.native.packing.weight_packer import Linear, tensor_of
+from millpond.backends.native.plans.distances import DistanceColumns, Distances, DistanceTerms
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.families.native import translate

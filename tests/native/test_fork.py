@@ -10,7 +10,7 @@ import threading
 import numpy as np
 import pytest
 
-from millpond.backends.native.rotation import Rotation
+from millpond.backends.native.plans.rotation import Rotation
 from millpond.native import library
 
 pytestmark = [

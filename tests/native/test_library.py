@@ -17,7 +17,6 @@ from millpond.backends.torch.attention import matmul_attention, native
 from millpond.backends.torch.attention.kernels import select
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
-from millpond.backends.torch.native.structs import PackCall
 from millpond.native import library as place
 from millpond.native.library import ISAS, KernelTable, isa, kernel_table, library
 
@@ -76,8 +75,7 @@ def test_every_instruction_set_has_the_kernels_of_the_lower_ones(highest):
     table = kernel_table(highest)
     lacking = {name for name, _ in KernelTable._fields_ if name.startswith("pack") and not getattr(table, name)}
     # The encoder in bfloat16 and int8 needs instructions of its own, and bfloat16 has no kernels below them.
-    bfloat16, int8 = ({f"pack_{what}_{kind}" for what in ("weight", "rows")} for kind in ("bfloat16", "int8"))
-    beyond = {"avx2": bfloat16 | int8, "avx512": bfloat16}
+    beyond = {"avx2": {"pack_rows_bfloat16", "pack_rows_int8"}, "avx512": {"pack_rows_bfloat16"}}
     assert lacking <= beyond.get(min(highest, isa(), key=ISAS.index), set())
 
 
@@ -323,9 +321,7 @@ def test_a_process_without_torchs_threads_can_load_it():
 
 HEADER = "".join((place.LIBRARY.parent / name).read_text() for name in ("encoder/plan.h", "heads/calls.h"))
 STRUCTS = (
-    *(structs.Weight, structs.NormWeights, structs.Step, structs.Model, structs.EncodeCall),
-    PackCall,
-    structs.PackRowsCall,
+    *(structs.Weight, structs.NormWeights, structs.Step, structs.Model, structs.EncodeCall, structs.PackRowsCall),
     *(ProductCall, GeluCall, VocabularyCall),
 )
 TYPES = {ctypes.c_int64: "std::int64_t", ctypes.c_double: "double"}

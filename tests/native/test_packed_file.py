@@ -6,6 +6,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from tests.native.models import compiled
 from tests.native.test_families import SHORT, native, states
 from tests.tiny import write_checkpoint
 
-from millpond.backends.native import packed_file
+from millpond.backends.native.packing import packed_file
 
 pytestmark = [pytest.mark.contract, compiled]
 
@@ -115,7 +116,8 @@ def test_those_used_longest_ago_are_removed(folder, monkeypatch, written):
     monkeypatch.setenv("MILLPOND_PACKED_GB", str(3.5 * (SIZE + 4096) / 1e9))
     for i in range(3):
         assert mapped(written, key=f"a{i}") is not None
-        os.utime(folder / f"a{i}.packed", (1e9 * 1.7 + i, 1e9 * 1.9 + i))
+    for i in range(3):
+        os.utime(folder / f"a{i}.packed", (time.time() - 1000 + i,) * 2)
     assert mapped(written, key="a0") is not None  # which is a use
     assert mapped(written, key="a3") is not None
     assert {path.stem for path in folder.iterdir()} == {"a0", "a2", "a3"}
@@ -168,7 +170,7 @@ _LOAD = """
 import sys
 from pathlib import Path
 from tests.native.test_families import native
-from millpond.backends.native import packed_file
+from millpond.backends.native.packing import packed_file
 packed_file._LEAST = 1
 native(Path(sys.argv[1]))
 """

@@ -11,8 +11,8 @@ from millpond.backends.native import structs
 from millpond.backends.native.encoder import NativeEncoder, bounds_of
 from millpond.backends.native.formulas import normalized
 from millpond.backends.native.kernels import kernels_of
-from millpond.backends.native.plan import PlanBuilder
-from millpond.backends.native.weight_packer import Linear, tensor_of
+from millpond.backends.native.packing.weight_packer import Linear, tensor_of
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.native import library
 
 KERNELS = [

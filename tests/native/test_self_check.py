@@ -15,8 +15,8 @@ from millpond.backends import kernel_check
 from millpond.backends.kernel_check import run
 from millpond.backends.native import families, kernels, self_check, structs
 from millpond.backends.native.kernels import encoder_name, kernels_of
+from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.self_check import check_encoder, encoder_rows
-from millpond.backends.native.weight_packer import NotSupported
 from millpond.native import library
 
 pytestmark = [

@@ -66,6 +66,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "bert": ("Bert", "bert", {"position_ids": True}),
     "roberta": ("Roberta", "roberta", {"position_ids": True}),
     "xlm-roberta": ("XLMRoberta", "xlm-roberta", {"position_ids": True}),
+    "camembert": ("Camembert", "camembert", {"position_ids": True}),
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),

@@ -151,7 +151,7 @@ def write_cross_encoder(folder: Path, *, activation: str | None = "Identity", se
     tensors, noise = load_file(folder / "model.safetensors"), Noise(seed)
     for name, tensor in tensors.items():
         if tensor.ndim == 2 and tensor.dtype == np.float32:  # so that pairs have different scores
-            tensors[name] = noise.normal(*tensor.shape) * np.float32(0.5)
+            tensors[name] = noise.normal(*tensor.shape) * np.float32(0.25)
         elif name.endswith("bias"):
             tensors[name] = np.zeros_like(tensor)
         elif "LayerNorm" in name:

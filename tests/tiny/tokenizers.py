@@ -81,6 +81,13 @@ KINDS = {
         {"add_prefix_space": False, "trim_offsets": True},
     ),
     "xlm-roberta": TokenizerKind(UNIGRAM, "XLMRobertaTokenizer", _ROBERTA, "<s> $A </s>", _ROBERTA_ROLES),
+    "camembert": TokenizerKind(
+        UNIGRAM,
+        "CamembertTokenizer",
+        ("<s>NOTUSED", "<pad>", "</s>NOTUSED", "<unk>", "<unk>NOTUSED", "<s>", "</s>", "<mask>"),
+        "<s> $A </s>",
+        _ROBERTA_ROLES,
+    ),
     "albert": TokenizerKind(
         UNIGRAM,
         "AlbertTokenizer",

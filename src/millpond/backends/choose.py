@@ -10,7 +10,7 @@ from millpond.backends.backend import BackendName, LoadedModels
 from millpond.backends.devices import INSTALL, has_torch, resolve_devices
 from millpond.backends.native import backend as native
 from millpond.backends.native.model import missing_head
-from millpond.backends.native.weight_packer import NotSupported
+from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.description import ModelDescription
@@ -28,14 +28,8 @@ class Choice:
     reason: str  # a clause like "GPT-2 has no native plan"
 
 
-def choose(
-    checkpoint: Checkpoint,
-    architecture: Architecture,
-    config: EngineConfig,
-    *,
-    description: ModelDescription | None = None,
-) -> Choice:
-    """The backend of a checkpoint, whose heads count if it is described already; no weights are read.
+def choose(checkpoint: Checkpoint, architecture: Architecture, config: EngineConfig) -> Choice:
+    """The backend of a backbone, by config.json alone.
 
     Raises:
         ModelLoadError: The backend that was asked for, or the only one, cannot run it.
@@ -47,10 +41,23 @@ def choose(
         return Choice(backend="torch", reason='backend="torch"')
     resolved = replace(config, device=",".join(resolve_devices(config.device)))
     obstacle = native.cannot_run(checkpoint, architecture, resolved)
-    if obstacle is None and description is not None:
-        obstacle = missing_head(description)
     if obstacle is None:
         return Choice(backend="native", reason="compiled kernels on this CPU")
+    return _instead(obstacle, name, config)
+
+
+def choose_with_heads(choice: Choice, description: ModelDescription, config: EngineConfig) -> Choice:
+    """The backend of a described checkpoint, given that of its backbone; no weights are read.
+
+    Raises:
+        ModelLoadError: As :func:`choose` does, for a head.
+    """
+    obstacle = missing_head(description) if choice.backend == "native" else None
+    return choice if obstacle is None else _instead(obstacle, description.checkpoint.source.name, config)
+
+
+def _instead(obstacle: str, name: str, config: EngineConfig) -> Choice:
+    """torch, for what the native backend cannot run, if the options and the installation allow it."""
     if config.backend == "native":
         raise ModelLoadError(f'{name} cannot run with backend="native": {obstacle}; backend="auto" chooses torch')
     if not has_torch():
@@ -58,13 +65,15 @@ def choose(
     return Choice(backend="torch", reason=obstacle)
 
 
-def load(description: ModelDescription, config: EngineConfig, *, check: bool | None = None) -> LoadedModels:
-    """Read the weights and build a model on each device.
+def load(
+    choice: Choice, description: ModelDescription, config: EngineConfig, *, check: bool | None = None
+) -> LoadedModels:
+    """Read the weights and build a model on each device; ``choice`` is that of the backbone.
 
     ``check``: whether to compare the kernels that the model may use with float32, those that were right before, too;
     by default those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
     """
-    choice = choose(description.checkpoint, description.architecture, config, description=description)
+    choice = choose_with_heads(choice, description, config)
     if choice.backend == "native":
         try:
             return native.load(description, config, check=check)

@@ -31,7 +31,7 @@ def resolve_devices(device: str | Sequence[str]) -> tuple[str, ...]:
         return ("cpu",)
     if not has_torch():
         raise ModelLoadError(f'device={device!r} needs torch: {INSTALL}; without it, device="cpu"')
-    from millpond.backends.torch import placement
+    from millpond.backends.torch.loading import placement
 
     return tuple(map(str, placement.resolve_devices(names)))
 

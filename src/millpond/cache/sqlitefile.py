@@ -15,6 +15,7 @@ from itertools import chain
 from pathlib import Path
 from typing import ClassVar
 
+from millpond.cache.errors import CacheFileError
 from millpond.errors import CacheError
 
 logger = logging.getLogger(__name__)
@@ -38,10 +39,6 @@ _PRAGMAS = (
     "secure_delete=OFF",
     "trusted_schema=OFF",  # views and triggers of a manipulated file call no functions
 )
-
-
-class CacheFileError(CacheError):
-    """The file, its disk or another process is at fault: damage, no space, no permission, a lock."""
 
 
 class SqliteFile:
@@ -238,11 +235,6 @@ def is_damage(error: CacheError) -> bool:
     cause, code = error.__cause__, _code(error.__cause__)
     known = code in _REASONS and code not in (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
     return isinstance(cause, UnicodeDecodeError) or (isinstance(cause, sqlite3.Error) and not known)
-
-
-def kind_of(error: CacheError) -> str:
-    """What went wrong, as a word: errors with equal words need to be reported once."""
-    return getattr(error.__cause__, "sqlite_errorname", None) or type(error.__cause__ or error).__name__
 
 
 def _code(error: BaseException | None) -> int:

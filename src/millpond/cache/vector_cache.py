@@ -15,7 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.cache.blob_store import KEYS_PER_SELECT, BlobStore
-from millpond.cache.sqlitefile import CacheFileError, is_damage
+from millpond.cache.errors import CacheFileError
+from millpond.cache.sqlitefile import is_damage
 from millpond.errors import CacheError, InvalidRequestError
 from millpond.support.progress import draw_bar
 

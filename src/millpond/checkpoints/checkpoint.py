@@ -13,9 +13,10 @@ from typing import Any
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
 from millpond.checkpoints.layouts.late_interaction import names_colbert
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
-from millpond.checkpoints.layouts.sparse import Splade, names_splade
+from millpond.checkpoints.layouts.sparse import Splade, TokenVectors, TokenWeights, names_splade
+from millpond.checkpoints.modules import Normalize
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
-from millpond.checkpoints.weights import check_weights
+from millpond.checkpoints.weights import check_pickles, check_weights
 from millpond.errors import ModelLoadError
 
 # Keys of config.json that do not change a vector.
@@ -111,6 +112,7 @@ def read_checkpoint(
     layout = read_layout(source.folder) if pairs is None else _layout_of(pairs)
     if has_weights:
         check_weights(layout.transformer, source)
+        check_pickles(weights_of(layout))
     config = merge(read_json_object(layout.transformer / "config.json"), hf_overrides or {})
     if isinstance(config.get("architectures"), str):
         config["architectures"] = [config["architectures"]]
@@ -124,6 +126,14 @@ def read_checkpoint(
     if not layout.prompts and isinstance(instructions, Mapping) and layout.late_interaction is None:
         layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
+
+
+def weights_of(layout: PipelineLayout) -> list[Path]:
+    """The folders and files with the weights of a pipeline, the backbone's first."""
+    modules = [head for head in (*layout.token_heads, *layout.heads) if not isinstance(head, Normalize)]
+    beside = (layout.sparse, layout.token_vectors)
+    files = [layer.path for layer in beside if isinstance(layer, TokenWeights | TokenVectors)]
+    return [layout.transformer, *(head.folder for head in modules), *files]
 
 
 def _layout_of(pairs: CrossEncoder) -> PipelineLayout:

@@ -264,11 +264,11 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
         completed[name] = _checked(name, completed.get(name, default), default)
     if "num_key_value_heads" in completed and completed["num_key_value_heads"] is None:
         completed["num_key_value_heads"] = completed["num_attention_heads"]
-    _complete_family(family, completed)
     for name in _SIZES:
         size = completed.get(name, 1)
         if size is not None and (type(size) is not int or size < 1):
             raise ModelLoadError(f"{name} is {size!r} in config.json; it must be at least 1")
+    _complete_family(family, completed)
     if architecture.positions == "rotary" and completed.get("head_dim") is None:
         completed["head_dim"] = completed["hidden_size"] // completed["num_attention_heads"]
     if "layer_types" in completed:

@@ -18,7 +18,7 @@ from millpond.checkpoints.modules import Dense
 from millpond.checkpoints.rerankers import Reranker, detect_reranker
 from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.checkpoints.weights import find_tensor, tensor_shapes
-from millpond.errors import ModelLoadError
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.tasks import Activation, ScoreType, Task
 
 _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
@@ -83,6 +83,7 @@ def _classification(
     """A head over one text or a pair: the checkpoint's own, or a language model's logits of a few tokens."""
     folder, config = checkpoint.layout.transformer, checkpoint.config
     if reranker is not None and reranker.tokens:
+        _check_language_model(checkpoint, row)
         head = _token_head(checkpoint, reranker, token_id)
     else:
         converted = not (checkpoint.architecture or "").endswith("ForSequenceClassification")
@@ -118,6 +119,7 @@ def _cross_encoder(
     if not pairs.tokens:  # the tokens "yes" and "no", looked up in the vocabulary
         detected = _classification(checkpoint, row, detect_reranker(checkpoint), token_id)
         return replace(detected, template=pairs.template or detected.template)
+    _check_language_model(checkpoint, row)
     head = classifiers.token_scores(
         config, folder, pairs.tokens, difference=len(pairs.tokens) == 2, activation=pairs.activation_of(1)
     )
@@ -139,6 +141,14 @@ def _pooled(pairs: CrossEncoder) -> DetectedTasks:
         template=pairs.template,
         prompt=pairs.prompt,
     )
+
+
+def _check_language_model(checkpoint: Checkpoint, row: Architecture) -> None:
+    if not row.decoder:
+        raise UnsupportedArchitectureError(
+            f"{checkpoint.source.name}: {row.model_class} is an encoder, and only a language model scores pairs by "
+            "tokens of its vocabulary; leave classifier_from_token out, and the checkpoint's own head scores them"
+        )
 
 
 def _token_head(checkpoint: Checkpoint, reranker: Reranker, token_id: Callable[[str], int | None]) -> Classifier:

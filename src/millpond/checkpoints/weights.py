@@ -68,19 +68,31 @@ _POINTER_FILES = ("*.safetensors", "*.bin", "tokenizer.json", "*.model", "vocab.
 
 
 def check_weights(folder: Path, source: Source) -> None:
-    """Raise ModelLoadError unless ``folder``, that of the backbone in ``source``, has weights that are read here."""
+    """Raise ModelLoadError unless ``folder``, that of the backbone in ``source``, has weights."""
     root = source.folder
     for path in (path for name in _POINTER_FILES for path in sorted((*root.glob(name), *root.glob(f"*/{name}")))):
         if path.is_file() and path.stat().st_size < 1024 and path.read_bytes().startswith(_POINTER):
             raise ModelLoadError(
                 f"{path} is a pointer of git-lfs, not the file; run `git lfs install` and `git lfs pull` in {root}"
             )
-    if any((folder / f"{name}{end}").is_file() for name in (_SAFE, _PICKLED) for end in ("", ".index.json")):
-        path = next(iter(weight_files(folder, None)))  # raises if a shard is missing
-        if path.suffix != ".safetensors" and find_spec("torch") is None:
-            raise ModelLoadError(_pickle_refused(path))
+    if not _has_weights(folder):
+        raise ModelLoadError(f"{source.name} has {_found(source)}")
+    weight_files(folder, None)  # raises if a shard is missing
+
+
+def check_pickles(places: Iterable[Path]) -> None:
+    """Raise ModelLoadError if the weights in one of these files or folders are pickled, and torch is missing."""
+    if find_spec("torch") is not None:
         return
-    raise ModelLoadError(f"{source.name} has {_found(source)}")
+    for place in places:
+        files = [place] if place.is_file() else weight_files(place, None) if _has_weights(place) else ()
+        for path in files:
+            if path.suffix != ".safetensors":
+                raise ModelLoadError(_pickle_refused(path))
+
+
+def _has_weights(folder: Path) -> bool:
+    return any((folder / f"{name}{end}").is_file() for name in (_SAFE, _PICKLED) for end in ("", ".index.json"))
 
 
 def _found(source: Source) -> str:
@@ -96,7 +108,7 @@ def _found(source: Source) -> str:
     names = [*_local_files(source.folder), *on_hub]
     pickles = [name for name in on_hub if Path(name).name in (_PICKLED, f"{_PICKLED}.index.json")]
     if pickles and find_spec("torch") is None:  # they were not downloaded
-        return _pickle_refused(Path(pickles[0]), folder="FOLDER")
+        return f"{pickles[0]}, a pickle, {_ways_out('FOLDER')}"
     for patterns, form, way_out in _FOREIGN:
         held = [name for name in names if any(fnmatch(Path(name).name, pattern) for pattern in patterns)]
         if held:
@@ -264,10 +276,15 @@ def weight_files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple
     raise ModelLoadError(f"{folder} has neither {_SAFE} nor {_PICKLED}; is the checkpoint complete?")
 
 
-def _pickle_refused(path: Path, *, folder: str = "") -> str:
+def _pickle_refused(path: Path) -> str:
+    listed = (folder for folder in path.parents[:2] if (folder / "modules.json").is_file())
+    return f"{path} is a pickle, {_ways_out(next(listed, path.parent))}"
+
+
+def _ways_out(folder: Path | str) -> str:
     return (
-        f'{path}, a pickle, which torch reads: pip install "millpond[torch]"; or write it as safetensors once, where '
-        f"that is installed: millpond convert {folder or path.parent}"
+        'which torch reads: pip install "millpond[torch]"; or write it as safetensors once, where that is installed: '
+        f"millpond convert {folder}"
     )
 
 

@@ -8,11 +8,9 @@ import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from millpond.backends.device_errors import LostDevice, LostDevices
-from millpond.cache.vector_cache import VectorCache
 from millpond.engine.execute.cores import process_cores
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.execute.overlapping_worker import OverlappingWorker
@@ -29,13 +27,13 @@ from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallFuture
 from millpond.engine.schedule.truncation import TruncationLog
 from millpond.errors import EngineClosedError, MillpondError
-from millpond.support.fork import outside_inherited_pool
 from millpond.support.heap import HEAP
 from millpond.support.processor import usable_cores
 from millpond.values.inputs import Item, TokenIds
 from millpond.values.stats import EngineStats
 
 if TYPE_CHECKING:
+    from millpond.cache.vector_cache import VectorCache
     from millpond.engine.loading import Replicas
 
 logger = logging.getLogger(__name__)
@@ -100,9 +98,8 @@ class Dispatcher:
     def run_in_caller(self, future: Future[Any]) -> None:
         """Run batches in the calling thread, which waits for ``future``, while a slot is free.
 
-        A small call then wakes two threads fewer. A thread inside a torch mode leaves its call to the workers,
-        since they would change the result, and so does a thread that was forked with OpenMP's pool. In a future's
-        callback other threads wait for this one: there it works until the call is done.
+        A small call then wakes two threads fewer. A thread whose state would change or block a batch leaves its call to
+        the workers. In a future's callback other threads wait for this one: there it works until the call is done.
         """
         in_callback = self.in_callback
         if in_callback and not self.workers[0].shared and any(worker.current for worker in self.workers):
@@ -134,7 +131,7 @@ class Dispatcher:
         self._check_devices()
         # The cache holds vectors of texts and of token ids, in different namespaces: a mixture is not cached.
         caches = self._committer is not None and plan.task == "embed" and len({type(item) for item in items}) <= 1
-        outside_inherited_pool(partial(self._replicas.prepare, plan.output))
+        self._replicas.prepare(plan.output)
         call = Call(
             items,
             plan,

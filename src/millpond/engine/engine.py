@@ -9,11 +9,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from numbers import Real
 from types import TracebackType
-from typing import Any, Self, Unpack
+from typing import TYPE_CHECKING, Any, Self, Unpack
 
 import numpy.typing as npt
 
-from millpond.cache.vector_cache import VectorCache
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import is_interrupt
 from millpond.engine.input import resolve, validate
@@ -25,7 +24,7 @@ from millpond.engine.submission import Submission
 from millpond.engine.task_methods import EmbedOptions, TaskMethods
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import DeviceLostError, InvalidRequestError
-from millpond.support.fork import loading, outside_inherited_pool
+from millpond.support.fork import loading
 from millpond.tasks import Activation, Role, ScoreMethod, Task, Truncate
 from millpond.values.config import EngineConfig
 from millpond.values.inputs import Item
@@ -34,6 +33,9 @@ from millpond.values.params import PoolingParams
 from millpond.values.replacements import names_replacements
 from millpond.values.spec import ModelSpec
 from millpond.values.stats import EngineStats
+
+if TYPE_CHECKING:
+    from millpond.cache.vector_cache import VectorCache
 
 # Tokens per batch: on a CPU, a layer's activations stay in the cache; on a GPU, the batch fills the device.
 _CPU_BATCH_TOKENS = 4096
@@ -127,14 +129,14 @@ class Engine(TaskMethods):
             trust_remote_code=trust_remote_code,
             score_template=score_template,
         )
-        self._owns_cache = cache is not None and not isinstance(cache, VectorCache)
         # Before the model, which takes longer: a path that cannot be used is refused at once.
-        self._cache = cache if cache is None or isinstance(cache, VectorCache) else VectorCache(cache)
+        self._cache = None if cache is None else _opened(cache)
+        self._owns_cache = self._cache is not cache
         try:
             with loading():
                 from millpond.engine.loading import load  # all that reads checkpoints: imported by the first load
 
-                self._replicas = outside_inherited_pool(partial(load, self.config))
+                self._replicas = load(self.config)
         except BaseException:
             if self._owns_cache and self._cache is not None:
                 self._cache.close()
@@ -421,6 +423,12 @@ class Engine(TaskMethods):
     ) -> Any:
         output = self._submission.run(task, inputs, params, show_progress, method, ranking)
         return output if finish is None else finish(output)
+
+
+def _opened(cache: str | os.PathLike[str] | VectorCache) -> VectorCache:
+    from millpond.cache.vector_cache import VectorCache  # imports sqlite
+
+    return cache if isinstance(cache, VectorCache) else VectorCache(cache)
 
 
 def submission_of(engine: Engine) -> Submission:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from millpond.backends import choose
 from millpond.backends.backend import OutputSpec
 from millpond.backends.kernel_check import KernelCheck
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import find
 from millpond.checkpoints.build_spec import SpecOptions, build_spec, complete_layout, override_head
-from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint
+from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint, weights_of
 from millpond.checkpoints.description import ModelDescription
 from millpond.checkpoints.families.native import translate, with_stored_vocabulary
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
+from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.task_detection import DetectedTasks, detect_tasks
 from millpond.checkpoints.templates.score_template import read_template, shipped_template
+from millpond.checkpoints.weights import check_pickles
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.model import LoadedModel
@@ -60,9 +62,13 @@ def describe(config: EngineConfig) -> ModelSpec:
 
 def backend_of(config: EngineConfig) -> str:
     """The backend that an engine of this configuration would have, and why, for people; no weights are read."""
+    from millpond.backends import choose
+
     try:
         description, _ = _read(config)
-        choice = choose.choose(description.checkpoint, description.architecture, config, description=description)
+        check_pickles(weights_of(description.layout))
+        choice = choose.choose(description.checkpoint, description.architecture, config)
+        choice = choose.choose_with_heads(choice, description, config)
     except ModelLoadError as error:
         return f"none here: {error}"
     return f"{choice.backend} ({choice.reason})"
@@ -79,8 +85,15 @@ def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
     ``check``: whether to compare the kernels that the model may use with float32, those that were right before, too;
     by default those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
     """
-    description, encoder = _read(config, has_weights=True)
-    loaded = choose.load(description, config, check=check)
+    checkpoint, architecture, layout = _identify(config, has_weights=True)
+    # The tokenizer is read without the GIL, meanwhile the backend is imported; what needs torch is said first.
+    with ThreadPoolExecutor(1, thread_name_prefix="millpond-tokenizer") as thread:
+        tokenizer = thread.submit(_tokenizer, checkpoint, architecture, layout)
+        from millpond.backends import choose
+
+        choice = choose.choose(checkpoint, architecture, config)
+    description, encoder = _describe(checkpoint, architecture, layout, tokenizer.result(), config)
+    loaded = choose.load(choice, description, config, check=check)
     return Replicas(
         model=_model(description, encoder, device=loaded.models[0].device),
         runners=tuple(map(Runner, loaded.models)),
@@ -169,16 +182,24 @@ def _outputs(detected: DetectedTasks) -> dict[Task, OutputSpec]:
     }
 
 
-def _read(config: EngineConfig, *, has_weights: bool = False) -> tuple[ModelDescription, InputEncoder]:
+def _read(config: EngineConfig) -> tuple[ModelDescription, InputEncoder]:
+    checkpoint, architecture, layout = _identify(config)
+    return _describe(checkpoint, architecture, layout, _tokenizer(checkpoint, architecture, layout), config)
+
+
+def _identify(config: EngineConfig, *, has_weights: bool = False) -> tuple[Checkpoint, Architecture, PipelineLayout]:
+    """What the configuration files say."""
     checkpoint = read_checkpoint(
         config.model, revision=config.revision, hf_overrides=config.hf_overrides, has_weights=has_weights
     )
     architecture = find(checkpoint.config, checkpoint.source.name)
     native = translate(architecture, checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=with_stored_vocabulary(native, checkpoint.layout.transformer))
-    if has_weights:
-        choose.choose(checkpoint, architecture, config)  # what needs torch says so before the tokenizer is read
-    options = SpecOptions(
+    return checkpoint, architecture, complete_layout(checkpoint, architecture, _options(config))
+
+
+def _options(config: EngineConfig) -> SpecOptions:
+    return SpecOptions(
         max_length=config.max_length,
         pooling=config.pooling,
         normalize=config.normalize,
@@ -186,10 +207,21 @@ def _read(config: EngineConfig, *, has_weights: bool = False) -> tuple[ModelDesc
         activation=config.activation,
         quantization=config.quantization,
     )
-    layout = complete_layout(checkpoint, architecture, options)
-    tokenizer = TextTokenizer.load(
-        layout.transformer, lower=layout.do_lower_case, reward_token=_reward_token(checkpoint, architecture)
-    )
+
+
+def _tokenizer(checkpoint: Checkpoint, architecture: Architecture, layout: PipelineLayout) -> TextTokenizer:
+    reward_token = _reward_token(checkpoint, architecture)
+    return TextTokenizer.load(layout.transformer, lower=layout.do_lower_case, reward_token=reward_token)
+
+
+def _describe(
+    checkpoint: Checkpoint,
+    architecture: Architecture,
+    layout: PipelineLayout,
+    tokenizer: TextTokenizer,
+    config: EngineConfig,
+) -> tuple[ModelDescription, InputEncoder]:
+    options = _options(config)
     detected = detect_tasks(checkpoint, architecture, convert=config.convert, token_id=tokenizer.token_id)
     detected = override_head(detected, options)
     spec = build_spec(

@@ -8,12 +8,11 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
 from millpond.engine.composite import scoring
-from millpond.engine.composite.comparison import Comparison
 from millpond.engine.composite.windows import in_windows
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import defer_sigint
@@ -30,6 +29,9 @@ from millpond.tasks import Role, ScoreMethod, ScoreType, Task
 from millpond.values.inputs import Item
 from millpond.values.outputs import EmbeddingOutput
 from millpond.values.params import PoolingParams
+
+if TYPE_CHECKING:
+    from millpond.engine.composite.comparison import Comparison
 
 # A stream reads this many texts at a time, and keeps this many calls queued ahead of the vector it hands out.
 _STREAM_WINDOW = 1024
@@ -193,8 +195,12 @@ class Submission:
         normalize = None if late and self.loaded.spec.score_type == "late-interaction" else True
         comparison: Comparison | None = None
         if late:
+            from millpond.engine.composite import comparison as matrices  # imports what indexes are made of
+
             plan = self.plan(task, scoring.vector_params(params, "query", normalize=normalize), len(pairs))
-            comparison = Comparison(pairs, width=plan.width, normalize=plan.normalize, mean=self.loaded.mean_maxsim)
+            comparison = matrices.Comparison(
+                pairs, width=plan.width, normalize=plan.normalize, mean=self.loaded.mean_maxsim
+            )
 
         def embed(texts: Sequence[str], role: Role, admit: int, timer: CallTimer) -> CallFuture[Any]:
             side = CallOptions(

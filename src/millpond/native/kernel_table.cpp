@@ -83,10 +83,10 @@ extern "C" int millpond_kernel_table(KernelTable* table, int) {
 // Size of the table: Python's must be equal.
 extern "C" std::int64_t millpond_kernel_table_bytes(void) { return sizeof(KernelTable); }
 
-// Sizes of the encoder's structs: Python's (models/native/structs.py) must be equal.
+// Sizes of the encoder's structs: Python's (backends/native/structs.py) must be equal.
 extern "C" void millpond_plan_bytes(std::int64_t* sizes) {
-  const std::int64_t all[] = {sizeof(Weight),       sizeof(NormWeights), sizeof(Step),         sizeof(Model),
-                              sizeof(EncodeCall),   sizeof(PackCall),    sizeof(PackRowsCall), sizeof(ProductCall),
-                              sizeof(GeluCall),     sizeof(VocabularyCall)};
+  const std::int64_t all[] = {sizeof(Weight),     sizeof(NormWeights),  sizeof(Step),        sizeof(Model),
+                              sizeof(EncodeCall), sizeof(PackRowsCall), sizeof(ProductCall), sizeof(GeluCall),
+                              sizeof(VocabularyCall)};
   for (const std::int64_t size : all) *sizes++ = size;
 }

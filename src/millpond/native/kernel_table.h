@@ -25,12 +25,12 @@ struct KernelTable {
   Kernel scan_codes, best_documents;                                  // scan.h
   Kernel score_residuals, encode_residuals;                           // residuals.h
   Kernel measure_float32, measure_bfloat16;                           // encoder/speed.h
-  Kernel pack_weight_float32, encode_float32, encoder_workspace_float32;             // encoder/forward.h
-  Kernel pack_weight_bfloat16, encode_bfloat16, encoder_workspace_bfloat16;
+  Kernel encode_float32, encoder_workspace_float32;                                  // encoder/forward.h
+  Kernel encode_bfloat16, encoder_workspace_bfloat16;
   Kernel attention_bfloat16, attention_workspace_bfloat16;  // of attention_call.h; null: those of attention.cpp
-  Kernel pack_rows_float32, pack_rows_bfloat16, pack_rows_int8;  // encoder/pack_rows.h
+  Kernel pack_rows_float32, pack_rows_bfloat16;  // encoder/pack_rows.h
+  Kernel pack_rows_int8;  // null: `encode_float32` and `encode_bfloat16` take no int8 weights
   Kernel copy_rows_float32, copy_rows_bfloat16;
-  Kernel pack_weight_int8;  // null: `encode_float32` and `encode_bfloat16` take no int8 weights
   Kernel head_product, gelu, vocabulary_float32, vocabulary_bfloat16;  // heads/
 };
 

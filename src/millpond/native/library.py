@@ -69,12 +69,10 @@ class KernelTable(ctypes.Structure):
             *("nearest_centroids", "centroid_similarities", "similarity_table", "scan_codes", "best_documents"),
             *("score_residuals", "encode_residuals"),
             *("measure_float32", "measure_bfloat16"),
-            *("pack_weight_float32", "encode_float32", "encoder_workspace_float32"),
-            *("pack_weight_bfloat16", "encode_bfloat16", "encoder_workspace_bfloat16"),
+            *("encode_float32", "encoder_workspace_float32", "encode_bfloat16", "encoder_workspace_bfloat16"),
             *("attention_bfloat16", "attention_workspace_bfloat16"),
             *("pack_rows_float32", "pack_rows_bfloat16", "pack_rows_int8"),
             *("copy_rows_float32", "copy_rows_bfloat16"),
-            "pack_weight_int8",
             *("head_product", "gelu", "vocabulary_float32", "vocabulary_bfloat16"),
         )
     ]
@@ -92,10 +90,8 @@ class KernelTable(ctypes.Structure):
     encode_residuals: Any
     measure_float32: Any
     measure_bfloat16: Any
-    pack_weight_float32: Any
     encode_float32: Any
     encoder_workspace_float32: Any
-    pack_weight_bfloat16: Any
     encode_bfloat16: Any
     encoder_workspace_bfloat16: Any
     attention_bfloat16: Any
@@ -105,13 +101,13 @@ class KernelTable(ctypes.Structure):
     pack_rows_int8: Any
     copy_rows_float32: Any
     copy_rows_bfloat16: Any
-    pack_weight_int8: Any
     head_product: Any
     gelu: Any
     vocabulary_float32: Any
     vocabulary_bfloat16: Any
 
 
+@cache
 def source_hash() -> int:
     """A hash of the sources in this folder and below; the build writes it into the library."""
     digest = hashlib.sha256()

@@ -1,5 +1,5 @@
 // Layer norm of a sum, and RMS norm, in one pass over bfloat16 rows, computed in float32.
-// Called by models/add_norm.py and models/rms_norm.py.
+// Called by add_norm.py and rms_norm.py of backends/torch/forwards/.
 
 #include "processor.h"
 
@@ -8,7 +8,7 @@
 MILLPOND_BEGIN
 namespace {
 
-constexpr int64_t kMaxDim = 4096;  // models/add_norm.py passes no more columns
+constexpr int64_t kMaxDim = 4096;  // add_norm.py passes no more columns
 constexpr int64_t kChunk = 64;  // rows that a thread takes at once
 
 struct AddNorm {

@@ -1,4 +1,4 @@
-// Rotary position embedding in one pass over bfloat16 rows, computed in float32. Called by models/rotary.py.
+// Rotary position embedding in one pass over bfloat16 rows, computed in float32. Called by backends/torch/forwards/rotary.py.
 
 #include "processor.h"
 

@@ -1,21 +1,17 @@
 """Fork: what a forked child finds of its parent's engines, whose threads it does not have.
 
-It must not wait for what those were to settle, import or unlock. Importing this module does not import torch.
+It must not wait for what those were to settle, import or unlock.
 """
 
 from __future__ import annotations
 
-import atexit
-import ctypes
 import os
-import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from collections.abc import Iterator
+from concurrent.futures import CancelledError, Future
 from concurrent.futures._base import CANCELLED, CANCELLED_AND_NOTIFIED, FINISHED
 from contextlib import AbstractContextManager, contextmanager
-from functools import cache
 from typing import Any, TypeVar
 
 from millpond.errors import EngineClosedError, ModelLoadError
@@ -24,8 +20,7 @@ Output = TypeVar("Output")
 
 # Most seconds that a fork waits for batches that other threads compute.
 _MAX_WAIT = 30.0
-# OpenMP's omp_pause_hard: free everything that can be made anew.
-_PAUSE_HARD = 2
+_IMPORTED_IN = os.getpid()
 # States of a future.
 _CANCELLED = (CANCELLED, CANCELLED_AND_NOTIFIED)
 _DONE = (*_CANCELLED, FINISHED)
@@ -115,7 +110,7 @@ class _Loads:
 class _Batches:
     """The batches that are being computed. Forks wait for them, and they for forks.
 
-    A thread that computes holds locks of the process now and then, above all the lock of oneDNN's cache of kernels. A
+    A thread that computes holds locks of the process now and then, such as that of torch's cache of oneDNN's kernels. A
     child that finds one held waits for ever when it computes itself.
     """
 
@@ -153,102 +148,28 @@ class _Batches:
             self._changed.notify_all()
 
 
-class _OpenMP:
-    """OpenMP's threads, a pool for each thread that computes; GNU's has no way to notice that a child lacks them."""
-
-    def __init__(self) -> None:
-        self._paused: set[int] = set()  # threads that fork now and have no pool
-        self._stale: int | None = None  # the thread of this process whose pool has threads of the parent only
-        self._pid = os.getpid()
-
-    @property
-    def stale(self) -> bool:
-        """Whether an operator of torch may wait for ever in the calling thread."""
-        return self._stale == threading.get_ident()
-
-    def before_fork(self) -> None:
-        """Free the calling thread's pool; the next operator makes it anew, in the parent and in the child."""
-        if self.stale or os.getpid() != self._pid:  # it would wait for the threads that are missing
-            return
-        pause = _pause_function() if "torch._C" in sys.modules else lambda _: 0
-        if pause is not None and pause(_PAUSE_HARD) == 0:
-            self._paused.add(threading.get_ident())
-
-    def after_in_parent(self) -> None:
-        self._paused.discard(threading.get_ident())
-
-    def after_in_child(self) -> None:
-        # Not paused: this OpenMP cannot, or the process was forked by C code (uWSGI) that calls only this hook.
-        self._stale = None if threading.get_ident() in self._paused else threading.get_ident()
-        self._paused = set()
-        self._pid = os.getpid()
-        atexit.unregister(_replace_static_pool)  # of a child that forks, too
-        atexit.register(_replace_static_pool)
-
-
 _loads = _Loads()
 _batches = _Batches()
-_openmp = _OpenMP()
 
 
 loading = _loads.running
-"""Context of importing torch and loading a model; a child that another thread forks meanwhile cannot load one."""
+"""Context of loading a model; a child that another thread forks meanwhile cannot load one."""
 
 
 def computing() -> AbstractContextManager[None]:
-    """Context of calls into torch's libraries; forks of other threads wait for its end, a while, and it for theirs.
+    """Context of computing a batch; forks of other threads wait for its end, a while, and it for theirs.
 
     Call no user's code inside it: that may wait for the thread that forks.
     """
     return _batches
 
 
-def inherited_pool() -> bool:
-    """Whether operators of torch may wait for ever in the calling thread, which was forked with OpenMP's pool."""
-    return _openmp.stale
-
-
-def outside_inherited_pool(work: Callable[[], Output]) -> Output:
-    """The result of ``work``, called in a new thread if OpenMP cannot be used in this one."""
-    if not _openmp.stale:
-        return work()
-    with ThreadPoolExecutor(1, thread_name_prefix="millpond-fork") as thread:
-        return thread.submit(work).result()
-
-
-def _replace_static_pool() -> None:
-    """Let a child end: torch's exit joins the threads of its other pool, which the child does not have.
-
-    That would wait for ever or end in a segmentation fault. Setting the number of threads makes the pool anew.
-    """
-    torch = sys.modules.get("torch")
-    if torch is not None and hasattr(torch, "set_num_threads"):  # else it was being imported
-        torch.set_num_threads(torch.get_num_threads())
-
-
-@cache
-def _pause_function() -> Callable[[int], int] | None:
-    """``omp_pause_resource_all`` of the OpenMP that torch uses, if it has that function of OpenMP 5.0."""
-    library = sys.modules["torch._C"].__file__
-    try:  # the look-up goes on in the libraries that this one was linked with
-        function: Callable[[int], int] = ctypes.CDLL(library, mode=os.RTLD_NOW | os.RTLD_NOLOAD).omp_pause_resource_all
-    except (OSError, AttributeError):
-        return None
-    return function
-
-
-def _before_fork() -> None:
-    _batches.before_fork()
-    _openmp.before_fork()
-
-
-def _after_in_parent() -> None:
-    _openmp.after_in_parent()
-    _batches.after_in_parent()
+def forked() -> bool:
+    """Whether this process was forked since it has imported this module."""
+    return os.getpid() != _IMPORTED_IN
 
 
 def _after_in_child() -> None:
-    _openmp.after_in_child()
     _loads.after_in_child()
     _batches.renew()
     for lock in list(_locks):
@@ -258,4 +179,6 @@ def _after_in_child() -> None:
 
 
 if hasattr(os, "register_at_fork"):  # not on Windows
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_in_parent, after_in_child=_after_in_child)
+    os.register_at_fork(
+        before=_batches.before_fork, after_in_parent=_batches.after_in_parent, after_in_child=_after_in_child
+    )

@@ -74,7 +74,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "backend": _one_of("auto", "native", "torch"),
     "convert": _one_of("auto", "embed", "classify"),
     "activation": _one_of(None, *ACTIVATIONS),
-    "dtype": (lambda value: isinstance(value, str), "must be a str like 'float32'"),
+    "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
     "revision": (lambda value: isinstance(value, str | None), "must be a str like 'main', or None"),
     "pooling": (lambda value: isinstance(value, str | None), "must be a str like 'mean', or None"),
     "max_length": (lambda value: value is None or _is_positive(value), "must be a positive int, or None"),

@@ -17,6 +17,7 @@ _NO_BATCHES = "leave it out, since the engine forms its batches itself (max_batc
 _MODEL = 'write the hub id or folder first, as in Engine("BAAI/bge-m3"), or model= in an adapter'
 _DEVICES = 'leave it out: one engine uses all cores, and device=["cuda:0", "cuda:1"] two GPUs'
 _HUB_CACHE = "set HF_HUB_CACHE in the environment before Python starts"
+_WEIGHTS = 'leave it out: weights are safetensors; for speed write dtype="bfloat16" or quantization="int8"'
 _NUMPY = "leave it out: results are numpy arrays, and torch.from_numpy() makes a tensor of one"
 _ROLES = 'write role="query" or role="document" for the checkpoint\'s own prompts, or prompt="..."'
 _ADAPTER_PROMPTS = f"{_ROLES}; in an adapter query_prompt= and document_prompt="
@@ -50,14 +51,12 @@ OPTIONS: Mapping[str, str] = {
     **dict.fromkeys(("cache_folder", "cache_dir"), _HUB_CACHE),
     "local_files_only": "set HF_HUB_OFFLINE=1 in the environment before Python starts",
     **dict.fromkeys(("token", "use_auth_token", "hf_token"), "set HF_TOKEN in the environment"),
-    "threads": "set OMP_NUM_THREADS in the environment, or call torch.set_num_threads()",
+    "threads": "set OMP_NUM_THREADS in the environment before Python starts",
     "providers": 'write device="cpu" or "cuda"',
     "cuda": 'write device="cuda" to Engine or the adapter',
     "lazy_load": "leave it out",
-    **dict.fromkeys(
-        ("backend", "file_name", "specific_model_path", "folder_name", "export"),
-        'leave it out: weights are safetensors; for speed write dtype="bfloat16" or quantization="int8"',
-    ),
+    **dict.fromkeys(("file_name", "specific_model_path", "folder_name", "export"), _WEIGHTS),
+    "backend": f"{_WEIGHTS}; millpond's own backends are chosen with Engine(model, backend=)",
     **dict.fromkeys(("load_in_8bit", "quantization_config", "load_in_4bit"), 'write quantization="int8"'),
     **dict.fromkeys(("tokenizer", "tokenizer_name"), "leave it out: the tokenizer is the checkpoint's"),
     **dict.fromkeys(("prompts", "query_instruction", "text_instruction", "embed_instruction"), _ADAPTER_PROMPTS),

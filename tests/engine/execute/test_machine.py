@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from millpond.backends.device_errors import LostDevice, is_device_lost, is_out_of_memory
+from millpond.backends.native.threads import NativeThreads
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.errors import DeviceLostError, MillpondError
@@ -109,21 +110,15 @@ def test_torchs_number_is_back_afterwards():
     assert torch.get_num_threads() == before
 
 
-@pytest.mark.torch
-def test_the_native_encoder_has_its_own_number():
-    import torch
-
-    from millpond.backends.torch.threads import native_threads, on_native_threads
-
-    before = torch.get_num_threads()
-    assert native_threads() == before
-    with on_native_threads(3):
-        assert (native_threads(), torch.get_num_threads()) == (3, 1)
-        assert in_a_thread(native_threads) == in_a_thread(torch.get_num_threads)  # of this thread only
-    assert (native_threads(), torch.get_num_threads()) == (before, before)
-    with pytest.raises(KeyError), on_native_threads(3):
+def test_a_native_batch_has_the_number_of_its_thread():
+    threads = NativeThreads(1, most=4)
+    assert threads.of_batch() == 4
+    with threads.running(3, awake=False):
+        assert (threads.of_batch(), in_a_thread(threads.of_batch)) == (3, 4)  # of this thread only
+    assert threads.of_batch() == 4
+    with pytest.raises(KeyError), threads.running(3, awake=True):
         raise KeyError
-    assert (native_threads(), torch.get_num_threads()) == (before, before)
+    assert threads.of_batch() == 4
 
 
 def in_a_thread(function):

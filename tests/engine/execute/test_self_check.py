@@ -23,7 +23,7 @@ from millpond.backends.kernel_check import KernelCheck
 from millpond.backends.torch import backend as torch_backend
 from millpond.backends.torch.attention import kernels, matmul_attention, sdpa, self_check, varlen
 from millpond.backends.torch.cuda import graphs
-from millpond.backends.torch.load_check import check_graphs
+from millpond.backends.torch.loading.load_check import check_graphs
 from millpond.backends.torch.model import TorchModel
 from millpond.engine.loading import load
 from millpond.values.config import EngineConfig

@@ -32,7 +32,7 @@ def cannot_run(checkpoint: Checkpoint, architecture: Architecture, config: Engin
     if config.compile:
         return "compile=True is torch's"
     if config.quantization not in _INT8:
-        return f"quantization={config.quantization!r} is torch's"
+        return f"quantization={config.quantization!r} is for GPUs"
     if config.dtype not in ("auto", *_PRECISIONS):
         return f"dtype={config.dtype!r} is torch's"
     missing = missing_kernels(_precision(config), _INT8[config.quantization])

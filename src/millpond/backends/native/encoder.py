@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from millpond.backends.native import structs
 from millpond.backends.native.memory import Memory
-from millpond.backends.native.plan import Plan
+from millpond.backends.native.plans.plan import Plan
 
 # Bytes of a block's buffers: a thread's part of the second cache.
 _BLOCK_BYTES = 768 << 10

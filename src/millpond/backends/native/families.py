@@ -9,17 +9,17 @@ from typing import Any
 from millpond.backends.kernel_check import disabled
 from millpond.backends.native.encoder import NativeEncoder
 from millpond.backends.native.kernels import Int8, Kernels, Precision, encoder_name, kernels_of, missing_kernels
-from millpond.backends.native.packed_file import identity_of
-from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.packing.packed_file import identity_of
+from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.albert import albert_plan
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import bert_plan
 from millpond.backends.native.plans.rotary_post_norm import GTE_BIASES, NOMIC_BIASES, jina_plan, rotary_plan
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
-from millpond.backends.native.weight_packer import NotSupported
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.defaults import complete
@@ -89,9 +89,14 @@ def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str |
     return None
 
 
+def has_plan(row: Architecture) -> bool:
+    """Whether a family has a native plan, whatever its checkpoints' config.json says."""
+    return bool(row.encoder or row.traits or row.adapters or row.model_type in _PLANS)
+
+
 def _completed(config: Mapping[str, Any], row: Architecture) -> dict[str, Any]:
     """Every field that the family's plan reads."""
-    if not (row.encoder or row.traits or row.adapters or row.model_type in _PLANS):
+    if not has_plan(row):
         raise NotSupported(f"{row.prefix} has no native plan")
     return complete(config, row)
 

@@ -11,11 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.backends.native import structs
-from millpond.backends.native.distances import DistanceTerms
 from millpond.backends.native.encoder import Rows, bounds_of
 from millpond.backends.native.kernels import Precision
-from millpond.backends.native.rotation import Rotation
-from millpond.backends.native.weight_packer import Linear, LowRank
+from millpond.backends.native.packing.weight_packer import Linear, LowRank
+from millpond.backends.native.plans.distances import DistanceTerms
+from millpond.backends.native.plans.rotation import Rotation
 from millpond.checkpoints.weights import StoredTensor
 
 Doubles = npt.NDArray[np.float64]

@@ -16,8 +16,8 @@ from millpond.backends.native.heads.modules import Modules
 from millpond.backends.native.heads.splade import SpladeHead, vocabulary_activation
 from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
 from millpond.backends.native.kernels import Int8, Precision
+from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.threads import NativeThreads
-from millpond.backends.native.weight_packer import NotSupported
 from millpond.checkpoints.build_spec import backbone_width
 from millpond.checkpoints.description import ModelDescription
 from millpond.checkpoints.layouts.sparse import Splade

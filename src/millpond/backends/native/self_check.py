@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import cache, partial
 from pathlib import Path
@@ -13,13 +14,13 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.backends.kernel_check import LENGTHS, Case, KernelCheck, Row, check, code_hash, processor_name
-from millpond.backends.native.distances import DistanceColumns, Distances, DistanceTerms
 from millpond.backends.native.encoder import NativeEncoder, Rows, bounds_of
 from millpond.backends.native.formulas import Inputs, Model, formulas, read
 from millpond.backends.native.kernels import Int8, Precision, encoder_name, kernels_of
-from millpond.backends.native.plan import PlanBuilder
-from millpond.backends.native.rotation import Rotation
-from millpond.backends.native.weight_packer import Linear, LowRank, tensor_of
+from millpond.backends.native.packing.weight_packer import Linear, LowRank, tensor_of
+from millpond.backends.native.plans.distances import DistanceColumns, Distances, DistanceTerms
+from millpond.backends.native.plans.plan import PlanBuilder
+from millpond.backends.native.plans.rotation import Rotation
 from millpond.checkpoints.weights import StoredTensor
 from millpond.native import library
 
@@ -86,22 +87,27 @@ def _cases(dtype: Precision, int8: Int8) -> Iterator[Case]:
             rank=_RANK,
         )
         states = formulas(model, dtype, inputs)
+        encoder = cache(partial(_encoder, model, dtype, int8, inputs))
         for rows in _READ:
             yield Case(
                 call=f"{name}, {rows}",
-                found=partial(_native, model, dtype, int8, inputs, rows),
+                found=partial(_encoded, encoder, inputs, rows),
                 expected=partial(read, states, lengths, rows),
             )
 
 
-def _native(model: Model, dtype: Precision, int8: Int8, inputs: Inputs, rows: Rows) -> npt.NDArray[np.float32]:
+def _encoder(model: Model, dtype: Precision, int8: Int8, inputs: Inputs) -> NativeEncoder:
     kernels = kernels_of(dtype, int8=int8)
     assert kernels is not None
     builder = PlanBuilder(kernels, **({} if inputs.adapters is None else {"adapters": 2, "rank": inputs.rank}))
     model(builder, dtype)
+    return NativeEncoder(builder.build())
+
+
+def _encoded(encoder: Callable[[], NativeEncoder], inputs: Inputs, rows: Rows) -> npt.NDArray[np.float32]:
     options = asdict(inputs)
     ids, lengths, _ = (options.pop(name) for name in ("ids", "lengths", "rank"))
-    return NativeEncoder(builder.build()).encode(ids, bounds_of(lengths), rows=rows, **options)
+    return encoder().encode(ids, bounds_of(lengths), rows=rows, **options)
 
 
 # --- The models -------------------------------------------------------------------------------------------------------
@@ -111,11 +117,13 @@ class _Drawing:
     """Random numbers that a precision has; each call draws others."""
 
     def __init__(self, dtype: Precision) -> None:
-        self._dtype, self._random = dtype, np.random.default_rng(0)
+        self._dtype, self._drawn = dtype, 0
 
     def numbers(self, *shape: int, scale: float = 1.0, around: float = 0.0) -> npt.NDArray[np.float32]:
         """Normally distributed numbers."""
-        drawn = (self._random.standard_normal(shape) * scale + around).astype(np.float32)
+        places = np.arange(self._drawn, self._drawn + math.prod(shape))
+        self._drawn += len(places)
+        drawn = np.take(_normal(), places, mode="wrap").reshape(shape) * np.float32(scale) + np.float32(around)
         return drawn if self._dtype == "float32" else (drawn.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32)
 
     def __call__(self, *shape: int, scale: float = 1.0, around: float = 0.0) -> StoredTensor:
@@ -130,6 +138,12 @@ class _Drawing:
         """Two adapters of a weight."""
         down = self.numbers(2 * _RANK, into, scale=into**-0.5)
         return LowRank(down=down, up=self.numbers(out, 2 * _RANK, scale=0.4))
+
+
+@cache
+def _normal() -> npt.NDArray[np.float32]:
+    """As many numbers as make a model; a model is drawn for each text again, which would take most of the time."""
+    return np.random.default_rng(0).standard_normal(65537, dtype=np.float32)
 
 
 def post_norm(builder: Any, dtype: Precision, *, layers: int = 2, positions: int = _POSITIONS) -> None:

@@ -14,13 +14,12 @@ COPY, LAYER_NORM, RMS_NORM = range(3)
 # enum Reading
 ALL_ROWS, FIRST_ROW, LAST_ROW, MEAN_ROW = range(4)
 # enum Activation, by the names of config.json
-ACTIVATIONS = {
+ACTIVATIONS: dict[str | None, int] = {
     None: 0,
     "linear": 0,
     "gelu": 1,
     "gelu_python": 1,
-    "gelu_new": 2,
-    "gelu_pytorch_tanh": 2,
+    **dict.fromkeys(("gelu_new", "gelu_pytorch_tanh", "gelu_python_tanh", "gelu_fast", "gelu_accurate"), 2),
     "silu": 3,
     "swish": 3,
     "relu": 4,

@@ -12,14 +12,15 @@ from millpond.backends.kernel_check import is_on
 from millpond.backends.torch.cuda.buckets import Buckets
 from millpond.backends.torch.cuda.streams import Cuda, Streams
 from millpond.backends.torch.forwards.linear import bound_compiled_products
-from millpond.backends.torch.load import load_backbone
-from millpond.backends.torch.load_check import check_graphs, check_kernels
+from millpond.backends.torch.inherited_pool import outside_inherited_pool
+from millpond.backends.torch.loading.load import load_backbone
+from millpond.backends.torch.loading.load_check import check_graphs, check_kernels
+from millpond.backends.torch.loading.placement import resolve_devices, resolve_dtype
+from millpond.backends.torch.loading.quantize import check_quantization
 from millpond.backends.torch.model import TorchModel
-from millpond.backends.torch.placement import resolve_devices, resolve_dtype
 from millpond.backends.torch.pooling.classifier import build_classifier
 from millpond.backends.torch.pooling.pooler import Pooler
 from millpond.backends.torch.pooling.sparse import build_sparse, build_token_vectors
-from millpond.backends.torch.quantize import check_quantization
 from millpond.checkpoints.build_spec import backbone_width
 from millpond.checkpoints.description import ModelDescription
 from millpond.support.load_progress import loading_bar
@@ -33,6 +34,10 @@ def load(description: ModelDescription, config: EngineConfig, *, check: bool | N
     ``check``: whether to compare the kernels that the model may use with float32, those that were right before, too;
     by default those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
     """
+    return outside_inherited_pool(lambda: _load(description, config, check))
+
+
+def _load(description: ModelDescription, config: EngineConfig, check: bool | None) -> LoadedModels:
     devices = resolve_devices(config.device)
     if any(device.type == "cpu" for device in devices):
         bound_compiled_products()
@@ -48,7 +53,7 @@ def load(description: ModelDescription, config: EngineConfig, *, check: bool | N
 
             check_compiler(device)
     checked = is_on() if check is None else check
-    checks = check_kernels(devices, dtype, quantization, remembered=not check) if checked else []
+    checks = check_kernels(devices, dtype, remembered=not check) if checked else []
     with loading_bar(os.path.basename(description.spec.name.rstrip("/"))):
         models = tuple(_model(description, device, dtype, quantization, compiled=config.compile) for device in devices)
     for model in models if checked else ():
@@ -82,7 +87,7 @@ def _model(
         language_head=layout.transformer if description.has_language_head else None,
     )
     backbone = load_backbone(
-        description.checkpoint, architecture, device=device, dtype=dtype, quantization=quantization, native=not compiled
+        description.checkpoint, architecture, device=device, dtype=dtype, quantization=quantization
     )
     offset = description.position_offset
     if compiled:

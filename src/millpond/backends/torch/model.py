@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Set
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from millpond.backends.backend import BackendName, OutputSpec, PackedBatch, Pending, ReadRows, Threads
-from millpond.backends.torch.attention.segments import Fixed, Segments
+from millpond.backends.torch.attention.segments import Fixed
 from millpond.backends.torch.cuda.buckets import Buckets
 from millpond.backends.torch.cuda.graphs import Graphs
 from millpond.backends.torch.cuda.pipeline import Pipeline
@@ -18,14 +17,11 @@ from millpond.backends.torch.cuda.streams import Streams
 from millpond.backends.torch.device_batch import DeviceBatch, ForwardInput, rounded_up
 from millpond.backends.torch.forwards.int8 import Int8Linear
 from millpond.backends.torch.forwards.linear import ReorderedLinear
-from millpond.backends.torch.native.encoder import NativeEncoder, Rows
+from millpond.backends.torch.inherited_pool import inherited_pool, outside_inherited_pool
 from millpond.backends.torch.pooling.pooler import Pooler, PoolerCall
-from millpond.backends.torch.threads import TorchThreads, native_threads
+from millpond.backends.torch.threads import TorchThreads
 from millpond.checkpoints.architecture import Architecture
-from millpond.support.fork import inherited_pool
 
-# The rows that a native forward returns, by the rows that all outputs of a batch read.
-_ROWS: dict[str | None, Rows] = {None: "all", "cls": "first", "lasttoken": "last", "mean": "mean"}
 # The number of rows for a last layer that computes only these is rounded up to this; see ``rounded_up``.
 _ROW_STEP = 16
 
@@ -84,15 +80,12 @@ class TorchModel:
             return self.start(batch, outputs).result()
         if self._rounded:
             batch = batch.filled(rounded_up(len(batch.ids)), self.position_offset)
-        placed = DeviceBatch(packed=batch, device=self.placement)
-        if isinstance(self.backbone, NativeEncoder):
-            return self._read_native(self.backbone, placed, outputs)
-        return self._read(placed, outputs)
+        return self._read(DeviceBatch(packed=batch, device=self.placement), outputs)
 
     def prepare(self, output: OutputSpec) -> None:
         """Read the weights of an output's vocabulary entries now, so that no batch waits for them."""
         if output.kind == "head_rows":
-            self.pooler.rows_of(output.token_ids, self.placement)
+            outside_inherited_pool(lambda: self.pooler.rows_of(output.token_ids, self.placement))
 
     def leaves_caller(self) -> bool:
         """Whether the calling thread is inside a torch mode, which would change the result, or cannot use OpenMP."""
@@ -108,57 +101,10 @@ class TorchModel:
     @torch.inference_mode()
     def _read(self, batch: DeviceBatch, outputs: Set[OutputSpec]) -> ReadRows:
         """The rows of each output, from a forward in torch."""
-        pooler_call = self._call_of_rows(batch, outputs) or self.pooler_call(batch, self.states(batch))
-        return {output: pooler_call.read(output) for output in outputs}
-
-    def _read_native(self, encoder: NativeEncoder, batch: DeviceBatch, outputs: Set[OutputSpec]) -> ReadRows:
-        """The rows of each output, from a native forward, which returns one row of each text if none reads more."""
-        packed = batch.packed
-        wanted = {"mean" if self.pooler.reads_mean(output) else self.pooler.row_of(output) for output in outputs}
-        kind = wanted.pop() if len(wanted) == 1 else None
-        if kind == "cls" and packed.skip is not None:
-            kind = None  # the first token after the prompt is not the first row
-        hidden = encoder.encode(
-            packed.ids,
-            packed.bounds,
-            offset=self.position_offset,
-            types=packed.types,
-            keys=None if packed.keys is None else np.array(packed.keys, dtype=np.int32),
-            skip=packed.skip if kind == "mean" else None,
-            leads=None if packed.prefixes is None else np.array(packed.prefixes, dtype=np.int32),
-            rows=_ROWS[kind],
-            adapters=None if packed.adapters is None else packed.adapters[packed.bounds[:-1]],
-            threads=native_threads(),
-        )
-        if kind is not None and all(map(self.pooler.is_plain, outputs)):
-            rows = list(self.pooler.tokens(hidden).numpy())  # no operator: a single short text would notice
-            return dict.fromkeys(outputs, rows)
-        return self._read_states(batch, hidden, outputs, kind)
-
-    @torch.inference_mode()
-    def _read_states(
-        self, batch: DeviceBatch, hidden: torch.Tensor, outputs: Set[OutputSpec], kind: str | None
-    ) -> ReadRows:
-        """The rows of each output, from all hidden states, or from one ``kind`` of row for each text."""
-        if kind is None:
-            pooler_call = self.pooler_call(batch, hidden)
-        else:
-            bounds = batch.packed.bounds
-            rows = bounds[1:] - 1 if kind == "lasttoken" else bounds[:-1]
-            pooler_call = PoolerCall(
-                self.pooler,
-                hidden,
-                segments=Segments.of([1] * len(rows)),
-                skip=None,
-                input_ids=torch.from_numpy(batch.packed.ids[rows]),
-            )
+        pooler_call = self.call_of_rows(batch, outputs) or self.pooler_call(batch, self.states(batch))
         return {output: pooler_call.read(output) for output in outputs}
 
     def call_of_rows(self, batch: ForwardInput, outputs: Set[OutputSpec]) -> PoolerCall | None:
-        """One row of each text, if no output needs more and the backbone can compute only these."""
-        return self._call_of_rows(batch, outputs)
-
-    def _call_of_rows(self, batch: ForwardInput, outputs: Set[OutputSpec]) -> PoolerCall | None:
         """A call for one row per text, if no output needs more: the last layer is computed for these rows only.
 
         Nothing waits for the device, so a CUDA graph can capture it. ``None`` if more rows are read, or the backbone

@@ -1,4 +1,4 @@
-"""TorchThreads: the number of CPU threads that a batch runs on, in torch or in the native encoder."""
+"""TorchThreads: the number of CPU threads that a batch runs on."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from torch import nn
 
 from millpond.backends.torch.forwards.int8 import Int8Linear
 from millpond.backends.torch.forwards.linear import ReorderedLinear
-from millpond.backends.torch.native.encoder import NativeEncoder
 
 # Floating-point operations of a batch for which one more thread pays. Every operator of a layer ends in a barrier,
 # which costs tens of microseconds when threads have to be woken: on two cores a 6-layer, 384-wide encoder breaks even
@@ -21,11 +20,6 @@ _FLOPS_PER_THREAD = 4e9
 # no more of them than cores, as in a program that computes on several threads in its main thread only; reading the
 # weights from memory is then what threads share, and even the shortest text gains a third.
 _FLOPS_PER_AWAKE_THREAD = 1e8
-# The same for the native encoder, whose threads steal work and never wait for a thread that has not started: one text
-# of 10 tokens, 2e8 operations, takes 1.15 ms on one thread of a Zen 4 and 0.62 on two.
-_FLOPS_PER_NATIVE_THREAD = 1e8
-
-_of_forward = threading.local()
 
 
 class TorchThreads:
@@ -33,17 +27,14 @@ class TorchThreads:
 
     def __init__(self, backbone: nn.Module) -> None:
         self.most = torch.get_num_threads()
-        self.native = any(isinstance(module, NativeEncoder) for module in backbone.modules())
         self._per_token = 2.0 * _multiplied_weights(backbone)
 
     def count(self, tokens: int, *, awake: bool = False) -> int:
         """Threads for a batch of ``tokens``, from 1 to the number that torch had when the engine was made.
 
-        ``awake``: it runs in the main thread, whose OpenMP threads are awake. The native encoder has its own threads.
+        ``awake``: it runs in the main thread, whose OpenMP threads are awake.
         """
         flops = _FLOPS_PER_AWAKE_THREAD if awake else _FLOPS_PER_THREAD
-        if self.native:
-            flops = _FLOPS_PER_NATIVE_THREAD
         return min(self.most, 1 + int(tokens * self._per_token / flops))
 
     def enter(self) -> None:
@@ -54,10 +45,6 @@ class TorchThreads:
     @contextmanager
     def running(self, count: int, *, awake: bool) -> Iterator[None]:
         """Context of a batch on ``count`` threads."""
-        if self.native:
-            with on_native_threads(count):
-                yield
-            return
         try:
             with on_threads(count):
                 if 1 < count != self.most:
@@ -82,22 +69,6 @@ def on_threads(count: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-@contextmanager
-def on_native_threads(count: int) -> Iterator[None]:
-    """Run the native encoder on ``count`` threads, and torch's operators on one."""
-    with on_threads(1):
-        _of_forward.count = count
-        try:
-            yield
-        finally:
-            _of_forward.count = 0
-
-
-def native_threads() -> int:
-    """The number of threads of the calling thread's native forward: torch's, outside of :class:`on_native_threads`."""
-    return getattr(_of_forward, "count", 0) or torch.get_num_threads()
-
-
 def default_threads(count: int) -> None:
     """Set the number of torch's threads for Python threads that start later, not for the calling one.
 
@@ -118,8 +89,6 @@ def _multiplied_weights(backbone: nn.Module) -> int:
     for _, module in backbone.named_modules(remove_duplicate=False):
         if isinstance(module, ReorderedLinear | Int8Linear):
             total += module.weights
-        elif isinstance(module, NativeEncoder):
-            total += module.plan.weights
         elif not isinstance(module, nn.Embedding):
             total += sum(weight.numel() for weight in module.parameters(recurse=False) if weight.dim() == 2)
     return total

@@ -45,7 +45,9 @@ class TokenizerClass:
     process: Callable[[Tokenizer, Setup], Any] | None = None  # its post-processor; `None`: the file's
     replaces: bool = True  # whether its post-processor replaces the file's
     typed: bool = False  # whether it returns token types
-    spaced_mask: bool = False  # the mask takes the space before it, and special tokens are found in normalized texts
+    spaced_mask: bool = False  # the mask takes the space before it
+    plain_specials: bool = False  # special tokens are found in normalized texts
+    extra: tuple[str, ...] | None = None  # special tokens without a role, where no file names any
     unknown: int | None = None  # id of a Unigram's unknown piece; `None`: that of the token for it, if it has no score
     # Given SentencePiece's pieces and the roles: the vocabulary
     reorder: Callable[[list[tuple[str, float]], Mapping[str, str]], list[tuple[str, float]]] | None = None
@@ -176,6 +178,12 @@ def _xlm_roberta_pieces(pieces: list[tuple[str, float]], roles: Mapping[str, str
     return [*first, *pieces[3:], (roles["mask_token"], 0.0)]
 
 
+def _camembert_pieces(pieces: list[tuple[str, float]], roles: Mapping[str, str]) -> list[tuple[str, float]]:
+    """The special tokens before SentencePiece's own, whose unknown piece no text is split into."""
+    first = [("<s>NOTUSED", 0.0), (roles["pad_token"], 0.0), ("</s>NOTUSED", 0.0), (roles["unk_token"], 0.0)]
+    return [*first, ("<unk>NOTUSED", -100.0), *pieces[1:], (roles["mask_token"], 0.0)]
+
+
 _BRACKETS = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
 _ROBERTA = {f"{role}_token": "<s>" for role in ("bos", "cls")} | {f"{role}_token": "</s>" for role in ("eos", "sep")}
 _ROBERTA |= {f"{role}_token": f"<{role}>" for role in ("unk", "pad", "mask")}
@@ -204,6 +212,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         arrange=_bert,
         process=_mpnet_ends,
         spaced_mask=True,
+        plain_specials=True,
     ),
     "RobertaTokenizer": TokenizerClass(
         model="BPE",
@@ -235,6 +244,16 @@ CLASSES: Mapping[str, TokenizerClass] = {
         process=_xlm_roberta_ends,
         unknown=3,
         reorder=_xlm_roberta_pieces,
+    ),
+    "CamembertTokenizer": TokenizerClass(
+        model="Unigram",
+        vocabulary=("sentencepiece.bpe.model",),
+        roles=_ROBERTA,
+        arrange=_xlm_roberta,
+        process=_xlm_roberta_ends,
+        spaced_mask=True,
+        extra=("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"),
+        reorder=_camembert_pieces,
     ),
     "AlbertTokenizer": TokenizerClass(
         model="Unigram",

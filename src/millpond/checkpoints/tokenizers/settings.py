@@ -19,6 +19,7 @@ _OTHER_WAYS = ("fast_tokenizer_files", "fix_mistral_regex", "gguf_file", "init_i
 _BY_FAMILY = {
     **dict.fromkeys(("bert", "distilbert", "electra", "nomic_bert"), "BertTokenizer"),
     "roberta": "RobertaTokenizer",
+    "camembert": "CamembertTokenizer",
     "mpnet": "MPNetTokenizer",
     **dict.fromkeys(("xlm-roberta", "gte", "jina_embeddings_v3"), "XLMRobertaTokenizer"),
     "albert": "AlbertTokenizer",
@@ -63,17 +64,17 @@ def read_settings(folder: Path) -> Settings:
     if declared is None and (folder / "added_tokens.json").is_file():
         added = _added_tokens(folder / "added_tokens.json", fields)
     roles = {name: value for name, value in fields.items() if _is_role(name, value)}
-    extra = fields.get("extra_special_tokens")
+    extra = fields.get("extra_special_tokens", kind.extra)
     if isinstance(extra, dict):
         roles |= extra
         extra = None
     by_text = {token.content: token for token in (added or {}).values()}
     named: dict[str, Any] = {**kind.roles, **roles}
-    if kind.spaced_mask:
-        plain = {role: token for role, token in named.items() if role in ROLES and isinstance(token, str)}
-        named |= {
-            role: by_text.get(token) or AddedToken(token, lstrip=role == "mask_token") for role, token in plain.items()
-        }
+    for role in ROLES if kind.plain_specials else ("mask_token",) * kind.spaced_mask:
+        token = named.get(role)
+        if isinstance(token, str):
+            spaced = kind.spaced_mask and role == "mask_token"
+            named[role] = by_text.get(token) or AddedToken(token, lstrip=spaced, special=not kind.plain_specials)
     order = [*ROLES, *(name for name in named if name not in ROLES)]
     return Settings(
         kind=kind,

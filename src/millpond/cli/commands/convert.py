@@ -30,7 +30,7 @@ def convert(
         raise InvalidRequestError(f"{folder} is no folder; pass one that holds a checkpoint")
     if not has_torch():
         raise MissingExtraError(f"millpond convert reads pickles with torch: {INSTALL}")
-    from millpond.backends.torch.convert import convert as write
+    from millpond.backends.torch.loading.convert import convert as write
 
     for file in write(folder, output):
         size = file.path.stat().st_size / 1e6

@@ -100,34 +100,8 @@ def _facts() -> dict[str, str]:
         "variables set": ", ".join(sorted(name for name in os.environ if name.startswith((*_PREFIXES, *variables))))
         or "none",
     }
-    return facts | (_torch_facts(device) if has_torch() else {})
+    if has_torch():
+        from millpond.backends.torch.environment import facts as facts_of_torch
 
-
-def _torch_facts(device: str) -> dict[str, str]:
-    import torch
-
-    from millpond.backends.torch.attention.kernels import KERNELS
-    from millpond.backends.torch.placement import has_native_bfloat16
-
-    facts = {
-        "accelerator": _accelerator(device),
-        "torch's threads": f"{torch.get_num_threads()} in an operation, {torch.get_num_interop_threads()} across",
-        "torch's bfloat16": "native on this processor" if has_native_bfloat16() else "not native on this processor",
-    }
-    for kernel in KERNELS:  # in the order in which a call tries them
-        facts[f"attention {kernel.NAME}"] = f"for {kernel.SERVES}: {kernel.unavailable() or 'can run'}"
+        facts |= facts_of_torch(device)
     return facts
-
-
-def _accelerator(device: str) -> str:
-    import torch
-
-    from millpond.backends.torch.placement import unusable_gpu
-
-    if not torch.cuda.is_available():
-        unusable = unusable_gpu()
-        if unusable is not None:
-            return f"none that can be used: {unusable}"
-        return "none" if device == "cpu" else device
-    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return f"{', '.join(names)}; CUDA {torch.version.cuda}"

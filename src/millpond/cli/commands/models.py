@@ -30,14 +30,16 @@ def models(
         facts.insert(2, ("backend", backend_of(EngineConfig(model=model, **options.settings))))
         print(*aligned(facts), sep="\n")
         return
+    from millpond.backends.native.families import has_plan
     from millpond.checkpoints.architectures import ARCHITECTURES
 
-    rows = [("model_type", "class", "pooling*", "positions", "kind", "example")]
+    rows = [("model_type", "class", "pooling*", "positions", "kind", "backend**", "example")]
     for row in ARCHITECTURES:
         kind = "decoder" if row.decoder else "encoder"
-        rows.append((row.model_type, row.model_class, row.pooling, row.positions, kind, row.example))
+        backend = "native" if has_plan(row) else "torch"
+        rows.append((row.model_type, row.model_class, row.pooling, row.positions, kind, backend, row.example))
     print(*aligned(rows), sep="\n")
-    print("* default, if the checkpoint names none")
+    print("* default, if the checkpoint names none", "** on a CPU; `millpond models MODEL` says it of one", sep="\n")
 
 
 def _facts(spec: ModelSpec) -> list[tuple[str, str]]:

@@ -23,35 +23,12 @@ _INT8: tuple[Int8, ...] = ("none", "feeds", "all")
 def of_machine() -> list[KernelCheck]:
     """Every row of the self-check, those of torch where it is installed; nothing is disabled."""
     rows = [row for dtype in _PRECISIONS for int8 in _INT8 for row in encoder_rows(dtype, int8)]
-    return _with_absent([found for row in rows if (found := run(row)) is not None] + _of_torch())
+    found = [result for row in rows if (result := run(row)) is not None]
+    if find_spec("torch") is not None:
+        from millpond.backends.torch.environment import attention_checks
 
-
-def _of_torch() -> list[KernelCheck]:
-    """The attention kernels of torch on each device."""
-    if find_spec("torch") is None:
-        return []
-    import torch
-
-    from millpond.backends.kernel_check import DeviceBrokenError
-    from millpond.backends.torch.attention.self_check import attention_rows
-
-    devices = [torch.device("cpu")]
-    if torch.cuda.is_available():
-        devices += [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
-    found: list[KernelCheck] = []
-    for row in (
-        row
-        for device in devices
-        for dtype in (torch.float32, torch.bfloat16, torch.float16)
-        for row in attention_rows(device, dtype)
-    ):
-        try:
-            result = run(row)
-        except (DeviceBrokenError, torch.AcceleratorError) as error:  # no other call would run there
-            broken = f"the device computes nothing any more ({str(error).partition(chr(10))[0]})"
-            result = KernelCheck(kernel=row.kernel, call=row.precision, obstacle=broken, raised=True)
-        found += [] if result is None else [result]
-    return found
+        found += attention_checks()
+    return _with_absent(found)
 
 
 def of_model(config: EngineConfig) -> list[KernelCheck]:

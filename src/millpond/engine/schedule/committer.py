@@ -6,14 +6,17 @@ import logging
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from millpond.cache.sqlitefile import kind_of
-from millpond.cache.vector_cache import VectorCache
+from millpond.cache.errors import kind_of
 from millpond.engine.schedule.call import Call
 from millpond.errors import CacheError
 from millpond.values.inputs import key_of
+
+if TYPE_CHECKING:
+    from millpond.cache.vector_cache import VectorCache
 
 logger = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from itertools import islice
 from time import perf_counter
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from millpond.cache.sqlitefile import CacheFileError
-from millpond.cache.vector_cache import VectorCache
+from millpond.cache.errors import CacheFileError
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.schedule.backlog import CHUNK_TEXTS, Backlog, TokenizeChunk
 from millpond.engine.schedule.call import Call
@@ -21,6 +21,9 @@ from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.tokenize.large_texts import is_large
 from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.values.inputs import key_of, size_of
+
+if TYPE_CHECKING:
+    from millpond.cache.vector_cache import VectorCache
 
 # Items that are looked up in the cache at a time.
 _LOOKED_UP = 8192

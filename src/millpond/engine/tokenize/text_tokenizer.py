@@ -45,7 +45,7 @@ _HOLD_GIL_CHARACTERS = 4096
 # In a longer text, long runs are looked for before it is tokenized.
 _COLLAPSE_CHARACTERS = 1 << 13
 # Imported by its name, where transformers is installed and needed.
-_TRANSFORMERS = "millpond.backends.torch.hf_tokenizer"
+_TRANSFORMERS = "millpond.backends.torch.loading.hf_tokenizer"
 _VOCABULARIES = ("tokenizer.json", "vocab.txt", "vocab.json", "*.model", "*.tiktoken")
 
 

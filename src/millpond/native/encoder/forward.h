@@ -510,18 +510,6 @@ struct Forward {
     run_team(work, &job, call.threads);
     return 0;
   }
-
-  static int64_t pack_int8(const void* argument) {
-    const auto& call = *(const PackCall*)argument;
-    pack_codes((const int8_t*)call.weight, call.out, call.in, (int8_t*)call.units);
-    return 0;
-  }
-
-  static int64_t pack(const void* argument) {
-    const auto& call = *(const PackCall*)argument;
-    pack_units((const State*)call.weight, call.out, call.in, (State*)call.units);
-    return 0;
-  }
 };
 
 }  // namespace

@@ -254,14 +254,4 @@ MILLPOND_INLINE void code_product_to_sums(const Codes& codes, int64_t rows, cons
       [](int64_t, int64_t, int64_t, const float*) {});
 }
 
-// Packs an int8 weight [out, in] into units.
-inline void pack_codes(const int8_t* weight, int64_t out, int64_t in, int8_t* to) {
-  for (int64_t u = 0; u < out; u += 32)
-    for (int64_t k = 0; k < in; k += kCodePanel)
-      for (int64_t half = 0; half < 32; half += 16)
-        for (int64_t group = k; group < k + kCodePanel; group += 4)
-          for (int64_t c = 0; c < 16; c++)
-            for (int64_t i = group; i < group + 4; i++) *to++ = i < in ? weight[(u + half + c) * in + i] : int8_t(0);
-}
-
 }  // namespace

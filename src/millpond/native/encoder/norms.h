@@ -6,7 +6,7 @@
 
 namespace {
 
-constexpr int64_t kMostColumns = 8192;  // of a row that is normalized: models/native/plan.py takes no wider models
+constexpr int64_t kMostColumns = 8192;  // of a row that is normalized: backends/native/plans/plan.py takes no wider models
 
 // Normalizes `columns` numbers in place. The last ones may be padding: they are 0 before and after.
 inline void normalize(float* row, int64_t columns, const NormWeights& norm) {

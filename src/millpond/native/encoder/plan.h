@@ -17,7 +17,7 @@ enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSig
 
 enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm };
 
-// A weight [out, in] in units of a number of columns, packed by `pack_weight` (products.h).
+// A weight [out, in] in units of a number of columns, packed by `pack_rows` (pack_rows.h).
 struct Weight {
   const void* units;        // null: none
   const float* bias;        // [out]; null: none
@@ -50,7 +50,7 @@ struct Step {
   std::int64_t kind;
   std::int64_t target, activation, gated, residual;
   std::int64_t columns;    // of the norm, of the embeddings, or of a head's embeddings of distances
-  Weight weight, down;     // of a gated feed, columns of gate and up alternate: see pack_weight
+  Weight weight, down;     // of a gated feed, columns of gate and up alternate
   Weight low;              // of a feed with adapters: first factors for `down`
   NormWeights norm, key_norm;
   const void* words;       // [vocabulary, columns], in the precision of the model
@@ -108,12 +108,6 @@ struct EncodeCall {
   std::int64_t threads;
   const std::int32_t* adapters;  // [texts], -1: none; null: none at all
   double* timings;             // [8] seconds of each kind of step, added up; null: not measured
-};
-
-struct PackCall {
-  const void* weight;   // [out, in], in the precision of the model
-  void* units;          // out * in numbers
-  std::int64_t out, in;
 };
 
 enum Stored : std::int64_t { kStoredFloat32, kStoredBfloat16 };

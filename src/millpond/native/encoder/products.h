@@ -220,27 +220,6 @@ MILLPOND_INLINE void product_to_sums(const States<Isa>& a, int64_t rows, const t
   }
 }
 
-// Packs a weight [out, in] of numbers of the model's precision into units.
-inline void pack_units(const float* weight, int64_t out, int64_t in, float* to) {
-  for (int64_t u = 0; u < out; u += kColumns)
-    for (int64_t k = 0; k < in; k++)
-      for (int64_t c = 0; c < kColumns; c++) *to++ = weight[(u + c) * in + k];
-}
-
-#ifdef __AVX512BF16__
-inline void pack_units(const uint16_t* weight, int64_t out, int64_t in, uint16_t* to) {
-  for (int64_t u = 0; u < out; u += 32)
-    for (int64_t k = 0; k < in; k += 32)
-      for (int64_t half = 0; half < 32; half += 16)
-        for (int64_t pair = 0; pair < 32; pair += 2)
-          for (int64_t c = 0; c < 16; c++, to += 2) {
-            const uint16_t* from = weight + (u + half + c) * in + k + pair;
-            to[0] = from[0];
-            to[1] = from[1];
-          }
-}
-#endif
-
 }  // namespace
 
 #include "lagged_products.h"

@@ -1,6 +1,6 @@
 // The arguments of the kernels of heads, as backends/native/heads/kernels.py lays them out.
 //
-// Rows are float32, one behind another. Weights are padded with zeros to multiples of 32, and packed by `pack_weight`.
+// Rows are float32, one behind another. Weights are padded with zeros to multiples of 32, and packed by `pack_rows`.
 #pragma once
 
 #include "../encoder/plan.h"

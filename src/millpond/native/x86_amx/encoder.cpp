@@ -7,11 +7,9 @@
 #include "tile_codes.h"
 
 extern "C" void millpond_add_encoder_amx(KernelTable* table) {
-  table->pack_weight_bfloat16 = Forward<TileIsa>::pack;
   table->encode_bfloat16 = Forward<TileIsa>::encode;
   table->encoder_workspace_bfloat16 = Forward<TileIsa>::workspace;
   table->vocabulary_bfloat16 = Vocabulary<TileIsa>::run;
-  table->pack_weight_int8 = Forward<TileIsa>::pack_int8;
   table->attention_bfloat16 = SegmentAttention::run;
   table->attention_workspace_bfloat16 = SegmentAttention::workspace;
 }

@@ -8,7 +8,6 @@
 
 extern "C" void millpond_add_encoder_avx2(KernelTable* table) {
   table->measure_float32 = measure<FmaSpeed>;
-  table->pack_weight_float32 = Forward<FmaIsa>::pack;
   table->pack_rows_float32 = pack_rows<float>;
   table->copy_rows_float32 = copy_rows<float>;
   table->encode_float32 = Forward<FmaIsa>::encode;

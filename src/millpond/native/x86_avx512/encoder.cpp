@@ -8,7 +8,6 @@
 
 extern "C" void millpond_add_encoder_avx512(KernelTable* table) {
   table->measure_float32 = measure<FmaSpeed>;
-  table->pack_weight_float32 = Forward<FmaIsa>::pack;
   table->pack_rows_float32 = pack_rows<float>;
   table->copy_rows_float32 = copy_rows<float>;
   table->encode_float32 = Forward<FmaIsa>::encode;
@@ -16,6 +15,5 @@ extern "C" void millpond_add_encoder_avx512(KernelTable* table) {
   table->head_product = HeadProduct::run;
   table->gelu = gelu;
   table->vocabulary_float32 = Vocabulary<FmaIsa>::run;
-  table->pack_weight_int8 = Forward<FmaIsa>::pack_int8;
   table->pack_rows_int8 = pack_rows_int8;
 }

@@ -8,7 +8,6 @@
 
 extern "C" void millpond_add_encoder_avx512bf16(KernelTable* table) {
   table->measure_bfloat16 = measure<DotSpeed>;
-  table->pack_weight_bfloat16 = Forward<DotIsa>::pack;
   table->pack_rows_bfloat16 = pack_rows<uint16_t>;
   table->copy_rows_bfloat16 = copy_rows<uint16_t>;
   table->encode_bfloat16 = Forward<DotIsa>::encode;

@@ -19,7 +19,7 @@ from millpond import Engine, VectorCache
 from millpond.backends.backend import OutputSpec
 from millpond.backends.device_errors import LostDevices
 from millpond.backends.torch.cuda import graphs
-from millpond.backends.torch.cuda import worker as cuda_worker
+from millpond.engine.execute import overlapping_worker
 from millpond.engine.execute.overlapping_worker import OverlappingWorker
 from millpond.engine.execute.worker import Worker
 from millpond.engine.input.plan import Plan
@@ -99,7 +99,7 @@ def lengths(call: Call) -> list[float]:
 
 
 def test_the_next_batch_is_sent_before_the_first_is_waited_for(monkeypatch):
-    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
+    monkeypatch.setattr(overlapping_worker, "_AHEAD_TOKENS", 1)
     device = Device()
     (call,) = drive(device, [5, 6, 7, 8], budget=8)
     assert lengths(call) == [5, 6, 7, 8]
@@ -117,7 +117,7 @@ def test_few_waiting_tokens_are_not_launched_ahead():
 
 @pytest.mark.parametrize("stage", ["start", "result"])
 def test_out_of_memory_halves_the_batch_and_bounds_the_next_ones(stage, monkeypatch):
-    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
+    monkeypatch.setattr(overlapping_worker, "_AHEAD_TOKENS", 1)
     device = Device(**{stage: too_large(20)})
     (call,) = drive(device, [8] * 12, budget=32)
     assert lengths(call) == [8] * 12
@@ -147,7 +147,7 @@ def too_large(limit: int) -> Refusal:
 
 @pytest.mark.parametrize("stage", ["start", "result"])
 def test_a_text_without_memory_even_alone_fails_its_own_call_only(stage, monkeypatch):
-    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
+    monkeypatch.setattr(overlapping_worker, "_AHEAD_TOKENS", 1)
     good, bad, other = drive(Device(**{stage: too_large(20)}), [5, 6], [7, 21, 3], [8, 9], budget=64)
     assert lengths(good) == [5, 6] and lengths(other) == [8, 9]
     with pytest.raises(torch.OutOfMemoryError):
@@ -313,7 +313,7 @@ def at(length: int) -> Refusal:
 
 @pytest.fixture
 def eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cuda_worker, "_AHEAD_TOKENS", 1)
+    monkeypatch.setattr(overlapping_worker, "_AHEAD_TOKENS", 1)
 
 
 def test_what_was_downloaded_before_is_delivered(eager: None) -> None:

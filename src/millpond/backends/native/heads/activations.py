@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from millpond.backends.native.heads.kernels import Floats, gelu
-from millpond.backends.native.weight_packer import NotSupported
+from millpond.backends.native.packing.weight_packer import NotSupported
 
 Activation = Callable[[Floats], Floats]  # float32 [n, d] -> [n, d]
 

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from millpond.backends.native import structs
 from millpond.backends.native.kernels import Precision
 from millpond.backends.native.memory import Memory
-from millpond.backends.native.weight_packer import UNIT, NotSupported, release, tensor_of
+from millpond.backends.native.packing.weight_packer import UNIT, NotSupported, release, tensor_of
 from millpond.checkpoints.weights import StoredTensor
 from millpond.native import library
 

@@ -12,7 +12,7 @@ from millpond.backends.native import structs
 from millpond.backends.native.heads.kernels import Floats, PackedWeight, VocabularyCall, kernel, run
 from millpond.backends.native.heads.pooling import Ints
 from millpond.backends.native.kernels import Precision
-from millpond.backends.native.weight_packer import NotSupported
+from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architecture import MaskedHeadNames
 from millpond.checkpoints.layouts.sparse import Splade

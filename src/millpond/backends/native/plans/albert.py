@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from millpond.backends.native import structs
-from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import PostNormLayer, embed, layer_norm
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.checkpoints.architecture import EncoderNames

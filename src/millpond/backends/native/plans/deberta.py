@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 
 from millpond.backends.native import structs
-from millpond.backends.native.distances import ComputedTensor, DistanceColumns, Distances, DistanceTerms
-from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.packing.weight_packer import Floats, Linear, NotSupported
+from millpond.backends.native.plans.distances import ComputedTensor, DistanceColumns, Distances, DistanceTerms
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import embed, layer_norm
 from millpond.backends.native.plans.tensors import Tensors
-from millpond.backends.native.weight_packer import Floats, Linear, NotSupported
 from millpond.checkpoints.weights import StoredTensor
 
 
@@ -53,6 +53,8 @@ class _Deberta:
         positions = config["max_position_embeddings"] if config["position_biased_input"] else 0
         if narrow != hidden and (positions or config["type_vocab_size"]):  # these tables are as wide as the layers
             raise NotSupported("positions or token types of other columns than the words")
+        if not positions:  # most files have a table of the training
+            tensors.leave("embeddings.position_embeddings.weight")
         embed(
             builder,
             tensors,

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from millpond.backends.native import structs
-from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.packing.weight_packer import tensor_of
+from millpond.backends.native.plans.plan import PlanBuilder
+from millpond.backends.native.plans.rotation import Rotation, rotation_of
 from millpond.backends.native.plans.tensors import Tensors
-from millpond.backends.native.rotation import Rotation, rotation_of
-from millpond.backends.native.weight_packer import tensor_of
 from millpond.checkpoints.architecture import Architecture
 
 

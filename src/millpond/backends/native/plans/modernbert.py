@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.packing.weight_packer import Linear
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import layer_norm
+from millpond.backends.native.plans.rotation import rotation_of
 from millpond.backends.native.plans.tensors import Tensors
-from millpond.backends.native.rotation import rotation_of
-from millpond.backends.native.weight_packer import Linear
 
 
 def modernbert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any]) -> None:

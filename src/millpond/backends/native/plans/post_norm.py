@@ -9,9 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.backends.native import structs
-from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.packing.weight_packer import Floats, Linear
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.tensors import Tensors
-from millpond.backends.native.weight_packer import Floats, Linear
 from millpond.checkpoints.architecture import Architecture, EncoderNames
 from millpond.errors import ModelLoadError
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millpond.backends.native.plan import PlanBuilder
+from millpond.backends.native.packing.weight_packer import LowRank
 from millpond.backends.native.plans.adapters import Adapters
+from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import layer_norm
+from millpond.backends.native.plans.rotation import Rotation, rotation_of
 from millpond.backends.native.plans.tensors import Tensors
-from millpond.backends.native.rotation import Rotation, rotation_of
-from millpond.backends.native.weight_packer import LowRank
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 # The linear layers that have a bias.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from millpond.backends.native.weight_packer import Linear
+from millpond.backends.native.packing.weight_packer import Linear
 from millpond.checkpoints.weights import StoredTensor
 from millpond.errors import WeightMismatchError
 
@@ -37,6 +37,10 @@ class Tensors:
             return tensor
         (self._missing if tensor is None else self._mismatched).add(name)
         return StoredTensor(name=name, dtype="float32", stored=np.broadcast_to(np.float32(0), shape))
+
+    def leave(self, name: str) -> None:
+        """A tensor that the file may have, and nothing reads."""
+        self._taken.add(name)
 
     def linear(self, name: str, out: int, into: int, *, biased: bool = True) -> Linear:
         """A linear layer with a weight ``[out, into]``."""

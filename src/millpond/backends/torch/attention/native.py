@@ -10,8 +10,8 @@ from torch import Tensor
 
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.operands import LANES, kernels_for
 from millpond.native import library
-from millpond.native.operands import LANES, kernels_for
 
 NAME = "native"
 SERVES = "a CPU in bfloat16"

@@ -114,7 +114,7 @@ def device_name(device: torch.device) -> str:
 def made_of() -> str:
     """What a result of torch depends on beside the library and the processor."""
     here = Path(__file__).parent
-    return f"torch {torch.__version__} {torch.version.cuda}, code {code_hash(here, here.parent / 'native')}"
+    return f"torch {torch.__version__} {torch.version.cuda}, code {code_hash(here)}"
 
 
 def reference(

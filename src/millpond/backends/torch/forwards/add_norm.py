@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from millpond.native.operands import LANES, kernels_for
+from millpond.backends.torch.operands import LANES, kernels_for
 
 # Columns that the kernel's buffer holds.
 _WIDEST = 4096

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -22,8 +20,6 @@ _FUSED: dict[str | None, tuple[str, str]] = {
     "silu": ("swish", ""),
 }
 
-_PLAIN: ContextVar[bool] = ContextVar("plain linear layers", default=False)
-
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> nn.Module:
     """``activation(x weight^T + bias)`` with ``weight [out, in]``.
@@ -31,7 +27,7 @@ def linear(weight: torch.Tensor, bias: torch.Tensor | None, activation: str | No
     On a CPU in bfloat16 oneDNN keeps the weight in its own order and applies the activation as it writes the product.
     That saves an eighth of the time of a large product, a third of a small one's, and all of the activation's.
     """
-    if not _PLAIN.get() and _suits_onednn(weight, activation):
+    if _suits_onednn(weight, activation):
         return ReorderedLinear(weight, bias, activation)
     return PlainLinear(weight, bias, activation)
 
@@ -44,25 +40,6 @@ def joined(*parts: Any, activation: str | None = None) -> nn.Module:
     weight = torch.cat([part.weight.detach() for part in parts])
     bias = None if parts[0].bias is None else torch.cat([part.bias.detach() for part in parts])
     return linear(weight, bias, activation)
-
-
-@contextmanager
-def plain_linears() -> Iterator[None]:
-    """Within the block :func:`linear` returns torch's own form, whose weights can be read."""
-    token = _PLAIN.set(True)
-    try:
-        yield
-    finally:
-        _PLAIN.reset(token)
-
-
-def reorder(backbone: nn.Module) -> nn.Module:
-    """``backbone`` with its linear layers as :func:`linear` makes them, changed in place one after another."""
-    for parent in list(backbone.modules()):
-        for name, layer in list(parent.named_children()):
-            if type(layer) is PlainLinear:
-                setattr(parent, name, joined(layer, activation=layer.activation))
-    return backbone
 
 
 class ReorderedLinear(nn.Module):

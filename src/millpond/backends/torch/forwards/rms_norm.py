@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from millpond.native.operands import LANES, kernels_for
+from millpond.backends.torch.operands import LANES, kernels_for
 
 
 class RMSNorm(nn.Module):

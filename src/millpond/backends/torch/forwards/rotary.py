@@ -6,7 +6,7 @@ import ctypes
 
 import torch
 
-from millpond.native.operands import LANES, kernels_for
+from millpond.backends.torch.operands import LANES, kernels_for
 
 
 def apply_rotary(states: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -59,14 +59,6 @@ class Pooler(nn.Module):
         self._rows: dict[tuple[int, ...], VocabularyRows] = {}
         self._columns: dict[tuple[int, ...], torch.Tensor] = {}
 
-    def reads_mean(self, output: OutputSpec) -> bool:
-        """Whether an output reads only the mean of each text's rows."""
-        return output.kind == "pooled" and self.modes == ("mean",) and len(self.token_heads) == 0
-
-    def is_plain(self, output: OutputSpec) -> bool:
-        """Whether the pooled hidden states are already what an output reads: one way of pooling, and no heads."""
-        return output.kind == "pooled" and len(self.modes) == 1 and not (len(self.token_heads) or len(self.heads))
-
     def row_of(self, output: OutputSpec) -> Literal["cls", "lasttoken"] | None:
         """The one token of each text that an output reads, first or last; ``None`` if it reads more."""
         modes: tuple[str | None, ...] = ()

@@ -86,8 +86,6 @@ def resolve_dtype(dtype: str, device: torch.device, architecture: Architecture, 
             fast = bfloat16_is_fast()
             return torch.bfloat16 if (has_native_bfloat16() if fast is None else fast) else torch.float32
         return DTYPES["bfloat16" if stored == "bfloat16" else architecture.half]
-    if dtype not in DTYPES:
-        raise ModelLoadError(f"dtype={dtype!r} is unknown; choose auto, {', '.join(DTYPES)}")
     return DTYPES[dtype]
 
 

@@ -17,10 +17,7 @@ from millpond.backends.kernel_check import LENGTHS, KernelCheck, Row, check, fir
 from millpond.backends.torch.attention.self_check import attention_rows, made_of
 from millpond.backends.torch.cuda.graphs import Graphs
 from millpond.backends.torch.device_batch import DeviceBatch
-from millpond.backends.torch.load import NATIVE_INT8
 from millpond.backends.torch.model import TorchModel
-from millpond.backends.torch.native.self_check import encoder_rows
-from millpond.tasks import Quantization
 
 logger = logging.getLogger(__name__)
 
@@ -29,15 +26,11 @@ _OTHER_LENGTHS = (33, 9, 40, 2)
 _POOLED, _TOKENS = OutputSpec(kind="pooled"), OutputSpec(kind="tokens")
 
 
-def check_kernels(
-    devices: Sequence[torch.device], dtype: torch.dtype, quantization: Quantization | None, *, remembered: bool = True
-) -> list[KernelCheck]:
+def check_kernels(devices: Sequence[torch.device], dtype: torch.dtype, *, remembered: bool = True) -> list[KernelCheck]:
     """Run the rows of what a model may use there; what is wrong serves nothing in this process."""
     rows: list[Row] = []
     for device in devices:
         rows += attention_rows(device, dtype)
-        if device.type == "cpu" and quantization in NATIVE_INT8:
-            rows += encoder_rows(dtype, NATIVE_INT8[quantization])
     with _never_failing(), torch.inference_mode():
         return check(rows, remembered=remembered)
     return []

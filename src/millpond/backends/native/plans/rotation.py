@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.backends.native import structs
-from millpond.backends.native.weight_packer import NotSupported, padded
+from millpond.backends.native.packing.weight_packer import NotSupported, padded
 from millpond.errors import ModelLoadError
 from millpond.support.fork import ProcessLock
 

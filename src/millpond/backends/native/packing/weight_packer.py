@@ -16,9 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.backends.kernel_check import code_hash
-from millpond.backends.native import packed_file, structs
+from millpond.backends.native import structs
 from millpond.backends.native.kernels import Kernels
 from millpond.backends.native.memory import Memory
+from millpond.backends.native.packing import packed_file
 from millpond.checkpoints.weights import StoredTensor
 from millpond.native import library
 from millpond.support.load_progress import advance, begin
@@ -276,7 +277,7 @@ class WeightPacker:
 @cache
 def _code() -> str:
     """What the code computes that is packed."""
-    return code_hash(Path(__file__).parent)
+    return code_hash(Path(__file__).parents[1])
 
 
 def _sources(rows: _Rows) -> tuple[int, npt.NDArray[np.intp], Sequence[Any]]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator, Mapping, Sized
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,11 +13,8 @@ from torch import nn
 
 from millpond.backends.torch.attention import interface
 from millpond.backends.torch.forwards.encoder_file import read_encoder
-from millpond.backends.torch.forwards.linear import plain_linears, reorder
-from millpond.backends.torch.hf_tokenizer import quiet_transformers
-from millpond.backends.torch.native.families import native_forward
-from millpond.backends.torch.native.kernels import Int8
-from millpond.backends.torch.quantize import quantize
+from millpond.backends.torch.loading.hf_tokenizer import quiet_transformers
+from millpond.backends.torch.loading.quantize import quantize
 from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
@@ -27,11 +23,6 @@ from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.support.load_progress import advancing, begin
 from millpond.tasks import Quantization
-
-logger = logging.getLogger(__name__)
-
-# The weights that a native forward has in eight bits.
-NATIVE_INT8: dict[Quantization | None, Int8] = {None: "none", "int8": "feeds", "int8-all": "all"}
 
 
 def load_backbone(
@@ -42,13 +33,11 @@ def load_backbone(
     dtype: torch.dtype,
     quantization: Quantization | None = None,
     packed: bool = True,
-    native: bool = False,
 ) -> nn.Module:
-    """The backbone in evaluation mode, on its device."""
+    """The backbone in evaluation mode, on its device; without ``packed`` it is transformers' class."""
     # In a forked child torch creates its thread pool on first use, which fails if two threads do so at once, and
     # transformers loads with several. This call creates it on one thread.
     torch.set_num_threads(torch.get_num_threads())
-    natively = packed and native and device.type == "cpu"
     backbone = None
     if packed and architecture.encoder is not None and architecture.module is None:
         backbone = read_encoder(
@@ -59,17 +48,9 @@ def load_backbone(
             is_head_tensor=partial(is_head_tensor, architecture=architecture),
         )
     if backbone is None:
-        with plain_linears() if natively else nullcontext():  # jina's backbone is complete when it is loaded
-            backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
+        backbone = _load_by_transformers(checkpoint, architecture, device=device, dtype=dtype)
     backbone = backbone.eval().to(device)
-    if natively:
-        with plain_linears():
-            backbone = packed_forward(backbone, architecture)
-        forward = native_forward(backbone, NATIVE_INT8[quantization])
-        if forward is not None:
-            return forward
-        backbone = reorder(backbone) if quantization is None else backbone
-    elif packed:
+    if packed:
         backbone = packed_forward(backbone, architecture)
     return backbone if quantization is None else quantize(backbone, quantization, device)
 

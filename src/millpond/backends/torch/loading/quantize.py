@@ -1,7 +1,7 @@
-"""A loaded backbone's linear layers in eight bits, where no native forward computes them (``models/native/``).
+"""A loaded backbone's linear layers in eight bits.
 
 On a CPU ``int8`` is millpond's own layer over oneDNN, which is faster than torchao's layers that need no compiler; on a
-GPU ``int8`` and ``fp8`` are torchao's. ``int8`` and ``int8-all`` differ in native forwards only.
+GPU ``int8`` and ``fp8`` are torchao's. ``int8`` and ``int8-all`` differ in the native backend only.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def check_quantization(kind: Quantization | None, device: torch.device, dtype: t
     _torchao()
 
 
-def quantize(backbone: nn.Module, kind: Quantization, device: torch.device, *, warn: bool = True) -> nn.Module:
+def quantize(backbone: nn.Module, kind: Quantization, device: torch.device) -> nn.Module:
     """``backbone`` with the weights of its linear layers in eight bits, changed in place."""
     linears = list(_linears(backbone))
     if not linears:
         raise ModelLoadError(f"quantization={kind!r}: this model has no linear layer to quantize; leave it out")
-    if warn and device.type == "cpu":
+    if device.type == "cpu":
         logger.warning(
-            "quantization=%r saves memory here and is not faster than dtype='auto': the native int8 kernels do not "
-            "serve this model on this processor; leave it out for speed",
+            "quantization=%r saves memory in torch on a CPU, and is not faster than dtype='auto'; leave it out for "
+            "speed",
             kind,
         )
     for parent, name, layer in linears:

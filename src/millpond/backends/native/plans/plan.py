@@ -11,10 +11,8 @@ from typing import Any
 import numpy as np
 
 from millpond.backends.native import structs
-from millpond.backends.native.distances import DistanceTerms, by_head
 from millpond.backends.native.kernels import Kernels
-from millpond.backends.native.rotation import Rotation
-from millpond.backends.native.weight_packer import (
+from millpond.backends.native.packing.weight_packer import (
     UNIT,
     Floats,
     Indexes,
@@ -26,6 +24,8 @@ from millpond.backends.native.weight_packer import (
     padded_rows,
     tensor_of,
 )
+from millpond.backends.native.plans.distances import DistanceTerms, by_head
+from millpond.backends.native.plans.rotation import Rotation
 from millpond.checkpoints.weights import StoredTensor
 
 _WIDEST = 8192  # kMostColumns of norms.h

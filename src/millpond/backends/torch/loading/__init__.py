@@ -1,0 +1,1 @@
+"""From a described checkpoint to torch modules on a device."""

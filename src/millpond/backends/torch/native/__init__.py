@@ -1,1 +1,0 @@
-"""Native: a backbone's forward pass in one call of the compiled kernels."""
