@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from tests.tiny import SENTENCES, TEXTS
 from tests.tiny.hub import WIDTH
 
@@ -149,7 +150,6 @@ class TestOutputs:
 
 
 class TestEncode:
-    @pytest.mark.torch
     @pytest.mark.parametrize(
         ("name", "task", "shape"),
         [
@@ -165,8 +165,6 @@ class TestEncode:
         ],
     )
     def test_every_task(self, load, name, task, shape):
-        import torch
-
         llm = load(name)
         (ids,) = llm.engine.tokenize(["mill"])
         (output,) = llm.encode("mill", pooling_task=task)
@@ -201,20 +199,14 @@ class TestEncode:
 
 
 class TestReward:
-    @pytest.mark.torch
     def test_rewards_are_raw_by_default(self, load):
-        import torch
-
         llm = load("internlm/internlm2-1_8b-reward")
         raw = llm.reward(HELLO)[0].outputs.data
         assert ((raw < 0) | (raw > 1)).any()
         active = llm.reward(HELLO, pooling_params=PoolingParams(use_activation=True))[0].outputs.data
         torch.testing.assert_close(active, raw.sigmoid())
 
-    @pytest.mark.torch
     def test_a_process_reward_model_keeps_its_steps(self, load):
-        import torch
-
         llm = load("Qwen/Qwen2.5-Math-PRM-7B")
         text = "Open the gate.<extra_0> The wheel turns.<extra_0>"
         (output,) = llm.reward(text)
@@ -223,7 +215,6 @@ class TestReward:
         active = llm.encode(text, pooling_task="token_classify")[0].outputs.data
         torch.testing.assert_close(active, output.outputs.data.softmax(-1))
 
-    @pytest.mark.torch
     @pytest.mark.parametrize(
         ("name", "active"),
         [
@@ -233,8 +224,6 @@ class TestReward:
         ],
     )
     def test_encode_rewards_by_default_as_vllm_does(self, load, name, active):
-        import torch
-
         llm = load(name)
         text = "Open the gate.<extra_0> The wheel turns.<extra_0>"
         rewards = llm.encode(text)[0].outputs.data

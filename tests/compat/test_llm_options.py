@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+import torch
 from tests.tiny import SENTENCES
 
 import millpond
@@ -143,11 +144,8 @@ class TestParams:
         assert np.linalg.norm(off) > 1.1
         np.testing.assert_allclose(off / np.linalg.norm(off), on, atol=1e-6)
 
-    @pytest.mark.torch
     @pytest.mark.parametrize("name", ["activation", "use_activation", "softmax", "normalize"])
     def test_every_name_of_an_activation(self, load, name):
-        import torch
-
         off, on = (
             torch.tensor(load(CLASSES).classify(HELLO, pooling_params=PoolingParams(**{name: value}))[0].outputs.probs)
             for value in (False, True)
@@ -186,11 +184,8 @@ class TestPoolerConfig:
         pooled = vector(llm, SENTENCES[0], pooling_params=PoolingParams(normalize=False))
         np.testing.assert_allclose(pooled, expected, atol=1e-5)
 
-    @pytest.mark.torch
     @pytest.mark.parametrize("key", ["pooling_type", "tok_pooling_type"])
     def test_steps(self, load, key):
-        import torch
-
         config = {key: "STEP", "step_tag_id": 123, "returned_token_ids": [45, 78]}
         llm = load(SHEPHERD, pooler_config=json.dumps(config))
         everything = PoolingParams(returned_token_ids=tuple(range(100)))
@@ -202,11 +197,8 @@ class TestPoolerConfig:
         own = llm.reward([STEPS], pooling_params=PoolingParams(step_tag_id=300, returned_token_ids=[3]))
         torch.testing.assert_close(own[0].outputs.data, whole[[1]][:, [3]])
 
-    @pytest.mark.torch
     @pytest.mark.parametrize("key", ["use_activation", "normalize", "softmax", "activation"])
     def test_activation(self, load, key):
-        import torch
-
         off, on = ({key: value} for value in (False, True))
         assert np.linalg.norm(vector(load(BERT, pooler_config=off))) > 1.1
         assert np.linalg.norm(vector(load(BERT, pooler_config=on))) == pytest.approx(1, abs=1e-5)
@@ -238,11 +230,8 @@ class TestPoolerConfig:
             load(BERT, pooler_config=config).embed([HELLO, LONG])
         assert len(load(BERT, pooler_config=config).embed([HELLO])) == 1
 
-    @pytest.mark.torch
     @pytest.mark.parametrize("config", [{"logit_mean": 0.25}, {"logit_sigma": 2.0}])
     def test_calibration_of_classes(self, load, config):
-        import torch
-
         llm, raw = load(CLASSES, pooler_config=config), load(CLASSES, pooler_config={"use_activation": False})
         logits = torch.tensor(raw.classify(HELLO)[0].outputs.probs)
         expected = (logits - config.get("logit_mean", 0)) / config.get("logit_sigma", 1)

@@ -262,6 +262,7 @@ def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> set
     return used
 
 
+@pytest.mark.torch
 def test_replicas_share_the_work_and_agree(both, folder, expected):
     with Engine(folder, device=TWO, dtype="float32", max_batch_tokens=64) as engine:
         found = engine.embed(MANY).embeddings
@@ -270,6 +271,7 @@ def test_replicas_share_the_work_and_agree(both, folder, expected):
     assert np.abs(found - expected).max() <= 1e-6
 
 
+@pytest.mark.torch
 def test_a_list_and_its_spelling_are_one_shared_engine(folder):
     try:
         engine = get_engine(folder, device=TWO, dtype="float32")

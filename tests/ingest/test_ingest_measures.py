@@ -41,6 +41,7 @@ def queries():
     return unit(normal(1, 9, 20) * np.linspace(2, 0.2, 20))
 
 
+@pytest.mark.torch
 def test_bfloat16_rounds_as_torch_does(rows):
     torch = pytest.importorskip("torch")
     halves = np.array([[1 + n * 2**-8 for n in range(20)]], np.float32)  # every second one between two bfloat16

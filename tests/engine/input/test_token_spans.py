@@ -123,6 +123,7 @@ def test_the_tokens_of_a_colbert_query_are_marker_text_and_expansion(named):
     assert read == ["The", "pond", ",", "still", "."]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", ["plain bert", "plain roberta", "plain xlm-roberta", "plain llama"])
 def test_spans_are_those_that_transformers_tokenizer_reports(named, name):
     engine = named(name)
