@@ -20,7 +20,7 @@ FILES = sorted(
 # What needs torch: its packages, the helpers that import it, and checkpoints in its own format.
 NEEDS = re.compile(
     r"\b(torch|transformers|sentence_transformers|recording|test_against_torch|HuggingFace\w*|SentenceTransformer\w*)\b"
-    r"|weights=\"bin\"|\"(gpt2|jamba)\"|GPT2"
+    r"|'(bin|gpt2|jamba|streams)'|\"(bin|gpt2|jamba|streams)\""
 )
 
 
