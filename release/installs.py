@@ -229,7 +229,7 @@ def demo_problems(environment: Environment) -> Iterator[str]:
     """Run ``millpond demo --short``: ten questions, each with three answers, and a second run that reads the cache."""
     for turn in ("first", "second"):
         done = environment.run(*environment.millpond, "demo", "--short")
-        answers = re.findall(r"^(\S.*\?)\n((?: +\d+  \S.*\n){3})", done.stdout, re.MULTILINE)
+        answers = re.findall(r"^(\S.*\?)\n+((?: +\d+  \S.*\n){3})", done.stdout, re.MULTILINE)
         if done.returncode != 0 or len(answers) != 10:
             yield f"the {turn} millpond demo printed {len(answers)} answered questions, not 10: {done.stderr[-600:]}"
             return

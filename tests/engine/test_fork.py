@@ -136,6 +136,33 @@ def test_children_of_a_process_that_has_embedded_embed(backend: str) -> None:
     assert {name: text for name, text in printed.items() if text != "works"} == {}
 
 
+_USERS_TORCH = """
+import torch
+from millpond import Engine
+
+model = sys.argv[1]
+many = [f"text {i} about tides, rivers and the moon that moves them" * 3 for i in range(64)]
+engine = Engine(model, backend="native")
+engine.embed(many)
+torch.ones(1 << 22).sum()
+assert torch.get_num_threads() == 2
+assert "millpond.backends.torch" not in sys.modules
+
+def embed(backend):
+    with Engine(model, backend=backend) as own:
+        own.embed(["tides"])
+        own.embed(many)
+child("native", lambda: embed("native"))
+child("torch", lambda: embed("torch"))
+"""
+
+
+@pytest.mark.torch
+@pytest.mark.timeout(300)
+def test_a_child_whose_parent_used_torch_without_millpond_s_backend_of_it() -> None:
+    assert run(_USERS_TORCH, minilm()) == {"native": "works", "torch": "works"}
+
+
 _BUSY = """
 import concurrent.futures
 from millpond.engine import submission

@@ -120,7 +120,7 @@ async def test_who_is_cancelled_does_not_cancel_the_others(folder: str) -> None:
 
 
 _FORK = """
-import os, sys, threading
+import os, sys
 from millpond.engine import shared as module
 from millpond.errors import EngineClosedError
 

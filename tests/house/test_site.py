@@ -16,6 +16,7 @@ from millpond.cli.app import app
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
+STRUCTURE = (DOCS / "structure.md").read_text(encoding="utf-8")
 REFERENCE = "\n".join(path.read_text(encoding="utf-8") for path in sorted((DOCS / "reference").glob("*.md")))
 
 
@@ -100,14 +101,32 @@ def test_the_example_of_a_sink_is_the_one_that_the_shared_tests_check():
     assert f"```python\n{code}\n```" in (DOCS / "extending.md").read_text(encoding="utf-8")
 
 
-def test_the_files_that_the_page_about_extending_names_exist():
-    text = re.sub(
-        r"^```.*?^```", "", (DOCS / "extending.md").read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE
-    )
+@pytest.mark.parametrize("page", sorted(str(path.relative_to(DOCS)) for path in DOCS.rglob("*.md")))
+def test_the_files_that_a_page_names_exist(page: str):
+    """Paths whose first part is a folder of the repository or of the package."""
+    text = re.sub(r"^```.*?^```", "", (DOCS / page).read_text(encoding="utf-8"), flags=re.DOTALL | re.MULTILINE)
+    roots = (ROOT, ROOT / "src" / "millpond")
     names = re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", text)
-    assert len(names) > 20
-    for name in names:
-        assert (ROOT / name).exists() or (ROOT / "src" / "millpond" / name).exists(), name
+    ours = [name for name in names if any((root / name.split("/")[0]).is_dir() for root in roots)]
+    assert not [name for name in ours if not any((root / name).exists() for root in roots)]
+    assert len(ours) > 15 or page not in ("extending.md", "structure.md")
+
+
+def test_the_map_of_the_code_has_every_folder():
+    (block,) = re.findall(r"^```\nsrc/millpond/\n(.*?)^integrations/", STRUCTURE, re.DOTALL | re.MULTILINE)
+    parts: list[str] = []
+    named = set()
+    for line in block.splitlines():
+        depth = (len(line) - len(line.lstrip())) // 2 - 1
+        name = line.split()[0]
+        if name.endswith("/"):
+            parts = [*parts[:depth], name]
+            named.add("".join(parts))
+    package = ROOT / "src" / "millpond"
+    assert not [name for name in named if not (package / name).is_dir()]
+    folders = {f"{path.parent.relative_to(package)}/" for path in package.glob("*/__init__.py")}
+    folders |= {f"{path.parent.relative_to(package)}/" for path in package.glob("*/*/__init__.py")}
+    assert not sorted(folders - named)
 
 
 @pytest.mark.parametrize(

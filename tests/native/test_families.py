@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import tracemalloc
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -37,6 +38,7 @@ from tests.variants import native as native_of
 from millpond.backends.native.encoder import NativeEncoder
 from millpond.backends.native.families import build_encoder, missing_plan
 from millpond.backends.native.kernels import kernels_of
+from millpond.backends.native.packing import weight_packer
 from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.plans.post_norm import relative_bias
 from millpond.backends.native.plans.rotation import frequencies
@@ -247,6 +249,39 @@ def test_heads_that_do_not_share_the_columns_are_refused(field, value, tmp_path)
 def test_activations_are_those_of_transformers(name, tmp_path):
     folder = write_checkpoint(tmp_path / "model", config={"hidden_act": name})
     assert difference(states(folder, SHORT), expected(folder, SHORT)) < TOLERANCE
+
+
+# --- Weights ----------------------------------------------------------------------------------------------------------
+
+
+def stored_as(folder: Path, dtype: torch.dtype) -> Path:
+    tensors = load_file(folder / "model.safetensors")
+    save_weights({name: part.to(dtype) if part.is_floating_point() else part for name, part in tensors.items()}, folder)
+    return folder
+
+
+@pytest.mark.parametrize("int8", ["none", "all"])
+@pytest.mark.parametrize("family", ["bert", "qwen3", "jina", "modernbert", "deberta-v2", "internlm2"])
+def test_weights_are_packed_in_slices(family, int8, tmp_path, monkeypatch):
+    if family == "jina" and int8 != "none":
+        pytest.skip("no adapters of weights in eight bits")
+    folder = stored_as(write_checkpoint(tmp_path / family, family), torch.float16)
+    whole = states(folder, SHORT, int8=int8)
+    monkeypatch.setattr(weight_packer, "_SLICE", 1)  # 32 rows
+    np.testing.assert_array_equal(states(folder, SHORT, int8=int8), whole)
+
+
+def test_no_table_is_converted_as_a_whole(tmp_path, monkeypatch):
+    """What the kernels do not read, half precision, would be in memory in float32 beside the packed table."""
+    words = 40_000
+    folder = stored_as(write_checkpoint(tmp_path / "model", config={"vocab_size": words}), torch.float16)
+    monkeypatch.setattr(weight_packer, "_SLICE", 1 << 16)
+    native(folder)
+    tracemalloc.start()
+    encoder = native(folder)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert encoder.plan.vocabulary == words and peak < words * 48 * 4 / 3
 
 
 # --- Positions --------------------------------------------------------------------------------------------------------

@@ -108,15 +108,16 @@ def test_switched_off_there_is_no_table():
 
 def test_the_hash_covers_sources_and_headers_in_every_folder(sources, monkeypatch):
     monkeypatch.setattr(place, "LIBRARY", sources / "libmillpond.so")
-    before = place.source_hash()
+    uncached = place.source_hash.__wrapped__
+    before = uncached()
     hashes = {before}
     for source in sorted([*sources.rglob("*.cpp"), *sources.rglob("*.h")]):
         text = source.read_text()
         source.write_text(text + "\n")
-        hashes.add(place.source_hash())
+        hashes.add(uncached())
         source.write_text(text)
     assert len(hashes) == 1 + len([*sources.rglob("*.cpp"), *sources.rglob("*.h")])
-    assert place.source_hash() == before
+    assert uncached() == before
 
 
 def compiler(tmp_path, unknown):

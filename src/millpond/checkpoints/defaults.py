@@ -264,6 +264,8 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
         completed[name] = _checked(name, completed.get(name, default), default)
     if "num_key_value_heads" in completed and completed["num_key_value_heads"] is None:
         completed["num_key_value_heads"] = completed["num_attention_heads"]
+    if family in ("qwen2", "qwen3") and not completed["use_sliding_window"]:
+        completed["sliding_window"] = None
     for name in _SIZES:
         size = completed.get(name, 1)
         if size is not None and (type(size) is not int or size < 1):
@@ -291,9 +293,7 @@ def _checked(name: str, value: Any, default: Any) -> Any:
 
 def _complete_family(family: str, config: dict[str, Any]) -> None:
     """Fields that follow from others in one family."""
-    if family in ("qwen2", "qwen3") and not config["use_sliding_window"]:
-        config["sliding_window"] = None
-    elif family == "modernbert":
+    if family == "modernbert":
         config["sliding_window"] = config["local_attention"] // 2
     elif family == "gemma" and config["hidden_act"] == "gelu":  # older files mean the approximation by tanh
         config["hidden_act"] = "gelu_pytorch_tanh"

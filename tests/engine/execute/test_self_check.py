@@ -43,11 +43,11 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def config(folder: Path, dtype: str = "bfloat16", **options: Any) -> EngineConfig:
-    return EngineConfig(model=str(folder), device="cpu", dtype=dtype, **options)
+    return EngineConfig(model=str(folder), backend="torch", device="cpu", dtype=dtype, **options)
 
 
 def embedded(folder: Path, dtype: str = "bfloat16", **options: Any) -> Rows:
-    with Engine(folder, device="cpu", dtype=dtype, **options) as engine:
+    with Engine(folder, backend="torch", device="cpu", dtype=dtype, **options) as engine:
         return engine.embed(TEXTS).embeddings
 
 
@@ -238,13 +238,13 @@ def test_a_graph_that_keeps_what_it_was_captured_with_is_noticed(checkpoint_of, 
 
 
 def test_no_memory_for_a_graph_says_nothing_about_it(checkpoint_of, backends, caplog):
-    runner = load(config(checkpoint_of("bert"), "float32")).runner
+    model = load(config(checkpoint_of("bert"), "float32")).runner.model
 
     def refuse() -> None:
         raise torch.OutOfMemoryError("none")
 
     backends[0].refuse = refuse
-    results = check_graphs(runner, vocabulary=100, longest=64)
+    results = check_graphs(model, vocabulary=100, longest=64)
     assert not any(one.wrong for one in results) and not warnings(caplog)
 
 

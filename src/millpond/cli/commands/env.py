@@ -74,6 +74,7 @@ def _facts() -> dict[str, str]:
     from huggingface_hub.constants import HF_HUB_CACHE, HF_HUB_OFFLINE
 
     from millpond.backends.devices import INSTALL, has_torch, resolve_devices
+    from millpond.backends.native.packing.packed_file import usage
     from millpond.ingest.pages.environment import processor, versions
     from millpond.ingest.sinks.database import installed as installed_databases
     from millpond.ingest.sinks.database import sink_packages
@@ -92,6 +93,7 @@ def _facts() -> dict[str, str]:
         "processor": f"{processor()}, {os.cpu_count()} cores",
         "threads": str(default_threads()),
         "native backend": served_by(),
+        "packed weights": usage(),
         "torch backend": "installed" if has_torch() else f"not installed ({INSTALL})",
         "hub cache": HF_HUB_CACHE.replace(os.path.expanduser("~"), "~", 1),  # the home has the user's name
         "hub offline": "yes" if HF_HUB_OFFLINE else "no",

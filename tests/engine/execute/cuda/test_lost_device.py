@@ -7,7 +7,6 @@ import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -43,7 +42,9 @@ def agree(requests: Sequence[Request]) -> None:
 class Device:
     """A runner with streams: it logs what is launched and waited for, and how many batches are running."""
 
-    def __init__(self, *, start: Refusal = agree, result: Refusal = agree) -> None:
+    def __init__(self, *, start: Refusal = agree, result: Refusal = agree, free: Exception | None = None) -> None:
+        """``free``: raised where memory is freed."""
+        self._free = free
         self.log: list[tuple[Any, ...]] = []
         self.most = self.under_way = 0
         self._refusals = {"start": start, "result": result}
@@ -57,6 +58,10 @@ class Device:
     def run(self, requests: Sequence[Request]) -> list[Any]:
         self.log.append(("alone", self.under_way))
         return self.start(requests).result()
+
+    def free_memory(self) -> None:
+        if self._free is not None:
+            raise self._free
 
     def _note(self, event: str, requests: Sequence[Request]) -> None:
         self.log.append((event, *(request.length for request in requests)))
@@ -154,21 +159,16 @@ def test_a_text_without_memory_even_alone_fails_its_own_call_only(stage, monkeyp
         bad.future.result()
 
 
-def cannot_be_freed(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "empty_cache", mock.Mock(side_effect=error))
-
-
-def test_memory_that_cannot_be_freed_does_not_stop_the_halves(monkeypatch, caplog):
-    cannot_be_freed(monkeypatch, RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED"))
-    (call,) = drive(Device(start=too_large(20)), [8] * 4, budget=32)
+def test_memory_that_cannot_be_freed_does_not_stop_the_halves(caplog):
+    error = RuntimeError("captures_underway.empty() INTERNAL ASSERT FAILED")
+    (call,) = drive(Device(start=too_large(20), free=error), [8] * 4, budget=32)
     assert lengths(call) == [8] * 4
-    assert "could not be freed" in caplog.text
+    assert "could not be freed" in caplog.text and "captures_underway" in caplog.text
 
 
-def test_a_device_that_is_lost_while_memory_is_freed_runs_no_halves(monkeypatch):
-    cannot_be_freed(monkeypatch, torch.AcceleratorError("CUDA error: unspecified launch failure"))
-    device = Device(start=too_large(20))
+def test_a_device_that_is_lost_while_memory_is_freed_runs_no_halves():
+    error = torch.AcceleratorError("CUDA error: unspecified launch failure")
+    device = Device(start=too_large(20), free=error)
     first, second = drive(device, [8] * 4, [8], budget=32)
     for call in (first, second):
         assert isinstance(call.future.exception(), DeviceLostError)

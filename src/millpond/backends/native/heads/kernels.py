@@ -14,7 +14,14 @@ import numpy.typing as npt
 from millpond.backends.native import structs
 from millpond.backends.native.kernels import Precision
 from millpond.backends.native.memory import Memory
-from millpond.backends.native.packing.weight_packer import UNIT, NotSupported, release, tensor_of
+from millpond.backends.native.packing.weight_packer import (
+    NotSupported,
+    Rows,
+    pack_rows,
+    padded,
+    padded_rows,
+    tensor_of,
+)
 from millpond.checkpoints.weights import StoredTensor
 from millpond.native import library
 
@@ -22,7 +29,6 @@ Floats = npt.NDArray[np.float32]
 _int, _pointer = ctypes.c_int64, ctypes.c_void_p
 
 _LINE, _HUGE_PAGE = 64, 2 << 20  # bytes
-_SLICE = 4096  # rows that are packed at a time: a type that the kernels do not read is converted in such slices
 
 
 class ProductCall(ctypes.Structure):
@@ -74,17 +80,16 @@ class PackedWeight:
 
     def __init__(self, weight: StoredTensor, bias: Floats | None = None, dtype: Precision = "float32") -> None:
         self.out_features, self.in_features = weight.shape
-        out, into = (-(-size // UNIT) * UNIT for size in weight.shape)
+        out, into = map(padded, weight.shape)
         itemsize = 4 if dtype == "float32" else 2
         self._memory, address = _memory(out * into * itemsize)
         self.struct = structs.Weight(units=address, out=out, in_=into)
         if bias is not None:
             self._bias = np.pad(bias.astype(np.float32), (0, out - len(bias)))
             self.struct.bias = self._bias.ctypes.data
-        entry = kernel(f"pack_rows_{dtype}")
-        for first in range(0, self.out_features, _SLICE):
-            _pack(entry, weight[first : first + _SLICE], address + first * into * itemsize, into)
-        release(weight.stored)
+        rows = Rows(parts=(weight,), order=padded_rows(self.out_features), piece=self.in_features)
+        target = structs.PackRowsCall(units=address, in_=into)
+        pack_rows(kernel(f"pack_rows_{dtype}"), rows, target, itemsize=itemsize)
 
 
 def _memory(size: int) -> tuple[object, int]:
@@ -94,25 +99,6 @@ def _memory(size: int) -> tuple[object, int]:
         return memory, memory.address
     room = np.zeros(size + _LINE, dtype=np.uint8)
     return room, room.ctypes.data + -room.ctypes.data % _LINE
-
-
-def _pack(entry: Any, weight: StoredTensor, address: int, into: int) -> None:
-    is_half = weight.dtype == "bfloat16"
-    numbers: npt.NDArray[Any] = np.ascontiguousarray(weight.bfloat16() if is_half else weight.float32())
-    out = -(-len(numbers) // UNIT) * UNIT
-    rows = np.zeros(out, dtype=np.intp)  # null: zeros
-    rows[: len(numbers)] = numbers.ctypes.data + numbers.strides[0] * np.arange(len(numbers))
-    call = structs.PackRowsCall(
-        rows=rows.ctypes.data,
-        units=address,
-        stored=structs.STORED_BFLOAT16 if is_half else structs.STORED_FLOAT32,
-        out=out,
-        in_=into,
-        count=into,
-        piece=numbers.shape[1],
-        padded=into,
-    )
-    entry(ctypes.addressof(call))
 
 
 class Linear:

@@ -29,6 +29,7 @@ UNIT = 32
 # Of int8 weights: inner numbers that one range of a row's codes spans, and those of a panel (int8.h).
 _CHUNK, _CODE_PANEL = 384, 64
 _LINE = 64  # bytes: a weight begins at a multiple of them
+_SLICE = 4 << 20  # numbers that are packed at a time: more are neither converted nor kept in memory
 
 Floats = npt.NDArray[np.float32]
 Indexes = npt.NDArray[np.intp]
@@ -71,7 +72,7 @@ def padded_rows(rows: int) -> Indexes:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Rows:
+class Rows:
     """Rows of numbers, taken from tensors one below the other."""
 
     parts: tuple[StoredTensor, ...]  # `[rows, count]` each
@@ -88,7 +89,7 @@ class _Rows:
 class _Packing:
     """A weight, or a table, that is to be packed."""
 
-    rows: tuple[_Rows, ...]  # of a weight, some inner numbers each
+    rows: tuple[Rows, ...]  # of a weight, some inner numbers each
     target: Any  # the struct that gets its address ...
     field: str  # ... in this field
     kind: str  # "weight", "int8" or "table"
@@ -130,12 +131,12 @@ class WeightPacker:
         """
         weights = tuple(part.weight for part in parts)
         order = padded_rows(sum(weight.shape[0] for weight in weights)) if order is None else order
-        rows = [_Rows(parts=weights, order=order, piece=piece or weights[0].shape[1])]
+        rows = [Rows(parts=weights, order=order, piece=piece or weights[0].shape[1])]
         if adapter is not None:
             if self._kernels.int8 != "none":
                 raise NotSupported("adapters of weights in eight bits")
             up = np.pad(adapter.up, ((0, 0), (0, self.low - adapter.up.shape[1])))
-            rows.append(_Rows(parts=(tensor_of(up),), order=order, piece=self.low))
+            rows.append(Rows(parts=(tensor_of(up),), order=order, piece=self.low))
         bias = None
         if any(part.bias is not None for part in parts):
             bias = np.concatenate([*(self._bias_of(part) for part in parts), [0]])[order]
@@ -169,7 +170,7 @@ class WeightPacker:
         if stored is not None and stored.flags.c_contiguous and columns % UNIT == 0:
             setattr(target, field, self._kept(stored))
             return
-        whole = _Rows(parts=(table,), order=np.arange(rows), piece=columns)
+        whole = Rows(parts=(table,), order=np.arange(rows), piece=columns)
         self._packings.append(_Packing(rows=(whole,), target=target, field=field, kind="table"))
 
     def numbers_of(self, tensor: StoredTensor) -> Floats:
@@ -232,24 +233,14 @@ class WeightPacker:
         whole = sum(rows.count for rows in packing.rows)
         kernels = {"weight": self._kernels.pack, "int8": self._kernels.pack_int8, "table": self._kernels.copy}
         for rows in packing.rows:
-            kind, addresses, kept = _sources(rows)
-            call = structs.PackRowsCall(
-                rows=addresses.ctypes.data,
+            target = structs.PackRowsCall(
                 units=at,
                 scales=packing.target.scales if packing.kind == "int8" else None,
-                stored=kind,
-                out=len(rows.order),
                 in_=whole,
-                count=rows.count,
-                piece=rows.piece,
-                padded=padded(rows.piece),
                 exact=self._is_float32,
             )
-            kernels[packing.kind](ctypes.addressof(call))
+            pack_rows(kernels[packing.kind], rows, target, itemsize=self._kernels.itemsize)
             at += rows.count * 2 * self._kernels.lanes * self._kernels.itemsize
-            del kept
-            for part in rows.parts:
-                release(part.stored)
 
     def _bytes(self, packing: _Packing) -> int:
         """Of a packing, up to the next one."""
@@ -280,19 +271,42 @@ def _code() -> str:
     return code_hash(Path(__file__).parents[1])
 
 
-def _sources(rows: _Rows) -> tuple[int, npt.NDArray[np.intp], Sequence[Any]]:
-    """The precision of the numbers, where each row is, and what has to live until it is read."""
-    same = all(part.dtype == "bfloat16" for part in rows.parts)
-    addresses, kept = [], []
-    for part in rows.parts:
-        as_it_is = type(part) is StoredTensor and part.dtype == ("bfloat16" if same else "float32")
-        numbers = part.stored if as_it_is else part.float32()
-        chosen = part.rows if as_it_is and part.rows is not None else np.arange(len(numbers))
+def pack_rows(kernel: Any, rows: Rows, call: structs.PackRowsCall, *, itemsize: int) -> None:
+    """Pack rows where ``call`` says, slice by slice; its other fields are filled in here."""
+    call.count, call.piece, call.padded = rows.count, rows.piece, padded(rows.piece)
+    whole = call.scales is not None or any(type(part) is not StoredTensor for part in rows.parts)
+    step = len(rows.order) if whole else max(UNIT, _SLICE // call.in_ // UNIT * UNIT)
+    for first in range(0, len(rows.order), step):
+        order = rows.order[first : first + step]
+        call.stored, addresses, kept = _sources(rows.parts, order)
+        call.rows, call.out = addresses.ctypes.data, len(order)
+        kernel(ctypes.addressof(call))
+        call.units += step * call.in_ * itemsize
+        del kept
+        for part in rows.parts:
+            release(part.stored)
+
+
+def _sources(parts: Sequence[StoredTensor], order: Indexes) -> tuple[int, Indexes, Sequence[Any]]:
+    """The precision of the numbers, where each row of ``order`` is, and what has to live until it is read."""
+    same = all(part.dtype == "bfloat16" for part in parts)
+    addresses, kept, first = np.zeros(len(order), np.intp), [], 0
+    for part in parts:
+        own = (order >= first) & (order < first + part.shape[0])
+        chosen, first = order[own] - first, first + part.shape[0]
+        if not len(chosen):
+            continue
+        if type(part) is not StoredTensor:
+            numbers = part.float32()
+        elif part.dtype == ("bfloat16" if same else "float32"):
+            numbers = part.stored
+            chosen = chosen if part.rows is None else part.rows[chosen]
+        else:
+            numbers, chosen = part[chosen].float32(), np.arange(len(chosen))
         assert numbers.strides[1] == numbers.itemsize, "rows are contiguous"
-        addresses.append(numbers.ctypes.data + numbers.strides[0] * chosen)
+        addresses[own] = numbers.ctypes.data + numbers.strides[0] * chosen
         kept.append(numbers)
-    found = np.concatenate([*addresses, [0]])[rows.order]
-    return structs.STORED_BFLOAT16 if same else structs.STORED_FLOAT32, found, kept
+    return structs.STORED_BFLOAT16 if same else structs.STORED_FLOAT32, addresses, kept
 
 
 def release(array: npt.NDArray[Any]) -> None:
