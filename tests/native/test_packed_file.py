@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
 import fcntl
 import os
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -41,8 +44,6 @@ def written() -> list[int]:
 def mapped(written: list[int], *, value: int = 7, key: str = KEY, size: int = SIZE) -> np.ndarray | None:
     def write(address: int) -> None:
         written.append(value)
-        import ctypes
-
         ctypes.memset(address, value, size)
 
     return packed_file.mapped(key, size, write)
@@ -84,13 +85,42 @@ def test_a_file_that_is_replaced_stays_with_those_who_mapped_it(folder, written)
     assert (mapped(written, value=9) == 9).all() and (first == 7).all()
 
 
-def test_while_another_process_writes_nothing_is_waited_for(folder, written):
+def test_another_process_that_does_not_end_is_waited_for_so_long_only(folder, monkeypatch, written):
+    monkeypatch.setattr(packed_file, "_PATIENCE", 0.1)
     folder.mkdir(parents=True)
     with (folder / f"{KEY}.part").open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         assert mapped(written) is None
     assert written == []
     assert mapped(written) is not None  # what a process left that was killed is written over
+
+
+def test_what_another_one_is_packing_is_shared(folder, written):
+    begun, may_end = threading.Event(), threading.Event()
+
+    def write(address: int) -> None:
+        begun.set()
+        assert may_end.wait(60)
+        ctypes.memset(address, 7, SIZE)
+
+    with ThreadPoolExecutor(2) as threads:
+        first = threads.submit(packed_file.mapped, KEY, SIZE, write)
+        assert begun.wait(60)
+        second = threads.submit(mapped, written, value=8)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.2)
+        may_end.set()
+        assert (first.result(60) == 7).all() and (second.result(60) == 7).all()
+    assert written == [] and [path.name for path in folder.iterdir()] == [f"{KEY}.packed"]
+
+
+def test_a_failure_to_pack_is_raised_and_leaves_nothing(folder):
+    def write(address: int) -> None:
+        raise KeyError("a weight")
+
+    with pytest.raises(KeyError, match="a weight"):
+        packed_file.mapped(KEY, SIZE, write)
+    assert list(folder.iterdir()) == []
 
 
 def test_a_cache_that_cannot_be_written_to_changes_nothing(tmp_path, monkeypatch, written):

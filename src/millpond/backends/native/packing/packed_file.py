@@ -29,6 +29,7 @@ _LIMIT, _DEFAULT_GB = "MILLPOND_PACKED_GB", 10.0
 _LEAST = 8 << 20  # bytes; fewer are packed in milliseconds
 _HEADER = 4096  # bytes before the weights: the key and a checksum
 _UNUSED = 30 * 86400.0  # seconds
+_PATIENCE, _PAUSE = 60.0, 0.02  # seconds: for another process that packs the same weights, and between two looks
 _END, _PART = ".packed", ".part"  # a file that is complete, and one that is being written
 
 Bytes = npt.NDArray[np.uint8]
@@ -56,8 +57,8 @@ def mapped(key: str, size: int, write: Callable[[int], None]) -> Bytes | None:
         folder = cache_folder() / "packed"
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         held = _read(folder / f"{key}{_END}", key, size)
-        if held is None and _write(folder, key, size, write):
-            held = _read(folder / f"{key}{_END}", key, size)
+        if held is None:
+            held = _written(folder, key, size, write)
             _remove_old(folder, limit, keep=f"{key}{_END}")
     except (OSError, RuntimeError, ValueError) as error:  # RuntimeError: no home folder
         logger.debug("packed weights are not kept: %s", error)
@@ -114,38 +115,49 @@ def _header(key: str, weights: Bytes) -> bytes:
     return f"millpond packed weights\n{key}\n{len(weights)}\n{checksum:016x}\n".encode().ljust(_HEADER, b"\0")
 
 
-def _write(folder: Path, key: str, size: int, write: Callable[[int], None]) -> bool:
-    """Write a file, unless another process does so; whether there is a complete one now."""
+def _written(folder: Path, key: str, size: int, write: Callable[[int], None]) -> Bytes | None:
+    """The weights of a file that this process writes, or another one meanwhile; ``None``: neither could."""
+    if shutil.disk_usage(folder).free < 2 * size:
+        return None
+    path, part = folder / f"{key}{_END}", folder / f"{key}{_PART}"
+    with part.open("a+b") as file:
+        if not _locked(file):
+            return None
+        try:
+            held = _read(path, key, size)
+            if held is None and _is_at(file, part):
+                _fill(file, key, size, write)
+                part.rename(path)
+                held = _read(path, key, size)
+        finally:
+            if _is_at(file, part):
+                part.unlink(missing_ok=True)
+    return held
+
+
+def _locked(file: BinaryIO) -> bool:
+    """Whether this process has the lock: while another packs the same weights, a copy of its own would take memory."""
     import fcntl  # not on Windows, where nothing is packed
 
-    if shutil.disk_usage(folder).free < 2 * size:
-        return False
-    part = folder / f"{key}{_PART}"
-    with part.open("a+b") as file:
+    end = time.monotonic() + _PATIENCE
+    while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return False
-        if not _is_at(file, part):  # another process has just completed it
-            return False
-        try:
-            _fill(file, key, size, write)
-            part.rename(folder / f"{key}{_END}")
-        except BaseException:
-            part.unlink(missing_ok=True)
-            raise
-    return True
+            if time.monotonic() >= end:
+                return False
+            time.sleep(_PAUSE)
+        else:
+            return True
 
 
 def _fill(file: BinaryIO, key: str, size: int, write: Callable[[int], None]) -> None:
     file.truncate(0)
     os.posix_fallocate(file.fileno(), 0, _HEADER + size)  # a full disk is an error here, not a signal later
-    with mmap.mmap(file.fileno(), _HEADER + size) as whole:
-        weights = np.frombuffer(whole, np.uint8, size, _HEADER)
-        write(weights.ctypes.data)
-        header = _header(key, weights)
-        del weights  # else the map could not be closed
-        whole[:_HEADER] = header
+    whole = mmap.mmap(file.fileno(), _HEADER + size)
+    weights = np.frombuffer(whole, np.uint8, size, _HEADER)
+    write(weights.ctypes.data)
+    whole[:_HEADER] = _header(key, weights)
 
 
 def _is_at(file: BinaryIO, path: Path) -> bool:
@@ -160,7 +172,11 @@ def _remove_old(folder: Path, limit: int, *, keep: str) -> None:
 
     Processes that have mapped a file go on with it.
     """
-    files = [(path, path.stat()) for path in folder.iterdir() if path.suffix in (_END, _PART)]
+    files = []
+    for path in folder.iterdir():
+        with suppress(FileNotFoundError):  # another process has renamed or removed it
+            if path.suffix in (_END, _PART):
+                files.append((path, path.stat()))
     total = sum(status.st_size for _, status in files)
     for path, status in sorted(files, key=lambda pair: pair[1].st_mtime):
         unused = status.st_mtime < time.time() - _UNUSED
