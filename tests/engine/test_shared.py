@@ -120,9 +120,7 @@ async def test_who_is_cancelled_does_not_cancel_the_others(folder: str) -> None:
 
 
 _FORK = """
-import os, sys, threading
-import torch
-torch.set_num_threads(1)  # OpenMP's threads do not survive a fork
+import os, sys
 from millpond.engine import shared as module
 from millpond.errors import EngineClosedError
 

@@ -268,7 +268,7 @@ def config(folder: Path, dtype: str) -> EngineConfig:
 def checked(folder: Path, dtype: str = "bfloat16") -> list[KernelCheck]:
     """What is compared when a model is loaded; on the recording backend, graphs when it is asked for."""
     loaded = load(config(folder, dtype), check=True)
-    return [*loaded.checks, *([] if CUDA else check_graphs(loaded.runner, vocabulary=100, longest=64))]
+    return [*loaded.checks, *([] if CUDA else check_graphs(loaded.runner.model, vocabulary=100, longest=64))]
 
 
 def embedded(folder: Path) -> Any:

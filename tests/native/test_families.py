@@ -18,8 +18,8 @@ from tests.backbones import backbone, expected_states
 from tests.backbones import states as states_in_torch
 from tests.native.models import TARGETS, compiled
 from tests.tiny import FAMILIES, write_checkpoint
-from tests.tiny.checkpoints import save_weights
 from tests.tiny.families import some
+from tests.tiny.layouts import save_weights
 from tests.variants import (
     LENGTHS,
     SLOW,

@@ -11,6 +11,8 @@ from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.tasks import ACTIVATIONS, QUANTIZATIONS, Activation
 from millpond.values.params import plain_int
 
+_DTYPES = ("auto", "float32", "float16", "bfloat16")
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -45,6 +47,8 @@ class EngineConfig:
         for name, (fits, wanted) in _CHECKS.items():
             if not fits(value := getattr(self, name)):
                 raise InvalidRequestError(f"{name}={value!r} {wanted}")
+        if self.dtype not in _DTYPES:
+            raise ModelLoadError(f"dtype={self.dtype!r} is unknown; choose {', '.join(_DTYPES)}")
         if self.trust_remote_code:
             raise InvalidRequestError(
                 "trust_remote_code=True is not available: millpond runs its own and transformers' code only, "
@@ -74,7 +78,7 @@ _CHECKS: dict[str, tuple[Callable[[Any], bool], str]] = {
     "backend": _one_of("auto", "native", "torch"),
     "convert": _one_of("auto", "embed", "classify"),
     "activation": _one_of(None, *ACTIVATIONS),
-    "dtype": _one_of("auto", "float32", "bfloat16", "float16"),
+    "dtype": (lambda value: isinstance(value, str), "must be a str like 'float32'"),
     "revision": (lambda value: isinstance(value, str | None), "must be a str like 'main', or None"),
     "pooling": (lambda value: isinstance(value, str | None), "must be a str like 'mean', or None"),
     "max_length": (lambda value: value is None or _is_positive(value), "must be a positive int, or None"),

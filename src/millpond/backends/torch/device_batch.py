@@ -49,7 +49,7 @@ class ForwardInput(Protocol):
 
 @dataclass(frozen=True, init=False, eq=False)
 class DeviceBatch:
-    """A packed batch, and tensors of it on a device: made on first use, since a native forward reads none."""
+    """A packed batch, and tensors of it on a device, each made on its first use."""
 
     packed: PackedBatch  # the arrays on the host
     device: torch.device

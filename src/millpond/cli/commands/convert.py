@@ -27,7 +27,9 @@ def convert(
     The tensors keep their names and types. Files that are there already are not written again; the pickles stay.
     """
     if not folder.is_dir():
-        raise InvalidRequestError(f"{folder} is no folder; pass one that holds a checkpoint")
+        raise InvalidRequestError(
+            f"{folder} is no folder; pass a checkpoint's folder (of the hub: hf download {folder} --local-dir NEW)"
+        )
     if not has_torch():
         raise MissingExtraError(f"millpond convert reads pickles with torch: {INSTALL}")
     from millpond.backends.torch.loading.convert import convert as write
