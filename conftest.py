@@ -7,7 +7,9 @@ import json
 import logging
 import os
 import re
+import sys
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +48,20 @@ SERIAL = _paths(
 # all of their tests.
 MARKED = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(contract|slow)\b", re.MULTILINE)
 CONTRACT = _paths("chains docs engine/execute/cuda faults house server/fuzz")
+# Folders and files that `make test-light` leaves out: their tests need torch, as an oracle or because they test that
+# backend, or Ray, a browser or another tool of development. Other files mark all of their tests as `torch`, or some.
+TORCH = _paths(
+    """
+        attention backends compat/test_llm.py compat/test_llm_architectures.py compat/test_llm_options.py
+        compat/test_migrate.py compat/test_tutorials.py docs engine/execute/cuda faults gpu house
+        ingest/test_ingest_ray.py models native/test_disentangled.py native/test_families.py native/test_library.py
+        native/test_plans.py parity pooling server/api/test_page.py server/fuzz/test_fuzz_schema.py
+        server/launch/test_ray_serve.py
+    """
+)
+MARKED_TORCH = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.torch\b", re.MULTILINE)
+# Why a test of `make test-light` may be skipped; anything else means that its environment lacks a package.
+SKIPS = re.compile(r"MILLPOND_\w+ is not set|no amx|has no bfloat16|this (sink|index) ")
 
 
 def _path(nodeid: str) -> PurePosixPath:
@@ -56,15 +72,62 @@ def _is_contract(path: PurePosixPath) -> bool:
     return not CONTRACT.isdisjoint((path, *path.parents))
 
 
+def _needs_torch(path: PurePosixPath) -> bool:
+    return not TORCH.isdisjoint((path, *path.parents))
+
+
+def _is_of_torch(item: pytest.Item) -> bool:
+    return _needs_torch(_path(item.nodeid)) or item.get_closest_marker("torch") is not None
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The option of `make test-light` and of `make test-torch`."""
+    text = "none: the tests that need no torch, which must be absent; only: the others"
+    parser.addoption("--torch", choices=("none", "only"), help=text)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Refuse to test without torch where it can be imported."""
+    if config.option.torch == "none":
+        found = [name for name in ("torch", "transformers", "sentence_transformers") if find_spec(name)]
+        if found:
+            raise pytest.UsageError(f"--torch=none: {', '.join(found)} can be imported from {sys.prefix}")
+
+
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    """Do not import folders and files of the second ring if all their tests would be deselected."""
-    if "not contract" not in config.option.markexpr or not collection_path.is_relative_to(config.rootpath):
+    """Do not import folders and files if all their tests would be deselected: the second ring, or those of torch."""
+    if not collection_path.is_relative_to(config.rootpath):
         return None
-    if _is_contract(PurePosixPath(collection_path.relative_to(config.rootpath).as_posix())):
-        return True
-    return (
-        collection_path.suffix == ".py" and bool(MARKED.search(collection_path.read_text(encoding="utf-8")))
-    ) or None
+    path = PurePosixPath(collection_path.relative_to(config.rootpath).as_posix())
+    rings = []
+    if "not contract" in config.option.markexpr:
+        rings.append((_is_contract, MARKED))
+    if config.option.torch == "none":
+        rings.append((_needs_torch, MARKED_TORCH))
+    text = collection_path.read_text(encoding="utf-8") if rings and path.suffix == ".py" else ""
+    return any(belongs(path) or mark.search(text) for belongs, mark in rings) or None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """A test that is skipped for lack of a package fails `make test-light`."""
+    report = yield
+    return _unless_skipped(report, item.config)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """The same, of a whole file."""
+    report = yield
+    return _unless_skipped(report, collector.config)
+
+
+def _unless_skipped(report: Any, config: pytest.Config) -> Any:
+    if config.option.torch == "none" and report.skipped and not hasattr(report, "wasxfail"):
+        reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+        if not SKIPS.search(reason):
+            report.outcome, report.longrepr = "failed", f"make test-light runs every test: {reason}"
+    return report
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -76,8 +139,14 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(trylast=True)  # after pytest-randomly
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow files first, so that no worker starts one at the end."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Slow files first, so that no worker starts one at the end; and the tests of ``--torch``."""
+    if config.option.torch is not None:
+        chosen = [item for item in items if _is_of_torch(item) is (config.option.torch == "only")]
+        config.hook.pytest_deselected(
+            items=[item for item in items if _is_of_torch(item) is (config.option.torch == "none")]
+        )
+        items[:] = chosen
     if "PYTEST_XDIST_WORKER" in os.environ:
         seconds = json.loads(DURATIONS.read_text(encoding="utf-8")) if DURATIONS.is_file() else {}
         items.sort(key=lambda item: -seconds.get(str(_path(item.nodeid)), 0.0))

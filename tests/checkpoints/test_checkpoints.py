@@ -6,12 +6,9 @@ import pickle
 import shutil
 
 import pytest
-import torch
-from safetensors.torch import save_file
 from tests.tiny import Layout, Normalize, Pooling, edit_json, write_checkpoint
 
 from millpond import Engine
-from millpond.backends.torch.weights import read_rows, read_tensors
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.resolve import resolve
 from millpond.checkpoints.weights import tensor_shapes
@@ -193,15 +190,26 @@ def test_a_spec_can_be_pickled_and_hashed(folder):
     assert {spec: 1}[copy] == 1 and hash(load(folder, max_length=10)) != hash(spec)
 
 
+@pytest.mark.torch
 def test_weights_from_before_torch_1_6(tmp_path):
+    import torch
+
+    from millpond.backends.torch.weights import read_tensors
+
     tensors = {"a": torch.ones(2, 3), "b": torch.arange(4)}
     torch.save(tensors, tmp_path / "pytorch_model.bin", _use_new_zipfile_serialization=False)
     assert tensor_shapes(tmp_path) == {"a": (2, 3), "b": (4,)}
     assert torch.equal(read_tensors(tmp_path, only=("b",))["b"], tensors["b"])
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", ["safetensors", "sharded", "bin"])
 def test_rows_of_a_matrix(tmp_path, kind):
+    import torch
+    from safetensors.torch import save_file
+
+    from millpond.backends.torch.weights import read_rows
+
     table = torch.arange(30.0).reshape(10, 3)
     if kind == "bin":
         torch.save({"head.weight": table}, tmp_path / "pytorch_model.bin")

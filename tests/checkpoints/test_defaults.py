@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from tests.tiny import FAMILIES, write_checkpoint
-from transformers import CONFIG_MAPPING
 
 from millpond.checkpoints.architectures import ARCHITECTURES, find
 from millpond.checkpoints.defaults import _DEFAULTS, complete
@@ -60,6 +59,8 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
 
 
 def check(config: dict[str, Any], completed: dict[str, Any], model_type: str) -> None:
+    from transformers import CONFIG_MAPPING
+
     expected = CONFIG_MAPPING[model_type].from_dict(json.loads(json.dumps(config)))
     compared = 0
     for name in {*_DEFAULTS[model_type], "rope_parameters", "sliding_window", "head_dim"}:
@@ -69,6 +70,7 @@ def check(config: dict[str, Any], completed: dict[str, Any], model_type: str) ->
     assert compared >= 8
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("family", sorted(ROWS))
 def test_the_defaults_are_those_of_transformers_class(family):
     model_type = "llama" if family in ("llama_bidirec", "internlm2") else family
@@ -79,6 +81,7 @@ def test_the_defaults_are_those_of_transformers_class(family):
         check(config, completed, model_type)
 
 
+@pytest.mark.torch
 @pytest.mark.contract
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_checkpoint_s_config_is_read_as_transformers_reads_it(family, tmp_path):

@@ -3,9 +3,9 @@
 import json
 import string
 
+import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file, save_file
 from tests.tiny import Dense, Layout, Other, Pooling, edit_json, write_checkpoint
 from tests.tiny.heads import DIM, DOCUMENT_LENGTH, QUERY_LENGTH, write_pylate, write_stanford
 
@@ -108,7 +108,9 @@ def test_a_missing_projection(tmp_path):
         late_of(folder)
 
 
-@pytest.mark.parametrize("change", [{"linear.bias": torch.zeros(DIM)}, {"linear.weight": torch.zeros(DIM)}])
+@pytest.mark.parametrize(
+    "change", [{"linear.bias": np.zeros(DIM, np.float32)}, {"linear.weight": np.zeros(DIM, np.float32)}]
+)
 def test_a_projection_of_another_kind(change, tmp_path):
     folder = write_stanford(tmp_path / "model")
     save_file(load_file(folder / "model.safetensors") | change, folder / "model.safetensors", metadata={"format": "pt"})

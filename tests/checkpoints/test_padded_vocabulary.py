@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import load_file, save_file
+from safetensors.numpy import load_file
 from tests.tiny import TEXTS, edit_json, write_checkpoint
+from tests.tiny.layouts import save_weights
 
 from millpond import Engine, InvalidRequestError, PoolingParams, TokenIds, WeightMismatchError
 
@@ -23,14 +23,19 @@ def _write(folder: Path, family: str, weights: str) -> tuple[Path, int]:
 
 def _resize(folder: Path, rows: int) -> None:
     """Add rows to the table of word vectors, or cut some off."""
-    safe = folder / "model.safetensors"
-    path = safe if safe.is_file() else folder / "pytorch_model.bin"
-    tensors = load_file(path) if path == safe else torch.load(path, weights_only=True)
+    path = folder / "model.safetensors"
+    tensors = load_file(path) if path.is_file() else _unpickled(folder / "pytorch_model.bin")
     for name, table in tensors.items():
         if "word_embeddings" in name and not name.endswith("lora_B"):  # lora_A [adapters, rows, rank] has rows, too
-            more = torch.full((*table.shape[:-2], max(0, rows - table.shape[-2]), table.shape[-1]), 7.0)
-            tensors[name] = torch.cat((table, more), dim=-2)[..., :rows, :].clone()
-    save_file(tensors, path) if path == safe else torch.save(tensors, path)
+            more = np.full((*table.shape[:-2], max(0, rows - table.shape[-2]), table.shape[-1]), 7.0, np.float32)
+            tensors[name] = np.concatenate((table, more), axis=-2)[..., :rows, :]
+    save_weights(tensors, folder, "safetensors" if path.is_file() else "bin")
+
+
+def _unpickled(path: Path) -> dict[str, np.ndarray]:
+    import torch
+
+    return {name: tensor.numpy() for name, tensor in torch.load(path, weights_only=True).items()}
 
 
 def _vectors(folder: Path) -> np.ndarray:
@@ -38,7 +43,7 @@ def _vectors(folder: Path) -> np.ndarray:
         return engine.embed(TEXTS).embeddings
 
 
-@pytest.mark.parametrize("weights", ["safetensors", "bin"])
+@pytest.mark.parametrize("weights", ["safetensors", pytest.param("bin", marks=pytest.mark.torch)])
 @pytest.mark.parametrize("family", ["nomic", "jina"])
 @pytest.mark.parametrize("multiple", [1, MULTIPLE])
 @pytest.mark.parametrize("counted", [False, True], ids=["vocab_size without padding", "vocab_size with padding"])

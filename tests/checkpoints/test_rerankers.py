@@ -199,6 +199,7 @@ def language_model(tmp_path: Path, template: str | None = PAIRWISE, **logit_scor
     return tmp_path / "saved"
 
 
+@pytest.mark.torch
 def test_a_language_model_with_logit_score(tmp_path):
     folder = language_model(tmp_path, true_token_id=7, false_token_id=5)
     assert is_cross_encoder(folder)
@@ -221,6 +222,7 @@ def test_a_language_model_with_logit_score(tmp_path):
         read_cross_encoder(folder)
 
 
+@pytest.mark.torch
 def test_its_template_must_render_both_texts(tmp_path):
     half = "{{ (messages | selectattr('role', 'eq', 'query') | first).content }}"
     folder = language_model(tmp_path, template=half, true_token_id=7)
@@ -231,6 +233,7 @@ def test_its_template_must_render_both_texts(tmp_path):
         read_cross_encoder(folder)
 
 
+@pytest.mark.torch
 def test_without_a_chat_template_it_reads_the_tokenizer_s_pairs(tmp_path):
     cross_encoder = read_cross_encoder(language_model(tmp_path, template=None, true_token_id=7))
     assert (cross_encoder.template, cross_encoder.prompt, cross_encoder.tokens) == (None, "Find it", (7,))
@@ -257,6 +260,7 @@ def encoder_with_dense(tmp_path) -> Path:
     return tmp_path / "saved"
 
 
+@pytest.mark.torch
 def test_modules_that_are_not_run_are_refused_by_name(tmp_path):
     folder = encoder_with_dense(tmp_path)
     listed = json.loads((folder / "modules.json").read_text(encoding="utf-8"))

@@ -83,6 +83,7 @@ def test_names_of_both_owners() -> None:
     assert hub_ids("BAAI/bge-m3", scoring=True) == ("BAAI/bge-m3",)
 
 
+@pytest.mark.torch
 def test_the_names_without_an_owner_are_those_of_sentence_transformers() -> None:
     misc = pytest.importorskip("sentence_transformers.util.misc")
     assert [name for name in misc.ORIGINAL_TRANSFORMER_MODELS if hub_ids(name) != (name,)] == []

@@ -6,9 +6,7 @@ import json
 import struct
 
 import pytest
-from tests.checkpoints.test_tokenizers import equals_transformers
 from tests.tiny import SENTENCES, write_checkpoint
-from transformers import AutoTokenizer
 
 from millpond.checkpoints.tokenizers.read import read_tokenizer
 from millpond.checkpoints.tokenizers.sentencepiece import BPE, merges_of, read_sentencepiece
@@ -127,6 +125,7 @@ KINDS = {
 }
 
 
+@pytest.mark.torch
 @pytest.mark.contract
 @pytest.mark.parametrize(
     ("family", "name", "kind"),
@@ -144,6 +143,9 @@ KINDS = {
     ],
 )
 def test_what_transformers_builds_with_sentencepiece_s_library(family, name, kind, tmp_path):
+    from tests.checkpoints.test_tokenizers import equals_transformers
+    from transformers import AutoTokenizer
+
     sentencepiece = pytest.importorskip("sentencepiece")
     corpus = tmp_path / "corpus.txt"
     corpus.write_text(

@@ -14,6 +14,8 @@ from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.weights import StoredTensor, stored_tensors, tensor_shapes
 from millpond.errors import ModelLoadError
 
+pytestmark = pytest.mark.torch
+
 # Ties between two numbers of bfloat16, subnormal numbers, the greatest that is rounded down and the next, infinities.
 SPECIAL = np.array(
     [

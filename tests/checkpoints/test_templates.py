@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tests.tiny.tokenizers import write_tokenizer
-from transformers import AutoTokenizer
 
 from millpond.checkpoints.templates.chat_template import read_chat_template
 from millpond.checkpoints.templates.score_template import ScoreTemplate, read_template, shipped_template
@@ -115,9 +114,12 @@ def test_every_shipped_file_is_listed_here() -> None:
     assert shipped_template("plain", special_tokens=True).render(" q", "d ") == " qd "
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("source", [BY_ROLE, LOOPING, STRUCTURED, CHATML, GOLDEN["nemotron-rerank"] + ASSISTANT])
 @pytest.mark.parametrize("instruction", [None, "Where is <it>?"])
 def test_rendering_is_transformers_rendering(tmp_path: Path, source: str, instruction: str | None) -> None:
+    from transformers import AutoTokenizer
+
     write_tokenizer(tmp_path, "mistral", limit=None)
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     template = ScoreTemplate(source=source).bound({**TOKENS, "unk_token": "<unk>", "pad_token": "</s>"})

@@ -17,7 +17,7 @@ from millpond.checkpoints.tokenizers.settings import NotBuiltError
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import MissingExtraError, ModelLoadError
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.torch]
 
 ODD = (
     *("", " ", "Hello  WORLD—café", "a [SEP] b </s> c <mask> d<s>", "x" * 130, "Überİ ẞ ﬁ ①", "``quoted'' text"),

@@ -20,7 +20,7 @@ from millpond.checkpoints.weights import stored_tensors
 from millpond.cli.app import app
 from millpond.errors import InvalidRequestError, MissingExtraError, ModelLoadError
 
-pytestmark = pytest.mark.contract
+pytestmark = [pytest.mark.contract, pytest.mark.torch]
 TEXTS = ["The old mill", "a pond"]
 
 

@@ -6,13 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
-import torch
 from tests.cli.conftest import Run
 from tests.tiny import write_checkpoint
 
 import millpond
 from millpond.backends import kernel_check
-from millpond.backends.torch.attention import kernels, matmul_attention, self_check
 from millpond.native import library
 
 pytestmark = pytest.mark.contract  # every kernel of the machine is compared
@@ -28,6 +26,8 @@ def nothing_is_known(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def damage(monkeypatch: pytest.MonkeyPatch) -> None:
+    from millpond.backends.torch.attention import matmul_attention
+
     right = matmul_attention.attend
     monkeypatch.setattr(matmul_attention, "attend", lambda query, *rest: right(query, *rest).roll(1, 1))
 
@@ -38,7 +38,12 @@ def lines_of(out: str) -> list[list[str]]:
     return lines[lines.index(HEADER) + 1 :]
 
 
+@pytest.mark.torch
 def test_every_kernel_of_the_machine_has_a_line(run: Run):
+    import torch
+
+    from millpond.backends.torch.attention import kernels
+
     result = run("env", "--check")
     assert result.code == 0, result.err
     lines = lines_of(result.out)
@@ -55,6 +60,7 @@ def test_every_kernel_of_the_machine_has_a_line(run: Run):
     assert any(line[1] == library.isa() or library.isa() is None for line in lines if line[0] == native)
 
 
+@pytest.mark.torch
 def test_a_wrong_kernel_is_named_and_fails_the_command(run: Run, monkeypatch: pytest.MonkeyPatch):
     damage(monkeypatch)
     result = run("env", "--check")
@@ -63,7 +69,12 @@ def test_a_wrong_kernel_is_named_and_fails_the_command(run: Run, monkeypatch: py
     assert wrong and {line[0] for line in wrong} == {"matmul"}
 
 
+@pytest.mark.torch
 def test_a_device_that_breaks_is_a_line_and_no_traceback(run: Run, monkeypatch: pytest.MonkeyPatch):
+    import torch
+
+    from millpond.backends.torch.attention import matmul_attention, self_check
+
     def lost(*call):
         monkeypatch.setattr(self_check, "_computes", lambda device: False)
         raise torch.AcceleratorError("CUDA error: unspecified launch failure\nand advice in more lines")

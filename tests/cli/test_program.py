@@ -56,7 +56,7 @@ def test_a_model_that_is_not_there_is_exit_2(run: Run, command: list[str]):
 
 
 def test_a_bug_keeps_its_traceback(run: Run, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("millpond.native.precision.served_by", lambda: 1 / 0)
+    monkeypatch.setattr("millpond.native.library.isa", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run("env")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from millpond import ModelSpec
 from millpond.compat import notices
@@ -50,20 +49,7 @@ def sparse(**options: Any) -> dict[str, Any]:
     ("options", "expected"),
     [
         ({"model_name_or_path": "a", "revision": "v1"}, {"model": "a", "revision": "v1"}),
-        (
-            {
-                "model_kwargs": {
-                    "device": None,
-                    "model_kwargs": {"torch_dtype": torch.bfloat16},
-                    "trust_remote_code": True,
-                }
-            },
-            {"dtype": "bfloat16"},
-        ),
-        (
-            {"model_kwargs": {"torch_dtype": "half", "device": torch.device("cuda:1")}},
-            {"dtype": "float16", "device": "cuda:1"},
-        ),
+        ({"model_kwargs": {"torch_dtype": "half", "device": "cuda:1"}}, {"dtype": "float16", "device": "cuda:1"}),
         (
             {"device": ["cuda:0", "cuda:1"], "model_kwargs": {"torch_dtype": "auto", "device_map": "auto"}},
             {"device": "cuda:0,cuda:1"},
@@ -103,6 +89,18 @@ def test_what_has_an_equal_meaning_is_translated(options: dict[str, Any], expect
     before = copy.deepcopy(options)
     assert embedding(**options) == expected
     assert options == before
+
+
+@pytest.mark.torch
+def test_objects_of_torch_are_translated() -> None:
+    import torch
+
+    inner = {"device": None, "model_kwargs": {"torch_dtype": torch.bfloat16}, "trust_remote_code": True}
+    assert embedding(model_kwargs=inner) == {"dtype": "bfloat16"}
+    assert embedding(model_kwargs={"device": torch.device("cuda:1")}) == {"device": "cuda:1"}
+    assert scoring(cross_encoder_kwargs={"activation_fn": torch.nn.Sigmoid()}) == {"activation": "sigmoid"}
+    with pytest.raises(InvalidRequestError, match=GUIDE):
+        scoring(model="a", activation_fn=torch.nn.Tanh())
 
 
 @pytest.mark.parametrize(
@@ -181,12 +179,11 @@ def test_the_options_of_rerankers() -> None:
         "max_length": 9,
         "model_kwargs": {"dtype": "float16"},
         "num_labels": 1,
-        "activation_fn": torch.nn.Sigmoid(),
     }
-    assert scoring(cross_encoder_kwargs=crossed) == {"max_length": 9, "dtype": "float16", "activation": "sigmoid"}
+    assert scoring(cross_encoder_kwargs=crossed) == {"max_length": 9, "dtype": "float16"}
     assert scoring(automodel_args={"torch_dtype": "float32"}, use_fp16=True) == {"dtype": "float32"}
     assert scoring(model="a", tokenizer="a", use_fp16=False) == {"model": "a", "dtype": "float32"}
-    for options in ({"num_labels": 2}, {"activation_fn": torch.nn.Tanh()}, {"tokenizer": "b"}, {"encode_kwargs": {}}):
+    for options in ({"num_labels": 2}, {"tokenizer": "b"}, {"encode_kwargs": {}}):
         with pytest.raises(InvalidRequestError, match=GUIDE):
             scoring(model="a", **options)
 

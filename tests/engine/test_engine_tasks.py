@@ -428,7 +428,7 @@ def test_sparse_weights(engines: Any, name: str) -> None:
 def test_the_tokens_of_a_classifier_may_be_those_of_a_step(engines: Any) -> None:
     """Its head computes logits of every token, though ``reward`` and ``classify`` read one row per text."""
     engine = engines("reranker")
-    ids = engine.tokenizer(SENTENCES[0])["input_ids"]
+    ids = engine.tokenize([SENTENCES[0]])[0]
     every = engine.encode([SENTENCES[0]], task="token_classify").probs[0]
     some = engine.encode([SENTENCES[0]], task="token_classify", params=PoolingParams(step_tag_id=ids[1])).probs[0]
     np.testing.assert_array_equal(some, every[[token == ids[1] for token in ids]])

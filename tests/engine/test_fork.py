@@ -61,7 +61,6 @@ def child(name, work, fork=os.fork):
 
 _WARMED = """
 from functools import partial
-import torch
 import millpond
 from millpond import AsyncEngine
 from millpond.engine import shared
@@ -71,13 +70,15 @@ Engine = partial(millpond.Engine, model, backend=backend)
 get_engine = partial(shared.get_engine, model, backend=backend)
 many = [f"text {i} about tides, rivers and the moon that moves them" * 3 for i in range(64)]
 engine = get_engine()
+if backend == "torch":
+    import torch
+    assert torch.get_num_threads() == 2
 
 def warm():  # in the calling thread, which OpenMP gives a pool of threads
     engine.embed(["tides"])
     if backend == "torch":
         torch.ones(1 << 22).sum()
 warm()
-assert torch.get_num_threads() == 2
 
 child("a new engine", lambda: Engine().embed(["tides"]) and None)
 child("a new engine, many texts", lambda: Engine().embed(many) and None)
@@ -128,7 +129,7 @@ print("parent:", "works" if len(engine.embed(many).embeddings) == len(many) else
 
 
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("backend", ["native", pytest.param("torch", marks=pytest.mark.torch)])
 def test_children_of_a_process_that_has_embedded_embed(backend: str) -> None:
     printed = run(_WARMED, minilm(), backend)
     assert len(printed) == (15 if backend == "torch" else 14)
@@ -156,6 +157,7 @@ child("torch", lambda: embed("torch"))
 """
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(300)
 def test_a_child_whose_parent_used_torch_without_millpond_s_backend_of_it() -> None:
     assert run(_USERS_TORCH, minilm()) == {"native": "works", "torch": "works"}
@@ -352,6 +354,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.torch
 @pytest.mark.timeout(280)
 def test_a_child_that_never_computes_ends_with_its_own_code() -> None:
     """torch's exit joins the threads of a pool that the child does not have, which crashes or takes for ever."""

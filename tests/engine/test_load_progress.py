@@ -31,7 +31,10 @@ def terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
     return screen
 
 
-@pytest.mark.parametrize(("family", "stage"), [("gpt2", "reading weights"), ("bert", "arranging weights")])
+@pytest.mark.parametrize(
+    ("family", "stage"),
+    [pytest.param("gpt2", "reading weights", marks=pytest.mark.torch), ("bert", "arranging weights")],
+)
 def test_a_checkpoint_that_takes_long_has_a_bar_that_vanishes(
     family: str,
     stage: str,

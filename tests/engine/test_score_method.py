@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.tiny import SENTENCES, TEXTS, Layout, write_checkpoint
 from tests.tiny.heads import write_cross_encoder, write_pylate
 
@@ -197,15 +196,10 @@ HERE = threading.current_thread
 
 
 @pytest.fixture
-def engine(tmp_path):
+def engine(tmp_path, monkeypatch):
     folder = write_checkpoint(tmp_path / "model", "bert", sentence_transformers=Layout())
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    try:
-        engine = Engine(folder, dtype="float32", device="cpu")
-    finally:
-        torch.set_num_threads(before)
-    with engine:
+    monkeypatch.setattr("millpond.backends.native.threads.default_threads", lambda: 2)
+    with Engine(folder, dtype="float32", device="cpu") as engine:
         while engine._dispatcher._scheduler._idle < len(engine._dispatcher.workers):  # a worker first looks for work
             threading.Event().wait(0.001)
         yield engine

@@ -10,12 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from tests.tiny import TEXTS, Layout, Normalize, Pooling
 
 from millpond import Engine, PoolingParams, Timings
 from millpond.backends.backend import OutputSpec
-from millpond.backends.torch.loading.placement import resolve_devices
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.plan import Plan
@@ -27,7 +25,6 @@ from millpond.engine.schedule.scheduler import Scheduler
 from millpond.engine.schedule.timing import CallTimer
 from millpond.engine.shared import close_shared, get_engine
 from millpond.errors import EngineOverloadedError, ModelLoadError
-from tests import recording
 
 MANY = [f"{text} {i}" for i, text in enumerate(TEXTS * 4)]
 
@@ -40,10 +37,12 @@ def folder(checkpoint_of: Callable[..., Path]) -> Path:
     return checkpoint_of("bert", sentence_transformers=Layout(modules=(Pooling(), Normalize())))
 
 
-@pytest.fixture(params=["cpu", "streams"])
+@pytest.fixture(params=["cpu", pytest.param("streams", marks=pytest.mark.torch)])
 def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """A CPU, or a device on which a batch is launched before the one before has ended."""
     if request.param == "streams":
+        from tests import recording
+
         recording.backends_of_engines(monkeypatch)
     return str(request.param)
 
@@ -240,12 +239,14 @@ def expected(folder: Path, engine_of: Callable[..., Engine]) -> Any:
     return engine_of(folder).embed(MANY).embeddings
 
 
-@pytest.fixture(params=["cpu", "streams"])
+@pytest.fixture(params=["cpu", pytest.param("streams", marks=pytest.mark.torch)])
 def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> set[Runner]:
     """Each replica holds its first batch until the other one has a batch; returns the runners that ran."""
     # A lane of each replica needs a core while it waits for the other one.
     monkeypatch.setattr("millpond.engine.dispatcher.process_cores", lambda: Cores(16))
     if request.param == "streams":
+        from tests import recording
+
         recording.backends_of_engines(monkeypatch)
     method = "start" if request.param == "streams" else "run"
     right, used, all_used = getattr(Runner, method), set[Runner](), threading.Event()
@@ -261,6 +262,7 @@ def both(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> set
     return used
 
 
+@pytest.mark.torch
 def test_replicas_share_the_work_and_agree(both, folder, expected):
     with Engine(folder, device=TWO, dtype="float32", max_batch_tokens=64) as engine:
         found = engine.embed(MANY).embeddings
@@ -269,6 +271,7 @@ def test_replicas_share_the_work_and_agree(both, folder, expected):
     assert np.abs(found - expected).max() <= 1e-6
 
 
+@pytest.mark.torch
 def test_a_list_and_its_spelling_are_one_shared_engine(folder):
     try:
         engine = get_engine(folder, device=TWO, dtype="float32")
@@ -286,8 +289,13 @@ def test_devices_that_cannot_be_used_together_are_refused(device, folder):
         Engine(folder, device=device)
 
 
+@pytest.mark.torch
 @pytest.mark.contract
 def test_a_child_of_a_process_that_used_the_gpu_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    from millpond.backends.torch.loading.placement import resolve_devices
+
     monkeypatch.setattr(torch.cuda, "_is_in_bad_fork", lambda: True)  # also after a mere look for GPUs
     assert resolve_devices("auto") == resolve_devices("cpu") == (torch.device("cpu"),)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)

@@ -43,6 +43,7 @@ from millpond.values.config import EngineConfig
 
 pytestmark = [
     pytest.mark.contract,
+    pytest.mark.torch,
     pytest.mark.skipif(library.kernel_table() is None, reason="no compiled kernels"),
 ]
 

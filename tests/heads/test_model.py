@@ -15,13 +15,13 @@ from tests.tiny.heads import write_splade
 
 from millpond.backends.backend import OutputSpec, PackedBatch
 from millpond.backends.native.model import NativeModel, build_model
-from millpond.backends.torch import backend as torch_backend
 from millpond.checkpoints.description import ModelDescription
 from millpond.native import library
 from millpond.values.config import EngineConfig
 
 pytestmark = [
     pytest.mark.contract,
+    pytest.mark.torch,
     pytest.mark.skipif(library.kernel_table() is None, reason="no compiled kernels"),
 ]
 
@@ -46,6 +46,8 @@ def batch_of(offset: int = 0, *, skips: bool = False, types: bool = False, keys:
 
 
 def torch_model(description: ModelDescription, folder: Path) -> Any:
+    from millpond.backends.torch import backend as torch_backend
+
     config = EngineConfig(model=str(folder), device="cpu", dtype="float32")
     return torch_backend.load(description, config, check=False).models[0]
 
@@ -69,6 +71,7 @@ CASES: dict[str, Callable[[Path], Path]] = {
 }
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", CASES)
 def test_every_output_alone_and_together(name, tmp_path):
     folder = CASES[name](tmp_path / "model")
@@ -115,6 +118,7 @@ def spy_on_rows(model: NativeModel) -> list[str]:
     return asked
 
 
+@pytest.mark.torch
 def test_the_real_minilm_gives_the_vectors_of_torch(minilm_folder):
     description = described(minilm_folder)
     model, reference = build_model(description, dtype="float32"), torch_model(description, minilm_folder)

@@ -35,7 +35,9 @@ NAMES = [f"{package}.{name}" for package in PACKAGES for name in importlib.impor
 
 
 def requirements(table: dict[str, Any], *, dev: bool = True) -> list[Requirement]:
-    extras = [lines for name, lines in table.get("optional-dependencies", {}).items() if dev or name != "dev"]
+    extras = [
+        lines for name, lines in table.get("optional-dependencies", {}).items() if dev or name not in ("dev", "test")
+    ]
     return [Requirement(line) for line in chain(table["dependencies"], *extras)]
 
 

@@ -14,6 +14,8 @@ from millpond import DeviceLostError, Engine
 from millpond.ingest import Record, ingest
 from tests import recording
 
+pytestmark = pytest.mark.torch
+
 RECORDS = [Record(f"{i}", f"text {i} about the mill and the pond", {}) for i in range(300)]
 
 

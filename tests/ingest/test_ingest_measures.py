@@ -7,7 +7,6 @@ import shlex
 import numpy as np
 import pytest
 from peers.vector_stores import qdrant_edge, uint8
-from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
 from storage_recall import cuts
 from typer.main import get_command
 
@@ -42,6 +41,7 @@ def queries():
     return unit(normal(1, 9, 20) * np.linspace(2, 0.2, 20))
 
 
+@pytest.mark.torch
 def test_bfloat16_rounds_as_torch_does(rows):
     torch = pytest.importorskip("torch")
     halves = np.array([[1 + n * 2**-8 for n in range(20)]], np.float32)  # every second one between two bfloat16
@@ -196,7 +196,10 @@ def test_ndcg_by_hand():
     assert ndcg(["x", "a"], grades, k=1) == 0.0 and ndcg(["a"], {}) == 0.0
 
 
+@pytest.mark.torch
 def test_an_evaluation_is_that_of_sentence_transformers():
+    from sentence_transformers.sentence_transformer.evaluation import InformationRetrievalEvaluator
+
     random = np.random.default_rng(3)
     judgements = {f"q{q}": {f"d{d}": 1.0 for d in random.choice(30, 3, replace=False)} for q in range(20)}
     results = {query: [f"d{d}" for d in random.permutation(30)[:12]] for query in judgements}

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
 
@@ -134,9 +133,11 @@ def kernel(request, monkeypatch):
         pytest.skip("the kernels are not built")
 
 
+@pytest.mark.torch
 @pytest.mark.usefixtures("kernel")
 @pytest.mark.parametrize("factor", [2, 3, 7, 100])
 def test_documents_of_every_length_are_pooled_as_sentence_transformers_pools_them(factor):
+    import torch
     from sentence_transformers.multi_vector_encoder.modules.token_pooling import HierarchicalTokenPooling
 
     matrices = [tokens(count) for count in (5, 0, 1, 2, 3, 4, 180, 61, 60, 59, 7, 400)]

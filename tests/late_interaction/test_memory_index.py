@@ -102,6 +102,7 @@ def test_wrong_options_of_an_index_in_memory_are_refused(options: dict[str, Any]
         MemoryIndex(None, **options)
 
 
+@pytest.mark.torch
 def test_a_device_that_torch_does_not_have_is_refused() -> None:
     pytest.importorskip("torch")
     for device in ("no such", 3.5):

@@ -18,8 +18,8 @@ from tests.backbones import backbone, expected_states
 from tests.backbones import states as states_in_torch
 from tests.native.models import TARGETS, compiled
 from tests.tiny import FAMILIES, write_checkpoint
-from tests.tiny.checkpoints import save_weights
 from tests.tiny.families import some
+from tests.tiny.layouts import save_weights
 from tests.variants import (
     LENGTHS,
     SLOW,
@@ -35,6 +35,7 @@ from tests.variants import (
 from tests.variants import WITHOUT_PLAN as VARIANTS_WITHOUT_PLAN
 from tests.variants import native as native_of
 
+from millpond import Engine
 from millpond.backends.native.encoder import NativeEncoder
 from millpond.backends.native.families import build_encoder, missing_plan
 from millpond.backends.native.kernels import kernels_of
@@ -218,6 +219,15 @@ def test_xlm_roberta_is_read_under_the_names_of_the_flash_implementation(tmp_pat
     renamed(folder, *((re.escape(f".{old}."), f".{new}.") for old, new in rules))
     np.testing.assert_array_equal(states(folder, SHORT), before)
     assert difference(before, expected(folder, SHORT)) < TOLERANCE  # in torch too
+
+
+@pytest.mark.parametrize("buckets", [126, 128, 256])
+def test_deberta_with_a_bucket_for_every_distance(buckets, tmp_path):
+    """The buckets of the hub's checkpoints and few positions: the formula of far distances would divide by 0."""
+    folder = write_checkpoint(tmp_path / "model", "deberta-v2", config={"position_buckets": buckets})
+    assert difference(states(folder, (*SHORT, 64)), expected(folder, (*SHORT, 64))) < TOLERANCE
+    with pytest.raises(ModelLoadError, match=r"max_length=65 is more than the positions of .* cover \(64\)"):
+        Engine(folder, max_length=65, device="cpu")
 
 
 def test_a_table_of_positions_that_deberta_does_not_read_is_left_alone(tmp_path):

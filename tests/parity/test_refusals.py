@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 from tests.parity.rerankers import FRAME
-from tests.tiny.checkpoints import save_weights
 from tests.tiny.heads import write_language_model, write_reward
+from tests.tiny.layouts import save_weights
 
 from millpond import Engine
 from millpond.errors import (

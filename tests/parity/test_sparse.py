@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from transformers import AutoModel, AutoTokenizer
 from millpond import Engine
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 
+hub_m3 = partial(write_m3, weights="bin")
 FAMILIES = ("bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "modernbert")
 # A text of one token, and one of the maximum length.
 EXTREMES = ("", " ".join(["deep"] * 2 * MAX_TOKENS))
@@ -158,7 +160,7 @@ def m3_reference(folder: Path, texts: tuple[str, ...]) -> tuple[np.ndarray, list
 
 
 def test_m3_weights(tmp_path):
-    folder = write_m3(tmp_path / "model")
+    folder = hub_m3(tmp_path / "model")
     texts = (*TEXTS, EXTREMES[1])
     expected = m3_reference(folder, texts)[0]
     assert difference(weights(folder, texts), expected) <= TOLERANCE
@@ -168,7 +170,7 @@ def test_m3_weights(tmp_path):
 
 
 def test_m3_gives_special_tokens_no_weight(tmp_path):
-    folder = write_m3(tmp_path / "model")
+    folder = hub_m3(tmp_path / "model")
     layer = torch.load(folder / "sparse_linear.pt", weights_only=True)
     torch.save({**layer, "bias": layer["bias"] + 100}, folder / "sparse_linear.pt")  # every token gets a weight
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -183,7 +185,7 @@ def test_m3_gives_special_tokens_no_weight(tmp_path):
 
 @pytest.mark.parametrize("width", [48, 24])
 def test_m3_vectors(width, tmp_path):
-    folder = write_m3(tmp_path / "model", colbert_width=width)
+    folder = hub_m3(tmp_path / "model", colbert_width=width)
     expected = m3_reference(folder, TEXTS)[1]
     with load(folder) as engine:
         rows = engine.token_embed(TEXTS, normalize=True).embeddings
@@ -192,7 +194,7 @@ def test_m3_vectors(width, tmp_path):
 
 
 def test_m3_is_recognized_by_its_files(tmp_path):
-    folder = write_m3(tmp_path / "model")
+    folder = hub_m3(tmp_path / "model")
     with load(folder) as engine:
         assert "sparse_embed" in engine.tasks
     (folder / "sparse_linear.pt").unlink()
@@ -248,18 +250,18 @@ HEADLESS = "cls.predictions.transform.dense.weight"
             lambda folder: _change(folder, "cls.predictions.bias", lambda tensor: tensor[:-1]),
             "decoder_bias",
         ),
-        (WeightMismatchError, write_m3, layer({"weight": torch.ones(1, 40)}), r"\(1, 40\).*48 wide"),
-        (WeightMismatchError, write_m3, layer({"weight": torch.ones(2, 48)}), "must give 1"),
-        (WeightMismatchError, write_m3, layer({"kernel": torch.ones(1, 48)}), "missing"),
+        (WeightMismatchError, hub_m3, layer({"weight": torch.ones(1, 40)}), r"\(1, 40\).*48 wide"),
+        (WeightMismatchError, hub_m3, layer({"weight": torch.ones(2, 48)}), "must give 1"),
+        (WeightMismatchError, hub_m3, layer({"kernel": torch.ones(1, 48)}), "missing"),
         (
             WeightMismatchError,
-            write_m3,
+            hub_m3,
             layer({"weight": torch.ones(1, 48), "scale": torch.ones(1)}),
             "does not hold a linear layer",
         ),
-        (ModelLoadError, write_m3, layer({"weight": print}), "damaged"),
-        (ModelLoadError, write_m3, lambda folder: (folder / "sparse_linear.pt").write_bytes(b"none"), "damaged"),
-        (ModelLoadError, write_m3, change("tokenizer.json", added_tokens=[]), "added token"),
+        (ModelLoadError, hub_m3, layer({"weight": print}), "damaged"),
+        (ModelLoadError, hub_m3, lambda folder: (folder / "sparse_linear.pt").write_bytes(b"none"), "damaged"),
+        (ModelLoadError, hub_m3, change("tokenizer.json", added_tokens=[]), "added token"),
     ],
 )
 def test_a_sparse_checkpoint_is_refused(error, write, edit, match, tmp_path):

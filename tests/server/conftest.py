@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 import pytest
@@ -37,7 +37,9 @@ from millpond.server.api import ROUTERS
 from millpond.server.launch import run, sockets
 from millpond.server.launch.server import Server
 from millpond.server.telemetry.logs import Formatter
-from tests import recording
+
+if TYPE_CHECKING:
+    from tests.recording import Recording
 
 __all__ = ["ROUTERS", "Formatter", "Server", "main", "run", "sockets"]
 
@@ -130,8 +132,10 @@ def held(embedder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[.
 
 
 @pytest.fixture
-def backends(monkeypatch: pytest.MonkeyPatch) -> list[recording.Recording]:
+def backends(monkeypatch: pytest.MonkeyPatch) -> list[Recording]:
     """The devices of engines, which only record."""
+    from tests import recording
+
     return recording.backends_of_engines(monkeypatch)
 
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-import pytest
+import numpy as np
+from safetensors.numpy import load_file
 from tests.tiny.families import FAMILIES, MAX_TOKENS, Classification
-from tests.tiny.layouts import Layout, write_layout
-from tests.tiny.originals import ORIGINALS
+from tests.tiny.layouts import Layout, save_weights, write_layout
+from tests.tiny.noise import Noise
+from tests.tiny.originals import ORIGINALS, Tensors
+from tests.tiny.parameters import parameters
 from tests.tiny.tokenizers import SENTENCES, write_tokenizer
-
-if TYPE_CHECKING:
-    import torch
 
 # Texts of one token, of several and of more than the limit; a duplicate; scripts with many unknown tokens.
 TEXTS = (
@@ -51,8 +52,6 @@ def write_checkpoint(
 ) -> Path:
     """Write a checkpoint into ``folder``, which is created if it does not exist, and return the folder."""
     row = FAMILIES[family]
-    if row.native_class(wrapped=False) == "GteModel":
-        pytest.importorskip("transformers.models.gte", reason="GTE needs transformers 5.19")
     layout = sentence_transformers
     folder.mkdir(parents=True, exist_ok=True)
     backbone = folder if layout is None else folder / layout.transformer_folder
@@ -86,58 +85,49 @@ def _labelled(count: int) -> dict[str, Any]:
 @lru_cache(maxsize=64)  # many tests write the same checkpoint, each into its own folder
 def _tensors(
     family: str, config_json: str, *, wrapped: bool, head: Classification | None, seed: int
-) -> Mapping[str, torch.Tensor]:
+) -> Mapping[str, np.ndarray]:
     """Random weights for transformers' class, with the tensor names of the family's checkpoints."""
-    import torch
-    import transformers
-    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
-
     row, content = FAMILIES[family], json.loads(config_json)
     native = row.native | {key: content[key] for key in _WIDTHS & row.native.keys() & content.keys()}
     fields = {key: value for key, value in content.items() if key not in ("architectures", "auto_map")} | native
-    config = CONFIG_MAPPING[fields["model_type"]].from_dict(fields)
-    model = getattr(transformers, row.native_class(wrapped=wrapped, head=head))._from_config(config)
-    generator = torch.Generator().manual_seed(seed)
-    tied = set(model.all_tied_weights_keys) if wrapped else set()
-    tensors = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        if name not in tied:
-            tensors[name] = _random(name, tuple(parameter.shape), generator, shifted=row.shifted_norms)
+    noise = Noise(seed)
+    tensors: Tensors = {
+        name: _random(name, shape, noise, shifted=row.shifted_norms)
+        for name, shape in _shapes(row.native_class(wrapped=wrapped, head=head), fields).items()
+    }
     if row.position_ids:
-        prefix = model.base_model_prefix + "." if wrapped or head else ""
-        tensors[f"{prefix}embeddings.position_ids"] = torch.arange(content["max_position_embeddings"])[None]
+        name = next(name for name in tensors if name.endswith("word_embeddings.weight"))
+        positions = np.arange(content["max_position_embeddings"])[None]
+        tensors[name.replace("word_embeddings.weight", "position_ids")] = positions
     original = ORIGINALS.get(content["model_type"])
     return tensors if original is None else original(tensors, content)
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator, *, shifted: bool) -> torch.Tensor:
-    import torch
+def _shapes(architecture: str, fields: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]]:
+    """The parameters of transformers' class, which knows every field; without it, those of the usual fields."""
+    if find_spec("transformers") is None:
+        return parameters(architecture, fields)
+    import transformers
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    noise = torch.randn(shape, generator=generator)
+    config = CONFIG_MAPPING[fields["model_type"]].from_dict(dict(fields))
+    model = getattr(transformers, architecture)._from_config(config)
+    tied = set(model.all_tied_weights_keys) if architecture.endswith(("LM", "LMHeadModel")) else set()
+    found = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    return {name: shape for name, shape in found.items() if name not in tied}
+
+
+def _random(name: str, shape: tuple[int, ...], noise: Noise, *, shifted: bool) -> np.ndarray:
+    numbers = noise.normal(*shape)
     if "relative_attention_bias" in name:
-        return noise  # added to attention scores, which have about this size
+        return numbers  # added to attention scores, which have about this size
     if "embed" in name and len(shape) > 1:
-        return noise * 0.3
+        return numbers * np.float32(0.3)
     if len(shape) > 1:
-        return noise * 1.3 / shape[-1] ** 0.5
+        return numbers * np.float32(1.3) / np.float32(shape[-1] ** 0.5)
     if name.endswith("weight"):  # of a norm
-        return noise * 0.2 + (0.0 if shifted else 1.0)
-    return noise * 0.2
-
-
-def save_weights(
-    tensors: Mapping[str, torch.Tensor], folder: Path, kind: Literal["safetensors", "bin"] = "safetensors"
-) -> None:
-    """Replace the weights in ``folder``."""
-    import torch
-    from safetensors.torch import save_file
-
-    for name in ("model.safetensors", "pytorch_model.bin"):
-        (folder / name).unlink(missing_ok=True)
-    if kind == "safetensors":
-        save_file(dict(tensors), folder / "model.safetensors", metadata={"format": "pt"})
-    else:
-        torch.save(dict(tensors), folder / "pytorch_model.bin")
+        return numbers * np.float32(0.2) + np.float32(0.0 if shifted else 1.0)
+    return numbers * np.float32(0.2)
 
 
 def edit_json(path: Path, **fields: Any) -> None:
@@ -148,8 +138,6 @@ def edit_json(path: Path, **fields: Any) -> None:
 
 def drop_tensor(folder: Path, name: str) -> None:
     """Remove one tensor from ``folder``'s model.safetensors."""
-    from safetensors.torch import load_file
-
     tensors = load_file(folder / "model.safetensors")
     del tensors[name]
     save_weights(tensors, folder)
@@ -161,11 +149,8 @@ def truncate_file(path: Path, *, keep: float = 0.5) -> None:
     path.write_bytes(content[: int(len(content) * keep)])
 
 
-def add_tokens(folder: Path, tokens: Sequence[str], *, added: bool) -> dict[str, torch.Tensor]:
+def add_tokens(folder: Path, tokens: Sequence[str], *, added: bool) -> Tensors:
     """Append ``tokens`` to the vocabulary, as added tokens or as plain entries; returns the enlarged weights."""
-    import torch
-    from safetensors.torch import load_file
-
     size = int(json.loads((folder / "config.json").read_text(encoding="utf-8"))["vocab_size"])
     content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
     for number, token in enumerate(tokens, start=size):
@@ -179,11 +164,11 @@ def add_tokens(folder: Path, tokens: Sequence[str], *, added: bool) -> dict[str,
     (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
     edit_json(folder / "config.json", vocab_size=size + len(tokens))
     tensors = load_file(folder / "model.safetensors")
-    generator = torch.Generator().manual_seed(11)
+    noise = Noise(11)
     for name, tensor in tensors.items():
         if len(tensor) == size:
-            more = torch.randn(len(tokens), *tensor.shape[1:], generator=generator) * 0.3
-            tensors[name] = torch.cat((tensor, more))
+            more = noise.normal(len(tokens), *tensor.shape[1:]) * np.float32(0.3)
+            tensors[name] = np.concatenate((tensor, more))
     return tensors
 
 

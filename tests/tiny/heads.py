@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from tests.tiny.checkpoints import add_tokens, edit_json, save_weights, token_id, write_checkpoint
+import numpy as np
+from safetensors.numpy import load_file, save_file
+from tests.tiny.checkpoints import add_tokens, edit_json, token_id, write_checkpoint
 from tests.tiny.families import FAMILIES
-from tests.tiny.layouts import Dense, Layout, Normalize, Other, Pooling
-
-if TYPE_CHECKING:
-    import torch
+from tests.tiny.layouts import Dense, Layout, Normalize, Other, Pooling, save_pickle, save_weights
+from tests.tiny.noise import Noise
 
 DIM = 24
 QUERY_LENGTH, DOCUMENT_LENGTH = 12, 24
@@ -26,8 +26,6 @@ def write_stanford(
     ``family="jina"`` is jina-colbert-v2: its tensor names, no adapters, markers that are added tokens.
     ``metadata`` replaces fields of artifact.metadata; ``None`` leaves a field out.
     """
-    import torch
-
     plain = {"lora_adaptations": None, "matryoshka_dimensions": None} if family == "jina" else {}
     write_checkpoint(folder, family, lowercase=family == "bert", config=plain)
     markers = ("[unused0]", "[unused1]") if family == "bert" else ("[QueryMarker]", "[DocumentMarker]")
@@ -35,8 +33,7 @@ def write_stanford(
     # The prefix of transformers' class; jina's tensors already have their own.
     prefix = f"{FAMILIES[family].config['model_type']}." if family == "bert" else ""
     tensors = {prefix + name: tensor for name, tensor in tensors.items()}
-    generator = torch.Generator().manual_seed(7)
-    tensors["linear.weight"] = torch.randn(DIM, 48, generator=generator) / 48**0.5
+    tensors["linear.weight"] = Noise(7).normal(DIM, 48) / np.float32(48**0.5)
     save_weights(tensors, folder, weights)
     edit_json(folder / "config.json", architectures=["HF_ColBERT"])
     content = {
@@ -129,39 +126,40 @@ def write_splade(
     return folder
 
 
-def write_m3(folder: Path, *, colbert_width: int = 48) -> Path:
-    """Write a BGE-M3: XLM-R with CLS pooling, and two linear layers in half precision in files beside it."""
-    import torch
+def write_m3(folder: Path, *, colbert_width: int = 48, weights: Literal["safetensors", "bin"] = "safetensors") -> Path:
+    """Write a BGE-M3: XLM-R with CLS pooling, and two linear layers in half precision in files beside it.
 
+    ``weights="bin"``: of those, as on the hub; else as ``millpond convert`` writes them.
+    """
     layout = Layout(modules=(Pooling(modes=("cls",)), Normalize()), style="old")
     write_checkpoint(folder, "xlm-roberta", sentence_transformers=layout)
-    generator = torch.Generator().manual_seed(12)
+    noise = Noise(12)
     for name, rows in (("sparse_linear", 1), ("colbert_linear", colbert_width)):
-        weight = torch.randn(rows, 48, generator=generator)  # some tokens get a weight, others zero
-        layer = {"weight": weight, "bias": torch.randn(rows, generator=generator) * 0.3}
-        torch.save({key: tensor.half() for key, tensor in layer.items()}, folder / f"{name}.pt")
+        weight = noise.normal(rows, 48)  # some tokens get a weight, others zero
+        layer = {"weight": weight, "bias": noise.normal(rows) * np.float32(0.3)}
+        halves = {key: tensor.astype(np.float16) for key, tensor in layer.items()}
+        if weights == "bin":
+            save_pickle(halves, folder / f"{name}.pt")
+        else:
+            save_file(halves, folder / f"{name}.safetensors")
     return folder
 
 
 def write_cross_encoder(folder: Path, *, activation: str | None = "Identity", seed: int = 3) -> Path:
     """Write a cross-encoder into ``folder``; ``activation`` is the class that config.json names, ``None``: none."""
-    import torch
-    from transformers import BertConfig, BertForSequenceClassification
-
-    write_checkpoint(folder, "bert", lowercase=True)
-    content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    config = BertConfig.from_dict({**content, "num_labels": 1})
-    torch.manual_seed(seed)
-    model = BertForSequenceClassification(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            if parameter.ndim == 2:  # with transformers' initial scale, all pairs would have nearly the same score
-                parameter.copy_(torch.randn_like(parameter) * 0.25)
-    model.save_pretrained(folder)
-    saved = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write_checkpoint(folder, "bert", lowercase=True, head="SequenceClassification", labels=1)
+    tensors, noise = load_file(folder / "model.safetensors"), Noise(seed)
+    for name, tensor in tensors.items():
+        if tensor.ndim == 2 and tensor.dtype == np.float32:  # so that pairs have different scores
+            tensors[name] = noise.normal(*tensor.shape) * np.float32(0.25)
+        elif name.endswith("bias"):
+            tensors[name] = np.zeros_like(tensor)
+        elif "LayerNorm" in name:
+            tensors[name] = np.ones_like(tensor)
+    save_weights(tensors, folder)
     if activation is not None:
-        saved["sentence_transformers"] = {"activation_fn": f"torch.nn.modules.linear.{activation}"}
-    (folder / "config.json").write_text(json.dumps(saved), encoding="utf-8")
+        function = {"activation_fn": f"torch.nn.modules.linear.{activation}"}
+        edit_json(folder / "config.json", sentence_transformers=function)
     return folder
 
 
@@ -194,8 +192,6 @@ def write_reward(folder: Path, architecture: str, *, stray: bool = False, **conf
     InternLM2's reward token and Qwen's step token are appended to the vocabulary. ``stray`` keeps the language model's
     head, as Qwen's files do.
     """
-    import torch
-
     intern = architecture.startswith("InternLM2")
     # The reward is read at the last token, so no special token follows a text.
     template = "<s> $A" if intern else "$A"
@@ -204,9 +200,9 @@ def write_reward(folder: Path, architecture: str, *, stray: bool = False, **conf
     tensors = add_tokens(folder, ("<|im_start|>", "<|im_end|>", REWARD if intern else STEP), added=True)
     if not stray:
         tensors = {name: tensor for name, tensor in tensors.items() if name not in ("output.weight", "lm_head.weight")}
-    generator = torch.Generator().manual_seed(7)
+    noise = Noise(7)
     for name, shape in _HEADS[architecture].items():
-        tensors[name] = torch.randn(shape, generator=generator) * (shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
+        tensors[name] = noise.normal(*shape) * np.float32(shape[-1] ** -0.5 if len(shape) > 1 else 0.3)
     save_weights(tensors, folder)
     edit_json(folder / "config.json", architectures=[architecture])
     if intern:
@@ -237,15 +233,12 @@ def headed(
     """A writer of a backbone with ``prefix`` and random heads; ``tokens`` are added to the vocabulary."""
 
     def write(folder: Path) -> Path:
-        import torch
-        from safetensors.torch import load_file
-
         write_checkpoint(folder, family, config=dict(size), wrapped=wrapped, **options)
         tensors = add_tokens(folder, tokens, added=True) if tokens else load_file(folder / "model.safetensors")
         tensors = tensors if wrapped else {prefix + name: tensor for name, tensor in tensors.items()}
-        generator = torch.Generator().manual_seed(7)
+        noise = Noise(7)
         for name, shape in heads.items():
-            tensors[name] = _random(name, shape, generator)
+            tensors[name] = _random(name, noise.normal(*shape))
         save_weights(tensors, folder)
         edit_json(folder / "config.json", architectures=[architecture], **(config or {}))
         _pair_template(folder)
@@ -254,13 +247,10 @@ def headed(
     return write
 
 
-def _random(name: str, shape: tuple[int, ...], generator: torch.Generator) -> torch.Tensor:
-    import torch
-
-    noise = torch.randn(shape, generator=generator)
-    if len(shape) > 1:
-        return noise * 1.3 / shape[-1] ** 0.5
-    return noise * 0.2 + ("norm" in name and name.endswith("weight"))
+def _random(name: str, numbers: np.ndarray) -> np.ndarray:
+    if numbers.ndim > 1:
+        return numbers * np.float32(1.3) / np.float32(numbers.shape[-1] ** 0.5)
+    return numbers * np.float32(0.2) + np.float32("norm" in name and name.endswith("weight"))
 
 
 def _pair_template(folder: Path) -> None:

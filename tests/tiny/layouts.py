@@ -8,6 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+from safetensors.numpy import save_file
+from tests.tiny.noise import Noise
+
 # Pooling modes by their current names, with the booleans that older files (up to 5.x) have instead, in their order.
 OLD_MODES = {
     "cls": "pooling_mode_cls_token",
@@ -184,19 +188,34 @@ def _settings(layout: Layout) -> dict[str, Any]:
     return settings | ({} if layout.truncate_dim is None else {"truncate_dim": layout.truncate_dim})
 
 
-def _write_weights(folder: Path, shapes: Mapping[str, tuple[int, ...]], kind: str, seed: int) -> None:
-    import torch
-    from safetensors.torch import save_file
-
-    generator = torch.Generator().manual_seed(seed)
+def _write_weights(
+    folder: Path, shapes: Mapping[str, tuple[int, ...]], kind: Literal["safetensors", "bin"], seed: int
+) -> None:
+    noise = Noise(seed)
     tensors = {}
     for name, shape in shapes.items():
-        noise = torch.randn(shape, generator=generator)
-        tensors[name] = noise / shape[-1] ** 0.5 if len(shape) > 1 else noise * 0.3 + (name == "norm.weight")
-    if kind == "safetensors":
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    else:
-        torch.save(tensors, folder / "pytorch_model.bin")
+        numbers = noise.normal(*shape)
+        scaled = numbers / np.float32(shape[-1] ** 0.5) if len(shape) > 1 else numbers * np.float32(0.3)
+        tensors[name] = scaled + np.float32(name == "norm.weight")
+    save_weights(tensors, folder, kind)
+
+
+def save_weights(tensors: Mapping[str, Any], folder: Path, kind: Literal["safetensors", "bin"] = "safetensors") -> None:
+    """Replace the weights in ``folder``: arrays, or torch's tensors; ``bin`` needs torch."""
+    for name in ("model.safetensors", "pytorch_model.bin"):
+        (folder / name).unlink(missing_ok=True)
+    if kind == "bin":
+        save_pickle(tensors, folder / "pytorch_model.bin")
+        return
+    arrays = {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+    save_file(arrays, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def save_pickle(tensors: Mapping[str, Any], path: Path) -> None:
+    """Write tensors as torch does."""
+    import torch
+
+    torch.save({name: torch.as_tensor(tensor) for name, tensor in tensors.items()}, path)
 
 
 def _dump(path: Path, content: Any) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    import torch
+import numpy as np
+from tests.tiny.noise import Noise
 
-Tensors = dict[str, "torch.Tensor"]
+Tensors = dict[str, np.ndarray]
 
 
 _HEADS = ("lm_head.", "classifier.")  # not part of the backbone; keep their names
@@ -18,12 +18,10 @@ _QKV = tuple(f"self_attn.{letter}_proj" for letter in "qkv")
 
 def _gpt2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Adds the causal masks, a former buffer that the hub's files still contain."""
-    import torch
-
     length = int(config["n_positions"])
     prefix = "transformer." if any(name.startswith("transformer.") for name in tensors) else ""
-    mask = torch.tril(torch.ones(length, length))[None, None]
-    return tensors | {f"{prefix}h.{i}.attn.bias": mask.clone() for i in range(int(config["n_layer"]))}
+    mask = np.tril(np.ones((length, length), np.float32))[None, None]
+    return tensors | {f"{prefix}h.{i}.attn.bias": mask for i in range(int(config["n_layer"]))}
 
 
 def _jamba(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
@@ -35,15 +33,17 @@ def _jamba(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
             continue
         prefix, _, kind = name.rpartition(".")
         for i, expert in enumerate(tensor):
-            parts = {"gate_proj": expert.chunk(2)[0], "up_proj": expert.chunk(2)[1]} if "up" in kind else {kind: expert}
-            originals |= {f"{prefix}.{i}.{part}.weight": value.contiguous() for part, value in parts.items()}
+            parts = (
+                {"gate_proj": np.split(expert, 2)[0], "up_proj": np.split(expert, 2)[1]}
+                if "up" in kind
+                else {kind: expert}
+            )
+            originals |= {f"{prefix}.{i}.{part}.weight": value for part, value in parts.items()}
     return originals
 
 
 def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """InternLM2's names; q, k and v are fused by key head, as the original's ``rearrange(.., "(h gs d) n")`` reads."""
-    import torch
-
     heads, kv_heads = int(config["num_attention_heads"]), int(config["num_key_value_heads"])
     names = {
         "self_attn.o_proj": "attention.wo",
@@ -64,7 +64,7 @@ def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
             for head in range(kv_heads):
                 rows += [tensor[head * each * dim : (head + 1) * each * dim]]
                 rows += [part[head * dim : (head + 1) * dim] for part in (key, value)]
-            originals[name.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat(rows)
+            originals[name.replace("self_attn.q_proj", "attention.wqkv")] = np.concatenate(rows)
         elif not re.search(r"[kv]_proj", name):
             for native, original in names.items():
                 name = name.replace(native, original)
@@ -93,8 +93,6 @@ def nomic(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
 
 def gte(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Names of the original GTE: with the prefix ``new.`` if there is a head, else without a prefix."""
-    import torch
-
     found = _renamed(
         tensors,
         fused={"attention.qkv_proj": _QKV, "mlp.up_gate_proj": ("mlp.up_proj", "mlp.gate_proj")},
@@ -115,12 +113,12 @@ def gte(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
         return found
     if "Classification" in claimed:
         count = 1 if "Token" in claimed else 2
-        generator = torch.Generator().manual_seed(7)
-        found["classifier.weight"] = torch.randn(count, width, generator=generator) / width**0.5
-        found["classifier.bias"] = torch.randn(count, generator=generator)
+        noise = Noise(7)
+        found["classifier.weight"] = noise.normal(count, width) / np.float32(width**0.5)
+        found["classifier.bias"] = noise.normal(count)
     if "Sequence" in claimed:
-        found["new.pooler.dense.weight"] = torch.randn(width, width, generator=generator) / width**0.5
-        found["new.pooler.dense.bias"] = torch.randn(width, generator=generator)
+        found["new.pooler.dense.weight"] = noise.normal(width, width) / np.float32(width**0.5)
+        found["new.pooler.dense.bias"] = noise.normal(width)
     return found
 
 
@@ -150,34 +148,30 @@ def jina(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
 
 def _with_adapters(tensors: Tensors, tasks: int, rank: int) -> Tensors:
     """Adds adapters, about a third as large as the weights that they change."""
-    import torch
-
-    generator = torch.Generator().manual_seed(11)
+    noise = Noise(11)
     found = {}
     for name, tensor in tensors.items():
-        if tensor.dim() != 2 or name.startswith(_HEADS):
+        if tensor.ndim != 2 or name.startswith(_HEADS):
             found[name] = tensor
             continue
         rows, columns = tensor.shape
         # The factors of an embedding table are swapped.
         first, second = ((rows, rank), (rank, columns)) if "embeddings" in name else ((rank, columns), (rows, rank))
-        size = float(tensor.std()) * rank**0.5 * 0.35
+        size = np.float32(tensor.std(ddof=1) * rank**0.5 * 0.35)
         prefix = name.removesuffix(".weight") + ".parametrizations.weight"
         found[f"{prefix}.original"] = tensor
-        found[f"{prefix}.0.lora_A"] = torch.randn(tasks, *first, generator=generator) * size
-        found[f"{prefix}.0.lora_B"] = torch.randn(tasks, *second, generator=generator)
+        found[f"{prefix}.0.lora_A"] = noise.normal(tasks, *first) * size
+        found[f"{prefix}.0.lora_B"] = noise.normal(tasks, *second)
     return found
 
 
 def _renamed(tensors: Tensors, *, fused: Mapping[str, tuple[str, ...]], names: Mapping[str, str]) -> Tensors:
-    import torch
-
     found = {}
     for native, tensor in tensors.items():
         name = native
         for fused_name, parts in fused.items():
             if parts[0] in native:
-                tensor = torch.cat([tensors[native.replace(parts[0], part)] for part in parts])
+                tensor = np.concatenate([tensors[native.replace(parts[0], part)] for part in parts])
                 name = native.replace(parts[0], fused_name)
         for native_part, original in names.items():
             name = name.replace(native_part, original, 1)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
-import torch
 
 from millpond import (
     ClassificationOutput,
@@ -189,9 +188,12 @@ def _array_outputs(count: int) -> dict[str, tuple[Any, npt.NDArray[Any]]]:
     }
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("count", [0, 1, 3])
 @pytest.mark.parametrize("name", _array_outputs(0).keys())
 def test_an_output_is_its_array_to_numpy_and_torch(name: str, count: int) -> None:
+    import torch
+
     output, array = _array_outputs(count)[name]
     assert len(output) == count
     assert [row.tolist() for row in output] == array.tolist()
@@ -209,8 +211,11 @@ def test_an_output_is_its_array_to_numpy_and_torch(name: str, count: int) -> Non
     assert np.array_equal(tensor.numpy(), array)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", ["token_embed", "reward"])
 def test_matrices_of_different_heights_are_no_array(name: str) -> None:
+    import torch
+
     ragged, flags, usage = _ragged(2, 5), np.zeros(2, np.bool_), Usage(prompt_tokens=1)
     output: Any = (
         TokenEmbeddingOutput(embeddings=ragged, truncated=flags, usage=usage)

@@ -52,6 +52,7 @@ def found_texts(hits: list[NodeWithScore]) -> list[str]:
     return [hit.text for hit in hits]
 
 
+@pytest.mark.torch
 def test_resolve_embed_model_takes_the_object_and_local_is_hugging_faces(
     minilm: str, embedding: MillpondEmbedding, monkeypatch: pytest.MonkeyPatch, tmp_path: Any
 ) -> None:

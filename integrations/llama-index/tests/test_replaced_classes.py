@@ -47,6 +47,7 @@ EQUAL: list[tuple[dict[str, Any], dict[str, Any]]] = [
 ]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("options", "fields"), EQUAL, ids=[",".join(options) or "none" for options, _ in EQUAL])
 def test_a_line_of_hugging_face_embedding_gives_its_vectors(
     minilm: str, texts: list[str], options: dict[str, Any], fields: dict[str, Any]
@@ -62,6 +63,7 @@ def test_a_line_of_hugging_face_embedding_gives_its_vectors(
     np.testing.assert_allclose(ours.get_query_embedding(QUESTION), replaced.get_query_embedding(QUESTION), atol=2e-5)
 
 
+@pytest.mark.torch
 def test_an_existing_index_of_a_checkpoint_with_prompts_is_protected(
     minilm: str, tmp_path: Path, notices: Callable[[], list[str]]
 ) -> None:
@@ -84,6 +86,7 @@ def test_an_existing_index_of_a_checkpoint_with_prompts_is_protected(
     assert len(notices()) == before + 1
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("name", "options"),
     [("hkunlp/instructor-base", {}), ("owner/name", {"normalize": False})],
@@ -116,6 +119,7 @@ def test_the_notices_advice_gives_the_old_vectors(
         np.testing.assert_allclose(new, old, atol=1e-5)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "build",
     [

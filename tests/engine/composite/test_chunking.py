@@ -11,8 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
-from tests.parity.oracles import oracle
 from tests.tiny import MAX_TOKENS, SENTENCES, Layout, Normalize, Pooling
 from tests.tiny.heads import write_stanford
 
@@ -91,6 +89,9 @@ def by_hand(
     folder: Path, kind: Kind, text: str, *, prompt: str = "", width: int = 48, weigh: bool = True
 ) -> np.ndarray:
     """The vector of a text that needs several windows."""
+    import torch
+    from tests.parity.oracles import oracle
+
     states, (parts, counts, front) = oracle(folder), parts_by_hand(folder, kind, text, prompt)
     assert len(parts) > 1
     rows = []
@@ -112,6 +113,7 @@ def difference(found: np.ndarray, expected: np.ndarray) -> float:
 # --- Windows --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("prompt", ["", PROMPT])
 def test_a_long_text_is_the_weighted_mean_of_its_windows(name: str, engine: Engine, folders: Any, prompt: str) -> None:
     found = engine.embed(LONG, prompt=prompt, long_texts="mean")
@@ -283,6 +285,7 @@ def test_a_call_alone_may_have_any_number_of_windows(gated: Any) -> None:
     assert whole.result(timeout=30).embeddings.shape == (len(texts), 48)
 
 
+@pytest.mark.torch
 def test_the_cache_holds_texts_and_windows(name: str, folders: Any, tmp_path: Path) -> None:
     options = {"dtype": "float32", "device": "cpu", "hf_overrides": {"is_matryoshka": True}}
     with VectorCache(tmp_path / "v.db") as cache, Engine(folders(name), cache=cache, **options) as engine:
@@ -330,6 +333,8 @@ SPANS = [(0, 15), (15, len(TEXT)), (4, 30), (0, len(TEXT)), (4, 8)]
 
 def spans_by_hand(folder: Path, text: str, spans: Any, prompt: str, *, normalize: bool, width: int = 48) -> np.ndarray:
     """The mean of the hidden states of the tokens that overlap each span, by transformers."""
+    import torch
+    from tests.parity.oracles import oracle
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
@@ -349,6 +354,7 @@ def spans_by_hand(folder: Path, text: str, spans: Any, prompt: str, *, normalize
     return np.stack(rows)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("options", [{"role": "query"}, {"prompt": "Ein Präfix, 池: "}])
 def test_a_span_is_the_mean_of_its_tokens_in_the_whole_text(name: str, engine: Engine, folders: Any, options: Any):
     prompt = options.get("prompt", PROMPT if options.get("role") == "query" else "")
@@ -366,6 +372,7 @@ def test_a_span_is_the_mean_of_its_tokens_in_the_whole_text(name: str, engine: E
     assert difference(found.embeddings[0][:3], wrong) > VISIBLE
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("width", "normalize"), [(16, True), (48, False)])
 def test_rows_of_spans_are_cut_and_normalized(name: str, engine: Engine, folders: Any, width: int, normalize: bool):
     found = engine.token_embed([TEXT], spans=[SPANS], dimensions=width, normalize=normalize).embeddings[0]

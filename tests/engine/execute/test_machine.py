@@ -13,11 +13,9 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-import torch
 
 from millpond.backends.device_errors import LostDevice, is_device_lost, is_out_of_memory
 from millpond.backends.native.threads import NativeThreads
-from millpond.backends.torch.threads import TorchThreads, default_threads, on_threads
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.errors import DeviceLostError, MillpondError
@@ -80,17 +78,29 @@ def test_a_quota_and_those_of_the_groups_above_limit_the_cores(own, files, expec
 @pytest.fixture
 def backbone():
     """Two million multiplied weights, and an embedding table that is only looked up."""
+    import torch
+
     return torch.nn.Sequential(torch.nn.Embedding(9999, 8), torch.nn.Linear(1000, 2000, bias=True))
 
 
+@pytest.mark.torch
 def test_more_tokens_more_threads(backbone, monkeypatch):
+    import torch
+
+    from millpond.backends.torch.threads import TorchThreads
+
     monkeypatch.setattr(torch, "get_num_threads", lambda: 4)
     threads = TorchThreads(backbone)
     assert [threads.count(tokens) for tokens in (1, 999, 1000, 2000, 10**6)] == [1, 1, 2, 3, 4]
     assert [threads.count(tokens, awake=True) for tokens in (1, 24, 25, 10**6)] == [1, 1, 2, 4]
 
 
+@pytest.mark.torch
 def test_torchs_number_is_back_afterwards():
+    import torch
+
+    from millpond.backends.torch.threads import on_threads
+
     before = torch.get_num_threads()
     with on_threads(before + 1):
         assert torch.get_num_threads() == before + 1
@@ -117,7 +127,12 @@ def in_a_thread(function):
         return pool.submit(function).result()
 
 
+@pytest.mark.torch
 def test_the_default_of_later_threads_is_not_that_of_this_one():
+    import torch
+
+    from millpond.backends.torch.threads import default_threads
+
     before = torch.get_num_threads()
     assert in_a_thread(lambda: (torch.set_num_threads(before + 2), default_threads(before + 1))) == (None, None)
     try:
@@ -216,28 +231,40 @@ OUT_OF_MEMORY = (
 )
 
 
-@pytest.mark.parametrize("kind", [RuntimeError, torch.AcceleratorError])
+@pytest.mark.torch
+@pytest.mark.parametrize("kind", ["RuntimeError", "AcceleratorError"])
 @pytest.mark.parametrize("text", [*LOST, *HARMLESS, *OUT_OF_MEMORY])
-def test_an_error_is_of_the_device_of_one_launch_or_of_memory(text: str, kind: type[Exception]) -> None:
-    error = kind(text + HINTS)
+def test_an_error_is_of_the_device_of_one_launch_or_of_memory(text: str, kind: str) -> None:
+    import torch
+
+    error = getattr(torch, kind, RuntimeError)(text + HINTS)
     assert is_device_lost(error) == (text in LOST)
     assert is_out_of_memory(error) == (text in OUT_OF_MEMORY)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("text", ["CUDA error: unknown error", "no words for it", ""])
 def test_an_accelerator_s_error_that_nobody_knows_is_a_lost_device(text: str) -> None:
+    import torch
+
     assert is_device_lost(torch.AcceleratorError(text))
     assert not is_device_lost(RuntimeError(text))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(("code", "lost"), [(1, False), (9, False), (901, False), (700, True), (999, True)])
 def test_the_number_of_an_error_counts_too(code: int, lost: bool) -> None:
+    import torch
+
     error = torch.AcceleratorError("hip error")
     error.error_code = code  # type: ignore[attr-defined]
     assert is_device_lost(error) is lost
 
 
+@pytest.mark.torch
 def test_the_error_names_device_reason_and_way_out() -> None:
+    import torch
+
     lost = LostDevice.of("cuda:1", torch.AcceleratorError(LOST[0] + HINTS))
     error = lost.error()
     assert isinstance(error, MillpondError) and error is not lost.error()

@@ -20,6 +20,8 @@ from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Prefix, Request
 from millpond.native import library
 
+pytestmark = pytest.mark.torch
+
 PLAN = Plan(task="embed", output=OutputSpec(kind="pooled"), limit=512, truncate="end", width=4, skip=2, adapter=1)
 
 

@@ -29,7 +29,7 @@ from millpond.engine.loading import load
 from millpond.values.config import EngineConfig
 from tests import recording
 
-pytestmark = pytest.mark.contract  # engines are loaded with the check
+pytestmark = [pytest.mark.contract, pytest.mark.torch]  # engines are loaded with the check
 
 TEXTS = ("a", *SENTENCES[:4])
 Rows = npt.NDArray[np.float32]

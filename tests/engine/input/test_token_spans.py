@@ -123,6 +123,7 @@ def test_the_tokens_of_a_colbert_query_are_marker_text_and_expansion(named):
     assert read == ["The", "pond", ",", "still", "."]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("name", ["plain bert", "plain roberta", "plain xlm-roberta", "plain llama"])
 def test_spans_are_those_that_transformers_tokenizer_reports(named, name):
     engine = named(name)
@@ -166,6 +167,7 @@ def test_an_oversize_text_is_truncated_like_a_long_one(tmp_path: Path) -> None:
         assert kept[0] == kept[1] == kept[2] != text
 
 
+@pytest.mark.torch
 def test_pairs_are_classified_as_transformers_does(tmp_path: Path) -> None:
     import torch
     from transformers import AutoModelForSequenceClassification, AutoTokenizer

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from tests.tiny import SENTENCES, write_checkpoint
 from tests.tiny.tokenizers import write_tokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
-from transformers import AutoTokenizer
 
 from millpond import Pair
 from millpond.checkpoints.templates.score_template import ScoreTemplate, shipped_template
@@ -166,6 +165,8 @@ TAIL = "\nThe answer is:"
 @pytest.fixture(scope="module")
 def tokenizers(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """Our tokenizer and transformers', by kind."""
+    from transformers import AutoTokenizer
+
     found: dict[str, tuple[TextTokenizer, Any]] = {}
 
     def load(kind: str) -> tuple[TextTokenizer, Any]:
@@ -190,6 +191,7 @@ def encode(
     return tokenizer.encode(pairs, limit=limit, **options)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", KINDS)
 def test_whole_pairs_are_what_transformers_makes_of_them(tokenizers: Any, kind: str) -> None:
     ours, theirs = tokenizers(kind)
@@ -202,6 +204,7 @@ def test_whole_pairs_are_what_transformers_makes_of_them(tokenizers: Any, kind: 
         assert (mine.types.tolist() if mine.types is not None else None) == (types if any(types) else None)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", ["bert", "roberta", "modernbert", "llama"])
 @pytest.mark.parametrize("side", ["end", "start"])
 @pytest.mark.parametrize("limit", [6, 7, 12, 13, 20, 33, 40, 64])
@@ -216,6 +219,7 @@ def test_cuts_are_longest_first_token_by_token(tokenizers: Any, kind: str, side:
             assert mine.types.tolist() == reference["token_type_ids"]
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("template", [None, FRAME])
 def test_refusals_name_the_pair_and_the_limit(tokenizers: Any, template: str | None) -> None:
     ours, _ = tokenizers("bert")
@@ -228,6 +232,7 @@ def test_refusals_name_the_pair_and_the_limit(tokenizers: Any, template: str | N
         encode(tokenizer, PAIRS[0], instruction="Find it")
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("kind", ["llama", "mistral", "gemma"])
 def test_a_template_is_one_text_with_special_tokens_around_it_once(tokenizers: Any, kind: str) -> None:
     ours, theirs = tokenizers(kind)
@@ -242,6 +247,7 @@ def test_a_template_is_one_text_with_special_tokens_around_it_once(tokenizers: A
     assert spelled.ids[0] == theirs.bos_token_id
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("limit", [75, 140])
 def test_over_long_templates_lose_what_sentence_transformers_cuts(tmp_path: Path, limit: int) -> None:
     from sentence_transformers.base.modules import Transformer
@@ -260,6 +266,7 @@ def test_over_long_templates_lose_what_sentence_transformers_cuts(tmp_path: Path
     assert mine.ids.tolist() != naive
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("side", ["end", "start"])
 @pytest.mark.parametrize("kind", ["qwen", "llama", "gemma", "mistral", "xlm-roberta"])
 def test_only_the_document_is_cut_and_the_suffix_survives(tokenizers: Any, kind: str, side: str) -> None:
@@ -281,6 +288,7 @@ def test_only_the_document_is_cut_and_the_suffix_survives(tokenizers: Any, kind:
     assert mine.ids.tolist() != ids[:limit]  # a cut at the end would drop the suffix
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("limit", [50, 70, 100])
 def test_a_query_that_fills_the_room_leaves_a_quarter_to_its_document(tokenizers: Any, limit: int) -> None:
     ours, theirs = tokenizers("bert")
@@ -296,6 +304,7 @@ def test_a_query_that_fills_the_room_leaves_a_quarter_to_its_document(tokenizers
     assert short.ids.tolist().count(mill) == limit - fixed - 1
 
 
+@pytest.mark.torch
 def test_texts_that_the_template_trims_or_repeats(tokenizers: Any) -> None:
     ours, theirs = tokenizers("bert")
     slot = "{{ (messages | selectattr('role', 'eq', '%s') | first).content | trim }}"
@@ -313,6 +322,7 @@ def test_texts_that_the_template_trims_or_repeats(tokenizers: Any) -> None:
         encode(TemplateTokenizer(ours, twice), PAIRS[3], limit=30, truncate="error")
 
 
+@pytest.mark.torch
 def test_without_a_template_a_decoder_reads_one_text_behind_the_other(tokenizers: Any) -> None:
     ours, theirs = tokenizers("llama")
     tokenizer = TemplateTokenizer(ours, shipped_template("plain", special_tokens=True))
@@ -323,6 +333,7 @@ def test_without_a_template_a_decoder_reads_one_text_behind_the_other(tokenizers
     assert cut.ids.tolist() == theirs(PAIRS[3].query + PAIRS[3].document)["input_ids"][:50]
 
 
+@pytest.mark.torch
 def test_pairs_without_tokens_get_a_placeholder(tokenizers: Any) -> None:
     ours, theirs = tokenizers("llama")
     template = shipped_template("plain", special_tokens=False)

@@ -83,6 +83,7 @@ def tagger(folder: Path, case: str) -> Any:
     return TokenClassificationPipeline(model=model.eval(), tokenizer=AutoTokenizer.from_pretrained(folder))
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     "case", [name if name in ("bert", "roberta") else pytest.param(name, marks=pytest.mark.contract) for name in CASES]
 )

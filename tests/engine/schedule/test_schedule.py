@@ -28,7 +28,6 @@ from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.request import Request
 from millpond.engine.schedule.scheduler import Scheduler
 from millpond.errors import InputTooLongError
-from tests import recording
 
 
 def a_backlog(sizes: list[int], *, batch_tokens: int = 4096, feeders: int = 1, limit: int = 512) -> Backlog:
@@ -310,9 +309,11 @@ def threads(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     return request.param
 
 
-@pytest.fixture(params=["cpu", pytest.param("streams", marks=pytest.mark.contract)])
+@pytest.fixture(params=["cpu", pytest.param("streams", marks=[pytest.mark.contract, pytest.mark.torch])])
 def engine(request: pytest.FixtureRequest, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Engine]:
     if request.param == "streams":
+        from tests import recording
+
         recording.backends_of_engines(monkeypatch)
         monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
     with Engine(folder, device="cpu", dtype="float32", max_batch_tokens=INTAKE_BUDGET) as engine:
@@ -356,10 +357,13 @@ def test_a_long_call_keeps_only_a_bounded_number_tokenized(threads, engine, monk
     assert max(ahead) < len(texts) / 2  # so that the bound says something
 
 
+@pytest.mark.torch
 @pytest.mark.contract
 @pytest.mark.parametrize("threads", [1], indirect=True)
 def test_no_batch_is_short_of_texts_before_the_last_ones(threads, folder, monkeypatch):
     """Each batch is held until what is tokenized ahead of it is there: then batches are full."""
+    from tests import recording
+
     recording.backends_of_engines(monkeypatch)
     monkeypatch.setenv("MILLPOND_CUDA_GRAPHS", "0")
     texts, idle, sizes = short_texts(8000), threading.Event(), []

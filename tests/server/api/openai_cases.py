@@ -292,7 +292,7 @@ TOKENIZE = [
     Case(
         path="/detokenize",
         body={"model": "embedder", "tokens": [5, 6, 7]},
-        same=lambda e: {"prompt": e["embedder"].tokenizer.decode([5, 6, 7])},
+        same=lambda _: {"prompt": "',."},  # as transformers cleans up "' , ."
     ),
     Case(path="/detokenize", body={"model": "embedder", "tokens": []}, same=lambda _: {"prompt": ""}),
     *refused(

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from starlette.testclient import TestClient
 from tests.tiny import SENTENCES
 
@@ -33,6 +32,7 @@ def vectors(pool: tuple[ServedModels, TestClient]) -> Any:
     return lambda texts=TEXTS: pool[0].find("embedder", tasks=(), api="").engine.embed(texts).embeddings
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("dtype", "order"),
     [
@@ -45,6 +45,8 @@ def vectors(pool: tuple[ServedModels, TestClient]) -> Any:
     ],
 )
 def test_base64(ask: Any, vectors: Any, dtype: str, order: str) -> None:
+    import torch
+
     answer = ask(encoding_format="base64", embed_dtype=dtype, endianness=order).json()
     kind = {"fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2}.get(dtype) or getattr(torch, dtype)
     for item, row in zip(answer["data"], vectors(), strict=True):

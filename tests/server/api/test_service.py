@@ -10,8 +10,6 @@ from typing import Any
 
 import httpx
 import pytest
-import torch
-from tests.recording import Recording
 
 from millpond.server import ModelConfig, ServedModels, create_app
 from tests.server import conftest
@@ -98,7 +96,10 @@ def test_a_model_that_there_is_not(ask: Any, name: str) -> None:
     }
 
 
-def test_a_lost_device_is_said_and_the_rest_serves(embedder: Path, backends: list[Recording]) -> None:
+@pytest.mark.torch
+def test_a_lost_device_is_said_and_the_rest_serves(embedder: Path, backends: list[Any]) -> None:
+    import torch
+
     models = ServedModels.load([ModelConfig(model=str(embedder), names=("tiny",), device="cpu,cpu", dtype="float32")])
     (model,) = models
     app = create_app(models)

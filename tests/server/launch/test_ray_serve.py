@@ -22,7 +22,6 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-import torch
 
 from millpond import Engine
 from millpond.errors import DeviceLostError, EngineClosedError, InvalidRequestError
@@ -147,7 +146,10 @@ async def test_a_replica_answers_and_is_well_until_it_is_shut_down(embedder: Pat
         replica.check_health()
 
 
+@pytest.mark.torch
 def test_a_replica_that_has_lost_a_device_is_to_be_replaced(embedder: Path, backends: list[Any]):
+    import torch
+
     model = ModelConfig(model=str(embedder), names=("tiny",), device="cpu", dtype="float32")
     replica = ray_serve.Replica([model], ServerConfig())
     replica.check_health()

@@ -49,6 +49,7 @@ def old_class() -> Iterator[Any]:
         yield community.HuggingFaceBgeEmbeddings
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize(
     ("name", "default", "options"),
     [

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sentence_transformers import SentenceTransformer
 from tests.tiny import Layout, Pooling, write_checkpoint
 
 from langchain_millpond import MillpondEmbeddings
@@ -34,10 +33,13 @@ def settings(notice: str) -> dict[str, Any]:
     return dict(eval(f"dict({found.group(1)})"))  # the line is Python, which is what is tested
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("first", ["documents", "query", "adocuments", "aquery"])
 def test_the_first_embedding_says_once_how_to_keep_the_old_vectors(
     tmp_path: Path, texts: list[str], caplog: pytest.LogCaptureFixture, first: str
 ) -> None:
+    from sentence_transformers import SentenceTransformer
+
     model = checkpoint(tmp_path / "model", prompts={"query": "search_query: ", "document": "search_document: "})
     calls: dict[str, Any] = {
         "documents": lambda adapter: adapter.embed_documents(texts),
@@ -65,7 +67,10 @@ def test_the_first_embedding_says_once_how_to_keep_the_old_vectors(
     np.testing.assert_allclose(kept.embed_query(texts[0]), theirs[0], atol=2e-5)
 
 
+@pytest.mark.torch
 def test_a_default_prompt_is_kept_for_both(tmp_path: Path, texts: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    from sentence_transformers import SentenceTransformer
+
     prompts = {"query": 'say "what":\n', "document": "read: "}
     model = checkpoint(tmp_path / "model", prompts=prompts, default_prompt_name="query")
     MillpondEmbeddings(model=model, dtype="float32").embed_query("a")
@@ -76,10 +81,13 @@ def test_a_default_prompt_is_kept_for_both(tmp_path: Path, texts: list[str], cap
     np.testing.assert_allclose(kept.embed_query(texts[0]), expected[0], atol=2e-5)
 
 
+@pytest.mark.torch
 @pytest.mark.parametrize("family", ["bert", "qwen2"])
 def test_a_checkpoint_that_does_not_say_how_to_pool_is_kept_too(
     tmp_path: Path, texts: list[str], caplog: pytest.LogCaptureFixture, family: str
 ) -> None:
+    from sentence_transformers import SentenceTransformer
+
     model = str(write_checkpoint(tmp_path / "model", family))
     ours = MillpondEmbeddings(model=model, dtype="float32").embed_documents(texts)
     (notice,) = notices(caplog)

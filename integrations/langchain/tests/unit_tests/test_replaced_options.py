@@ -16,6 +16,8 @@ from tests.tiny import Layout, Normalize, Pooling, write_checkpoint
 from langchain_millpond import MillpondCrossEncoder, MillpondEmbeddings, MillpondReranker
 from millpond import Engine
 
+pytestmark = pytest.mark.torch
+
 PROMPTS = {"query": "ask: ", "document": "read: ", "topic": "sort: "}
 
 FLOAT32 = {"model_kwargs": {"torch_dtype": torch.float32}}

@@ -57,6 +57,7 @@ def logits(folder: str, pairs: list[tuple[str, str]]) -> list[float]:
         return [model(**tokenizer(*pair, truncation=True, return_tensors="pt")).logits.item() for pair in pairs]
 
 
+@pytest.mark.torch
 def test_a_cross_encoder_scores_as_transformers_does(
     cross_encoder: str, compress: Compress, documents: list[Document]
 ) -> None:

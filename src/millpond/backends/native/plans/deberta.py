@@ -14,6 +14,7 @@ from millpond.backends.native.plans.distances import ComputedTensor, DistanceCol
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import embed, layer_norm
 from millpond.backends.native.plans.tensors import Tensors
+from millpond.checkpoints.families.deberta import has_near_distances_only
 from millpond.checkpoints.weights import StoredTensor
 
 
@@ -140,6 +141,9 @@ def _distances(config: Mapping[str, Any]) -> Distances:
     """How distances choose rows of the table."""
     buckets, farthest = int(config["position_buckets"]), int(config["max_relative_positions"])
     farthest = int(config["max_position_embeddings"]) if farthest < 1 else farthest
-    if buckets > 0 and farthest <= buckets // 2 + 1:
+    if buckets < 1:
+        return Distances(span=farthest, buckets=False, farthest=farthest)
+    logarithmic = farthest > buckets // 2 + 1
+    if not logarithmic and not has_near_distances_only(config):
         raise NotSupported(f"position_buckets={buckets} with distances up to {farthest}")
-    return Distances(span=buckets if buckets > 0 else farthest, buckets=buckets > 0, farthest=farthest)
+    return Distances(span=buckets, buckets=logarithmic, farthest=farthest)

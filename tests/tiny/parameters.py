@@ -1,0 +1,281 @@
+"""Names and shapes of the parameters of transformers' classes, in their order, so that none of them has to be built.
+
+Entries of the tables: ``name:rows,columns`` is a weight and a bias, ``name/rows,columns`` a weight alone, and
+``name=rows,columns`` a parameter of that name; a norm has only rows. ``?field`` after an entry: its bias depends on
+that field of config.json. Entries with ``#`` are repeated for each layer, those with ``+`` for all but the first.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
+from typing import Any
+
+Config = Mapping[str, Any]
+Shape = tuple[int, ...]
+
+_ENTRY = re.compile(r"(?P<name>[^:/=]+)(?P<kind>[:/=])(?P<dims>[^?]+)(\?(?P<field>\w+))?")
+
+
+def parameters(architecture: str, config: Config) -> dict[str, Shape]:
+    """Shapes by name, of a class such as ``BertModel`` or ``Qwen2ForCausalLM``; tied parameters once.
+
+    Raises:
+        AttributeError: transformers has no such class.
+    """
+    family, _, head = architecture.replace("LMHeadModel", "ForCausalLM").partition("For")
+    family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
+    prefix, pooler = _PREFIXES[family], _POOLERS.get(family, "").split()
+    backbone = _jamba(config) if family == "Jamba" else _BACKBONES[family].split()
+    if not head:
+        return dict(_expand(_with(backbone, pooler, family), config))
+    entries = _HEADS.get((family, head)) or _HEADS.get((_LIKE.get(family, ""), head))
+    if entries is None:
+        raise AttributeError(f"transformers has no {architecture}")
+    heads = entries.split()
+    pooled = _with(backbone, pooler if "+pooler" in heads else [], family)
+    own = dict(_expand((entry for entry in heads if entry != "+pooler"), config))
+    if config.get("tie_word_embeddings", True):
+        own.pop("lm_head.weight", None)
+    return {f"{prefix}.{name}": shape for name, shape in _expand(pooled, config)} | own
+
+
+def _with(backbone: list[str], pooler: list[str], family: str) -> list[str]:
+    """A backbone and its pooler, which comes before the layers in Jina's class."""
+    first = (
+        [entry for entry in backbone if entry.startswith("embeddings")] if family == "JinaEmbeddingsV3" else backbone
+    )
+    return [*first, *pooler, *backbone[len(first) :]]
+
+
+def _expand(entries: Iterable[str], config: Config) -> Iterator[tuple[str, Shape]]:
+    sizes = _sizes(config)
+    for layered, block in groupby(entries, key=lambda entry: "#" in entry or "+" in entry):
+        parts = list(block)
+        for layer in range(sizes["N"] if layered else 1):
+            for entry in parts:
+                if "+" not in entry or layer:
+                    yield from _parameters(entry.replace("#", str(layer)).replace("+", str(layer)), sizes, config)
+
+
+def _parameters(entry: str, sizes: Mapping[str, int], config: Config) -> Iterator[tuple[str, Shape]]:
+    parsed = _ENTRY.fullmatch(entry)
+    assert parsed is not None, entry
+    shape = tuple(
+        math.prod(sizes[part] if part in sizes else int(part) for part in dim.split("*"))
+        for dim in parsed["dims"].split(",")
+    )
+    name = parsed["name"]
+    if 0 in shape or (name.endswith("embeddings_project") and sizes["E"] == sizes["H"]):
+        return
+    yield (name if parsed["kind"] == "=" else f"{name}.weight"), shape
+    bias = config.get(parsed["field"]) if parsed["field"] else parsed["kind"] == ":"
+    if bias:
+        yield f"{name}.bias", shape[:1]
+
+
+def _sizes(config: Config) -> dict[str, int]:
+    """What the letters of the tables are."""
+
+    def first(*names: str, default: int = 0) -> int:
+        return next((int(config[name]) for name in names if config.get(name) is not None), default)
+
+    width, heads = first("hidden_size", "dim", "n_embd"), first("num_attention_heads", "n_heads", "n_head")
+    dim = first("head_dim", default=width // heads)
+    return {
+        "N": first("num_hidden_layers", "n_layers", "n_layer"),
+        "V": first("vocab_size"),
+        "P": first("max_position_embeddings", "n_positions"),
+        "T": first("type_vocab_size"),
+        "H": width,
+        "I": first("intermediate_size", "hidden_dim", "n_inner", default=4 * width),
+        "E": first("embedding_size", default=width),
+        "A": heads,
+        "D": dim,
+        "Q": heads * dim,
+        "K": first("num_key_value_heads", default=heads) * dim,
+        "B": first("relative_attention_num_buckets", "position_buckets"),
+        "L": len(config.get("id2label") or (0, 1)),
+        "X": first("num_experts"),
+        "M": first("mamba_expand") * width,
+        "S": first("mamba_d_state"),
+        "R": first("mamba_dt_rank"),
+        "C": first("mamba_d_conv"),
+        "Y": first("mamba_dt_rank") + 2 * first("mamba_d_state"),
+    }
+
+
+def _embeddings(order: str, width: str = "H") -> str:
+    rows = {"word": "V", "position": "P", "token_type": "T"}
+    return " ".join(
+        f"embeddings.LayerNorm:{width}" if part == "norm" else f"embeddings.{part}_embeddings/{rows[part]},{width}"
+        for part in order.split()
+    )
+
+
+def _encoder(attention: str, norm: str = "attention.output.LayerNorm") -> str:
+    names = (*(f"{name}:H,H" for name in attention.split()), f"{norm}:H")
+    feed = ("intermediate.dense:I,H", "output.dense:H,I", "output.LayerNorm:H")
+    return " ".join(f"encoder.layer.#.{entry}" for entry in (*names, *feed))
+
+
+def _blocks(entries: str) -> str:
+    return " ".join(f"layers.#.{entry}" for entry in entries.split())
+
+
+_ATTENTION = " ".join(f"attention.self.{name}" for name in ("query", "key", "value")) + " attention.output.dense"
+_DEBERTA = " ".join(f"attention.self.{name}_proj" for name in ("query", "key", "value")) + " attention.output.dense"
+_GATED = "mlp.gate_proj/I,H mlp.up_proj/I,H mlp.down_proj/H,I"
+_NORMED = "post_attention_layernorm:H {} post_mlp_layernorm:H"
+_BIASED = " ".join(f"self_attn.{letter}_proj:H,H" for letter in "qkvo")
+_QUERIES = "self_attn.q_proj{0}Q,H{1} self_attn.k_proj{0}K,H{1} self_attn.v_proj{0}K,H{1} self_attn.o_proj/H,Q{1}"
+_OPTIONAL = _QUERIES.format("/", "?attention_bias")
+_HEAD_NORMS = " self_attn.q_norm/D self_attn.k_norm/D"
+_FEED = " mlp.gate_proj/I,H?mlp_bias mlp.up_proj/I,H?mlp_bias mlp.down_proj/H,I?mlp_bias"
+_NORMS = " input_layernorm/H post_attention_layernorm/H"
+_FEED_NORMS = " pre_feedforward_layernorm/H post_feedforward_layernorm/H"
+
+
+def _decoder(entries: str) -> str:
+    return f"embed_tokens/V,H {_blocks(entries)} norm/H"
+
+
+_ROBERTA = f"{_embeddings('word token_type norm position')} {_encoder(_ATTENTION)}"
+_LLAMA = _decoder(_OPTIONAL + _FEED + _NORMS)
+_BACKBONES = {
+    "Bert": f"{_embeddings('word position token_type norm')} {_encoder(_ATTENTION)}",
+    "Roberta": _ROBERTA,
+    "XLMRoberta": _ROBERTA,
+    "DistilBert": f"{_embeddings('word position norm')} "
+    + " ".join(f"transformer.layer.#.attention.{letter}_lin:H,H" for letter in ("q", "k", "v", "out"))
+    + " transformer.layer.#.sa_layer_norm:H transformer.layer.#.ffn.lin1:I,H transformer.layer.#.ffn.lin2:H,I"
+    + " transformer.layer.#.output_layer_norm:H",
+    "MPNet": f"{_embeddings('word position norm')} "
+    + _encoder(" ".join(f"attention.attn.{letter}" for letter in "qkvo"), "attention.LayerNorm")
+    + " encoder.relative_attention_bias/B,A",
+    "ModernBert": "embeddings.tok_embeddings/V,H embeddings.norm/H?norm_bias layers.+.attn_norm/H?norm_bias "
+    + _blocks("attn.Wqkv/3*H,H?attention_bias attn.Wo/H,H?attention_bias mlp_norm/H?norm_bias")
+    + " layers.#.mlp.Wi/2*I,H?mlp_bias layers.#.mlp.Wo/H,I?mlp_bias final_norm/H?norm_bias",
+    "Electra": f"{_embeddings('word position token_type norm', 'E')} embeddings_project:H,E {_encoder(_ATTENTION)}",
+    "Albert": f"{_embeddings('word position token_type norm', 'E')} encoder.embedding_hidden_mapping_in:H,E "
+    + " ".join(
+        f"encoder.albert_layer_groups.0.albert_layers.0.{entry}"
+        for entry in (
+            "full_layer_layer_norm:H",
+            *(f"attention.{name}:H,H" for name in ("query", "key", "value", "dense")),
+            *("attention.LayerNorm:H", "ffn:I,H", "ffn_output:H,I"),
+        )
+    ),
+    "DebertaV2": f"{_embeddings('word token_type norm')} {_encoder(_DEBERTA)}"
+    " encoder.rel_embeddings/2*B,H encoder.LayerNorm:H",
+    "EuroBert": _LLAMA,
+    "NomicBert": f"{_embeddings('word token_type norm')} "
+    + _blocks(_NORMED.format(_GATED + " " + _BIASED.replace(":", "/"))),
+    "Gte": f"{_embeddings('word token_type norm')} "
+    + _blocks(_NORMED.format(_GATED.replace("down_proj/", "down_proj:") + " " + _BIASED)),
+    "JinaEmbeddingsV3": f"{_embeddings('word token_type norm')} "
+    + _blocks(_NORMED.format("mlp.fc1:I,H mlp.fc2:H,I " + _BIASED)),
+    "Llama": _LLAMA,
+    "Mistral": _LLAMA,
+    "Qwen2": _decoder(_QUERIES.format(":", "") + _FEED + _NORMS),
+    "Qwen3": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS),
+    "Gemma": _LLAMA,
+    "Gemma2": _decoder(_OPTIONAL + _FEED + _NORMS + _FEED_NORMS),
+    "Gemma3Text": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS + _FEED_NORMS),
+    "GPT2": "wte/V,H wpe/P,H h.#.ln_1:H h.#.attn.c_attn.weight=H,3*H h.#.attn.c_attn.bias=3*H h.#.attn.c_proj:H,H "
+    "h.#.ln_2:H h.#.mlp.c_fc.weight=H,I h.#.mlp.c_fc.bias=I h.#.mlp.c_proj.weight=I,H h.#.mlp.c_proj.bias=H ln_f:H",
+}
+
+
+def _jamba(config: Config) -> list[str]:
+    """Jamba's layers are of four kinds."""
+    mamba = "A_log=M,S D=M conv1d:M,1,C in_proj/2*M,H x_proj/Y,M dt_proj:M,R out_proj/H,M"
+    norms = "dt_layernorm/R b_layernorm/S c_layernorm/S"
+    entries = ["embed_tokens/V,H"]
+    for layer in range(int(config["num_hidden_layers"])):
+        attends = layer % config["attn_layer_period"] == config["attn_layer_offset"]
+        chooses = layer % config["expert_layer_period"] == config["expert_layer_offset"]
+        mixer = [f"mamba.{entry}" for entry in f"{mamba} {norms}".split()]
+        experts = ("router/X,H", "experts.gate_up_proj=X,2*I,H", "experts.down_proj=X,H,I")
+        plain = ("gate_proj/I,H", "up_proj/I,H", "down_proj/H,I")
+        block = [*(_OPTIONAL.split() if attends else mixer)]
+        block += [f"feed_forward.{entry}" for entry in (experts if chooses else plain)]
+        entries += [f"layers.{layer}.{entry}" for entry in (*block, "input_layernorm/H", "pre_ff_layernorm/H")]
+    return [*entries, "final_layernorm/H"]
+
+
+_PREFIXES = {
+    "Bert": "bert",
+    "DistilBert": "distilbert",
+    "MPNet": "mpnet",
+    "Electra": "electra",
+    "Albert": "albert",
+    "DebertaV2": "deberta",
+    "NomicBert": "nomic_bert",
+    "Gte": "gte",
+    "GPT2": "transformer",
+    **dict.fromkeys(("Roberta", "XLMRoberta", "JinaEmbeddingsV3"), "roberta"),
+    **dict.fromkeys(("ModernBert", "EuroBert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
+}
+_POOLERS = {
+    **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "MPNet", "JinaEmbeddingsV3"), "pooler.dense:H,H"),
+    "Albert": "pooler:H,H",
+}
+# Families whose heads are those of another one.
+_LIKE = {
+    **dict.fromkeys(("XLMRoberta", "MPNet", "JinaEmbeddingsV3"), "Roberta"),
+    **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
+}
+_CLASSIFIER = "classifier:L,H"
+_MODERN = "head.dense/H,H?classifier_bias head.norm/H?norm_bias"
+_BERT_VOCABULARY = "cls.predictions.bias=V cls.predictions.transform.dense:H,H cls.predictions.transform.LayerNorm:H"
+_PAIRS = "classifier.dense:H,H classifier.out_proj:L,H"
+_SEQUENCE, _TOKEN = "SequenceClassification", "TokenClassification"
+_HEADS = {
+    ("Bert", "MaskedLM"): _BERT_VOCABULARY,
+    ("Bert", _SEQUENCE): f"+pooler {_CLASSIFIER}",
+    ("Bert", _TOKEN): _CLASSIFIER,
+    ("Roberta", "MaskedLM"): "lm_head.bias=V lm_head.dense:H,H lm_head.layer_norm:H",
+    ("Roberta", _SEQUENCE): _PAIRS,
+    ("Roberta", _TOKEN): _CLASSIFIER,
+    ("DistilBert", "MaskedLM"): "vocab_transform:H,H vocab_layer_norm:H vocab_projector.bias=V",
+    ("DistilBert", _SEQUENCE): f"pre_classifier:H,H {_CLASSIFIER}",
+    ("DistilBert", _TOKEN): _CLASSIFIER,
+    ("ModernBert", "MaskedLM"): f"{_MODERN} decoder.bias=V",
+    ("ModernBert", _SEQUENCE): f"{_MODERN} {_CLASSIFIER}",
+    ("ModernBert", _TOKEN): f"{_MODERN} {_CLASSIFIER}",
+    (
+        "Electra",
+        "MaskedLM",
+    ): "generator_predictions.LayerNorm:E generator_predictions.dense:E,H generator_lm_head.bias=V",
+    ("Electra", _SEQUENCE): _PAIRS,
+    ("Electra", _TOKEN): _CLASSIFIER,
+    ("Albert", "MaskedLM"): "predictions.bias=V predictions.LayerNorm:E predictions.dense:E,H",
+    ("Albert", _SEQUENCE): f"+pooler {_CLASSIFIER}",
+    ("Albert", _TOKEN): _CLASSIFIER,
+    ("DebertaV2", "MaskedLM"): _BERT_VOCABULARY,
+    ("DebertaV2", _SEQUENCE): f"pooler.dense:H,H {_CLASSIFIER}",
+    ("DebertaV2", _TOKEN): _CLASSIFIER,
+    ("EuroBert", "MaskedLM"): "lm_head/V,H",
+    ("EuroBert", _SEQUENCE): f"dense:H,H {_CLASSIFIER}",
+    ("EuroBert", _TOKEN): _CLASSIFIER,
+    ("NomicBert", "MaskedLM"): _BERT_VOCABULARY.replace("LayerNorm", "layer_norm"),
+    ("NomicBert", _SEQUENCE): f"nomic_bert.pooler.dense:H,H {_CLASSIFIER}",
+    ("NomicBert", _TOKEN): _CLASSIFIER,
+    ("Gte", "MaskedLM"): "lm_head.dense:H,H lm_head.layer_norm:H lm_head.decoder.bias=V",
+    ("Gte", _SEQUENCE): f"gte.pooler.dense:H,H {_CLASSIFIER}",
+    ("Gte", _TOKEN): _CLASSIFIER,
+    ("Llama", "CausalLM"): "lm_head/V,H",
+    ("Llama", _SEQUENCE): "score/L,H",
+    ("Llama", _TOKEN): "score:L,H",
+    ("Gemma3Text", "CausalLM"): "lm_head/V,H",
+    ("Gemma3Text", _SEQUENCE): "score/L,H",
+    ("GPT2", "CausalLM"): "lm_head/V,H",
+    ("GPT2", _SEQUENCE): "score/L,H",
+    ("GPT2", _TOKEN): _CLASSIFIER,
+    ("Jamba", "CausalLM"): "lm_head/V,H",
+    ("Jamba", _SEQUENCE): "score/L,H",
+}
