@@ -55,8 +55,8 @@ TORCH = _paths(
         attention backends compat/test_llm.py compat/test_llm_architectures.py compat/test_llm_options.py
         compat/test_migrate.py compat/test_tutorials.py docs engine/execute/cuda faults gpu house
         ingest/test_ingest_ray.py models native/test_disentangled.py native/test_families.py native/test_library.py
-        native/test_plans.py parity pooling server/api/test_page.py server/fuzz/test_fuzz_schema.py
-        server/launch/test_ray_serve.py
+        native/test_packed_file.py native/test_plans.py parity pooling server/api/test_page.py
+        server/fuzz/test_fuzz_schema.py server/launch/test_ray_serve.py
     """
 )
 MARKED_TORCH = re.compile(r"^pytestmark = (\[[^\]]*)?pytest\.mark\.torch\b", re.MULTILINE)

@@ -87,6 +87,7 @@ def test_a_device_that_breaks_is_a_line_and_no_traceback(run: Run, monkeypatch: 
     assert "advice" not in result.out
 
 
+@pytest.mark.torch
 def test_the_kernels_that_a_model_may_use(run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     folder = write_checkpoint(tmp_path / "model")
     monkeypatch.setenv("MILLPOND_SELF_CHECK", "0")  # which is about loading
@@ -99,6 +100,7 @@ def test_the_kernels_that_a_model_may_use(run: Run, tmp_path: Path, monkeypatch:
     assert "torch" in printed["environment"]["packages"]
 
 
+@pytest.mark.torch
 def test_variables_are_named_and_their_values_are_never_printed(run: Run, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QDRANT_API_KEY", "s3cret-of-qdrant")
     monkeypatch.setenv("HF_TOKEN", "s3cret-of-the-hub")

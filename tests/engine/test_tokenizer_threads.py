@@ -26,6 +26,7 @@ print(len(found), len(set(found)))
 """
 
 
+@pytest.mark.torch
 def test_threads_that_ask_for_the_tokenizer_at_once_all_get_it(checkpoint_of: Callable[..., Path]) -> None:
     """In a process of its own: transformers imports its parts on first use, and not for two threads at a time."""
     command = [sys.executable, "-c", PROGRAM, str(checkpoint_of("bert"))]

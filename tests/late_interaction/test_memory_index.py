@@ -44,6 +44,7 @@ class TestMemoryIndex(IndexContract):
         return MemoryIndex.open(path, engine, **options)
 
 
+@pytest.mark.torch
 @pytest.mark.contract
 class TestMemoryIndexByTorch(TestMemoryIndex):
     """In float32, stored and compared by torch as on a GPU; and in blocks of a few rows, as large indexes have them."""

@@ -211,6 +211,7 @@ def warnings(caplog):
     return [each.getMessage() for each in caplog.records if "kernel" in each.name and each.levelno >= logging.WARNING]
 
 
+@pytest.mark.torch
 def test_an_engine_with_a_wrong_encoder_runs_in_torch(monkeypatch, tmp_path, caplog):
     folder = write_checkpoint(tmp_path / "model", config=SIZE)
     backend, right = embedded(folder)
