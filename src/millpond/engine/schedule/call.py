@@ -146,7 +146,7 @@ class Call:
             return self.fail(
                 MillpondError(
                     f"the text at index {self.index_of(broken)} gave a vector that is not finite; the model overflows "
-                    'in this precision: load it with dtype="bfloat16" or "float32"'
+                    'in this precision (load it with dtype="bfloat16" or "float32"), or its file has such weights'
                 )
             )
         over = self.done  # cancelled: no caller waits, but a computed row is still worth a commit

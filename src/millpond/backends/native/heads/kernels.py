@@ -16,7 +16,7 @@ from millpond.backends.native.kernels import Precision
 from millpond.backends.native.memory import Memory
 from millpond.backends.native.packing.weight_packer import (
     NotSupported,
-    Rows,
+    StoredRows,
     pack_rows,
     padded,
     padded_rows,
@@ -87,7 +87,7 @@ class PackedWeight:
         if bias is not None:
             self._bias = np.pad(bias.astype(np.float32), (0, out - len(bias)))
             self.struct.bias = self._bias.ctypes.data
-        rows = Rows(parts=(weight,), order=padded_rows(self.out_features), piece=self.in_features)
+        rows = StoredRows(parts=(weight,), order=padded_rows(self.out_features), piece=self.in_features)
         target = structs.PackRowsCall(units=address, in_=into)
         pack_rows(kernel(f"pack_rows_{dtype}"), rows, target, itemsize=itemsize)
 

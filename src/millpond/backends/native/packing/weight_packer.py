@@ -72,7 +72,7 @@ def padded_rows(rows: int) -> Indexes:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Rows:
+class StoredRows:
     """Rows of numbers, taken from tensors one below the other."""
 
     parts: tuple[StoredTensor, ...]  # `[rows, count]` each
@@ -89,7 +89,7 @@ class Rows:
 class _Packing:
     """A weight, or a table, that is to be packed."""
 
-    rows: tuple[Rows, ...]  # of a weight, some inner numbers each
+    rows: tuple[StoredRows, ...]  # of a weight, some inner numbers each
     target: Any  # the struct that gets its address ...
     field: str  # ... in this field
     kind: str  # "weight", "int8" or "table"
@@ -131,12 +131,12 @@ class WeightPacker:
         """
         weights = tuple(part.weight for part in parts)
         order = padded_rows(sum(weight.shape[0] for weight in weights)) if order is None else order
-        rows = [Rows(parts=weights, order=order, piece=piece or weights[0].shape[1])]
+        rows = [StoredRows(parts=weights, order=order, piece=piece or weights[0].shape[1])]
         if adapter is not None:
             if self._kernels.int8 != "none":
                 raise NotSupported("adapters of weights in eight bits")
             up = np.pad(adapter.up, ((0, 0), (0, self.low - adapter.up.shape[1])))
-            rows.append(Rows(parts=(tensor_of(up),), order=order, piece=self.low))
+            rows.append(StoredRows(parts=(tensor_of(up),), order=order, piece=self.low))
         bias = None
         if any(part.bias is not None for part in parts):
             bias = np.concatenate([*(self._bias_of(part) for part in parts), [0]])[order]
@@ -170,7 +170,7 @@ class WeightPacker:
         if stored is not None and stored.flags.c_contiguous and columns % UNIT == 0:
             setattr(target, field, self._kept(stored))
             return
-        whole = Rows(parts=(table,), order=np.arange(rows), piece=columns)
+        whole = StoredRows(parts=(table,), order=np.arange(rows), piece=columns)
         self._packings.append(_Packing(rows=(whole,), target=target, field=field, kind="table"))
 
     def numbers_of(self, tensor: StoredTensor) -> Floats:
@@ -271,7 +271,7 @@ def _code() -> str:
     return code_hash(Path(__file__).parents[1])
 
 
-def pack_rows(kernel: Any, rows: Rows, call: structs.PackRowsCall, *, itemsize: int) -> None:
+def pack_rows(kernel: Any, rows: StoredRows, call: structs.PackRowsCall, *, itemsize: int) -> None:
     """Pack rows where ``call`` says, slice by slice; its other fields are filled in here."""
     call.count, call.piece, call.padded = rows.count, rows.piece, padded(rows.piece)
     whole = call.scales is not None or any(type(part) is not StoredTensor for part in rows.parts)
