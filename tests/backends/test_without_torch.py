@@ -6,13 +6,11 @@ import json
 import re
 import sys
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-from safetensors.torch import load_file
+from safetensors.numpy import load_file
 from tests.tiny import Dense, Layout, Pooling, edit_json, write_checkpoint
 from tests.tiny.heads import write_m3, write_stanford
 
@@ -47,21 +45,17 @@ def changed(folder: Path, family: str = "bert", **fields: Any) -> Path:
     return folder
 
 
-def pickled(folder: Path, where: str, write: Callable[..., Path] = write_checkpoint, **options: Any) -> Path:
-    """A checkpoint with the weights in ``where`` as a pickle."""
+def pickled(folder: Path, file: str, write: Callable[..., Path] = write_checkpoint, **options: Any) -> Path:
+    """A checkpoint in which a pickle, which cannot be read, has the place of safetensors; shards have an index."""
     write(folder, **options)
-    path = folder / where / "model.safetensors"
-    torch.save(load_file(path), path.with_name("pytorch_model.bin"))
-    path.unlink()
-    return folder
-
-
-def in_shards(folder: Path) -> Path:
-    pickled(folder, "")
-    shard = "pytorch_model-00001-of-00001.bin"
-    names = torch.load(folder / "pytorch_model.bin").keys()
-    (folder / "pytorch_model.bin").rename(folder / shard)
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": dict.fromkeys(names, shard)}))
+    pickle = folder / file
+    pickle.write_bytes(b"not read")
+    stem = pickle.stem.removeprefix("pytorch_").partition("-")[0]
+    safe = pickle.with_name(f"{stem}.safetensors")
+    if stem != pickle.stem.removeprefix("pytorch_"):
+        index = {"weight_map": dict.fromkeys(load_file(safe), pickle.name)}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    safe.unlink()
     return folder
 
 
@@ -84,12 +78,11 @@ OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "compiling": ({"compile": True}, "compile=True"),
     "the other backend": ({"backend": "torch"}, 'backend="torch"'),
 }
-PICKLED: dict[str, tuple[Callable[[Path], Path], str]] = {
-    "the backbone": (partial(pickled, where=""), "pytorch_model.bin"),
-    "shards": (in_shards, "pytorch_model-00001-of-00001.bin"),
-    "a Dense": (partial(pickled, where="2_Dense", sentence_transformers=DENSE), "2_Dense/pytorch_model.bin"),
-    "Stanford's": (partial(write_stanford, weights="bin"), "pytorch_model.bin"),
-    "BGE-M3's": (write_m3, "sparse_linear.pt"),
+PICKLED: dict[str, dict[str, Any]] = {
+    "pytorch_model.bin": {},
+    "pytorch_model-00001-of-00001.bin": {},
+    "2_Dense/pytorch_model.bin": {"sentence_transformers": DENSE},
+    "sparse_linear.pt": {"write": write_m3},
 }
 
 
@@ -120,18 +113,23 @@ def test_an_option(name, tmp_path, remove_torch):
         assert reason in said(lambda: LLM(str(folder), **options))
 
 
-@pytest.mark.parametrize("name", PICKLED)
-def test_pickles(name, tmp_path, remove_torch):
-    write, file = PICKLED[name]
-    folder = write(tmp_path / "model")
+@pytest.mark.parametrize("file", PICKLED)
+def test_pickles(file, tmp_path, remove_torch):
+    folder = pickled(tmp_path / "model", file, **PICKLED[file])
     remove_torch()
     with pytest.raises(MillpondError) as refused:
         Engine(folder)
     text = str(refused.value)
     assert text.startswith(f"{folder / file} is a pickle, which torch reads: {INSTALL}; or ")
     assert text.endswith(f"millpond convert {folder}")
-    if name != "Stanford's":  # whose files say only in their tensors what they are
-        assert backend_of(EngineConfig(model=str(folder))) == f"none here: {text}"
+    assert backend_of(EngineConfig(model=str(folder))) == f"none here: {text}"
+
+
+def test_a_pickle_whose_tensors_say_what_it_is(tmp_path, remove_torch):
+    folder = pickled(tmp_path / "model", "pytorch_model.bin", write_stanford)
+    remove_torch()
+    with pytest.raises(MillpondError, match="is a pickle, which torch reads"):
+        Engine(folder)
 
 
 def test_a_processor_without_kernels(tmp_path, remove_torch, monkeypatch):

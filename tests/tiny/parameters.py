@@ -148,6 +148,7 @@ _BACKBONES = {
     "Bert": f"{_embeddings('word position token_type norm')} {_encoder(_ATTENTION)}",
     "Roberta": _ROBERTA,
     "XLMRoberta": _ROBERTA,
+    "Camembert": _ROBERTA,
     "DistilBert": f"{_embeddings('word position norm')} "
     + " ".join(f"transformer.layer.#.attention.{letter}_lin:H,H" for letter in ("q", "k", "v", "out"))
     + " transformer.layer.#.sa_layer_norm:H transformer.layer.#.ffn.lin1:I,H transformer.layer.#.ffn.lin2:H,I"
@@ -216,17 +217,17 @@ _PREFIXES = {
     "NomicBert": "nomic_bert",
     "Gte": "gte",
     "GPT2": "transformer",
-    **dict.fromkeys(("Roberta", "XLMRoberta", "JinaEmbeddingsV3"), "roberta"),
+    **dict.fromkeys(("Roberta", "XLMRoberta", "Camembert", "JinaEmbeddingsV3"), "roberta"),
     **dict.fromkeys(("ModernBert", "EuroBert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
 _POOLERS = {
-    **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "MPNet", "JinaEmbeddingsV3"), "pooler.dense:H,H"),
+    **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "pooler.dense:H,H"),
     "Albert": "pooler:H,H",
 }
 # Families whose heads are those of another one.
 _LIKE = {
-    **dict.fromkeys(("XLMRoberta", "MPNet", "JinaEmbeddingsV3"), "Roberta"),
+    **dict.fromkeys(("XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "Roberta"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
 }
 _CLASSIFIER = "classifier:L,H"
