@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from docs.site.models import COLUMNS, cell
+from tests.results import Values, values
 from tests.tiny import FAMILIES, TEXTS, Dense, LayerNorm, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.columns import options, row_of, writer
 from tests.tiny.heads import (
@@ -22,7 +23,7 @@ from tests.tiny.heads import (
 )
 from tests.tiny.layouts import OLD_MODES
 
-from millpond import Engine, PoolingParams, TokenIds
+from millpond import Engine, TokenIds
 from millpond.checkpoints.architectures import ARCHITECTURES
 from millpond.errors import MillpondError, ModelLoadError, UnsupportedArchitectureError
 from millpond.native import library
@@ -47,30 +48,7 @@ TASKS = {
 }
 WIDE = {"hidden_size": 64, "num_attention_heads": 2, "intermediate_size": 96}
 
-Values = dict[str, list[np.ndarray]]
 Writer = Callable[[Path], Path]
-
-
-def values(engine: Engine, texts: tuple[str, ...] = TEXTS) -> Values:
-    """The raw results of every task, by its name."""
-    found: Values = {}
-    for task in sorted(engine.tasks - {"score"}):
-        params = PoolingParams(activation=False) if task in ("classify", "token_classify", "reward") else None
-        output: Any = engine.encode(list(texts), task=task, params=params)
-        if task == "sparse_embed":
-            found[task] = [_dense(row) for row in output.embeddings]
-        else:
-            rows = next(getattr(output, name) for name in ("embeddings", "probs", "rewards") if hasattr(output, name))
-            found[task] = [np.asarray(row) for row in rows]
-    if "score" in engine.tasks:
-        found["score"] = [np.asarray(engine.score(list(texts[:4]), list(texts[4:8])).scores)]
-    return found
-
-
-def _dense(weights: Mapping[int, float]) -> np.ndarray:
-    row = np.zeros(1000, np.float32)
-    row[list(weights.keys())] = list(weights.values())
-    return row
 
 
 def difference(found: Values, expected: Values) -> float:

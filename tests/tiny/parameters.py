@@ -39,7 +39,8 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     own = dict(_expand((entry for entry in heads if entry != "+pooler"), config))
     if config.get("tie_word_embeddings", True):
         own.pop("lm_head.weight", None)
-    return {f"{prefix}.{name}": shape for name, shape in _expand(pooled, config)} | own
+    named = {f"{prefix}.{name}": shape for name, shape in _expand(pooled, config)}
+    return own | named if head == "MaskedLM" and family in _HEAD_FIRST else named | own
 
 
 def _with(backbone: list[str], pooler: list[str], family: str) -> list[str]:
@@ -226,6 +227,7 @@ _POOLERS = {
     "Albert": "pooler:H,H",
 }
 # Families whose heads are those of another one.
+_HEAD_FIRST = ("XLMRoberta", "Camembert")  # their masked language models have the head before the backbone
 _LIKE = {
     **dict.fromkeys(("XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "Roberta"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
