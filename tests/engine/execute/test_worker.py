@@ -253,7 +253,9 @@ def test_torchs_threads_stay_as_they_were():
         thread.join()
         return seen
 
-    torch.set_num_threads(torch.get_num_threads())  # of threads that start later too, whatever was left of earlier tests
+    torch.set_num_threads(
+        torch.get_num_threads()
+    )  # of threads that start later too, whatever was left of earlier tests
     before = here_and_in_a_new_thread()
     with Engine(model, dtype="float32", device="cpu", backend="torch") as engine:
         engine.embed(["a"] * 40)
