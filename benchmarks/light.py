@@ -96,6 +96,20 @@ class Light:
                 taken[name].append(run_command(python, line, home=home, text=TEXT))
         return {name: round(statistics.median(each[1:] or each), 4) for name, each in taken.items()}
 
+    def speeds(self, rounds: int) -> dict[str, Any]:
+        """Seconds of one call with many texts and of one with a single text, of processes that take turns."""
+        names = [name for name, installed in self.installed.items() if installed.ours]
+        taken: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+        with ExitStack() as stack:
+            started = {name: stack.enter_context(self.start(name, kept=True)) for name in names}
+            for number in range(rounds + 1):
+                for name in names if number % 2 else reversed(names):
+                    taken[name].append(started[name].ask("speed"))
+        return {
+            name: {key: round(statistics.median(one[key] for one in each[1:] or each), 6) for key in each[0]}
+            for name, each in taken.items()
+        }
+
     def together(self, name: str, count: int = TOGETHER) -> dict[str, Any]:
         """``count`` processes over one model at once: their pages, each counted once, and what one has for itself."""
         with ExitStack() as stack:
@@ -142,6 +156,9 @@ def measure(light: Light, options: argparse.Namespace, large: Path | None) -> di
     print("commands", flush=True)
     for name, seconds in light.commands(options.rounds).items():
         rows[name]["command_seconds"] = seconds
+    print("speed", flush=True)
+    for name, found in light.speeds(options.rounds).items():
+        rows[name]["speed"] = found
     for name in light.installed:
         print(f"processes of {name}", flush=True)
         rows[name]["together"] = light.together(name, 2 if options.smoke else TOGETHER)

@@ -64,6 +64,12 @@ def _notes(results: Record) -> str:
     ][:1]
     if results["before"]:
         lines.append(f"*millpond before* is commit {results['before']}.")
+        now, before = (results["rows"][name]["speed"] for name in ("millpond", "millpond-before"))
+        lines.append(
+            "In turns with it, before / now: 512 texts in one call "
+            f"{before['bulk_seconds'] / now['bulk_seconds']:.2f}, one text in a call "
+            f"{before['call_seconds'] / now['call_seconds']:.2f} ({now['call_seconds'] * 1e3:.2f} ms)."
+        )
     lines += [f"Without {name}: {reason}" for name, reason in results.get("left_out", {}).items()]
     return "\n".join(f"- {line}" for line in lines)
 

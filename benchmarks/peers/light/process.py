@@ -13,6 +13,8 @@ import time
 TEXT = "The mill stands by the pond, and its wheel turns when the gate is opened."
 # Seconds in which a forked child must answer.
 PATIENCE = 20
+# Texts of a request for speed, 60 to 120 words each, and calls of one text.
+TEXTS, CALLS = 512, 200
 
 
 def millpond(model):
@@ -139,6 +141,23 @@ def forks(load, embed, model, count):
     return {"children": done, "ended": None}
 
 
+def speed(embed, model):
+    """Of millpond: seconds of a call with many texts, and the median of calls with one."""
+    import millpond
+
+    with millpond.Engine(model) as engine:
+        texts = [" ".join([str(number), *TEXT.split() * (4 + number % 5)]) for number in range(TEXTS)]
+        engine.embed(texts[:64])
+        began = time.perf_counter()
+        engine.embed(texts)
+        bulk, calls = time.perf_counter() - began, []
+        for _ in range(CALLS):
+            began = time.perf_counter()
+            embed(TEXT)
+            calls.append(time.perf_counter() - began)
+    return {"bulk_seconds": bulk, "call_seconds": sorted(calls)[CALLS // 2]}
+
+
 def main():
     """Load, embed, and answer the requests of standard input until it ends."""
     family, model, began = sys.argv[1], sys.argv[2], float(sys.argv[3])
@@ -163,7 +182,12 @@ def main():
     print(json.dumps({**times, "vector": [float(number) for number in vector]}), file=answers, flush=True)
     for line in sys.stdin:
         request = json.loads(line)
-        answer = memory() if request["do"] == "memory" else forks(FAMILIES[family], embed, model, request["count"])
+        if request["do"] == "memory":
+            answer = memory()
+        elif request["do"] == "speed":
+            answer = speed(embed, model)
+        else:
+            answer = forks(FAMILIES[family], embed, model, request["count"])
         print(json.dumps(answer), file=answers, flush=True)
     if close is not None:
         close()
