@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -11,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from docs.site.models import COLUMNS, cell
+from tests.native.recorded import FILE, recorded
 from tests.results import Values, values
 from tests.tiny import FAMILIES, TEXTS, Dense, LayerNorm, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.columns import options, row_of, writer
@@ -104,6 +106,15 @@ def test_a_cell_of_the_table(family, column, tmp_path):
     else:
         with pytest.raises(UnsupportedArchitectureError, match="SPLADE runs over|is an encoder"):
             Engine(folder, device="cpu", **given)
+
+
+def test_what_was_recorded_is_what_the_references_say(minilm_folder, tmp_path):
+    """``tests/native/test_recorded.py`` compares with it where torch is absent."""
+    expected = json.loads(FILE.read_text(encoding="utf-8"))
+    found = recorded(minilm_folder, tmp_path)
+    assert found.keys() == expected.keys()
+    for name, tasks in expected.items():
+        assert found[name] == {task: pytest.approx(numbers, abs=2e-6) for task, numbers in tasks.items()}, name
 
 
 def test_the_table_has_every_family():
