@@ -361,6 +361,16 @@ ARCHITECTURES = (
 )
 
 
+# A table of token vectors in the place of a backbone: no model_type of transformers has it.
+STATIC = Architecture(
+    prefix="Static",
+    model_type="static",
+    pooling="mean",
+    positions="none",
+    example="minishlab/potion-base-8M",
+)
+
+
 def row_of(model_type: str) -> Architecture | None:
     """The row of a ``model_type``, or of an alias."""
     return next((row for row in ARCHITECTURES if model_type in (row.model_type, *row.aliases)), None)

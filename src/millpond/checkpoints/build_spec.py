@@ -257,6 +257,7 @@ MATRYOSHKA_FAMILIES = (
     MatryoshkaFamily(pattern=r"snowflake-arctic-embed-(m-v1\.5|m-v2\.0|l-v2\.0)", smallest=256),
     MatryoshkaFamily(pattern=r"embeddinggemma-300m", dimensions=(128, 256, 512, 768)),
     MatryoshkaFamily(pattern=r"gte-multilingual-base", smallest=128),
+    MatryoshkaFamily(pattern=r"static-(retrieval|similarity)-mrl-.*", smallest=32),
     MatryoshkaFamily(pattern=r"jina-colbert-v2", dimensions=(64, 96, 128)),
 )
 

@@ -14,6 +14,7 @@ from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_en
 from millpond.checkpoints.layouts.late_interaction import names_colbert
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
 from millpond.checkpoints.layouts.sparse import Splade, TokenVectors, TokenWeights, names_splade
+from millpond.checkpoints.layouts.static import static_config
 from millpond.checkpoints.modules import Normalize
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
 from millpond.checkpoints.weights import check_pickles, check_weights
@@ -106,14 +107,22 @@ def read_checkpoint(
 ) -> Checkpoint:
     """Read the descriptions in a checkpoint's files, but no weights; ``has_weights``: check that there are some."""
     source = resolve(model, revision)
-    if not any(source.folder.glob("config.json")) and not any(source.folder.glob("*/config.json")):
+    listed = source.folder / "modules.json"
+    if (
+        not listed.is_file()
+        and not any(source.folder.glob("config.json"))
+        and not any(source.folder.glob("*/config.json"))
+    ):
         check_weights(source.folder, source)  # names what is there instead
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     layout = read_layout(source.folder) if pairs is None else _layout_of(pairs)
     if has_weights:
         check_weights(layout.transformer, source)
         check_pickles(weights_of(layout))
-    config = merge(read_json_object(layout.transformer / "config.json"), hf_overrides or {})
+    stored = read_json_object(layout.transformer / "config.json", optional=layout.static is not None)
+    config = merge(stored, hf_overrides or {})
+    if layout.static is not None:
+        config = static_config(layout.static, config)
     if isinstance(config.get("architectures"), str):
         config["architectures"] = [config["architectures"]]
     if names_colbert(config) and layout.late_interaction is None:

@@ -130,7 +130,7 @@ def _fetch(hub_id: str, revision: str | None) -> Path:
         )
 
     folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS)
-    safe = any(folder.glob("*.safetensors")) or any(folder.glob("0_Transformer/*.safetensors"))
+    safe = any(folder.glob("*.safetensors")) or any(folder.glob("0_*/*.safetensors"))
     if not safe and find_spec("torch") is not None:  # which reads pickles
         folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS + _PICKLED_WEIGHTS)
     return folder

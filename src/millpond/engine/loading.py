@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from millpond.backends.backend import OutputSpec
 from millpond.backends.kernel_check import KernelCheck
 from millpond.checkpoints.architecture import Architecture
-from millpond.checkpoints.architectures import find
+from millpond.checkpoints.architectures import STATIC, find
 from millpond.checkpoints.build_spec import SpecOptions, build_spec, complete_layout, override_head
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint, weights_of
 from millpond.checkpoints.description import ModelDescription
@@ -23,6 +23,7 @@ from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
+from millpond.engine.tokenize.static_tokenizer import StaticTokenizer
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError, ModelLoadError
 from millpond.tasks import Task
@@ -192,7 +193,7 @@ def _identify(config: EngineConfig, *, has_weights: bool = False) -> tuple[Check
     checkpoint = read_checkpoint(
         config.model, revision=config.revision, hf_overrides=config.hf_overrides, has_weights=has_weights
     )
-    architecture = find(checkpoint.config, checkpoint.source.name)
+    architecture = STATIC if checkpoint.layout.static else find(checkpoint.config, checkpoint.source.name)
     native = translate(architecture, checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=with_stored_vocabulary(native, checkpoint.layout.transformer))
     return checkpoint, architecture, complete_layout(checkpoint, architecture, _options(config))
@@ -210,6 +211,8 @@ def _options(config: EngineConfig) -> SpecOptions:
 
 
 def _tokenizer(checkpoint: Checkpoint, architecture: Architecture, layout: PipelineLayout) -> TextTokenizer:
+    if layout.static is not None:
+        return StaticTokenizer.read(layout.static, rows=int(checkpoint.config["vocab_size"]))
     reward_token = _reward_token(checkpoint, architecture)
     return TextTokenizer.load(layout.transformer, lower=layout.do_lower_case, reward_token=reward_token)
 

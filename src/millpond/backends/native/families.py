@@ -21,6 +21,7 @@ from millpond.backends.native.plans.post_norm import bert_plan
 from millpond.backends.native.plans.rotary_post_norm import GTE_BIASES, NOMIC_BIASES, jina_plan, rotary_plan
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
 from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.architectures import STATIC
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.defaults import complete
 from millpond.checkpoints.families.native import rename
@@ -82,6 +83,8 @@ def encoder_of(
 
 def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str | None:
     """Why there is no native plan, by ``config`` in the native terms alone; ``None``: there is one."""
+    if architecture is STATIC:
+        return None
     try:
         _told(Tensors({}, "", bool), _completed(config, architecture), architecture, _NO_KERNELS, None)
     except NotSupported as reason:

@@ -17,10 +17,12 @@ from millpond.backends.native.heads.splade import SpladeHead, vocabulary_activat
 from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
 from millpond.backends.native.kernels import Int8, Precision
 from millpond.backends.native.packing.weight_packer import NotSupported
+from millpond.backends.native.static import StaticEncoder
 from millpond.backends.native.threads import NativeThreads
 from millpond.checkpoints.build_spec import backbone_width
 from millpond.checkpoints.description import ModelDescription
 from millpond.checkpoints.layouts.sparse import Splade
+from millpond.checkpoints.layouts.static import read_rows
 from millpond.checkpoints.modules import Dense
 
 
@@ -31,7 +33,7 @@ class NativeModel:
     device = "cpu"
     overlaps = False
 
-    def __init__(self, encoder: NativeEncoder, heads: Heads, *, offset: int) -> None:
+    def __init__(self, encoder: NativeEncoder | StaticEncoder, heads: Heads, *, offset: int) -> None:
         """``offset``: position of a text's first token."""
         self.encoder = encoder
         self.heads = heads
@@ -95,7 +97,11 @@ def build_model(description: ModelDescription, *, dtype: Precision, int8: Int8 =
         ModelLoadError: A weight file is missing or damaged, or a module is not run.
     """
     heads = build_heads(description, dtype)  # first: what is wrong with them is noticed before gigabytes are read
-    encoder = build_encoder(description.checkpoint, description.architecture, dtype=dtype, int8=int8)
+    encoder: NativeEncoder | StaticEncoder
+    if description.layout.static is None:
+        encoder = build_encoder(description.checkpoint, description.architecture, dtype=dtype, int8=int8)
+    else:
+        encoder = StaticEncoder(read_rows(description.layout.static.folder))
     return NativeModel(encoder, heads, offset=description.position_offset)
 
 

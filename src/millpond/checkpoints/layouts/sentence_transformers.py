@@ -18,6 +18,7 @@ from millpond.checkpoints.layouts.sparse import (
     read_token_vectors,
     read_token_weights,
 )
+from millpond.checkpoints.layouts.static import StaticTable, is_model2vec, read_model2vec, read_static
 from millpond.checkpoints.modules import Dense, Head, LayerNorm, Normalize, Pooling
 from millpond.checkpoints.resolve import read_json, read_json_object
 from millpond.errors import ModelLoadError
@@ -59,6 +60,7 @@ class PipelineLayout:
     # How a ColBERT reads queries and documents; `token_heads` give its vectors
     late_interaction: LateInteraction | None = None
     sparse: Sparse | None = None  # the head that weighs vocabulary entries; a SPLADE has no other output
+    static: StaticTable | None = None  # a table of token vectors in the place of a backbone
     token_vectors: TokenVectors | None = None  # BGE-M3's projection for `token_embed`
 
 
@@ -74,6 +76,9 @@ def read_layout(folder: Path) -> PipelineLayout:
     modules = read_modules(listed) if listed.is_file() else []
     transformer = modules[0][1] if modules else folder
     names = [name for name, _ in modules[1:]]
+    stored = read_json_object(folder / "config.json", optional=True)
+    if is_model2vec(stored) or (modules and modules[0][0] == "StaticEmbedding"):
+        return _static_layout(modules, folder, stored, read_prompts(settings, folder), settings.get("truncate_dim"))
     if modules and (kind == "SparseEncoder" or "SpladePooling" in names):  # no pooled vector, and so no heads
         return PipelineLayout(
             transformer=transformer,
@@ -94,6 +99,30 @@ def read_layout(folder: Path) -> PipelineLayout:
     )
 
 
+def _static_layout(
+    modules: list[tuple[str, Path]],
+    folder: Path,
+    config: Mapping[str, Any],
+    prompts: Mapping[str, Any],
+    truncate_dim: int | None,
+) -> PipelineLayout:
+    """A table of token vectors and the modules after its mean; model2vec's config.json says whether it normalizes."""
+    listed = folder / "modules.json"
+    heads = [read_head(name, place, listed) for name, place in modules[1:] if name != "Dropout"]
+    normalize = bool(heads) and isinstance(heads[-1], Normalize)
+    table = read_model2vec(folder, config) if is_model2vec(config) else read_static(modules[0][1])
+    return PipelineLayout(
+        transformer=table.folder,
+        pooling=Pooling(modes=("mean",)),
+        heads=tuple(heads[:-1] if normalize else heads),
+        normalize=bool(config.get("normalize", normalize)) if table.model2vec else normalize,
+        max_seq_length=table.length,
+        **prompts,
+        truncate_dim=truncate_dim,
+        static=table,
+    )
+
+
 def read_modules(listed: Path) -> list[tuple[str, Path]]:
     """(class name, folder) of each module, the Transformer first."""
     content = read_json(listed)
@@ -102,9 +131,12 @@ def read_modules(listed: Path) -> list[tuple[str, Path]]:
     entries = sorted(content, key=lambda entry: entry.get("idx", 0))
     modules = [(_class_name(entry, listed), listed.parent / entry.get("path", "")) for entry in entries]
     # MLMTransformer is the old name of a Transformer with its language-model head.
-    if modules[0][0] != "Transformer" and [name for name, _ in modules] != ["MLMTransformer", "SpladePooling"]:
+    if modules[0][0] not in ("Transformer", "StaticEmbedding") and [name for name, _ in modules] != [
+        "MLMTransformer",
+        "SpladePooling",
+    ]:
         raise ModelLoadError(
-            f"{listed} begins with {modules[0][0]}, which millpond does not run; it must be Transformer"
+            f"{listed} begins with {modules[0][0]}, which millpond does not run; it must be Transformer or StaticEmbedding"
         )
     return modules
 

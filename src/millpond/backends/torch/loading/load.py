@@ -13,6 +13,7 @@ from torch import nn
 
 from millpond.backends.torch.attention import interface
 from millpond.backends.torch.forwards.encoder_file import read_encoder
+from millpond.backends.torch.forwards.static import StaticEncoder
 from millpond.backends.torch.loading.hf_tokenizer import quiet_transformers
 from millpond.backends.torch.loading.quantize import quantize
 from millpond.backends.torch.weights import read_tensors
@@ -20,6 +21,7 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
+from millpond.checkpoints.layouts.static import read_rows
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.support.load_progress import advancing, begin
 from millpond.tasks import Quantization
@@ -38,6 +40,8 @@ def load_backbone(
     # In a forked child torch creates its thread pool on first use, which fails if two threads do so at once, and
     # transformers loads with several. This call creates it on one thread.
     torch.set_num_threads(torch.get_num_threads())
+    if checkpoint.layout.static is not None:
+        return StaticEncoder(read_rows(checkpoint.layout.static.folder)).eval().to(device)
     backbone = None
     if packed and architecture.encoder is not None and architecture.module is None:
         backbone = read_encoder(

@@ -1,0 +1,93 @@
+"""Static embeddings: a vector for each token, and a text's is their mean; sentence-transformers' files and model2vec's.
+
+There is no forward: the table takes the place of a backbone, and its rows that of the hidden states.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from millpond.checkpoints.resolve import read_json_object
+from millpond.checkpoints.weights import StoredTensor, find_tensor, stored_tensors
+from millpond.errors import ModelLoadError, WeightMismatchError
+
+# model2vec's limit where config.json gives none; sentence-transformers has none, and a limit is needed to cut by.
+_MODEL2VEC_LENGTH, _NO_LENGTH = 512, 1_000_000
+_TABLES = ("embedding.weight", "embeddings")
+
+
+@dataclass(frozen=True, kw_only=True)
+class StaticTable:
+    """How a table of token vectors reads its texts."""
+
+    folder: Path  # of tokenizer.json and of the weights
+    length: int  # most tokens of a text
+    # model2vec's: texts are also cut to `length` times the median length of a token, and unknown tokens are left out
+    model2vec: bool = False
+
+
+def is_model2vec(config: Mapping[str, Any]) -> bool:
+    """Whether config.json is one that model2vec wrote."""
+    return config.get("model_type") == "model2vec" or config.get("architectures") == ["StaticModel"]
+
+
+def read_model2vec(folder: Path, config: Mapping[str, Any]) -> StaticTable:
+    """The table of a folder that model2vec wrote."""
+    path, length = folder / "config.json", config.get("max_length", _MODEL2VEC_LENGTH)
+    if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
+        raise ModelLoadError(f"{path}: max_length is {length!r}; it must be a positive int, or null for no limit")
+    return StaticTable(folder=folder, length=length or _NO_LENGTH, model2vec=True)
+
+
+def read_static(folder: Path) -> StaticTable:
+    """The table of sentence-transformers' StaticEmbedding, whose length is in tokenizer.json, if anywhere."""
+    truncation = read_json_object(folder / "tokenizer.json").get("truncation") or {}
+    return StaticTable(folder=folder, length=int(truncation.get("max_length") or _NO_LENGTH))
+
+
+def static_config(table: StaticTable, config: Mapping[str, Any]) -> dict[str, Any]:
+    """``config`` with the sizes of the table under the names that a backbone has."""
+    tensors = _tensors(table.folder)
+    held = tensors.get("mapping", tensors["embeddings"])
+    sizes = {"hidden_size": tensors["embeddings"].shape[1], "vocab_size": held.shape[0]}
+    name = "StaticModel" if table.model2vec else "StaticEmbedding"
+    return {**config, **sizes, "architectures": [name], "model_type": "static"}
+
+
+def read_rows(folder: Path) -> npt.NDArray[np.float32]:
+    """float32 ``[tokens, width]``: a row for each token, its weight multiplied in; a view of the file, if that has it.
+
+    Raises:
+        WeightMismatchError: The weights or the mapping of model2vec do not fit the table.
+    """
+    tensors = _tensors(folder)
+    rows = tensors["embeddings"].float32()
+    if "mapping" in tensors:
+        mapping = tensors["mapping"].numbers().astype(np.int64)
+        if mapping.size and not 0 <= mapping.min() <= mapping.max() < len(rows):
+            raise WeightMismatchError(f"{folder}: mapping names row {mapping.max()} of a table of {len(rows)}")
+        rows = rows[mapping]
+    if "weights" in tensors:
+        weights = tensors["weights"].float32()
+        if weights.shape != (len(rows),):
+            raise WeightMismatchError(f"{folder}: weights are {weights.shape}, and there are {len(rows)} tokens")
+        rows = rows * weights[:, None]
+    return rows
+
+
+def _tensors(folder: Path) -> dict[str, StoredTensor]:
+    """The tensors of a table, by model2vec's names."""
+    stored = stored_tensors(folder)
+    name = next((found for table in _TABLES if (found := find_tensor(stored, table))), None)
+    if name is None or len(stored[name].shape) != 2:
+        raise WeightMismatchError(f"{folder} has no table {' or '.join(_TABLES)}; it holds {', '.join(stored)[:200]}")
+    tensors = {"embeddings": stored[name]}
+    if not name.endswith("weight"):
+        tensors.update((part, stored[part]) for part in ("mapping", "weights") if part in stored)
+    return tensors
