@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-
-from millpond import Engine, ModelLoadError
 from tests.tiny.static import WIDTH, write_model2vec, write_static
 from tests.tiny.tokenizers import SENTENCES
+
+from millpond import Engine, ModelLoadError
 
 pytestmark = [pytest.mark.torch, pytest.mark.contract]
 

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
-
 from tests.tiny.tokenizers import write_tokenizer
 
 WIDTH = 24
