@@ -136,7 +136,8 @@ def read_modules(listed: Path) -> list[tuple[str, Path]]:
         "SpladePooling",
     ]:
         raise ModelLoadError(
-            f"{listed} begins with {modules[0][0]}, which millpond does not run; it must be Transformer or StaticEmbedding"
+            f"{listed} begins with {modules[0][0]}, which millpond does not run; "
+            "of first modules it runs Transformer and StaticEmbedding"
         )
     return modules
 

@@ -50,7 +50,7 @@ class StaticTokenizer(TextTokenizer):
     def encode(
         self, texts: Sequence[str], *, prompt: str, limit: int, index_of: Callable[[int], int], **options: Any
     ) -> list[Tokenized]:
-        """Tokenize as :meth:`TextTokenizer.encode`; model2vec cuts characters before, and drops unknown tokens after."""
+        """As :meth:`TextTokenizer.encode`; model2vec cuts characters before it, and drops unknown tokens after it."""
         if self._characters and options.get("truncate") == "end":
             most = max(0, limit * self._characters - len(prompt))
             texts = [text if len(text) <= most else text[:most] for text in texts]
