@@ -13,12 +13,13 @@ from typing import Any
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
 from millpond.checkpoints.layouts.late_interaction import names_colbert
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
-from millpond.checkpoints.layouts.sparse import Splade, TokenVectors, TokenWeights, names_splade
-from millpond.checkpoints.layouts.static import static_config
+from millpond.checkpoints.layouts.sparse import Splade, StaticWeights, TokenVectors, TokenWeights, names_splade
+from millpond.checkpoints.layouts.static import static_config, weights_config
 from millpond.checkpoints.modules import Normalize
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
 from millpond.checkpoints.weights import check_pickles, check_weights
 from millpond.errors import ModelLoadError
+from millpond.tasks import Role
 
 # Keys of config.json that do not change a vector.
 NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
@@ -90,7 +91,9 @@ def _states(folder: Path, transformer: Path) -> dict[Path, tuple[int, int, int]]
     patterns = ("*.safetensors", "*.bin", "*_linear.pt")
     try:
         weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
-        configs = [*folder.glob("modules.json"), *folder.glob("[0-9]*/*.json")]
+        routed = [*folder.glob("router_config.json"), *folder.glob("idf.json")]
+        more = folder.glob("*/*.json") if routed else ()
+        configs = [*routed, *more, *folder.glob("modules.json"), *folder.glob("[0-9]*/*.json")]
         of_transformer = [path for name in _TRANSFORMER_FILES for path in transformer.glob(name)]
         files = [path for path in sorted({*weights, *configs, *of_transformer}) if path.is_file()]
         return {path: (stat.st_size, stat.st_mtime_ns, stat.st_ino) for path in files for stat in [path.stat()]}
@@ -104,8 +107,12 @@ def read_checkpoint(
     revision: str | None = None,
     hf_overrides: Mapping[str, Any] | None = None,
     has_weights: bool = False,
+    role: Role | None = None,
 ) -> Checkpoint:
-    """Read the descriptions in a checkpoint's files, but no weights; ``has_weights``: check that there are some."""
+    """Read the descriptions in a checkpoint's files, but no weights; ``has_weights``: check that there are some.
+
+    ``role``: that of the texts, which a Router has modules for.
+    """
     source = resolve(model, revision)
     listed = source.folder / "modules.json"
     if (
@@ -115,12 +122,17 @@ def read_checkpoint(
     ):
         check_weights(source.folder, source)  # names what is there instead
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
-    layout = read_layout(source.folder) if pairs is None else _layout_of(pairs)
-    if has_weights:
+    layout = read_layout(source.folder, role) if pairs is None else _layout_of(pairs)
+    if has_weights and not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf):
         check_weights(layout.transformer, source)
         check_pickles(weights_of(layout))
-    stored = read_json_object(layout.transformer / "config.json", optional=layout.static is not None)
+    stored = read_json_object(
+        layout.transformer / "config.json",
+        optional=layout.static is not None or isinstance(layout.sparse, StaticWeights),
+    )
     config = merge(stored, hf_overrides or {})
+    if isinstance(layout.sparse, StaticWeights):
+        config = weights_config(layout.sparse)
     if layout.static is not None:
         config = static_config(layout.static, config)
     if isinstance(config.get("architectures"), str):

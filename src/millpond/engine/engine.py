@@ -147,9 +147,15 @@ class Engine(TaskMethods):
         default = _CPU_BATCH_TOKENS if self._replicas.runner.model.threads is not None else _GPU_BATCH_TOKENS
         self._budget = max_batch_tokens or default
         self._dispatcher = Dispatcher(self._replicas, budget=self._budget, max_queue=max_queue, cache=self._cache)
-        self._submission = Submission(self._loaded, self._dispatcher)
+        self._routes = [
+            (role, other.model, Dispatcher(other, budget=self._budget, max_queue=max_queue, cache=self._cache))
+            for role, other in self._replicas.routes.items()
+        ]
+        routes = {role: Submission(model, dispatcher) for role, model, dispatcher in self._routes}
+        self._submission = Submission(self._loaded, self._dispatcher, routes)
         # The threads stop when the engine was dropped and its last call is over, or when the program ends.
-        self._finalizer = weakref.finalize(self._submission, self._dispatcher.stop)
+        dispatchers = [self._dispatcher, *(dispatcher for _, _, dispatcher in self._routes)]
+        self._finalizer = weakref.finalize(self._submission, _stop, dispatchers)
 
     @property
     def spec(self) -> ModelSpec:
@@ -390,6 +396,8 @@ class Engine(TaskMethods):
             close = partial(self.close, timeout, cancel)
             threading.Thread(target=close, name="millpond-close").start()
             return
+        for _, _, dispatcher in self._routes:
+            dispatcher.close(timeout=timeout, cancel=cancel)
         self._dispatcher.close(timeout=timeout, cancel=cancel)
         if self._owns_cache and self._cache is not None:
             self._cache.close()
@@ -423,6 +431,11 @@ class Engine(TaskMethods):
     ) -> Any:
         output = self._submission.run(task, inputs, params, show_progress, method, ranking)
         return output if finish is None else finish(output)
+
+
+def _stop(dispatchers: Sequence[Dispatcher]) -> None:
+    for dispatcher in dispatchers:
+        dispatcher.stop()
 
 
 def _opened(cache: str | os.PathLike[str] | VectorCache) -> VectorCache:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from millpond.backends.backend import OutputSpec
 from millpond.backends.kernel_check import KernelCheck
@@ -15,18 +16,22 @@ from millpond.checkpoints.description import ModelDescription
 from millpond.checkpoints.families.native import translate, with_stored_vocabulary
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
+from millpond.checkpoints.layouts.sentence_transformers import routes as route_names
+from millpond.checkpoints.layouts.sparse import StaticWeights
+from millpond.checkpoints.resolve import Source
 from millpond.checkpoints.task_detection import DetectedTasks, detect_tasks
 from millpond.checkpoints.templates.score_template import read_template, shipped_template
+from millpond.checkpoints.tokenizers.read import read_tokenizer
 from millpond.checkpoints.weights import check_pickles
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
-from millpond.engine.tokenize.static_tokenizer import StaticTokenizer
+from millpond.engine.tokenize.static_tokenizer import StaticTokenizer, without_specials
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError, ModelLoadError
-from millpond.tasks import Task
+from millpond.tasks import Role, Task
 from millpond.values.config import EngineConfig
 from millpond.values.spec import ModelSpec
 
@@ -36,9 +41,12 @@ class Replicas:
     """A checkpoint in memory: its weights on each device."""
 
     model: LoadedModel  # description of the checkpoint and of its inputs
+    source: Source  # where its files are
     runners: tuple[Runner, ...]  # one for each device
     dtype: str  # precision of the backbone, by name
     checks: tuple[KernelCheck, ...] = ()  # what the self-check compared; see :mod:`millpond.backends.kernel_check`
+    # What a Router sends the texts of a role to, where that is another model than for texts without a role
+    routes: Mapping[Role, Replicas] = field(default_factory=dict)
 
     @property
     def runner(self) -> Runner:
@@ -86,7 +94,26 @@ def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
     ``check``: whether to compare the kernels that the model may use with float32, those that were right before, too;
     by default those that were not compared yet, unless ``MILLPOND_SELF_CHECK=0`` is set.
     """
-    checkpoint, architecture, layout = _identify(config, has_weights=True)
+    base = _load(config, check, None)
+    routes = route_names(base.source.folder)
+    others = {role: _load(config, check, role) for role, route in routes.items() if role and route != routes.get(None)}
+    for role, other in others.items():
+        _check_route(role, other.model.spec, base.model.spec)
+    return replace(base, routes=others)
+
+
+def _check_route(role: Role, other: ModelSpec, base: ModelSpec) -> None:
+    """Refuse routes whose results cannot be compared."""
+    if other.tasks != base.tasks or ("embed" in base.tasks and other.dimensions != base.dimensions):
+        raise ModelLoadError(
+            f"{base.name}: its Router's route for {role} serves {', '.join(sorted(other.tasks))} of "
+            f"{other.dimensions} columns, and the default {', '.join(sorted(base.tasks))} of {base.dimensions}"
+        )
+
+
+def _load(config: EngineConfig, check: bool | None, role: Role | None) -> Replicas:
+    """As :func:`load`, for the texts of a role."""
+    checkpoint, architecture, layout = _identify(config, has_weights=True, role=role)
     # The tokenizer is read without the GIL, meanwhile the backend is imported; what needs torch is said first.
     with ThreadPoolExecutor(1, thread_name_prefix="millpond-tokenizer") as thread:
         tokenizer = thread.submit(_tokenizer, checkpoint, architecture, layout)
@@ -96,6 +123,7 @@ def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
     description, encoder = _describe(checkpoint, architecture, layout, tokenizer.result(), config)
     loaded = choose.load(choice, description, config, check=check)
     return Replicas(
+        source=checkpoint.source,
         model=_model(description, encoder, device=loaded.models[0].device),
         runners=tuple(map(Runner, loaded.models)),
         dtype=loaded.dtype,
@@ -188,12 +216,20 @@ def _read(config: EngineConfig) -> tuple[ModelDescription, InputEncoder]:
     return _describe(checkpoint, architecture, layout, _tokenizer(checkpoint, architecture, layout), config)
 
 
-def _identify(config: EngineConfig, *, has_weights: bool = False) -> tuple[Checkpoint, Architecture, PipelineLayout]:
+def _identify(
+    config: EngineConfig, *, has_weights: bool = False, role: Role | None = None
+) -> tuple[Checkpoint, Architecture, PipelineLayout]:
     """What the configuration files say."""
     checkpoint = read_checkpoint(
-        config.model, revision=config.revision, hf_overrides=config.hf_overrides, has_weights=has_weights
+        config.model,
+        revision=config.revision,
+        hf_overrides=config.hf_overrides,
+        has_weights=has_weights,
+        role=role,
     )
-    architecture = STATIC if checkpoint.layout.static else find(checkpoint.config, checkpoint.source.name)
+    layout = checkpoint.layout
+    is_table = layout.static is not None or isinstance(layout.sparse, StaticWeights)
+    architecture = STATIC if is_table else find(checkpoint.config, checkpoint.source.name)
     native = translate(architecture, checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=with_stored_vocabulary(native, checkpoint.layout.transformer))
     return checkpoint, architecture, complete_layout(checkpoint, architecture, _options(config))
@@ -213,6 +249,8 @@ def _options(config: EngineConfig) -> SpecOptions:
 def _tokenizer(checkpoint: Checkpoint, architecture: Architecture, layout: PipelineLayout) -> TextTokenizer:
     if layout.static is not None:
         return StaticTokenizer.read(layout.static, rows=int(checkpoint.config["vocab_size"]))
+    if isinstance(layout.sparse, StaticWeights):
+        return without_specials(read_tokenizer(layout.transformer), rows=int(checkpoint.config["vocab_size"]))
     reward_token = _reward_token(checkpoint, architecture)
     return TextTokenizer.load(layout.transformer, lower=layout.do_lower_case, reward_token=reward_token)
 

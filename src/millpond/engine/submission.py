@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from itertools import islice
@@ -46,7 +46,11 @@ class Submission:
     was dropped.
     """
 
-    def __init__(self, loaded: LoadedModel, dispatcher: Dispatcher) -> None:
+    def __init__(
+        self, loaded: LoadedModel, dispatcher: Dispatcher, routes: Mapping[Role, Submission] | None = None
+    ) -> None:
+        """``routes``: what queues the texts of a role, where a Router sends them to another model."""
+        self.routes = routes or {}
         self.loaded = loaded
         self.dispatcher = dispatcher
         # Calls with equal options share a plan, so that their texts are tokenized together.
@@ -65,7 +69,8 @@ class Submission:
     ) -> Any:
         """Queue a call and wait for its output; a small call is worked on in the calling thread."""
         with progress_bar(inputs, show=show_progress) as bar:
-            inline = self.dispatcher.in_callback or (isinstance(inputs, Sequence) and len(inputs) <= INLINE_TEXTS)
+            few = isinstance(inputs, Sequence) and len(inputs) <= INLINE_TEXTS
+            inline = not self.routes and (self.dispatcher.in_callback or few)
             progress = bar.update if show_progress else None
             with defer_sigint():
                 options = CallOptions(inline=inline, progress=progress)
@@ -107,6 +112,9 @@ class Submission:
         """Check everything, then queue."""
         options = options or CallOptions()
         resolve.check_params(task, params)
+        if params.role is not None and params.role in self.routes:
+            other = self.routes[params.role]
+            return other.start(task, inputs, params, options, pairs=pairs, method=method, ranking=ranking)
         score_type = resolve.check_method(method, self.loaded, ranking=ranking)
         if method == "auto":  # for another, check_method has refused what the checkpoint does not serve
             task = resolve.check_task(task, params, self.loaded)
@@ -132,6 +140,8 @@ class Submission:
         """One vector per text, in order; a few calls are queued ahead of the vector handed out."""
         if isinstance(texts, str | bytes):
             raise TypeError("embed_iter takes an iterable of texts, not a str; write embed_iter([text])")
+        if params.role is not None and params.role in self.routes:
+            return self.routes[params.role].stream(texts, params, show_progress)
         if params.output_dtype in ("int8", "uint8"):
             raise InvalidRequestError(
                 f"output_dtype={params.output_dtype!r} finds its range over a whole call, which a stream does not "

@@ -14,6 +14,7 @@ from millpond.backends.native.heads.classifier import ClassifierHead
 from millpond.backends.native.heads.heads import Heads, Reading
 from millpond.backends.native.heads.modules import Modules
 from millpond.backends.native.heads.splade import SpladeHead, vocabulary_activation
+from millpond.backends.native.heads.token_presence import TokenPresenceHead
 from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
 from millpond.backends.native.kernels import Int8, Precision
 from millpond.backends.native.packing.weight_packer import NotSupported
@@ -21,8 +22,8 @@ from millpond.backends.native.static import StaticEncoder
 from millpond.backends.native.threads import NativeThreads
 from millpond.checkpoints.build_spec import backbone_width
 from millpond.checkpoints.description import ModelDescription
-from millpond.checkpoints.layouts.sparse import Splade
-from millpond.checkpoints.layouts.static import read_rows
+from millpond.checkpoints.layouts.sparse import Splade, StaticWeights
+from millpond.checkpoints.layouts.static import read_rows, read_weights
 from millpond.checkpoints.modules import Dense
 
 
@@ -98,7 +99,10 @@ def build_model(description: ModelDescription, *, dtype: Precision, int8: Int8 =
     """
     heads = build_heads(description, dtype)  # first: what is wrong with them is noticed before gigabytes are read
     encoder: NativeEncoder | StaticEncoder
-    if description.layout.static is None:
+    sparse = description.layout.sparse
+    if isinstance(sparse, StaticWeights):
+        encoder = StaticEncoder(read_weights(sparse))
+    elif description.layout.static is None:
         encoder = build_encoder(description.checkpoint, description.architecture, dtype=dtype, int8=int8)
     else:
         encoder = StaticEncoder(read_rows(description.layout.static.folder))
@@ -112,9 +116,11 @@ def build_heads(description: ModelDescription, dtype: Precision) -> Heads:
     width = backbone_width(config)
     of_tokens = [head.out_features for head in layout.token_heads]
     pooled = (of_tokens[-1] if of_tokens else width) * len(description.pooling.modes)
-    weigher: SpladeHead | TokenWeightHead | None = None
+    weigher: SpladeHead | TokenWeightHead | TokenPresenceHead | None = None
     if isinstance(sparse, Splade):
         weigher = SpladeHead(sparse, config, width=width, dtype=dtype)
+    elif isinstance(sparse, StaticWeights):
+        weigher = TokenPresenceHead()
     elif sparse is not None:
         weigher = TokenWeightHead(sparse, width=width)
     return Heads(

@@ -11,10 +11,13 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from millpond.checkpoints.layouts.late_interaction import LateInteraction, read_settings, read_stanford
+from millpond.checkpoints.layouts.router import NAMES as ROUTERS
+from millpond.checkpoints.layouts.router import read_router
 from millpond.checkpoints.layouts.sparse import (
     Sparse,
     TokenVectors,
     read_splade,
+    read_static_weights,
     read_token_vectors,
     read_token_weights,
 )
@@ -22,6 +25,7 @@ from millpond.checkpoints.layouts.static import StaticTable, is_model2vec, read_
 from millpond.checkpoints.modules import Dense, Head, LayerNorm, Normalize, Pooling
 from millpond.checkpoints.resolve import read_json, read_json_object
 from millpond.errors import ModelLoadError
+from millpond.tasks import Role
 from millpond.values.spec import PoolingMode
 
 # In the order in which sentence-transformers concatenates the modes of an old config.
@@ -64,8 +68,8 @@ class PipelineLayout:
     token_vectors: TokenVectors | None = None  # BGE-M3's projection for `token_embed`
 
 
-def read_layout(folder: Path) -> PipelineLayout:
-    """The pipeline that ``folder`` describes; without modules.json, a bare backbone."""
+def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
+    """The pipeline of a role's texts that ``folder`` describes; without modules.json, a bare backbone."""
     settings = read_json_object(folder / "config_sentence_transformers.json", optional=True)
     kind = settings.get("model_type", "SentenceTransformer")
     if kind not in ("SentenceTransformer", "SparseEncoder", *_LATE):
@@ -73,12 +77,15 @@ def read_layout(folder: Path) -> PipelineLayout:
             f"{folder} is a {kind} checkpoint; this version of millpond embeds SentenceTransformer ones"
         )
     listed = folder / "modules.json"
-    modules = read_modules(listed) if listed.is_file() else []
+    modules = read_modules(listed, role) if listed.is_file() else []
     transformer = modules[0][1] if modules else folder
     names = [name for name, _ in modules[1:]]
     stored = read_json_object(folder / "config.json", optional=True)
     if is_model2vec(stored) or (modules and modules[0][0] == "StaticEmbedding"):
         return _static_layout(modules, folder, stored, read_prompts(settings, folder), settings.get("truncate_dim"))
+    if modules and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
+        weights = read_static_weights(modules[0][1])
+        return PipelineLayout(transformer=modules[0][1], sparse=weights, **read_prompts(settings, folder))
     if modules and (kind == "SparseEncoder" or "SpladePooling" in names):  # no pooled vector, and so no heads
         return PipelineLayout(
             transformer=transformer,
@@ -123,15 +130,19 @@ def _static_layout(
     )
 
 
-def read_modules(listed: Path) -> list[tuple[str, Path]]:
-    """(class name, folder) of each module, the Transformer first."""
+def read_modules(listed: Path, role: Role | None = None) -> list[tuple[str, Path]]:
+    """(class name, folder) of each module, the Transformer first; of a Router those of the role's route."""
     content = read_json(listed)
     if not isinstance(content, list) or not content or not all(isinstance(entry, dict) for entry in content):
         raise ModelLoadError(f"{listed} must be a list of modules")
     entries = sorted(content, key=lambda entry: entry.get("idx", 0))
     modules = [(_class_name(entry, listed), listed.parent / entry.get("path", "")) for entry in entries]
+    if modules[0][0] in ROUTERS:
+        modules = [*_route(modules[0][1], role), *modules[1:]]
     # MLMTransformer is the old name of a Transformer with its language-model head.
-    if modules[0][0] not in ("Transformer", "StaticEmbedding") and [name for name, _ in modules] != [
+    if modules[0][0] not in ("Transformer", "StaticEmbedding", "SparseStaticEmbedding") and [
+        name for name, _ in modules
+    ] != [
         "MLMTransformer",
         "SpladePooling",
     ]:
@@ -140,6 +151,31 @@ def read_modules(listed: Path) -> list[tuple[str, Path]]:
             "of first modules it runs Transformer and StaticEmbedding"
         )
     return modules
+
+
+def routes(folder: Path) -> dict[Role | None, str]:
+    """The route of each role, and of texts without one, if the checkpoint has a Router and a route for them."""
+    listed = folder / "modules.json"
+    content = read_json(listed) if listed.is_file() else None
+    if not isinstance(content, list) or not content or not isinstance(content[0], dict):
+        return {}
+    if str(content[0].get("type", "")).rsplit(".", 1)[-1] not in ROUTERS:
+        return {}
+    router = read_router(folder / content[0].get("path", ""))
+    roles: tuple[Role | None, ...] = (None, "query", "document")
+    return {role: route for role in roles if (route := router.route(role)) is not None}
+
+
+def _route(folder: Path, role: Role | None) -> list[tuple[str, Path]]:
+    """The modules of a role's route."""
+    router = read_router(folder)
+    route = router.route(role)
+    if route is None:
+        raise ModelLoadError(
+            f"{router.path} has no route for {role or 'a text without a role'}: {list(router.structure)}"
+        )
+    entries = ({"type": router.types[name], "path": name} for name in router.structure[route])
+    return [(_class_name(entry, router.path), folder / entry["path"]) for entry in entries]
 
 
 def _class_name(entry: Mapping[str, Any], listed: Path) -> str:

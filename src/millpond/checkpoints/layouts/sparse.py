@@ -50,7 +50,27 @@ class TokenVectors:
     path: Path
 
 
-Sparse = Splade | TokenWeights
+@dataclass(frozen=True, kw_only=True)
+class StaticWeights:
+    """A weight for each entry of the vocabulary, such as its IDF: that of a text's tokens, however often they occur."""
+
+    folder: Path  # of the tokenizer
+    idf: Path | None  # JSON, a weight by token; `None`: the tensor `weight` of the folder
+
+
+Sparse = Splade | TokenWeights | StaticWeights
+
+
+def read_static_weights(folder: Path) -> StaticWeights:
+    """sentence-transformers' SparseStaticEmbedding; its path to a file of IDFs is of the machine it was saved on."""
+    path = read_json_object(folder / "config.json", optional=True).get("path")
+    if path is None or not str(path).endswith(".json"):
+        return StaticWeights(folder=folder, idf=None)
+    places = (folder / str(path), folder / Path(str(path)).name, folder.parent / Path(str(path)).name)
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise ModelLoadError(f"{folder / 'config.json'} names {path}, which is not in the checkpoint; fetch it too")
+    return StaticWeights(folder=folder, idf=found)
 
 
 def names_splade(config: Mapping[str, Any]) -> bool:

@@ -13,12 +13,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.resolve import read_json_object
+from millpond.checkpoints.tokenizers.read import read_tokenizer
 from millpond.checkpoints.weights import StoredTensor, find_tensor, stored_tensors
 from millpond.errors import ModelLoadError, WeightMismatchError
 
 # model2vec's limit where config.json gives none; sentence-transformers has none, and a limit is needed to cut by.
-_MODEL2VEC_LENGTH, _NO_LENGTH = 512, 1_000_000
+_MODEL2VEC_LENGTH, NO_LENGTH = 512, 1_000_000
 _TABLES = ("embedding.weight", "embeddings")
 
 
@@ -42,13 +44,13 @@ def read_model2vec(folder: Path, config: Mapping[str, Any]) -> StaticTable:
     path, length = folder / "config.json", config.get("max_length", _MODEL2VEC_LENGTH)
     if length is not None and (isinstance(length, bool) or not isinstance(length, int) or length < 1):
         raise ModelLoadError(f"{path}: max_length is {length!r}; it must be a positive int, or null for no limit")
-    return StaticTable(folder=folder, length=length or _NO_LENGTH, model2vec=True)
+    return StaticTable(folder=folder, length=length or NO_LENGTH, model2vec=True)
 
 
 def read_static(folder: Path) -> StaticTable:
     """The table of sentence-transformers' StaticEmbedding, whose length is in tokenizer.json, if anywhere."""
     truncation = read_json_object(folder / "tokenizer.json").get("truncation") or {}
-    return StaticTable(folder=folder, length=int(truncation.get("max_length") or _NO_LENGTH))
+    return StaticTable(folder=folder, length=int(truncation.get("max_length") or NO_LENGTH))
 
 
 def static_config(table: StaticTable, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,6 +80,29 @@ def read_rows(folder: Path) -> npt.NDArray[np.float32]:
         if weights.shape != (len(rows),):
             raise WeightMismatchError(f"{folder}: weights are {weights.shape}, and there are {len(rows)} tokens")
         rows = rows * weights[:, None]
+    return rows
+
+
+def weights_config(weights: StaticWeights) -> dict[str, Any]:
+    """The sizes of a table of one weight a token, as those of a backbone."""
+    rows = read_weights(weights)
+    sizes = {"hidden_size": 1, "vocab_size": len(rows)}
+    return {**sizes, "architectures": ["SparseStaticEmbedding"], "model_type": "static"}
+
+
+def read_weights(weights: StaticWeights) -> npt.NDArray[np.float32]:
+    """float32 ``[tokens, 1]``: the weight of each entry of the vocabulary."""
+    if weights.idf is None:
+        stored = stored_tensors(weights.folder, only=("weight",))
+        if "weight" not in stored or len(stored["weight"].shape) != 1:
+            raise WeightMismatchError(f"{weights.folder} has no tensor weight with a number for each token")
+        return stored["weight"].float32()[:, None]
+    backend = read_tokenizer(weights.folder).backend
+    rows = np.zeros((backend.get_vocab_size(), 1), dtype=np.float32)
+    for token, weight in read_json_object(weights.idf).items():
+        number = backend.token_to_id(token)
+        if number is not None:
+            rows[number] = weight
     return rows
 
 

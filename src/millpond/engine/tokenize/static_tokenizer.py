@@ -11,10 +11,19 @@ import numpy as np
 from tokenizers import Tokenizer
 from tokenizers.processors import TemplateProcessing
 
-from millpond.checkpoints.layouts.static import StaticTable
+from millpond.checkpoints.layouts.static import NO_LENGTH, StaticTable
+from millpond.checkpoints.tokenizers.read import TokenizerFile
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import Tokenized
 from millpond.errors import ModelLoadError, WeightMismatchError
+
+
+def without_specials(tokenizer: TokenizerFile, *, rows: int) -> TextTokenizer:
+    """The tokenizer of a table of ``rows`` weights: it adds no special tokens, and ``rows`` stands for no token."""
+    backend = tokenizer.backend
+    backend.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
+    limit = tokenizer.limit if tokenizer.limit is not None and tokenizer.limit < NO_LENGTH else NO_LENGTH
+    return TextTokenizer(backend, lower=False, limit=limit, placeholder=rows, specials=tokenizer.specials)
 
 
 class StaticTokenizer(TextTokenizer):

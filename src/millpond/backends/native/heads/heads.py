@@ -16,6 +16,7 @@ from millpond.backends.native.heads.kernels import Floats, Linear
 from millpond.backends.native.heads.modules import Modules
 from millpond.backends.native.heads.pooling import Ints, pool
 from millpond.backends.native.heads.splade import SpladeHead
+from millpond.backends.native.heads.token_presence import TokenPresenceHead
 from millpond.backends.native.heads.token_weights import TokenWeightHead
 from millpond.backends.native.heads.vocabulary_rows import VocabularyRows, head_rows
 from millpond.support.cached_property import cached_property
@@ -38,7 +39,7 @@ class Heads:
     token_heads: Modules
     heads: Modules
     classifier: ClassifierHead | None = None
-    sparse: SpladeHead | TokenWeightHead | None = None
+    sparse: SpladeHead | TokenWeightHead | TokenPresenceHead | None = None
     token_vectors: Linear | None = None  # replaces the token heads, for `tokens` only
     language_head: Path | None = None  # the folder of a decoder with the head of a language model
 

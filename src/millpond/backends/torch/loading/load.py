@@ -21,7 +21,8 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
-from millpond.checkpoints.layouts.static import read_rows
+from millpond.checkpoints.layouts.sparse import StaticWeights
+from millpond.checkpoints.layouts.static import read_rows, read_weights
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.support.load_progress import advancing, begin
 from millpond.tasks import Quantization
@@ -40,6 +41,8 @@ def load_backbone(
     # In a forked child torch creates its thread pool on first use, which fails if two threads do so at once, and
     # transformers loads with several. This call creates it on one thread.
     torch.set_num_threads(torch.get_num_threads())
+    if isinstance(checkpoint.layout.sparse, StaticWeights):
+        return StaticEncoder(read_weights(checkpoint.layout.sparse)).eval().to(device)
     if checkpoint.layout.static is not None:
         return StaticEncoder(read_rows(checkpoint.layout.static.folder)).eval().to(device)
     backbone = None

@@ -19,7 +19,7 @@ from torch import nn
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.pooling.masked_lm import MaskedLanguageHead, build_masked_head
 from millpond.backends.torch.weights import read_file
-from millpond.checkpoints.layouts.sparse import Saturation, Sparse, Splade, Strategy, TokenVectors
+from millpond.checkpoints.layouts.sparse import Saturation, Sparse, Splade, StaticWeights, Strategy, TokenVectors
 from millpond.errors import WeightMismatchError
 
 Weights = tuple[torch.Tensor, torch.Tensor, list[int]]
@@ -143,13 +143,26 @@ class TokenWeightHead(nn.Module):
             segments.cu_seqlens.diff().long(),
             output_size=segments.total,
         )
-        used = (token_weights > 0) & ~torch.isin(input_ids, self.unused)
+        used = (token_weights != 0) & ~torch.isin(input_ids, self.unused)
         # Text and token id as one number: equal pairs become one entry, in ascending order.
         span = int(input_ids.max()) + 1
         entries, slots = torch.unique(texts[used] * span + input_ids[used], return_inverse=True)
-        weights = token_weights.new_zeros(len(entries)).scatter_reduce_(0, slots, token_weights[used], "amax")
+        weights = token_weights.new_zeros(len(entries)).scatter_reduce_(
+            0, slots, token_weights[used], "amax", include_self=False
+        )
         counts = torch.bincount(entries // span, minlength=len(segments.lengths))
         return (entries % span).int(), weights, counts.tolist()
+
+
+class TokenPresenceHead(TokenWeightHead):
+    """Each token of a text with its weight, however often it occurs."""
+
+    def __init__(self) -> None:
+        super().__init__(nn.Linear(1, 1), ())
+
+    def launch(self, hidden: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Callable[[], Weights]:
+        """As :meth:`TokenWeightHead.launch`, of the weights themselves."""
+        return partial(self._entries, hidden.float()[:, 0], segments, input_ids)
 
 
 SparseHead = SpladeHead | TokenWeightHead
@@ -160,6 +173,8 @@ def build_sparse(description: Sparse, config: Mapping[str, Any], *, width: int, 
     if isinstance(description, Splade):
         vocabulary = build_masked_head(description.folder, config, device)
         return SpladeHead(vocabulary, description.strategy, description.activation)
+    if isinstance(description, StaticWeights):
+        return TokenPresenceHead().to(device).eval()
     linear = _linear(description.path, width)
     if linear.out_features != 1:
         raise WeightMismatchError(f"{description.path} gives {linear.out_features} numbers a token; it must give 1")
