@@ -48,7 +48,10 @@ def read_router(folder: Path) -> Router:
     listed = [module for modules in structure.values() for module in modules]
     unknown += [module for module in listed if module not in types]
     if unknown or not all(structure.values()) or not structure:
-        raise ModelLoadError(f"{path}: it names {unknown[0] if unknown else 'no modules'}, which it does not describe")
+        raise ModelLoadError(
+            f"{path}: the Router (once Asym) names {unknown[0] if unknown else 'no modules'}, which the file does not "
+            "describe; millpond does not run it"
+        )
     return Router(path=path, types=types, structure=structure, mappings=mappings, default=default)
 
 

@@ -80,7 +80,7 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
     modules = read_modules(listed, role) if listed.is_file() else []
     transformer = modules[0][1] if modules else folder
     names = [name for name, _ in modules[1:]]
-    stored = read_json_object(folder / "config.json", optional=True)
+    stored = _readable_config(folder)
     if is_model2vec(stored) or (modules and modules[0][0] == "StaticEmbedding"):
         return _static_layout(modules, folder, stored, read_prompts(settings, folder), settings.get("truncate_dim"))
     if modules and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
@@ -106,6 +106,14 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
     )
 
 
+def _readable_config(folder: Path) -> dict[str, Any]:
+    """config.json; empty if it cannot be read, which is said where the backbone is read."""
+    try:
+        return read_json_object(folder / "config.json", optional=True)
+    except ModelLoadError:
+        return {}
+
+
 def _static_layout(
     modules: list[tuple[str, Path]],
     folder: Path,
@@ -115,7 +123,14 @@ def _static_layout(
 ) -> PipelineLayout:
     """A table of token vectors and the modules after its mean; model2vec's config.json says whether it normalizes."""
     listed = folder / "modules.json"
-    heads = [read_head(name, place, listed) for name, place in modules[1:] if name != "Dropout"]
+    after = [module for module in modules[1:] if module[0] != "Dropout"]
+    wrong = next((name for name, _ in after if name not in ("Dense", "LayerNorm", "Normalize")), None)
+    if wrong is not None:
+        raise ModelLoadError(
+            f"{listed} lists {wrong} after StaticEmbedding, which millpond does not run "
+            "(it runs Dense, LayerNorm, Normalize and Dropout there); refusing to skip it"
+        )
+    heads = [read_head(name, place, listed) for name, place in after]
     normalize = bool(heads) and isinstance(heads[-1], Normalize)
     table = read_model2vec(folder, config) if is_model2vec(config) else read_static(modules[0][1])
     return PipelineLayout(

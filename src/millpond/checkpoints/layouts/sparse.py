@@ -82,7 +82,7 @@ def names_splade(config: Mapping[str, Any]) -> bool:
 def read_splade(modules: Sequence[tuple[str, Path]], listed: Path) -> Splade:
     """The SPLADE that modules.json lists, the backbone first."""
     names = [name for name, _ in modules]
-    if names[1:] != ["SpladePooling"]:
+    if names[1:] != ["SpladePooling"] or names[0] not in ("Transformer", "MLMTransformer"):
         raise ModelLoadError(
             f"{listed} lists {', '.join(names)}; of SparseEncoder checkpoints millpond runs Transformer, SpladePooling"
         )
