@@ -11,7 +11,7 @@ import pytest
 from tests.tiny.heads import write_splade
 from tests.tiny.tokenizers import SENTENCES
 
-from millpond import Engine, ModelLoadError
+from millpond import Engine, InvalidRequestError, ModelLoadError
 
 pytestmark = [pytest.mark.torch, pytest.mark.contract]
 
@@ -116,3 +116,16 @@ def test_routes_that_are_not_described_are_refused(inference_free: Path, tmp_pat
     (folder / "router_config.json").write_text(json.dumps(config))
     with pytest.raises(ModelLoadError, match="nowhere"):
         Engine(folder)
+
+
+def test_a_role_without_a_route_is_refused(inference_free: Path, tmp_path: Path) -> None:
+    import shutil
+
+    folder = shutil.copytree(inference_free, tmp_path / "one")
+    config = json.loads((folder / "router_config.json").read_text())
+    del config["structure"]["query"]
+    (folder / "router_config.json").write_text(json.dumps(config))
+    with Engine(folder, device="cpu") as engine:
+        assert len(engine.sparse_embed(TEXTS, role="document")) == len(TEXTS)
+        with pytest.raises(InvalidRequestError, match="no such route"):
+            engine.sparse_embed(TEXTS, role="query")

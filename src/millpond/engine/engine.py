@@ -152,7 +152,7 @@ class Engine(TaskMethods):
             for role, other in self._replicas.routes.items()
         ]
         routes = {role: Submission(model, dispatcher) for role, model, dispatcher in self._routes}
-        self._submission = Submission(self._loaded, self._dispatcher, routes)
+        self._submission = Submission(self._loaded, self._dispatcher, routes, self._replicas.unrouted)
         # The threads stop when the engine was dropped and its last call is over, or when the program ends.
         dispatchers = [self._dispatcher, *(dispatcher for _, _, dispatcher in self._routes)]
         self._finalizer = weakref.finalize(self._submission, _stop, dispatchers)

@@ -47,6 +47,7 @@ class Replicas:
     checks: tuple[KernelCheck, ...] = ()  # what the self-check compared; see :mod:`millpond.backends.kernel_check`
     # What a Router sends the texts of a role to, where that is another model than for texts without a role
     routes: Mapping[Role, Replicas] = field(default_factory=dict)
+    unrouted: frozenset[Role] = frozenset()  # roles that a Router has no route for
 
     @property
     def runner(self) -> Runner:
@@ -99,7 +100,9 @@ def load(config: EngineConfig, *, check: bool | None = None) -> Replicas:
     others = {role: _load(config, check, role) for role, route in routes.items() if role and route != routes.get(None)}
     for role, other in others.items():
         _check_route(role, other.model.spec, base.model.spec)
-    return replace(base, routes=others)
+    roles: tuple[Role, ...] = ("query", "document")
+    unrouted = frozenset(role for role in roles if routes and role not in routes)
+    return replace(base, routes=others, unrouted=unrouted)
 
 
 def _check_route(role: Role, other: ModelSpec, base: ModelSpec) -> None:

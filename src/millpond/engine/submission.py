@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
 from functools import lru_cache, partial
 from itertools import islice
@@ -47,10 +47,15 @@ class Submission:
     """
 
     def __init__(
-        self, loaded: LoadedModel, dispatcher: Dispatcher, routes: Mapping[Role, Submission] | None = None
+        self,
+        loaded: LoadedModel,
+        dispatcher: Dispatcher,
+        routes: Mapping[Role, Submission] | None = None,
+        unrouted: Set[Role] = frozenset(),
     ) -> None:
-        """``routes``: what queues the texts of a role, where a Router sends them to another model."""
+        """``routes``: what queues the texts of a role that a Router sends to another model; none of ``unrouted``."""
         self.routes = routes or {}
+        self.unrouted = unrouted
         self.loaded = loaded
         self.dispatcher = dispatcher
         # Calls with equal options share a plan, so that their texts are tokenized together.
@@ -112,8 +117,8 @@ class Submission:
         """Check everything, then queue."""
         options = options or CallOptions()
         resolve.check_params(task, params)
-        if params.role is not None and params.role in self.routes:
-            other = self.routes[params.role]
+        other = self._route(params.role)
+        if other is not None:
             return other.start(task, inputs, params, options, pairs=pairs, method=method, ranking=ranking)
         score_type = resolve.check_method(method, self.loaded, ranking=ranking)
         if method == "auto":  # for another, check_method has refused what the checkpoint does not serve
@@ -130,6 +135,12 @@ class Submission:
             return in_windows(items, plan, self.loaded, queue, self.dispatcher.threads)
         return self.dispatcher.submit(items, plan, options, owner=self)
 
+    def _route(self, role: Role | None) -> Submission | None:
+        """What queues the texts of a role, if a Router sends them to another model."""
+        if role in self.unrouted:
+            raise InvalidRequestError(f"role={role!r}: the Router of {self.loaded.spec.name} has no such route")
+        return None if role is None else self.routes.get(role)
+
     def plan(self, task: Task, params: PoolingParams, count: int, pairs: EncodesPairs | None = None) -> Plan:
         """The plan of a call."""
         if pairs is not None or params.returned_token_ids is not None:  # looked up for each call
@@ -140,8 +151,9 @@ class Submission:
         """One vector per text, in order; a few calls are queued ahead of the vector handed out."""
         if isinstance(texts, str | bytes):
             raise TypeError("embed_iter takes an iterable of texts, not a str; write embed_iter([text])")
-        if params.role is not None and params.role in self.routes:
-            return self.routes[params.role].stream(texts, params, show_progress)
+        other = self._route(params.role)
+        if other is not None:
+            return other.stream(texts, params, show_progress)
         if params.output_dtype in ("int8", "uint8"):
             raise InvalidRequestError(
                 f"output_dtype={params.output_dtype!r} finds its range over a whole call, which a stream does not "
