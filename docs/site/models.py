@@ -14,6 +14,7 @@ from millpond.backends.native.families import has_plan
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import _SUFFIXES, ARCHITECTURES
 from millpond.checkpoints.build_spec import MATRYOSHKA_FAMILIES
+from millpond.checkpoints.families.remote_code import KNOWN, RemoteCode
 from millpond.checkpoints.rerankers import FAMILIES
 from millpond.values.spec import PoolingMode
 
@@ -64,6 +65,16 @@ A checkpoint with another family's `model_type` is recognized by further fields 
 
 {recognized}
 
+## Code of a checkpoint's own
+
+`auto_map` in config.json names classes in files of the repository, which millpond never runs. Where the code of a family
+above became transformers', it is the same. Of other code these names (`file.Class`) are known; what they change is part
+of the model here. Any other is refused, since it may compute something else under the same names:
+`hf_overrides={{"auto_map": None}}` says that it does not, and `{{"auto_map": None, "is_causal": False}}` that it only
+drops the causal mask.
+
+{codes}
+
 ## Tasks
 
 What runs each kind of checkpoint on a CPU. **native** needs no torch, and `backend="torch"` runs it too; **torch**
@@ -111,6 +122,7 @@ def page() -> str:
         ),
         suffixes=_codes(_SUFFIXES[1:]),
         names="\n".join(f"- {row.prefix}: {_codes(row.names)}" for row in ARCHITECTURES if row.names),
+        codes=_table(("code", "`model_type`", "what it changes"), map(_own_code, KNOWN)),
         rerankers=_table(
             ("name", "`model_type`", "score"),
             [(_code(family.pattern), _codes(family.model_types), _score(family.tokens)) for family in FAMILIES],
@@ -157,6 +169,13 @@ def _backend(row: Architecture) -> str:
     return "native" if has_plan(row) else "torch"
 
 
+def _own_code(code: RemoteCode) -> tuple[str, ...]:
+    named = "" if code.names == ".*" else f" of {_code(code.names)}"
+    pooling = "" if code.pooling is None else f"; pooling `{'+'.join(code.pooling.modes)}` without the prompt"
+    changed = ", ".join(f"`{name}: {str(value).lower()}`" for name, value in code.fields.items())
+    return (_code(code.pattern) + named, _codes(code.model_types), changed + pooling or "nothing")
+
+
 def _recognized(row: Architecture) -> str:
     """The fields of config.json by which a family with another one's ``model_type`` is recognized."""
     return " and ".join(f"`{key}: {value}`" for key, value in row.recognized_by.items())
@@ -170,7 +189,7 @@ def _score(tokens: Sequence[str]) -> str:
 
 def _code(pattern: str) -> str:
     """A pattern in a cell of a table, where a bar would end the cell."""
-    readable = re.sub(r"\(-\[\\w\.-\]\+\)\?|\[\\w\.-\]\*|\.\*", "*", pattern.replace(r"\.", "."))
+    readable = re.sub(r"\(-\[\\w\.-\]\+\)\?|\[\\w\.-\]\*|\.\*|\\w[+*]", "*", pattern.replace(r"\.", "."))
     return f"`{readable}`".replace("|", "\\|")
 
 

@@ -30,18 +30,29 @@ def _automatic(folder: Path, config: dict[str, Any]) -> States:
 
 
 def _llama_bidirectional(folder: Path, config: dict[str, Any]) -> States:
-    """Llama without a causal mask: an explicit mask lets every token attend to every other."""
-    from transformers import LlamaConfig, LlamaModel
+    """Llama without a causal mask."""
+    return without_mask(folder, model_type="llama")[0]
 
-    fields = {key: value for key, value in config.items() if key not in ("model_type", "auto_map", "architectures")}
-    model = LlamaModel.from_pretrained(folder, config=LlamaConfig(**fields), attn_implementation="eager").eval()
 
-    def states(ids: torch.Tensor) -> torch.Tensor:
-        everything = torch.zeros(1, 1, len(ids), len(ids))
-        hidden: torch.Tensor = model(input_ids=ids[None], attention_mask=everything, use_cache=False).last_hidden_state
+def without_mask(folder: Path, **replaced: Any) -> tuple[States, States]:
+    """A decoder with every token attending to every other, by an explicit mask; and as it is, with the causal mask.
+
+    ``replaced``: fields of config.json.
+    """
+    from transformers import AutoConfig, AutoModel
+
+    content = json.loads((folder / "config.json").read_text(encoding="utf-8")) | replaced
+    own = ("auto_map", "architectures", "is_causal", "use_bidirectional_attention")
+    config = AutoConfig.for_model(**{key: value for key, value in content.items() if key not in own})
+    model = AutoModel.from_pretrained(
+        folder, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
+    ).eval()
+
+    def states(ids: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+        hidden: torch.Tensor = model(input_ids=ids[None], attention_mask=mask, use_cache=False).last_hidden_state
         return hidden[0]
 
-    return states
+    return lambda ids: states(ids, torch.zeros(1, 1, len(ids), len(ids))), lambda ids: states(ids, None)
 
 
 def _internlm2(folder: Path, config: dict[str, Any]) -> States:

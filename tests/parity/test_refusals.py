@@ -286,13 +286,15 @@ def test_a_pickle_that_is_more_than_tensors(tmp_path):
 
 @pytest.mark.parametrize("native", [False, True])
 def test_code_of_the_checkpoints_own(native, tmp_path):
-    """The error names the code; with an architecture of millpond's, it is left alone."""
+    """The error names the code and, with an architecture of millpond's, the override that leaves it out."""
     folder, trace = tiny.write_checkpoint(tmp_path / "model"), tmp_path / "ran"
     (folder / "modeling_pond.py").write_text(f"open({str(trace)!r}, 'w').close()\nclass PondModel: ...\n")
     own = {"auto_map": {"AutoModel": "modeling_pond.PondModel", "AutoConfig": "modeling_pond.PondConfig"}}
     if native:
-        tiny.edit_json(folder / "config.json", auto_map={"AutoModel": "modeling_pond.PondModel"})
-        with load(folder) as engine:
+        tiny.edit_json(folder / "config.json", **own)
+        with pytest.raises(UnsupportedArchitectureError, match=r'modeling_pond.PondModel.*\{"auto_map": None\}$'):
+            load(folder)
+        with load(folder, hf_overrides={"auto_map": None}) as engine:
             assert engine.embed(["a"]).embeddings.shape == (1, 48)
     else:
         tiny.edit_json(folder / "config.json", model_type="pondformer", architectures=["PondModel"], **own)

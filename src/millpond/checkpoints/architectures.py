@@ -393,11 +393,17 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
             f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
             f"it runs {known_types} (`millpond models` lists them)"
         )
-    # Stanford's ColBERT class can have any backbone; vLLM's ColBERT classes have the backbone in their names.
-    known = {row.prefix + suffix for suffix in _SUFFIXES} | {"HF_ColBERT", f"ColBERT{row.prefix}Model"} | set(row.names)
+    known = class_names(row)
     if claimed is not None and claimed not in known:
         raise UnsupportedArchitectureError(
             f"{name} is a {claimed}, which millpond does not run; "
             f"of model_type {model_type!r} it runs {', '.join(sorted(known))}"
         )
     return row
+
+
+def class_names(row: Architecture) -> frozenset[str]:
+    """The class names that config.json may claim for a family."""
+    # Stanford's ColBERT class can have any backbone; vLLM's ColBERT classes have the backbone in their names.
+    of_colbert = ("HF_ColBERT", f"ColBERT{row.prefix}Model")
+    return frozenset((*(row.prefix + suffix for suffix in _SUFFIXES), *of_colbert, *row.names))

@@ -13,6 +13,7 @@ from millpond.checkpoints.architectures import STATIC, find
 from millpond.checkpoints.build_spec import SpecOptions, build_spec, complete_layout, override_head
 from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint, weights_of
 from millpond.checkpoints.description import ModelDescription
+from millpond.checkpoints.families import remote_code
 from millpond.checkpoints.families.native import translate, with_stored_vocabulary
 from millpond.checkpoints.layouts.late_interaction import LateInteraction
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
@@ -233,6 +234,8 @@ def _identify(
     layout = checkpoint.layout
     is_table = layout.static is not None or isinstance(layout.sparse, StaticWeights)
     architecture = STATIC if is_table else find(checkpoint.config, checkpoint.source.name)
+    checkpoint = remote_code.apply(checkpoint, architecture)
+    layout = checkpoint.layout
     native = translate(architecture, checkpoint.config, checkpoint.source.name)
     checkpoint = replace(checkpoint, config=with_stored_vocabulary(native, checkpoint.layout.transformer))
     return checkpoint, architecture, complete_layout(checkpoint, architecture, _options(config))

@@ -20,6 +20,7 @@ from millpond.errors import ModelLoadError
 
 _UNHEARD = "\U0010fffe"  # no character, so no vocabulary has it
 _ENDS = ("add_bos_token", "add_eos_token")
+_OWN_ENDS = "tokenization_qwen.Qwen2Tokenizer"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,6 +88,9 @@ def _read(folder: Path) -> TokenizerFile:
     if kind.process is not None and (kind.replaces or (processor is None and not ends)):
         processor = kind.process(backend, setup)
     backend.post_processor = _plain_ends(backend, texts, ends) if processor is None else processor
+    if source.from_json and _ends_by_own_code(fields):
+        eos = _plain_ends(backend, texts, {"add_eos_token": True})
+        backend.post_processor = eos if processor is None else processors.Sequence([processor, eos])
     backend.no_padding()
     backend.no_truncation()
     limit, names = fields.get("model_max_length", fields.get("max_len")), fields.get("model_input_names")
@@ -126,6 +130,14 @@ def _plain_ends(backend: Tokenizer, roles: Mapping[str, str], fields: Mapping[st
     pair = f"{single}{' ' + bos + ':1' if bos else ''} $B:1{' ' + eos + ':1' if eos else ''}"
     tokens = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
     return processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
+
+
+def _ends_by_own_code(fields: Mapping[str, Any]) -> bool:
+    """Whether code of the checkpoint's own appends the token that ends a text: that of gte-Qwen2 and its relatives."""
+    own = fields.get("auto_map")
+    listed = own.get("AutoTokenizer") if isinstance(own, Mapping) else own
+    names = listed if isinstance(listed, list) else [listed]
+    return bool(fields.get("add_eos_token")) and any(_OWN_ENDS in str(name) for name in names)
 
 
 def _from_json(path: Path, settings: Settings) -> _Source:

@@ -1,0 +1,120 @@
+"""Code of a checkpoint's own beside a family that millpond runs: what known code computes; unknown code is refused.
+
+A config.json may name classes in files of its repository (``auto_map``). Most hold what transformers has itself since
+then; some change the arithmetic under the same ``model_type`` and class names, most often by dropping the causal mask.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.architectures import class_names
+from millpond.checkpoints.checkpoint import Checkpoint
+from millpond.checkpoints.modules import Pooling
+from millpond.errors import UnsupportedArchitectureError
+
+
+@dataclass(frozen=True, kw_only=True)
+class RemoteCode:
+    """What some code computes, in terms of the family that ``model_type`` names."""
+
+    pattern: str  # of `file.Class`
+    model_types: tuple[str, ...]  # the families
+    names: str = r".*"  # of the last part of the hub id, in small letters
+    # Fields of config.json that say the same; those that are there have precedence
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    pooling: Pooling | None = None  # where the files name none
+
+
+_BIDIRECTIONAL = {"is_causal": False}
+# Code that computes something else than the class of the same name in transformers, or the same.
+KNOWN = (
+    RemoteCode(
+        pattern=r"modeling_gritlm7b\.Mistral\w+",
+        model_types=("mistral",),
+        fields=_BIDIRECTIONAL,
+        pooling=Pooling(modes=("mean",), include_prompt=False),
+    ),
+    # gte-Qwen2, stella_en_1.5B_v5, inf-retriever: causal only where config.json says so.
+    RemoteCode(pattern=r"modeling_qwen\.Qwen2\w+", model_types=("qwen2",), fields=_BIDIRECTIONAL),
+    RemoteCode(
+        pattern=r"modeling\w*\.Qwen2\w+", model_types=("qwen2",), names=r"kalm-embedding.*", fields=_BIDIRECTIONAL
+    ),
+    # NVIDIA's older names for llama_bidirec.
+    RemoteCode(pattern=r"\w+\.LlamaBidirectional\w+", model_types=("llama",), fields=_BIDIRECTIONAL),
+    # Equal to transformers.
+    RemoteCode(pattern=r"modeling_qwen2_rm\.Qwen2For(Process)?RewardModel", model_types=("qwen2",)),
+    RemoteCode(pattern=r"(modeling_xlm_roberta|modeling_lora)\.XLMRoberta\w+", model_types=("xlm-roberta",)),
+    RemoteCode(pattern=r"modeling_jamba\.Jamba\w+", model_types=("jamba",)),
+    RemoteCode(pattern=r"modeling_phi3\.Phi3\w+", model_types=("phi3",)),
+)
+# Families that were code of a checkpoint's own before transformers had them, or still are: theirs is what runs here.
+_ORIGINALS = frozenset(("nomic_bert", "new", "gte", "eurobert", "llama_bidirec", "internlm2", "jina_embeddings_v3"))
+# The key of auto_map by the ending of the class that config.json names.
+_KEYS = {
+    "ForCausalLM": "AutoModelForCausalLM",
+    "LMHeadModel": "AutoModelForCausalLM",
+    "ForMaskedLM": "AutoModelForMaskedLM",
+    "ForSequenceClassification": "AutoModelForSequenceClassification",
+    "ForTokenClassification": "AutoModelForTokenClassification",
+}
+
+
+def apply(checkpoint: Checkpoint, row: Architecture) -> Checkpoint:
+    """``checkpoint`` with what its own code does said in its config and layout.
+
+    Raises:
+        UnsupportedArchitectureError: The code is not known, and might compute anything.
+    """
+    for used in _used(checkpoint.config):
+        if _is_of(row, used, checkpoint.config):
+            continue
+        known = next((code for code in KNOWN if _matches(code, used, checkpoint)), None)
+        if known is None:
+            raise UnsupportedArchitectureError(_refusal(checkpoint, row, used))
+        layout = checkpoint.layout
+        if layout.pooling is None and known.pooling is not None:
+            layout = replace(layout, pooling=known.pooling)
+        checkpoint = replace(checkpoint, config={**known.fields, **checkpoint.config}, layout=layout)
+    return checkpoint
+
+
+def _used(config: Mapping[str, Any]) -> list[str]:
+    """``file.Class`` of the backbone, and of the class that config.json names, if they are code of its own."""
+    listed = config.get("auto_map")
+    if not isinstance(listed, Mapping):
+        return []
+    claimed = str((config.get("architectures") or [""])[0])
+    keys = ["AutoModel", *(key for ending, key in _KEYS.items() if claimed.endswith(ending))]
+    values = [value[0] if isinstance(value, list) and value else value for value in map(listed.get, keys)]
+    return list(dict.fromkeys(str(value).rpartition("--")[2] for value in values if value))
+
+
+def _is_of(row: Architecture, used: str, config: Mapping[str, Any]) -> bool:
+    """Whether the class is one that only this family's own code has."""
+    name = used.rpartition(".")[2]
+    own = bool(row.recognized_by) or config.get("model_type") in _ORIGINALS
+    return name in row.names or (own and name in class_names(row))
+
+
+def _matches(code: RemoteCode, used: str, checkpoint: Checkpoint) -> bool:
+    config, places = checkpoint.config, (checkpoint.source.name, str(checkpoint.config.get("_name_or_path") or ""))
+    names = [place.rstrip("/").rpartition("/")[2].lower() for place in places]
+    return (
+        re.fullmatch(code.pattern, used) is not None
+        and config.get("model_type") in code.model_types
+        and any(re.fullmatch(code.names, name) for name in names)
+    )
+
+
+def _refusal(checkpoint: Checkpoint, row: Architecture, used: str) -> str:
+    mask = ', or with {"auto_map": None, "is_causal": False} if it only drops the causal mask' if row.decoder else ""
+    return (
+        f"{checkpoint.source.name} has code of its own ({used} in auto_map), which millpond neither knows nor runs and "
+        f"which may compute something else than transformers' {row.model_class}; if it does not, load it with "
+        f'hf_overrides={{"auto_map": None}}{mask}'
+    )
