@@ -131,7 +131,11 @@ def test_the_override_that_the_refusal_names(tmp_path):
         ("qwen2", {"AutoModel": "modeling_qwen2_rm.Qwen2ForRewardModel"}, {}),
         ("jamba", {"AutoModelForCausalLM": "modeling_jamba.JambaForCausalLM"}, {"architectures": ["JambaForCausalLM"]}),
         ("gte", {"AutoModel": "modeling.NewModel"}, {}),
-        ("xlm-roberta", {"AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_xlm_roberta.XLMRobertaModel"}, {}),
+        (
+            "xlm-roberta",
+            {"AutoModel": "jinaai/xlm-roberta-flash-implementation--modeling_xlm_roberta.XLMRobertaModel"},
+            {},
+        ),
     ],
 )
 def test_code_that_changes_nothing(family, own, fields, tmp_path):
