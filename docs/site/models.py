@@ -67,9 +67,9 @@ A checkpoint with another family's `model_type` is recognized by further fields 
 
 ## Code of a checkpoint's own
 
-`auto_map` in config.json names classes in files of the repository, which millpond never runs. Where the code of a family
-above became transformers', it is the same. Of other code these names (`file.Class`) are known; what they change is part
-of the model here. Any other is refused, since it may compute something else under the same names:
+`auto_map` in config.json names classes in files of the repository, which millpond never runs. Where the code of a
+family above became transformers', it is the same. Of other code these names (`file.Class`) are known; what they change
+is part of the model here. Any other is refused, since it may compute something else under the same names:
 `hf_overrides={{"auto_map": None}}` says that it does not, and `{{"auto_map": None, "is_causal": False}}` that it only
 drops the causal mask.
 

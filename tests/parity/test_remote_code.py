@@ -18,6 +18,7 @@ pytestmark = pytest.mark.contract
 
 GRITLM = {"AutoModel": "modeling_gritlm7b.MistralModel", "AutoModelForCausalLM": "modeling_gritlm7b.MistralForCausalLM"}
 GTE = {"AutoModel": "modeling_qwen.Qwen2Model", "AutoModelForCausalLM": "modeling_qwen.Qwen2ForCausalLM"}
+FLASH = "jinaai/xlm-roberta-flash-implementation"
 KALM = {"AutoModel": "modeling.Qwen2Model"}
 
 
