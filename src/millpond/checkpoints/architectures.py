@@ -7,6 +7,7 @@ computes something that no other does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -14,6 +15,8 @@ from millpond.checkpoints.architecture import (
     BERT_MLM,
     DISTILBERT_MLM,
     MODERNBERT_MLM,
+    REMBERT_MLM,
+    ROFORMER_MLM,
     Architecture,
     DecoderTraits,
     EncoderFields,
@@ -29,6 +32,7 @@ from millpond.checkpoints.classifier_steps import (
     MODERNBERT_HEAD,
     POOLER_HEAD,
     ROBERTA_HEAD,
+    ROFORMER_HEAD,
     SCORE,
     ConfigField,
     FamilyHead,
@@ -131,6 +135,81 @@ ARCHITECTURES = (
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
         example="intfloat/multilingual-e5-base",
+    ),
+    _bert_like(
+        prefix="Ernie",
+        model_type="ernie",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="ernie", fields=EncoderFields(tasks="task_type_vocab_size")),
+        head=POOLER_HEAD,
+        mlm=replace(BERT_MLM, backbone="ernie"),
+        example="shibing624/text2vec-base-chinese-paraphrase",
+    ),
+    _bert_like(
+        prefix="Data2VecText",
+        model_type="data2vec-text",
+        offset_positions=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="data2vec_text"),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("data2vec_text"),
+        example="facebook/data2vec-text-base",
+    ),
+    _bert_like(
+        prefix="MegatronBert",
+        model_type="megatron-bert",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="bert", attention_norm="attention.ln", norm="ln", last_norm="encoder.ln"),
+        head=POOLER_HEAD,
+        mlm=BERT_MLM,
+        example="KBLab/megatron-bert-large-swedish-cased-165k",
+    ),
+    _bert_like(
+        prefix="XLMRobertaXL",
+        model_type="xlm-roberta-xl",
+        half="bfloat16",
+        offset_positions=True,
+        pooler=True,
+        encoder=EncoderNames(
+            prefix="roberta",
+            attention_norm="attention.self_attn_layer_norm",
+            norm="LayerNorm",
+            last_norm="encoder.LayerNorm",
+        ),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("roberta"),
+        example="facebook/xlm-roberta-xl",
+    ),
+    _bert_like(
+        prefix="RoFormer",
+        model_type="roformer",
+        positions="rotary",
+        token_types=True,
+        family="roformer",
+        encoder=EncoderNames(
+            prefix="roformer",
+            rotary="encoder.embed_positions",
+            fields=EncoderFields(embedding="embedding_size"),
+        ),
+        head=ROFORMER_HEAD,
+        mlm=ROFORMER_MLM,
+        example="junnyu/roformer_chinese_sim_char_base",
+    ),
+    _bert_like(
+        prefix="RemBert",
+        model_type="rembert",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(
+            prefix="rembert",
+            widen="encoder.embedding_hidden_mapping_in",
+            fields=EncoderFields(embedding="input_embedding_size"),
+        ),
+        head=POOLER_HEAD,
+        mlm=REMBERT_MLM,
+        example="google/rembert",
     ),
     _bert_like(
         prefix="DistilBert",

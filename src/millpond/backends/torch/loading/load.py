@@ -46,7 +46,7 @@ def load_backbone(
     if checkpoint.layout.static is not None:
         return StaticEncoder(read_rows(checkpoint.layout.static.folder)).eval().to(device)
     backbone = None
-    if packed and architecture.encoder is not None and architecture.module is None:
+    if packed and architecture.encoder is not None and architecture.encoder.like_bert and architecture.module is None:
         backbone = read_encoder(
             checkpoint.layout.transformer,
             checkpoint.config,
