@@ -108,8 +108,6 @@ def _told(
     tensors: Tensors, config: Mapping[str, Any], row: Architecture, kernels: Kernels, adapters: Adapters | None
 ) -> PlanBuilder:
     """A builder that knows all steps."""
-    if config.get("quantization_config"):
-        raise NotSupported("weights that are quantized already (quantization_config)")
     count = 0 if adapters is None else adapters.count
     builder = PlanBuilder(kernels, adapters=count, rank=adapters.rank if adapters is not None and count else 0)
     if row.encoder is not None:
