@@ -24,7 +24,7 @@ FAMILIES = ("jina-bert", "jina-bert-code")
 BACKENDS = ("native", "torch")
 # Heads beside a power of two, as the base models have them, and more columns than a unit of the kernels.
 TWELVE = {"hidden_size": 96, "num_attention_heads": 12}
-LONG = " ".join(TEXTS * 5)
+LONG = " ".join(TEXTS * 2)
 AUTO_MAP = {
     "AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel",
     "AutoModelForMaskedLM": "jinaai/jina-bert-implementation--modeling_bert.JinaBertForMaskedLM",
