@@ -41,8 +41,7 @@ def client(
     folders = (embedder, cross_encoder, sparse_embedder, classifier, nli)
     names = (*line.split(), "MoritzLaurer/deberta-v3-base-zeroshot-v2.0")
     configs = [
-        ModelConfig(model=str(folder), names=(name,), device="cpu")
-        for folder, name in zip(folders, names, strict=True)
+        ModelConfig(model=str(folder), names=(name,), device="cpu") for folder, name in zip(folders, names, strict=True)
     ]
     models = ServedModels.load(configs)
     index = tmp_path_factory.mktemp("docs") / "docs.index"
