@@ -124,6 +124,14 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"LABEL_{index}" for index in range(int(count))) if count is not None else ()
 
 
+def entailment(config: Mapping[str, Any], labels: tuple[str, ...]) -> int | None:
+    """Index of entailment among several ``labels``, looked for in label2id as transformers' pipeline does."""
+    label2id = config.get("label2id") or {name: index for index, name in enumerate(labels)}
+    found = (int(index) for name, index in label2id.items() if str(name).lower().startswith("entail"))
+    index = next(found, len(labels))
+    return index if index < len(labels) and len(labels) > 1 else None
+
+
 def activation(config: Mapping[str, Any], width: int) -> str:
     """Activation of ``width`` logits: by problem_type, then by sentence-transformers' key, then by the width."""
     default: Activation = "sigmoid" if width == 1 else "softmax"

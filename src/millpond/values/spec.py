@@ -41,6 +41,8 @@ class ModelSpec:
         prompts: The checkpoint's prompts by name.
         default_prompt_name: The prompt used if the caller names none.
         labels: Class names by index; empty for an embedder.
+        entailment_id: Of a model of natural language inference: the index of entailment among ``labels``, with which
+            ``classify`` takes labels of the caller's own.
         activation: Activation that the checkpoint applies to its logits: ``identity``, ``sigmoid``, ``softmax``, or a
             class of ``torch.nn`` by name, such as ``Tanh``.
         score_type: What ``score`` computes by default: a cross-encoder's score, MaxSim (``late-interaction``) or the
@@ -67,6 +69,7 @@ class ModelSpec:
     prompts: Mapping[str, str] = field(hash=False)
     default_prompt_name: str | None
     labels: tuple[str, ...]
+    entailment_id: int | None = None
     activation: str = "identity"
     score_type: ScoreType | None = None
     step_tag_id: int | None = None
