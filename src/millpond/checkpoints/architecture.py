@@ -234,6 +234,14 @@ MODERNBERT_MLM = MaskedHeadNames(
     epsilon="norm_eps",
     default_epsilon=1e-5,
 )
+GTE_MLM = MaskedHeadNames(
+    backbone="new",
+    dense="lm_head.dense",
+    norm="lm_head.norm",
+    decoder="lm_head.decoder.weight",
+    biases=("lm_head.decoder.bias",),
+    activation="hidden_act",
+)
 
 
 def roberta_mlm(backbone: str) -> MaskedHeadNames:

@@ -13,6 +13,7 @@ from typing import Any
 from millpond.checkpoints.architecture import (
     BERT_MLM,
     DISTILBERT_MLM,
+    GTE_MLM,
     MODERNBERT_MLM,
     Architecture,
     DecoderTraits,
@@ -189,6 +190,7 @@ ARCHITECTURES = (
         module="millpond.backends.torch.forwards.gte",
         forward=_ROTARY_ENCODER,
         head=POOLER_HEAD,
+        mlm=GTE_MLM,
         weighted_tokens="NewForTokenClassification",  # gte-multilingual-base's
         example="Alibaba-NLP/gte-multilingual-base",
     ),
