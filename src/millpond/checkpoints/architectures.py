@@ -14,6 +14,7 @@ from typing import Any
 from millpond.checkpoints.architecture import (
     BERT_MLM,
     DISTILBERT_MLM,
+    GTE_MLM,
     MODERNBERT_MLM,
     Architecture,
     DecoderTraits,
@@ -48,6 +49,7 @@ _SUFFIXES = (
 # Packed forwards.
 _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
+_PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
 
 # BERT-like families with other names than BERT.
 _DISTILBERT_NAMES = EncoderNames(
@@ -189,6 +191,7 @@ ARCHITECTURES = (
         module="millpond.backends.torch.forwards.gte",
         forward=_ROTARY_ENCODER,
         head=POOLER_HEAD,
+        mlm=GTE_MLM,
         weighted_tokens="NewForTokenClassification",  # gte-multilingual-base's
         example="Alibaba-NLP/gte-multilingual-base",
     ),
@@ -208,6 +211,19 @@ ARCHITECTURES = (
         module="millpond.backends.torch.forwards.jina",
         head=ROBERTA_HEAD,
         example="jinaai/jina-embeddings-v3",
+    ),
+    Architecture(
+        prefix="JinaBert",
+        model_type="jina_bert",
+        pooling="mean",
+        positions="relative",
+        token_types=True,
+        recognized_by={"model_type": "bert", "position_embedding_type": "alibi"},
+        family="jina_bert",
+        forward=_PLAN,
+        head=POOLER_HEAD,
+        mlm=BERT_MLM,
+        example="jinaai/jina-embeddings-v2-base-en",
     ),
     _bert_like(
         prefix="Electra",
