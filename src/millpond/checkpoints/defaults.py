@@ -111,6 +111,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "input_embedding_size": 256,
         "intermediate_size": 4608,
     },
+    "jina_bert": _BERT,
     "distilbert": {
         "vocab_size": 30522,
         "dim": 768,
