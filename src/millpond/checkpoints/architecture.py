@@ -64,11 +64,6 @@ class EncoderNames:
     rotary: str = ""
     fields: EncoderFields = EncoderFields()  # names in config.json
 
-    @property
-    def like_bert(self) -> bool:
-        """Whether a family has BERT's parts only, under any names."""
-        return not (self.last_norm or self.rotary or self.fields.tasks or self.fields.window)
-
 
 @dataclass(frozen=True, kw_only=True)
 class DecoderTraits:

@@ -141,6 +141,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="Ernie",
+        forward=_PLAN,
         model_type="ernie",
         token_types=True,
         pooler=True,
@@ -161,6 +162,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="MegatronBert",
+        forward=_PLAN,
         model_type="megatron-bert",
         token_types=True,
         pooler=True,
@@ -171,6 +173,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="XLMRobertaXL",
+        forward=_PLAN,
         model_type="xlm-roberta-xl",
         half="bfloat16",
         offset_positions=True,
@@ -187,6 +190,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="RoFormer",
+        forward=_PLAN,
         model_type="roformer",
         positions="rotary",
         token_types=True,
@@ -202,6 +206,7 @@ ARCHITECTURES = (
     ),
     _bert_like(
         prefix="RemBert",
+        forward=_PLAN,
         model_type="rembert",
         token_types=True,
         pooler=True,

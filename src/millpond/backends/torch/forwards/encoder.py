@@ -1,8 +1,7 @@
 """BERT-like encoders, packed, over the weights that transformers loaded.
 
 q, k and v are one product, the activation is fused into its linear on a CPU, and there is neither a mask nor a copy of
-``[1, heads, tokens, dim]``. Families whose classes cannot run packed rows run here too: MPNet with its relative bias,
-RoFormer with its rotation, Longformer with its windows, and pre-norm ones.
+``[1, heads, tokens, dim]``. MPNet, whose class cannot run packed rows at all, runs here with its relative bias.
 """
 
 from __future__ import annotations
@@ -18,7 +17,6 @@ from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
 from millpond.backends.torch.forwards.add_norm import AddNorm
 from millpond.backends.torch.forwards.linear import PlainLinear, joined
-from millpond.backends.torch.forwards.rotary import apply_rotary
 from millpond.checkpoints.architecture import Architecture, EncoderNames
 
 
@@ -40,19 +38,11 @@ class PackedEncoder(nn.Module):
         assert names is not None
         config: Any = backbone.config
         self.embeddings: nn.Module = backbone.embeddings  # type: ignore[assignment]
-        # Embeddings may be narrower than the layers.
-        module, _, name = names.widen.rpartition(".")
-        self.widen: nn.Module | None = getattr(backbone.get_submodule(module), name, None)
+        # ELECTRA's embeddings may be narrower than its layers.
+        self.widen: nn.Module | None = getattr(backbone, "embeddings_project", None)
         heads, activation = int(getattr(config, names.fields.heads)), getattr(config, names.fields.activation)
-        self.angles: nn.Module | None = backbone.get_submodule(names.rotary) if names.rotary else None
-        layers = list(backbone.get_submodule(names.layers).children())
-        windows = list(getattr(config, names.fields.window)) if names.fields.window else [None] * len(layers)
-        kind = PreNormLayer if names.last_norm else PackedLayer
-        self.layers = nn.ModuleList(
-            kind(layer, names, heads, activation, None if window is None else window // 2 + 1)
-            for layer, window in zip(layers, windows, strict=True)
-        )
-        self.last_norm: nn.Module = backbone.get_submodule(names.last_norm) if names.last_norm else nn.Identity()
+        layers = backbone.get_submodule(names.layers)
+        self.layers = nn.ModuleList(PackedLayer(layer, names, heads, activation) for layer in layers.children())
         self.bias: RelativeBias | None = None
         if names.relative_bias:
             self.bias = RelativeBias(backbone.get_submodule(names.relative_bias).weight)  # type: ignore[arg-type]
@@ -67,32 +57,24 @@ class PackedEncoder(nn.Module):
         rows: torch.Tensor | None = None,  # [n]
     ) -> Output:
         """Hidden states of every token, or only of the tokens ``rows``."""
-        more = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
-        turns = None
-        if self.angles is None:
-            more["position_ids"] = position_ids
-        else:
-            sines, cosines = self.angles(input_ids.shape, position_ids=position_ids)[0, :, None].chunk(2, -1)
-            turns = torch.cat((cosines, cosines), -1), torch.cat((sines, sines), -1)  # [tokens, 1, dim] each
-        hidden = self.embeddings(input_ids=input_ids, **more)[0]  # [tokens, embedding]
+        types = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+        hidden = self.embeddings(input_ids=input_ids, position_ids=position_ids, **types)[0]  # [tokens, embedding]
         if self.widen is not None:
             hidden = self.widen(hidden)  # [tokens, hidden]
         bias = None if self.bias is None else self.bias(segments.max_seqlen).to(hidden.dtype).contiguous()
         *layers, last = self.layers
         for layer in layers:
-            hidden = layer(hidden, segments, bias, turns)
-        hidden = self.last_norm(last(hidden, segments, bias, turns, rows))
+            hidden = layer(hidden, segments, bias)
+        hidden = last(hidden, segments, bias, rows)
         return Output(last_hidden_state=hidden[None])
 
 
 class PackedLayer(nn.Module):
     """One post-norm layer over the weights of the loaded one."""
 
-    def __init__(
-        self, layer: nn.Module, names: EncoderNames, heads: int, activation: str, window: int | None = None
-    ) -> None:
+    def __init__(self, layer: nn.Module, names: EncoderNames, heads: int, activation: str) -> None:
         super().__init__()
-        self.heads, self.window = heads, window
+        self.heads = heads
         self.qkv = joined(*(layer.get_submodule(name) for name in (names.query, names.key, names.value)))
         self.attention_out = joined(layer.get_submodule(names.attention_out))
         self.attention_norm = AddNorm(layer.get_submodule(names.attention_norm))
@@ -107,49 +89,19 @@ class PackedLayer(nn.Module):
         hidden: torch.Tensor,  # [tokens, hidden]
         segments: Segments,
         bias: torch.Tensor | None,  # [heads, longest, longest], added to the scores
-        turns: tuple[torch.Tensor, torch.Tensor] | None = None,  # [tokens, 1, dim] each, cosines and sines
         rows: torch.Tensor | None = None,  # [n]
     ) -> torch.Tensor:  # [tokens, hidden], or [n, hidden]
         """The layer's states, of every token or only of the tokens ``rows``."""
-        mixed = self._mixed(hidden, segments, bias, turns)
+        qkv = self.qkv(hidden).unflatten(-1, (3, self.heads, -1))  # [tokens, 3, heads, dim]
+        query, key, value = qkv.unbind(1)
+        masking = Masking(scale=query.shape[-1] ** -0.5, causal=False, bias=bias)
+        mixed = attend(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
         return self._feed(hidden, mixed) if rows is None else self._feed(hidden[rows], mixed[rows])
-
-    def _mixed(
-        self,
-        states: torch.Tensor,
-        segments: Segments,
-        bias: torch.Tensor | None,
-        turns: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> torch.Tensor:
-        """``[tokens, hidden]``, the attention of ``states``."""
-        qkv = self.qkv(states).unflatten(-1, (3 * self.heads, -1))  # [tokens, 3 heads, dim]
-        query, key, value = qkv.chunk(3, 1)
-        if turns is not None:
-            query, key = apply_rotary(qkv[:, : 2 * self.heads], *turns).chunk(2, 1)
-        masking = Masking(scale=query.shape[-1] ** -0.5, causal=False, bias=bias, window=self.window)
-        return attend(query, key, value, segments, masking).flatten(1)
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """The rest of the layer: ``hidden`` and the attention's output to the layer's states."""
         hidden = self.attention_norm(self.attention_out(mixed), hidden)
         return self.norm(self.down(self.up(hidden)), hidden)  # type: ignore[no-any-return]
-
-
-class PreNormLayer(PackedLayer):
-    """A layer whose norms come before the attention and the feed forward."""
-
-    def _mixed(
-        self,
-        states: torch.Tensor,
-        segments: Segments,
-        bias: torch.Tensor | None,
-        turns: tuple[torch.Tensor, torch.Tensor] | None,
-    ) -> torch.Tensor:
-        return super()._mixed(self.attention_norm.norm(states), segments, bias, turns)
-
-    def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        hidden = hidden + self.attention_out(mixed)
-        return hidden + self.down(self.up(self.norm.norm(hidden)))  # type: ignore[no-any-return]
 
 
 class RelativeBias(nn.Module):

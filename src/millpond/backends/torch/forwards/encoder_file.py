@@ -103,7 +103,7 @@ def _expected(names: EncoderNames, shape: _Shape) -> dict[str, tuple[int, ...]]:
         "embeddings.position_embeddings.weight": (shape.positions, narrow),
         **({"embeddings.token_type_embeddings.weight": (shape.types, narrow)} if shape.types else {}),
         **_norm("embeddings.LayerNorm", narrow),
-        **(_linear(names.widen, hidden, narrow) if narrow != hidden else {}),
+        **(_linear("embeddings_project", hidden, narrow) if narrow != hidden else {}),
     }
     if shape.buckets:
         expected[f"{names.relative_bias}.weight"] = (shape.buckets, shape.heads)

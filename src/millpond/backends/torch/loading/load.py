@@ -50,7 +50,7 @@ def load_backbone(
         read: nn.Module = forward.read(checkpoint, architecture, device=device, dtype=dtype).eval()
         return read if quantization is None else quantize(read, quantization, device)
     backbone = None
-    if packed and architecture.encoder is not None and architecture.encoder.like_bert and architecture.module is None:
+    if packed and architecture.encoder is not None and architecture.module is None:
         backbone = read_encoder(
             checkpoint.layout.transformer,
             checkpoint.config,
