@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.tiny import write_checkpoint
-from tests.tiny.heads import write_cross_encoder, write_reward, write_splade
+from tests.tiny.heads import write_cross_encoder, write_nli, write_reward, write_splade
 from typer.main import get_command
 
 from millpond.cli.app import app
@@ -37,6 +37,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         "distilbert/distilbert-base-uncased-finetuned-sst-2-english": write_checkpoint(
             folder / "classifier", "distilbert", head="SequenceClassification"
         ),
+        "MoritzLaurer/deberta-v3-base-zeroshot-v2.0": write_nli(folder / "nli", "deberta-v2"),
         "dslim/bert-base-NER": write_checkpoint(folder / "tagger", "bert", head="TokenClassification"),
         "internlm/internlm2-1_8b-reward": write_reward(folder / "reward", "InternLM2ForRewardModel"),
         "naver/splade-v3": write_splade(folder / "splade"),

@@ -102,6 +102,7 @@ def gte(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
             "post_attention_layernorm": "attn_ln",
             "post_mlp_layernorm": "mlp_ln",
             "layers.": "encoder.layer.",
+            "lm_head.layer_norm": "lm_head.norm",
         },
     )
     claimed = config["architectures"][0]

@@ -10,6 +10,7 @@ from typing import Any, cast, get_args
 
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
+from millpond.checkpoints.classifiers import entailment
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
 from millpond.checkpoints.modules import Dense, Pooling
 from millpond.checkpoints.task_detection import DetectedTasks
@@ -104,6 +105,7 @@ def build_spec(
         prompts=dict(layout.prompts),
         default_prompt_name=layout.default_prompt_name,
         labels=detected.labels,
+        entailment_id=entailment(config, detected.labels) if "classify" in detected.tasks else None,
         activation=detected.activation,
         score_type=detected.score_type,
         step_tag_id=_step_tag(detected, token_id),

@@ -72,7 +72,7 @@ class _Coroutines(TaskMethods):
                 large = any(map(_is_large, inputs))
                 thread = partial(self._submission.in_thread, large=True) if large else asyncio.to_thread
                 future = await _in_thread(start, thread)
-            elif len(inputs) > _LOOP_TEXTS:
+            elif len(inputs) * len(getattr(params, "labels", None) or (0,)) > _LOOP_TEXTS:
                 future = await _in_thread(start, self._submission.in_thread)
             else:
                 future = start()

@@ -6,13 +6,14 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from millpond.engine.composite import scoring
+from millpond.engine.composite import scoring, zero_shot
 from millpond.engine.composite.windows import in_windows
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import defer_sigint
@@ -26,7 +27,7 @@ from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import EngineOverloadedError, InvalidRequestError
 from millpond.support.progress import progress_bar
 from millpond.tasks import Role, ScoreMethod, ScoreType, Task
-from millpond.values.inputs import Item
+from millpond.values.inputs import Item, Pair
 from millpond.values.outputs import EmbeddingOutput
 from millpond.values.params import PoolingParams
 
@@ -128,6 +129,8 @@ class Submission:
         items = validate.check_items(inputs, task, self.loaded, first=options.first_index)
         if task == "score" and score_type != "cross-encoder":
             return self._score_apart(items, params, score_type, options)
+        if task == "classify" and params.labels is not None:
+            return self._zero_shot(items, params, options)
         plan = self.plan(task, params, len(items), pairs)
         resolve.check_spans(items, task, plan)
         if params.long_texts is not None:
@@ -201,6 +204,23 @@ class Submission:
             for future in ahead:
                 future.cancel()
             truncated.log(self.dispatcher.truncation_log)
+
+    def _zero_shot(self, items: Sequence[Item], params: PoolingParams, options: CallOptions) -> CallFuture[Any]:
+        """Classes of the caller's: a text and a label are a pair, of which the progress knows nothing."""
+        zero_shot.check_model(self.loaded)
+        self.plan("classify", params, len(items))  # refuses options that mean nothing
+        pairs = zero_shot.hypotheses(items, params)
+        threads = None if options.inline and len(pairs) <= INLINE_TEXTS else self.dispatcher.threads
+        raw = replace(params, labels=None, template=None, multi_label=False, activation=False)
+
+        def queue(pairs: Sequence[Pair], reader: EncodesPairs | None, timer: CallTimer) -> CallFuture[Any]:
+            progress = zero_shot.per_text(options.progress, len(params.labels or ()))
+            with TruncatedTexts.called("pairs of a text and a label"):
+                queued = CallOptions(inline=options.inline, progress=progress, timer=timer)
+                plan = self.plan("classify", raw, len(pairs), reader)
+                return self.dispatcher.submit(pairs, plan, queued, owner=self)
+
+        return zero_shot.classify(pairs, params, self.loaded, queue, threads)
 
     def _score_apart(
         self, items: Sequence[Item], params: PoolingParams, score_type: ScoreType | None, options: CallOptions

@@ -176,14 +176,22 @@ class TaskMethods(ABC):
         self,
         texts: Sequence[str],
         *,
+        labels: Sequence[str] | None = None,
+        template: str | None = None,
+        multi_label: bool = False,
         activation: bool | Activation | None = None,
         truncate: Truncate = "end",
         show_progress: bool = False,
     ) -> ClassificationOutput:
-        """Probabilities of the checkpoint's classes for each text.
+        """Probabilities of the checkpoint's classes for each text, or of labels that the caller names.
 
         Args:
             texts: A list of texts.
+            labels: Labels of your own, for a model of natural language inference: how far each text entails the
+                hypothesis that it has the label, as transformers' zero-shot-classification pipeline computes it.
+            template: The hypothesis, in which a label takes the place of ``{}``; by default ``This example is {}.``
+            multi_label: Of ``labels``: several may be true. Each then has a probability of its own; otherwise those of
+                a text add up to 1.
             activation: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``, ``"softmax"``. By default the
                 checkpoint's own (``problem_type``, sentence-transformers' key), else softmax over several classes and
                 sigmoid for one.
@@ -193,7 +201,13 @@ class TaskMethods(ABC):
         Returns:
             ``probs [n, labels]`` with ``labels`` and ``top(k)``.
         """
-        params = PoolingParams(activation=activation, truncate=truncate)
+        params = PoolingParams(
+            labels=labels,  # type: ignore[arg-type]  # PoolingParams makes it a tuple
+            template=template,
+            multi_label=multi_label,
+            activation=activation,
+            truncate=truncate,
+        )
         output: ClassificationOutput = self._run("classify", texts, params, show_progress)
         return output
 

@@ -40,6 +40,9 @@ class PoolingParams:
         prompt: Text put before every input; ``""`` switches a default prompt off.
         prompt_name: Name of one of the checkpoint's prompts.
         instruction: Text for the instruction slot of an LLM reranker's template.
+        labels: Labels of the caller's own, for ``classify`` by a model of natural language inference.
+        template: The hypothesis of a label, which takes the place of ``{}``; ``None`` is ``This example is {}.``
+        multi_label: Whether several labels may be true, each with a probability of its own.
         aggregation: How ``token_classify`` joins tokens into entities, as transformers' pipeline names it.
         adapter: The name of one of the checkpoint's adapters (jina-embeddings-v3: ``spec.adapters``); ``None`` is the
             role's adapter.
@@ -59,6 +62,9 @@ class PoolingParams:
     prompt: str | None = None
     prompt_name: str | None = None
     instruction: str | None = None
+    labels: tuple[str, ...] | None = None
+    template: str | None = None
+    multi_label: bool = False
     aggregation: Aggregation = "none"
     adapter: str | None = None
     long_texts: Literal["mean"] | None = None
@@ -75,9 +81,10 @@ class PoolingParams:
             if name != "activation" or not isinstance(self.activation, bool):
                 check_choice(name, getattr(self, name), choices)
         self._check_steps()
+        self._check_labels()
         if not isinstance(self.normalize, bool | None):
             raise InvalidRequestError(f"normalize={self.normalize!r} must be True, False or None")
-        for name in ("prompt", "prompt_name", "instruction", "adapter"):
+        for name in ("prompt", "prompt_name", "instruction", "adapter", "template"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise InvalidRequestError(f"{name}={value!r} must be a str or None")
         if self.prompt is not None and self.prompt_name is not None:
@@ -100,6 +107,24 @@ class PoolingParams:
         if not ids or not all(map(_is_token_id, ids)):
             raise InvalidRequestError(f"returned_token_ids={columns!r} must hold token ids, ints from 0")
         object.__setattr__(self, "returned_token_ids", ids)
+
+    def _check_labels(self) -> None:
+        labels, template = self.labels, self.template
+        if not isinstance(self.multi_label, bool):
+            raise InvalidRequestError(f"multi_label={self.multi_label!r} must be True or False")
+        if isinstance(template, str) and template.count("{}") != 1:
+            raise InvalidRequestError(f"template={template!r} must have one {{}}, the place of the label")
+        if labels is None:
+            return
+        if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+            raise InvalidRequestError(f"labels={labels!r} must be a list of labels")
+        listed = tuple(labels)
+        for label in listed:
+            if not isinstance(label, str) or not label.strip():
+                raise InvalidRequestError(f"labels holds {label!r}; each label must be a str that is not blank")
+        if not listed or len(set(listed)) < len(listed):
+            raise InvalidRequestError(f"labels={list(listed)!r} must have at least one label, and none of them twice")
+        object.__setattr__(self, "labels", listed)
 
     def given(self) -> frozenset[str]:
         """Names of the fields that differ from their defaults."""

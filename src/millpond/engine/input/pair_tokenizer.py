@@ -25,9 +25,15 @@ _DOCUMENT_SHARE = 4
 class PairTokenizer:
     """Reads pairs by the tokenizer's template (``[CLS] query [SEP] document [SEP]``); never cuts special tokens."""
 
-    def __init__(self, tokenizer: TextTokenizer, *, prompt: str = "") -> None:
+    def __init__(self, tokenizer: TextTokenizer, *, prompt: str = "", keeps_document: bool = False) -> None:
+        """``keeps_document``: only the query is cut, as transformers' ``only_first`` does, if that is enough."""
         self._tokenizer = tokenizer
         self._prompt = prompt
+        self._keeps_document = keeps_document
+
+    def keeping_document(self) -> PairTokenizer:
+        """The same, but only the query is cut."""
+        return PairTokenizer(self._tokenizer, prompt=self._prompt, keeps_document=True)
 
     def encode(
         self,
@@ -63,6 +69,8 @@ class PairTokenizer:
             query, document = np.flatnonzero(sides == 0), np.flatnonzero(sides == 1)
             room = _room(limit, len(ids) - len(query) - len(document), "special tokens")
             kept = _longest_first(len(query), len(document), room)
+            if self._keeps_document and len(document) < room:
+                kept = room - len(document), len(document)
             stay = _kept(len(ids), (query, document), kept, truncate)
             ids, types = ids[stay], None if types is None else types[stay]
         return Tokenized(ids=ids, truncated=cut, types=types if types is not None and types.any() else None)

@@ -10,7 +10,7 @@ from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
-from millpond.tasks import SCORE_METHODS, TASKS, Activation, Role, ScoreMethod, ScoreType, Task
+from millpond.tasks import SCORE_METHODS, TASKS, Role, ScoreMethod, ScoreType, Task
 from millpond.values.inputs import Item, SpannedText
 from millpond.values.params import PoolingParams, check_choice
 from millpond.values.spec import ModelSpec
@@ -27,7 +27,7 @@ _READS: dict[Task, frozenset[str]] = {
     "embed": _VECTORS | {"output_dtype", "long_texts"},
     "token_embed": _VECTORS,
     "sparse_embed": _TEXT,
-    "classify": _LOGITS | {"prompt", "prompt_name"},
+    "classify": _LOGITS | {"prompt", "prompt_name", "labels", "template", "multi_label"},
     "token_classify": _LOGITS | {"aggregation", "step_tag_id", "returned_token_ids"},
     "score": _LOGITS | {"instruction"},
     "reward": _LOGITS | {"step_tag_id", "returned_token_ids"},
@@ -119,6 +119,9 @@ def plan(
     unread = sorted(params.given() - _READS[task])
     if unread:
         raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")
+    for name in ("template", "multi_label"):
+        if name in params.given() and params.labels is None:
+            raise InvalidRequestError(f"{name}={getattr(params, name)!r} means nothing without labels; leave it out")
     check_range(params.output_dtype, count)
     output = _output(task, params, loaded)
     vectors = task in ("embed", "token_embed")
@@ -171,7 +174,7 @@ def _output(task: Task, params: PoolingParams, loaded: LoadedModel) -> OutputSpe
     return OutputSpec(kind="head_rows", token_ids=tokens)
 
 
-def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, output: OutputSpec) -> Activation:
+def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, output: OutputSpec) -> str:
     """The activation of logits; by default, rewards are raw and other tasks use the checkpoint's activation."""
     if task in ("embed", "token_embed", "sparse_embed"):
         return "identity"
