@@ -49,7 +49,6 @@ from millpond.errors import ModelLoadError, WeightMismatchError
 
 pytestmark = [pytest.mark.contract, compiled]
 
-UNPACKED = {"MPNet", "MegatronBert", "RemBert", "RoFormer", "Longformer", "BigBird"}  # classes that mix packed texts
 SHORT = tuple(min(length, 60) for length in LENGTHS)  # texts that the tiny families have positions for
 WITHOUT_PLAN = {"gpt2", "jamba"}
 
@@ -70,7 +69,7 @@ def expected(folder: Path, lengths: tuple[int, ...]) -> np.ndarray:
     """Those of transformers' class; where it has none or cannot run packed rows, those of the torch backend."""
     checkpoint, row = described(folder)
     offset = row.position_offset(checkpoint.config)
-    packed = row.prefix in UNPACKED or hasattr(row.forward_class(), "read")
+    packed = row.prefix == "MPNet" or hasattr(row.forward_class(), "read")
     return states_in_torch(backbone(folder, packed=packed), lengths, offset=offset)
 
 
