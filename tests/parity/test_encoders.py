@@ -1,4 +1,4 @@
-"""Relatives of BERT in both backends, compared with transformers' classes on a padded batch; the likely mistakes show."""
+"""Relatives of BERT in both backends against transformers' classes on a padded batch; likely mistakes must show."""
 
 from __future__ import annotations
 

@@ -267,7 +267,9 @@ _POOLERS = {
 # Families whose heads are those of another one.
 _HEAD_FIRST = ("XLMRoberta", "Camembert")  # their masked language models have the head before the backbone
 _LIKE = {
-    **dict.fromkeys(("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "MPNet", "JinaEmbeddingsV3"), "Roberta"),
+    **dict.fromkeys(
+        ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "MPNet", "JinaEmbeddingsV3"), "Roberta"
+    ),
     **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
     **dict.fromkeys(("JinaBert", "JinaBertCode"), "Bert"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),

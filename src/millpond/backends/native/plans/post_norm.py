@@ -126,9 +126,7 @@ class EncoderLayer:
         builder.heads(*parts, dim=dim, turned=0 if rotation is None else 2 * heads)
         if rotation is not None:
             builder.rotary(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)
-        builder.attention(
-            heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, distances=distances, window=window
-        )
+        builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5, distances=distances, window=window)
         builder.o_proj(self._linear(names.attention_out, hidden, hidden), dim=dim, add=self._before)
         self._norm(names.attention_norm, epsilon)
 
