@@ -179,7 +179,9 @@ def _own_code(code: RemoteCode) -> tuple[str, ...]:
 
 def _recognized(row: Architecture) -> str:
     """The fields of config.json by which a family with another one's ``model_type`` is recognized."""
-    return " and ".join(f"`{key}: {value}`" for key, value in row.recognized_by.items())
+    return " and ".join(
+        f"`{key}: {value}`" + (" or more" if isinstance(value, int) else "") for key, value in row.recognized_by.items()
+    )
 
 
 def _score(family: RerankerFamily) -> str:

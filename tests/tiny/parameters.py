@@ -28,7 +28,7 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     family, head = (*re.split("For(?=[A-Z])", architecture.replace("LMHeadModel", "ForCausalLM"), maxsplit=1), "")[:2]
     family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
     prefix, pooler = _PREFIXES[family], _POOLERS.get(family, "").split()
-    backbone = _jamba(config) if family == "Jamba" else _BACKBONES[family].split()
+    backbone = _MIXED[family](config) if family in _MIXED else _BACKBONES[family].split()
     if not head:
         return dict(_expand(_with(backbone, pooler, family), config))
     entries = _HEADS.get((family, head)) or _HEADS.get((_LIKE.get(family, ""), head))
@@ -239,7 +239,21 @@ def _jamba(config: Config) -> list[str]:
     return [*entries, "final_layernorm/H"]
 
 
+def _nomic_moe(config: Config) -> list[str]:
+    """NomicBert's layers with a plain feed forward, and with experts, under the names of the hub."""
+    entries = ["embeddings.word_embeddings/V,H", "embeddings.token_type_embeddings/T,H", "emb_ln:H"]
+    for layer in range(int(config["n_layer"])):
+        mixed = layer % config["moe_every_n_layers"] == 1
+        experts = ("router.layer/X,H", "experts.mlp.w1=X*I,H", "experts.mlp.w2=X*I,H", "experts.bias=H")
+        feed = experts if mixed else ("fc1:I,H", "fc2:H,I")
+        block = ("attn.Wqkv:3*H,H", "attn.out_proj:H,H", "norm1:H", *(f"mlp.{entry}" for entry in feed), "norm2:H")
+        entries += [f"encoder.layers.{layer}.{entry}" for entry in block]
+    return entries
+
+
+_MIXED = {"Jamba": _jamba, "NomicBertMoe": _nomic_moe}
 _PREFIXES = {
+    "NomicBertMoe": "bert",
     **dict.fromkeys(("Bert", "JinaBert", "JinaBertCode"), "bert"),
     "DistilBert": "distilbert",
     "MPNet": "mpnet",
@@ -271,7 +285,7 @@ _LIKE = {
         ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "MPNet", "JinaEmbeddingsV3"), "Roberta"
     ),
     **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
-    **dict.fromkeys(("JinaBert", "JinaBertCode"), "Bert"),
+    **dict.fromkeys(("JinaBert", "JinaBertCode", "NomicBertMoe"), "Bert"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
 }
 _CLASSIFIER = "classifier:L,H"

@@ -117,8 +117,8 @@ class Architecture:
     positions: Literal["absolute", "rotary", "relative", "none"]
     example: str  # a well-known checkpoint
     aliases: tuple[str, ...] = ()  # other `model_type` values of the family
-    # Fields of config.json that mark this family where `model_type` is another family's
-    recognized_by: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # Fields of config.json that mark this family where `model_type` is another family's; a number: at least so much
+    recognized_by: Mapping[str, str | int] = field(default_factory=dict, hash=False)
     names: tuple[str, ...] = ()  # class names besides `prefix` and a suffix
     native: str = ""  # transformers' class, if it is not `{prefix}Model`
     # The module of :mod:`millpond.checkpoints.families` with the terms of its checkpoints, either or both of
@@ -171,6 +171,16 @@ class Architecture:
     def classifiers(self) -> FamilyHead:
         """The steps that its classifiers compute."""
         return self.head or (DECODER_HEAD if self.decoder else ENCODER_HEAD)
+
+    def is_recognized(self, config: Mapping[str, Any]) -> bool:
+        """Whether config.json has the fields that mark this family."""
+
+        def agrees(given: object, wanted: str | int) -> bool:
+            return given == wanted if isinstance(wanted, str) else isinstance(given, int) and given >= wanted
+
+        return bool(self.recognized_by) and all(
+            agrees(config.get(name), own) for name, own in self.recognized_by.items()
+        )
 
     def terms(self) -> ModuleType | None:
         """The module of its checkpoints' terms, if they have their own."""

@@ -261,6 +261,19 @@ ARCHITECTURES = (
         example="nomic-ai/nomic-embed-text-v1.5",
     ),
     Architecture(
+        prefix="NomicBertMoe",
+        model_type="nomic_bert_moe",
+        names=tuple(f"NomicBert{suffix}" for suffix in _SUFFIXES),
+        pooling="mean",
+        positions="rotary",
+        token_types=True,
+        recognized_by={"model_type": "nomic_bert", "num_experts": 2},
+        family="nomic",
+        forward=_PLAN,
+        head=POOLER_HEAD,
+        example="nomic-ai/nomic-embed-text-v2-moe",
+    ),
+    Architecture(
         prefix="Gte",
         model_type="gte",
         aliases=("new",),
@@ -481,11 +494,7 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     """The row for a checkpoint's config.json."""
     model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
     # A checkpoint whose model_type is another family's, else by it.
-    recognized = (
-        row
-        for row in ARCHITECTURES
-        if row.recognized_by and all(config.get(name) == value for name, value in row.recognized_by.items())
-    )
+    recognized = (row for row in ARCHITECTURES if row.is_recognized(config))
     row = next(recognized, None) or row_of(str(model_type))
     if row is None:
         raise UnsupportedArchitectureError(_unknown_family(config, name))
