@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
+from millpond.checkpoints.layouts.gliner import CONFIG as GLINER
+from millpond.checkpoints.layouts.gliner import read_gliner
 from millpond.checkpoints.layouts.late_interaction import names_colbert
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
 from millpond.checkpoints.layouts.sparse import Splade, StaticWeights, TokenVectors, TokenWeights, names_splade
@@ -91,7 +93,7 @@ def _states(folder: Path, transformer: Path) -> dict[Path, tuple[int, int, int]]
     patterns = ("*.safetensors", "*.bin", "*_linear.pt")
     try:
         weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
-        routed = [*folder.glob("router_config.json"), *folder.glob("idf.json")]
+        routed = [*folder.glob("router_config.json"), *folder.glob("idf.json"), *folder.glob(GLINER)]
         more = folder.glob("*/*.json") if routed else ()
         configs = [*routed, *more, *folder.glob("modules.json"), *folder.glob("[0-9]*/*.json")]
         of_transformer = [path for name in _TRANSFORMER_FILES for path in transformer.glob(name)]
@@ -115,22 +117,27 @@ def read_checkpoint(
     """
     source = resolve(model, revision)
     listed = source.folder / "modules.json"
+    labelled = read_gliner(source.folder, source.name) if (source.folder / GLINER).is_file() else None
     if (
-        not listed.is_file()
+        labelled is None
+        and not listed.is_file()
         and not any(source.folder.glob("config.json"))
         and not any(source.folder.glob("*/config.json"))
     ):
         check_weights(source.folder, source)  # names what is there instead
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
-    layout = read_layout(source.folder, role) if pairs is None else _layout_of(pairs)
+    if labelled is not None:
+        layout = PipelineLayout(transformer=labelled.folder, max_seq_length=labelled.max_tokens, gliner=labelled)
+    else:
+        layout = read_layout(source.folder, role) if pairs is None else _layout_of(pairs)
     if has_weights and not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf):
         check_weights(layout.transformer, source)
         check_pickles(weights_of(layout))
     stored = read_json_object(
         layout.transformer / "config.json",
-        optional=layout.static is not None or isinstance(layout.sparse, StaticWeights),
+        optional=layout.static is not None or labelled is not None or isinstance(layout.sparse, StaticWeights),
     )
-    config = merge(stored, hf_overrides or {})
+    config = merge(stored if labelled is None else labelled.config, hf_overrides or {})
     if isinstance(layout.sparse, StaticWeights):
         config = weights_config(layout.sparse)
     if layout.static is not None:

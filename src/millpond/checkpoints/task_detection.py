@@ -43,6 +43,8 @@ def detect_tasks(
 ) -> DetectedTasks:
     """The tasks of ``checkpoint``."""
     layout, claimed = checkpoint.layout, checkpoint.architecture or row.model_class
+    if layout.gliner is not None:
+        return DetectedTasks(tasks=frozenset(("token_classify",)), score_type=None)
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
     if isinstance(layout.sparse, Splade | StaticWeights) and convert == "auto":
