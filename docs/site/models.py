@@ -15,7 +15,7 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import _SUFFIXES, ARCHITECTURES
 from millpond.checkpoints.build_spec import MATRYOSHKA_FAMILIES
 from millpond.checkpoints.families.remote_code import KNOWN, RemoteCode
-from millpond.checkpoints.rerankers import FAMILIES
+from millpond.checkpoints.rerankers import FAMILIES, RerankerFamily
 from millpond.values.spec import PoolingMode
 
 PAGE = Path(__file__).parents[1] / "models.md"
@@ -88,8 +88,8 @@ cell.
   (`*ForRewardModel`) `reward`, **late interaction** (ColBERT) `token_embed`, `score` and `rerank`, an **LLM reranker**
   (a language model that scores pairs by tokens of its vocabulary) `score` and `rerank`, **SPLADE** `sparse_embed`.
   BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token.
-- A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with [labels of your own](tasks.md#entities),
-  a classifier that knows entailment `classify` with [labels of your own](tasks.md#classes).
+- A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
+  [labels of your own](tasks.md#entities), a classifier of entailment `classify` with [labels of your own](tasks.md#classes).
 - A native checkpoint needs torch [for some options](engine.md#backends), on a processor without the kernels, from
   pickled or already quantized weights, and in a few configurations: the convolution of deberta-v2-xlarge and -xxlarge,
   an activation or a scaling of rotary positions that the kernels do not have. `millpond models MODEL` says it of one.
@@ -97,7 +97,8 @@ cell.
 ## LLM rerankers
 
 A language model that was trained to rerank is recognized by its name and `model_type`, by a chat template for queries
-and documents, or by vLLM's keys in config.json. `score_template=` replaces the template.
+and documents, or by vLLM's keys in config.json. `score_template=` replaces the template. Any other language model whose
+README.md says `text-ranking` or `text-classification` is refused, with what to pass, as its vectors would mean nothing.
 
 {rerankers}
 
@@ -127,7 +128,7 @@ def page() -> str:
         codes=_table(("code", "`model_type`", "what it changes"), map(_own_code, KNOWN)),
         rerankers=_table(
             ("name", "`model_type`", "score"),
-            [(_code(family.pattern), _codes(family.model_types), _score(family.tokens)) for family in FAMILIES],
+            [(_code(family.pattern), _codes(family.model_types), _score(family)) for family in FAMILIES],
         ),
         matryoshka=_table(
             ("name", "widths"),
@@ -183,10 +184,12 @@ def _recognized(row: Architecture) -> str:
     return " and ".join(f"`{key}: {value}`" for key, value in row.recognized_by.items())
 
 
-def _score(tokens: Sequence[str]) -> str:
-    if not tokens:
+def _score(family: RerankerFamily) -> str:
+    if not family.tokens:
         return "a score head"
-    return f"logit of `{tokens[-1]}`" + (f" minus that of `{tokens[0]}`" if len(tokens) == 2 else "")
+    named = [f"token {token}" if isinstance(token, int) else f"`{token}`" for token in family.tokens]
+    less = f" minus that of {named[0]}" if len(named) == 2 else ""
+    return f"logit of {named[-1]}{less}" + (f", divided by {family.divisor:g}" if family.divisor != 1 else "")
 
 
 def _code(pattern: str) -> str:

@@ -15,11 +15,11 @@ from millpond.checkpoints.classifiers import Classifier
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder
 from millpond.checkpoints.layouts.sparse import Splade, StaticWeights
 from millpond.checkpoints.modules import Dense
-from millpond.checkpoints.rerankers import Reranker, detect_reranker
+from millpond.checkpoints.rerankers import DEFAULT_TOKENS, Reranker, check_unknown, detect_reranker
 from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
-from millpond.tasks import Activation, ScoreType, Task
+from millpond.tasks import ScoreType, Task
 
 _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
 
@@ -31,7 +31,7 @@ class DetectedTasks:
     tasks: frozenset[Task]  # the tasks it serves
     score_type: ScoreType | None  # how it scores a pair; `None`: it does not
     labels: tuple[str, ...] = ()  # class names by index
-    activation: Activation = "identity"  # applied to its logits by default
+    activation: str = "identity"  # applied to its logits by default
     classifier: Classifier | None = None  # its classifier head; `None` if it has none
     pooled_logits: bool = False  # whether the pooled vector after its heads is the logits
     template: ScoreTemplate | None = None  # renders a pair as one text; `None`: the tokenizer encodes pairs
@@ -70,6 +70,8 @@ def detect_tasks(
     is_classifier = claimed.endswith(("ForSequenceClassification", "ClassificationModel")) or convert == "classify"
     if is_classifier or (reranker is not None and layout.pooling is None):
         return _classification(checkpoint, row, reranker, token_id)
+    if row.decoder and layout.normalize is None:  # no modules.json makes it an embedder
+        check_unknown(checkpoint)
     return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
 
 
@@ -119,7 +121,8 @@ def _cross_encoder(
         template = pairs.template if reranker is None else reranker.template
         return _scoring(head, template=template, prompt=pairs.prompt)
     if not pairs.tokens:  # the tokens "yes" and "no", looked up in the vocabulary
-        detected = _classification(checkpoint, row, detect_reranker(checkpoint), token_id)
+        by_default = Reranker(template=None, tokens=DEFAULT_TOKENS, method="from_2_way_softmax")
+        detected = _classification(checkpoint, row, detect_reranker(checkpoint) or by_default, token_id)
         return replace(detected, template=pairs.template or detected.template)
     _check_language_model(checkpoint, row)
     head = classifiers.token_scores(
@@ -156,7 +159,7 @@ def _check_language_model(checkpoint: Checkpoint, row: Architecture) -> None:
 def _token_head(checkpoint: Checkpoint, reranker: Reranker, token_id: Callable[[str], int | None]) -> Classifier:
     ids = []
     for token in reranker.tokens:
-        number = token_id(token)
+        number = token if isinstance(token, int) else token_id(token)
         if number is None:
             raise ModelLoadError(
                 f"{checkpoint.source.name} scores by the token {token!r}, which its vocabulary does not have; "
@@ -169,6 +172,7 @@ def _token_head(checkpoint: Checkpoint, reranker: Reranker, token_id: Callable[[
         tuple(ids),
         difference=reranker.method == "from_2_way_softmax",
         activation=reranker.activation,
+        divisor=reranker.divisor,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from millpond.support.cached_property import cached_property
-from millpond.tasks import Activation, Role, ScoreType, Task
+from millpond.tasks import Role, ScoreType, Task
 from millpond.vectors import matryoshka
 
 # The prompt names of a role; the first that the checkpoint has is used, as in sentence-transformers' encode_document.
@@ -43,7 +43,8 @@ class ModelSpec:
         labels: Class names by index; empty for an embedder.
         entailment_id: Of a model of natural language inference: the index of entailment among ``labels``, with which
             ``classify`` takes labels of the caller's own.
-        activation: Activation that the checkpoint applies to its logits.
+        activation: Activation that the checkpoint applies to its logits: ``identity``, ``sigmoid``, ``softmax``, or a
+            class of ``torch.nn`` by name, such as ``Tanh``.
         score_type: What ``score`` computes by default: a cross-encoder's score, MaxSim (``late-interaction``) or the
             cosine of two vectors (``bi-encoder``); ``None`` if a pair does not have a single score.
         step_tag_id: Of process reward models: the token whose rows are rewards.
@@ -69,7 +70,7 @@ class ModelSpec:
     default_prompt_name: str | None
     labels: tuple[str, ...]
     entailment_id: int | None = None
-    activation: Activation = "identity"
+    activation: str = "identity"
     score_type: ScoreType | None = None
     step_tag_id: int | None = None
     adapters: tuple[str, ...] = ()

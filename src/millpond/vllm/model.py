@@ -12,7 +12,7 @@ import numpy.typing as npt
 from millpond.engine.engine import Engine
 from millpond.engine.schedule.timing import CallFuture
 from millpond.errors import InputTooLongError, UnsupportedTaskError
-from millpond.tasks import Activation, ScoreMethod, Task
+from millpond.tasks import ScoreMethod, Task
 from millpond.values.inputs import Item, Pair, TokenIds
 from millpond.values.outputs import ScoreOutput
 from millpond.values.params import PoolingParams
@@ -130,7 +130,7 @@ class PoolingModel:
             output, **{name: Ragged(flat=rows, offsets=logits.offsets) if isinstance(logits, Ragged) else rows}
         )
 
-    def _activation(self, params: PoolingParams, width: int) -> Activation:
+    def _activation(self, params: PoolingParams, width: int) -> str:
         """The activation to apply to ``width`` calibrated logits."""
         if isinstance(params.activation, str):
             return params.activation

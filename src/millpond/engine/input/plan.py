@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from millpond.backends.backend import OutputSpec
 from millpond.engine.tokenize.tokenized import Tokenized
-from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
+from millpond.tasks import Aggregation, OutputDtype, Role, Task, Truncate
 from millpond.values.inputs import Pair
 
 IndexOf = Callable[[int], int]  # the index in the caller's list of the i-th item, for errors
@@ -40,7 +40,7 @@ class Plan:
     width: int  # columns of the result
     normalize: bool = False  # L2-normalize the rows after the cut
     output_dtype: OutputDtype = "float32"
-    activation: Activation = "identity"  # applied to logits
+    activation: str = "identity"  # applied to logits
     instruction: str | None = None  # fills a reranker's template slot
     aggregation: Aggregation = "none"  # how tokens become entities
     step_tag_id: int | None = None  # only the rows of this token are returned

@@ -10,7 +10,7 @@ from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
-from millpond.tasks import SCORE_METHODS, TASKS, Activation, Role, ScoreMethod, ScoreType, Task
+from millpond.tasks import SCORE_METHODS, TASKS, Role, ScoreMethod, ScoreType, Task
 from millpond.values.inputs import Item, SpannedText
 from millpond.values.params import PoolingParams, check_choice
 from millpond.values.spec import ModelSpec
@@ -175,7 +175,7 @@ def _output(task: Task, params: PoolingParams, loaded: LoadedModel) -> OutputSpe
     return OutputSpec(kind="head_rows", token_ids=tokens)
 
 
-def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, output: OutputSpec) -> Activation:
+def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, output: OutputSpec) -> str:
     """The activation of logits; by default, rewards are raw and other tasks use the checkpoint's activation."""
     if task in ("embed", "token_embed", "sparse_embed"):
         return "identity"
