@@ -24,6 +24,14 @@ def _gpt2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     return tensors | {f"{prefix}h.{i}.attn.bias": mask for i in range(int(config["n_layer"]))}
 
 
+def _roformer(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Sines and cosines in the table of positions, as its class makes and saves them."""
+    name = next(name for name in tensors if name.endswith("encoder.embed_positions.weight"))
+    positions, dim = tensors[name].shape
+    angles = np.arange(positions)[:, None] / 10_000.0 ** (np.arange(0, dim, 2) / dim)
+    return tensors | {name: np.concatenate((np.sin(angles), np.cos(angles)), 1).astype(np.float32)}
+
+
 def _jamba(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Splits the experts' fused tensors into three matrices per expert."""
     originals = {}
@@ -183,6 +191,7 @@ def _renamed(tensors: Tensors, *, fused: Mapping[str, tuple[str, ...]], names: M
 
 ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
     "gpt2": _gpt2,
+    "roformer": _roformer,
     "jamba": _jamba,
     "internlm2": _internlm2,
     "nomic_bert": nomic,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
@@ -34,6 +34,8 @@ class EncoderFields:
     positions: str = "max_position_embeddings"  # rows of the position table
     types: str = "type_vocab_size"  # rows of the table of token types
     buckets: str = ""  # buckets of relative distances
+    tasks: str = ""  # rows of the table of tasks, which counts if `use_task_id` is true
+    window: str = ""  # tokens that a token attends to, itself and half of them to each side; of each layer, or of all
     epsilon: str = "layer_norm_eps"  # epsilon of every norm; empty: 1e-12
     activation: str = "hidden_act"  # activation of the feed forward
 
@@ -53,6 +55,13 @@ class EncoderNames:
     down: str = "output.dense"  # second linear of the feed forward
     norm: str = "output.LayerNorm"  # norm after the feed forward
     relative_bias: str = ""  # table of relative distances, in the backbone; empty: none
+    widen: str = "embeddings_project"  # from the width of the embeddings, if they are narrower than the layers
+    # Norm after the last layer of a family whose layers normalize what they read (pre-norm) rather than their sums, and
+    # whose embeddings have no norm; empty: a post-norm family
+    last_norm: str = ""
+    # Table of sines and cosines, which rotate queries and keys by their positions; their rows are renamed to the order
+    # in which the first half of a head's columns and the second are pairs. Empty: there is a table of positions
+    rotary: str = ""
     fields: EncoderFields = EncoderFields()  # names in config.json
 
 
@@ -120,8 +129,8 @@ class Architecture:
     # transformers may lack it) and `finish(backbone, checkpoint) -> module` (the loaded class completed)
     module: str | None = None
     # `module:class` of millpond's own packed forward. The class takes the loaded backbone and this row; its
-    # `fits(backbone, row)`, if it has one, says whether the forward does all that the loaded class would. `None`:
-    # transformers' class runs.
+    # `fits(backbone, row)`, if it has one, says whether the forward does all that the loaded class would. One with
+    # `read(checkpoint, row, device=, dtype=)` takes the files instead. `None`: transformers' class runs.
     forward: str | None = None
     # Names of a BERT-like family's parts, which :mod:`millpond.backends.torch.forwards.encoder` runs and
     # :mod:`millpond.backends.torch.forwards.encoder_file` reads without transformers
@@ -156,7 +165,7 @@ class Architecture:
         """What precedes the backbone's tensors in a class with a head, as transformers names them."""
         if self.encoder is not None:
             return self.encoder.prefix
-        return {"albert": "albert", "deberta-v2": "deberta"}.get(self.model_type, "model")
+        return {"albert": "albert", "deberta-v2": "deberta", "jina_bert": "bert"}.get(self.model_type, "model")
 
     @property
     def classifiers(self) -> FamilyHead:
@@ -212,6 +221,15 @@ BERT_MLM = MaskedHeadNames(
     norm="cls.predictions.transform.LayerNorm",
     decoder="cls.predictions.decoder.weight",
     biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    activation="hidden_act",
+)
+ROFORMER_MLM = replace(BERT_MLM, backbone="roformer")
+REMBERT_MLM = MaskedHeadNames(
+    backbone="rembert",
+    dense="cls.predictions.dense",
+    norm="cls.predictions.LayerNorm",
+    decoder="cls.predictions.decoder.weight",
+    biases=("cls.predictions.decoder.bias",),
     activation="hidden_act",
 )
 DISTILBERT_MLM = MaskedHeadNames(

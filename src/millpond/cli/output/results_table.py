@@ -25,6 +25,9 @@ _SCORES = {
     "listwise": "the model's own score, among these",
     "late-interaction": "MaxSim",
     "cosine": "cosine",
+    "dot": "dot product",
+    "euclidean": "Euclidean distance, negative",
+    "manhattan": "Manhattan distance, negative",
     "maxsim": "MaxSim",
 }
 

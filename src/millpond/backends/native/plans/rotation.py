@@ -27,8 +27,8 @@ class Rotation:
     tables together have less than twice the size of the largest.
     """
 
-    def __init__(self, frequencies: Floats, scale: float = 1.0) -> None:
-        self._frequencies, self._scale = frequencies, np.float32(scale)
+    def __init__(self, frequencies: npt.NDArray[np.floating[Any]], scale: float = 1.0) -> None:
+        self.frequencies, self.scale = frequencies, np.float32(scale)
         self._steps: list[structs.Step] = []
         self._tables: list[Floats] = []
         self._lock = ProcessLock()
@@ -58,11 +58,12 @@ class Rotation:
     def tables(self, positions: int) -> tuple[Floats, Floats]:
         """Cosines and sines of the first positions.
 
-        Angles are rounded to float32, as transformers computes them; their cosines and sines are correctly rounded.
+        Angles have the frequencies' precision, float32 where transformers computes them; their cosines and sines are
+        correctly rounded.
         """
-        angles = np.arange(positions, dtype=np.float32)[:, None] * self._frequencies
+        angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies
         exact = angles.astype(np.float64)
-        cosines, sines = (part(exact).astype(np.float32) * self._scale for part in (np.cos, np.sin))
+        cosines, sines = (part(exact).astype(np.float32) * self.scale for part in (np.cos, np.sin))
         return cosines, sines
 
 
