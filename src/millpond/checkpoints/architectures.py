@@ -341,6 +341,18 @@ ARCHITECTURES = (
         example="cross-encoder/nli-deberta-v3-base",
     ),
     Architecture(
+        prefix="Deberta",
+        model_type="deberta",
+        pooling="cls",
+        positions="relative",
+        token_types=True,
+        half="bfloat16",
+        family="deberta_v1",
+        forward=_PLAN,
+        head=DEBERTA_HEAD,
+        example="cross-encoder/nli-deberta-base",
+    ),
+    Architecture(
         prefix="EuroBert",
         model_type="eurobert",
         pooling="mean",
