@@ -58,6 +58,14 @@ def _halves(model: Any) -> None:
                 tensor.copy_(halves.transpose(1, 2).reshape(tensor.shape).clone())
 
 
+def _split_in_three(model: Any) -> None:
+    """As if all queries came first, then all keys, then all values."""
+    heads = model.config.num_attention_heads
+    for layer in model.encoder.layer:
+        weight = layer.attention.self.in_proj.weight
+        weight.copy_(weight.view(3, heads, -1, weight.shape[1]).transpose(0, 1).reshape(weight.shape).clone())
+
+
 def _without_projection_bias(model: Any) -> None:
     model.encoder.embedding_hidden_mapping_in.bias.zero_()
 
@@ -76,6 +84,7 @@ MISTAKES: dict[str, Callable[[Any], Any]] = {
     "megatron": _without_last_norm("ln"),
     "xlm-roberta-xl": _without_last_norm("LayerNorm"),
     "mmbert": _modernberts_angles,
+    "deberta": _split_in_three,
     "roformer": _halves,
     "rembert": _without_projection_bias,
 }
@@ -125,6 +134,42 @@ def test_far_positions_of_roformer(backend, tmp_path):
     assert len(expected[0]) > 1000
     with Engine(folder, dtype="float32", device="cpu", backend=backend) as engine:
         assert difference(states(engine, texts), expected) <= TOLERANCE
+
+
+DEBERTA: dict[str, dict[str, Any]] = {
+    "content to position": {"pos_att_type": ["c2p"]},
+    "position to content": {"pos_att_type": "p2c"},
+    "distances cut": {"max_relative_positions": 20},
+    "positions in the input too": {"position_biased_input": True, "type_vocab_size": 2},
+    "no distances": {"relative_attention": False, "position_biased_input": True},
+}
+
+
+@pytest.mark.parametrize("form", DEBERTA)
+def test_forms_of_deberta(form, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "deberta", config=DEBERTA[form])
+    expected = padded(folder, SHORT)
+    for backend in BACKENDS:
+        with Engine(folder, dtype="float32", device="cpu", backend=backend) as engine:
+            assert difference(states(engine, SHORT), expected) <= TOLERANCE
+
+
+def test_deberta_has_no_longest_text(tmp_path):
+    """It has distances only, and all beyond the table's are the same."""
+    texts = [" ".join(TEXTS), "a"]
+    folder = write_checkpoint(tmp_path / "model", "deberta", tokenizer_limit=None)
+    expected = padded(folder, texts, limit=1024)
+    assert len(expected[0]) > 200
+    for backend in BACKENDS:
+        with Engine(folder, dtype="float32", device="cpu", backend=backend, max_length=1024) as engine:
+            assert difference(states(engine, texts), expected) <= TOLERANCE
+
+
+@pytest.mark.parametrize("field", [{"talking_head": True}, {"pos_att_type": "c2p|p2p"}])
+def test_an_unknown_form_of_deberta_is_refused(field, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "deberta", config=field)
+    with pytest.raises(UnsupportedArchitectureError, match=f"{next(iter(field))} .* does not run for DeBERTa v1"):
+        Engine(folder, device="cpu")
 
 
 def test_rotated_values_are_refused(tmp_path):

@@ -165,7 +165,9 @@ class Architecture:
         """What precedes the backbone's tensors in a class with a head, as transformers names them."""
         if self.encoder is not None:
             return self.encoder.prefix
-        return {"albert": "albert", "deberta-v2": "deberta", "jina_bert": "bert"}.get(self.model_type, "model")
+        return {"albert": "albert", "deberta": "deberta", "deberta-v2": "deberta", "jina_bert": "bert"}.get(
+            self.model_type, "model"
+        )
 
     @property
     def classifiers(self) -> FamilyHead:

@@ -341,6 +341,18 @@ ARCHITECTURES = (
         example="cross-encoder/nli-deberta-v3-base",
     ),
     Architecture(
+        prefix="Deberta",
+        model_type="deberta",
+        pooling="cls",
+        positions="relative",
+        token_types=True,
+        half="bfloat16",
+        family="deberta_v1",
+        forward=_PLAN,
+        head=DEBERTA_HEAD,
+        example="cross-encoder/nli-deberta-base",
+    ),
+    Architecture(
         prefix="EuroBert",
         model_type="eurobert",
         pooling="mean",
@@ -396,6 +408,7 @@ ARCHITECTURES = (
     _decoder(
         prefix="Qwen3",
         model_type="qwen3",
+        names=("JinaForRanking",),
         traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
         example="Qwen/Qwen3-Embedding-0.6B",
     ),

@@ -33,7 +33,7 @@ from millpond.checkpoints.weights import StoredTensor, stored_tensors, weight_fi
 # The plans of families that have no names or traits in their row, by `model_type`.
 _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {
     "albert": albert_plan,
-    "deberta-v2": deberta_plan,
+    **dict.fromkeys(("deberta", "deberta-v2"), deberta_plan),
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "jina_bert": jina_bert_plan,
     "modernbert": modernbert_plan,
