@@ -100,6 +100,8 @@ README.md says `text-ranking` or `text-classification` is refused, with what to 
 
 {rerankers}
 
+`JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its score depends on the list.
+
 ## Matryoshka
 
 Checkpoints whose card says that their vectors may be cut, and whose config.json does not. Any other checkpoint names

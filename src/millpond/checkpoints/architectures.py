@@ -409,6 +409,7 @@ ARCHITECTURES = (
     _decoder(
         prefix="Qwen3",
         model_type="qwen3",
+        names=("JinaForRanking",),
         traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
         example="Qwen/Qwen3-Embedding-0.6B",
     ),

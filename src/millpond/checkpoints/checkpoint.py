@@ -12,6 +12,7 @@ from typing import Any
 
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
 from millpond.checkpoints.layouts.late_interaction import names_colbert
+from millpond.checkpoints.layouts.listwise import read_listwise
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
 from millpond.checkpoints.layouts.sparse import Splade, StaticWeights, TokenVectors, TokenWeights, names_splade
 from millpond.checkpoints.layouts.static import static_config, weights_config
@@ -133,6 +134,9 @@ def read_checkpoint(
         config["architectures"] = [config["architectures"]]
     if names_colbert(config) and layout.late_interaction is None:
         layout = stanford_layout(layout, config)
+    listwise = read_listwise(layout.transformer, config)
+    if listwise is not None:
+        layout = replace(layout, listwise=listwise[0], token_heads=listwise[1], normalize=False)
     if names_splade(config) and layout.sparse is None:
         layout = replace(layout, sparse=Splade(folder=layout.transformer))
     # Taken before tokenizer and weights are read, so that every later write is noticed.

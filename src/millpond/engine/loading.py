@@ -155,6 +155,7 @@ def _model(description: ModelDescription, encoder: InputEncoder, *, device: str)
         vocabulary=int(description.checkpoint.config.get("vocab_size", 1 << 30)),
         outputs=_outputs(description.detected),
         language_head=description.has_language_head,
+        listwise=description.layout.listwise,
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
         mean_maxsim=late is not None and late.similarity == "meanmaxsim",
         shares=_shares_prefixes(description, device),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from millpond.engine.composite import scoring, zero_shot
+from millpond.engine.composite import listwise, scoring, zero_shot
 from millpond.engine.composite.windows import in_windows
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import defer_sigint
@@ -127,6 +127,8 @@ class Submission:
         if task == "reward":
             inputs = validate.rendered_conversations(inputs, self.loaded.encoder.texts)
         items = validate.check_items(inputs, task, self.loaded, first=options.first_index)
+        if task == "score" and score_type == "listwise":
+            return self._score_lists(items, params, options)
         if task == "score" and score_type != "cross-encoder":
             return self._score_apart(items, params, score_type, options, method)
         if task == "classify" and params.labels is not None:
@@ -221,6 +223,20 @@ class Submission:
                 return self.dispatcher.submit(pairs, plan, queued, owner=self)
 
         return zero_shot.classify(pairs, params, self.loaded, queue, threads)
+
+    def _score_lists(self, items: Sequence[Item], params: PoolingParams, options: CallOptions) -> CallFuture[Any]:
+        """Scores of lists: the documents of neighbouring pairs with one query are read as one text."""
+        lists = listwise.read(validate.check_pairs(items, self.loaded), params, self.loaded)
+        threads = None if options.inline and len(items) <= INLINE_TEXTS else self.dispatcher.threads
+        plan = self.plan("token_embed", listwise.rows_params(params), len(lists.texts))
+
+        def queue(timer: CallTimer) -> CallFuture[Any]:
+            take = partial(lists.take, progress=options.progress)
+            with TruncatedTexts.quiet():  # each text is as long as it may be
+                queued = CallOptions(inline=options.inline, on_matrices=take, timer=timer)
+                return self.dispatcher.submit(lists.texts, plan, queued, owner=self)
+
+        return lists.scored(queue, threads)
 
     def _score_apart(
         self,

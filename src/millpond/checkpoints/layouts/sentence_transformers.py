@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from millpond.checkpoints.layouts.late_interaction import LateInteraction, read_settings, read_stanford
+from millpond.checkpoints.layouts.listwise import Listwise
 from millpond.checkpoints.layouts.router import NAMES as ROUTERS
 from millpond.checkpoints.layouts.router import read_router
 from millpond.checkpoints.layouts.sparse import (
@@ -64,6 +65,7 @@ class PipelineLayout:
     similarity: Similarity = "cosine"  # how two vectors are compared
     # How a ColBERT reads queries and documents; `token_heads` give its vectors
     late_interaction: LateInteraction | None = None
+    listwise: Listwise | None = None  # how a list of documents is read; `token_heads` give the rows to compare
     sparse: Sparse | None = None  # the head that weighs vocabulary entries; a SPLADE has no other output
     static: StaticTable | None = None  # a table of token vectors in the place of a backbone
     token_vectors: TokenVectors | None = None  # BGE-M3's projection for `token_embed`

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millpond.backends.backend import OutputSpec
+from millpond.checkpoints.layouts.listwise import Listwise
 from millpond.checkpoints.templates.score_template import read_template
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.pair_tokenizer import TemplateTokenizer
@@ -25,6 +26,7 @@ class LoadedModel:
     outputs: Mapping[Task, OutputSpec]  # what each task reads from the hidden states
     # whether it has a language model's head, whose vocabulary entries can be read one by one
     language_head: bool = False
+    listwise: Listwise | None = None  # how it reads a list of documents, if it is a listwise reranker
     first_kept: int = 0  # leading rows that `token_embed` leaves out
     mean_maxsim: bool = False  # whether MaxSim is divided by the number of the query's tokens
     shares: bool = False  # whether pairs that begin alike may compute their common prefix once
