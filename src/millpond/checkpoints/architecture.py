@@ -20,6 +20,13 @@ from millpond.checkpoints.classifier_steps import (
 )
 from millpond.values.spec import PoolingMode
 
+# Values of `position_embedding_type` with which BERT and its relatives in transformers 4 add to a score the product of
+# the query, or of query and key, with the embedding of their distance.
+RELATIVE = ("relative_key", "relative_key_query")
+_WITH_DISTANCES = (
+    "bert roberta xlm-roberta electra ernie data2vec-text megatron-bert xlm-roberta-xl".split()  # `model_type`
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFields:
@@ -154,6 +161,11 @@ class Architecture:
     recurrent: bool = False  # some layers carry a state from token to token instead of attending
     pooler: bool = False  # the class would build BERT's pooler, which millpond does not use
     half: str = "float16"  # its half precision on a GPU
+
+    @property
+    def takes_distances(self) -> bool:
+        """Whether its class in transformers 4 has the positions of :data:`RELATIVE`."""
+        return self.model_type in _WITH_DISTANCES
 
     @property
     def model_class(self) -> str:

@@ -17,6 +17,7 @@ from millpond.checkpoints.architecture import (
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
+    RELATIVE,
     REMBERT_MLM,
     ROFORMER_MLM,
     Architecture,
@@ -509,6 +510,8 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
             f"the head of {', '.join(heads)}; for the backbone alone pass "
             f'hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
         )
+    if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
+        return replace(row, forward=_PLAN)
     return row
 
 
