@@ -82,9 +82,10 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "electra": ("Electra", "bert", {"position_ids": True}),
     "albert": ("Albert", "albert", {}),
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
+    "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
-    "nomic-moe": ("NomicBert", "xlm-roberta", {"native_prefix": "NomicBertMoe"}),  # nomic-embed-text-v2-moe
+    "nomic-moe": ("NomicBert", "bert", {"native_prefix": "NomicBertMoe"}),  # nomic-embed-text-v2-moe
     "gte": ("New", "xlm-roberta", _NEW),  # gte-multilingual-base
     "gte-en": ("New", "bert", _NEW),  # gte-base-en-v1.5
     "gte-snowflake": ("Gte", "xlm-roberta", {"modules": _CLS}),  # snowflake-arctic-embed-m-v2.0

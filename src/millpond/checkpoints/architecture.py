@@ -20,6 +20,13 @@ from millpond.checkpoints.classifier_steps import (
 )
 from millpond.values.spec import PoolingMode
 
+# Values of `position_embedding_type` with which BERT and its relatives in transformers 4 add to a score the product of
+# the query, or of query and key, with the embedding of their distance.
+RELATIVE = ("relative_key", "relative_key_query")
+_WITH_DISTANCES = (
+    "bert roberta xlm-roberta electra ernie data2vec-text megatron-bert xlm-roberta-xl".split()  # `model_type`
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFields:
@@ -156,6 +163,11 @@ class Architecture:
     half: str = "float16"  # its half precision on a GPU
 
     @property
+    def takes_distances(self) -> bool:
+        """Whether its class in transformers 4 has the positions of :data:`RELATIVE`."""
+        return self.model_type in _WITH_DISTANCES
+
+    @property
     def model_class(self) -> str:
         """transformers' class of the backbone."""
         return self.native or f"{self.prefix}Model"
@@ -165,7 +177,9 @@ class Architecture:
         """What precedes the backbone's tensors in a class with a head, as transformers names them."""
         if self.encoder is not None:
             return self.encoder.prefix
-        return {"albert": "albert", "deberta-v2": "deberta", "jina_bert": "bert"}.get(self.model_type, "model")
+        return {"albert": "albert", "deberta": "deberta", "deberta-v2": "deberta", "jina_bert": "bert"}.get(
+            self.model_type, "model"
+        )
 
     @property
     def classifiers(self) -> FamilyHead:

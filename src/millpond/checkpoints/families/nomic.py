@@ -58,8 +58,8 @@ def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     if "n_embd" not in config:
         return {**config, "positions_end": True}
     mixture = int(config.get("num_experts") or 0) > 1
-    fixed = {key: only for key, only in _FIXED.items() if key not in _BIASES} | _FIXED_MIXTURE if mixture else _FIXED
-    for key, only in fixed.items():
+    fixed = {key: only for key, only in _FIXED.items() if not (mixture and key in _BIASES)}
+    for key, only in {**fixed, **(_FIXED_MIXTURE if mixture else {})}.items():
         if (config.get(key, only) or None) != (only or None):  # false and null mean the same
             raise UnsupportedArchitectureError(
                 f"{name}: {key} {config[key]!r}, which millpond does not run for NomicBert (only {only!r})"
