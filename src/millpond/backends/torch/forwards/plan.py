@@ -16,11 +16,8 @@ from torch import nn
 
 from millpond.backends.native.families import tell, tensors_of
 from millpond.backends.native.packing.weight_packer import Floats, Linear, NotSupported
-<<<<<<< HEAD
-from millpond.backends.native.plans.plan import Expert
-=======
 from millpond.backends.native.plans.distances import DistanceColumns, DistanceTerms
->>>>>>> main
+from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.torch.attention.kernels import attend
 from millpond.backends.torch.attention.segments import Segments
