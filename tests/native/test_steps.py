@@ -295,6 +295,36 @@ def test_query_and_key_heads_are_normalized_and_rotated(isa, shape, norms, turns
     assert_near(result, expected, 1.1 * ROUNDING[dtype] * abs(expected) + 2e-6 * abs(expected).max())
 
 
+@every_isa
+@pairwise(dim=[12, 32, 40], heads=[1, 5], sums=[False, True])
+def test_all_heads_are_normalized_as_one_row(isa, dim, heads, sums):
+    """Also where the kernels compute more columns of each head; ``sums``: a norm that leaves the states alone."""
+    dtype, count, width = PRECISIONS[isa], 13, heads * dim
+    rows = rounded(numbers((count, width), dtype) * 2 + 3.0, dtype)
+    weights = [tensor_of(rounded(numbers(width, dtype, seed), dtype)) for seed in range(4)]
+    layers = [linear(rounded(numbers((width, width), dtype, seed) * width**-0.5, dtype)) for seed in (5, 6, 7)]
+
+    def normed(b):
+        norms = [b.layer_norm(*weights[i : i + 2], 1e-3, dim=dim) for i in (0, 2)]
+        b.rotary(heads=heads, kv_heads=heads, dim=dim, norm=norms[0], key_norm=norms[1], whole=True)
+
+    encoder = encoder_of(
+        isa,
+        given(rows),
+        lambda b: b.heads(*layers, dim=dim),
+        normed,
+        lambda b: b.o_proj(linear(np.eye(width)), dim=dim),
+        lambda b: b.norm(b.rms_norm(tensor_of(np.ones(width)), 1e-3), width, residual=True, sums=sums),
+        *([lambda b: b.norm(copied(), width, residual=True)] if sums else []),
+    )
+    query = product(rows, layers[0])
+    first, shift = (part.float32().astype(float) for part in weights[:2])
+    normal = normalized(query, structs.LAYER_NORM, first, shift, 1e-3)
+    total = normal + rows
+    expected = normalized(total, structs.RMS_NORM, None, None, 1e-3) + (rows if sums else 0)
+    assert_near(encoded(encoder, count), expected, (40 * ROUNDING[dtype] + 1e-6) * (1 + abs(total) + abs(rows)))
+
+
 # --- Activations of the native encoder: every region of their arguments, and numbers that are none --------------------
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.parity import rotary_oracles
+from tests.parity import alibi_oracles, rotary_oracles
 
 States = Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, hidden]
 
@@ -102,7 +102,14 @@ def _xlm_roberta(folder: Path, config: dict[str, Any]) -> States:
     return (rotary_oracles.jina if rotary else _automatic)(folder, config)
 
 
+def _bert(folder: Path, config: dict[str, Any]) -> States:
+    """With ALiBi it is jina's model, which transformers does not have."""
+    own = config.get("position_embedding_type") == "alibi"
+    return (alibi_oracles.jina_bert if own else _automatic)(folder, config)
+
+
 _OWN: dict[str, Callable[[Path, dict[str, Any]], States]] = {
+    "bert": _bert,
     "llama_bidirec": _llama_bidirectional,
     "internlm2": _internlm2,
     "nomic_bert": rotary_oracles.nomic,

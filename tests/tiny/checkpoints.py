@@ -108,6 +108,9 @@ def _shapes(architecture: str, fields: Mapping[str, Any]) -> Mapping[str, tuple[
     if find_spec("transformers") is None:
         return parameters(architecture, fields)
     import transformers
+
+    if getattr(transformers, architecture, None) is None:
+        return parameters(architecture, fields)
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config = CONFIG_MAPPING[fields["model_type"]].from_dict(dict(fields))

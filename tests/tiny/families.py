@@ -70,6 +70,8 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),
+    "jina-bert": ("JinaBert", "bert", {}),  # jina-embeddings-v2-base-en
+    "jina-bert-code": ("JinaBert", "roberta", {"native_prefix": "JinaBertCode"}),  # jina-embeddings-v2-base-code
     "electra": ("Electra", "bert", {"position_ids": True}),
     "albert": ("Albert", "albert", {}),
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields

@@ -143,6 +143,10 @@ def _decoder(entries: str) -> str:
     return f"embed_tokens/V,H {_blocks(entries)} norm/H"
 
 
+_JINA_BERT = f"{_embeddings('word token_type norm')} " + " ".join(
+    f"encoder.layer.#.{name}"
+    for name in (*(f"{part}:H,H" for part in _ATTENTION.split()), "attention.output.LayerNorm:H")
+)
 _ROBERTA = f"{_embeddings('word token_type norm position')} {_encoder(_ATTENTION)}"
 _LLAMA = _decoder(_OPTIONAL + _FEED + _NORMS)
 _BACKBONES = {
@@ -150,6 +154,11 @@ _BACKBONES = {
     "Roberta": _ROBERTA,
     "XLMRoberta": _ROBERTA,
     "Camembert": _ROBERTA,
+    "JinaBert": f"{_JINA_BERT} encoder.layer.#.mlp.gated_layers/2*I,H encoder.layer.#.mlp.wo:H,I "
+    "encoder.layer.#.mlp.layernorm:H",
+    "JinaBertCode": f"{_JINA_BERT} encoder.layer.#.attention.self.layer_norm_q:H "
+    "encoder.layer.#.attention.self.layer_norm_k:H encoder.layer.#.layer_norm_1:H encoder.layer.#.layer_norm_2:H "
+    "encoder.layer.#.mlp.up_gated_layer/2*I,H encoder.layer.#.mlp.down_layer:H,I",
     "DistilBert": f"{_embeddings('word position norm')} "
     + " ".join(f"transformer.layer.#.attention.{letter}_lin:H,H" for letter in ("q", "k", "v", "out"))
     + " transformer.layer.#.sa_layer_norm:H transformer.layer.#.ffn.lin1:I,H transformer.layer.#.ffn.lin2:H,I"
@@ -209,7 +218,7 @@ def _jamba(config: Config) -> list[str]:
 
 
 _PREFIXES = {
-    "Bert": "bert",
+    **dict.fromkeys(("Bert", "JinaBert", "JinaBertCode"), "bert"),
     "DistilBert": "distilbert",
     "MPNet": "mpnet",
     "Electra": "electra",
@@ -224,11 +233,13 @@ _PREFIXES = {
 }
 _POOLERS = {
     **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "pooler.dense:H,H"),
+    **dict.fromkeys(("JinaBert", "JinaBertCode"), "pooler.dense:H,H"),
     "Albert": "pooler:H,H",
 }
 # Families whose heads are those of another one.
 _HEAD_FIRST = ("XLMRoberta", "Camembert")  # their masked language models have the head before the backbone
 _LIKE = {
+    **dict.fromkeys(("JinaBert", "JinaBertCode"), "Bert"),
     **dict.fromkeys(("XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "Roberta"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
 }

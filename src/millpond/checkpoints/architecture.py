@@ -120,8 +120,8 @@ class Architecture:
     # transformers may lack it) and `finish(backbone, checkpoint) -> module` (the loaded class completed)
     module: str | None = None
     # `module:class` of millpond's own packed forward. The class takes the loaded backbone and this row; its
-    # `fits(backbone, row)`, if it has one, says whether the forward does all that the loaded class would. `None`:
-    # transformers' class runs.
+    # `fits(backbone, row)`, if it has one, says whether the forward does all that the loaded class would. One with
+    # `read(checkpoint, row, device=, dtype=)` takes the files instead. `None`: transformers' class runs.
     forward: str | None = None
     # Names of a BERT-like family's parts, which :mod:`millpond.backends.torch.forwards.encoder` runs and
     # :mod:`millpond.backends.torch.forwards.encoder_file` reads without transformers
@@ -156,7 +156,7 @@ class Architecture:
         """What precedes the backbone's tensors in a class with a head, as transformers names them."""
         if self.encoder is not None:
             return self.encoder.prefix
-        return {"albert": "albert", "deberta-v2": "deberta"}.get(self.model_type, "model")
+        return {"albert": "albert", "deberta-v2": "deberta", "jina_bert": "bert"}.get(self.model_type, "model")
 
     @property
     def classifiers(self) -> FamilyHead:

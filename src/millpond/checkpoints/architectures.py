@@ -47,6 +47,7 @@ _SUFFIXES = (
 # Packed forwards.
 _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
+_PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
 
 # BERT-like families with other names than BERT.
 _DISTILBERT_NAMES = EncoderNames(
@@ -207,6 +208,19 @@ ARCHITECTURES = (
         module="millpond.backends.torch.forwards.jina",
         head=ROBERTA_HEAD,
         example="jinaai/jina-embeddings-v3",
+    ),
+    Architecture(
+        prefix="JinaBert",
+        model_type="jina_bert",
+        pooling="mean",
+        positions="relative",
+        token_types=True,
+        recognized_by={"model_type": "bert", "position_embedding_type": "alibi"},
+        family="jina_bert",
+        forward=_PLAN,
+        head=POOLER_HEAD,
+        mlm=BERT_MLM,
+        example="jinaai/jina-embeddings-v2-base-en",
     ),
     _bert_like(
         prefix="Electra",

@@ -80,6 +80,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bert": _BERT,
     "roberta": {**_ROBERTA, "vocab_size": 50265},
     "xlm-roberta": _ROBERTA,
+    "jina_bert": _BERT,
     "distilbert": {
         "vocab_size": 30522,
         "dim": 768,

@@ -15,6 +15,7 @@ from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.albert import albert_plan
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
+from millpond.backends.native.plans.jina_bert import jina_bert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import bert_plan
@@ -33,6 +34,7 @@ _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] 
     "albert": albert_plan,
     "deberta-v2": deberta_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
+    "jina_bert": jina_bert_plan,
     "modernbert": modernbert_plan,
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
 }
@@ -72,13 +74,23 @@ def encoder_of(
 
     ``files`` identify those of the tensors; without them packed weights are not kept on disk.
     """
-    config, name = _completed(checkpoint.config, architecture), checkpoint.source.name
-    plain = without_prefixes(stored, architecture.tensor_prefix)
-    adapters = Adapters(plain, config, name) if architecture.adapters else None
-    tensors = Tensors(rename(architecture, plain, config), name, partial(is_head_tensor, architecture=architecture))
+    tensors, config = tensors_of(stored, checkpoint, architecture)
+    adapters = None
+    if architecture.adapters:
+        adapters = Adapters(without_prefixes(stored, architecture.tensor_prefix), config, checkpoint.source.name)
     builder = _told(tensors, config, architecture, kernels, adapters)
     tensors.check()
     return NativeEncoder(builder.build([files, config, repr(architecture)] if files else None))
+
+
+def tensors_of(
+    stored: Mapping[str, StoredTensor], checkpoint: Checkpoint, architecture: Architecture
+) -> tuple[Tensors, dict[str, Any]]:
+    """A checkpoint's tensors under the names that its plan takes, and its completed config."""
+    config = _completed(checkpoint.config, architecture)
+    plain = without_prefixes(stored, architecture.tensor_prefix)
+    is_head = partial(is_head_tensor, architecture=architecture)
+    return Tensors(rename(architecture, plain, config), checkpoint.source.name, is_head), config
 
 
 def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str | None:
@@ -108,10 +120,23 @@ def _told(
     tensors: Tensors, config: Mapping[str, Any], row: Architecture, kernels: Kernels, adapters: Adapters | None
 ) -> PlanBuilder:
     """A builder that knows all steps."""
-    if config.get("quantization_config"):
-        raise NotSupported("weights that are quantized already (quantization_config)")
     count = 0 if adapters is None else adapters.count
     builder = PlanBuilder(kernels, adapters=count, rank=adapters.rank if adapters is not None and count else 0)
+    tell(builder, tensors, config, row, adapters)
+    return builder
+
+
+def tell(
+    builder: Any, tensors: Tensors, config: Mapping[str, Any], row: Architecture, adapters: Adapters | None = None
+) -> None:
+    """Tell a family's steps to a ``PlanBuilder``, or to another class with its methods.
+
+    Raises:
+        NotSupported: A step is not computed here.
+        ModelLoadError: config.json has a wrong value.
+    """
+    if config.get("quantization_config"):
+        raise NotSupported("weights that are quantized already (quantization_config)")
     if row.encoder is not None:
         bert_plan(builder, tensors, config, row)
     elif row.traits is not None:
@@ -120,4 +145,3 @@ def _told(
         jina_plan(builder, tensors, config, adapters)
     else:
         _PLANS[row.model_type](builder, tensors, config)
-    return builder

@@ -73,7 +73,9 @@ class Formulas:
         self._branch: Doubles
         self._parts: Doubles
 
-    def layer_norm(self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float) -> tuple[Any, ...]:
+    def layer_norm(
+        self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float, *, dim: int | None = None
+    ) -> tuple[Any, ...]:
         """A layer norm's weights."""
         return (structs.LAYER_NORM, _doubles(weight), _doubles(bias), epsilon)
 
@@ -100,7 +102,14 @@ class Formulas:
             self._sums = self._sums + _rows(types, self._types) + self._low(type_adapter, self._types)
 
     def norm(
-        self, norm: Any, columns: int, *, residual: bool = False, keep: bool = False, branch: bool = False
+        self,
+        norm: Any,
+        columns: int,
+        *,
+        residual: bool = False,
+        keep: bool = False,
+        sums: bool = False,
+        branch: bool = False,
     ) -> None:
         """``PlanBuilder.norm``."""
         if isinstance(norm, structs.NormWeights):
@@ -108,8 +117,9 @@ class Formulas:
         if branch:
             self._sums = self._sums + normalized(self._branch, *norm)
             return
-        self.states = normalized(self._sums + self.states if residual else self._sums, *norm)
-        self._sums = self.states if keep else self._sums
+        result = normalized(self._sums + self.states if residual else self._sums, *norm)
+        self._sums = result if keep or sums else self._sums
+        self.states = self.states if sums else result
 
     def heads(self, *layers: Linear, adapter: LowRank | None = None) -> None:
         """``PlanBuilder.heads``."""
@@ -128,12 +138,15 @@ class Formulas:
         dim: int,
         norm: Any = None,
         key_norm: Any = None,
+        whole: bool = False,
         rotation: Rotation | None = None,
     ) -> None:
         """``PlanBuilder.rotary``."""
         parts = self._split(heads, kv_heads, dim)
         for i, weights in enumerate((norm, key_norm)):
-            parts[i] = parts[i] if weights is None else normalized(parts[i], *weights)
+            if weights is not None:
+                rows = parts[i].reshape(len(parts[i]), -1) if whole else parts[i]
+                parts[i] = normalized(rows, *weights).reshape(parts[i].shape)
             if rotation is not None:
                 tables = rotation.tables(self._places.stop)
                 parts[i] = rotated(parts[i], *(table[self._places] for table in tables))

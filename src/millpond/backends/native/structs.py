@@ -56,6 +56,7 @@ class Step(ctypes.Structure):
         ("low", Weight),
         ("norm", NormWeights),
         ("key_norm", NormWeights),
+        ("whole", _int),
         *((name, _pointer) for name in ("words", "positions", "types", "low_words", "low_columns")),
         *((name, _int) for name in ("vocabulary", "kinds")),
         *((name, _pointer) for name in ("cosines", "sines", "distances")),

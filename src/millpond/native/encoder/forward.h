@@ -182,7 +182,7 @@ struct Forward {
     if (step.target == 3)
       norm_to_sums(block.room.branch, block.room.sums, from, to, step.columns, step.norm);
     else
-      norm_to_states<Isa>(block.room.sums, block.room.states, from, to, step.columns, step.residual, step.target == 1,
+      norm_to_states<Isa>(block.room.sums, block.room.states, from, to, step.columns, step.residual, step.target,
                           step.norm);
   }
 

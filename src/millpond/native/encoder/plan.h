@@ -37,11 +37,12 @@ struct NormWeights {
 
 // What a step reads depends on its kind:
 //   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types
-//   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1);
-//               sums += norm(branch) (3)
+//   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1), or only
+//               sums (2); sums += norm(branch) (3)
 //   kProduct    heads = states W (`target` 0); sums = heads W (1), sums += heads W (2), branch = heads W (3),
 //               sums = states W (4)
-//   kHeads      norms of query and key heads (norm, key_norm), then rotation by position
+//   kHeads      norms of query and key heads (norm, key_norm), of each or of all as one row (`whole`), then rotation by
+//               position
 //   kAttention  queries = attention; after it a call that reads one row of each text drops the others
 //   kFeed       sums = down(activation(up(states))) (`target` 1), sums += (2), branch = (3)
 //   kAdapt      behind the states (`target` 0), or the queries (1): their products with the first factors of the
@@ -53,6 +54,7 @@ struct Step {
   Weight weight, down;     // of a gated feed, columns of gate and up alternate
   Weight low;              // of a feed with adapters: first factors for `down`
   NormWeights norm, key_norm;
+  std::int64_t whole;
   const void* words;       // [vocabulary, columns], in the precision of the model
   const void* positions;   // [positions, columns]; null: none
   const void* types;       // [types, columns]; null: none; with adapters further tables, one for each of them

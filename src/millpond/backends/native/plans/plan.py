@@ -57,6 +57,7 @@ class PlanBuilder:
         self._steps: list[structs.Step] = []
         self._rotations: dict[int, Rotation] = {}  # by step
         self._tables: dict[str, StoredTensor | None] = {}  # of the embeddings, by the step's field
+        self._distance_tables: dict[int, tuple[Floats, int | None]] = {}  # with their addresses, by their ids
         self._hidden = self._output = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = False
         self._adapters, self._rank = adapters, rank
@@ -101,16 +102,19 @@ class PlanBuilder:
         *,
         residual: bool = False,
         keep: bool = False,
+        sums: bool = False,
         branch: bool = False,
     ) -> None:
         """A norm of the sums, or of sums + states (``residual``), whose result are the states.
 
-        With ``keep`` the sums take the result too. With ``branch`` instead: ``sums += norm(branch)``.
+        With ``keep`` the sums take the result too, with ``sums`` only the sums. With ``branch`` instead:
+        ``sums += norm(branch)``.
         """
         if columns > _WIDEST:
             raise NotSupported(f"{columns} columns")
         self._output, columns = columns, padded(columns)
-        self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=3 if branch else int(keep))
+        target = 3 if branch else 2 if sums else int(keep)
+        self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=target)
 
     def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: LowRank | None = None) -> None:
         """Queries, keys and values: the linear layers of all three side by side.
@@ -142,9 +146,12 @@ class PlanBuilder:
         dim: int,
         norm: structs.NormWeights | None = None,
         key_norm: structs.NormWeights | None = None,
+        whole: bool = False,
         rotation: Rotation | None = None,
     ) -> None:
-        """Norms of query and key heads, then their rotation."""
+        """Norms of query and key heads, then their rotation; ``whole``: the norms are of all heads as one row."""
+        if whole and heads * padded(dim) > _WIDEST:
+            raise NotSupported(f"a norm of {heads * dim} columns")
         if rotation is not None:
             self._rotations[len(self._steps)] = rotation
         self._add(
@@ -154,6 +161,7 @@ class PlanBuilder:
             dim=padded(dim),
             norm=norm or structs.NormWeights(kind=structs.COPY),
             key_norm=key_norm or structs.NormWeights(kind=structs.COPY),
+            whole=whole,
         )
 
     def attention(
@@ -241,9 +249,13 @@ class PlanBuilder:
         """A tensor's numbers as the model's precision has them."""
         return self._packer.numbers_of(tensor)
 
-    def layer_norm(self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float) -> structs.NormWeights:
-        """The weights of a layer norm."""
-        return self._norm_weights(structs.LAYER_NORM, self._floats(weight), self._floats(bias), epsilon)
+    def layer_norm(
+        self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float, *, dim: int | None = None
+    ) -> structs.NormWeights:
+        """The weights of a layer norm; ``dim``: of all heads of so many columns as one row."""
+        numbers = self._floats(weight)
+        order = None if dim is None or numbers is None else _head_rows(len(numbers) // dim, dim, 0)
+        return self._norm_weights(structs.LAYER_NORM, numbers, self._floats(bias), epsilon, order)
 
     def rms_norm(
         self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, of_heads: bool = False
@@ -313,7 +325,9 @@ class PlanBuilder:
         if not isinstance(added, DistanceTerms):
             reach = (added.shape[1] + 1) // 2
             self._bound(reach)
-            return {"distances": self._packer.floats(np.pad(added.reshape(-1), (0, UNIT))), "reach": reach}
+            if id(added) not in self._distance_tables:  # all layers of a model have the same
+                self._distance_tables[id(added)] = added, self._packer.floats(np.pad(added.reshape(-1), (0, UNIT)))
+            return {"distances": self._distance_tables[id(added)][1], "reach": reach}
         own = added.columns
         fields: dict[str, Any] = {"columns": own.rows.shape[1], "reach": own.reach}
         sides = (("key_columns", "weight", added.keys), ("query_columns", "down", added.queries))

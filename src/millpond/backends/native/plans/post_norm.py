@@ -58,11 +58,18 @@ def embed(
 
 
 def layer_norm(
-    builder: PlanBuilder, tensors: Tensors, name: str, columns: int, epsilon: float, *, biased: bool = True
+    builder: PlanBuilder,
+    tensors: Tensors,
+    name: str,
+    columns: int,
+    epsilon: float,
+    *,
+    biased: bool = True,
+    dim: int | None = None,
 ) -> structs.NormWeights:
-    """The weights of a layer norm."""
+    """The weights of a layer norm; ``dim``: of all heads of so many columns as one row."""
     bias = tensors.take(f"{name}.bias", columns) if biased else None
-    return builder.layer_norm(tensors.take(f"{name}.weight", columns), bias, epsilon)
+    return builder.layer_norm(tensors.take(f"{name}.weight", columns), bias, epsilon, dim=dim)
 
 
 class PostNormLayer:

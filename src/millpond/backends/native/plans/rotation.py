@@ -28,7 +28,7 @@ class Rotation:
     """
 
     def __init__(self, frequencies: Floats, scale: float = 1.0) -> None:
-        self._frequencies, self._scale = frequencies, np.float32(scale)
+        self.frequencies, self.scale = frequencies, np.float32(scale)
         self._steps: list[structs.Step] = []
         self._tables: list[Floats] = []
         self._lock = ProcessLock()
@@ -60,9 +60,9 @@ class Rotation:
 
         Angles are rounded to float32, as transformers computes them; their cosines and sines are correctly rounded.
         """
-        angles = np.arange(positions, dtype=np.float32)[:, None] * self._frequencies
+        angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies
         exact = angles.astype(np.float64)
-        cosines, sines = (part(exact).astype(np.float32) * self._scale for part in (np.cos, np.sin))
+        cosines, sines = (part(exact).astype(np.float32) * self.scale for part in (np.cos, np.sin))
         return cosines, sines
 
 

@@ -45,6 +45,10 @@ def load_backbone(
         return StaticEncoder(read_weights(checkpoint.layout.sparse)).eval().to(device)
     if checkpoint.layout.static is not None:
         return StaticEncoder(read_rows(checkpoint.layout.static.folder)).eval().to(device)
+    forward = architecture.forward_class()
+    if packed and hasattr(forward, "read"):
+        read: nn.Module = forward.read(checkpoint, architecture, device=device, dtype=dtype).eval()
+        return read if quantization is None else quantize(read, quantization, device)
     backbone = None
     if packed and architecture.encoder is not None and architecture.module is None:
         backbone = read_encoder(
