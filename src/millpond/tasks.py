@@ -11,7 +11,8 @@ Activation = Literal["identity", "sigmoid", "softmax"]
 Quantization = Literal["int8", "int8-all", "fp8"]
 ScoreType = Literal["cross-encoder", "late-interaction", "bi-encoder"]
 ScoreMethod = Literal["auto", "cosine", "maxsim"]
-ScoreMeasure = Literal["cross-encoder", "cosine", "maxsim"]
+Similarity = Literal["cosine", "dot", "euclidean", "manhattan"]
+ScoreMeasure = Literal["cross-encoder", "maxsim", Similarity]
 
 TASKS: tuple[Task, ...] = get_args(Task)
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -20,4 +21,5 @@ OUTPUT_DTYPES: tuple[OutputDtype, ...] = get_args(OutputDtype)
 AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 ACTIVATIONS: tuple[Activation, ...] = get_args(Activation)
 QUANTIZATIONS: tuple[Quantization, ...] = get_args(Quantization)
+SIMILARITIES: tuple[Similarity, ...] = get_args(Similarity)
 SCORE_METHODS: tuple[ScoreMethod, ...] = get_args(ScoreMethod)

@@ -105,7 +105,6 @@ def test_a_variant_equals_transformers(variant, highest, dtype, folder_of, recor
         ("gpt2", {}, "GPT2 has no native plan"),
         ("jamba", {}, "Jamba has no native plan"),
         ("modernbert", {"hidden_activation": "mish"}, "activation mish"),
-        ("bert", {"quantization_config": {"quant_method": "gptq"}}, "quantized already"),
         ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
         (
             "llama",

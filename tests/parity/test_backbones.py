@@ -25,11 +25,11 @@ UNREAD = ("position_ids", "attn.bias")  # buffers of older files
 Matrices = Sequence[np.ndarray]
 
 
-def ids_of(folder: Path, texts: Sequence[str]) -> list[torch.Tensor]:
+def ids_of(folder: Path, texts: Sequence[str], limit: int = MAX_TOKENS) -> list[torch.Tensor]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    return [torch.tensor(tokenizer(text, truncation=True, max_length=MAX_TOKENS)["input_ids"]) for text in texts]
+    return [torch.tensor(tokenizer(text, truncation=True, max_length=limit)["input_ids"]) for text in texts]
 
 
 def expected_of(folder: Path, texts: Sequence[str]) -> Matrices:

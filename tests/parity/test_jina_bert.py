@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from tests.parity.alibi_oracles import jina_bert, slopes
 from tests.parity.test_backbones import TOLERANCE, VISIBLE, Matrices, difference, ids_of, states
 from tests.tiny import TEXTS, write_checkpoint
-from tests.tiny.columns import writer
 
 from millpond import Engine
 from millpond.backends.native.plans.jina_bert import slopes as own_slopes
@@ -24,7 +23,7 @@ FAMILIES = ("jina-bert", "jina-bert-code")
 BACKENDS = ("native", "torch")
 # Heads beside a power of two, as the base models have them, and more columns than a unit of the kernels.
 TWELVE = {"hidden_size": 96, "num_attention_heads": 12}
-LONG = " ".join(TEXTS * 5)
+LONG = " ".join(TEXTS * 2)
 AUTO_MAP = {
     "AutoModel": "jinaai/jina-bert-implementation--modeling_bert.JinaBertModel",
     "AutoModelForMaskedLM": "jinaai/jina-bert-implementation--modeling_bert.JinaBertForMaskedLM",
@@ -102,7 +101,7 @@ def test_a_reranker_reads_the_first_token_through_the_pooler(backend, tmp_path):
     """jina-reranker-v1: ``JinaBertForSequenceClassification`` with one label."""
     from transformers import AutoTokenizer
 
-    folder = writer("jina-bert", "cross-encoder")(tmp_path / "model")
+    folder = write_checkpoint(tmp_path / "model", "jina-bert", head="SequenceClassification", labels=1)
     tensors = load_file(folder / "model.safetensors")
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False)
     reference = jina_bert(folder, json.loads((folder / "config.json").read_text()))

@@ -59,6 +59,8 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "mpnet", "modernbert", "electra", 
 @pytest.mark.parametrize("family", [*ENCODERS, "gte", "jina"])
 def test_an_encoder_reads_pairs(family, tmp_path, record_property):
     plain = {"lora_adaptations": None, "matryoshka_dimensions": None} if family == "jina" else {}
+    if family == "gte":  # gte-multilingual-reranker-base
+        plain = {"auto_map": {"AutoModelForSequenceClassification": "new-impl--modeling.NewForSequenceClassification"}}
     config = {**plain, **IDENTITY, "max_position_embeddings": LONG + 2}
     folder = write_checkpoint(
         tmp_path / "model", family, head="SequenceClassification", labels=1, config=config, tokenizer_limit=LONG

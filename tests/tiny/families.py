@@ -67,11 +67,18 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "roberta": ("Roberta", "roberta", {"position_ids": True}),
     "xlm-roberta": ("XLMRoberta", "xlm-roberta", {"position_ids": True}),
     "camembert": ("Camembert", "camembert", {"position_ids": True}),
+    "ernie": ("Ernie", "bert", {"position_ids": True}),  # ernie-3.0-base-zh
+    "data2vec": ("Data2VecText", "roberta", {"position_ids": True}),
+    "megatron": ("MegatronBert", "bert", {"position_ids": True}),
+    "xlm-roberta-xl": ("XLMRobertaXL", "xlm-roberta", {"position_ids": True}),
+    "roformer": ("RoFormer", "bert", {}),  # roformer_chinese_sim_char_base
+    "rembert": ("RemBert", "albert", {}),
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),
-    "jina-bert": ("JinaBert", "bert", {}),  # jina-embeddings-v2-base-en
-    "jina-bert-code": ("JinaBert", "roberta", {"native_prefix": "JinaBertCode"}),  # jina-embeddings-v2-base-code
+    "mmbert": ("ModernBert", "mmbert", {}),
+    "jina-bert": ("JinaBert", "bert", {"native_prefix": "JinaBert"}),  # jina-embeddings-v2-base-en
+    "jina-bert-code": ("JinaBert", "bert", {"native_prefix": "JinaBertCode"}),  # jina-embeddings-v2-base-code
     "electra": ("Electra", "bert", {"position_ids": True}),
     "albert": ("Albert", "albert", {}),
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields

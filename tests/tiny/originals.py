@@ -36,6 +36,14 @@ def _gpt_neox(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     return found
 
 
+def _roformer(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Sines and cosines in the table of positions, as its class makes and saves them."""
+    name = next(name for name in tensors if name.endswith("encoder.embed_positions.weight"))
+    positions, dim = tensors[name].shape
+    angles = np.arange(positions)[:, None] / 10_000.0 ** (np.arange(0, dim, 2) / dim)
+    return tensors | {name: np.concatenate((np.sin(angles), np.cos(angles)), 1).astype(np.float32)}
+
+
 def _jamba(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Splits the experts' fused tensors into three matrices per expert."""
     originals = {}
@@ -114,6 +122,7 @@ def gte(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
             "post_attention_layernorm": "attn_ln",
             "post_mlp_layernorm": "mlp_ln",
             "layers.": "encoder.layer.",
+            "lm_head.layer_norm": "lm_head.norm",
         },
     )
     claimed = config["architectures"][0]
@@ -195,6 +204,7 @@ def _renamed(tensors: Tensors, *, fused: Mapping[str, tuple[str, ...]], names: M
 ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
+    "roformer": _roformer,
     "jamba": _jamba,
     "qwen3_moe": _jamba,
     "internlm2": _internlm2,

@@ -25,7 +25,7 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     Raises:
         AttributeError: transformers has no such class.
     """
-    family, _, head = architecture.replace("LMHeadModel", "ForCausalLM").partition("For")
+    family, head = (*re.split("For(?=[A-Z])", architecture.replace("LMHeadModel", "ForCausalLM"), maxsplit=1), "")[:2]
     family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
     prefix, pooler = _PREFIXES[family], _POOLERS.get(family, "").split()
     backbone = _jamba(config) if family == "Jamba" else _BACKBONES[family].split()
@@ -92,7 +92,9 @@ def _sizes(config: Config) -> dict[str, int]:
         "T": first("type_vocab_size"),
         "H": width,
         "I": first("intermediate_size", "hidden_dim", "n_inner", default=4 * width),
-        "E": first("embedding_size", default=width),
+        "E": first("embedding_size", "input_embedding_size", default=width),
+        "O": first("output_embedding_size"),
+        "U": first("task_type_vocab_size"),
         "A": heads,
         "D": dim,
         "Q": heads * dim,
@@ -111,7 +113,7 @@ def _sizes(config: Config) -> dict[str, int]:
 
 
 def _embeddings(order: str, width: str = "H") -> str:
-    rows = {"word": "V", "position": "P", "token_type": "T"}
+    rows = {"word": "V", "position": "P", "token_type": "T", "task_type": "U"}
     return " ".join(
         f"embeddings.LayerNorm:{width}" if part == "norm" else f"embeddings.{part}_embeddings/{rows[part]},{width}"
         for part in order.split()
@@ -122,6 +124,11 @@ def _encoder(attention: str, norm: str = "attention.output.LayerNorm") -> str:
     names = (*(f"{name}:H,H" for name in attention.split()), f"{norm}:H")
     feed = ("intermediate.dense:I,H", "output.dense:H,I", "output.LayerNorm:H")
     return " ".join(f"encoder.layer.#.{entry}" for entry in (*names, *feed))
+
+
+def _pre_norm(first: str, second: str) -> str:
+    names = (f"{first}:H", *(f"{name}:H,H" for name in _ATTENTION.split()), f"{second}:H")
+    return " ".join(f"encoder.layer.#.{entry}" for entry in (*names, "intermediate.dense:I,H", "output.dense:H,I"))
 
 
 def _blocks(entries: str) -> str:
@@ -145,6 +152,13 @@ def _decoder(entries: str) -> str:
     return f"embed_tokens/V,H {_blocks(entries)} norm/H"
 
 
+_XL = " ".join(
+    f"encoder.layer.#.{entry}"
+    for entry in (
+        *(f"{name}:H,H" for name in _ATTENTION.split()),
+        *("attention.self_attn_layer_norm:H", "intermediate.dense:I,H", "output.dense:H,I", "LayerNorm:H"),
+    )
+)
 _JINA_BERT = f"{_embeddings('word token_type norm')} " + " ".join(
     f"encoder.layer.#.{name}"
     for name in (*(f"{part}:H,H" for part in _ATTENTION.split()), "attention.output.LayerNorm:H")
@@ -156,6 +170,14 @@ _BACKBONES = {
     "Roberta": _ROBERTA,
     "XLMRoberta": _ROBERTA,
     "Camembert": _ROBERTA,
+    "Ernie": f"{_embeddings('word position token_type norm task_type')} {_encoder(_ATTENTION)}",
+    "Data2VecText": f"{_embeddings('word token_type norm position')} {_encoder(_ATTENTION)}",
+    "MegatronBert": f"{_embeddings('word position token_type')} {_pre_norm('attention.ln', 'ln')} encoder.ln:H",
+    "XLMRobertaXL": f"{_embeddings('word token_type position')} {_XL} encoder.LayerNorm:H",
+    "RoFormer": f"{_embeddings('word token_type norm', 'E')} embeddings_project:H,E encoder.embed_positions/P,D "
+    + _encoder(_ATTENTION),
+    "RemBert": f"{_embeddings('word position token_type norm', 'E')} encoder.embedding_hidden_mapping_in:H,E "
+    + _encoder(_ATTENTION),
     "JinaBert": f"{_JINA_BERT} encoder.layer.#.mlp.gated_layers/2*I,H encoder.layer.#.mlp.wo:H,I "
     "encoder.layer.#.mlp.layernorm:H",
     "JinaBertCode": f"{_JINA_BERT} encoder.layer.#.attention.self.layer_norm_q:H "
@@ -240,27 +262,36 @@ _PREFIXES = {
     "DistilBert": "distilbert",
     "MPNet": "mpnet",
     "Electra": "electra",
+    "Ernie": "ernie",
+    "Data2VecText": "data2vec_text",
+    "MegatronBert": "bert",
+    "RoFormer": "roformer",
+    "RemBert": "rembert",
     "Albert": "albert",
     "DebertaV2": "deberta",
     "NomicBert": "nomic_bert",
     "Gte": "gte",
     "GPT2": "transformer",
     "GPTNeoX": "gpt_neox",
-    **dict.fromkeys(("Roberta", "XLMRoberta", "Camembert", "JinaEmbeddingsV3"), "roberta"),
+    **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
     **dict.fromkeys(("ModernBert", "EuroBert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
     **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
 _POOLERS = {
     **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "pooler.dense:H,H"),
+    **dict.fromkeys(("Ernie", "Data2VecText", "MegatronBert", "XLMRobertaXL", "RemBert"), "pooler.dense:H,H"),
     **dict.fromkeys(("JinaBert", "JinaBertCode"), "pooler.dense:H,H"),
     "Albert": "pooler:H,H",
 }
 # Families whose heads are those of another one.
 _HEAD_FIRST = ("XLMRoberta", "Camembert")  # their masked language models have the head before the backbone
 _LIKE = {
+    **dict.fromkeys(
+        ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "MPNet", "JinaEmbeddingsV3"), "Roberta"
+    ),
+    **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
     **dict.fromkeys(("JinaBert", "JinaBertCode"), "Bert"),
-    **dict.fromkeys(("XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "Roberta"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
     **dict.fromkeys(("Phi3", "SmolLM3", "Ministral3", "Qwen3Moe"), "Llama"),
     "GPTNeoX": "GPT2",
@@ -277,6 +308,12 @@ _HEADS = {
     ("Roberta", "MaskedLM"): "lm_head.bias=V lm_head.dense:H,H lm_head.layer_norm:H",
     ("Roberta", _SEQUENCE): _PAIRS,
     ("Roberta", _TOKEN): _CLASSIFIER,
+    ("RoFormer", "MaskedLM"): _BERT_VOCABULARY.replace("H,H", "E,H").replace("LayerNorm:H", "LayerNorm:E"),
+    ("RoFormer", _SEQUENCE): _PAIRS,
+    ("RoFormer", _TOKEN): _CLASSIFIER,
+    ("RemBert", "MaskedLM"): "cls.predictions.dense:O,H cls.predictions.decoder:V,O cls.predictions.LayerNorm:O",
+    ("RemBert", _SEQUENCE): f"+pooler {_CLASSIFIER}",
+    ("RemBert", _TOKEN): _CLASSIFIER,
     ("DistilBert", "MaskedLM"): "vocab_transform:H,H vocab_layer_norm:H vocab_projector.bias=V",
     ("DistilBert", _SEQUENCE): f"pre_classifier:H,H {_CLASSIFIER}",
     ("DistilBert", _TOKEN): _CLASSIFIER,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
@@ -34,6 +34,8 @@ class EncoderFields:
     positions: str = "max_position_embeddings"  # rows of the position table
     types: str = "type_vocab_size"  # rows of the table of token types
     buckets: str = ""  # buckets of relative distances
+    tasks: str = ""  # rows of the table of tasks, which counts if `use_task_id` is true
+    window: str = ""  # tokens that a token attends to, itself and half of them to each side; of each layer, or of all
     epsilon: str = "layer_norm_eps"  # epsilon of every norm; empty: 1e-12
     activation: str = "hidden_act"  # activation of the feed forward
 
@@ -53,6 +55,13 @@ class EncoderNames:
     down: str = "output.dense"  # second linear of the feed forward
     norm: str = "output.LayerNorm"  # norm after the feed forward
     relative_bias: str = ""  # table of relative distances, in the backbone; empty: none
+    widen: str = "embeddings_project"  # from the width of the embeddings, if they are narrower than the layers
+    # Norm after the last layer of a family whose layers normalize what they read (pre-norm) rather than their sums, and
+    # whose embeddings have no norm; empty: a post-norm family
+    last_norm: str = ""
+    # Table of sines and cosines, which rotate queries and keys by their positions; their rows are renamed to the order
+    # in which the first half of a head's columns and the second are pairs. Empty: there is a table of positions
+    rotary: str = ""
     fields: EncoderFields = EncoderFields()  # names in config.json
 
 
@@ -222,6 +231,15 @@ BERT_MLM = MaskedHeadNames(
     biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
     activation="hidden_act",
 )
+ROFORMER_MLM = replace(BERT_MLM, backbone="roformer")
+REMBERT_MLM = MaskedHeadNames(
+    backbone="rembert",
+    dense="cls.predictions.dense",
+    norm="cls.predictions.LayerNorm",
+    decoder="cls.predictions.decoder.weight",
+    biases=("cls.predictions.decoder.bias",),
+    activation="hidden_act",
+)
 DISTILBERT_MLM = MaskedHeadNames(
     backbone="distilbert",
     dense="vocab_transform",
@@ -241,6 +259,14 @@ MODERNBERT_MLM = MaskedHeadNames(
     activation="classifier_activation",
     epsilon="norm_eps",
     default_epsilon=1e-5,
+)
+GTE_MLM = MaskedHeadNames(
+    backbone="new",
+    dense="lm_head.dense",
+    norm="lm_head.norm",
+    decoder="lm_head.decoder.weight",
+    biases=("lm_head.decoder.bias",),
+    activation="hidden_act",
 )
 
 

@@ -7,13 +7,18 @@ computes something that no other does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 from millpond.checkpoints.architecture import (
     BERT_MLM,
     DISTILBERT_MLM,
+    GTE_MLM,
     MODERNBERT_MLM,
+    REMBERT_MLM,
+    ROFORMER_MLM,
     Architecture,
     DecoderTraits,
     EncoderFields,
@@ -29,6 +34,7 @@ from millpond.checkpoints.classifier_steps import (
     MODERNBERT_HEAD,
     POOLER_HEAD,
     ROBERTA_HEAD,
+    ROFORMER_HEAD,
     SCORE,
     ConfigField,
     FamilyHead,
@@ -134,6 +140,86 @@ ARCHITECTURES = (
         example="intfloat/multilingual-e5-base",
     ),
     _bert_like(
+        prefix="Ernie",
+        forward=_PLAN,
+        model_type="ernie",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="ernie", fields=EncoderFields(tasks="task_type_vocab_size")),
+        head=POOLER_HEAD,
+        mlm=replace(BERT_MLM, backbone="ernie"),
+        example="shibing624/text2vec-base-chinese-paraphrase",
+    ),
+    _bert_like(
+        prefix="Data2VecText",
+        model_type="data2vec-text",
+        offset_positions=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="data2vec_text"),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("data2vec_text"),
+        example="facebook/data2vec-text-base",
+    ),
+    _bert_like(
+        prefix="MegatronBert",
+        forward=_PLAN,
+        model_type="megatron-bert",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="bert", attention_norm="attention.ln", norm="ln", last_norm="encoder.ln"),
+        head=POOLER_HEAD,
+        mlm=BERT_MLM,
+        example="KBLab/megatron-bert-large-swedish-cased-165k",
+    ),
+    _bert_like(
+        prefix="XLMRobertaXL",
+        forward=_PLAN,
+        model_type="xlm-roberta-xl",
+        half="bfloat16",
+        offset_positions=True,
+        pooler=True,
+        encoder=EncoderNames(
+            prefix="roberta",
+            attention_norm="attention.self_attn_layer_norm",
+            norm="LayerNorm",
+            last_norm="encoder.LayerNorm",
+        ),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("roberta"),
+        example="facebook/xlm-roberta-xl",
+    ),
+    _bert_like(
+        prefix="RoFormer",
+        forward=_PLAN,
+        model_type="roformer",
+        positions="rotary",
+        token_types=True,
+        family="roformer",
+        encoder=EncoderNames(
+            prefix="roformer",
+            rotary="encoder.embed_positions",
+            fields=EncoderFields(embedding="embedding_size"),
+        ),
+        head=ROFORMER_HEAD,
+        mlm=ROFORMER_MLM,
+        example="junnyu/roformer_chinese_sim_char_base",
+    ),
+    _bert_like(
+        prefix="RemBert",
+        forward=_PLAN,
+        model_type="rembert",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(
+            prefix="rembert",
+            widen="encoder.embedding_hidden_mapping_in",
+            fields=EncoderFields(embedding="input_embedding_size"),
+        ),
+        head=POOLER_HEAD,
+        mlm=REMBERT_MLM,
+        example="google/rembert",
+    ),
+    _bert_like(
         prefix="DistilBert",
         model_type="distilbert",
         pooling="mean",
@@ -189,6 +275,7 @@ ARCHITECTURES = (
         module="millpond.backends.torch.forwards.gte",
         forward=_ROTARY_ENCODER,
         head=POOLER_HEAD,
+        mlm=GTE_MLM,
         weighted_tokens="NewForTokenClassification",  # gte-multilingual-base's
         example="Alibaba-NLP/gte-multilingual-base",
     ),
@@ -459,19 +546,39 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     )
     row = next(recognized, None) or row_of(str(model_type))
     if row is None:
-        remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
-        known_types = ", ".join(known for row in ARCHITECTURES for known in (row.model_type, *row.aliases))
+        raise UnsupportedArchitectureError(_unknown_family(config, name))
+    if claimed is not None and claimed not in class_names(row):
+        heads = ["MaskedLM", *(["CausalLM"] if row.decoder else []), "SequenceClassification", "TokenClassification"]
         raise UnsupportedArchitectureError(
-            f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
-            f"it runs {known_types} (`millpond models` lists them)"
-        )
-    known = class_names(row)
-    if claimed is not None and claimed not in known:
-        raise UnsupportedArchitectureError(
-            f"{name} is a {claimed}, which millpond does not run; "
-            f"of model_type {model_type!r} it runs {', '.join(sorted(known))}"
+            f"{name} is a {claimed}, which millpond does not run; of {row.prefix} it runs the backbone, alone or with "
+            f"the head of {', '.join(heads)}; for the backbone alone pass "
+            f'hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
         )
     return row
+
+
+def _unknown_family(config: Mapping[str, Any], name: str) -> str:
+    """What a config.json is whose family is in no row."""
+    model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
+    if model_type is None:
+        row = next((row for row in ARCHITECTURES if claimed in class_names(row)), None)
+        named = "and no architectures either" if claimed is None else f"and architectures names {claimed}"
+        way_out = (
+            "name the family" if row is None else f"if its weights are those of {row.model_class}, name the family"
+        )
+        example = "bert" if row is None else row.model_type
+        return (
+            f"{name} has no model_type in config.json, {named}, so its family is not known; {way_out}, as in "
+            f'hf_overrides={{"model_type": "{example}"}}'
+        )
+    known = [kind for row in ARCHITECTURES for kind in (row.model_type, *row.aliases)]
+    near = get_close_matches(str(model_type), known, 1)
+    remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
+    return (
+        f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
+        + (f"of a similar name it runs {near[0]}, and " if near else "")
+        + "`millpond models` lists what it runs"
+    )
 
 
 def class_names(row: Architecture) -> frozenset[str]:

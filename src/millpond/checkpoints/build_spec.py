@@ -108,6 +108,7 @@ def build_spec(
         entailment_id=entailment(config, detected.labels) if "classify" in detected.tasks else None,
         activation=detected.activation,
         score_type=detected.score_type,
+        similarity=layout.similarity,
         step_tag_id=_step_tag(detected, token_id),
         adapters=tuple(config.get("lora_adaptations") or ()),
         max_length=max_length,

@@ -17,7 +17,8 @@ from millpond.checkpoints.layouts.sparse import Splade, StaticWeights, TokenVect
 from millpond.checkpoints.layouts.static import static_config, weights_config
 from millpond.checkpoints.modules import Normalize
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
-from millpond.checkpoints.weights import check_pickles, check_weights
+from millpond.checkpoints.weight_checks import check_quantization, check_whole
+from millpond.checkpoints.weights import check_config, check_pickles, check_weights
 from millpond.errors import ModelLoadError
 from millpond.tasks import Role
 
@@ -114,23 +115,16 @@ def read_checkpoint(
     ``role``: that of the texts, which a Router has modules for.
     """
     source = resolve(model, revision)
-    listed = source.folder / "modules.json"
-    if (
-        not listed.is_file()
-        and not any(source.folder.glob("config.json"))
-        and not any(source.folder.glob("*/config.json"))
-    ):
-        check_weights(source.folder, source)  # names what is there instead
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     layout = read_layout(source.folder, role) if pairs is None else _layout_of(pairs)
-    if has_weights and not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf):
-        check_weights(layout.transformer, source)
-        check_pickles(weights_of(layout))
-    stored = read_json_object(
-        layout.transformer / "config.json",
-        optional=layout.static is not None or isinstance(layout.sparse, StaticWeights),
-    )
-    config = merge(stored, hf_overrides or {})
+    is_table = layout.static is not None or isinstance(layout.sparse, StaticWeights)
+    if not is_table:
+        check_config(layout.transformer, source)
+    if has_weights:
+        check_readable(layout, source)
+    config = merge(read_json_object(layout.transformer / "config.json", optional=is_table), hf_overrides or {})
+    if not is_table:
+        check_quantization(config, source.name)
     if isinstance(layout.sparse, StaticWeights):
         config = weights_config(layout.sparse)
     if layout.static is not None:
@@ -147,6 +141,19 @@ def read_checkpoint(
     if not layout.prompts and isinstance(instructions, Mapping) and layout.late_interaction is None:
         layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
+
+
+def check_readable(layout: PipelineLayout, source: Source) -> None:
+    """Raise ModelLoadError unless the weights of a pipeline are there, and no pickles without torch."""
+    if not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf):
+        check_weights(layout.transformer, source)
+        check_pickles(weights_of(layout))
+
+
+def check_numbers(layout: PipelineLayout, source: Source) -> None:
+    """Raise ModelLoadError if the weights of a pipeline are quantized; tables may be, in int8."""
+    if layout.static is None and not isinstance(layout.sparse, StaticWeights):
+        check_whole(weights_of(layout), source.name)
 
 
 def weights_of(layout: PipelineLayout) -> list[Path]:

@@ -80,6 +80,37 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bert": _BERT,
     "roberta": {**_ROBERTA, "vocab_size": 50265},
     "xlm-roberta": _ROBERTA,
+    "ernie": {**_BERT, "task_type_vocab_size": 3, "use_task_id": False},
+    "data2vec-text": {**_ROBERTA, "vocab_size": 30522},
+    "megatron-bert": {
+        **_BERT,
+        "vocab_size": 29056,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    "xlm-roberta-xl": {
+        **_ROBERTA,
+        "vocab_size": 250880,
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "intermediate_size": 10240,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+    },
+    "roformer": {**_BERT, "vocab_size": 50000, "embedding_size": None, "max_position_embeddings": 1536},
+    "rembert": {
+        **_BERT,
+        "vocab_size": 250300,
+        "hidden_size": 1152,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 18,
+        "input_embedding_size": 256,
+        "intermediate_size": 4608,
+    },
     "jina_bert": _BERT,
     "distilbert": {
         "vocab_size": 30522,
@@ -300,6 +331,7 @@ _SIZED_BY_TRAINING = ("llama3", "yarn", "longrope")
 _SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num"),
+    *("input_embedding_size", "task_type_vocab_size"),
     *("dim", "n_layers", "n_heads", "hidden_dim", "relative_attention_num_buckets", "query_pre_attn_scalar"),
     *("local_attention", "sliding_window", "global_attn_every_n_layers", "sliding_window_pattern"),
 )
@@ -369,8 +401,9 @@ def _complete_family(family: str, config: dict[str, Any]) -> None:
         )
     elif family == "gemma3_text" and config["use_bidirectional_attention"] and config["sliding_window"]:
         config["sliding_window"] = config["sliding_window"] // 2 + 1
-    elif family == "deberta-v2":
+    elif family in ("deberta-v2", "roformer"):
         config["embedding_size"] = config["embedding_size"] or config["hidden_size"]
+    if family == "deberta-v2":
         if isinstance(config["pos_att_type"], str):
             config["pos_att_type"] = [part.strip() for part in config["pos_att_type"].lower().split("|")]
         if not isinstance(config["pos_att_type"], list | None):

@@ -21,6 +21,11 @@ _SAFE_WEIGHTS = ["*.safetensors", "[0-9]*/pytorch_model.bin", "sparse_linear.pt"
 _PICKLED_WEIGHTS = ["pytorch_model*.bin", "0_Transformer/pytorch_model*.bin"]
 _OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "*/onnx/*", "*/openvino/*"]
 
+# What a folder with a model has itself, by names and by endings, and the keys of a backbone's config.json.
+_MARKS = ("config.json", "modules.json", "adapter_config.json", "gliner_config.json")
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".onnx", ".h5", ".msgpack")
+_FAMILY = frozenset(("model_type", "architectures"))
+
 # sentence-transformers 6.2.0, ORIGINAL_TRANSFORMER_MODELS: the names without an owner that it looks up as they are.
 _WITHOUT_OWNER = re.compile(
     r"albert-(base|large|xlarge|xxlarge)-v[12]|camembert-base|ctrl|distilgpt2|gpt2(-(medium|large|xl))?|openai-gpt"
@@ -68,13 +73,36 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Sourc
     if folder.is_dir():
         if revision is not None:
             raise ModelLoadError(f"revision={revision!r} means nothing for the folder {name}; leave it out")
-        return Source(name=name, folder=folder, revision=None)
+        return Source(name=name, folder=_inner(folder, name), revision=None)
     if folder.is_file():
         raise ModelLoadError(f"{name} is a file; {_instead_of(folder)}")
     parts = name.split("/")
     if len(parts) > 2 or not all(parts) or name.startswith((".", "~", "-")) or "\\" in name:
         raise ModelLoadError(f"{name} is no folder, and no hub id (owner/name) either; check the path")
     return _download(name, revision)
+
+
+def _inner(folder: Path, name: str) -> Path:
+    """The folder with the model: ``folder``, or its only subfolder with a model if it has none of its own."""
+    if any(path.name in _MARKS or path.suffix in _WEIGHTS for path in folder.iterdir()):
+        return folder
+    inner = sorted(
+        path
+        for path in folder.iterdir()
+        if (path / "modules.json").is_file() or _FAMILY & read_json_object(path / "config.json", optional=True).keys()
+    )
+    modules = sorted(path.name for path in folder.glob("[0-9]_*") if (path / "config.json").is_file())
+    if len(modules) > 1 and len(inner) == 1:
+        raise ModelLoadError(
+            f"{name} has the modules {', '.join(modules)} and no modules.json, which says how they follow each other; "
+            f"fetch it again, or name {name}/{inner[0].name} for the backbone alone"
+        )
+    if len(inner) > 1:
+        raise ModelLoadError(
+            f"{name} holds several models ({', '.join(path.name for path in inner[:4])}"
+            f"{' ...' if len(inner) > 4 else ''}); name the folder of one of them"
+        )
+    return inner[0] if inner else folder
 
 
 def _instead_of(file: Path) -> str:
@@ -116,7 +144,7 @@ def _download(name: str, revision: str | None) -> Source:
                 f"{name}{looked} (revision {revision or 'main'}) is not a folder here, and the hub answered: "
                 f"{type(error).__name__}; check the name, and HF_TOKEN if the repository is private"
             ) from error
-        return Source(name=hub_id, folder=folder, revision=folder.name)
+        return Source(name=hub_id, folder=_inner(folder, name), revision=folder.name)
     raise AssertionError("there is at least one id")
 
 

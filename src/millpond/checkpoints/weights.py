@@ -31,17 +31,30 @@ logger = logging.getLogger(__name__)
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
 _RUNTIME = "name the folder or hub id of the checkpoint that it was exported from"
 _CONVERT = "convert it to model.safetensors with the library that wrote it, or name a repository that has one"
+_BY_TRANSFORMERS = (
+    "convert it where transformers 4 and its library are installed, once: "
+    "AutoModel.from_pretrained(FOLDER, from_{}=True).save_pretrained(FOLDER)"
+)
 # What repositories have in place of weights that are read here: patterns, the format, and what to do about it.
 _FOREIGN = (
     (("*.gguf",), "GGUF", _RUNTIME),
     (("*.onnx", "*.onnx_data"), "ONNX", _RUNTIME),
     (("openvino_*.xml", "openvino_*.bin"), "OpenVINO", _RUNTIME),
     (("*.mlmodel", "*.mlpackage", "*.engine", "*.tflite"), "an export for another runtime", _RUNTIME),
-    (("tf_model*.h5", "*.ckpt.index"), "TensorFlow", _CONVERT),
-    (("flax_model*.msgpack",), "Flax", _CONVERT),
+    (("tf_model*.h5", "*.ckpt.index"), "TensorFlow", _BY_TRANSFORMERS.format("tf")),
+    (("flax_model*.msgpack",), "Flax", _BY_TRANSFORMERS.format("flax")),
     (("rust_model.ot",), "rust-bert", _CONVERT),
     (("*.pt", "*.pth", "*.pkl", "*.ckpt", "*.pickle"), "a pickle of unknown content", _CONVERT),
 )
+# What is in a folder without config.json, by a file that only this kind has, and what to do about it.
+_OTHER_KINDS = {
+    "gliner_config.json": (
+        "a GLiNER model, whose head millpond does not run; for named entities name a *ForTokenClassification checkpoint"
+    ),
+    "open_clip_config.json": "an OpenCLIP model of images and texts; millpond reads texts: name a text embedder",
+    "params.json": "Mistral's own format; name the folder or repository with transformers' files of the same model",
+    "config.cfg": "a spaCy pipeline; name the transformer that it was trained from",
+}
 # Types in safetensors: the name here, and numpy's type of the numbers or, where numpy has none, of their bits.
 _TYPES = {
     "F64": ("float64", "<f8"),
@@ -78,6 +91,20 @@ def check_weights(folder: Path, source: Source) -> None:
     if not _has_weights(folder):
         raise ModelLoadError(f"{source.name} has {_found(source)}")
     weight_files(folder, None)  # raises if a shard is missing
+
+
+def check_config(folder: Path, source: Source) -> None:
+    """Raise ModelLoadError, which says what is there instead, unless ``folder`` has config.json."""
+    if (folder / "config.json").is_file():
+        return
+    for mark, kind in _OTHER_KINDS.items():
+        if (source.folder / mark).is_file():
+            raise ModelLoadError(f"{source.name} holds {kind.replace(';', f' ({mark});', 1)}")
+    check_weights(folder, source)
+    raise ModelLoadError(
+        f"{folder / 'config.json'} is missing beside the weights, so nothing says what they are; fetch it again, or "
+        "from the checkpoint that these weights were trained from"
+    )
 
 
 def check_pickles(places: Iterable[Path]) -> None:
@@ -326,7 +353,10 @@ def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """A tensor's type, shape, first byte and end, checked against each other."""
     kind, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
     if kind not in _TYPES:
-        raise ValueError(f"{name} is of type {kind!r}, which millpond does not know")
+        raise ModelLoadError(
+            f"{name} is stored as {kind}, a type of quantized weights that millpond does not read; load the checkpoint "
+            "that it was made from"
+        )
     if any(type(number) is not int or number < 0 for number in (*shape, first, last)):
         raise ValueError(f"{name} has shape {list(shape)} from {first} to {last}")
     if last - first != prod(shape) * np.dtype(_TYPES[kind][1]).itemsize:
@@ -339,6 +369,8 @@ def damage(path: Path) -> Iterator[None]:
     """What a reader of ``path`` raises as ModelLoadError."""
     try:
         yield
+    except ModelLoadError as error:  # it is whole, and cannot be read here
+        raise ModelLoadError(f"{path}: {error}") from error
     except Exception as error:  # each reader raises its own class, and any of them means a damaged file
         raise ModelLoadError(f"{path}: the weight file is damaged: {error}; fetch it again") from error
 

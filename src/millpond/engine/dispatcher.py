@@ -142,6 +142,7 @@ class Dispatcher:
             labels=self._model.labels(plan.output),
             options=options,
             truncation_log=self.truncation_log,
+            why_not_finite=lambda: self._replicas.why_not_finite,
         )
         self._admission.admit(call, owner, len(items) if options.admit is None else options.admit)
         # A future keeps its callbacks for ever: the call, and its rows, must not stay alive with its result.

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from millpond.backends.backend import OutputSpec
 from millpond.backends.kernel_check import KernelCheck
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC, find
 from millpond.checkpoints.build_spec import SpecOptions, build_spec, complete_layout, override_head
-from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint, weights_of
+from millpond.checkpoints.checkpoint import Checkpoint, check_numbers, check_readable, read_checkpoint, weights_of
 from millpond.checkpoints.description import ModelDescription
 from millpond.checkpoints.families import remote_code
 from millpond.checkpoints.families.native import translate, with_stored_vocabulary
@@ -23,7 +24,7 @@ from millpond.checkpoints.resolve import Source
 from millpond.checkpoints.task_detection import DetectedTasks, detect_tasks
 from millpond.checkpoints.templates.score_template import read_template, shipped_template
 from millpond.checkpoints.tokenizers.read import read_tokenizer
-from millpond.checkpoints.weights import check_pickles
+from millpond.checkpoints.weight_checks import why_not_finite
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.encode import InputEncoder
 from millpond.engine.input.model import LoadedModel
@@ -32,6 +33,7 @@ from millpond.engine.input.plan import EncodesPairs
 from millpond.engine.tokenize.static_tokenizer import StaticTokenizer, without_specials
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.support.cached_property import cached_property
 from millpond.tasks import Role, Task
 from millpond.values.config import EngineConfig
 from millpond.values.spec import ModelSpec
@@ -43,6 +45,7 @@ class Replicas:
 
     model: LoadedModel  # description of the checkpoint and of its inputs
     source: Source  # where its files are
+    weights: tuple[Path, ...]  # the folders and files of its weights
     runners: tuple[Runner, ...]  # one for each device
     dtype: str  # precision of the backbone, by name
     checks: tuple[KernelCheck, ...] = ()  # what the self-check compared; see :mod:`millpond.backends.kernel_check`
@@ -59,6 +62,11 @@ class Replicas:
     def device(self) -> str:
         """Name of the device; several are joined by commas."""
         return ",".join(runner.model.device for runner in self.runners)
+
+    @cached_property
+    def why_not_finite(self) -> str:
+        """Why a result is not finite, for people; reads all weights."""
+        return why_not_finite(self.weights, self.dtype)
 
     def prepare(self, output: OutputSpec) -> None:
         """Read the weights of an output's vocabulary entries now, so that no batch waits for them."""
@@ -77,7 +85,8 @@ def backend_of(config: EngineConfig) -> str:
 
     try:
         description, _ = _read(config)
-        check_pickles(weights_of(description.layout))
+        check_readable(description.layout, description.checkpoint.source)
+        check_numbers(description.layout, description.checkpoint.source)
         choice = choose.choose(description.checkpoint, description.architecture, config)
         choice = choose.choose_with_heads(choice, description, config)
     except ModelLoadError as error:
@@ -124,10 +133,12 @@ def _load(config: EngineConfig, check: bool | None, role: Role | None) -> Replic
         from millpond.backends import choose
 
         choice = choose.choose(checkpoint, architecture, config)
+        check_numbers(layout, checkpoint.source)
     description, encoder = _describe(checkpoint, architecture, layout, tokenizer.result(), config)
     loaded = choose.load(choice, description, config, check=check)
     return Replicas(
         source=checkpoint.source,
+        weights=tuple(weights_of(layout)),
         model=_model(description, encoder, device=loaded.models[0].device),
         runners=tuple(map(Runner, loaded.models)),
         dtype=loaded.dtype,

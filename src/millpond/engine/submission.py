@@ -26,7 +26,7 @@ from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import EngineOverloadedError, InvalidRequestError
 from millpond.support.progress import progress_bar
-from millpond.tasks import Role, ScoreMethod, ScoreType, Task
+from millpond.tasks import Role, ScoreMethod, ScoreType, Similarity, Task
 from millpond.values.inputs import Item, Pair
 from millpond.values.outputs import EmbeddingOutput
 from millpond.values.params import PoolingParams
@@ -128,7 +128,7 @@ class Submission:
             inputs = validate.rendered_conversations(inputs, self.loaded.encoder.texts)
         items = validate.check_items(inputs, task, self.loaded, first=options.first_index)
         if task == "score" and score_type != "cross-encoder":
-            return self._score_apart(items, params, score_type, options)
+            return self._score_apart(items, params, score_type, options, method)
         if task == "classify" and params.labels is not None:
             return self._zero_shot(items, params, options)
         plan = self.plan(task, params, len(items), pairs)
@@ -223,7 +223,12 @@ class Submission:
         return zero_shot.classify(pairs, params, self.loaded, queue, threads)
 
     def _score_apart(
-        self, items: Sequence[Item], params: PoolingParams, score_type: ScoreType | None, options: CallOptions
+        self,
+        items: Sequence[Item],
+        params: PoolingParams,
+        score_type: ScoreType | None,
+        options: CallOptions,
+        method: ScoreMethod,
     ) -> CallFuture[Any]:
         """A score from two calls: token matrices for late interaction, else vectors; the documents are the progress.
 
@@ -233,8 +238,10 @@ class Submission:
         threads = None if options.inline and len(pairs) <= INLINE_TEXTS else self.dispatcher.threads
         late = score_type == "late-interaction"
         task: Task = "token_embed" if late else "embed"
-        # The token vectors of a late-interaction checkpoint may have any length.
-        normalize = None if late and self.loaded.spec.score_type == "late-interaction" else True
+        similarity: Similarity = "cosine" if method == "cosine" else self.loaded.spec.similarity
+        # Token vectors of a late-interaction checkpoint may have any length, and so may those of other similarities.
+        as_is = self.loaded.spec.score_type == "late-interaction" if late else similarity != "cosine"
+        normalize = None if as_is else True
         comparison: Comparison | None = None
         if late:
             from millpond.engine.composite import comparison as matrices  # imports what indexes are made of
@@ -256,7 +263,7 @@ class Submission:
                 return self.start(task, texts, scoring.vector_params(params, role, normalize=normalize), side)
 
         if comparison is None:
-            return scoring.apart(pairs, embed, scoring.cosine, threads, method="cosine")
+            return scoring.apart(pairs, embed, partial(scoring.compare, similarity), threads, method=similarity)
         future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), threads, method="maxsim")
         future.add_done_callback(lambda _: comparison.drop())
         return future

@@ -257,10 +257,10 @@ class TaskMethods(ABC):
             documents: One document, or several.
             method: ``"auto"`` is what the checkpoint is (``spec.score_type``): a cross-encoder reads both texts
                 together (an LLM reranker in its own template), a late-interaction checkpoint gives MaxSim, an embedder
-                the cosine. ``"cosine"`` compares the vectors of the two texts. ``"maxsim"`` compares their token
-                vectors: the sum over the query's tokens of the best similarity to a document token. An encoder that is
-                no late-interaction checkpoint gives its token states, L2-normalized, special tokens and the prompt of
-                each role included.
+                its own similarity (``spec.similarity``: the cosine, if its files name none). ``"cosine"`` compares the
+                vectors of the two texts. ``"maxsim"`` compares their token vectors: the sum over the query's tokens of
+                the best similarity to a document token. An encoder that is no late-interaction checkpoint gives its
+                token states, L2-normalized, special tokens and the prompt of each role included.
             activation: Of a cross-encoder only: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``,
                 ``"softmax"``; by default the checkpoint's own.
             instruction: Fills an LLM reranker's template slot, nothing else.

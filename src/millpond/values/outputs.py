@@ -199,7 +199,8 @@ class ScoreOutput(_Array):
 
     Attributes:
         scores: ``[n]`` float32, one for each pair, in the order of the pairs.
-        method: What the scores are: ``"cross-encoder"``, ``"cosine"`` or ``"maxsim"``.
+        method: What the scores are: ``"cross-encoder"``, ``"maxsim"``, or the similarity of two vectors:
+            ``"cosine"``, or the checkpoint's own (``"dot"``, ``"euclidean"``, ``"manhattan"``).
         truncated: ``[n]`` bool: the pair was cut.
         usage: Token counts.
     """

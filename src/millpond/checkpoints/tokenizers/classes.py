@@ -1,13 +1,15 @@
-"""transformers' tokenizer classes that are built here: each takes a vocabulary, and adds everything else by itself.
+"""transformers' tokenizer classes that are built here.
 
-So a tokenizer.json gives such a class its vocabulary and its post-processor only. ``TokenizersBackend`` takes the file
-as it is.
+A tokenizer.json is read as it is, but for the settings of tokenizer_config.json that a class of transformers 4 takes
+instead of the file's (``adapt``). transformers 5 takes its vocabulary and post-processor only, and so loses the rest.
+To a vocabulary without that file a class adds everything else by itself.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
@@ -41,9 +43,11 @@ class TokenizerClass:
     vocabulary: tuple[str, ...]  # the files of its vocabulary, where there is no tokenizer.json
     roles: Mapping[str, str]  # special tokens that the files do not name
     options: Mapping[str, Any] = field(default_factory=dict)  # of a BPE model
-    arrange: Callable[[Tokenizer, Setup], None] | None = None  # sets the steps before the model
-    process: Callable[[Tokenizer, Setup], Any] | None = None  # its post-processor; `None`: the file's
-    replaces: bool = True  # whether its post-processor replaces the file's
+    # Changes the steps of a tokenizer.json; and sets the steps before the model, and the one after it, without that
+    adapt: Callable[[Tokenizer, Setup], None] | None = None
+    arrange: Callable[[Tokenizer, Setup], None] | None = None
+    process: Callable[[Tokenizer, Setup], Any] | None = None  # `None`: the ends that tokenizer_config.json asks for
+    replaces: bool = True  # whether its post-processor goes before the ends that are asked for
     typed: bool = False  # whether it returns token types
     spaced_mask: bool = False  # the mask takes the space before it
     plain_specials: bool = False  # special tokens are found in normalized texts
@@ -62,6 +66,76 @@ def _bert(tokenizer: Tokenizer, setup: Setup) -> None:
     )
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece(prefix="##")
+
+
+def _adapt_bert(tokenizer: Tokenizer, setup: Setup) -> None:
+    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
+        tokenizer.normalizer.handle_chinese_chars = bool(setup.get("tokenize_chinese_chars", True))
+    _adapt_mpnet(tokenizer, setup)
+
+
+def _adapt_mpnet(tokenizer: Tokenizer, setup: Setup) -> None:
+    if isinstance(tokenizer.normalizer, normalizers.BertNormalizer):
+        tokenizer.normalizer.lowercase = bool(setup.get("do_lower_case", True))
+        tokenizer.normalizer.strip_accents = setup.get("strip_accents", None)
+
+
+def _adapt_byte_level(tokenizer: Tokenizer, setup: Setup) -> None:
+    if isinstance(tokenizer.pre_tokenizer, pre_tokenizers.ByteLevel):
+        tokenizer.pre_tokenizer.add_prefix_space = bool(setup.get("add_prefix_space", False))
+
+
+def _adapt_roberta(tokenizer: Tokenizer, setup: Setup) -> None:
+    _adapt_byte_level(tokenizer, setup)
+    if isinstance(tokenizer.post_processor, processors.RobertaProcessing):
+        held = json.loads(tokenizer.post_processor.__getstate__())
+        tokenizer.post_processor = processors.RobertaProcessing(
+            tuple(held["sep"]),
+            tuple(held["cls"]),
+            bool(setup.get("trim_offsets", True)),
+            bool(setup.get("add_prefix_space", False)),
+        )
+
+
+def _adapt_generic(tokenizer: Tokenizer, setup: Setup) -> None:
+    if setup.get("add_prefix_space", None) is not None:
+        _adapt_byte_level(tokenizer, setup)
+
+
+def _adapt_llama(tokenizer: Tokenizer, setup: Setup) -> None:
+    """The space before a text, a step of the normalizer or of the pre-tokenizer, and the ends."""
+    words: Any = tokenizer.pre_tokenizer
+    normalizer: Any = tokenizer.normalizer
+    sequence = isinstance(normalizer, normalizers.Sequence)
+    steps = [*normalizer] if sequence else [] if normalizer is None else [normalizer]
+    rest = [step for step in steps if not isinstance(step, normalizers.Prepend)]
+    in_words = isinstance(words, pre_tokenizers.Metaspace)
+    spaced = len(rest) < len(steps) or (in_words and words.prepend_scheme != "never")
+    wanted = bool(setup.get("add_prefix_space", spaced))
+    if wanted != spaced and (words is None or in_words):
+        if in_words:
+            words.prepend_scheme = "first" if wanted else "never"
+        elif wanted:
+            rest = [normalizers.Prepend(_SPACE), *rest]
+        tokenizer.normalizer = normalizers.Sequence(rest)
+    adapt_ends(tokenizer, setup)
+
+
+def adapt_ends(tokenizer: Tokenizer, setup: Setup, *, bos: bool = True) -> None:
+    """The ends of a text, where tokenizer_config.json says one of them; ``bos``: the class's default."""
+    asked = [setup.get(f"add_{end}_token", None) for end in ("bos", "eos")]
+    if asked != [None, None]:
+        tokenizer.post_processor = plain_ends(tokenizer, setup, bos=bos if asked[0] is None else asked[0], eos=asked[1])
+
+
+def plain_ends(tokenizer: Tokenizer, setup: Setup, *, bos: Any, eos: Any) -> Any:
+    """The processor that adds the first and the last token to a text, each if it is asked for and there is one."""
+    first = setup.roles.get("bos_token") if bos else None
+    last = setup.roles.get("eos_token") if eos else None
+    single = f"{first + ':0 ' if first else ''}$A:0{' ' + last + ':0' if last else ''}"
+    pair = f"{single}{' ' + first + ':1' if first else ''} $B:1{' ' + last + ':1' if last else ''}"
+    tokens = [(token, tokenizer.token_to_id(token)) for token in (first, last) if token]
+    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
 
 
 def _byte_level(tokenizer: Tokenizer, setup: Setup) -> None:
@@ -192,9 +266,15 @@ _PLAIN_BPE = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "unk_to
 _BYTES = {"fuse_unk": True, "byte_fallback": True}
 
 _BERT_CLASS = TokenizerClass(
-    model="WordPiece", vocabulary=("vocab.txt",), roles=_BRACKETS, arrange=_bert, process=_in_brackets, typed=True
+    model="WordPiece",
+    vocabulary=("vocab.txt",),
+    roles=_BRACKETS,
+    adapt=_adapt_bert,
+    arrange=_bert,
+    process=_in_brackets,
+    typed=True,
 )
-GENERIC = TokenizerClass(model="", vocabulary=("tokenizer.model",), roles={})
+GENERIC = TokenizerClass(model="", vocabulary=("tokenizer.model",), roles={}, adapt=_adapt_generic)
 # By transformers' name.
 CLASSES: Mapping[str, TokenizerClass] = {
     "TokenizersBackend": GENERIC,
@@ -202,13 +282,12 @@ CLASSES: Mapping[str, TokenizerClass] = {
     "PreTrainedTokenizerFast": GENERIC,
     "BertTokenizer": _BERT_CLASS,
     "ElectraTokenizer": _BERT_CLASS,
-    "DistilBertTokenizer": TokenizerClass(
-        model="WordPiece", vocabulary=("vocab.txt",), roles=_BRACKETS, arrange=_bert, process=_in_brackets
-    ),
+    "DistilBertTokenizer": replace(_BERT_CLASS, typed=False),
     "MPNetTokenizer": TokenizerClass(
         model="WordPiece",
         vocabulary=("vocab.txt",),
         roles={**_ROBERTA, "unk_token": "[UNK]"},
+        adapt=_adapt_mpnet,
         arrange=_bert,
         process=_mpnet_ends,
         spaced_mask=True,
@@ -219,6 +298,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         vocabulary=("vocab.json", "merges.txt"),
         roles=_ROBERTA,
         options=_PLAIN_BPE,
+        adapt=_adapt_roberta,
         arrange=_byte_level,
         process=_roberta_ends,
     ),
@@ -227,6 +307,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         vocabulary=("vocab.json", "merges.txt"),
         roles=dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END),
         options=_PLAIN_BPE,
+        adapt=_adapt_byte_level,
         arrange=_byte_level,
     ),
     "Qwen2Tokenizer": TokenizerClass(
@@ -234,6 +315,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         vocabulary=("vocab.json", "merges.txt"),
         roles=dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END),
         options=_PLAIN_BPE,
+        adapt=_adapt_generic,
         arrange=_qwen,
     ),
     "XLMRobertaTokenizer": TokenizerClass(
@@ -277,6 +359,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         vocabulary=("tokenizer.model",),
         roles={"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
         options={**_BYTES, "unk_token": None},
+        adapt=_adapt_llama,
         arrange=_llama,
     ),
     "GemmaTokenizer": TokenizerClass(
@@ -284,6 +367,7 @@ CLASSES: Mapping[str, TokenizerClass] = {
         vocabulary=("tokenizer.model",),
         roles={f"{role}_token": f"<{role}>" for role in ("unk", "bos", "eos", "pad", "mask")},
         options=_BYTES,
+        adapt=adapt_ends,
         arrange=_gemma,
     ),
 }

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -13,12 +10,11 @@ from typing import Any
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
 
 from millpond.checkpoints.tokenizers import sentencepiece
-from millpond.checkpoints.tokenizers.classes import GENERIC, Setup, TokenizerClass
+from millpond.checkpoints.tokenizers.classes import GENERIC, Setup, TokenizerClass, plain_ends
 from millpond.checkpoints.tokenizers.sentencepiece import SentencePieceModel
 from millpond.checkpoints.tokenizers.settings import ROLES, NotBuiltError, Settings, read_settings
 from millpond.errors import ModelLoadError
 
-_UNHEARD = "\U0010fffe"  # no character, so no vocabulary has it
 _ENDS = ("add_bos_token", "add_eos_token")
 _OWN_ENDS = "tokenization_qwen.Qwen2Tokenizer"
 
@@ -39,7 +35,6 @@ class _Source:
     """A vocabulary, and what came with it."""
 
     tokenizer: Tokenizer  # the file's, or one without any steps
-    from_json: bool
     charsmap: bytes | None = None
     added: Mapping[int, AddedToken] | None = None  # tokens of tokenizer.json, by id
     extra: list[AddedToken | str] | None = None  # tokens of SentencePiece
@@ -68,29 +63,32 @@ def read_tokenizer(folder: Path) -> TokenizerFile:
 def _read(folder: Path) -> TokenizerFile:
     settings = read_settings(folder)
     path = folder / "tokenizer.json"
-    source = _from_json(path, settings) if path.is_file() else _from_vocabulary(folder, settings)
+    from_json = path.is_file()
+    source = _from_json(path) if from_json else _from_vocabulary(folder, settings)
     if source.roles:
         settings = replace(settings, roles={**source.roles, **settings.roles})
     backend = source.tokenizer
     kind, fields = settings.kind, settings.fields
     texts = {role: str(token) for role, token in settings.roles.items()}
     setup = Setup(settings=fields, roles=texts, charsmap=source.charsmap)
-    processor = backend.post_processor if source.from_json else None
-    if kind.arrange is not None:
-        backend = Tokenizer(backend.model)
+    if kind.arrange is not None and not from_json:
         kind.arrange(backend, setup)
     backend.encode_special_tokens = bool(setup.get("split_special_tokens", False))
     declared = settings.added if settings.added is not None else {}
     if fields.get("added_tokens_decoder") is None:
         declared = {**declared, **(source.added or {})}
     _add(backend, declared, settings, source.extra)
-    ends = {} if source.from_json else {name: fields[name] for name in _ENDS if name in fields}
-    if kind.process is not None and (kind.replaces or (processor is None and not ends)):
-        processor = kind.process(backend, setup)
-    backend.post_processor = _plain_ends(backend, texts, ends) if processor is None else processor
-    if source.from_json and _ends_by_own_code(fields):
-        eos = _plain_ends(backend, texts, {"add_eos_token": True})
-        backend.post_processor = eos if processor is None else processors.Sequence([processor, eos])
+    if from_json:
+        if settings.declared.adapt is not None:
+            settings.declared.adapt(backend, setup)
+    elif kind.process is not None and (kind.replaces or not any(name in fields for name in _ENDS)):
+        backend.post_processor = kind.process(backend, setup)
+    else:
+        bos, eos = (fields.get(name) for name in _ENDS)
+        backend.post_processor = plain_ends(backend, setup, bos=bos, eos=eos)
+    if from_json and _ends_by_own_code(fields):
+        last, held = plain_ends(backend, setup, bos=False, eos=True), backend.post_processor
+        backend.post_processor = last if held is None else processors.Sequence([held, last])
     backend.no_padding()
     backend.no_truncation()
     limit, names = fields.get("model_max_length", fields.get("max_len")), fields.get("model_input_names")
@@ -122,16 +120,6 @@ def _add(
         backend.add_tokens([added_token])
 
 
-def _plain_ends(backend: Tokenizer, roles: Mapping[str, str], fields: Mapping[str, Any]) -> Any:
-    """The processor of a class that has none: the ends of a text that tokenizer_config.json asks for."""
-    bos = roles.get("bos_token") if fields.get("add_bos_token") else None
-    eos = roles.get("eos_token") if fields.get("add_eos_token") else None
-    single = f"{bos + ':0 ' if bos else ''}$A:0{' ' + eos + ':0' if eos else ''}"
-    pair = f"{single}{' ' + bos + ':1' if bos else ''} $B:1{' ' + eos + ':1' if eos else ''}"
-    tokens = [(token, backend.token_to_id(token)) for token in (bos, eos) if token]
-    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
-
-
 def _ends_by_own_code(fields: Mapping[str, Any]) -> bool:
     """Whether code of the checkpoint's own appends the token that ends a text: that of gte-Qwen2 and its relatives."""
     own = fields.get("auto_map")
@@ -140,45 +128,11 @@ def _ends_by_own_code(fields: Mapping[str, Any]) -> bool:
     return bool(fields.get("add_eos_token")) and any(_OWN_ENDS in str(name) for name in names)
 
 
-def _from_json(path: Path, settings: Settings) -> _Source:
-    """The vocabulary of tokenizer.json; everything, for a class that takes the file as it is."""
+def _from_json(path: Path) -> _Source:
     tokenizer = Tokenizer.from_file(str(path))
-    added = tokenizer.get_added_tokens_decoder()
-    kind = settings.kind
-    if kind.arrange is None:
-        return _Source(tokenizer=tokenizer, from_json=True, added=added)
-    model: Any = tokenizer.model
-    if type(model).__name__ != kind.model:
-        raise NotBuiltError(f"tokenizer.json holds a {type(model).__name__}, and its class takes a {kind.model}")
-    roles = {role: str(token) for role, token in settings.roles.items()}
-    if kind.model == "WordPiece":
-        model.unk_token, model.continuing_subword_prefix, model.max_input_chars_per_word = roles["unk_token"], "##", 100
-    elif kind.model == "BPE":
-        for name, value in _bpe_options(settings, roles).items():
-            setattr(model, name, value)
-    elif not _has_unknown(model, path, kind, roles["unk_token"]):
-        stored = json.loads(path.read_bytes())["model"]["vocab"]
-        pieces = [(str(piece), float(score)) for piece, score in stored]
-        tokenizer.model = models.Unigram(pieces, _unknown_of(pieces, kind, roles["unk_token"], 1), False)
-    return _Source(tokenizer=tokenizer, from_json=True, charsmap=_charsmap_of(tokenizer.normalizer), added=added)
-
-
-def _has_unknown(model: Any, path: Path, kind: TokenizerClass, token: str) -> bool:
-    """Whether a file's Unigram has the class's unknown piece, and does not fall back to bytes.
-
-    The library does not expose either, and to parse the file in Python would take as long again as to load it.
-    """
-    try:
-        found = [piece.id for piece in model.tokenize(_UNHEARD)]
-    except Exception as error:  # it has no unknown piece
-        if type(error) is not Exception:
-            raise
-        return False
-    expected = kind.unknown
-    if expected is None:
-        without_score = rb"\[\s*" + re.escape(json.dumps(token).encode()) + rb"\s*,\s*0\.0\s*\]"
-        expected = model.token_to_id(token) if re.search(without_score, path.read_bytes()) else None
-    return found == [expected]
+    if isinstance(tokenizer.model, models.BPE):
+        tokenizer.model.dropout = None  # of training: each reading of a text would be another
+    return _Source(tokenizer=tokenizer, added=tokenizer.get_added_tokens_decoder())
 
 
 def _unknown_of(pieces: list[tuple[str, float]], kind: TokenizerClass, token: str, default: int) -> int:
@@ -193,15 +147,6 @@ def _bpe_options(settings: Settings, roles: Mapping[str, str]) -> dict[str, Any]
     return {**options, **settings.kind.options}
 
 
-def _charsmap_of(normalizer: Any) -> bytes | None:
-    """The compiled normalization among a normalizer's steps."""
-    state = {} if normalizer is None else json.loads(normalizer.__getstate__())
-    for step in state.get("normalizers", [state]):
-        if step.get("type") == "Precompiled":
-            return base64.b64decode(step["precompiled_charsmap"])
-    return None
-
-
 def _from_vocabulary(folder: Path, settings: Settings) -> _Source:
     """The vocabulary of the class's own files."""
     kind = settings.kind
@@ -214,10 +159,10 @@ def _from_vocabulary(folder: Path, settings: Settings) -> _Source:
     roles = {role: str(token) for role, token in settings.roles.items()}
     if kind.model == "WordPiece":
         vocabulary = models.WordPiece.read_file(str(paths[0]))
-        return _Source(tokenizer=Tokenizer(models.WordPiece(vocabulary, unk_token=roles["unk_token"])), from_json=False)
+        return _Source(tokenizer=Tokenizer(models.WordPiece(vocabulary, unk_token=roles["unk_token"])))
     if kind.vocabulary == ("vocab.json", "merges.txt"):
         model = models.BPE(*models.BPE.read_file(*map(str, paths)), **_bpe_options(settings, roles))
-        return _Source(tokenizer=Tokenizer(model), from_json=False)
+        return _Source(tokenizer=Tokenizer(model))
     return _from_sentencepiece(sentencepiece.read_sentencepiece(paths[0]), settings, roles)
 
 
@@ -230,7 +175,7 @@ def _from_sentencepiece(model: SentencePieceModel, settings: Settings, roles: Ma
         pieces = pieces if kind.reorder is None else kind.reorder(pieces, roles)
         unknown = _unknown_of(pieces, kind, roles["unk_token"], model.unknown)
         tokenizer = Tokenizer(models.Unigram(pieces, unknown, False))
-        return _Source(tokenizer=tokenizer, from_json=False, charsmap=model.charsmap, extra=extra)
+        return _Source(tokenizer=tokenizer, charsmap=model.charsmap, extra=extra)
     options = _bpe_options(settings, roles)
     if kind is GENERIC:
         options = {"unk_token": model.roles.get("unk_token", "<unk>"), "fuse_unk": True}
@@ -250,8 +195,8 @@ def _from_sentencepiece(model: SentencePieceModel, settings: Settings, roles: Ma
         tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
         fallback: list[Any] = [decoders.ByteFallback(), decoders.Fuse()] if model.byte_fallback else []
         tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), *fallback])
-        return _Source(tokenizer=tokenizer, from_json=False, extra=extra, roles=model.roles)
-    return _Source(tokenizer=tokenizer, from_json=False, extra=extra)
+        return _Source(tokenizer=tokenizer, extra=extra, roles=model.roles)
+    return _Source(tokenizer=tokenizer, extra=extra)
 
 
 def _replace_placeholders(vocabulary: dict[str, int], added: Mapping[int, AddedToken]) -> None:

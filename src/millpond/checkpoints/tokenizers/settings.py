@@ -17,8 +17,8 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 _OTHER_WAYS = ("fast_tokenizer_files", "fix_mistral_regex", "gguf_file", "init_inputs")
 # transformers' class of each `model_type`; families that it does not know, or knows none for, are not listed.
 _BY_FAMILY = {
-    **dict.fromkeys(("bert", "distilbert", "electra", "nomic_bert"), "BertTokenizer"),
-    "roberta": "RobertaTokenizer",
+    **dict.fromkeys(("bert", "distilbert", "electra", "ernie", "megatron-bert", "nomic_bert"), "BertTokenizer"),
+    **dict.fromkeys(("roberta", "data2vec-text"), "RobertaTokenizer"),
     "camembert": "CamembertTokenizer",
     "mpnet": "MPNetTokenizer",
     **dict.fromkeys(("xlm-roberta", "gte", "jina_embeddings_v3"), "XLMRobertaTokenizer"),
@@ -42,6 +42,7 @@ class Settings:
     """The settings, and the tokens that are added to the vocabulary."""
 
     kind: TokenizerClass
+    declared: TokenizerClass  # the class that the files name, where it is known here; else `kind`
     fields: Mapping[str, Any]  # tokenizer_config.json, and what special_tokens_map.json adds
     roles: dict[str, AddedToken | str]  # special tokens by role, those of the class included
     added: dict[int, AddedToken] | None  # by id; `None`: those of tokenizer.json
@@ -51,7 +52,8 @@ class Settings:
 def read_settings(folder: Path) -> Settings:
     """The settings in ``folder``; raises NotBuiltError for a class or a setting that is not known here."""
     fields = read_json_object(folder / "tokenizer_config.json", optional=True)
-    kind = _class_of(read_json_object(folder / "config.json", optional=True), fields, folder)
+    config = read_json_object(folder / "config.json", optional=True)
+    kind = _class_of(config, fields, folder)
     held = [name for name in _OTHER_WAYS if fields.get(name)]
     if held:
         raise NotBuiltError(f"tokenizer_config.json has {held[0]}")
@@ -78,6 +80,7 @@ def read_settings(folder: Path) -> Settings:
     order = [*ROLES, *(name for name in named if name not in ROLES)]
     return Settings(
         kind=kind,
+        declared=CLASSES.get(_named(config, fields), kind),
         fields=fields,
         roles={role: _role(named[role], by_text) for role in order if named.get(role) is not None},
         added=added,
@@ -85,12 +88,16 @@ def read_settings(folder: Path) -> Settings:
     )
 
 
+def _named(config: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
+    """The class that the files name; empty if they name none."""
+    return str(fields.get("tokenizer_class") or config.get("tokenizer_class") or "").removesuffix("Fast")
+
+
 def _class_of(config: Mapping[str, Any], fields: Mapping[str, Any], folder: Path) -> TokenizerClass:
     """The class that transformers takes."""
     family = str(config.get("model_type"))
     registered = _BY_FAMILY.get(family)
-    declared = fields.get("tokenizer_class") or config.get("tokenizer_class")
-    name = str(declared).removesuffix("Fast") if declared else registered or "TokenizersBackend"
+    name = _named(config, fields) or registered or "TokenizersBackend"
     remote = isinstance(fields.get("auto_map"), dict | list)
     if family in _ALWAYS:
         return CLASSES[name if remote and name in CLASSES else str(registered)]

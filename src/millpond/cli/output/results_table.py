@@ -24,6 +24,9 @@ _SCORES = {
     "cross-encoder": "the model's own score",
     "late-interaction": "MaxSim",
     "cosine": "cosine",
+    "dot": "dot product",
+    "euclidean": "Euclidean distance, negative",
+    "manhattan": "Manhattan distance, negative",
     "maxsim": "MaxSim",
 }
 

@@ -27,7 +27,7 @@ class Rotation:
     tables together have less than twice the size of the largest.
     """
 
-    def __init__(self, frequencies: Floats, scale: float = 1.0) -> None:
+    def __init__(self, frequencies: npt.NDArray[np.floating[Any]], scale: float = 1.0) -> None:
         self.frequencies = frequencies
         # Columns without an angle are not turned, nor scaled.
         self.scales = np.where(frequencies > 0, np.float32(scale), np.float32(1))
@@ -61,7 +61,8 @@ class Rotation:
     def tables(self, positions: int) -> tuple[Floats, Floats]:
         """Cosines and sines of the first positions.
 
-        Angles are rounded to float32, as transformers computes them; their cosines and sines are correctly rounded.
+        Angles have the frequencies' precision, float32 where transformers computes them; their cosines and sines are
+        correctly rounded.
         """
         angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies
         exact = angles.astype(np.float64)

@@ -81,8 +81,6 @@ def _shape(config: Mapping[str, Any], fields: EncoderFields) -> _Shape | None:
     """The sizes, if config.json gives them all and nothing unusual."""
     if any(config.get(field, plain) != plain for field, plain in _PLAIN.items()) or config.get("pruned_heads"):
         return None
-    if "quantization_config" in config:
-        return None
     size_fields = {size: field for size, field in vars(fields).items() if field and size not in _NO_SIZES}
     sizes = {
         size: value for size, field in size_fields.items() if type(value := config.get(field)) is int and value > 0

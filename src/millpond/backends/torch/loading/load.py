@@ -85,7 +85,7 @@ def _load_by_transformers(
     model_class = _backbone_class(architecture)
     renamed = hasattr(architecture.terms(), "rename")
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
-        hidden = ("auto_map", "_attn_implementation")  # what the native class must not see
+        hidden = ("auto_map", "_attn_implementation", "quantization_config")  # what the native class must not see
         fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}
         config = model_class.config_class.from_dict(fields)
         backbone, report = model_class.from_pretrained(
@@ -140,7 +140,7 @@ def _loading_errors(name: str, model_class: type[Any]) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
         if "size mismatch" in str(error) or "ignore_mismatched_sizes" in str(error):
             raise WeightMismatchError(f"{name}: a tensor has another shape than config.json says: {error}") from error
         raise ModelLoadError(f"{name} could not be loaded: {type(error).__name__}: {error}") from error
