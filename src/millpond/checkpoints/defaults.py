@@ -75,6 +75,18 @@ _GEMMA2 = {
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
+MINISTRAL_ROPE: dict[str, Any] = {
+    "type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "max_position_embeddings": 262144,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 # The fields that a forward reads, by `model_type` of the row; `None`: none, or what :func:`complete` works out.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bert": _BERT,
@@ -271,6 +283,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "pad_token_id": 11,
         "sliding_window": None,
+        "rope_parameters": MINISTRAL_ROPE,
     },
     "gpt_neox": {
         "vocab_size": 50432,
@@ -391,6 +404,8 @@ def _complete_family(family: str, config: dict[str, Any]) -> None:
     elif family == "smollm3" and config["no_rope_layers"] is None:
         every = config.get("no_rope_layer_interval") or 4
         config["no_rope_layers"] = [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
+    elif family == "phi3" and config.get("partial_rotary_factor") is None:
+        config["partial_rotary_factor"] = 1.0
     elif family == "gpt_neox":
         config["rope_theta"] = config.get("rope_theta") or config.get("rotary_emb_base") or 10_000.0
         if config.get("partial_rotary_factor") is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,25 +11,18 @@ _QKV, _FEED = "self_attn.qkv_proj.weight", "mlp.gate_up_proj.weight"
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json with rotary positions as they are up to the length of the first training, where texts end here.
+    """config.json with the length of the first training, where texts end here.
 
     Beyond it all positions of a text would have other angles ("longrope").
     """
-    scaling = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    if scaling.get("rope_type", scaling.get("type")) not in ("longrope", "su", "yarn"):
+    rope = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if rope.get("rope_type", rope.get("type")) not in ("longrope", "su", "yarn"):
         return dict(config)
     longest = int(config.get("max_position_embeddings", 4096))
     trained = int(config.get("original_max_position_embeddings", 4096))
-    factor = scaling.get("factor") or longest / trained
-    growth = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(trained))
-    rope = {
-        "rope_type": "divided",
-        "divisors": scaling["short_factor"],
-        "attention_factor": growth if scaling.get("attention_factor") is None else scaling["attention_factor"],
-        **{key: scaling[key] for key in ("rope_theta", "partial_rotary_factor") if key in scaling},
-    }
+    rope = {**rope, "rope_type": "longrope", "factor": rope.get("factor") or longest / trained}
     ends = {"max_position_embeddings": min(longest, trained), "positions_end": True}
-    return {**config, "rope_scaling": None, "rope_parameters": rope, **ends}
+    return {**config, "rope_scaling": rope, **ends}
 
 
 def rename(tensors: Mapping[str, AnyTensor], config: Mapping[str, Any]) -> dict[str, AnyTensor]:

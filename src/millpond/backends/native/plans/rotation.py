@@ -125,9 +125,13 @@ def _llama3(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats
     return np.where(medium, smooth, slowed), 1.0
 
 
-def _divided(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats, float]:
-    divisors = np.array(rope["divisors"], np.float32)
-    return np.float32(1) / (divisors * _powers(rope, dim)), float(rope["attention_factor"])
+def _longrope(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats, float]:
+    """The angles of texts that are no longer than those of the first training; a family that has it ends texts there."""
+    factor, scale = float(rope["factor"]), rope.get("attention_factor")
+    if scale is None:
+        trained = math.log(rope["original_max_position_embeddings"])
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / trained)
+    return np.float32(1) / (np.array(rope["short_factor"], np.float32) * _powers(rope, dim)), float(scale)
 
 
 def _yarn(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats, float]:
@@ -167,4 +171,4 @@ def _powers(rope: Mapping[str, Any], dim: int) -> Floats:
     return powers
 
 
-_KINDS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "divided": _divided}
+_KINDS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
