@@ -82,6 +82,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "electra": ("Electra", "bert", {"position_ids": True}),
     "albert": ("Albert", "albert", {}),
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
+    "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
     "gte": ("New", "xlm-roberta", _NEW),  # gte-multilingual-base

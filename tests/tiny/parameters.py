@@ -205,6 +205,12 @@ _BACKBONES = {
     ),
     "DebertaV2": f"{_embeddings('word token_type norm')} {_encoder(_DEBERTA)}"
     " encoder.rel_embeddings/2*B,H encoder.LayerNorm:H",
+    "Deberta": f"{_embeddings('word norm')} "
+    + " ".join(
+        f"encoder.layer.#.attention.self.{entry}"
+        for entry in ("q_bias=H", "v_bias=H", "in_proj/3*H,H", "pos_proj/H,H", "pos_q_proj:H,H")
+    )
+    + f" {_encoder('attention.output.dense')} encoder.rel_embeddings/2*P,H",
     "EuroBert": _LLAMA,
     "NomicBert": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format(_GATED + " " + _BIASED.replace(":", "/"))),
@@ -268,7 +274,7 @@ _PREFIXES = {
     "RoFormer": "roformer",
     "RemBert": "rembert",
     "Albert": "albert",
-    "DebertaV2": "deberta",
+    **dict.fromkeys(("Deberta", "DebertaV2"), "deberta"),
     "NomicBert": "nomic_bert",
     "Gte": "gte",
     "GPT2": "transformer",
@@ -291,6 +297,7 @@ _LIKE = {
         ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "MPNet", "JinaEmbeddingsV3"), "Roberta"
     ),
     **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
+    "Deberta": "DebertaV2",
     **dict.fromkeys(("JinaBert", "JinaBertCode"), "Bert"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
     **dict.fromkeys(("Phi3", "SmolLM3", "Ministral3", "Qwen3Moe"), "Llama"),

@@ -102,6 +102,14 @@ KINDS = {
         "[CLS] $A [SEP]",
         {**_BERT_ROLES, **_BERT_ENDS},
     ),
+    "deberta-v1": TokenizerKind(
+        BYTE_LEVEL,
+        "DebertaTokenizer",
+        ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_BERT_ROLES, **_BERT_ENDS},
+        {"add_prefix_space": False},
+    ),
     "gpt2": TokenizerKind(
         BYTE_LEVEL,
         "GPT2Tokenizer",

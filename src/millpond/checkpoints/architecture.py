@@ -20,6 +20,13 @@ from millpond.checkpoints.classifier_steps import (
 )
 from millpond.values.spec import PoolingMode
 
+# Values of `position_embedding_type` with which BERT and its relatives in transformers 4 add to a score the product of
+# the query, or of query and key, with the embedding of their distance.
+RELATIVE = ("relative_key", "relative_key_query")
+_WITH_DISTANCES = (
+    "bert roberta xlm-roberta electra ernie data2vec-text megatron-bert xlm-roberta-xl".split()  # `model_type`
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFields:
@@ -112,6 +119,16 @@ class MaskedHeadNames:
 QWEN_REWARD: tuple[FamilyStep, ...] = (Linear(name="score.0"), "relu", Linear(name="score.2"))
 
 
+# What precedes the backbone's tensors in files of these families, by `model_type`.
+_PREFIXES = {
+    "albert": "albert",
+    "deberta": "deberta",
+    "deberta-v2": "deberta",
+    "gpt_neox": "gpt_neox",
+    "jina_bert": "bert",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A family of backbones, with all its properties."""
@@ -162,6 +179,11 @@ class Architecture:
     half: str = "float16"  # its half precision on a GPU
 
     @property
+    def takes_distances(self) -> bool:
+        """Whether its class in transformers 4 has the positions of :data:`RELATIVE`."""
+        return self.model_type in _WITH_DISTANCES
+
+    @property
     def model_class(self) -> str:
         """transformers' class of the backbone."""
         return self.native or f"{self.prefix}Model"
@@ -171,9 +193,7 @@ class Architecture:
         """What precedes the backbone's tensors in a class with a head, as transformers names them."""
         if self.encoder is not None:
             return self.encoder.prefix
-        return {"albert": "albert", "deberta-v2": "deberta", "jina_bert": "bert", "gpt_neox": "gpt_neox"}.get(
-            self.model_type, "model"
-        )
+        return _PREFIXES.get(self.model_type, "model")
 
     @property
     def classifiers(self) -> FamilyHead:

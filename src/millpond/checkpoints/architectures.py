@@ -17,6 +17,7 @@ from millpond.checkpoints.architecture import (
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
+    RELATIVE,
     REMBERT_MLM,
     ROFORMER_MLM,
     Architecture,
@@ -341,6 +342,18 @@ ARCHITECTURES = (
         example="cross-encoder/nli-deberta-v3-base",
     ),
     Architecture(
+        prefix="Deberta",
+        model_type="deberta",
+        pooling="cls",
+        positions="relative",
+        token_types=True,
+        half="bfloat16",
+        family="deberta_v1",
+        forward=_PLAN,
+        head=DEBERTA_HEAD,
+        example="cross-encoder/nli-deberta-base",
+    ),
+    Architecture(
         prefix="EuroBert",
         model_type="eurobert",
         pooling="mean",
@@ -396,6 +409,7 @@ ARCHITECTURES = (
     _decoder(
         prefix="Qwen3",
         model_type="qwen3",
+        names=("JinaForRanking",),
         traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
         example="Qwen/Qwen3-Embedding-0.6B",
     ),
@@ -554,6 +568,8 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
             f"the head of {', '.join(heads)}; for the backbone alone pass "
             f'hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
         )
+    if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
+        return replace(row, forward=_PLAN)
     return row
 
 

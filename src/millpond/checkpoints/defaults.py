@@ -87,6 +87,29 @@ MINISTRAL_ROPE: dict[str, Any] = {
     "mscale": 1.0,
     "llama_4_scaling_beta": 0.1,
 }
+_DEBERTA: dict[str, Any] = {
+    **_BERT,
+    "vocab_size": 128100,
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
+    "intermediate_size": 6144,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+    "relative_attention": False,
+    "max_relative_positions": -1,
+    "position_biased_input": True,
+    "pos_att_type": None,
+    # The class has no fields of these; its modules fill them in.
+    "position_buckets": -1,
+    "share_att_key": False,
+    "norm_rel_ebd": "none",
+    "conv_kernel_size": 0,
+    "conv_groups": 1,
+    "conv_act": "tanh",
+    "embedding_size": None,
+    "key_bias": True,  # which v1 has not
+}
 # The fields that a forward reads, by `model_type` of the row; `None`: none, or what :func:`complete` works out.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bert": _BERT,
@@ -157,28 +180,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "inner_group_num": 1,
         "hidden_act": "gelu_new",
     },
-    "deberta-v2": {
-        **_BERT,
-        "vocab_size": 128100,
-        "hidden_size": 1536,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 24,
-        "intermediate_size": 6144,
-        "type_vocab_size": 0,
-        "layer_norm_eps": 1e-7,
-        "relative_attention": False,
-        "max_relative_positions": -1,
-        "position_biased_input": True,
-        "pos_att_type": None,
-        # The class has no fields of these; its modules fill them in.
-        "position_buckets": -1,
-        "share_att_key": False,
-        "norm_rel_ebd": "none",
-        "conv_kernel_size": 0,
-        "conv_groups": 1,
-        "conv_act": "tanh",
-        "embedding_size": None,
-    },
+    "deberta-v2": _DEBERTA,
+    "deberta": {**_DEBERTA, **_BERT, "vocab_size": 50265, "type_vocab_size": 0, "layer_norm_eps": 1e-7},
     "modernbert": {
         "vocab_size": 50368,
         "hidden_size": 768,
@@ -416,9 +419,9 @@ def _complete_family(family: str, config: dict[str, Any]) -> None:
         )
     elif family == "gemma3_text" and config["use_bidirectional_attention"] and config["sliding_window"]:
         config["sliding_window"] = config["sliding_window"] // 2 + 1
-    elif family in ("deberta-v2", "roformer"):
+    elif family in ("deberta", "deberta-v2", "roformer"):
         config["embedding_size"] = config["embedding_size"] or config["hidden_size"]
-    if family == "deberta-v2":
+    if family in ("deberta", "deberta-v2"):
         if isinstance(config["pos_att_type"], str):
             config["pos_att_type"] = [part.strip() for part in config["pos_att_type"].lower().split("|")]
         if not isinstance(config["pos_att_type"], list | None):

@@ -23,6 +23,7 @@ _BY_FAMILY = {
     "mpnet": "MPNetTokenizer",
     **dict.fromkeys(("xlm-roberta", "gte", "jina_embeddings_v3"), "XLMRobertaTokenizer"),
     "albert": "AlbertTokenizer",
+    "deberta": "DebertaTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
     "gpt2": "GPT2Tokenizer",
     **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),

@@ -126,7 +126,7 @@ def _llama3(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats
 
 
 def _longrope(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats, float]:
-    """The angles of texts that are no longer than those of the first training; a family that has it ends texts there."""
+    """The angles of texts no longer than those of the first training, where the families that have it end texts."""
     factor, scale = float(rope["factor"]), rope.get("attention_factor")
     if scale is None:
         trained = math.log(rope["original_max_position_embeddings"])
