@@ -88,6 +88,9 @@ cell.
   (`*ForRewardModel`) `reward`, **late interaction** (ColBERT) `token_embed`, `score` and `rerank`, an **LLM reranker**
   (a language model that scores pairs by tokens of its vocabulary) `score` and `rerank`, **SPLADE** `sparse_embed`.
   BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token.
+- A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
+  [labels of your own](tasks.md#entities), a classifier of entailment `classify` with
+  [labels of your own](tasks.md#classes).
 - A native checkpoint needs torch [for some options](engine.md#backends), on a processor without the kernels, from
   pickled or already quantized weights, and in a few configurations: the convolution of deberta-v2-xlarge and -xxlarge,
   an activation or a scaling of rotary positions that the kernels do not have. `millpond models MODEL` says it of one.
@@ -99,6 +102,8 @@ and documents, or by vLLM's keys in config.json. `score_template=` replaces the 
 README.md says `text-ranking` or `text-classification` is refused, with what to pass, as its vectors would mean nothing.
 
 {rerankers}
+
+`JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its score depends on the list.
 
 ## Matryoshka
 

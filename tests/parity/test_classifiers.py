@@ -28,6 +28,7 @@ ITEMS = (*TEXTS, ONE_TOKEN)
 
 SEQUENCE = (
     *("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert", "electra", "albert", "deberta-v2"),
+    *("camembert", "ernie", "data2vec", "megatron", "xlm-roberta-xl", "roformer", "rembert", "mmbert", "deberta"),
     *("eurobert", "nomic", "gte", "gte-en", "gte-snowflake", "jina"),
     *("gpt2", "llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "jamba"),
 )

@@ -23,7 +23,10 @@ from millpond import Engine
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 
 hub_m3 = partial(write_m3, weights="bin")
-FAMILIES = ("bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "modernbert")
+FAMILIES = (
+    *("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "mpnet", "modernbert", "mmbert"),
+    *("ernie", "data2vec", "megatron", "xlm-roberta-xl", "roformer", "rembert"),
+)
 # A text of one token, and one of the maximum length.
 EXTREMES = ("", " ".join(["deep"] * 2 * MAX_TOKENS))
 

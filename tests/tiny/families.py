@@ -67,14 +67,22 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "roberta": ("Roberta", "roberta", {"position_ids": True}),
     "xlm-roberta": ("XLMRoberta", "xlm-roberta", {"position_ids": True}),
     "camembert": ("Camembert", "camembert", {"position_ids": True}),
+    "ernie": ("Ernie", "bert", {"position_ids": True}),  # ernie-3.0-base-zh
+    "data2vec": ("Data2VecText", "roberta", {"position_ids": True}),
+    "megatron": ("MegatronBert", "bert", {"position_ids": True}),
+    "xlm-roberta-xl": ("XLMRobertaXL", "xlm-roberta", {"position_ids": True}),
+    "roformer": ("RoFormer", "bert", {}),  # roformer_chinese_sim_char_base
+    "rembert": ("RemBert", "albert", {}),
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),
+    "mmbert": ("ModernBert", "mmbert", {}),
     "jina-bert": ("JinaBert", "bert", {"native_prefix": "JinaBert"}),  # jina-embeddings-v2-base-en
     "jina-bert-code": ("JinaBert", "bert", {"native_prefix": "JinaBertCode"}),  # jina-embeddings-v2-base-code
     "electra": ("Electra", "bert", {"position_ids": True}),
     "albert": ("Albert", "albert", {}),
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
+    "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
     "gte": ("New", "xlm-roberta", _NEW),  # gte-multilingual-base
@@ -94,6 +102,14 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "qwen2-sliding": ("Qwen2", "qwen", _DECODER),
     "qwen2-bidirectional": ("Qwen2", "qwen", _DECODER),
     "qwen3": ("Qwen3", "qwen", _DECODER),
+    "phi3": ("Phi3", "mistral", _DECODER),
+    "phi4-mini": ("Phi3", "gpt2", _DECODER),
+    "olmo2": ("Olmo2", "gpt2", _DECODER),
+    "granite": ("Granite", "gpt2", _DECODER),
+    "smollm3": ("SmolLM3", "llama", _DECODER),
+    "ministral3": ("Ministral3", "mistral", _DECODER),
+    "qwen3-moe": ("Qwen3Moe", "qwen", _DECODER),
+    "gpt-neox": ("GPTNeoX", "gpt2", _DECODER),
     "gemma": ("Gemma", "gemma", _GEMMA),
     "gemma2": ("Gemma2", "gemma", _GEMMA),
     "gemma3": ("Gemma3Text", "gemma", _GEMMA3),

@@ -25,7 +25,7 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     Raises:
         AttributeError: transformers has no such class.
     """
-    family, _, head = architecture.replace("LMHeadModel", "ForCausalLM").partition("For")
+    family, head = (*re.split("For(?=[A-Z])", architecture.replace("LMHeadModel", "ForCausalLM"), maxsplit=1), "")[:2]
     family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
     prefix, pooler = _PREFIXES[family], _POOLERS.get(family, "").split()
     backbone = _jamba(config) if family == "Jamba" else _BACKBONES[family].split()
@@ -92,7 +92,9 @@ def _sizes(config: Config) -> dict[str, int]:
         "T": first("type_vocab_size"),
         "H": width,
         "I": first("intermediate_size", "hidden_dim", "n_inner", default=4 * width),
-        "E": first("embedding_size", default=width),
+        "E": first("embedding_size", "input_embedding_size", default=width),
+        "O": first("output_embedding_size"),
+        "U": first("task_type_vocab_size"),
         "A": heads,
         "D": dim,
         "Q": heads * dim,
@@ -100,6 +102,8 @@ def _sizes(config: Config) -> dict[str, int]:
         "B": first("relative_attention_num_buckets", "position_buckets"),
         "L": len(config.get("id2label") or (0, 1)),
         "X": first("num_experts"),
+        "F": first("moe_intermediate_size"),
+        "W": (heads + 2 * first("num_key_value_heads", default=heads)) * dim,
         "M": first("mamba_expand") * width,
         "S": first("mamba_d_state"),
         "R": first("mamba_dt_rank"),
@@ -109,7 +113,7 @@ def _sizes(config: Config) -> dict[str, int]:
 
 
 def _embeddings(order: str, width: str = "H") -> str:
-    rows = {"word": "V", "position": "P", "token_type": "T"}
+    rows = {"word": "V", "position": "P", "token_type": "T", "task_type": "U"}
     return " ".join(
         f"embeddings.LayerNorm:{width}" if part == "norm" else f"embeddings.{part}_embeddings/{rows[part]},{width}"
         for part in order.split()
@@ -120,6 +124,11 @@ def _encoder(attention: str, norm: str = "attention.output.LayerNorm") -> str:
     names = (*(f"{name}:H,H" for name in attention.split()), f"{norm}:H")
     feed = ("intermediate.dense:I,H", "output.dense:H,I", "output.LayerNorm:H")
     return " ".join(f"encoder.layer.#.{entry}" for entry in (*names, *feed))
+
+
+def _pre_norm(first: str, second: str) -> str:
+    names = (f"{first}:H", *(f"{name}:H,H" for name in _ATTENTION.split()), f"{second}:H")
+    return " ".join(f"encoder.layer.#.{entry}" for entry in (*names, "intermediate.dense:I,H", "output.dense:H,I"))
 
 
 def _blocks(entries: str) -> str:
@@ -143,6 +152,13 @@ def _decoder(entries: str) -> str:
     return f"embed_tokens/V,H {_blocks(entries)} norm/H"
 
 
+_XL = " ".join(
+    f"encoder.layer.#.{entry}"
+    for entry in (
+        *(f"{name}:H,H" for name in _ATTENTION.split()),
+        *("attention.self_attn_layer_norm:H", "intermediate.dense:I,H", "output.dense:H,I", "LayerNorm:H"),
+    )
+)
 _JINA_BERT = f"{_embeddings('word token_type norm')} " + " ".join(
     f"encoder.layer.#.{name}"
     for name in (*(f"{part}:H,H" for part in _ATTENTION.split()), "attention.output.LayerNorm:H")
@@ -154,6 +170,14 @@ _BACKBONES = {
     "Roberta": _ROBERTA,
     "XLMRoberta": _ROBERTA,
     "Camembert": _ROBERTA,
+    "Ernie": f"{_embeddings('word position token_type norm task_type')} {_encoder(_ATTENTION)}",
+    "Data2VecText": f"{_embeddings('word token_type norm position')} {_encoder(_ATTENTION)}",
+    "MegatronBert": f"{_embeddings('word position token_type')} {_pre_norm('attention.ln', 'ln')} encoder.ln:H",
+    "XLMRobertaXL": f"{_embeddings('word token_type position')} {_XL} encoder.LayerNorm:H",
+    "RoFormer": f"{_embeddings('word token_type norm', 'E')} embeddings_project:H,E encoder.embed_positions/P,D "
+    + _encoder(_ATTENTION),
+    "RemBert": f"{_embeddings('word position token_type norm', 'E')} encoder.embedding_hidden_mapping_in:H,E "
+    + _encoder(_ATTENTION),
     "JinaBert": f"{_JINA_BERT} encoder.layer.#.mlp.gated_layers/2*I,H encoder.layer.#.mlp.wo:H,I "
     "encoder.layer.#.mlp.layernorm:H",
     "JinaBertCode": f"{_JINA_BERT} encoder.layer.#.attention.self.layer_norm_q:H "
@@ -181,6 +205,12 @@ _BACKBONES = {
     ),
     "DebertaV2": f"{_embeddings('word token_type norm')} {_encoder(_DEBERTA)}"
     " encoder.rel_embeddings/2*B,H encoder.LayerNorm:H",
+    "Deberta": f"{_embeddings('word norm')} "
+    + " ".join(
+        f"encoder.layer.#.attention.self.{entry}"
+        for entry in ("q_bias=H", "v_bias=H", "in_proj/3*H,H", "pos_proj/H,H", "pos_q_proj:H,H")
+    )
+    + f" {_encoder('attention.output.dense')} encoder.rel_embeddings/2*P,H",
     "EuroBert": _LLAMA,
     "NomicBert": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format(_GATED + " " + _BIASED.replace(":", "/"))),
@@ -192,6 +222,22 @@ _BACKBONES = {
     "Mistral": _LLAMA,
     "Qwen2": _decoder(_QUERIES.format(":", "") + _FEED + _NORMS),
     "Qwen3": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS),
+    "Phi3": _decoder("self_attn.o_proj/H,Q self_attn.qkv_proj/W,H mlp.gate_up_proj/2*I,H mlp.down_proj/H,I" + _NORMS),
+    "Olmo2": _decoder(
+        _OPTIONAL
+        + " self_attn.q_norm/Q self_attn.k_norm/K"
+        + _FEED
+        + " post_attention_layernorm/H post_feedforward_layernorm/H"
+    ),
+    "Granite": _LLAMA,
+    "SmolLM3": _LLAMA,
+    "Ministral3": _LLAMA,
+    "Qwen3Moe": _decoder(
+        _OPTIONAL + _HEAD_NORMS + " mlp.experts.gate_up_proj=X,2*F,H mlp.experts.down_proj=X,H,F mlp.gate/X,H" + _NORMS
+    ),
+    "GPTNeoX": "embed_in/V,H "
+    + _blocks("input_layernorm:H post_attention_layernorm:H attention.query_key_value:3*H,H attention.dense:H,H")
+    + " layers.#.mlp.dense_h_to_4h:I,H layers.#.mlp.dense_4h_to_h:H,I final_layer_norm:H",
     "Gemma": _LLAMA,
     "Gemma2": _decoder(_OPTIONAL + _FEED + _NORMS + _FEED_NORMS),
     "Gemma3Text": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS + _FEED_NORMS),
@@ -222,26 +268,40 @@ _PREFIXES = {
     "DistilBert": "distilbert",
     "MPNet": "mpnet",
     "Electra": "electra",
+    "Ernie": "ernie",
+    "Data2VecText": "data2vec_text",
+    "MegatronBert": "bert",
+    "RoFormer": "roformer",
+    "RemBert": "rembert",
     "Albert": "albert",
-    "DebertaV2": "deberta",
+    **dict.fromkeys(("Deberta", "DebertaV2"), "deberta"),
     "NomicBert": "nomic_bert",
     "Gte": "gte",
     "GPT2": "transformer",
-    **dict.fromkeys(("Roberta", "XLMRoberta", "Camembert", "JinaEmbeddingsV3"), "roberta"),
+    "GPTNeoX": "gpt_neox",
+    **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
     **dict.fromkeys(("ModernBert", "EuroBert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
 _POOLERS = {
     **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "pooler.dense:H,H"),
+    **dict.fromkeys(("Ernie", "Data2VecText", "MegatronBert", "XLMRobertaXL", "RemBert"), "pooler.dense:H,H"),
     **dict.fromkeys(("JinaBert", "JinaBertCode"), "pooler.dense:H,H"),
     "Albert": "pooler:H,H",
 }
 # Families whose heads are those of another one.
 _HEAD_FIRST = ("XLMRoberta", "Camembert")  # their masked language models have the head before the backbone
 _LIKE = {
+    **dict.fromkeys(
+        ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "MPNet", "JinaEmbeddingsV3"), "Roberta"
+    ),
+    **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
+    "Deberta": "DebertaV2",
     **dict.fromkeys(("JinaBert", "JinaBertCode"), "Bert"),
-    **dict.fromkeys(("XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "Roberta"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
+    **dict.fromkeys(("Phi3", "SmolLM3", "Ministral3", "Qwen3Moe"), "Llama"),
+    "GPTNeoX": "GPT2",
 }
 _CLASSIFIER = "classifier:L,H"
 _MODERN = "head.dense/H,H?classifier_bias head.norm/H?norm_bias"
@@ -255,6 +315,12 @@ _HEADS = {
     ("Roberta", "MaskedLM"): "lm_head.bias=V lm_head.dense:H,H lm_head.layer_norm:H",
     ("Roberta", _SEQUENCE): _PAIRS,
     ("Roberta", _TOKEN): _CLASSIFIER,
+    ("RoFormer", "MaskedLM"): _BERT_VOCABULARY.replace("H,H", "E,H").replace("LayerNorm:H", "LayerNorm:E"),
+    ("RoFormer", _SEQUENCE): _PAIRS,
+    ("RoFormer", _TOKEN): _CLASSIFIER,
+    ("RemBert", "MaskedLM"): "cls.predictions.dense:O,H cls.predictions.decoder:V,O cls.predictions.LayerNorm:O",
+    ("RemBert", _SEQUENCE): f"+pooler {_CLASSIFIER}",
+    ("RemBert", _TOKEN): _CLASSIFIER,
     ("DistilBert", "MaskedLM"): "vocab_transform:H,H vocab_layer_norm:H vocab_projector.bias=V",
     ("DistilBert", _SEQUENCE): f"pre_classifier:H,H {_CLASSIFIER}",
     ("DistilBert", _TOKEN): _CLASSIFIER,
@@ -290,6 +356,8 @@ _HEADS = {
     ("GPT2", "CausalLM"): "lm_head/V,H",
     ("GPT2", _SEQUENCE): "score/L,H",
     ("GPT2", _TOKEN): _CLASSIFIER,
+    **dict.fromkeys((("Olmo2", "CausalLM"), ("Granite", "CausalLM")), "lm_head/V,H"),
+    ("Olmo2", _SEQUENCE): "score/L,H",
     ("Jamba", "CausalLM"): "lm_head/V,H",
     ("Jamba", _SEQUENCE): "score/L,H",
 }

@@ -102,6 +102,14 @@ KINDS = {
         "[CLS] $A [SEP]",
         {**_BERT_ROLES, **_BERT_ENDS},
     ),
+    "deberta-v1": TokenizerKind(
+        BYTE_LEVEL,
+        "DebertaTokenizer",
+        ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_BERT_ROLES, **_BERT_ENDS},
+        {"add_prefix_space": False},
+    ),
     "gpt2": TokenizerKind(
         BYTE_LEVEL,
         "GPT2Tokenizer",
@@ -110,6 +118,13 @@ KINDS = {
         dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), _END),  # pad: as in SGPT
     ),
     "modernbert": TokenizerKind(BYTE_LEVEL, _FAST, _BERT, "[CLS] $A [SEP]", _BERT_ROLES),
+    "mmbert": TokenizerKind(  # Gemma's vocabulary
+        METASPACE,
+        _FAST,
+        ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"),
+        "<bos> $A <eos>",
+        {f"{role}_token": f"<{role}>" for role in ("bos", "eos", "unk", "pad", "mask")},
+    ),
     "llama": TokenizerKind(BYTE_LEVEL, _FAST, ("<|begin_of_text|>", "<|end_of_text|>"), "<|begin_of_text|> $A", _LLAMA),
     # e5-mistral pools the eos token; Qwen3-Embedding's post-processor ends every text.
     "mistral": TokenizerKind(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
@@ -20,6 +20,13 @@ from millpond.checkpoints.classifier_steps import (
 )
 from millpond.values.spec import PoolingMode
 
+# Values of `position_embedding_type` with which BERT and its relatives in transformers 4 add to a score the product of
+# the query, or of query and key, with the embedding of their distance.
+RELATIVE = ("relative_key", "relative_key_query")
+_WITH_DISTANCES = (
+    "bert roberta xlm-roberta electra ernie data2vec-text megatron-bert xlm-roberta-xl".split()  # `model_type`
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFields:
@@ -34,6 +41,8 @@ class EncoderFields:
     positions: str = "max_position_embeddings"  # rows of the position table
     types: str = "type_vocab_size"  # rows of the table of token types
     buckets: str = ""  # buckets of relative distances
+    tasks: str = ""  # rows of the table of tasks, which counts if `use_task_id` is true
+    window: str = ""  # tokens that a token attends to, itself and half of them to each side; of each layer, or of all
     epsilon: str = "layer_norm_eps"  # epsilon of every norm; empty: 1e-12
     activation: str = "hidden_act"  # activation of the feed forward
 
@@ -53,6 +62,13 @@ class EncoderNames:
     down: str = "output.dense"  # second linear of the feed forward
     norm: str = "output.LayerNorm"  # norm after the feed forward
     relative_bias: str = ""  # table of relative distances, in the backbone; empty: none
+    widen: str = "embeddings_project"  # from the width of the embeddings, if they are narrower than the layers
+    # Norm after the last layer of a family whose layers normalize what they read (pre-norm) rather than their sums, and
+    # whose embeddings have no norm; empty: a post-norm family
+    last_norm: str = ""
+    # Table of sines and cosines, which rotate queries and keys by their positions; their rows are renamed to the order
+    # in which the first half of a head's columns and the second are pairs. Empty: there is a table of positions
+    rotary: str = ""
     fields: EncoderFields = EncoderFields()  # names in config.json
 
 
@@ -69,7 +85,13 @@ class DecoderTraits:
     # Parts that have biases if config.json says so: `attention`, `mlp`; `qkv`: queries, keys and values always do
     biases: tuple[str, ...] = ()
     head_norms: bool = False  # query and key heads are normalized
+    whole_norms: bool = False  # those norms are of all heads as one row
     sandwich: bool = False  # each half of a layer has a norm after it too, and scores a scale of their own
+    post_norms: bool = False  # each half of a layer has a norm after it, and none before
+    # Words, scores and what a layer's halves add are multiplied by numbers of config.json (Granite)
+    multipliers: bool = False
+    partial: bool = False  # rotary positions of the default type may turn a part of a head
+    unrotated: str = ""  # field of config.json with a 0 for each layer that has no positions; empty: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,6 +117,16 @@ class MaskedHeadNames:
 
 # Qwen2ForRewardModel and Qwen2ForProcessRewardModel.
 QWEN_REWARD: tuple[FamilyStep, ...] = (Linear(name="score.0"), "relu", Linear(name="score.2"))
+
+
+# What precedes the backbone's tensors in files of these families, by `model_type`.
+_PREFIXES = {
+    "albert": "albert",
+    "deberta": "deberta",
+    "deberta-v2": "deberta",
+    "gpt_neox": "gpt_neox",
+    "jina_bert": "bert",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,6 +179,11 @@ class Architecture:
     half: str = "float16"  # its half precision on a GPU
 
     @property
+    def takes_distances(self) -> bool:
+        """Whether its class in transformers 4 has the positions of :data:`RELATIVE`."""
+        return self.model_type in _WITH_DISTANCES
+
+    @property
     def model_class(self) -> str:
         """transformers' class of the backbone."""
         return self.native or f"{self.prefix}Model"
@@ -156,7 +193,7 @@ class Architecture:
         """What precedes the backbone's tensors in a class with a head, as transformers names them."""
         if self.encoder is not None:
             return self.encoder.prefix
-        return {"albert": "albert", "deberta-v2": "deberta", "jina_bert": "bert"}.get(self.model_type, "model")
+        return _PREFIXES.get(self.model_type, "model")
 
     @property
     def classifiers(self) -> FamilyHead:
@@ -212,6 +249,15 @@ BERT_MLM = MaskedHeadNames(
     norm="cls.predictions.transform.LayerNorm",
     decoder="cls.predictions.decoder.weight",
     biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    activation="hidden_act",
+)
+ROFORMER_MLM = replace(BERT_MLM, backbone="roformer")
+REMBERT_MLM = MaskedHeadNames(
+    backbone="rembert",
+    dense="cls.predictions.dense",
+    norm="cls.predictions.LayerNorm",
+    decoder="cls.predictions.decoder.weight",
+    biases=("cls.predictions.decoder.bias",),
     activation="hidden_act",
 )
 DISTILBERT_MLM = MaskedHeadNames(

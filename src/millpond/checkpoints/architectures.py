@@ -7,6 +7,7 @@ computes something that no other does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from difflib import get_close_matches
 from functools import partial
 from typing import Any
@@ -16,6 +17,9 @@ from millpond.checkpoints.architecture import (
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
+    RELATIVE,
+    REMBERT_MLM,
+    ROFORMER_MLM,
     Architecture,
     DecoderTraits,
     EncoderFields,
@@ -31,6 +35,7 @@ from millpond.checkpoints.classifier_steps import (
     MODERNBERT_HEAD,
     POOLER_HEAD,
     ROBERTA_HEAD,
+    ROFORMER_HEAD,
     SCORE,
     ConfigField,
     FamilyHead,
@@ -134,6 +139,86 @@ ARCHITECTURES = (
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
         example="intfloat/multilingual-e5-base",
+    ),
+    _bert_like(
+        prefix="Ernie",
+        forward=_PLAN,
+        model_type="ernie",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="ernie", fields=EncoderFields(tasks="task_type_vocab_size")),
+        head=POOLER_HEAD,
+        mlm=replace(BERT_MLM, backbone="ernie"),
+        example="shibing624/text2vec-base-chinese-paraphrase",
+    ),
+    _bert_like(
+        prefix="Data2VecText",
+        model_type="data2vec-text",
+        offset_positions=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="data2vec_text"),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("data2vec_text"),
+        example="facebook/data2vec-text-base",
+    ),
+    _bert_like(
+        prefix="MegatronBert",
+        forward=_PLAN,
+        model_type="megatron-bert",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="bert", attention_norm="attention.ln", norm="ln", last_norm="encoder.ln"),
+        head=POOLER_HEAD,
+        mlm=BERT_MLM,
+        example="KBLab/megatron-bert-large-swedish-cased-165k",
+    ),
+    _bert_like(
+        prefix="XLMRobertaXL",
+        forward=_PLAN,
+        model_type="xlm-roberta-xl",
+        half="bfloat16",
+        offset_positions=True,
+        pooler=True,
+        encoder=EncoderNames(
+            prefix="roberta",
+            attention_norm="attention.self_attn_layer_norm",
+            norm="LayerNorm",
+            last_norm="encoder.LayerNorm",
+        ),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("roberta"),
+        example="facebook/xlm-roberta-xl",
+    ),
+    _bert_like(
+        prefix="RoFormer",
+        forward=_PLAN,
+        model_type="roformer",
+        positions="rotary",
+        token_types=True,
+        family="roformer",
+        encoder=EncoderNames(
+            prefix="roformer",
+            rotary="encoder.embed_positions",
+            fields=EncoderFields(embedding="embedding_size"),
+        ),
+        head=ROFORMER_HEAD,
+        mlm=ROFORMER_MLM,
+        example="junnyu/roformer_chinese_sim_char_base",
+    ),
+    _bert_like(
+        prefix="RemBert",
+        forward=_PLAN,
+        model_type="rembert",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(
+            prefix="rembert",
+            widen="encoder.embedding_hidden_mapping_in",
+            fields=EncoderFields(embedding="input_embedding_size"),
+        ),
+        head=POOLER_HEAD,
+        mlm=REMBERT_MLM,
+        example="google/rembert",
     ),
     _bert_like(
         prefix="DistilBert",
@@ -257,6 +342,18 @@ ARCHITECTURES = (
         example="cross-encoder/nli-deberta-v3-base",
     ),
     Architecture(
+        prefix="Deberta",
+        model_type="deberta",
+        pooling="cls",
+        positions="relative",
+        token_types=True,
+        half="bfloat16",
+        family="deberta_v1",
+        forward=_PLAN,
+        head=DEBERTA_HEAD,
+        example="cross-encoder/nli-deberta-base",
+    ),
+    Architecture(
         prefix="EuroBert",
         model_type="eurobert",
         pooling="mean",
@@ -312,6 +409,7 @@ ARCHITECTURES = (
     _decoder(
         prefix="Qwen3",
         model_type="qwen3",
+        names=("JinaForRanking",),
         traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
         example="Qwen/Qwen3-Embedding-0.6B",
     ),
@@ -351,6 +449,64 @@ ARCHITECTURES = (
             sandwich=True,
         ),
         example="google/embeddinggemma-300m",
+    ),
+    _decoder(
+        prefix="Phi3",
+        model_type="phi3",
+        half="bfloat16",
+        family="phi3",
+        forward=_PLAN,
+        traits=DecoderTraits(window="config", partial=True),
+        example="microsoft/Phi-4-mini-instruct",
+    ),
+    _decoder(
+        prefix="Olmo2",
+        model_type="olmo2",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(biases=("attention",), head_norms=True, whole_norms=True, post_norms=True),
+        example="allenai/OLMo-2-0425-1B",
+    ),
+    _decoder(
+        prefix="Granite",
+        model_type="granite",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(biases=("attention", "mlp"), multipliers=True),
+        example="ibm-granite/granite-3.3-2b-base",
+    ),
+    _decoder(
+        prefix="SmolLM3",
+        model_type="smollm3",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(window="layer", biases=("attention", "mlp"), unrotated="no_rope_layers"),
+        example="HuggingFaceTB/SmolLM3-3B-Base",
+    ),
+    _decoder(
+        prefix="Ministral3",
+        model_type="ministral3",
+        half="bfloat16",
+        family="ministral3",
+        forward=_PLAN,
+        traits=DecoderTraits(window="config"),
+        example="mistralai/Ministral-3-3B-Base-2512",
+    ),
+    _decoder(
+        prefix="Qwen3Moe",
+        model_type="qwen3_moe",
+        half="bfloat16",
+        forward=None,
+        traits=None,
+        example="Qwen/Qwen3-30B-A3B-Base",
+    ),
+    _decoder(
+        prefix="GPTNeoX",
+        model_type="gpt_neox",
+        forward=_PLAN,
+        traits=None,
+        head=FamilyHead(sequence=SCORE, pooling="lasttoken"),
+        example="EleutherAI/pythia-160m",
     ),
     Architecture(
         prefix="GPT2",
@@ -412,6 +568,8 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
             f"the head of {', '.join(heads)}; for the backbone alone pass "
             f'hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
         )
+    if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
+        return replace(row, forward=_PLAN)
     return row
 
 

@@ -108,6 +108,7 @@ def build_spec(
         entailment_id=entailment(config, detected.labels) if "classify" in detected.tasks else None,
         activation=detected.activation,
         score_type=detected.score_type,
+        similarity=layout.similarity,
         step_tag_id=_step_tag(detected, token_id),
         adapters=tuple(config.get("lora_adaptations") or ()),
         max_length=max_length,
@@ -234,6 +235,8 @@ def _max_length(
             )
         return options.max_length
     limits: list[int | None] = [layout.max_seq_length] if layout.max_seq_length else [tokenizer_limit, capacity]
+    if layout.gliner is not None:  # its words are what is limited, and the encoder's training length is no limit
+        limits.append(tokenizer_limit)
     if architecture.bounded(config):
         limits.append(capacity)
     known = [int(limit) for limit in limits if limit]

@@ -129,6 +129,13 @@ EUROBERT_HEAD = FamilyHead(
         of_logits=frozenset(("late",)),
     ),
 )
+ROFORMER_HEAD = FamilyHead(
+    sequence=(
+        Linear(name="classifier.dense"),
+        ConfigField(name="hidden_act", default="gelu"),
+        Linear(name="classifier.out_proj"),
+    )
+)
 DEBERTA_HEAD = FamilyHead(
     sequence=(Linear(name="pooler.dense"), ConfigField(name="pooler_hidden_act", default="gelu"), *CLASSIFIER)
 )

@@ -43,6 +43,15 @@ def detect_tasks(
 ) -> DetectedTasks:
     """The tasks of ``checkpoint``."""
     layout, claimed = checkpoint.layout, checkpoint.architecture or row.model_class
+    if layout.gliner is not None:
+        return DetectedTasks(tasks=frozenset(("token_classify",)), score_type=None)
+    if layout.listwise is not None:
+        if convert != "auto":
+            raise UnsupportedArchitectureError(
+                f"{checkpoint.source.name} is a {claimed}, which ranks a list of documents and nothing else; leave "
+                f"convert={convert!r} out"
+            )
+        return DetectedTasks(tasks=frozenset(("score",)), score_type="listwise")
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
     if isinstance(layout.sparse, Splade | StaticWeights) and convert == "auto":

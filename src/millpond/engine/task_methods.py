@@ -224,6 +224,10 @@ class TaskMethods(ABC):
         self,
         texts: Sequence[str],
         *,
+        labels: Sequence[str] | None = None,
+        threshold: float | None = None,
+        nested: bool = False,
+        multi_label: bool = False,
         aggregation: Aggregation = "none",
         activation: bool | Activation | None = None,
         truncate: Truncate = "auto",
@@ -233,6 +237,10 @@ class TaskMethods(ABC):
 
         Args:
             texts: A list of texts.
+            labels: What to look for, in words of your own, for a GLiNER: ``["person", "name of a ship"]``.
+            threshold: Of ``labels``: the probability that an entity must exceed; by default 0.5.
+            nested: Of ``labels``: an entity may be inside another.
+            multi_label: Of ``labels``: a span may have several.
             aggregation: ``"none"`` gives every token; ``"simple"``, ``"first"``, ``"average"`` and ``"max"`` join
                 tokens into entities as transformers' pipeline does.
             activation: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``, ``"softmax"``; by default the
@@ -243,9 +251,18 @@ class TaskMethods(ABC):
 
         Returns:
             A sequence of n lists of :class:`~millpond.Entity`, with ``probs``, a
-            :class:`~millpond.vectors.ragged.Ragged` of ``[tokens_i, labels]``.
+            :class:`~millpond.vectors.ragged.Ragged` of ``[tokens_i, labels]``; with ``labels`` of
+            ``[entities_i, labels]``.
         """
-        params = PoolingParams(aggregation=aggregation, activation=activation, truncate=truncate)
+        params = PoolingParams(
+            labels=labels,  # type: ignore[arg-type]  # PoolingParams makes it a tuple
+            threshold=threshold,
+            nested=nested,
+            multi_label=multi_label,
+            aggregation=aggregation,
+            activation=activation,
+            truncate=truncate,
+        )
         output: TokenClassificationOutput = self._run("token_classify", texts, params, show_progress)
         return output
 
@@ -266,11 +283,12 @@ class TaskMethods(ABC):
             queries: One query, or one for each document.
             documents: One document, or several.
             method: ``"auto"`` is what the checkpoint is (``spec.score_type``): a cross-encoder reads both texts
-                together (an LLM reranker in its own template), a late-interaction checkpoint gives MaxSim, an embedder
-                the cosine. ``"cosine"`` compares the vectors of the two texts. ``"maxsim"`` compares their token
-                vectors: the sum over the query's tokens of the best similarity to a document token. An encoder that is
-                no late-interaction checkpoint gives its token states, L2-normalized, special tokens and the prompt of
-                each role included.
+                together (an LLM reranker in its own template), a listwise reranker all documents of a query (neighbours
+                with the same query), a late-interaction checkpoint gives MaxSim, an embedder its own similarity
+                (``spec.similarity``: the cosine, if its files name none). ``"cosine"`` compares the vectors of the two
+                texts. ``"maxsim"`` compares their token vectors: the sum over the query's tokens of the best similarity
+                to a document token. An encoder that is no late-interaction checkpoint gives its token states,
+                L2-normalized, special tokens and the prompt of each role included.
             activation: Of a cross-encoder only: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``,
                 ``"softmax"``; by default the checkpoint's own.
             instruction: Fills an LLM reranker's template slot, nothing else.

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from millpond.support.cached_property import cached_property
-from millpond.tasks import Role, ScoreType, Task
+from millpond.tasks import Role, ScoreType, Similarity, Task
 from millpond.vectors import matryoshka
 
 # The prompt names of a role; the first that the checkpoint has is used, as in sentence-transformers' encode_document.
@@ -45,8 +45,11 @@ class ModelSpec:
             ``classify`` takes labels of the caller's own.
         activation: Activation that the checkpoint applies to its logits: ``identity``, ``sigmoid``, ``softmax``, or a
             class of ``torch.nn`` by name, such as ``Tanh``.
-        score_type: What ``score`` computes by default: a cross-encoder's score, MaxSim (``late-interaction``) or the
-            cosine of two vectors (``bi-encoder``); ``None`` if a pair does not have a single score.
+        score_type: What ``score`` computes by default: a cross-encoder's score, one that depends on the other documents
+            of the query (``listwise``), MaxSim (``late-interaction``) or ``similarity`` of two vectors
+            (``bi-encoder``); ``None`` if a pair does not have a single score.
+        similarity: How ``score`` compares two vectors: ``similarity_fn_name`` of sentence-transformers. Distances
+            (``euclidean``, ``manhattan``) are negative, so that more is nearer.
         step_tag_id: Of process reward models: the token whose rows are rewards.
         adapters: Names of the adapters that a request may choose.
         max_length: Most tokens per text, special tokens and prompt included.
@@ -72,6 +75,7 @@ class ModelSpec:
     entailment_id: int | None = None
     activation: str = "identity"
     score_type: ScoreType | None = None
+    similarity: Similarity = "cosine"
     step_tag_id: int | None = None
     adapters: tuple[str, ...] = ()
     max_length: int

@@ -93,7 +93,9 @@ class PoolingModel:
         template: str | None = None,
         method: ScoreMethod = "auto",
     ) -> Pending[ScoreOutput]:
-        """Queue the scoring of pairs; ``params`` from :meth:`complete`."""
+        """Queue the scoring of pairs; ``params`` from :meth:`complete`. Of an embedder they are cosines, as in vLLM."""
+        if method == "auto" and self.engine.spec.score_type == "bi-encoder":
+            method = "cosine"
         raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
         engine_params = replace(params, activation=False) if raw else params
         future = self.engine.submit("score", pairs, engine_params, template=template, method=method)

@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from millpond.checkpoints.layouts.gliner import Gliner
 from millpond.checkpoints.layouts.late_interaction import LateInteraction, read_settings, read_stanford
+from millpond.checkpoints.layouts.listwise import Listwise
 from millpond.checkpoints.layouts.router import NAMES as ROUTERS
 from millpond.checkpoints.layouts.router import read_router
 from millpond.checkpoints.layouts.sparse import (
@@ -25,7 +27,7 @@ from millpond.checkpoints.layouts.static import StaticTable, is_model2vec, read_
 from millpond.checkpoints.modules import Dense, Head, LayerNorm, Normalize, Pooling
 from millpond.checkpoints.resolve import read_json, read_json_object
 from millpond.errors import ModelLoadError
-from millpond.tasks import Role
+from millpond.tasks import SIMILARITIES, Role, Similarity
 from millpond.values.spec import PoolingMode
 
 # In the order in which sentence-transformers concatenates the modes of an old config.
@@ -61,11 +63,14 @@ class PipelineLayout:
     prompts: Mapping[str, str] = field(default_factory=dict)  # text put before an input, by name
     default_prompt_name: str | None = None  # the prompt that is used without one being named
     truncate_dim: int | None = None  # width that vectors are cut to by default
+    similarity: Similarity = "cosine"  # how two vectors are compared
     # How a ColBERT reads queries and documents; `token_heads` give its vectors
     late_interaction: LateInteraction | None = None
+    listwise: Listwise | None = None  # how a list of documents is read; `token_heads` give the rows to compare
     sparse: Sparse | None = None  # the head that weighs vocabulary entries; a SPLADE has no other output
     static: StaticTable | None = None  # a table of token vectors in the place of a backbone
     token_vectors: TokenVectors | None = None  # BGE-M3's projection for `token_embed`
+    gliner: Gliner | None = None  # how it reads labels of the caller's, and which head scores them
 
 
 def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
@@ -82,7 +87,8 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
     names = [name for name, _ in modules[1:]]
     stored = _readable_config(folder)
     if is_model2vec(stored) or (modules and modules[0][0] == "StaticEmbedding"):
-        return _static_layout(modules, folder, stored, read_prompts(settings, folder), settings.get("truncate_dim"))
+        given = {**read_prompts(settings, folder), "similarity": _read_similarity(settings, folder)}
+        return _static_layout(modules, folder, stored, given, settings.get("truncate_dim"))
     if modules and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
         weights = read_static_weights(modules[0][1])
         return PipelineLayout(transformer=modules[0][1], sparse=weights, **read_prompts(settings, folder))
@@ -101,9 +107,21 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
         **read_transformer_settings(transformer),
         **read_prompts(settings, folder),
         truncate_dim=settings.get("truncate_dim"),
+        similarity=_read_similarity(settings, folder),
         sparse=read_token_weights(folder, transformer),
         token_vectors=read_token_vectors(folder),
     )
+
+
+def _read_similarity(settings: Mapping[str, Any], folder: Path) -> Similarity:
+    """How the vectors of an embedder are compared; sentence-transformers' default is the cosine."""
+    name = settings.get("similarity_fn_name") or "cosine"
+    if name not in SIMILARITIES:
+        raise ModelLoadError(
+            f"{folder / 'config_sentence_transformers.json'}: similarity_fn_name {name!r} is not known; millpond "
+            f"compares vectors by {', '.join(SIMILARITIES)}"
+        )
+    return cast("Similarity", name)
 
 
 def _readable_config(folder: Path) -> dict[str, Any]:
@@ -118,7 +136,7 @@ def _static_layout(
     modules: list[tuple[str, Path]],
     folder: Path,
     config: Mapping[str, Any],
-    prompts: Mapping[str, Any],
+    given: Mapping[str, Any],
     truncate_dim: int | None,
 ) -> PipelineLayout:
     """A table of token vectors and the modules after its mean; model2vec's config.json says whether it normalizes."""
@@ -139,7 +157,7 @@ def _static_layout(
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=bool(config.get("normalize", normalize)) if table.model2vec else normalize,
         max_seq_length=table.length,
-        **prompts,
+        **given,
         truncate_dim=truncate_dim,
         static=table,
     )

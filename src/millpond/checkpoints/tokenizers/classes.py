@@ -337,6 +337,17 @@ CLASSES: Mapping[str, TokenizerClass] = {
         extra=("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"),
         reorder=_camembert_pieces,
     ),
+    "DebertaTokenizer": TokenizerClass(  # its pairs have one separator between their texts, in transformers 5 two
+        model="BPE",
+        vocabulary=("vocab.json", "merges.txt"),
+        roles={**_BRACKETS, "bos_token": "[CLS]", "eos_token": "[SEP]"},
+        options=_PLAIN_BPE,
+        adapt=_adapt_byte_level,
+        arrange=_byte_level,
+        process=_in_brackets,
+        spaced_mask=True,
+        typed=True,
+    ),
     "AlbertTokenizer": TokenizerClass(
         model="Unigram",
         vocabulary=("spiece.model",),

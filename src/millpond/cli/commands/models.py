@@ -63,6 +63,7 @@ def _facts(spec: ModelSpec) -> list[tuple[str, str]]:
         ("labels", ", ".join(spec.labels)),
         ("activation", spec.activation if spec.labels else ""),
         ("score type", spec.score_type or ""),
+        ("similarity", spec.similarity if spec.score_type == "bi-encoder" else ""),
         ("step tag", "" if spec.step_tag_id is None else str(spec.step_tag_id)),
         ("adapters", ", ".join(spec.adapters)),
         ("default prompt", spec.default_prompt_name or ""),

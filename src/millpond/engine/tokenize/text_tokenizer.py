@@ -86,13 +86,16 @@ class TextTokenizer:
         self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
 
     @classmethod
-    def load(cls, folder: Path, *, lower: bool, reward_token: int | None = None) -> TextTokenizer:
-        """Read the tokenizer of a checkpoint, as transformers would."""
+    def load(
+        cls, folder: Path, *, lower: bool, reward_token: int | None = None, added: Sequence[str] = ()
+    ) -> TextTokenizer:
+        """Read the tokenizer of a checkpoint, as transformers would, and add special tokens that it lacks."""
         if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
             # transformers would make up an empty tokenizer, to which every text is unknown tokens.
             raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
         read = _tokenizer_file(folder)
         backend, limit, specials = read.backend, read.limit, read.specials
+        backend.add_special_tokens([token for token in added if backend.token_to_id(token) is None])
         roles = ("eos_token", "bos_token", "pad_token")
         placeholders = (backend.token_to_id(specials[role]) for role in roles if role in specials)
         return cls(
@@ -240,6 +243,11 @@ class TextTokenizer:
         texts = texts if offsets else self._collapsed(texts)
         with turn(texts):
             return encode([self.fold(text) for text in texts], add_special_tokens=special_tokens)
+
+    def encode_words(self, texts: Sequence[Sequence[str]]) -> list[Encoding]:
+        """Each text, given as words that are tokenized one by one, with the special tokens around it."""
+        with turn([word for words in texts for word in words]):
+            return self._backend.encode_batch([list(words) for words in texts], is_pretokenized=True)
 
     def prompt_length(self, prompt: str) -> int:
         """Tokens that ``prompt`` adds at the front; leading special tokens count, as in sentence-transformers."""

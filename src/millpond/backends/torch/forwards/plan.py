@@ -16,10 +16,12 @@ from torch import nn
 
 from millpond.backends.native.families import tell, tensors_of
 from millpond.backends.native.packing.weight_packer import Floats, Linear, NotSupported
+from millpond.backends.native.plans.distances import DistanceColumns, DistanceTerms
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.torch.attention.kernels import attend
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.forwards.deberta import Batches, DistanceAttention, DistanceBatches
 from millpond.backends.torch.forwards.encoder import Output
 from millpond.backends.torch.forwards.linear import linear
 from millpond.backends.torch.forwards.rms_norm import RMSNorm
@@ -138,7 +140,7 @@ class TorchPlan:
         return norm
 
     def rms_norm(
-        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, of_heads: bool = False
+        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, dim: int | None = None
     ) -> nn.Module:
         """An RMS norm; ``offset`` 1: its weights are those stored + 1."""
         assert weight is not None
@@ -206,9 +208,17 @@ class TorchPlan:
         causal: bool = False,
         window: int | None = None,
         softcap: float | None = None,
-        distances: Floats | None = None,
+        distances: Floats | DistanceTerms | None = None,
     ) -> None:
         """``PlanBuilder.attention``."""
+        if isinstance(distances, DistanceTerms):
+            columns = distances.columns
+            keys, queries = (
+                None if part is None else self._tensor(part) for part in (distances.keys, distances.queries)
+            )
+            batches = self._once(columns, lambda: _Batches(columns))
+            self.steps.append(_TermsAttention(DistanceAttention(heads, scale, keys, queries), batches))
+            return
         bias = None if distances is None else self._once(distances, lambda: _Distances(distances, self._device))
         masking = Masking(scale=scale, causal=causal, window=window, softcap=softcap)
         self.steps.append(_Attention((heads, kv_heads, dim), masking, bias))
@@ -344,17 +354,19 @@ class _Turn(nn.Module):
     """Cosines and sines of a rotation, ``[tokens, 1, dim]`` each; once for all layers."""
 
     frequencies: torch.Tensor  # [dim / 2]
+    scales: torch.Tensor  # [dim]
 
     def __init__(self, rotation: Rotation, dim: int, device: torch.device) -> None:
         super().__init__()
-        self.register_buffer("frequencies", torch.from_numpy(rotation.frequencies[: dim // 2]).to(device))
-        self.scale = float(rotation.scale)
+        half = dim // 2
+        self.register_buffer("frequencies", torch.from_numpy(rotation.frequencies[:half]).to(device))
+        self.register_buffer("scales", torch.from_numpy(np.tile(rotation.scales[:half], 2)).to(device))
 
     def forward(self, flow: Flow) -> tuple[torch.Tensor, torch.Tensor]:
         if self not in flow.made:
             angles = flow.positions[:, None].float() * self.frequencies
             both = torch.cat([angles, angles], 1)[:, None]
-            flow.made[self] = tuple((part(both) * self.scale).to(flow.heads.dtype) for part in (torch.cos, torch.sin))
+            flow.made[self] = tuple((part(both) * self.scales).to(flow.heads.dtype) for part in (torch.cos, torch.sin))
         made: tuple[torch.Tensor, torch.Tensor] = flow.made[self]
         return made
 
@@ -369,6 +381,31 @@ class _Attention(nn.Module):
         query, key, value = flow.heads.unflatten(1, (-1, dim)).split((heads, kv_heads, kv_heads), 1)
         masking = self.masking if self.bias is None else replace(self.masking, bias=self.bias(flow))
         flow.heads = attend(query, key, value, flow.segments, masking).flatten(1)
+
+
+class _TermsAttention(_Attention):
+    """Attention with products with the embedding of each distance."""
+
+    def __init__(self, attention: DistanceAttention, batches: nn.Module) -> None:
+        nn.Module.__init__(self)
+        self.attention, self.batches = attention, batches
+
+    def forward(self, flow: Flow) -> None:
+        flow.heads = self.attention(flow.heads, self.batches(flow))
+
+
+class _Batches(nn.Module):
+    """The dense batches of a forward; once for all layers."""
+
+    def __init__(self, columns: DistanceColumns) -> None:
+        super().__init__()
+        self._batches = DistanceBatches(lambda length: torch.from_numpy(columns.rows_of(np.arange(1 - length, length))))
+
+    def forward(self, flow: Flow) -> Batches:
+        if self not in flow.made:
+            flow.made[self] = self._batches.of(flow.segments, flow.heads.device)
+        made: Batches = flow.made[self]
+        return made
 
 
 class _Distances(nn.Module):
