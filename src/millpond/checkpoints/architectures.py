@@ -267,6 +267,7 @@ ARCHITECTURES = (
         names=tuple(f"NomicBert{suffix}" for suffix in _SUFFIXES),
         pooling="mean",
         positions="rotary",
+        token_types=True,
         recognized_by={"model_type": "nomic_bert", "num_experts": 2},
         family="nomic",
         forward=_PLAN,
