@@ -24,8 +24,8 @@ _KINDS = {True: "decoder", False: "encoder"}
 # The columns of the table of tasks, and the families that have such checkpoints.
 COLUMNS: Mapping[str, Callable[[Architecture], bool]] = {
     "embedder": lambda row: True,
-    "classifier": lambda row: True,
-    "cross-encoder": lambda row: True,
+    "classifier": lambda row: "ForSequenceClassification" not in row.refused,
+    "cross-encoder": lambda row: "ForSequenceClassification" not in row.refused,
     "token classifier": lambda row: True,
     "reward model": lambda row: True,
     "late interaction": lambda row: True,
