@@ -422,6 +422,9 @@ ARCHITECTURES = (
     _decoder(
         prefix="Gemma2",
         model_type="gemma2",
+        aliases=("cost_wise_gemma",),
+        names=("CostWiseGemmaModel", "CostWiseGemmaForCausalLM"),
+        family="layerwise",
         half="bfloat16",
         traits=DecoderTraits(
             centred=True,
