@@ -88,6 +88,9 @@ cell.
   (`*ForRewardModel`) `reward`, **late interaction** (ColBERT) `token_embed`, `score` and `rerank`, an **LLM reranker**
   (a language model that scores pairs by tokens of its vocabulary) `score` and `rerank`, **SPLADE** `sparse_embed`.
   BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token.
+- A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
+  [labels of your own](tasks.md#entities), a classifier of entailment `classify` with
+  [labels of your own](tasks.md#classes).
 - A native checkpoint needs torch [for some options](engine.md#backends), on a processor without the kernels, from
   pickled or already quantized weights, and in a few configurations: the convolution of deberta-v2-xlarge and -xxlarge,
   an activation or a scaling of rotary positions that the kernels do not have. `millpond models MODEL` says it of one.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -170,6 +171,76 @@ def test_an_unknown_form_of_deberta_is_refused(field, tmp_path):
     folder = write_checkpoint(tmp_path / "model", "deberta", config=field)
     with pytest.raises(UnsupportedArchitectureError, match=f"{next(iter(field))} .* does not run for DeBERTa v1"):
         Engine(folder, device="cpu")
+
+
+def with_distances(folder: Path, texts: Sequence[str], *, kinds: str, swapped: bool = False) -> list[np.ndarray]:
+    """BERT with embeddings of distances (arXiv:2009.13658, methods 3 and 4), which transformers 5 no longer has.
+
+    ``swapped``: as if the distance were the key's place less the query's.
+    """
+    from safetensors.torch import load_file
+
+    config = json.loads((folder / "config.json").read_text())
+    weights, heads = load_file(folder / "model.safetensors"), config["num_attention_heads"]
+
+    def linear(x: torch.Tensor, name: str) -> torch.Tensor:
+        return x @ weights[f"{name}.weight"].T + weights[f"{name}.bias"]
+
+    def norm(x: torch.Tensor, name: str) -> torch.Tensor:
+        return torch.nn.functional.layer_norm(
+            x, x.shape[-1:], weights[f"{name}.weight"], weights[f"{name}.bias"], config["layer_norm_eps"]
+        )
+
+    def states_of(ids: torch.Tensor) -> np.ndarray:
+        tables = (weights[f"embeddings.{name}_embeddings.weight"] for name in ("word", "token_type"))
+        x = norm(sum(table[rows] for table, rows in zip(tables, (ids, ids * 0), strict=True)), "embeddings.LayerNorm")
+        place = torch.arange(len(ids))
+        apart = (place[:, None] - place) * (-1 if swapped else 1) + config["max_position_embeddings"] - 1
+        for i in range(config["num_hidden_layers"]):
+            layer = f"encoder.layer.{i}"
+            q, k, v = (
+                linear(x, f"{layer}.attention.self.{part}").unflatten(1, (heads, -1)).transpose(0, 1)
+                for part in ("query", "key", "value")
+            )
+            by_distance = weights[f"{layer}.attention.self.distance_embedding.weight"][apart]  # [query, key, dim]
+            scores = q @ k.transpose(1, 2) + torch.einsum("hqd,qkd->hqk", q, by_distance)
+            if kinds == "relative_key_query":
+                scores = scores + torch.einsum("hkd,qkd->hqk", k, by_distance)
+            mixed = (scores / q.shape[-1] ** 0.5).softmax(-1) @ v
+            mixed = mixed.transpose(0, 1).flatten(1)
+            x = norm(x + linear(mixed, f"{layer}.attention.output.dense"), f"{layer}.attention.output.LayerNorm")
+            inner = torch.nn.functional.gelu(linear(x, f"{layer}.intermediate.dense"))
+            x = norm(x + linear(inner, f"{layer}.output.dense"), f"{layer}.output.LayerNorm")
+        return x.numpy()
+
+    return [states_of(ids) for ids in ids_of(folder, texts)]
+
+
+def write_with_distances(folder: Path, family: str, kinds: str) -> Path:
+    """A checkpoint of transformers 4, which has a table of absolute positions all the same."""
+    from safetensors.numpy import load_file
+    from tests.tiny.layouts import save_weights
+    from tests.tiny.noise import Noise
+
+    write_checkpoint(folder, family, config={"position_embedding_type": kinds})
+    tensors, noise = load_file(folder / "model.safetensors"), Noise(5)
+    for i in range(2):
+        tensors[f"encoder.layer.{i}.attention.self.distance_embedding.weight"] = noise.normal(2 * 64 - 1, 12)
+    save_weights(tensors, folder)
+    return folder
+
+
+@pytest.mark.parametrize("kinds", ["relative_key", "relative_key_query"])
+def test_embeddings_of_distances(kinds, tmp_path):
+    folder = write_with_distances(tmp_path / "model", "bert", kinds)
+    expected = with_distances(folder, TEXTS, kinds=kinds)
+    other = "relative_key" if kinds != "relative_key" else "relative_key_query"
+    for backend in BACKENDS:
+        with Engine(folder, dtype="float32", device="cpu", backend=backend) as engine:
+            found = states(engine, TEXTS)
+        assert difference(found, expected) <= TOLERANCE
+        assert difference(found, with_distances(folder, TEXTS, kinds=kinds, swapped=True)) > VISIBLE
+        assert difference(found, with_distances(folder, TEXTS, kinds=other)) > VISIBLE
 
 
 def test_rotated_values_are_refused(tmp_path):

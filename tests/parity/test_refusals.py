@@ -243,7 +243,8 @@ ARCHITECTURES: Rows = [
         for family in ("bert", "modernbert", "jina", "llama", "qwen3", "gpt2")
         for claimed in (f"{tiny.FAMILIES[family].prefix}For{head}" for head in ("QuestionAnswering", "MultipleChoice"))
     ),
-    (model(), fields(position_embedding_type="relative_key"), "relative_key"),
+    (model(), fields(position_embedding_type="relative_query"), "relative_query"),
+    (model("rembert"), fields(position_embedding_type="relative_key"), "relative_key"),
     (model(), fields(lora_adaptations=["a"]), "lora_adaptations"),
     (model(), fields(is_decoder=True), "is_decoder True, which millpond does not run for BertModel"),
     (model(), fields(add_cross_attention=True), "add_cross_attention True"),

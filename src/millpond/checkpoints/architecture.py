@@ -20,6 +20,13 @@ from millpond.checkpoints.classifier_steps import (
 )
 from millpond.values.spec import PoolingMode
 
+# Values of `position_embedding_type` with which BERT and its relatives in transformers 4 add to a score the product of
+# the query, or of query and key, with the embedding of their distance.
+RELATIVE = ("relative_key", "relative_key_query")
+_WITH_DISTANCES = (
+    "bert roberta xlm-roberta electra ernie data2vec-text megatron-bert xlm-roberta-xl".split()  # `model_type`
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFields:
@@ -78,7 +85,13 @@ class DecoderTraits:
     # Parts that have biases if config.json says so: `attention`, `mlp`; `qkv`: queries, keys and values always do
     biases: tuple[str, ...] = ()
     head_norms: bool = False  # query and key heads are normalized
+    whole_norms: bool = False  # those norms are of all heads as one row
     sandwich: bool = False  # each half of a layer has a norm after it too, and scores a scale of their own
+    post_norms: bool = False  # each half of a layer has a norm after it, and none before
+    # Words, scores and what a layer's halves add are multiplied by numbers of config.json (Granite)
+    multipliers: bool = False
+    partial: bool = False  # rotary positions of the default type may turn a part of a head
+    unrotated: str = ""  # field of config.json with a 0 for each layer that has no positions; empty: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +117,16 @@ class MaskedHeadNames:
 
 # Qwen2ForRewardModel and Qwen2ForProcessRewardModel.
 QWEN_REWARD: tuple[FamilyStep, ...] = (Linear(name="score.0"), "relu", Linear(name="score.2"))
+
+
+# What precedes the backbone's tensors in files of these families, by `model_type`.
+_PREFIXES = {
+    "albert": "albert",
+    "deberta": "deberta",
+    "deberta-v2": "deberta",
+    "gpt_neox": "gpt_neox",
+    "jina_bert": "bert",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,6 +179,11 @@ class Architecture:
     half: str = "float16"  # its half precision on a GPU
 
     @property
+    def takes_distances(self) -> bool:
+        """Whether its class in transformers 4 has the positions of :data:`RELATIVE`."""
+        return self.model_type in _WITH_DISTANCES
+
+    @property
     def model_class(self) -> str:
         """transformers' class of the backbone."""
         return self.native or f"{self.prefix}Model"
@@ -165,9 +193,7 @@ class Architecture:
         """What precedes the backbone's tensors in a class with a head, as transformers names them."""
         if self.encoder is not None:
             return self.encoder.prefix
-        return {"albert": "albert", "deberta": "deberta", "deberta-v2": "deberta", "jina_bert": "bert"}.get(
-            self.model_type, "model"
-        )
+        return _PREFIXES.get(self.model_type, "model")
 
     @property
     def classifiers(self) -> FamilyHead:

@@ -17,6 +17,7 @@ from millpond.checkpoints.architecture import (
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
+    RELATIVE,
     REMBERT_MLM,
     ROFORMER_MLM,
     Architecture,
@@ -452,6 +453,64 @@ ARCHITECTURES = (
         ),
         example="google/embeddinggemma-300m",
     ),
+    _decoder(
+        prefix="Phi3",
+        model_type="phi3",
+        half="bfloat16",
+        family="phi3",
+        forward=_PLAN,
+        traits=DecoderTraits(window="config", partial=True),
+        example="microsoft/Phi-4-mini-instruct",
+    ),
+    _decoder(
+        prefix="Olmo2",
+        model_type="olmo2",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(biases=("attention",), head_norms=True, whole_norms=True, post_norms=True),
+        example="allenai/OLMo-2-0425-1B",
+    ),
+    _decoder(
+        prefix="Granite",
+        model_type="granite",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(biases=("attention", "mlp"), multipliers=True),
+        example="ibm-granite/granite-3.3-2b-base",
+    ),
+    _decoder(
+        prefix="SmolLM3",
+        model_type="smollm3",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(window="layer", biases=("attention", "mlp"), unrotated="no_rope_layers"),
+        example="HuggingFaceTB/SmolLM3-3B-Base",
+    ),
+    _decoder(
+        prefix="Ministral3",
+        model_type="ministral3",
+        half="bfloat16",
+        family="ministral3",
+        forward=_PLAN,
+        traits=DecoderTraits(window="config"),
+        example="mistralai/Ministral-3-3B-Base-2512",
+    ),
+    _decoder(
+        prefix="Qwen3Moe",
+        model_type="qwen3_moe",
+        half="bfloat16",
+        forward=None,
+        traits=None,
+        example="Qwen/Qwen3-30B-A3B-Base",
+    ),
+    _decoder(
+        prefix="GPTNeoX",
+        model_type="gpt_neox",
+        forward=_PLAN,
+        traits=None,
+        head=FamilyHead(sequence=SCORE, pooling="lasttoken"),
+        example="EleutherAI/pythia-160m",
+    ),
     Architecture(
         prefix="GPT2",
         model_type="gpt2",
@@ -512,6 +571,8 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
             f"the head of {', '.join(heads)}; for the backbone alone pass "
             f'hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
         )
+    if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
+        return replace(row, forward=_PLAN)
     return row
 
 

@@ -235,6 +235,8 @@ def _max_length(
             )
         return options.max_length
     limits: list[int | None] = [layout.max_seq_length] if layout.max_seq_length else [tokenizer_limit, capacity]
+    if layout.gliner is not None:  # its words are what is limited, and the encoder's training length is no limit
+        limits.append(tokenizer_limit)
     if architecture.bounded(config):
         limits.append(capacity)
     known = [int(limit) for limit in limits if limit]

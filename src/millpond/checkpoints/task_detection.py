@@ -43,6 +43,8 @@ def detect_tasks(
 ) -> DetectedTasks:
     """The tasks of ``checkpoint``."""
     layout, claimed = checkpoint.layout, checkpoint.architecture or row.model_class
+    if layout.gliner is not None:
+        return DetectedTasks(tasks=frozenset(("token_classify",)), score_type=None)
     if layout.listwise is not None:
         if convert != "auto":
             raise UnsupportedArchitectureError(

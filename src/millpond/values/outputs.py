@@ -353,7 +353,8 @@ class TokenClassificationOutput(_Listed[list[Entity]]):
 
     Attributes:
         entities: The same, as a tuple. Each list is in the order of the text.
-        probs: One ``[tokens_i, labels]`` float32 matrix per text, special tokens included.
+        probs: One ``[tokens_i, labels]`` float32 matrix per text, special tokens included; for labels of the caller's
+            ``[entities_i, labels]``.
         labels: The names of the columns.
         truncated: ``[n]`` bool: the text was cut.
         usage: Token counts.

@@ -15,6 +15,7 @@ from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.albert import albert_plan
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
+from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
 from millpond.backends.native.plans.jina_bert import jina_bert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.plan import PlanBuilder
@@ -27,12 +28,14 @@ from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.defaults import complete
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
+from millpond.checkpoints.layouts.gliner import of_backbone
 from millpond.checkpoints.weights import StoredTensor, stored_tensors, weight_files
 
 # The plans of families that have no names or traits in their row, by `model_type`.
 _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {
     "albert": albert_plan,
     **dict.fromkeys(("deberta", "deberta-v2"), deberta_plan),
+    "gpt_neox": gpt_neox_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "jina_bert": jina_bert_plan,
     "modernbert": modernbert_plan,
@@ -60,7 +63,8 @@ def build_encoder(
         raise NotSupported(f"the kernel of the {encoder_name(dtype, int8)} {wrong}")
     folder = checkpoint.layout.transformer
     files = identity_of(weight_files(folder, None))
-    return encoder_of(stored_tensors(folder), checkpoint, architecture, kernels, files)
+    stored = of_backbone(stored_tensors(folder), checkpoint.layout.gliner)
+    return encoder_of(stored, checkpoint, architecture, kernels, files)
 
 
 def encoder_of(

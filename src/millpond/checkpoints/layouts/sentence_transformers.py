@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from millpond.checkpoints.layouts.gliner import Gliner
 from millpond.checkpoints.layouts.late_interaction import LateInteraction, read_settings, read_stanford
 from millpond.checkpoints.layouts.listwise import Listwise
 from millpond.checkpoints.layouts.router import NAMES as ROUTERS
@@ -69,6 +70,7 @@ class PipelineLayout:
     sparse: Sparse | None = None  # the head that weighs vocabulary entries; a SPLADE has no other output
     static: StaticTable | None = None  # a table of token vectors in the place of a backbone
     token_vectors: TokenVectors | None = None  # BGE-M3's projection for `token_embed`
+    gliner: Gliner | None = None  # how it reads labels of the caller's, and which head scores them
 
 
 def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:

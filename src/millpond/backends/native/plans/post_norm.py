@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from millpond.backends.native import structs
 from millpond.backends.native.packing.weight_packer import Floats, Linear, padded, tensor_of
+from millpond.backends.native.plans.distances import ComputedTensor, DistanceColumns, Distances, DistanceTerms
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.native.plans.tensors import Tensors
-from millpond.checkpoints.architecture import Architecture, EncoderFields, EncoderNames
+from millpond.checkpoints.architecture import RELATIVE, Architecture, EncoderFields, EncoderNames
+from millpond.checkpoints.weights import StoredTensor
 from millpond.errors import ModelLoadError
 
 _EPSILON = 1e-12
@@ -33,11 +35,14 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
         raise ModelLoadError(f"{fields.hidden} {hidden} is no multiple of {fields.heads} {heads} in config.json")
     narrow = int(config[fields.embedding]) if fields.embedding else hidden
     epsilon = float(config[fields.epsilon]) if fields.epsilon else _EPSILON
+    relative = str(config.get("position_embedding_type")) in RELATIVE
+    if relative:
+        tensors.leave("embeddings.position_embeddings.weight")  # which the file has all the same
     embed(
         builder,
         tensors,
         words=int(config[fields.words]),
-        positions=0 if names.rotary else positions,
+        positions=0 if names.rotary or relative else positions,
         types=types,
         tasks=tasks if config.get("use_task_id") else 0,
         columns=narrow,
@@ -47,7 +52,8 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
     if narrow != hidden:
         builder.up_proj(tensors.linear(names.widen, hidden, narrow))
         builder.norm(structs.NormWeights(kind=structs.COPY), hidden)
-    distances = None
+    distances: Floats | DistanceTerms | None = None
+    columns = DistanceColumns.of(Distances(span=positions, buckets=False, farthest=positions)) if relative else None
     if names.relative_bias:
         table = tensors.take(f"{names.relative_bias}.weight", int(config[fields.buckets]), heads)
         distances = relative_bias(builder.numbers(table), positions)
@@ -59,6 +65,11 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
     windows = windows_of(config, fields, count)
     for i in range(count):
         layer = EncoderLayer(builder, tensors, names, f"{names.layers}.{i}.", hidden)
+        if columns is not None:
+            name = f"{names.layers}.{i}.{names.query.rpartition('.')[0]}.distance_embedding.weight"
+            table = _by_head(tensors.take(name, 2 * positions - 1, hidden // heads), heads)
+            both = config["position_embedding_type"] == "relative_key_query"
+            distances = DistanceTerms(columns=columns, keys=table, queries=table if both else None)
         layer.attend(heads, epsilon, distances=distances, rotation=rotation, window=windows[i])
         layer.feed(inner, activation, epsilon)
     if names.last_norm:
@@ -114,7 +125,7 @@ class EncoderLayer:
         heads: int,
         epsilon: float,
         *,
-        distances: Floats | None = None,
+        distances: Floats | DistanceTerms | None = None,
         rotation: Rotation | None = None,
         window: int | None = None,
     ) -> None:
@@ -146,6 +157,14 @@ class EncoderLayer:
 
     def _linear(self, name: str, out: int, into: int) -> Linear:
         return self._tensors.linear(self._prefix + name, out, into)
+
+
+def _by_head(table: StoredTensor, heads: int) -> StoredTensor:
+    """A table ``[2 positions - 1, dim]`` for each head, ``[2 positions, heads dim]``: distance 0 is in the middle."""
+    rows, dim = table.shape
+    return ComputedTensor.of(
+        table.name, (rows + 1, heads * dim), lambda: np.tile(np.pad(table.float32(), ((1, 0), (0, 0))), (1, heads))
+    )
 
 
 def sinusoids(dim: int) -> Rotation:

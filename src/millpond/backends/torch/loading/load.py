@@ -21,6 +21,7 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
+from millpond.checkpoints.layouts.gliner import of_backbone
 from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.layouts.static import read_rows, read_weights
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
@@ -83,7 +84,7 @@ def _load_by_transformers(
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
-    renamed = hasattr(architecture.terms(), "rename")
+    renamed = checkpoint.layout.gliner is not None or hasattr(architecture.terms(), "rename")
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
         hidden = ("auto_map", "_attn_implementation", "quantization_config")  # what the native class must not see
         fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}
@@ -91,7 +92,7 @@ def _load_by_transformers(
         backbone, report = model_class.from_pretrained(
             None if renamed else folder,
             config=config,
-            **({"state_dict": rename(architecture, read_tensors(folder), checkpoint.config)} if renamed else {}),
+            **({"state_dict": _renamed(checkpoint, architecture)} if renamed else {}),
             dtype=dtype,
             attn_implementation=interface.NAME,
             trust_remote_code=False,
@@ -107,6 +108,11 @@ def _load_by_transformers(
         backbone = finish(backbone.to(device), checkpoint)
     loaded: nn.Module = backbone
     return loaded
+
+
+def _renamed(checkpoint: Checkpoint, architecture: Architecture) -> Mapping[str, torch.Tensor]:
+    tensors = of_backbone(read_tensors(checkpoint.layout.transformer), checkpoint.layout.gliner)
+    return rename(architecture, tensors, checkpoint.config)
 
 
 @contextmanager
