@@ -45,11 +45,34 @@ def write_gemma(folder: Path, **config: Any) -> Path:
     )(folder)
 
 
+YES_OR_NO = (
+    "Given a query A and a passage B, determine whether the passage contains an answer to the query by providing a "
+    "prediction of either 'Yes' or 'No'."
+)
+
+
+def write_minicpm(folder: Path, **config: Any) -> Path:
+    """bge-reranker-v2-minicpm-layerwise."""
+    own = {"AutoModelForCausalLM": "modeling_minicpm_reranker.LayerWiseMiniCPMForCausalLM"}
+    heads = {"head_type": "simple", "head_multi": True, "start_layer": FIRST, "dim_model_base": 16}
+    fields = {"model_type": "minicpm", "scale_emb": 12, "scale_depth": 1.4, **heads, "auto_map": own}
+    size = {"num_hidden_layers": LAST, "max_position_embeddings": LONG}
+    return headed(
+        "llama",
+        size,
+        "LayerWiseMiniCPMForCausalLM",
+        HEADS,
+        prefix="model.",
+        config={**fields, **config},
+        tokenizer_limit=LONG,
+    )(folder)
+
+
 def ids_of(folder: Path, query: str, document: str, question: str) -> torch.Tensor:
     """Of the models' own code: each line, and each newline, is tokenized apart."""
-    from transformers import AutoTokenizer
+    from transformers import PreTrainedTokenizerFast
 
-    tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
     parts = [f"A: {query}", "\n", f"B: {document}", "\n", question]
     ids = [token for part in parts for token in tokenizer(part, add_special_tokens=False)["input_ids"]]
     return torch.tensor([tokenizer.bos_token_id, *ids])
@@ -74,7 +97,7 @@ def reference(folder: Path, model_type: str, **fields: Any) -> torch.nn.Module:
     from transformers import AutoConfig, AutoModel
 
     content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    left_out = ("auto_map", "architectures", "model_type", "layer_types")
+    left_out = ("auto_map", "architectures", "model_type", "layer_types", "rope_scaling")
     config = AutoConfig.for_model(model_type, **{**{k: v for k, v in content.items() if k not in left_out}, **fields})
     return AutoModel.from_pretrained(
         folder, config=config, attn_implementation="eager", dtype=torch.float32, local_files_only=True
@@ -101,6 +124,29 @@ def test_gemma_s_first_head_reads_the_last_layer_that_is_run(cutoff, backend, tm
     for layer, head, softcap in others:  # without the cap, another head, other layers
         other = expected_of(folder, model, layer, head, question=QUESTION, softcap=softcap)
         assert difference(actual, other) > VISIBLE
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("cutoff", [None, 3], ids=str)
+def test_minicpm_s_own_head_reads_the_last_layer_that_is_run(cutoff, backend, tmp_path, record_property):
+    """Llama with scaled embeddings and residuals, which transformers has as Granite."""
+    folder = write_minicpm(tmp_path / "model")
+    layers = cutoff or LAST
+    scaled = {"attention_multiplier": 12**-0.5, "logits_scaling": 1.0, "embedding_multiplier": 12.0}
+    model = reference(folder, "granite", **scaled, residual_multiplier=1.4 / LAST**0.5)
+    expected = expected_of(folder, model, layers, layers - FIRST, question=YES_OR_NO, softcap=None)
+    with load(folder, backend=backend, hf_overrides={"cutoff_layers": layers}) as engine:
+        assert "embed" not in engine.tasks
+        actual = scores(engine)
+        worst = difference(actual, expected)
+        record_property("error", worst)
+        assert worst <= TOLERANCE
+    first = expected_of(folder, model, layers, 0, question=YES_OR_NO, softcap=None)
+    assert difference(actual, first) > VISIBLE
+    if cutoff:  # the residuals are scaled by the number of all layers
+        model = reference(folder, "granite", **scaled, residual_multiplier=1.4 / cutoff**0.5)
+        wrong = expected_of(folder, model, layers, layers - FIRST, question=YES_OR_NO, softcap=None)
+        assert difference(actual, wrong) > VISIBLE
 
 
 def test_the_lines_are_tokenized_apart(tmp_path):
@@ -130,7 +176,7 @@ def test_the_lines_are_tokenized_apart(tmp_path):
         ({"cutoff_layers": 1}, ModelLoadError, r"cutoff_layers=1 must be one number of layers from 2 to 5"),
         ({"cutoff_layers": [2, 3]}, ModelLoadError, r"cutoff_layers=\[2, 3\] must be one"),
         ({"compress_ratio": 2}, UnsupportedArchitectureError, "compress_ratio=2 averages tokens between layers"),
-        ({"layer_wise": False}, UnsupportedArchitectureError, "layer_wise false"),
+        ({"layer_wise": False}, UnsupportedArchitectureError, "layer_wise False"),
     ],
 )
 def test_what_is_not_run_is_refused(fields, error, message, tmp_path):

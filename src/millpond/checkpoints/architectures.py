@@ -473,6 +473,9 @@ ARCHITECTURES = (
     _decoder(
         prefix="Granite",
         model_type="granite",
+        aliases=("minicpm",),
+        names=("LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
+        family="layerwise",
         half="bfloat16",
         forward=_PLAN,
         traits=DecoderTraits(biases=("attention", "mlp"), multipliers=True),

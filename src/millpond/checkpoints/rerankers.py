@@ -99,8 +99,21 @@ FAMILIES = (
         activation="identity",
     ),
     RerankerFamily(
+        pattern=r"bge-reranker-v2-minicpm-layerwise(-[\w.-]+)?",
+        model_types=("minicpm",),
+        classes=("LayerWiseMiniCPMForCausalLM",),
+        template="bge-reranker-layers",
+        question=(
+            "Given a query A and a passage B, determine whether the passage contains an answer to the query by "
+            "providing a prediction of either 'Yes' or 'No'."
+        ),
+        special_tokens=True,
+        activation="identity",
+        layer_heads="own",
+    ),
+    RerankerFamily(
         pattern=r"bge-reranker-v2\.5-gemma2-lightweight(-[\w.-]+)?",
-        model_types=("gemma2",),
+        model_types=("cost_wise_gemma",),
         classes=("CostWiseGemmaForCausalLM",),
         template="bge-reranker-layers",
         question="Predict whether passage B contains an answer to query A.",

@@ -12,17 +12,36 @@ from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """config.json in Gemma 2's terms, with as many layers as are run; any other Gemma 2 as it is."""
-    if config.get("model_type") != "cost_wise_gemma":
-        return dict(config)
-    if not config.get("layer_wise"):
-        raise UnsupportedArchitectureError(f"{name}: layer_wise false, which millpond does not run for cost_wise_gemma")
-    return {**cut_off(config, name), "model_type": "gemma2"}
+    """config.json in Gemma 2's or Granite's terms, with as many layers as are run; that of any other model as it is."""
+    kind = config.get("model_type")
+    if kind == "cost_wise_gemma":
+        _check(config, {"layer_wise": True}, name)
+        return {**cut_off(config, name), "model_type": "gemma2"}
+    if kind == "minicpm":
+        _check(config, {"head_type": "simple", "head_multi": True}, name)
+        layers, width = int(config["num_hidden_layers"]), int(config["hidden_size"])
+        return cut_off(config, name) | {
+            "model_type": "granite",
+            "embedding_multiplier": float(config.get("scale_emb", 1)),
+            "residual_multiplier": float(config.get("scale_depth", 1)) / layers**0.5,  # of all layers, run or not
+            "attention_multiplier": (width // int(config["num_attention_heads"])) ** -0.5,
+            "logits_scaling": 1.0,
+        }
+    return dict(config)
+
+
+def _check(config: Mapping[str, Any], only: Mapping[str, Any], name: str) -> None:
+    for key, value in only.items():
+        if config.get(key) != value:
+            raise UnsupportedArchitectureError(
+                f"{name}: {key} {config.get(key)!r}, which millpond does not run for {config['model_type']} "
+                f"(only {value!r})"
+            )
 
 
 def cut_off(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """config.json with as many layers as are run."""
-    first, last, step = (int(config[key]) for key in ("start_layer", "num_hidden_layers", "layer_sep"))
+    first, last, step = int(config["start_layer"]), int(config["num_hidden_layers"]), int(config.get("layer_sep", 1))
     value = config.get("cutoff_layers", last)
     layers = value[0] if isinstance(value, list) and len(value) == 1 else value
     if type(layers) is not int or layers not in range(first, last + 1, step):
