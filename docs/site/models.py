@@ -103,8 +103,9 @@ README.md says `text-ranking` or `text-classification` is refused, with what to 
 
 {rerankers}
 
-Of the two with heads behind their last layers `hf_overrides={{"cutoff_layers": 28}}` runs as many layers only; tokens are
-not compressed (`compress_ratio`). `JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its score depends on the list.
+Two have heads behind their last layers: `hf_overrides={{"cutoff_layers": 28}}` runs so many layers only. Tokens are not
+compressed (`compress_ratio`). `JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its
+score depends on the list.
 
 ## Matryoshka
 
