@@ -451,6 +451,9 @@ ARCHITECTURES = (
     _decoder(
         prefix="Gemma2",
         model_type="gemma2",
+        aliases=("cost_wise_gemma",),
+        names=("CostWiseGemmaModel", "CostWiseGemmaForCausalLM"),
+        family="layerwise",
         half="bfloat16",
         traits=DecoderTraits(
             centred=True,
@@ -498,6 +501,9 @@ ARCHITECTURES = (
     _decoder(
         prefix="Granite",
         model_type="granite",
+        aliases=("minicpm",),
+        names=("LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
+        family="layerwise",
         half="bfloat16",
         forward=_PLAN,
         traits=DecoderTraits(biases=("attention", "mlp"), multipliers=True),

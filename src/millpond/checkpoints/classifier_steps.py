@@ -15,6 +15,7 @@ class Linear:
 
     name: str
     biased: bool = True
+    softcap: float | None = None  # `softcap tanh(x W^T / softcap)` instead, without a bias
 
 
 @dataclass(frozen=True, kw_only=True)
