@@ -73,6 +73,8 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "xlm-roberta-xl": ("XLMRobertaXL", "xlm-roberta", {"position_ids": True}),
     "roformer": ("RoFormer", "bert", {}),  # roformer_chinese_sim_char_base
     "rembert": ("RemBert", "albert", {}),
+    "longformer": ("Longformer", "roberta", {"position_ids": True}),
+    "big-bird": ("BigBird", "big-bird", {"position_ids": True}),
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),

@@ -183,6 +183,11 @@ _BACKBONES = {
     "JinaBertCode": f"{_JINA_BERT} encoder.layer.#.attention.self.layer_norm_q:H "
     "encoder.layer.#.attention.self.layer_norm_k:H encoder.layer.#.layer_norm_1:H encoder.layer.#.layer_norm_2:H "
     "encoder.layer.#.mlp.up_gated_layer/2*I,H encoder.layer.#.mlp.down_layer:H,I",
+    "Longformer": f"{_embeddings('word token_type norm position')} "
+    + _encoder(
+        " ".join(f"attention.self.{part}{kind}" for kind in ("", "_global") for part in ("query", "key", "value"))
+    ).replace("attention.output.LayerNorm", "attention.output.dense:H,H encoder.layer.#.attention.output.LayerNorm"),
+    "BigBird": f"{_embeddings('word position token_type norm')} {_encoder(_ATTENTION)}",
     "DistilBert": f"{_embeddings('word position norm')} "
     + " ".join(f"transformer.layer.#.attention.{letter}_lin:H,H" for letter in ("q", "k", "v", "out"))
     + " transformer.layer.#.sa_layer_norm:H transformer.layer.#.ffn.lin1:I,H transformer.layer.#.ffn.lin2:H,I"
@@ -287,6 +292,8 @@ _PREFIXES = {
     "MegatronBert": "bert",
     "RoFormer": "roformer",
     "RemBert": "rembert",
+    "Longformer": "longformer",
+    "BigBird": "bert",
     "Albert": "albert",
     **dict.fromkeys(("Deberta", "DebertaV2"), "deberta"),
     "NomicBert": "nomic_bert",
@@ -300,15 +307,18 @@ _PREFIXES = {
 }
 _POOLERS = {
     **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "pooler.dense:H,H"),
-    **dict.fromkeys(("Ernie", "Data2VecText", "MegatronBert", "XLMRobertaXL", "RemBert"), "pooler.dense:H,H"),
+    **dict.fromkeys(
+        ("Ernie", "Data2VecText", "MegatronBert", "XLMRobertaXL", "RemBert", "Longformer"), "pooler.dense:H,H"
+    ),
     **dict.fromkeys(("JinaBert", "JinaBertCode"), "pooler.dense:H,H"),
-    "Albert": "pooler:H,H",
+    **dict.fromkeys(("Albert", "BigBird"), "pooler:H,H"),
 }
 # Families whose heads are those of another one.
 _HEAD_FIRST = ("XLMRoberta", "Camembert")  # their masked language models have the head before the backbone
 _LIKE = {
     **dict.fromkeys(
-        ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "MPNet", "JinaEmbeddingsV3"), "Roberta"
+        ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "Longformer", "MPNet", "JinaEmbeddingsV3"),
+        "Roberta",
     ),
     **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
     "Deberta": "DebertaV2",
@@ -332,6 +342,9 @@ _HEADS = {
     ("RoFormer", "MaskedLM"): _BERT_VOCABULARY.replace("H,H", "E,H").replace("LayerNorm:H", "LayerNorm:E"),
     ("RoFormer", _SEQUENCE): _PAIRS,
     ("RoFormer", _TOKEN): _CLASSIFIER,
+    ("BigBird", "MaskedLM"): f"+pooler {_BERT_VOCABULARY}",
+    ("BigBird", _SEQUENCE): f"+pooler {_PAIRS}",
+    ("BigBird", _TOKEN): f"+pooler {_CLASSIFIER}",
     ("RemBert", "MaskedLM"): "cls.predictions.dense:O,H cls.predictions.decoder:V,O cls.predictions.LayerNorm:O",
     ("RemBert", _SEQUENCE): f"+pooler {_CLASSIFIER}",
     ("RemBert", _TOKEN): _CLASSIFIER,

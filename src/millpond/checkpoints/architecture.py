@@ -143,6 +143,8 @@ class Architecture:
     # Fields of config.json that mark this family where `model_type` is another family's; a number: at least so much
     recognized_by: Mapping[str, str | int] = field(default_factory=dict, hash=False)
     names: tuple[str, ...] = ()  # class names besides `prefix` and a suffix
+    # Endings of class names that are not run, and why not
+    refused: Mapping[str, str] = field(default_factory=dict, hash=False)
     native: str = ""  # transformers' class, if it is not `{prefix}Model`
     # The module of :mod:`millpond.checkpoints.families` with the terms of its checkpoints, either or both of
     # `translate(config, name) -> dict` (config.json as the native class reads it, its `model_type` included) and
@@ -243,9 +245,13 @@ class Architecture:
         return (1 if padding is None else int(padding)) + 1
 
     def capacity(self, config: Mapping[str, Any]) -> int | None:
-        """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none."""
-        length = config.get("max_position_embeddings")
-        return None if length is None else int(length) - self.position_offset(config)
+        """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none.
+
+        A family's ``translate`` may give fewer, ``longest_text``.
+        """
+        length, least = config.get("max_position_embeddings"), config.get("longest_text")
+        covered = None if length is None else int(length) - self.position_offset(config)
+        return covered if least is None or covered is None else min(covered, int(least))
 
     def bounded(self, config: Mapping[str, Any]) -> bool:
         """Whether a text must end where :meth:`capacity` does; a family's ``translate`` may say ``positions_end``."""

@@ -147,6 +147,15 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 4608,
     },
     "jina_bert": _BERT,
+    "longformer": {**_ROBERTA, "attention_window": None},
+    "big_bird": {
+        **_BERT,
+        "vocab_size": 50358,
+        "hidden_act": "gelu_new",
+        "max_position_embeddings": 4096,
+        "use_bias": True,
+        "rescale_embeddings": False,
+    },
     "distilbert": {
         "vocab_size": 30522,
         "dim": 768,

@@ -100,7 +100,7 @@ def tensors_of(
     """A checkpoint's tensors under the names that its plan takes, and its completed config."""
     config = _completed(checkpoint.config, architecture)
     plain = without_prefixes(stored, architecture.tensor_prefix)
-    is_head = partial(is_head_tensor, architecture=architecture)
+    is_head = partial(is_head_tensor, architecture=architecture, config=config)
     return Tensors(rename(architecture, plain, config), checkpoint.source.name, is_head), config
 
 
