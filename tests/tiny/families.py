@@ -75,6 +75,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "rembert": ("RemBert", "albert", {}),
     "longformer": ("Longformer", "roberta", {"position_ids": True}),
     "big-bird": ("BigBird", "big-bird", {"position_ids": True}),
+    "mobilebert": ("MobileBert", "bert", {"position_ids": True}),
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),

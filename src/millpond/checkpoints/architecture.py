@@ -124,6 +124,7 @@ _PREFIXES = {
     "albert": "albert",
     "deberta": "deberta",
     "deberta-v2": "deberta",
+    "mobilebert": "mobilebert",
     "gpt_neox": "gpt_neox",
     "jina_bert": "bert",
 }

@@ -249,6 +249,17 @@ ARCHITECTURES = (
         example="google/bigbird-roberta-base",
     ),
     _bert_like(
+        prefix="MobileBert",
+        forward=_PLAN,
+        model_type="mobilebert",
+        half="bfloat16",
+        token_types=True,
+        pooler=True,
+        family="mobilebert",
+        head=replace(POOLER_HEAD, pooler_field="classifier_activation"),
+        example="typeform/mobilebert-uncased-mnli",
+    ),
+    _bert_like(
         prefix="DistilBert",
         model_type="distilbert",
         pooling="mean",

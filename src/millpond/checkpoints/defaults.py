@@ -147,6 +147,17 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 4608,
     },
     "jina_bert": _BERT,
+    "mobilebert": {
+        **_BERT,
+        "hidden_size": 512,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "hidden_act": "relu",
+        "embedding_size": 128,
+        "intra_bottleneck_size": 128,
+        "num_feedforward_networks": 4,
+    },
     "longformer": {**_ROBERTA, "attention_window": None},
     "big_bird": {
         **_BERT,
@@ -369,7 +380,7 @@ _SIZED_BY_TRAINING = ("llama3", "yarn", "longrope")
 _SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num"),
-    *("input_embedding_size", "task_type_vocab_size"),
+    *("input_embedding_size", "task_type_vocab_size", "intra_bottleneck_size", "num_feedforward_networks"),
     *("dim", "n_layers", "n_heads", "hidden_dim", "relative_attention_num_buckets", "query_pre_attn_scalar"),
     *("local_attention", "sliding_window", "global_attn_every_n_layers", "sliding_window_pattern"),
 )
