@@ -229,7 +229,6 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "pad_token_id": 128001,
     },
     "llama": _LLAMA,
-    "llama_bidirec": _LLAMA,
     "internlm2": _LLAMA,
     "mistral": {
         **_DECODER,
@@ -363,7 +362,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
     Raises:
         ModelLoadError: A field is of another type than the class takes.
     """
-    family = architecture.model_type
+    family = architecture.unmasked or architecture.model_type
     completed = dict(config)
     if family == "distilbert":
         completed |= {short: config[name] for name, short in _DISTILBERT_NAMES.items() if name in config}
