@@ -24,8 +24,8 @@ _KINDS = {True: "decoder", False: "encoder"}
 # The columns of the table of tasks, and the families that have such checkpoints.
 COLUMNS: Mapping[str, Callable[[Architecture], bool]] = {
     "embedder": lambda row: True,
-    "classifier": lambda row: True,
-    "cross-encoder": lambda row: True,
+    "classifier": lambda row: "ForSequenceClassification" not in row.refused,
+    "cross-encoder": lambda row: "ForSequenceClassification" not in row.refused,
     "token classifier": lambda row: True,
     "reward model": lambda row: True,
     "late interaction": lambda row: True,
@@ -103,7 +103,9 @@ README.md says `text-ranking` or `text-classification` is refused, with what to 
 
 {rerankers}
 
-`JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its score depends on the list.
+Two have heads behind their last layers: `hf_overrides={{"cutoff_layers": 28}}` runs so many layers only. Tokens are not
+compressed (`compress_ratio`). `JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its
+score depends on the list.
 
 ## Matryoshka
 
@@ -188,10 +190,16 @@ def _own_code(code: RemoteCode) -> tuple[str, ...]:
 
 def _recognized(row: Architecture) -> str:
     """The fields of config.json by which a family with another one's ``model_type`` is recognized."""
-    return " and ".join(f"`{key}: {value}`" for key, value in row.recognized_by.items())
+    return " and ".join(
+        f"`{key}: {value}`" + (" or more" if isinstance(value, int) else "") for key, value in row.recognized_by.items()
+    )
 
 
 def _score(family: RerankerFamily) -> str:
+    if family.layer_heads:
+        return (
+            "the head of the last layer run" if family.layer_heads == "own" else "the first head, of the last layer run"
+        )
     if not family.tokens:
         return "a score head"
     named = [f"token {token}" if isinstance(token, int) else f"`{token}`" for token in family.tokens]

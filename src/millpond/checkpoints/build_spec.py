@@ -18,6 +18,7 @@ from millpond.errors import ModelLoadError
 from millpond.tasks import Activation
 from millpond.values.spec import ModelSpec, PoolingMode
 
+_SPARSE = "{} attends to as a whole, which is what millpond runs; longer texts attend to blocks of tokens"
 # Trained to pool the text without its instruction. Their files do not say so; sentence-transformers goes by the names.
 _INSTRUCTOR_NAMES = tuple(f"hkunlp/instructor-{size}" for size in ("base", "large", "xl"))
 
@@ -230,8 +231,9 @@ def _max_length(
     capacity = architecture.capacity(config)
     if options.max_length is not None:
         if capacity is not None and options.max_length > capacity and architecture.bounded(config):
+            covers = "the positions of {} cover" if config.get("longest_text") != capacity else _SPARSE
             raise ModelLoadError(
-                f"max_length={options.max_length} is more than the positions of {name} cover ({capacity}); "
+                f"max_length={options.max_length} is more than {covers.format(name)} ({capacity}); "
                 f"choose 1 to {capacity}"
             )
         return options.max_length

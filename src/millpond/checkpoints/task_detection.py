@@ -96,6 +96,9 @@ def _classification(
     if reranker is not None and reranker.tokens:
         _check_language_model(checkpoint, row)
         head = _token_head(checkpoint, reranker, token_id)
+    elif reranker is not None and reranker.head:
+        softcap = config.get("final_logit_softcapping")
+        head = classifiers.single_logit(folder, reranker.head, softcap=softcap, activation=reranker.activation)
     else:
         converted = not (checkpoint.architecture or "").endswith("ForSequenceClassification")
         head = _labelled(classifiers.sequence_classifier, config, row, folder, converted=converted)

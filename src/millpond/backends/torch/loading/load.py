@@ -101,7 +101,7 @@ def _load_by_transformers(
             ignore_mismatched_sizes=True,  # the report names them
             **({"add_pooling_layer": False} if architecture.pooler else {}),
         )
-    _check_report(report, architecture, name)
+    _check_report(report, architecture, checkpoint.config, name)
     backbone.requires_grad_(False)
     finish = getattr(hooks, "finish", None)
     if finish is not None:
@@ -174,10 +174,10 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
     return model_class
 
 
-def _check_report(report: Mapping[str, Any], architecture: Architecture, name: str) -> None:
+def _check_report(report: Mapping[str, Any], architecture: Architecture, config: Mapping[str, Any], name: str) -> None:
     mismatched = [key[0] if isinstance(key, tuple) else str(key) for key in report.get("mismatched_keys", ())]
     missing = sorted(report["missing_keys"])
-    unexpected = sorted(key for key in report["unexpected_keys"] if not is_head_tensor(key, architecture))
+    unexpected = sorted(key for key in report["unexpected_keys"] if not is_head_tensor(key, architecture, config))
     for problem, keys in (("misses", missing), ("has a wrong shape for", mismatched), ("does not know", unexpected)):
         if keys:
             raise WeightMismatchError(
