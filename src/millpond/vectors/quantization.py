@@ -26,11 +26,12 @@ def quantize(rows: npt.NDArray[np.float32], dtype: OutputDtype, *, codes: bool =
     if dtype == "float16":
         return rows.astype(np.float16)
     if dtype in ("binary", "ubinary"):
-        bits = np.packbits(np.logical_not(np.signbit(rows)) if codes else rows > 0, axis=-1)
+        kept: npt.NDArray[np.bool_] = np.logical_not(np.signbit(rows)) if codes else np.greater(rows, 0)
+        bits = np.packbits(kept, axis=-1)
         return bits if dtype == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
     if codes:
-        whole = np.rint(rows).astype(np.int16)
-        return whole.astype(np.int8) if dtype == "int8" else (whole + 128).astype(np.uint8)
+        whole: npt.NDArray[Any] = np.rint(rows).astype(np.int16)
+        return whole.astype(np.int8) if dtype == "int8" else np.add(whole, 128).astype(np.uint8)
     if len(rows) == 0:
         return np.empty(rows.shape, dtype=dtype)
     check_range(dtype, len(rows))
