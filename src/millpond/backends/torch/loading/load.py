@@ -23,6 +23,7 @@ from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.layouts.static import read_rows, read_weights
+from millpond.checkpoints.weights import weight_files
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.support.load_progress import advancing, begin
 from millpond.tasks import Quantization
@@ -83,7 +84,10 @@ def _load_by_transformers(
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
-    renamed = hasattr(architecture.terms(), "rename")
+    # transformers reads neither a family's own names nor exports.
+    renamed = hasattr(architecture.terms(), "rename") or any(
+        path.suffix == ".onnx" for path in weight_files(folder, None)
+    )
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
         hidden = ("auto_map", "_attn_implementation", "quantization_config")  # what the native class must not see
         fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}
