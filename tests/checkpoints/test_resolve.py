@@ -141,11 +141,6 @@ def shards(folder: Path) -> Path:
     return folder
 
 
-def gliner(folder: Path) -> Path:
-    only("pytorch_model.bin", "gliner_config.json")(folder)
-    return folder
-
-
 def modules_unlisted(folder: Path) -> Path:
     layout = Layout(modules=(Pooling(), Normalize()), transformer_folder="0_Transformer")
     write_checkpoint(folder, "bert", sentence_transformers=layout)
@@ -178,7 +173,6 @@ KINDS: list[tuple[str, Callable[[Path], Path], tuple[str, ...]]] = [
     ("tokenizer", tokenizer, ("tokenizer.json", "complete")),
     ("config", without_weights, ("neither model.safetensors nor pytorch_model.bin", "complete")),
     ("weights without config.json", only("model.safetensors"), ("config.json is missing beside the weights",)),
-    ("gliner", gliner, ("a GLiNER model", "gliner_config.json", "ForTokenClassification")),
     ("modules without their list", modules_unlisted, ("0_Transformer, 1_Pooling", "modules.json", "fetch it again")),
     ("several models", several, ("several models (checkpoint-1000, checkpoint-500)", "name the folder")),
     ("nothing", empty, ("no files", "check the path")),

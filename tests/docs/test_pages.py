@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from tests.tiny import write_checkpoint
+from tests.tiny.gliner import write_gliner
 from tests.tiny.heads import write_cross_encoder, write_nli, write_reward, write_splade
 from typer.main import get_command
 
@@ -38,6 +39,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
             folder / "classifier", "distilbert", head="SequenceClassification"
         ),
         "MoritzLaurer/deberta-v3-base-zeroshot-v2.0": write_nli(folder / "nli", "deberta-v2"),
+        "urchade/gliner_medium-v2.1": write_gliner(folder / "gliner", own_tokenizer=False),
         "dslim/bert-base-NER": write_checkpoint(folder / "tagger", "bert", head="TokenClassification"),
         "internlm/internlm2-1_8b-reward": write_reward(folder / "reward", "InternLM2ForRewardModel"),
         "naver/splade-v3": write_splade(folder / "splade"),

@@ -73,6 +73,8 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "xlm-roberta-xl": ("XLMRobertaXL", "xlm-roberta", {"position_ids": True}),
     "roformer": ("RoFormer", "bert", {}),  # roformer_chinese_sim_char_base
     "rembert": ("RemBert", "albert", {}),
+    "longformer": ("Longformer", "roberta", {"position_ids": True}),
+    "big-bird": ("BigBird", "big-bird", {"position_ids": True}),
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),
@@ -82,8 +84,10 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "electra": ("Electra", "bert", {"position_ids": True}),
     "albert": ("Albert", "albert", {}),
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
+    "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
+    "nomic-moe": ("NomicBert", "bert", {"native_prefix": "NomicBertMoe"}),  # nomic-embed-text-v2-moe
     "gte": ("New", "xlm-roberta", _NEW),  # gte-multilingual-base
     "gte-en": ("New", "bert", _NEW),  # gte-base-en-v1.5
     "gte-snowflake": ("Gte", "xlm-roberta", {"modules": _CLS}),  # snowflake-arctic-embed-m-v2.0
@@ -101,6 +105,14 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "qwen2-sliding": ("Qwen2", "qwen", _DECODER),
     "qwen2-bidirectional": ("Qwen2", "qwen", _DECODER),
     "qwen3": ("Qwen3", "qwen", _DECODER),
+    "phi3": ("Phi3", "mistral", _DECODER),
+    "phi4-mini": ("Phi3", "gpt2", _DECODER),
+    "olmo2": ("Olmo2", "gpt2", _DECODER),
+    "granite": ("Granite", "gpt2", _DECODER),
+    "smollm3": ("SmolLM3", "llama", _DECODER),
+    "ministral3": ("Ministral3", "mistral", _DECODER),
+    "qwen3-moe": ("Qwen3Moe", "qwen", _DECODER),
+    "gpt-neox": ("GPTNeoX", "gpt2", _DECODER),
     "gemma": ("Gemma", "gemma", _GEMMA),
     "gemma2": ("Gemma2", "gemma", _GEMMA),
     "gemma3": ("Gemma3Text", "gemma", _GEMMA3),

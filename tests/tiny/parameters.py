@@ -28,7 +28,7 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     family, head = (*re.split("For(?=[A-Z])", architecture.replace("LMHeadModel", "ForCausalLM"), maxsplit=1), "")[:2]
     family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
     prefix, pooler = _PREFIXES[family], _POOLERS.get(family, "").split()
-    backbone = _jamba(config) if family == "Jamba" else _BACKBONES[family].split()
+    backbone = _MIXED[family](config) if family in _MIXED else _BACKBONES[family].split()
     if not head:
         return dict(_expand(_with(backbone, pooler, family), config))
     entries = _HEADS.get((family, head)) or _HEADS.get((_LIKE.get(family, ""), head))
@@ -102,6 +102,8 @@ def _sizes(config: Config) -> dict[str, int]:
         "B": first("relative_attention_num_buckets", "position_buckets"),
         "L": len(config.get("id2label") or (0, 1)),
         "X": first("num_experts"),
+        "F": first("moe_intermediate_size"),
+        "W": (heads + 2 * first("num_key_value_heads", default=heads)) * dim,
         "M": first("mamba_expand") * width,
         "S": first("mamba_d_state"),
         "R": first("mamba_dt_rank"),
@@ -181,6 +183,11 @@ _BACKBONES = {
     "JinaBertCode": f"{_JINA_BERT} encoder.layer.#.attention.self.layer_norm_q:H "
     "encoder.layer.#.attention.self.layer_norm_k:H encoder.layer.#.layer_norm_1:H encoder.layer.#.layer_norm_2:H "
     "encoder.layer.#.mlp.up_gated_layer/2*I,H encoder.layer.#.mlp.down_layer:H,I",
+    "Longformer": f"{_embeddings('word token_type norm position')} "
+    + _encoder(
+        " ".join(f"attention.self.{part}{kind}" for kind in ("", "_global") for part in ("query", "key", "value"))
+    ).replace("attention.output.LayerNorm", "attention.output.dense:H,H encoder.layer.#.attention.output.LayerNorm"),
+    "BigBird": f"{_embeddings('word position token_type norm')} {_encoder(_ATTENTION)}",
     "DistilBert": f"{_embeddings('word position norm')} "
     + " ".join(f"transformer.layer.#.attention.{letter}_lin:H,H" for letter in ("q", "k", "v", "out"))
     + " transformer.layer.#.sa_layer_norm:H transformer.layer.#.ffn.lin1:I,H transformer.layer.#.ffn.lin2:H,I"
@@ -203,6 +210,12 @@ _BACKBONES = {
     ),
     "DebertaV2": f"{_embeddings('word token_type norm')} {_encoder(_DEBERTA)}"
     " encoder.rel_embeddings/2*B,H encoder.LayerNorm:H",
+    "Deberta": f"{_embeddings('word norm')} "
+    + " ".join(
+        f"encoder.layer.#.attention.self.{entry}"
+        for entry in ("q_bias=H", "v_bias=H", "in_proj/3*H,H", "pos_proj/H,H", "pos_q_proj:H,H")
+    )
+    + f" {_encoder('attention.output.dense')} encoder.rel_embeddings/2*P,H",
     "EuroBert": _LLAMA,
     "NomicBert": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format(_GATED + " " + _BIASED.replace(":", "/"))),
@@ -214,6 +227,22 @@ _BACKBONES = {
     "Mistral": _LLAMA,
     "Qwen2": _decoder(_QUERIES.format(":", "") + _FEED + _NORMS),
     "Qwen3": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS),
+    "Phi3": _decoder("self_attn.o_proj/H,Q self_attn.qkv_proj/W,H mlp.gate_up_proj/2*I,H mlp.down_proj/H,I" + _NORMS),
+    "Olmo2": _decoder(
+        _OPTIONAL
+        + " self_attn.q_norm/Q self_attn.k_norm/K"
+        + _FEED
+        + " post_attention_layernorm/H post_feedforward_layernorm/H"
+    ),
+    "Granite": _LLAMA,
+    "SmolLM3": _LLAMA,
+    "Ministral3": _LLAMA,
+    "Qwen3Moe": _decoder(
+        _OPTIONAL + _HEAD_NORMS + " mlp.experts.gate_up_proj=X,2*F,H mlp.experts.down_proj=X,H,F mlp.gate/X,H" + _NORMS
+    ),
+    "GPTNeoX": "embed_in/V,H "
+    + _blocks("input_layernorm:H post_attention_layernorm:H attention.query_key_value:3*H,H attention.dense:H,H")
+    + " layers.#.mlp.dense_h_to_4h:I,H layers.#.mlp.dense_4h_to_h:H,I final_layer_norm:H",
     "Gemma": _LLAMA,
     "Gemma2": _decoder(_OPTIONAL + _FEED + _NORMS + _FEED_NORMS),
     "Gemma3Text": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS + _FEED_NORMS),
@@ -239,7 +268,21 @@ def _jamba(config: Config) -> list[str]:
     return [*entries, "final_layernorm/H"]
 
 
+def _nomic_moe(config: Config) -> list[str]:
+    """NomicBert's layers with a plain feed forward, and with experts, under the names of the hub."""
+    entries = ["embeddings.word_embeddings/V,H", "embeddings.token_type_embeddings/T,H", "emb_ln:H"]
+    for layer in range(int(config["n_layer"])):
+        mixed = layer % config["moe_every_n_layers"] == 1
+        experts = ("router.layer/X,H", "experts.mlp.w1=X*I,H", "experts.mlp.w2=X*I,H", "experts.bias=H")
+        feed = experts if mixed else ("fc1:I,H", "fc2:H,I")
+        block = ("attn.Wqkv:3*H,H", "attn.out_proj:H,H", "norm1:H", *(f"mlp.{entry}" for entry in feed), "norm2:H")
+        entries += [f"encoder.layers.{layer}.{entry}" for entry in block]
+    return entries
+
+
+_MIXED = {"Jamba": _jamba, "NomicBertMoe": _nomic_moe}
 _PREFIXES = {
+    "NomicBertMoe": "bert",
     **dict.fromkeys(("Bert", "JinaBert", "JinaBertCode"), "bert"),
     "DistilBert": "distilbert",
     "MPNet": "mpnet",
@@ -249,30 +292,40 @@ _PREFIXES = {
     "MegatronBert": "bert",
     "RoFormer": "roformer",
     "RemBert": "rembert",
+    "Longformer": "longformer",
+    "BigBird": "bert",
     "Albert": "albert",
-    "DebertaV2": "deberta",
+    **dict.fromkeys(("Deberta", "DebertaV2"), "deberta"),
     "NomicBert": "nomic_bert",
     "Gte": "gte",
     "GPT2": "transformer",
+    "GPTNeoX": "gpt_neox",
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
     **dict.fromkeys(("ModernBert", "EuroBert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
 _POOLERS = {
     **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "pooler.dense:H,H"),
-    **dict.fromkeys(("Ernie", "Data2VecText", "MegatronBert", "XLMRobertaXL", "RemBert"), "pooler.dense:H,H"),
+    **dict.fromkeys(
+        ("Ernie", "Data2VecText", "MegatronBert", "XLMRobertaXL", "RemBert", "Longformer"), "pooler.dense:H,H"
+    ),
     **dict.fromkeys(("JinaBert", "JinaBertCode"), "pooler.dense:H,H"),
-    "Albert": "pooler:H,H",
+    **dict.fromkeys(("Albert", "BigBird"), "pooler:H,H"),
 }
 # Families whose heads are those of another one.
 _HEAD_FIRST = ("XLMRoberta", "Camembert")  # their masked language models have the head before the backbone
 _LIKE = {
     **dict.fromkeys(
-        ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "MPNet", "JinaEmbeddingsV3"), "Roberta"
+        ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "Longformer", "MPNet", "JinaEmbeddingsV3"),
+        "Roberta",
     ),
     **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
-    **dict.fromkeys(("JinaBert", "JinaBertCode"), "Bert"),
+    "Deberta": "DebertaV2",
+    **dict.fromkeys(("JinaBert", "JinaBertCode", "NomicBertMoe"), "Bert"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
+    **dict.fromkeys(("Phi3", "SmolLM3", "Ministral3", "Qwen3Moe"), "Llama"),
+    "GPTNeoX": "GPT2",
 }
 _CLASSIFIER = "classifier:L,H"
 _MODERN = "head.dense/H,H?classifier_bias head.norm/H?norm_bias"
@@ -289,6 +342,9 @@ _HEADS = {
     ("RoFormer", "MaskedLM"): _BERT_VOCABULARY.replace("H,H", "E,H").replace("LayerNorm:H", "LayerNorm:E"),
     ("RoFormer", _SEQUENCE): _PAIRS,
     ("RoFormer", _TOKEN): _CLASSIFIER,
+    ("BigBird", "MaskedLM"): f"+pooler {_BERT_VOCABULARY}",
+    ("BigBird", _SEQUENCE): f"+pooler {_PAIRS}",
+    ("BigBird", _TOKEN): f"+pooler {_CLASSIFIER}",
     ("RemBert", "MaskedLM"): "cls.predictions.dense:O,H cls.predictions.decoder:V,O cls.predictions.LayerNorm:O",
     ("RemBert", _SEQUENCE): f"+pooler {_CLASSIFIER}",
     ("RemBert", _TOKEN): _CLASSIFIER,
@@ -327,6 +383,8 @@ _HEADS = {
     ("GPT2", "CausalLM"): "lm_head/V,H",
     ("GPT2", _SEQUENCE): "score/L,H",
     ("GPT2", _TOKEN): _CLASSIFIER,
+    **dict.fromkeys((("Olmo2", "CausalLM"), ("Granite", "CausalLM")), "lm_head/V,H"),
+    ("Olmo2", _SEQUENCE): "score/L,H",
     ("Jamba", "CausalLM"): "lm_head/V,H",
     ("Jamba", _SEQUENCE): "score/L,H",
 }

@@ -95,12 +95,27 @@ KINDS = {
         "[CLS] $A [SEP]",
         {**_BERT_ROLES, "pad_token": "<pad>", "unk_token": "<unk>", **_BERT_ENDS},
     ),
+    "big-bird": TokenizerKind(
+        UNIGRAM,
+        "BigBirdTokenizer",
+        ("<pad>", "</s>", "<s>", "<unk>", "[SEP]", "[CLS]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_ENDS, **_BERT_ROLES, "unk_token": "<unk>", "pad_token": "<pad>"},
+    ),
     "deberta": TokenizerKind(
         UNIGRAM,
         "DebertaV2Tokenizer",
         ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
         "[CLS] $A [SEP]",
         {**_BERT_ROLES, **_BERT_ENDS},
+    ),
+    "deberta-v1": TokenizerKind(
+        BYTE_LEVEL,
+        "DebertaTokenizer",
+        ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_BERT_ROLES, **_BERT_ENDS},
+        {"add_prefix_space": False},
     ),
     "gpt2": TokenizerKind(
         BYTE_LEVEL,
@@ -171,6 +186,7 @@ def _trained(name: str, lowercase: bool, template: str) -> Tokenizer:
         kind, lowercase
     )
     _set_steps(tokenizer, kind.tokenizer_class)
+    _set_decoder(tokenizer, kind)
     numbers = {token: kind.specials.index(token) for token in template.split() if token != "$A"}
     if template == kind.template and kind.tokenizer_class in ("RobertaTokenizer", "MPNetTokenizer"):
         ends: list[Any] = [(token, numbers[token]) for token in ("</s>", "<s>")]
@@ -214,6 +230,18 @@ def _set_steps(tokenizer: Tokenizer, name: str) -> None:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
+
+
+def _set_decoder(tokenizer: Tokenizer, kind: TokenizerKind) -> None:
+    from tokenizers import decoders
+
+    before = [decoders.Strip(" ", 1, 0)] if "<bos>" not in kind.specials else []  # Llama's first space
+    tokenizer.decoder = {
+        WORDPIECE: decoders.WordPiece(prefix="##"),
+        BYTE_LEVEL: decoders.ByteLevel(),
+        UNIGRAM: decoders.Metaspace(),
+        METASPACE: decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *before]),
+    }[kind.model]
 
 
 def _wordpiece(kind: TokenizerKind, lowercase: bool) -> Tokenizer:

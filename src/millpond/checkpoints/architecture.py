@@ -20,6 +20,13 @@ from millpond.checkpoints.classifier_steps import (
 )
 from millpond.values.spec import PoolingMode
 
+# Values of `position_embedding_type` with which BERT and its relatives in transformers 4 add to a score the product of
+# the query, or of query and key, with the embedding of their distance.
+RELATIVE = ("relative_key", "relative_key_query")
+_WITH_DISTANCES = (
+    "bert roberta xlm-roberta electra ernie data2vec-text megatron-bert xlm-roberta-xl".split()  # `model_type`
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFields:
@@ -78,7 +85,13 @@ class DecoderTraits:
     # Parts that have biases if config.json says so: `attention`, `mlp`; `qkv`: queries, keys and values always do
     biases: tuple[str, ...] = ()
     head_norms: bool = False  # query and key heads are normalized
+    whole_norms: bool = False  # those norms are of all heads as one row
     sandwich: bool = False  # each half of a layer has a norm after it too, and scores a scale of their own
+    post_norms: bool = False  # each half of a layer has a norm after it, and none before
+    # Words, scores and what a layer's halves add are multiplied by numbers of config.json (Granite)
+    multipliers: bool = False
+    partial: bool = False  # rotary positions of the default type may turn a part of a head
+    unrotated: str = ""  # field of config.json with a 0 for each layer that has no positions; empty: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,6 +119,16 @@ class MaskedHeadNames:
 QWEN_REWARD: tuple[FamilyStep, ...] = (Linear(name="score.0"), "relu", Linear(name="score.2"))
 
 
+# What precedes the backbone's tensors in files of these families, by `model_type`.
+_PREFIXES = {
+    "albert": "albert",
+    "deberta": "deberta",
+    "deberta-v2": "deberta",
+    "gpt_neox": "gpt_neox",
+    "jina_bert": "bert",
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A family of backbones, with all its properties."""
@@ -117,9 +140,11 @@ class Architecture:
     positions: Literal["absolute", "rotary", "relative", "none"]
     example: str  # a well-known checkpoint
     aliases: tuple[str, ...] = ()  # other `model_type` values of the family
-    # Fields of config.json that mark this family where `model_type` is another family's
-    recognized_by: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # Fields of config.json that mark this family where `model_type` is another family's; a number: at least so much
+    recognized_by: Mapping[str, str | int] = field(default_factory=dict, hash=False)
     names: tuple[str, ...] = ()  # class names besides `prefix` and a suffix
+    # Endings of class names that are not run, and why not
+    refused: Mapping[str, str] = field(default_factory=dict, hash=False)
     native: str = ""  # transformers' class, if it is not `{prefix}Model`
     # The module of :mod:`millpond.checkpoints.families` with the terms of its checkpoints, either or both of
     # `translate(config, name) -> dict` (config.json as the native class reads it, its `model_type` included) and
@@ -156,6 +181,11 @@ class Architecture:
     half: str = "float16"  # its half precision on a GPU
 
     @property
+    def takes_distances(self) -> bool:
+        """Whether its class in transformers 4 has the positions of :data:`RELATIVE`."""
+        return self.model_type in _WITH_DISTANCES
+
+    @property
     def model_class(self) -> str:
         """transformers' class of the backbone."""
         return self.native or f"{self.prefix}Model"
@@ -165,12 +195,22 @@ class Architecture:
         """What precedes the backbone's tensors in a class with a head, as transformers names them."""
         if self.encoder is not None:
             return self.encoder.prefix
-        return {"albert": "albert", "deberta-v2": "deberta", "jina_bert": "bert"}.get(self.model_type, "model")
+        return _PREFIXES.get(self.model_type, "model")
 
     @property
     def classifiers(self) -> FamilyHead:
         """The steps that its classifiers compute."""
         return self.head or (DECODER_HEAD if self.decoder else ENCODER_HEAD)
+
+    def is_recognized(self, config: Mapping[str, Any]) -> bool:
+        """Whether config.json has the fields that mark this family."""
+
+        def agrees(given: object, wanted: str | int) -> bool:
+            return given == wanted if isinstance(wanted, str) else isinstance(given, int) and given >= wanted
+
+        return bool(self.recognized_by) and all(
+            agrees(config.get(name), own) for name, own in self.recognized_by.items()
+        )
 
     def terms(self) -> ModuleType | None:
         """The module of its checkpoints' terms, if they have their own."""
@@ -205,9 +245,13 @@ class Architecture:
         return (1 if padding is None else int(padding)) + 1
 
     def capacity(self, config: Mapping[str, Any]) -> int | None:
-        """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none."""
-        length = config.get("max_position_embeddings")
-        return None if length is None else int(length) - self.position_offset(config)
+        """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none.
+
+        A family's ``translate`` may give fewer, ``longest_text``.
+        """
+        length, least = config.get("max_position_embeddings"), config.get("longest_text")
+        covered = None if length is None else int(length) - self.position_offset(config)
+        return covered if least is None or covered is None else min(covered, int(least))
 
     def bounded(self, config: Mapping[str, Any]) -> bool:
         """Whether a text must end where :meth:`capacity` does; a family's ``translate`` may say ``positions_end``."""

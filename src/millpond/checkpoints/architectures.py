@@ -17,6 +17,7 @@ from millpond.checkpoints.architecture import (
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
+    RELATIVE,
     REMBERT_MLM,
     ROFORMER_MLM,
     Architecture,
@@ -30,11 +31,11 @@ from millpond.checkpoints.classifier_steps import (
     DEBERTA_HEAD,
     ELECTRA_HEAD,
     EUROBERT_HEAD,
+    HIDDEN_ACT_HEAD,
     LLAMA_POOLING,
     MODERNBERT_HEAD,
     POOLER_HEAD,
     ROBERTA_HEAD,
-    ROFORMER_HEAD,
     SCORE,
     ConfigField,
     FamilyHead,
@@ -200,7 +201,7 @@ ARCHITECTURES = (
             rotary="encoder.embed_positions",
             fields=EncoderFields(embedding="embedding_size"),
         ),
-        head=ROFORMER_HEAD,
+        head=HIDDEN_ACT_HEAD,
         mlm=ROFORMER_MLM,
         example="junnyu/roformer_chinese_sim_char_base",
     ),
@@ -218,6 +219,34 @@ ARCHITECTURES = (
         head=POOLER_HEAD,
         mlm=REMBERT_MLM,
         example="google/rembert",
+    ),
+    _bert_like(
+        prefix="Longformer",
+        forward=_PLAN,
+        model_type="longformer",
+        offset_positions=True,
+        pooler=True,
+        family="longformer",
+        encoder=EncoderNames(prefix="longformer", fields=EncoderFields(window="attention_window")),
+        head=ROBERTA_HEAD,
+        refused={
+            "ForSequenceClassification": "whose first token attends to all others by weights of its own (global "
+            "attention), which millpond does not run; of Longformer it runs embedders, token classifiers and SPLADE"
+        },
+        mlm=roberta_mlm("longformer"),
+        example="allenai/longformer-base-4096",
+    ),
+    _bert_like(
+        prefix="BigBird",
+        forward=_PLAN,
+        model_type="big_bird",
+        token_types=True,
+        pooler=True,
+        family="big_bird",
+        encoder=EncoderNames(prefix="bert"),
+        head=HIDDEN_ACT_HEAD,
+        mlm=BERT_MLM,
+        example="google/bigbird-roberta-base",
     ),
     _bert_like(
         prefix="DistilBert",
@@ -259,6 +288,19 @@ ARCHITECTURES = (
         forward=_ROTARY_ENCODER,
         head=POOLER_HEAD,
         example="nomic-ai/nomic-embed-text-v1.5",
+    ),
+    Architecture(
+        prefix="NomicBertMoe",
+        model_type="nomic_bert_moe",
+        names=tuple(f"NomicBert{suffix}" for suffix in _SUFFIXES),
+        pooling="mean",
+        positions="rotary",
+        token_types=True,
+        recognized_by={"model_type": "nomic_bert", "num_experts": 2},
+        family="nomic",
+        forward=_PLAN,
+        head=POOLER_HEAD,
+        example="nomic-ai/nomic-embed-text-v2-moe",
     ),
     Architecture(
         prefix="Gte",
@@ -341,6 +383,18 @@ ARCHITECTURES = (
         example="cross-encoder/nli-deberta-v3-base",
     ),
     Architecture(
+        prefix="Deberta",
+        model_type="deberta",
+        pooling="cls",
+        positions="relative",
+        token_types=True,
+        half="bfloat16",
+        family="deberta_v1",
+        forward=_PLAN,
+        head=DEBERTA_HEAD,
+        example="cross-encoder/nli-deberta-base",
+    ),
+    Architecture(
         prefix="EuroBert",
         model_type="eurobert",
         pooling="mean",
@@ -396,6 +450,7 @@ ARCHITECTURES = (
     _decoder(
         prefix="Qwen3",
         model_type="qwen3",
+        names=("JinaForRanking",),
         traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
         example="Qwen/Qwen3-Embedding-0.6B",
     ),
@@ -409,6 +464,9 @@ ARCHITECTURES = (
     _decoder(
         prefix="Gemma2",
         model_type="gemma2",
+        aliases=("cost_wise_gemma",),
+        names=("CostWiseGemmaModel", "CostWiseGemmaForCausalLM"),
+        family="layerwise",
         half="bfloat16",
         traits=DecoderTraits(
             centred=True,
@@ -435,6 +493,67 @@ ARCHITECTURES = (
             sandwich=True,
         ),
         example="google/embeddinggemma-300m",
+    ),
+    _decoder(
+        prefix="Phi3",
+        model_type="phi3",
+        half="bfloat16",
+        family="phi3",
+        forward=_PLAN,
+        traits=DecoderTraits(window="config", partial=True),
+        example="microsoft/Phi-4-mini-instruct",
+    ),
+    _decoder(
+        prefix="Olmo2",
+        model_type="olmo2",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(biases=("attention",), head_norms=True, whole_norms=True, post_norms=True),
+        example="allenai/OLMo-2-0425-1B",
+    ),
+    _decoder(
+        prefix="Granite",
+        model_type="granite",
+        aliases=("minicpm",),
+        names=("LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
+        family="layerwise",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(biases=("attention", "mlp"), multipliers=True),
+        example="ibm-granite/granite-3.3-2b-base",
+    ),
+    _decoder(
+        prefix="SmolLM3",
+        model_type="smollm3",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(window="layer", biases=("attention", "mlp"), unrotated="no_rope_layers"),
+        example="HuggingFaceTB/SmolLM3-3B-Base",
+    ),
+    _decoder(
+        prefix="Ministral3",
+        model_type="ministral3",
+        half="bfloat16",
+        family="ministral3",
+        forward=_PLAN,
+        traits=DecoderTraits(window="config"),
+        example="mistralai/Ministral-3-3B-Base-2512",
+    ),
+    _decoder(
+        prefix="Qwen3Moe",
+        model_type="qwen3_moe",
+        half="bfloat16",
+        forward=None,
+        traits=None,
+        example="Qwen/Qwen3-30B-A3B-Base",
+    ),
+    _decoder(
+        prefix="GPTNeoX",
+        model_type="gpt_neox",
+        forward=_PLAN,
+        traits=None,
+        head=FamilyHead(sequence=SCORE, pooling="lasttoken"),
+        example="EleutherAI/pythia-160m",
     ),
     Architecture(
         prefix="GPT2",
@@ -481,21 +600,22 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     """The row for a checkpoint's config.json."""
     model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
     # A checkpoint whose model_type is another family's, else by it.
-    recognized = (
-        row
-        for row in ARCHITECTURES
-        if row.recognized_by and all(config.get(name) == value for name, value in row.recognized_by.items())
-    )
+    recognized = (row for row in ARCHITECTURES if row.is_recognized(config))
     row = next(recognized, None) or row_of(str(model_type))
     if row is None:
         raise UnsupportedArchitectureError(_unknown_family(config, name))
+    why_not = row.refused.get(str(claimed).removeprefix(row.prefix))
+    backbone = f'for the backbone alone pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
+    if why_not is not None:
+        raise UnsupportedArchitectureError(f"{name} is a {claimed}, {why_not}; {backbone}")
     if claimed is not None and claimed not in class_names(row):
         heads = ["MaskedLM", *(["CausalLM"] if row.decoder else []), "SequenceClassification", "TokenClassification"]
         raise UnsupportedArchitectureError(
             f"{name} is a {claimed}, which millpond does not run; of {row.prefix} it runs the backbone, alone or with "
-            f"the head of {', '.join(heads)}; for the backbone alone pass "
-            f'hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
+            f"the head of {', '.join(heads)}; {backbone}"
         )
+    if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
+        return replace(row, forward=_PLAN)
     return row
 
 

@@ -18,6 +18,7 @@ from millpond.errors import ModelLoadError
 from millpond.tasks import Activation
 from millpond.values.spec import ModelSpec, PoolingMode
 
+_SPARSE = "{} attends to as a whole, which is what millpond runs; longer texts attend to blocks of tokens"
 # Trained to pool the text without its instruction. Their files do not say so; sentence-transformers goes by the names.
 _INSTRUCTOR_NAMES = tuple(f"hkunlp/instructor-{size}" for size in ("base", "large", "xl"))
 # Exports for fastembed that have no modules.json: pooled by the mean, and whether normalized, as fastembed and the
@@ -239,12 +240,15 @@ def _max_length(
     capacity = architecture.capacity(config)
     if options.max_length is not None:
         if capacity is not None and options.max_length > capacity and architecture.bounded(config):
+            covers = "the positions of {} cover" if config.get("longest_text") != capacity else _SPARSE
             raise ModelLoadError(
-                f"max_length={options.max_length} is more than the positions of {name} cover ({capacity}); "
+                f"max_length={options.max_length} is more than {covers.format(name)} ({capacity}); "
                 f"choose 1 to {capacity}"
             )
         return options.max_length
     limits: list[int | None] = [layout.max_seq_length] if layout.max_seq_length else [tokenizer_limit, capacity]
+    if layout.gliner is not None:  # its words are what is limited, and the encoder's training length is no limit
+        limits.append(tokenizer_limit)
     if architecture.bounded(config):
         limits.append(capacity)
     known = [int(limit) for limit in limits if limit]

@@ -11,7 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
+from millpond.checkpoints.layouts.gliner import CONFIG as GLINER
+from millpond.checkpoints.layouts.gliner import read_gliner
 from millpond.checkpoints.layouts.late_interaction import names_colbert
+from millpond.checkpoints.layouts.listwise import read_listwise
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
 from millpond.checkpoints.layouts.sparse import Splade, StaticWeights, TokenVectors, TokenWeights, names_splade
 from millpond.checkpoints.layouts.static import static_config, weights_config
@@ -92,7 +95,7 @@ def _states(folder: Path, transformer: Path) -> dict[Path, tuple[int, int, int]]
     patterns = ("*.safetensors", "*.bin", "*_linear.pt", "*.onnx", "*.onnx_data")
     try:
         weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
-        routed = [*folder.glob("router_config.json"), *folder.glob("idf.json")]
+        routed = [*folder.glob("router_config.json"), *folder.glob("idf.json"), *folder.glob(GLINER)]
         more = folder.glob("*/*.json") if routed else ()
         configs = [*routed, *more, *folder.glob("modules.json"), *folder.glob("[0-9]*/*.json")]
         of_transformer = [path for name in _TRANSFORMER_FILES for path in transformer.glob(name)]
@@ -115,14 +118,19 @@ def read_checkpoint(
     ``role``: that of the texts, which a Router has modules for.
     """
     source = resolve(model, revision)
+    labelled = read_gliner(source.folder, source.name) if (source.folder / GLINER).is_file() else None
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
-    layout = read_layout(source.folder, role) if pairs is None else _layout_of(pairs)
+    if labelled is not None:
+        layout = PipelineLayout(transformer=labelled.folder, max_seq_length=labelled.max_tokens, gliner=labelled)
+    else:
+        layout = read_layout(source.folder, role) if pairs is None else _layout_of(pairs)
     is_table = layout.static is not None or isinstance(layout.sparse, StaticWeights)
-    if not is_table:
+    if not is_table and labelled is None:
         check_config(layout.transformer, source)
     if has_weights:
         check_readable(layout, source)
-    config = merge(read_json_object(layout.transformer / "config.json", optional=is_table), hf_overrides or {})
+    stored = read_json_object(layout.transformer / "config.json", optional=is_table or labelled is not None)
+    config = merge(stored if labelled is None else labelled.config, hf_overrides or {})
     if not is_table:
         check_quantization(config, source.name)
     if isinstance(layout.sparse, StaticWeights):
@@ -133,6 +141,9 @@ def read_checkpoint(
         config["architectures"] = [config["architectures"]]
     if names_colbert(config) and layout.late_interaction is None:
         layout = stanford_layout(layout, config)
+    listwise = read_listwise(layout.transformer, config)
+    if listwise is not None:
+        layout = replace(layout, listwise=listwise[0], token_heads=listwise[1], normalize=False)
     if names_splade(config) and layout.sparse is None:
         layout = replace(layout, sparse=Splade(folder=layout.transformer))
     # Taken before tokenizer and weights are read, so that every later write is noticed.

@@ -75,6 +75,41 @@ _GEMMA2 = {
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
+MINISTRAL_ROPE: dict[str, Any] = {
+    "type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "max_position_embeddings": 262144,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_DEBERTA: dict[str, Any] = {
+    **_BERT,
+    "vocab_size": 128100,
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
+    "intermediate_size": 6144,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+    "relative_attention": False,
+    "max_relative_positions": -1,
+    "position_biased_input": True,
+    "pos_att_type": None,
+    # The class has no fields of these; its modules fill them in.
+    "position_buckets": -1,
+    "share_att_key": False,
+    "norm_rel_ebd": "none",
+    "conv_kernel_size": 0,
+    "conv_groups": 1,
+    "conv_act": "tanh",
+    "embedding_size": None,
+    "key_bias": True,  # which v1 has not
+}
 # The fields that a forward reads, by `model_type` of the row; `None`: none, or what :func:`complete` works out.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bert": _BERT,
@@ -112,6 +147,15 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 4608,
     },
     "jina_bert": _BERT,
+    "longformer": {**_ROBERTA, "attention_window": None},
+    "big_bird": {
+        **_BERT,
+        "vocab_size": 50358,
+        "hidden_act": "gelu_new",
+        "max_position_embeddings": 4096,
+        "use_bias": True,
+        "rescale_embeddings": False,
+    },
     "distilbert": {
         "vocab_size": 30522,
         "dim": 768,
@@ -145,28 +189,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "inner_group_num": 1,
         "hidden_act": "gelu_new",
     },
-    "deberta-v2": {
-        **_BERT,
-        "vocab_size": 128100,
-        "hidden_size": 1536,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 24,
-        "intermediate_size": 6144,
-        "type_vocab_size": 0,
-        "layer_norm_eps": 1e-7,
-        "relative_attention": False,
-        "max_relative_positions": -1,
-        "position_biased_input": True,
-        "pos_att_type": None,
-        # The class has no fields of these; its modules fill them in.
-        "position_buckets": -1,
-        "share_att_key": False,
-        "norm_rel_ebd": "none",
-        "conv_kernel_size": 0,
-        "conv_groups": 1,
-        "conv_act": "tanh",
-        "embedding_size": None,
-    },
+    "deberta-v2": _DEBERTA,
+    "deberta": {**_DEBERTA, **_BERT, "vocab_size": 50265, "type_vocab_size": 0, "layer_norm_eps": 1e-7},
     "modernbert": {
         "vocab_size": 50368,
         "hidden_size": 768,
@@ -182,6 +206,19 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "mlp_bias": False,
         "layer_types": None,
         "local_attention": 128,
+    },
+    "nomic_bert_moe": {
+        **_BERT,
+        "max_position_embeddings": 2048,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-5,
+        "num_experts": 8,
+        "moe_every_n_layers": 2,
+        "moe_top_k": 2,
+        "moe_normalize_expert_weights": False,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
     },
     "nomic_bert": {**_BERT, "vocab_size": 30528, "hidden_act": "silu", "max_position_embeddings": 2048},
     "gte": {
@@ -227,6 +264,65 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
+    "phi3": {
+        **_LLAMA,
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 32000,
+        "sliding_window": None,
+    },
+    "olmo2": {**_LLAMA, "vocab_size": 50304, "rms_norm_eps": 1e-5, "pad_token_id": 1},
+    "granite": {
+        **_LLAMA,
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+    },
+    "smollm3": {
+        **_LLAMA,
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "pad_token_id": 128004,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "no_rope_layers": None,
+        "layer_types": None,
+    },
+    "ministral3": {
+        **_DECODER,
+        "vocab_size": 131072,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 11,
+        "sliding_window": None,
+        "rope_parameters": MINISTRAL_ROPE,
+    },
+    "gpt_neox": {
+        "vocab_size": 50432,
+        "hidden_size": 6144,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": None,
+        "use_parallel_residual": True,
+        "attention_bias": True,
+    },
     "gemma": {
         **_GEMMA,
         "hidden_size": 3072,
@@ -247,7 +343,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 # Base of the rotary angles where config.json gives none; 10,000 for other families.
-_THETA = {"nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
+_THETA = {"smollm3": 2_000_000.0, "nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
 # Of the families whose layers differ: the base of each kind, and the field of config.json that gives it.
 _THETA_BY_KIND = {
     "modernbert": {
@@ -330,11 +426,24 @@ def _complete_family(family: str, config: dict[str, Any]) -> None:
         config["sliding_window"] = config["local_attention"] // 2
     elif family == "gemma" and config["hidden_act"] == "gelu":  # older files mean the approximation by tanh
         config["hidden_act"] = "gelu_pytorch_tanh"
+    elif family == "smollm3" and config["no_rope_layers"] is None:
+        every = config.get("no_rope_layer_interval") or 4
+        config["no_rope_layers"] = [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
+    elif family == "phi3" and config.get("partial_rotary_factor") is None:
+        config["partial_rotary_factor"] = 1.0
+    elif family == "gpt_neox":
+        config["rope_theta"] = config.get("rope_theta") or config.get("rotary_emb_base") or 10_000.0
+        if config.get("partial_rotary_factor") is None:
+            config["partial_rotary_factor"] = config.get("rotary_pct", 0.25)
+    elif family == "granite" and not config["residual_multiplier"] > 0:
+        raise ModelLoadError(
+            f"residual_multiplier is {config['residual_multiplier']!r} in config.json; it must be more than 0"
+        )
     elif family == "gemma3_text" and config["use_bidirectional_attention"] and config["sliding_window"]:
         config["sliding_window"] = config["sliding_window"] // 2 + 1
-    elif family in ("deberta-v2", "roformer"):
+    elif family in ("deberta", "deberta-v2", "roformer"):
         config["embedding_size"] = config["embedding_size"] or config["hidden_size"]
-    if family == "deberta-v2":
+    if family in ("deberta", "deberta-v2"):
         if isinstance(config["pos_att_type"], str):
             config["pos_att_type"] = [part.strip() for part in config["pos_att_type"].lower().split("|")]
         if not isinstance(config["pos_att_type"], list | None):
@@ -358,6 +467,9 @@ def _complete_layers(family: str, config: dict[str, Any]) -> None:
     if family == "modernbert":
         every = config.get("global_attn_every_n_layers") or 3
         sliding = [i % every != 0 for i in range(count)]
+    elif family == "smollm3":
+        slides = config["use_sliding_window"] and config["sliding_window"] is not None
+        sliding = [bool(slides and not turns) for turns in config["no_rope_layers"]][:count]
     elif family in ("qwen2", "qwen3"):
         sliding = [config["sliding_window"] is not None and i >= config["max_window_layers"] for i in range(count)]
     else:

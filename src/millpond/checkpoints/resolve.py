@@ -83,6 +83,12 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Sourc
     return _download(name, revision)
 
 
+def resolve_texts(model: str) -> Path:
+    """The folder of a checkpoint's configuration and tokenizer; of the hub, no weights are downloaded."""
+    folder = Path(os.path.expanduser(model))
+    return folder if folder.is_dir() else _download(model, None, weights=False).folder
+
+
 def _inner(folder: Path, name: str) -> Path:
     """The folder with the model: ``folder``, or its only subfolder with a model if it has none of its own."""
     if any(path.name in _MARKS or path.suffix in _WEIGHTS for path in folder.iterdir()):
@@ -118,7 +124,7 @@ def _instead_of(file: Path) -> str:
     return "pass the folder that holds config.json, the tokenizer's files and model.safetensors"
 
 
-def _download(name: str, revision: str | None) -> Source:
+def _download(name: str, revision: str | None, *, weights: bool = True) -> Source:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -130,7 +136,7 @@ def _download(name: str, revision: str | None) -> Source:
     ids = hub_ids(name)
     for hub_id in ids:
         try:
-            folder = _fetch(hub_id, revision)
+            folder = _fetch(hub_id, revision, weights=weights)
         except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
             absent = isinstance(error, LocalEntryNotFoundError | RepositoryNotFoundError)
             if absent and not isinstance(error, GatedRepoError) and hub_id != ids[-1]:
@@ -149,14 +155,16 @@ def _download(name: str, revision: str | None) -> Source:
     raise AssertionError("there is at least one id")
 
 
-def _fetch(hub_id: str, revision: str | None) -> Path:
+def _fetch(hub_id: str, revision: str | None, *, weights: bool) -> Path:
     """The folder of a repository's files, those missing in the hub's cache downloaded."""
     from huggingface_hub import snapshot_download
 
     def fetch(patterns: list[str], ignored: list[str] = _OTHER_RUNTIMES) -> Path:
         return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
 
-    folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS)
+    folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS * weights)
+    if not weights:
+        return folder
     safe = any(folder.glob("*.safetensors")) or any(folder.glob("0_*/*.safetensors"))
     if not safe and find_spec("torch") is not None:  # which reads pickles
         folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS + _PICKLED_WEIGHTS)

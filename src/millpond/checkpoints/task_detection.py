@@ -43,6 +43,15 @@ def detect_tasks(
 ) -> DetectedTasks:
     """The tasks of ``checkpoint``."""
     layout, claimed = checkpoint.layout, checkpoint.architecture or row.model_class
+    if layout.gliner is not None:
+        return DetectedTasks(tasks=frozenset(("token_classify",)), score_type=None)
+    if layout.listwise is not None:
+        if convert != "auto":
+            raise UnsupportedArchitectureError(
+                f"{checkpoint.source.name} is a {claimed}, which ranks a list of documents and nothing else; leave "
+                f"convert={convert!r} out"
+            )
+        return DetectedTasks(tasks=frozenset(("score",)), score_type="listwise")
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
     if isinstance(layout.sparse, Splade | StaticWeights) and convert == "auto":
@@ -87,6 +96,9 @@ def _classification(
     if reranker is not None and reranker.tokens:
         _check_language_model(checkpoint, row)
         head = _token_head(checkpoint, reranker, token_id)
+    elif reranker is not None and reranker.head:
+        softcap = config.get("final_logit_softcapping")
+        head = classifiers.single_logit(folder, reranker.head, softcap=softcap, activation=reranker.activation)
     else:
         converted = not (checkpoint.architecture or "").endswith("ForSequenceClassification")
         head = _labelled(classifiers.sequence_classifier, config, row, folder, converted=converted)

@@ -51,9 +51,6 @@ _FOREIGN = (
 )
 # What is in a folder without config.json, by a file that only this kind has, and what to do about it.
 _OTHER_KINDS = {
-    "gliner_config.json": (
-        "a GLiNER model, whose head millpond does not run; for named entities name a *ForTokenClassification checkpoint"
-    ),
     "open_clip_config.json": "an OpenCLIP model of images and texts; millpond reads texts: name a text embedder",
     "params.json": "Mistral's own format; name the folder or repository with transformers' files of the same model",
     "config.cfg": "a spaCy pipeline; name the transformer that it was trained from",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from millpond.backends.backend import OutputSpec
+from millpond.backends.entity_head import EntityHead
 from millpond.backends.kernel_check import KernelCheck
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC, find
@@ -27,6 +28,7 @@ from millpond.checkpoints.tokenizers.read import read_tokenizer
 from millpond.checkpoints.weight_checks import why_not_finite
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.encode import InputEncoder
+from millpond.engine.input.entity_prompt import EntityPrompt
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
@@ -49,6 +51,7 @@ class Replicas:
     runners: tuple[Runner, ...]  # one for each device
     dtype: str  # precision of the backbone, by name
     checks: tuple[KernelCheck, ...] = ()  # what the self-check compared; see :mod:`millpond.backends.kernel_check`
+    entity_head: EntityHead | None = None  # of a GLiNER
     # What a Router sends the texts of a role to, where that is another model than for texts without a role
     routes: Mapping[Role, Replicas] = field(default_factory=dict)
     unrouted: frozenset[Role] = frozenset()  # roles that a Router has no route for
@@ -143,11 +146,13 @@ def _load(config: EngineConfig, check: bool | None, role: Role | None) -> Replic
         runners=tuple(map(Runner, loaded.models)),
         dtype=loaded.dtype,
         checks=loaded.checks,
+        entity_head=None if layout.gliner is None else EntityHead(layout.gliner),
     )
 
 
 def _model(description: ModelDescription, encoder: InputEncoder, *, device: str) -> LoadedModel:
     vectors, late = description.layout.token_vectors, description.layout.late_interaction
+    gliner = description.layout.gliner
     return LoadedModel(
         spec=description.spec,
         encoder=encoder,
@@ -155,9 +160,11 @@ def _model(description: ModelDescription, encoder: InputEncoder, *, device: str)
         vocabulary=int(description.checkpoint.config.get("vocab_size", 1 << 30)),
         outputs=_outputs(description.detected),
         language_head=description.has_language_head,
+        listwise=description.layout.listwise,
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
         mean_maxsim=late is not None and late.similarity == "meanmaxsim",
         shares=_shares_prefixes(description, device),
+        entities=None if gliner is None else EntityPrompt(gliner, encoder.texts),
     )
 
 
@@ -268,6 +275,8 @@ def _tokenizer(checkpoint: Checkpoint, architecture: Architecture, layout: Pipel
         return StaticTokenizer.read(layout.static, rows=int(checkpoint.config["vocab_size"]))
     if isinstance(layout.sparse, StaticWeights):
         return without_specials(read_tokenizer(layout.transformer), rows=int(checkpoint.config["vocab_size"]))
+    if layout.gliner is not None:
+        return TextTokenizer.load(layout.gliner.tokenizer, lower=False, added=layout.gliner.added_tokens)
     reward_token = _reward_token(checkpoint, architecture)
     return TextTokenizer.load(layout.transformer, lower=layout.do_lower_case, reward_token=reward_token)
 

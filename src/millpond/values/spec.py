@@ -45,8 +45,9 @@ class ModelSpec:
             ``classify`` takes labels of the caller's own.
         activation: Activation that the checkpoint applies to its logits: ``identity``, ``sigmoid``, ``softmax``, or a
             class of ``torch.nn`` by name, such as ``Tanh``.
-        score_type: What ``score`` computes by default: a cross-encoder's score, MaxSim (``late-interaction``) or
-            ``similarity`` of two vectors (``bi-encoder``); ``None`` if a pair does not have a single score.
+        score_type: What ``score`` computes by default: a cross-encoder's score, one that depends on the other documents
+            of the query (``listwise``), MaxSim (``late-interaction``) or ``similarity`` of two vectors
+            (``bi-encoder``); ``None`` if a pair does not have a single score.
         similarity: How ``score`` compares two vectors: ``similarity_fn_name`` of sentence-transformers. Distances
             (``euclidean``, ``manhattan``) are negative, so that more is nearer.
         step_tag_id: Of process reward models: the token whose rows are rewards.

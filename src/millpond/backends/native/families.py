@@ -15,11 +15,18 @@ from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.albert import albert_plan
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
+from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
 from millpond.backends.native.plans.jina_bert import jina_bert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import bert_plan
-from millpond.backends.native.plans.rotary_post_norm import GTE_BIASES, NOMIC_BIASES, jina_plan, rotary_plan
+from millpond.backends.native.plans.rotary_post_norm import (
+    GTE_BIASES,
+    NOMIC_BIASES,
+    jina_plan,
+    nomic_moe_plan,
+    rotary_plan,
+)
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC
@@ -27,16 +34,19 @@ from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.defaults import complete
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
+from millpond.checkpoints.layouts.gliner import of_backbone
 from millpond.checkpoints.weights import StoredTensor, stored_tensors, weight_files
 
 # The plans of families that have no names or traits in their row, by `model_type`.
 _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {
     "albert": albert_plan,
-    "deberta-v2": deberta_plan,
+    **dict.fromkeys(("deberta", "deberta-v2"), deberta_plan),
+    "gpt_neox": gpt_neox_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "jina_bert": jina_bert_plan,
     "modernbert": modernbert_plan,
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
+    "nomic_bert_moe": nomic_moe_plan,
 }
 # Only shapes are looked at, so a plan can be told without a processor that runs it.
 _NO_KERNELS = Kernels(dtype="float32", pack=None, copy=None, encode=None, workspace=None, lanes=16, isa="")
@@ -60,7 +70,8 @@ def build_encoder(
         raise NotSupported(f"the kernel of the {encoder_name(dtype, int8)} {wrong}")
     folder = checkpoint.layout.transformer
     files = identity_of(weight_files(folder, None))
-    return encoder_of(stored_tensors(folder), checkpoint, architecture, kernels, files)
+    stored = of_backbone(stored_tensors(folder), checkpoint.layout.gliner)
+    return encoder_of(stored, checkpoint, architecture, kernels, files)
 
 
 def encoder_of(
@@ -89,7 +100,7 @@ def tensors_of(
     """A checkpoint's tensors under the names that its plan takes, and its completed config."""
     config = _completed(checkpoint.config, architecture)
     plain = without_prefixes(stored, architecture.tensor_prefix)
-    is_head = partial(is_head_tensor, architecture=architecture)
+    is_head = partial(is_head_tensor, architecture=architecture, config=config)
     return Tensors(rename(architecture, plain, config), checkpoint.source.name, is_head), config
 
 

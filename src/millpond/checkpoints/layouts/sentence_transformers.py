@@ -10,7 +10,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from millpond.checkpoints.layouts.gliner import Gliner
 from millpond.checkpoints.layouts.late_interaction import LateInteraction, read_settings, read_stanford
+from millpond.checkpoints.layouts.listwise import Listwise
 from millpond.checkpoints.layouts.router import NAMES as ROUTERS
 from millpond.checkpoints.layouts.router import read_router
 from millpond.checkpoints.layouts.sparse import (
@@ -64,9 +66,11 @@ class PipelineLayout:
     similarity: Similarity = "cosine"  # how two vectors are compared
     # How a ColBERT reads queries and documents; `token_heads` give its vectors
     late_interaction: LateInteraction | None = None
+    listwise: Listwise | None = None  # how a list of documents is read; `token_heads` give the rows to compare
     sparse: Sparse | None = None  # the head that weighs vocabulary entries; a SPLADE has no other output
     static: StaticTable | None = None  # a table of token vectors in the place of a backbone
     token_vectors: TokenVectors | None = None  # BGE-M3's projection for `token_embed`
+    gliner: Gliner | None = None  # how it reads labels of the caller's, and which head scores them
 
 
 def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:

@@ -28,7 +28,8 @@ _READS: dict[Task, frozenset[str]] = {
     "token_embed": _VECTORS,
     "sparse_embed": _TEXT,
     "classify": _LOGITS | {"prompt", "prompt_name", "labels", "template", "multi_label"},
-    "token_classify": _LOGITS | {"aggregation", "step_tag_id", "returned_token_ids"},
+    "token_classify": _LOGITS
+    | {"aggregation", "step_tag_id", "returned_token_ids", "labels", "threshold", "nested", "multi_label"},
     "score": _LOGITS | {"instruction"},
     "reward": _LOGITS | {"step_tag_id", "returned_token_ids"},
 }
@@ -119,7 +120,7 @@ def plan(
     unread = sorted(params.given() - _READS[task])
     if unread:
         raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")
-    for name in ("template", "multi_label"):
+    for name in ("template", "multi_label", "threshold", "nested"):
         if name in params.given() and params.labels is None:
             raise InvalidRequestError(f"{name}={getattr(params, name)!r} means nothing without labels; leave it out")
     check_range(params.output_dtype, count)
@@ -135,7 +136,7 @@ def plan(
         prompt=prompt,
         skip=loaded.encoder.texts.prompt_length(prompt) if prompt and not loaded.include_prompt else 0,
         limit=_limit(params, spec),
-        truncate=params.truncate,
+        truncate=loaded.encoder.texts.side if params.truncate == "auto" else params.truncate,
         width=_width(task, params, spec) if vectors else loaded.width(output),
         normalize=vectors and (spec.normalize if params.normalize is None else params.normalize),
         output_dtype=params.output_dtype,

@@ -146,12 +146,12 @@ class WeightPacker:
         self._packings.append(packing)
         return struct
 
-    def gated(self, gate: Linear, up: Linear) -> structs.Weight:
+    def gated(self, gate: Linear, up: Linear, *, exact: bool = False) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
         one = padded_rows(gate.weight.shape[0])
         both = np.stack([one, np.where(one < 0, -1, one + gate.weight.shape[0])])
         lanes = both.reshape(2, -1, self._kernels.lanes).swapaxes(0, 1)
-        return self.weight(gate, up, order=lanes.reshape(-1), mlp=True)
+        return self.weight(gate, up, order=lanes.reshape(-1), mlp=True, exact=exact)
 
     def low_weight(self, adapter: LowRank, *, piece: int | None = None) -> structs.Weight:
         """The first factors of a weight's adapters as a weight of its own."""

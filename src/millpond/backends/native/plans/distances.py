@@ -48,6 +48,12 @@ class DistanceColumns:
     columns: Ints  # `[2, 2 reach + 1]`: the column of each distance, by key - query and by query - key
     reach: int
 
+    def rows_of(self, distance: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """The row of each distance, query - key."""
+        column = self.columns[1][np.clip(distance, -self.reach, self.reach) + self.reach]
+        rows: npt.NDArray[np.intp] = self.rows[1][column]
+        return rows
+
     @classmethod
     def of(cls, distances: Distances) -> DistanceColumns:
         """Those of a table: the column of distance 0 begins a unit, since blocks of queries and keys do."""

@@ -10,10 +10,12 @@ import numpy.typing as npt
 
 from millpond.backends.native import structs
 from millpond.backends.native.packing.weight_packer import Floats, Linear, padded, tensor_of
+from millpond.backends.native.plans.distances import ComputedTensor, DistanceColumns, Distances, DistanceTerms
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.native.plans.tensors import Tensors
-from millpond.checkpoints.architecture import Architecture, EncoderFields, EncoderNames
+from millpond.checkpoints.architecture import RELATIVE, Architecture, EncoderFields, EncoderNames
+from millpond.checkpoints.weights import StoredTensor
 from millpond.errors import ModelLoadError
 
 _EPSILON = 1e-12
@@ -33,21 +35,26 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
         raise ModelLoadError(f"{fields.hidden} {hidden} is no multiple of {fields.heads} {heads} in config.json")
     narrow = int(config[fields.embedding]) if fields.embedding else hidden
     epsilon = float(config[fields.epsilon]) if fields.epsilon else _EPSILON
+    relative = str(config.get("position_embedding_type")) in RELATIVE
+    if relative:
+        tensors.leave("embeddings.position_embeddings.weight")  # which the file has all the same
     embed(
         builder,
         tensors,
         words=int(config[fields.words]),
-        positions=0 if names.rotary else positions,
+        positions=0 if names.rotary or relative else positions,
         types=types,
         tasks=tasks if config.get("use_task_id") else 0,
         columns=narrow,
+        scale=hidden**0.5 if config.get("rescale_embeddings") else 1.0,
     )
     if not names.last_norm:
         builder.norm(layer_norm(builder, tensors, "embeddings.LayerNorm", narrow, epsilon), narrow)
     if narrow != hidden:
         builder.up_proj(tensors.linear(names.widen, hidden, narrow))
         builder.norm(structs.NormWeights(kind=structs.COPY), hidden)
-    distances = None
+    distances: Floats | DistanceTerms | None = None
+    columns = DistanceColumns.of(Distances(span=positions, buckets=False, farthest=positions)) if relative else None
     if names.relative_bias:
         table = tensors.take(f"{names.relative_bias}.weight", int(config[fields.buckets]), heads)
         distances = relative_bias(builder.numbers(table), positions)
@@ -59,7 +66,19 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
     windows = windows_of(config, fields, count)
     for i in range(count):
         layer = EncoderLayer(builder, tensors, names, f"{names.layers}.{i}.", hidden)
-        layer.attend(heads, epsilon, distances=distances, rotation=rotation, window=windows[i])
+        if columns is not None:
+            name = f"{names.layers}.{i}.{names.query.rpartition('.')[0]}.distance_embedding.weight"
+            table = _by_head(tensors.take(name, 2 * positions - 1, hidden // heads), heads)
+            both = config["position_embedding_type"] == "relative_key_query"
+            distances = DistanceTerms(columns=columns, keys=table, queries=table if both else None)
+        layer.attend(
+            heads,
+            epsilon,
+            distances=distances,
+            rotation=rotation,
+            window=windows[i],
+            biased=bool(config.get("use_bias", True)),
+        )
         layer.feed(inner, activation, epsilon)
     if names.last_norm:
         builder.norm(layer_norm(builder, tensors, names.last_norm, hidden, epsilon), hidden)
@@ -74,8 +93,9 @@ def embed(
     types: int = 0,
     tasks: int = 0,
     columns: int,
+    scale: float = 1.0,
 ) -> None:
-    """The tables under BERT's names; 0 rows: none. Every text has the first of ERNIE's tasks."""
+    """The tables under BERT's names; 0 rows: none. Every text has the first of ERNIE's tasks; words are scaled."""
     kinds = tensors.take("embeddings.token_type_embeddings.weight", types, columns) if types else None
     if tasks:
         task = builder.numbers(tensors.take("embeddings.task_type_embeddings.weight", tasks, columns))[:1]
@@ -84,6 +104,7 @@ def embed(
         tensors.take("embeddings.word_embeddings.weight", words, columns),
         tensors.take("embeddings.position_embeddings.weight", positions, columns) if positions else None,
         kinds,
+        scale=scale,
     )
 
 
@@ -114,15 +135,19 @@ class EncoderLayer:
         heads: int,
         epsilon: float,
         *,
-        distances: Floats | None = None,
+        distances: Floats | DistanceTerms | None = None,
         rotation: Rotation | None = None,
         window: int | None = None,
+        biased: bool = True,
     ) -> None:
-        """Attention, its residual and norm."""
+        """Attention, its residual and norm; ``biased``: whether queries, keys and values are."""
         names, hidden, builder = self._names, self._hidden, self._builder
         dim = hidden // heads
         self._norm(names.attention_norm, epsilon, before=True)
-        parts = (self._linear(name, hidden, hidden) for name in (names.query, names.key, names.value))
+        parts = (
+            self._tensors.linear(self._prefix + name, hidden, hidden, biased=biased)
+            for name in (names.query, names.key, names.value)
+        )
         builder.heads(*parts, dim=dim, turned=0 if rotation is None else 2 * heads)
         if rotation is not None:
             builder.rotary(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)
@@ -146,6 +171,14 @@ class EncoderLayer:
 
     def _linear(self, name: str, out: int, into: int) -> Linear:
         return self._tensors.linear(self._prefix + name, out, into)
+
+
+def _by_head(table: StoredTensor, heads: int) -> StoredTensor:
+    """A table ``[2 positions - 1, dim]`` for each head, ``[2 positions, heads dim]``: distance 0 is in the middle."""
+    rows, dim = table.shape
+    return ComputedTensor.of(
+        table.name, (rows + 1, heads * dim), lambda: np.tile(np.pad(table.float32(), ((1, 0), (0, 0))), (1, heads))
+    )
 
 
 def sinusoids(dim: int) -> Rotation:
