@@ -45,8 +45,8 @@ checkpoint (tasks, pooling, widths, prompts, labels) without loading its weights
 
 Weights are read from safetensors, whole or in shards, in any precision that is not quantized; from `pytorch_model.bin`
 where torch is installed; and, where there is neither, from the initializers of `model.onnx` (also
-`model_optimized.onnx`, `model_fp16.onnx`, and in `onnx/`), as torch's exporters and onnxruntime's optimizer write it. No
-graph is run.
+`model_optimized.onnx`, `model_fp16.onnx`, and in `onnx/`), as torch's exporters and onnxruntime's optimizer write it.
+No graph is run.
 
 ## Families
 
