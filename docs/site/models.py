@@ -43,6 +43,11 @@ A checkpoint runs if its `model_type` in config.json is in the first table, and 
 family. All others are refused by name. `millpond models` prints the table, and `millpond models MODEL` describes one
 checkpoint (tasks, pooling, widths, prompts, labels) without loading its weights. `trust_remote_code` is never needed.
 
+Weights are read from safetensors, whole or in shards, in any precision that is not quantized; from `pytorch_model.bin`
+where torch is installed; and, where there is neither, from the initializers of `model.onnx` (also
+`model_optimized.onnx`, `model_fp16.onnx`, and in `onnx/`), as torch's exporters and onnxruntime's optimizer write it.
+No graph is run.
+
 ## Families
 
 {families}
