@@ -24,8 +24,8 @@ _KINDS = {True: "decoder", False: "encoder"}
 # The columns of the table of tasks, and the families that have such checkpoints.
 COLUMNS: Mapping[str, Callable[[Architecture], bool]] = {
     "embedder": lambda row: True,
-    "classifier": lambda row: True,
-    "cross-encoder": lambda row: True,
+    "classifier": lambda row: "ForSequenceClassification" not in row.refused,
+    "cross-encoder": lambda row: "ForSequenceClassification" not in row.refused,
     "token classifier": lambda row: True,
     "reward model": lambda row: True,
     "late interaction": lambda row: True,
@@ -42,6 +42,11 @@ _TEXT = """\
 A checkpoint runs if its `model_type` in config.json is in the first table, and `architectures` names a class of that
 family. All others are refused by name. `millpond models` prints the table, and `millpond models MODEL` describes one
 checkpoint (tasks, pooling, widths, prompts, labels) without loading its weights. `trust_remote_code` is never needed.
+
+Weights are read from safetensors, whole or in shards, in any precision that is not quantized; from `pytorch_model.bin`
+where torch is installed; and, where there is neither, from the initializers of `model.onnx` (also
+`model_optimized.onnx`, `model_fp16.onnx`, and in `onnx/`), as torch's exporters and onnxruntime's optimizer write it.
+No graph is run.
 
 ## Families
 
@@ -187,7 +192,9 @@ def _own_code(code: RemoteCode) -> tuple[str, ...]:
 
 def _recognized(row: Architecture) -> str:
     """The fields of config.json by which a family with another one's ``model_type`` is recognized."""
-    return " and ".join(f"`{key}: {value}`" for key, value in row.recognized_by.items())
+    return " and ".join(
+        f"`{key}: {value}`" + (" or more" if isinstance(value, int) else "") for key, value in row.recognized_by.items()
+    )
 
 
 def _score(family: RerankerFamily) -> str:

@@ -25,7 +25,7 @@ from millpond.errors import ModelLoadError, UnsupportedArchitectureError, Weight
 hub_m3 = partial(write_m3, weights="bin")
 FAMILIES = (
     *("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "mpnet", "modernbert", "mmbert"),
-    *("ernie", "data2vec", "megatron", "xlm-roberta-xl", "roformer", "rembert"),
+    *("ernie", "data2vec", "megatron", "xlm-roberta-xl", "roformer", "rembert", "longformer", "big-bird"),
 )
 # A text of one token, and one of the maximum length.
 EXTREMES = ("", " ".join(["deep"] * 2 * MAX_TOKENS))

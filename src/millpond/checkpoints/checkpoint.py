@@ -99,7 +99,7 @@ class Checkpoint:
 
 def _states(folder: Path, transformer: Path) -> dict[Path, tuple[int, int, int]]:
     """The files that decide a vector, in order, with what changes when one is written."""
-    patterns = ("*.safetensors", "*.bin", "*_linear.pt")
+    patterns = ("*.safetensors", "*.bin", "*_linear.pt", "*.onnx", "*.onnx_data")
     try:
         weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
         routed = [*folder.glob("router_config.json"), *folder.glob("idf.json"), *folder.glob(GLINER)]

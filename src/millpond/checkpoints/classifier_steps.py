@@ -130,7 +130,7 @@ EUROBERT_HEAD = FamilyHead(
         of_logits=frozenset(("late",)),
     ),
 )
-ROFORMER_HEAD = FamilyHead(
+HIDDEN_ACT_HEAD = FamilyHead(
     sequence=(
         Linear(name="classifier.dense"),
         ConfigField(name="hidden_act", default="gelu"),
