@@ -91,6 +91,7 @@ class DecoderTraits:
     # Words, scores and what a layer's halves add are multiplied by numbers of config.json (Granite)
     multipliers: bool = False
     partial: bool = False  # rotary positions of the default type may turn a part of a head
+    experts: bool = False  # layers have a mixture of experts, but those that config.json leaves out
     unrotated: str = ""  # field of config.json with a 0 for each layer that has no positions; empty: none
 
 

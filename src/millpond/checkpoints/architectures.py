@@ -565,8 +565,8 @@ ARCHITECTURES = (
         prefix="Qwen3Moe",
         model_type="qwen3_moe",
         half="bfloat16",
-        forward=None,
-        traits=None,
+        forward=None,  # transformers' class multiplies all experts at once on a GPU
+        traits=DecoderTraits(window="config", biases=("attention",), head_norms=True, experts=True),
         example="Qwen/Qwen3-30B-A3B-Base",
     ),
     _decoder(

@@ -38,8 +38,8 @@ def quantize(rows: npt.NDArray[np.float32], dtype: OutputDtype, *, codes: bool =
     start = rows.min(axis=0)
     step = (rows.max(axis=0) - start) / np.float32(255)
     step[step == 0] = 1
-    codes = np.clip(np.floor((rows - start) / step), 0, 255)
-    shifted: npt.NDArray[Any] = codes.astype(np.uint8) if dtype == "uint8" else (codes - 128).astype(np.int8)
+    steps = np.clip(np.floor((rows - start) / step), 0, 255)
+    shifted: npt.NDArray[Any] = steps.astype(np.uint8) if dtype == "uint8" else (steps - 128).astype(np.int8)
     return shifted
 
 
