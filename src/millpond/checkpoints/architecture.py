@@ -91,6 +91,7 @@ class DecoderTraits:
     # Words, scores and what a layer's halves add are multiplied by numbers of config.json (Granite)
     multipliers: bool = False
     partial: bool = False  # rotary positions of the default type may turn a part of a head
+    experts: bool = False  # layers have a mixture of experts, but those that config.json leaves out
     unrotated: str = ""  # field of config.json with a 0 for each layer that has no positions; empty: none
 
 
@@ -147,6 +148,8 @@ class Architecture:
     # Endings of class names that are not run, and why not
     refused: Mapping[str, str] = field(default_factory=dict, hash=False)
     native: str = ""  # transformers' class, if it is not `{prefix}Model`
+    # `model_type` of the decoder that it is without the causal mask, under a name of its own; empty: none
+    unmasked: str = ""
     # The module of :mod:`millpond.checkpoints.families` with the terms of its checkpoints, either or both of
     # `translate(config, name) -> dict` (config.json as the native class reads it, its `model_type` included) and
     # `rename(tensors, config) -> dict` (the checkpoint's tensors under the native names)

@@ -298,11 +298,12 @@ def _sources(parts: Sequence[StoredTensor], order: Indexes) -> tuple[int, Indexe
             continue
         if type(part) is not StoredTensor:
             numbers = part.float32()
-        elif part.dtype == ("bfloat16" if same else "float32"):
+        elif part.dtype == ("bfloat16" if same else "float32") and part.stored.strides[1] == part.stored.itemsize:
             numbers = part.stored
             chosen = chosen if part.rows is None else part.rows[chosen]
         else:
-            numbers, chosen = part[chosen].float32(), np.arange(len(chosen))
+            numbers = part[chosen].numbers() if same else part[chosen].float32()  # also of a transposed matrix
+            chosen = np.arange(len(chosen))
         assert numbers.strides[1] == numbers.itemsize, "rows are contiguous"
         addresses[own] = numbers.ctypes.data + numbers.strides[0] * chosen
         kept.append(numbers)

@@ -29,6 +29,7 @@ from millpond.backends.native.packing.weight_packer import (
 from millpond.backends.native.plans.distances import DistanceTerms, by_head
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.checkpoints.weights import StoredTensor
+from millpond.errors import ModelLoadError
 
 _WIDEST = 8192  # kMostColumns of norms.h
 _MOST_EXPERTS = 1024  # kMost of experts.h
@@ -297,6 +298,8 @@ class PlanBuilder:
             raise NotSupported(f"activation {activation}")
         if len(experts) > _MOST_EXPERTS:
             raise NotSupported(f"{len(experts)} experts")
+        if top > len(experts):
+            raise ModelLoadError(f"config.json gives a token {top} experts, and there are {len(experts)}")
         self._branch |= branch
         first, columns = experts[0], padded(experts[0].down.weight.shape[0])
         self._hidden = max(self._hidden, columns)

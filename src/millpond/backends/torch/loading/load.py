@@ -24,6 +24,7 @@ from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.layouts.gliner import of_backbone
 from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.layouts.static import read_rows, read_weights
+from millpond.checkpoints.weights import weight_files
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.support.load_progress import advancing, begin
 from millpond.tasks import Quantization
@@ -84,7 +85,9 @@ def _load_by_transformers(
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
-    renamed = checkpoint.layout.gliner is not None or hasattr(architecture.terms(), "rename")
+    # transformers reads neither a family's own names nor exports, nor GLiNER's backbone.
+    exported = any(path.suffix == ".onnx" for path in weight_files(folder, None))
+    renamed = exported or checkpoint.layout.gliner is not None or hasattr(architecture.terms(), "rename")
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
         hidden = ("auto_map", "_attn_implementation", "quantization_config")  # what the native class must not see
         fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}
