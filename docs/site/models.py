@@ -92,7 +92,8 @@ cell.
   (one label) `score`, `rerank` and `reward` too, a **token classifier** `token_classify`, a **reward model**
   (`*ForRewardModel`) `reward`, **late interaction** (ColBERT) `token_embed`, `score` and `rerank`, an **LLM reranker**
   (a language model that scores pairs by tokens of its vocabulary) `score` and `rerank`, **SPLADE** `sparse_embed`.
-  BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token.
+  BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token, and an embedder that ends with a
+  SparseAutoEncoder (CSR) has it alone; `convert="embed"` gives the vectors before the code.
 - A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
   [labels of your own](tasks.md#entities), a classifier of entailment `classify` with
   [labels of your own](tasks.md#classes).
