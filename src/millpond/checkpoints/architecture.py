@@ -148,6 +148,8 @@ class Architecture:
     # Endings of class names that are not run, and why not
     refused: Mapping[str, str] = field(default_factory=dict, hash=False)
     native: str = ""  # transformers' class, if it is not `{prefix}Model`
+    # `model_type` of the decoder that it is without the causal mask, under a name of its own; empty: none
+    unmasked: str = ""
     # The module of :mod:`millpond.checkpoints.families` with the terms of its checkpoints, either or both of
     # `translate(config, name) -> dict` (config.json as the native class reads it, its `model_type` included) and
     # `rename(tensors, config) -> dict` (the checkpoint's tensors under the native names)

@@ -57,6 +57,9 @@ _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryE
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
 _PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
 
+# What two or more rows have.
+_QWEN3 = DecoderTraits(window="layer", biases=("attention",), head_norms=True)
+
 # BERT-like families with other names than BERT.
 _DISTILBERT_NAMES = EncoderNames(
     prefix="distilbert",
@@ -430,7 +433,7 @@ ARCHITECTURES = (
         positions="rotary",
         decoder=True,
         half="bfloat16",
-        family="llama_bidirectional",
+        unmasked="llama",
         forward=_DECODER,
         traits=DecoderTraits(biases=("attention", "mlp")),
         head=FamilyHead(sequence=SCORE, tokens=SCORE, pooling=LLAMA_POOLING, divisor="temperature"),
@@ -463,8 +466,27 @@ ARCHITECTURES = (
         prefix="Qwen3",
         model_type="qwen3",
         names=("JinaForRanking",),
-        traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
+        traits=_QWEN3,
         example="Qwen/Qwen3-Embedding-0.6B",
+    ),
+    _decoder(
+        prefix="PPLXQwen3",
+        model_type="bidirectional_pplx_qwen3",
+        native="Qwen3Model",
+        unmasked="qwen3",
+        pooling="mean",
+        traits=_QWEN3,
+        example="perplexity-ai/pplx-embed-v1-0.6b",
+    ),
+    _decoder(
+        prefix="BidirLM",
+        model_type="bidirlm",
+        native="Qwen3Model",
+        unmasked="qwen3",
+        pooling="mean",
+        half="bfloat16",
+        traits=_QWEN3,
+        example="BidirLM/BidirLM-0.6B-Embedding",
     ),
     _decoder(
         prefix="Gemma",

@@ -25,7 +25,7 @@ from millpond.checkpoints.layouts.sparse import (
     names_splade,
 )
 from millpond.checkpoints.layouts.static import static_config, weights_config
-from millpond.checkpoints.modules import Normalize
+from millpond.checkpoints.modules import Dense, LayerNorm
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
 from millpond.checkpoints.weight_checks import check_quantization, check_whole
 from millpond.checkpoints.weights import check_config, check_pickles, check_weights
@@ -187,7 +187,7 @@ def check_numbers(layout: PipelineLayout, source: Source) -> None:
 
 def weights_of(layout: PipelineLayout) -> list[Path]:
     """The folders and files with the weights of a pipeline, the backbone's first."""
-    modules = [head for head in (*layout.token_heads, *layout.heads) if not isinstance(head, Normalize)]
+    modules = [head for head in (*layout.token_heads, *layout.heads) if isinstance(head, Dense | LayerNorm)]
     code = [layout.sparse.folder] if isinstance(layout.sparse, SparseCode) else []
     beside = (layout.sparse, layout.token_vectors)
     files = [layer.path for layer in beside if isinstance(layer, TokenWeights | TokenVectors)]

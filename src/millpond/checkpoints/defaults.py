@@ -258,7 +258,6 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "layer_types": None,
     },
     "llama": _LLAMA,
-    "llama_bidirec": _LLAMA,
     "internlm2": _LLAMA,
     "mistral": {
         **_DECODER,
@@ -414,7 +413,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
     Raises:
         ModelLoadError: A field is of another type than the class takes.
     """
-    family = architecture.model_type
+    family = architecture.unmasked or architecture.model_type
     completed = dict(config)
     if family == "distilbert":
         completed |= {short: config[name] for name, short in _DISTILBERT_NAMES.items() if name in config}
