@@ -112,6 +112,22 @@ KINDS = {
         "control_symbols": ["[CLS]", "[SEP]"],
         "user_defined_symbols": ["[MASK]", "("],
     },
+    "rembert": {
+        "pad_id": 0,
+        "unk_id": 1,
+        "bos_id": -1,
+        "eos_id": -1,
+        "pad_piece": "<pad>",
+        "control_symbols": ["[CLS]", "[SEP]", "[MASK]"],
+    },
+    "big-bird": {
+        "pad_id": 0,
+        "eos_id": 1,
+        "unk_id": 100,
+        "bos_id": 2,
+        "pad_piece": "<pad>",
+        "control_symbols": ["[SEP]", "[MASK]", "[CLS]"],
+    },
     "deberta": {
         "pad_id": 0,
         "bos_id": 1,
@@ -179,3 +195,25 @@ def test_a_damaged_file_is_named(tmp_path):
     (folder / "sentencepiece.bpe.model").write_bytes(b"version https://git-lfs")
     with pytest.raises(ModelLoadError, match="is no model of SentencePiece"):
         read_tokenizer(folder)
+
+
+@pytest.mark.torch
+@pytest.mark.contract
+@pytest.mark.parametrize(("family", "name"), [("big-bird", "spiece.model"), ("rembert", "sentencepiece.model")])
+def test_pieces_are_those_of_sentencepiece_s_library(family, name, tmp_path):
+    """transformers 5 leaves their compiled normalization out, or takes another unknown piece."""
+    sentencepiece = pytest.importorskip("sentencepiece")
+    corpus = tmp_path / "corpus.txt"
+    rare = "Café naïve résumé ﬁ ① 池塘 日本語 한국어 Überİ 1234567"
+    corpus.write_text("\n".join([*SENTENCES * 5, rare]), encoding="utf-8")
+    options = {"vocab_size": 300, "hard_vocab_limit": False, "minloglevel": 2, **KINDS[family]}
+    sentencepiece.SentencePieceTrainer.train(input=str(corpus), model_prefix=str(tmp_path / "trained"), **options)
+    folder = write_checkpoint(tmp_path / "model", family)
+    (folder / "tokenizer.json").unlink()
+    (folder / "tokenizer_config.json").unlink()
+    (folder / name).write_bytes((tmp_path / "trained.model").read_bytes())
+    library = sentencepiece.SentencePieceProcessor(model_file=str(folder / name))
+    read = read_tokenizer(folder).backend
+    for text in (*SENTENCES, rare, "two  spaces   and ☃"):
+        expected = [library.piece_to_id("[CLS]"), *library.encode(text), library.piece_to_id("[SEP]")]
+        assert read.encode(text).ids == expected
