@@ -105,7 +105,7 @@ KINDS = {
     "rembert": TokenizerKind(
         UNIGRAM,
         "RemBertTokenizer",
-        ("<pad>", "<unk>", "[CLS]", "[SEP]", "[MASK]"),
+        ("<pad>", "[CLS]", "<unk>", "[SEP]", "[MASK]"),
         "[CLS] $A [SEP]",
         {**_BERT_ROLES, "pad_token": "<pad>", "unk_token": "<unk>", **_BERT_ENDS},
     ),
