@@ -127,6 +127,7 @@ _PREFIXES = {
     "deberta-v2": "deberta",
     "gpt_neox": "gpt_neox",
     "jina_bert": "bert",
+    **dict.fromkeys(("t5", "umt5"), "transformer"),
 }
 
 

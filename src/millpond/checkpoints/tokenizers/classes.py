@@ -102,6 +102,11 @@ def _adapt_generic(tokenizer: Tokenizer, setup: Setup) -> None:
         _adapt_byte_level(tokenizer, setup)
 
 
+def _adapt_gpt_neox(tokenizer: Tokenizer, setup: Setup) -> None:
+    _adapt_generic(tokenizer, setup)
+    adapt_ends(tokenizer, setup, bos=False)
+
+
 def _adapt_llama(tokenizer: Tokenizer, setup: Setup) -> None:
     """The space before a text, a step of the normalizer or of the pre-tokenizer, and the ends."""
     words: Any = tokenizer.pre_tokenizer
@@ -272,6 +277,18 @@ def _xlm_roberta_ends(tokenizer: Tokenizer, setup: Setup) -> Any:
     )
 
 
+def _t5_ends(tokenizer: Tokenizer, setup: Setup) -> Any:
+    eos = setup.roles["eos_token"]
+    return processors.TemplateProcessing(
+        single=["$A", eos], pair=["$A", eos, "$B", eos], special_tokens=_numbered(tokenizer, setup, "eos_token")
+    )
+
+
+def _t5_pieces(pieces: list[tuple[str, float]], roles: Mapping[str, str]) -> list[tuple[str, float]]:
+    """The marks of what training left out behind SentencePiece's own."""
+    return [*pieces, *((f"<extra_id_{i}>", 0.0) for i in reversed(range(100)))]
+
+
 def _xlm_roberta_pieces(pieces: list[tuple[str, float]], roles: Mapping[str, str]) -> list[tuple[str, float]]:
     """fairseq's order: four special tokens, the pieces after SentencePiece's own three, and the mask."""
     first = [(roles[f"{role}_token"], 0.0) for role in ("bos", "pad", "eos", "unk")]
@@ -339,6 +356,13 @@ CLASSES: Mapping[str, TokenizerClass] = {
         adapt=_adapt_byte_level,
         arrange=_byte_level,
     ),
+    "GPTNeoXTokenizer": TokenizerClass(
+        model="BPE",
+        vocabulary=(),
+        roles={**dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END), "pad_token": "<|padding|>"},
+        options=_PLAIN_BPE,
+        adapt=_adapt_gpt_neox,
+    ),
     "Qwen2Tokenizer": TokenizerClass(
         model="BPE",
         vocabulary=("vocab.json", "merges.txt"),
@@ -355,6 +379,15 @@ CLASSES: Mapping[str, TokenizerClass] = {
         process=_xlm_roberta_ends,
         unknown=3,
         reorder=_xlm_roberta_pieces,
+    ),
+    "T5Tokenizer": TokenizerClass(
+        model="Unigram",
+        vocabulary=("spiece.model",),
+        roles={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        arrange=_xlm_roberta,
+        process=_t5_ends,
+        unknown=2,
+        reorder=_t5_pieces,
     ),
     "CamembertTokenizer": TokenizerClass(
         model="Unigram",

@@ -31,6 +31,8 @@ _BY_FAMILY = {
     "deberta": "DebertaTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
     "gpt2": "GPT2Tokenizer",
+    "gpt_neox": "GPTNeoXTokenizer",
+    **dict.fromkeys(("t5", "mt5", "umt5"), "T5Tokenizer"),
     **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
     **dict.fromkeys(("mistral", "modernbert", "internlm2", "jamba"), "TokenizersBackend"),
