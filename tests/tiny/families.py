@@ -73,6 +73,8 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "xlm-roberta-xl": ("XLMRobertaXL", "xlm-roberta", {"position_ids": True}),
     "roformer": ("RoFormer", "bert", {}),  # roformer_chinese_sim_char_base
     "rembert": ("RemBert", "albert", {}),
+    "longformer": ("Longformer", "roberta", {"position_ids": True}),
+    "big-bird": ("BigBird", "big-bird", {"position_ids": True}),
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),
@@ -85,6 +87,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
+    "nomic-moe": ("NomicBert", "bert", {"native_prefix": "NomicBertMoe"}),  # nomic-embed-text-v2-moe
     "gte": ("New", "xlm-roberta", _NEW),  # gte-multilingual-base
     "gte-en": ("New", "bert", _NEW),  # gte-base-en-v1.5
     "gte-snowflake": ("Gte", "xlm-roberta", {"modules": _CLS}),  # snowflake-arctic-embed-m-v2.0

@@ -93,7 +93,12 @@ def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
 
 
 def nomic(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
-    """Names of the original NomicBert; in the language model, the backbone has the prefix ``bert.``."""
+    """Names of the original NomicBert; in the language model, the backbone has the prefix ``bert.``.
+
+    A mixture of experts has them already, since transformers has no class of it.
+    """
+    if config.get("num_experts"):
+        return tensors
     return _renamed(
         tensors,
         fused={"attn.Wqkv": _QKV},

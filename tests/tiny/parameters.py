@@ -28,7 +28,7 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     family, head = (*re.split("For(?=[A-Z])", architecture.replace("LMHeadModel", "ForCausalLM"), maxsplit=1), "")[:2]
     family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
     prefix, pooler = _PREFIXES[family], _POOLERS.get(family, "").split()
-    backbone = _jamba(config) if family == "Jamba" else _BACKBONES[family].split()
+    backbone = _MIXED[family](config) if family in _MIXED else _BACKBONES[family].split()
     if not head:
         return dict(_expand(_with(backbone, pooler, family), config))
     entries = _HEADS.get((family, head)) or _HEADS.get((_LIKE.get(family, ""), head))
@@ -183,6 +183,11 @@ _BACKBONES = {
     "JinaBertCode": f"{_JINA_BERT} encoder.layer.#.attention.self.layer_norm_q:H "
     "encoder.layer.#.attention.self.layer_norm_k:H encoder.layer.#.layer_norm_1:H encoder.layer.#.layer_norm_2:H "
     "encoder.layer.#.mlp.up_gated_layer/2*I,H encoder.layer.#.mlp.down_layer:H,I",
+    "Longformer": f"{_embeddings('word token_type norm position')} "
+    + _encoder(
+        " ".join(f"attention.self.{part}{kind}" for kind in ("", "_global") for part in ("query", "key", "value"))
+    ).replace("attention.output.LayerNorm", "attention.output.dense:H,H encoder.layer.#.attention.output.LayerNorm"),
+    "BigBird": f"{_embeddings('word position token_type norm')} {_encoder(_ATTENTION)}",
     "DistilBert": f"{_embeddings('word position norm')} "
     + " ".join(f"transformer.layer.#.attention.{letter}_lin:H,H" for letter in ("q", "k", "v", "out"))
     + " transformer.layer.#.sa_layer_norm:H transformer.layer.#.ffn.lin1:I,H transformer.layer.#.ffn.lin2:H,I"
@@ -263,7 +268,21 @@ def _jamba(config: Config) -> list[str]:
     return [*entries, "final_layernorm/H"]
 
 
+def _nomic_moe(config: Config) -> list[str]:
+    """NomicBert's layers with a plain feed forward, and with experts, under the names of the hub."""
+    entries = ["embeddings.word_embeddings/V,H", "embeddings.token_type_embeddings/T,H", "emb_ln:H"]
+    for layer in range(int(config["n_layer"])):
+        mixed = layer % config["moe_every_n_layers"] == 1
+        experts = ("router.layer/X,H", "experts.mlp.w1=X*I,H", "experts.mlp.w2=X*I,H", "experts.bias=H")
+        feed = experts if mixed else ("fc1:I,H", "fc2:H,I")
+        block = ("attn.Wqkv:3*H,H", "attn.out_proj:H,H", "norm1:H", *(f"mlp.{entry}" for entry in feed), "norm2:H")
+        entries += [f"encoder.layers.{layer}.{entry}" for entry in block]
+    return entries
+
+
+_MIXED = {"Jamba": _jamba, "NomicBertMoe": _nomic_moe}
 _PREFIXES = {
+    "NomicBertMoe": "bert",
     **dict.fromkeys(("Bert", "JinaBert", "JinaBertCode"), "bert"),
     "DistilBert": "distilbert",
     "MPNet": "mpnet",
@@ -273,6 +292,8 @@ _PREFIXES = {
     "MegatronBert": "bert",
     "RoFormer": "roformer",
     "RemBert": "rembert",
+    "Longformer": "longformer",
+    "BigBird": "bert",
     "Albert": "albert",
     **dict.fromkeys(("Deberta", "DebertaV2"), "deberta"),
     "NomicBert": "nomic_bert",
@@ -286,19 +307,22 @@ _PREFIXES = {
 }
 _POOLERS = {
     **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "pooler.dense:H,H"),
-    **dict.fromkeys(("Ernie", "Data2VecText", "MegatronBert", "XLMRobertaXL", "RemBert"), "pooler.dense:H,H"),
+    **dict.fromkeys(
+        ("Ernie", "Data2VecText", "MegatronBert", "XLMRobertaXL", "RemBert", "Longformer"), "pooler.dense:H,H"
+    ),
     **dict.fromkeys(("JinaBert", "JinaBertCode"), "pooler.dense:H,H"),
-    "Albert": "pooler:H,H",
+    **dict.fromkeys(("Albert", "BigBird"), "pooler:H,H"),
 }
 # Families whose heads are those of another one.
 _HEAD_FIRST = ("XLMRoberta", "Camembert")  # their masked language models have the head before the backbone
 _LIKE = {
     **dict.fromkeys(
-        ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "MPNet", "JinaEmbeddingsV3"), "Roberta"
+        ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "Longformer", "MPNet", "JinaEmbeddingsV3"),
+        "Roberta",
     ),
     **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
     "Deberta": "DebertaV2",
-    **dict.fromkeys(("JinaBert", "JinaBertCode"), "Bert"),
+    **dict.fromkeys(("JinaBert", "JinaBertCode", "NomicBertMoe"), "Bert"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
     **dict.fromkeys(("Phi3", "SmolLM3", "Ministral3", "Qwen3Moe"), "Llama"),
     "GPTNeoX": "GPT2",
@@ -318,6 +342,9 @@ _HEADS = {
     ("RoFormer", "MaskedLM"): _BERT_VOCABULARY.replace("H,H", "E,H").replace("LayerNorm:H", "LayerNorm:E"),
     ("RoFormer", _SEQUENCE): _PAIRS,
     ("RoFormer", _TOKEN): _CLASSIFIER,
+    ("BigBird", "MaskedLM"): f"+pooler {_BERT_VOCABULARY}",
+    ("BigBird", _SEQUENCE): f"+pooler {_PAIRS}",
+    ("BigBird", _TOKEN): f"+pooler {_CLASSIFIER}",
     ("RemBert", "MaskedLM"): "cls.predictions.dense:O,H cls.predictions.decoder:V,O cls.predictions.LayerNorm:O",
     ("RemBert", _SEQUENCE): f"+pooler {_CLASSIFIER}",
     ("RemBert", _TOKEN): _CLASSIFIER,

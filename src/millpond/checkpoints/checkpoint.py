@@ -16,7 +16,14 @@ from millpond.checkpoints.layouts.gliner import read_gliner
 from millpond.checkpoints.layouts.late_interaction import names_colbert
 from millpond.checkpoints.layouts.listwise import read_listwise
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
-from millpond.checkpoints.layouts.sparse import Splade, StaticWeights, TokenVectors, TokenWeights, names_splade
+from millpond.checkpoints.layouts.sparse import (
+    SparseCode,
+    Splade,
+    StaticWeights,
+    TokenVectors,
+    TokenWeights,
+    names_splade,
+)
 from millpond.checkpoints.layouts.static import static_config, weights_config
 from millpond.checkpoints.modules import Normalize
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
@@ -92,7 +99,7 @@ class Checkpoint:
 
 def _states(folder: Path, transformer: Path) -> dict[Path, tuple[int, int, int]]:
     """The files that decide a vector, in order, with what changes when one is written."""
-    patterns = ("*.safetensors", "*.bin", "*_linear.pt")
+    patterns = ("*.safetensors", "*.bin", "*_linear.pt", "*.onnx", "*.onnx_data")
     try:
         weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
         routed = [*folder.glob("router_config.json"), *folder.glob("idf.json"), *folder.glob(GLINER)]
@@ -170,9 +177,10 @@ def check_numbers(layout: PipelineLayout, source: Source) -> None:
 def weights_of(layout: PipelineLayout) -> list[Path]:
     """The folders and files with the weights of a pipeline, the backbone's first."""
     modules = [head for head in (*layout.token_heads, *layout.heads) if not isinstance(head, Normalize)]
+    code = [layout.sparse.folder] if isinstance(layout.sparse, SparseCode) else []
     beside = (layout.sparse, layout.token_vectors)
     files = [layer.path for layer in beside if isinstance(layer, TokenWeights | TokenVectors)]
-    return [layout.transformer, *(head.folder for head in modules), *files]
+    return [layout.transformer, *(head.folder for head in modules), *code, *files]
 
 
 def _layout_of(pairs: CrossEncoder) -> PipelineLayout:

@@ -15,6 +15,7 @@ class Linear:
 
     name: str
     biased: bool = True
+    softcap: float | None = None  # `softcap tanh(x W^T / softcap)` instead, without a bias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -129,7 +130,7 @@ EUROBERT_HEAD = FamilyHead(
         of_logits=frozenset(("late",)),
     ),
 )
-ROFORMER_HEAD = FamilyHead(
+HIDDEN_ACT_HEAD = FamilyHead(
     sequence=(
         Linear(name="classifier.dense"),
         ConfigField(name="hidden_act", default="gelu"),

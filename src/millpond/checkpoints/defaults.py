@@ -147,6 +147,15 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 4608,
     },
     "jina_bert": _BERT,
+    "longformer": {**_ROBERTA, "attention_window": None},
+    "big_bird": {
+        **_BERT,
+        "vocab_size": 50358,
+        "hidden_act": "gelu_new",
+        "max_position_embeddings": 4096,
+        "use_bias": True,
+        "rescale_embeddings": False,
+    },
     "distilbert": {
         "vocab_size": 30522,
         "dim": 768,
@@ -198,6 +207,19 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "layer_types": None,
         "local_attention": 128,
     },
+    "nomic_bert_moe": {
+        **_BERT,
+        "max_position_embeddings": 2048,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-5,
+        "num_experts": 8,
+        "moe_every_n_layers": 2,
+        "moe_top_k": 2,
+        "moe_normalize_expert_weights": False,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
+    },
     "nomic_bert": {**_BERT, "vocab_size": 30528, "hidden_act": "silu", "max_position_embeddings": 2048},
     "gte": {
         **_BERT,
@@ -242,6 +264,25 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
+    "qwen3_moe": {
+        **_DECODER,
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "max_position_embeddings": 32768,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
     "phi3": {
         **_LLAMA,
         "vocab_size": 32064,
@@ -349,6 +390,8 @@ _SIZES = (
     *("intermediate_size", "max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num"),
     *("input_embedding_size", "task_type_vocab_size"),
     *("dim", "n_layers", "n_heads", "hidden_dim", "relative_attention_num_buckets", "query_pre_attn_scalar"),
+    *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "decoder_sparse_step"),
+    *("moe_every_n_layers", "moe_top_k"),
     *("local_attention", "sliding_window", "global_attn_every_n_layers", "sliding_window_pattern"),
 )
 _DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
@@ -371,7 +414,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
         completed[name] = _checked(name, completed.get(name, default), default)
     if "num_key_value_heads" in completed and completed["num_key_value_heads"] is None:
         completed["num_key_value_heads"] = completed["num_attention_heads"]
-    if family in ("qwen2", "qwen3") and not completed["use_sliding_window"]:
+    if family in ("qwen2", "qwen3", "qwen3_moe") and not completed["use_sliding_window"]:
         completed["sliding_window"] = None
     for name in _SIZES:
         size = completed.get(name, 1)

@@ -299,16 +299,16 @@ CLASSES: Mapping[str, TokenizerClass] = {
     ),
     "RemBertTokenizer": TokenizerClass(
         vocabulary=("sentencepiece.model",),
-        roles={**_CLS_PIECES, "unk_token": "[UNK]"},
+        roles=_CLS_PIECES,
         arrange=pieces.arrange,
         process=_in_brackets,
-        typed=True,
     ),
     "BigBirdTokenizer": TokenizerClass(
         vocabulary=("spiece.model",),
         roles={**_CLS_PIECES, "bos_token": "<s>", "eos_token": "</s>"},
         arrange=pieces.arrange,
         process=_in_brackets,
+        spaced_mask=True,
     ),
     "GPTNeoXTokenizer": TokenizerClass(
         vocabulary=("vocab.json", "merges.txt"),

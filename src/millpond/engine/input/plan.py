@@ -47,4 +47,5 @@ class Plan:
     adapter: int = -1  # index of the checkpoint's adapter; -1: none
     shares: bool = False  # whether a prefix that several pairs begin with may be computed once
     pairs: EncodesPairs | None = None  # reads the pairs of this call; `None`: as the checkpoint does
+    most_entries: int | None = None  # how many entries of a sparse vector are kept, the largest; `None`: all
     first_kept: int = 0  # leading rows that a per-token result leaves out

@@ -147,6 +147,7 @@ def plan(
         adapter=_adapter(params, spec) if "adapter" in _READS[task] else -1,
         shares=loaded.shares and task == "score",
         pairs=pairs,
+        most_entries=loaded.most_entries if task == "sparse_embed" else None,
         first_kept=loaded.first_kept if task == "token_embed" and not colbert else 0,
     )
 

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt };
+enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts };
 
 enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
 
@@ -47,10 +47,11 @@ struct NormWeights {
 //   kFeed       sums = down(activation(up(states))) (`target` 1), sums += (2), branch = (3)
 //   kAdapt      behind the states (`target` 0), or the queries (1): their products with the first factors of the
 //               adapters, see adapters.h
+//   kExperts    as kFeed, of the feeds that a row's router chooses, see experts.h
 struct Step {
   std::int64_t kind;
   std::int64_t target, activation, gated, residual;
-  std::int64_t columns;    // of the norm, of the embeddings, or of a head's embeddings of distances
+  std::int64_t columns;    // of the norm, of the embeddings, of experts' results, or of a head's embeddings of distances
   Weight weight, down;     // of a gated feed, columns of gate and up alternate
   Weight low;              // of a feed with adapters: first factors for `down`
   NormWeights norm, key_norm;
@@ -76,6 +77,11 @@ struct Step {
   // at either end are the same. Null: without such a term.
   const std::int32_t* key_columns;
   const std::int32_t* query_columns;
+  // Of a mixture of experts, whose router is `weight`; `down` has only a bias, which is added once.
+  const Weight* experts;       // [expert_count, 2]: `weight` and `down` of a feed each
+  std::int64_t expert_count;
+  std::int64_t top;            // experts of a row
+  std::int64_t renormalized;   // whether the weights of a row's experts add up to 1
 };
 
 struct Model {

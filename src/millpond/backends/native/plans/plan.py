@@ -5,6 +5,8 @@ A family says what it computes in methods of :class:`PlanBuilder`; the steps the
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,9 +29,20 @@ from millpond.backends.native.packing.weight_packer import (
 from millpond.backends.native.plans.distances import DistanceTerms, by_head
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.checkpoints.weights import StoredTensor
+from millpond.errors import ModelLoadError
 
 _WIDEST = 8192  # kMostColumns of norms.h
+_MOST_EXPERTS = 1024  # kMost of experts.h
 _WEIGHTS = ("weight", "down", "low")  # of a step
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Expert:
+    """A feed forward that only some tokens pass: ``down(activation(up))``, or ``down(activation(gate) * up)``."""
+
+    up: Linear
+    down: Linear
+    gate: Linear | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -57,6 +70,7 @@ class PlanBuilder:
         self._steps: list[structs.Step] = []
         self._rotations: dict[int, Rotation] = {}  # by step
         self._tables: dict[str, StoredTensor | None] = {}  # of the embeddings, by the step's field
+        self._experts: list[tuple[Any, list[structs.Weight]]] = []  # arrays that steps point to, and what goes there
         self._distance_tables: dict[int, tuple[Floats, int | None]] = {}  # with their addresses, by their ids
         self._hidden = self._output = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = False
@@ -245,6 +259,56 @@ class PlanBuilder:
             **({} if down_adapter is None else {"low": self._packer.low_weight(down_adapter)}),
         )
 
+    def experts(
+        self,
+        router: Linear,
+        experts: Sequence[Expert],
+        activation: str | None,
+        *,
+        top: int,
+        renormalized: bool = False,
+        bias: StoredTensor | None = None,  # [columns]
+        add: bool = False,
+        branch: bool = False,
+    ) -> None:
+        """A mixture of feed forwards, which goes where :meth:`mlp` puts its own.
+
+        A row's result is the sum of those of its ``top`` experts, weighted by a softmax of the router's scores over
+        all of them, ``renormalized`` so that a row's weights add up to 1; ``bias`` is added once.
+        """
+        if activation not in structs.ACTIVATIONS:
+            raise NotSupported(f"activation {activation}")
+        if len(experts) > _MOST_EXPERTS:
+            raise NotSupported(f"{len(experts)} experts")
+        if top > len(experts):
+            raise ModelLoadError(f"config.json gives a token {top} experts, and there are {len(experts)}")
+        self._branch |= branch
+        first, columns = experts[0], padded(experts[0].down.weight.shape[0])
+        self._hidden = max(self._hidden, columns)
+        weights = []
+        for expert in experts:
+            up, gate = expert.up, expert.gate
+            weights += [
+                self._packer.weight(up, exact=True) if gate is None else self._packer.gated(gate, up, exact=True),
+                self._packer.weight(expert.down, exact=True),
+            ]
+        held = (structs.Weight * len(weights))()
+        self._experts.append((held, weights))
+        shared = None if bias is None else self._packer.floats(np.pad(self.numbers(bias), (0, columns - bias.shape[0])))
+        self._add(
+            kind=structs.EXPERTS,
+            target=3 if branch else 2 if add else 1,
+            activation=structs.ACTIVATIONS[activation],
+            gated=first.gate is not None,
+            columns=columns,
+            weight=self._packer.weight(router, exact=True),
+            down=structs.Weight(bias=shared),
+            experts=ctypes.addressof(held),
+            expert_count=len(experts),
+            top=top,
+            renormalized=renormalized,
+        )
+
     def numbers(self, tensor: StoredTensor) -> Floats:
         """A tensor's numbers as the model's precision has them."""
         return self._packer.numbers_of(tensor)
@@ -316,7 +380,7 @@ class PlanBuilder:
             positions=self._positions,
             adapters=self._adapters,
             rotations=tuple(dict.fromkeys(self._rotations.values())),
-            owned=(steps, *self._packer.owned),
+            owned=(steps, *(held for held, _ in self._experts), *self._packer.owned),
         )
 
     def _distances(self, added: Floats | DistanceTerms | None, heads: int) -> dict[str, Any]:
@@ -348,6 +412,8 @@ class PlanBuilder:
             for name, source in zip(_WEIGHTS, struct.sources, strict=True):
                 if source is not None:
                     setattr(step, name, source)
+        for held, weights in self._experts:
+            held[:] = weights
 
     def _bound(self, positions: int) -> None:
         self._positions = min(self._positions or positions, positions)

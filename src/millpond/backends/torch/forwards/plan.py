@@ -6,7 +6,7 @@ the family is described once, for GPUs too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from torch import nn
 from millpond.backends.native.families import tell, tensors_of
 from millpond.backends.native.packing.weight_packer import Floats, Linear, NotSupported
 from millpond.backends.native.plans.distances import DistanceColumns, DistanceTerms
+from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.torch.attention.kernels import attend
 from millpond.backends.torch.attention.segments import Segments
@@ -116,7 +117,7 @@ class PackedPlan(nn.Module):
 
 
 class TorchPlan:
-    """Makes a module of each step that is told to a ``PlanBuilder``, whose methods these are."""
+    """Makes a module of each step that is told to a ``PlanBuilder``, whose methods these are, without adapters."""
 
     def __init__(self, *, device: torch.device, dtype: torch.dtype) -> None:
         self.steps: list[nn.Module] = []
@@ -153,6 +154,8 @@ class TorchPlan:
         types: StoredTensor | None = None,
         *,
         scale: float = 1.0,
+        adapter: None = None,
+        type_adapter: None = None,
     ) -> None:
         """``PlanBuilder.embed``."""
         places, kinds = (None if part is None else self._tensor(part) for part in (positions, types))
@@ -173,7 +176,7 @@ class TorchPlan:
         target = "branch" if branch else "sums" if sums else "both" if keep else "states"
         self.steps.append(_Norm(norm, residual=residual, target=target))
 
-    def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0) -> None:
+    def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: None = None) -> None:
         """``PlanBuilder.heads``."""
         self.steps.append(_Product(self._linear(*parts), source="states", target="heads"))
 
@@ -223,7 +226,9 @@ class TorchPlan:
         masking = Masking(scale=scale, causal=causal, window=window, softcap=softcap)
         self.steps.append(_Attention((heads, kv_heads, dim), masking, bias))
 
-    def o_proj(self, part: Linear, *, dim: int | None = None, add: bool = False, branch: bool = False) -> None:
+    def o_proj(
+        self, part: Linear, *, dim: int | None = None, add: bool = False, branch: bool = False, adapter: None = None
+    ) -> None:
         """``PlanBuilder.o_proj``."""
         self.steps.append(_Product(self._linear(part), source="heads", target=_target(add, branch)))
 
@@ -238,9 +243,29 @@ class TorchPlan:
         branch: bool = False,
     ) -> None:
         """``PlanBuilder.mlp``."""
+        self.steps.append(_Feed(self._feed(up, down, activation, gate), _target(add, branch)))
+
+    def experts(
+        self,
+        router: Linear,
+        experts: Sequence[Expert],
+        activation: str | None,
+        *,
+        top: int,
+        renormalized: bool = False,
+        bias: StoredTensor | None = None,
+        add: bool = False,
+        branch: bool = False,
+    ) -> None:
+        """``PlanBuilder.experts``."""
+        feeds = [self._feed(expert.up, expert.down, activation, expert.gate) for expert in experts]
+        shared = None if bias is None else self._tensor(bias)
+        choice = _Choice(self._linear(router), top, renormalized=renormalized)
+        self.steps.append(_Experts(choice, feeds, shared, _target(add, branch)))
+
+    def _feed(self, up: Linear, down: Linear, activation: str | None, gate: Linear | None) -> _FeedForward:
         first = self._linear(up if gate is None else gate, activation=activation)
-        second = None if gate is None else self._linear(up)
-        self.steps.append(_Feed(first, second, self._linear(down), _target(add, branch)))
+        return _FeedForward(first, None if gate is None else self._linear(up), self._linear(down))
 
     def _linear(self, *parts: Linear, activation: str | None = None) -> nn.Module:
         weight = torch.cat([self._tensor(part.weight) for part in parts])
@@ -428,13 +453,57 @@ class _Distances(nn.Module):
         return made
 
 
-class _Feed(nn.Module):
-    def __init__(self, first: nn.Module, up: nn.Module | None, down: nn.Module, target: str) -> None:
+class _FeedForward(nn.Module):
+    compiled_parts = ("forward",)  # methods that run faster compiled
+
+    def __init__(self, first: nn.Module, up: nn.Module | None, down: nn.Module) -> None:
         super().__init__()
-        self.first, self.up_proj, self.down_proj, self.target = first, up, down, target
+        self.first, self.up_proj, self.down_proj = first, up, down
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        inner = self.first(rows)
+        if self.up_proj is not None:
+            inner = inner.mul_(self.up_proj(rows))
+        result: torch.Tensor = self.down_proj(inner)
+        return result
+
+
+class _Feed(nn.Module):
+    def __init__(self, feed: _FeedForward, target: str) -> None:
+        super().__init__()
+        self.feed, self.target = feed, target
 
     def forward(self, flow: Flow) -> None:
-        inner = self.first(flow.states)
-        if self.up_proj is not None:
-            inner = inner.mul_(self.up_proj(flow.states))
-        flow.put(self.down_proj(inner), self.target)
+        flow.put(self.feed(flow.states), self.target)
+
+
+class _Choice(nn.Module):
+    def __init__(self, router: nn.Module, top: int, *, renormalized: bool) -> None:
+        super().__init__()
+        self.router, self.top, self.renormalized = router, top, renormalized
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # [tokens, top] each
+        """The weights of each row's experts, and which they are."""
+        shares = self.router(rows).float().softmax(-1)
+        weights, chosen = shares.topk(self.top, -1)
+        return (weights / weights.sum(-1, keepdim=True) if self.renormalized else weights).to(rows.dtype), chosen
+
+
+class _Experts(nn.Module):
+    def __init__(self, choice: _Choice, experts: list[_FeedForward], bias: torch.Tensor | None, target: str) -> None:
+        super().__init__()
+        self.choice, self.experts, self.target = choice, nn.ModuleList(experts), target
+        self.register_buffer("bias", bias)
+
+    def forward(self, flow: Flow) -> None:
+        flow.segments.lengths  # noqa: B018 - how many rows an expert has the host must know: no graph can be captured
+        rows = flow.states
+        weights, chosen = self.choice(rows)
+        order = chosen.flatten().argsort(stable=True)  # the rows of one expert after those of another
+        source = order // self.choice.top
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
+        parts = rows[source].split(counts)
+        results = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)])
+        results = results * weights.flatten()[order][:, None]
+        mixed = results.new_zeros(len(rows), results.shape[1]).index_add_(0, source, results)
+        flow.put(mixed if self.bias is None else mixed + self.bias, self.target)
