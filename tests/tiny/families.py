@@ -77,6 +77,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "rembert": ("RemBert", "albert", {}),
     "longformer": ("Longformer", "roberta", {"position_ids": True}),
     "big-bird": ("BigBird", "big-bird", {"position_ids": True}),
+    "mobilebert": ("MobileBert", "bert", {"position_ids": True}),
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),
@@ -88,6 +89,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
     "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
+    "ultrabert": ("Ultrabert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
     "nomic-moe": ("NomicBert", "bert", {"native_prefix": "NomicBertMoe"}),  # nomic-embed-text-v2-moe
     "gte": ("New", "xlm-roberta", _NEW),  # gte-multilingual-base

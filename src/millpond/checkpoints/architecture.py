@@ -77,8 +77,9 @@ class DecoderTraits:
     """How a class of transformers differs from Llama's."""
 
     activation: str = "hidden_act"  # field of config.json that names the activation
-    # Where a layer's sliding window is found: its attention, the config, or nowhere
-    window: Literal["layer", "config"] | None = None
+    # Where a layer's sliding window is found: its attention, the config, or nowhere; `radius`: as `layer`, but that
+    # of the config does not count the own position
+    window: Literal["layer", "radius", "config"] | None = None
     centred: bool = False  # norms multiply by `1 + weight`, and embeddings come scaled
     softcap: bool = False  # attention scores are capped
     rotary_by_kind: bool = False  # rotary angles differ between kinds of layers
@@ -125,6 +126,7 @@ _PREFIXES = {
     "albert": "albert",
     "deberta": "deberta",
     "deberta-v2": "deberta",
+    "mobilebert": "mobilebert",
     "gpt_neox": "gpt_neox",
     "jina_bert": "bert",
     **dict.fromkeys(("t5", "umt5"), "transformer"),

@@ -34,6 +34,8 @@ from millpond.tasks import Role
 
 # Keys of config.json that do not change a vector.
 NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
+# Classes of a checkpoint's own code for its config, and the `model_type` that they stand for.
+_CODE_FAMILIES = {"XLMRobertaFlashConfig": "xlm-roberta"}  # jina-reranker-v2-base-multilingual
 _TRANSFORMER_FILES = (
     "sentence_*_config.json tokenizer*.json special_tokens_map.json added_tokens.json vocab.* merges.txt *.model "
     "*.tiktoken chat_template.jinja"
@@ -138,6 +140,8 @@ def read_checkpoint(
         check_readable(layout, source)
     stored = read_json_object(layout.transformer / "config.json", optional=is_table or labelled is not None)
     config = merge(stored if labelled is None else labelled.config, hf_overrides or {})
+    if config.get("model_type") is None and (family := _family_of_code(config)) is not None:
+        config["model_type"] = family
     if not is_table:
         check_quantization(config, source.name)
     if isinstance(layout.sparse, StaticWeights):
@@ -159,6 +163,13 @@ def read_checkpoint(
     if not layout.prompts and isinstance(instructions, Mapping) and layout.late_interaction is None:
         layout = replace(layout, prompts={str(name): str(text) for name, text in instructions.items()})
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
+
+
+def _family_of_code(config: Mapping[str, Any]) -> str | None:
+    """The ``model_type`` that a config without one leaves to a class of its own code."""
+    code = config.get("auto_map")
+    named = code.get("AutoConfig") if isinstance(code, Mapping) else None
+    return _CODE_FAMILIES.get(str(named).rpartition(".")[2])
 
 
 def check_readable(layout: PipelineLayout, source: Source) -> None:

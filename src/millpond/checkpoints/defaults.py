@@ -163,6 +163,17 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 4608,
     },
     "jina_bert": _BERT,
+    "mobilebert": {
+        **_BERT,
+        "hidden_size": 512,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "hidden_act": "relu",
+        "embedding_size": 128,
+        "intra_bottleneck_size": 128,
+        "num_feedforward_networks": 4,
+    },
     "longformer": {**_ROBERTA, "attention_window": None},
     "big_bird": {
         **_BERT,
@@ -265,6 +276,13 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "max_position_embeddings": 8192,
         "rms_norm_eps": 1e-5,
         "pad_token_id": 128001,
+    },
+    "ultrabert": {
+        **_LLAMA,
+        "max_position_embeddings": 32768,
+        "pad_token_id": 0,
+        "sliding_window": 128,
+        "layer_types": None,
     },
     "llama": _LLAMA,
     "internlm2": _LLAMA,
@@ -394,6 +412,7 @@ _THETA_BY_KIND = {
         "full_attention": (160_000.0, "global_rope_theta"),
         "sliding_attention": (10_000.0, "local_rope_theta"),
     },
+    "ultrabert": {"full_attention": (2_560_000.0, ""), "sliding_attention": (10_000.0, "")},
     "gemma3_text": {
         "full_attention": (1_000_000.0, "rope_theta"),
         "sliding_attention": (10_000.0, "rope_local_base_freq"),
@@ -413,7 +432,7 @@ _SIZED_BY_TRAINING = ("llama3", "yarn", "longrope")
 _SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num"),
-    *("input_embedding_size", "task_type_vocab_size"),
+    *("input_embedding_size", "task_type_vocab_size", "intra_bottleneck_size", "num_feedforward_networks"),
     *("dim", "n_layers", "n_heads", "hidden_dim", "relative_attention_num_buckets", "query_pre_attn_scalar"),
     *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "decoder_sparse_step"),
     *("moe_every_n_layers", "moe_top_k"),
@@ -519,7 +538,7 @@ def _complete_layers(family: str, config: dict[str, Any]) -> None:
     elif family in ("qwen2", "qwen3"):
         sliding = [config["sliding_window"] is not None and i >= config["max_window_layers"] for i in range(count)]
     else:
-        every = (config.get("sliding_window_pattern") or 6) if family == "gemma3_text" else 2
+        every = {"gemma3_text": config.get("sliding_window_pattern") or 6, "ultrabert": 3}.get(family, 2)
         sliding = [(i + 1) % every != 0 for i in range(count)]
     config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in sliding]
 
