@@ -4,7 +4,7 @@ from typing import Literal, get_args
 
 Task = Literal["embed", "token_embed", "sparse_embed", "classify", "token_classify", "score", "reward"]
 Role = Literal["query", "document"]
-Truncate = Literal["end", "start", "error"]
+Truncate = Literal["auto", "end", "start", "error"]
 OutputDtype = Literal["float32", "float16", "int8", "uint8", "binary", "ubinary"]
 Aggregation = Literal["none", "simple", "first", "average", "max"]
 Activation = Literal["identity", "sigmoid", "softmax"]

@@ -24,6 +24,18 @@ def _gpt2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     return tensors | {f"{prefix}h.{i}.attn.bias": mask for i in range(int(config["n_layer"]))}
 
 
+def _gpt_neox(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """The former name of the language model's head, and the causal masks, a former buffer in the hub's files."""
+    length = int(config["max_position_embeddings"])
+    prefix = "gpt_neox." if any(name.startswith("gpt_neox.") for name in tensors) else ""
+    mask = np.tril(np.ones((length, length), np.float32))[None, None]
+    found = {name.replace("lm_head.", "embed_out."): tensor for name, tensor in tensors.items()}
+    for i in range(int(config["num_hidden_layers"])):
+        found[f"{prefix}layers.{i}.attention.bias"] = mask
+        found[f"{prefix}layers.{i}.attention.masked_bias"] = np.float32([-1e9])
+    return found
+
+
 def _roformer(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Sines and cosines in the table of positions, as its class makes and saves them."""
     name = next(name for name in tensors if name.endswith("encoder.embed_positions.weight"))
@@ -191,8 +203,10 @@ def _renamed(tensors: Tensors, *, fused: Mapping[str, tuple[str, ...]], names: M
 
 ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
     "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
     "roformer": _roformer,
     "jamba": _jamba,
+    "qwen3_moe": _jamba,
     "internlm2": _internlm2,
     "nomic_bert": nomic,
     "new": gte,

@@ -102,6 +102,8 @@ def _sizes(config: Config) -> dict[str, int]:
         "B": first("relative_attention_num_buckets", "position_buckets"),
         "L": len(config.get("id2label") or (0, 1)),
         "X": first("num_experts"),
+        "F": first("moe_intermediate_size"),
+        "W": (heads + 2 * first("num_key_value_heads", default=heads)) * dim,
         "M": first("mamba_expand") * width,
         "S": first("mamba_d_state"),
         "R": first("mamba_dt_rank"),
@@ -220,6 +222,22 @@ _BACKBONES = {
     "Mistral": _LLAMA,
     "Qwen2": _decoder(_QUERIES.format(":", "") + _FEED + _NORMS),
     "Qwen3": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS),
+    "Phi3": _decoder("self_attn.o_proj/H,Q self_attn.qkv_proj/W,H mlp.gate_up_proj/2*I,H mlp.down_proj/H,I" + _NORMS),
+    "Olmo2": _decoder(
+        _OPTIONAL
+        + " self_attn.q_norm/Q self_attn.k_norm/K"
+        + _FEED
+        + " post_attention_layernorm/H post_feedforward_layernorm/H"
+    ),
+    "Granite": _LLAMA,
+    "SmolLM3": _LLAMA,
+    "Ministral3": _LLAMA,
+    "Qwen3Moe": _decoder(
+        _OPTIONAL + _HEAD_NORMS + " mlp.experts.gate_up_proj=X,2*F,H mlp.experts.down_proj=X,H,F mlp.gate/X,H" + _NORMS
+    ),
+    "GPTNeoX": "embed_in/V,H "
+    + _blocks("input_layernorm:H post_attention_layernorm:H attention.query_key_value:3*H,H attention.dense:H,H")
+    + " layers.#.mlp.dense_h_to_4h:I,H layers.#.mlp.dense_4h_to_h:H,I final_layer_norm:H",
     "Gemma": _LLAMA,
     "Gemma2": _decoder(_OPTIONAL + _FEED + _NORMS + _FEED_NORMS),
     "Gemma3Text": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS + _FEED_NORMS),
@@ -260,8 +278,10 @@ _PREFIXES = {
     "NomicBert": "nomic_bert",
     "Gte": "gte",
     "GPT2": "transformer",
+    "GPTNeoX": "gpt_neox",
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
     **dict.fromkeys(("ModernBert", "EuroBert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
 _POOLERS = {
@@ -280,6 +300,8 @@ _LIKE = {
     "Deberta": "DebertaV2",
     **dict.fromkeys(("JinaBert", "JinaBertCode"), "Bert"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
+    **dict.fromkeys(("Phi3", "SmolLM3", "Ministral3", "Qwen3Moe"), "Llama"),
+    "GPTNeoX": "GPT2",
 }
 _CLASSIFIER = "classifier:L,H"
 _MODERN = "head.dense/H,H?classifier_bias head.norm/H?norm_bias"
@@ -334,6 +356,8 @@ _HEADS = {
     ("GPT2", "CausalLM"): "lm_head/V,H",
     ("GPT2", _SEQUENCE): "score/L,H",
     ("GPT2", _TOKEN): _CLASSIFIER,
+    **dict.fromkeys((("Olmo2", "CausalLM"), ("Granite", "CausalLM")), "lm_head/V,H"),
+    ("Olmo2", _SEQUENCE): "score/L,H",
     ("Jamba", "CausalLM"): "lm_head/V,H",
     ("Jamba", _SEQUENCE): "score/L,H",
 }

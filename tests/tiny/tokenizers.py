@@ -179,6 +179,7 @@ def _trained(name: str, lowercase: bool, template: str) -> Tokenizer:
         kind, lowercase
     )
     _set_steps(tokenizer, kind.tokenizer_class)
+    _set_decoder(tokenizer, kind)
     numbers = {token: kind.specials.index(token) for token in template.split() if token != "$A"}
     if template == kind.template and kind.tokenizer_class in ("RobertaTokenizer", "MPNetTokenizer"):
         ends: list[Any] = [(token, numbers[token]) for token in ("</s>", "<s>")]
@@ -222,6 +223,18 @@ def _set_steps(tokenizer: Tokenizer, name: str) -> None:
         tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
             [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
         )
+
+
+def _set_decoder(tokenizer: Tokenizer, kind: TokenizerKind) -> None:
+    from tokenizers import decoders
+
+    before = [decoders.Strip(" ", 1, 0)] if "<bos>" not in kind.specials else []  # Llama's first space
+    tokenizer.decoder = {
+        WORDPIECE: decoders.WordPiece(prefix="##"),
+        BYTE_LEVEL: decoders.ByteLevel(),
+        UNIGRAM: decoders.Metaspace(),
+        METASPACE: decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *before]),
+    }[kind.model]
 
 
 def _wordpiece(kind: TokenizerKind, lowercase: bool) -> Tokenizer:

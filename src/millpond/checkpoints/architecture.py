@@ -85,7 +85,13 @@ class DecoderTraits:
     # Parts that have biases if config.json says so: `attention`, `mlp`; `qkv`: queries, keys and values always do
     biases: tuple[str, ...] = ()
     head_norms: bool = False  # query and key heads are normalized
+    whole_norms: bool = False  # those norms are of all heads as one row
     sandwich: bool = False  # each half of a layer has a norm after it too, and scores a scale of their own
+    post_norms: bool = False  # each half of a layer has a norm after it, and none before
+    # Words, scores and what a layer's halves add are multiplied by numbers of config.json (Granite)
+    multipliers: bool = False
+    partial: bool = False  # rotary positions of the default type may turn a part of a head
+    unrotated: str = ""  # field of config.json with a 0 for each layer that has no positions; empty: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,6 +117,16 @@ class MaskedHeadNames:
 
 # Qwen2ForRewardModel and Qwen2ForProcessRewardModel.
 QWEN_REWARD: tuple[FamilyStep, ...] = (Linear(name="score.0"), "relu", Linear(name="score.2"))
+
+
+# What precedes the backbone's tensors in files of these families, by `model_type`.
+_PREFIXES = {
+    "albert": "albert",
+    "deberta": "deberta",
+    "deberta-v2": "deberta",
+    "gpt_neox": "gpt_neox",
+    "jina_bert": "bert",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +193,7 @@ class Architecture:
         """What precedes the backbone's tensors in a class with a head, as transformers names them."""
         if self.encoder is not None:
             return self.encoder.prefix
-        return {"albert": "albert", "deberta": "deberta", "deberta-v2": "deberta", "jina_bert": "bert"}.get(
-            self.model_type, "model"
-        )
+        return _PREFIXES.get(self.model_type, "model")
 
     @property
     def classifiers(self) -> FamilyHead:

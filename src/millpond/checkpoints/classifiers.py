@@ -102,7 +102,7 @@ def token_scores(
         steps=(HeadRows(tokens=tokens, difference=difference),),
         labels=named if len(named) == count else tuple(f"LABEL_{index}" for index in range(count)),
         activation=activation,
-        divisor=divisor,
+        divisor=divisor * float(config.get("logits_scaling") or 1.0),  # Granite's
     )
 
 

@@ -75,6 +75,18 @@ _GEMMA2 = {
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
+MINISTRAL_ROPE: dict[str, Any] = {
+    "type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "max_position_embeddings": 262144,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
 _DEBERTA: dict[str, Any] = {
     **_BERT,
     "vocab_size": 128100,
@@ -230,6 +242,65 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
+    "phi3": {
+        **_LLAMA,
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 32000,
+        "sliding_window": None,
+    },
+    "olmo2": {**_LLAMA, "vocab_size": 50304, "rms_norm_eps": 1e-5, "pad_token_id": 1},
+    "granite": {
+        **_LLAMA,
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+    },
+    "smollm3": {
+        **_LLAMA,
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "pad_token_id": 128004,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "no_rope_layers": None,
+        "layer_types": None,
+    },
+    "ministral3": {
+        **_DECODER,
+        "vocab_size": 131072,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 11,
+        "sliding_window": None,
+        "rope_parameters": MINISTRAL_ROPE,
+    },
+    "gpt_neox": {
+        "vocab_size": 50432,
+        "hidden_size": 6144,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": None,
+        "use_parallel_residual": True,
+        "attention_bias": True,
+    },
     "gemma": {
         **_GEMMA,
         "hidden_size": 3072,
@@ -250,7 +321,7 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 # Base of the rotary angles where config.json gives none; 10,000 for other families.
-_THETA = {"nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
+_THETA = {"smollm3": 2_000_000.0, "nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
 # Of the families whose layers differ: the base of each kind, and the field of config.json that gives it.
 _THETA_BY_KIND = {
     "modernbert": {
@@ -333,6 +404,19 @@ def _complete_family(family: str, config: dict[str, Any]) -> None:
         config["sliding_window"] = config["local_attention"] // 2
     elif family == "gemma" and config["hidden_act"] == "gelu":  # older files mean the approximation by tanh
         config["hidden_act"] = "gelu_pytorch_tanh"
+    elif family == "smollm3" and config["no_rope_layers"] is None:
+        every = config.get("no_rope_layer_interval") or 4
+        config["no_rope_layers"] = [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
+    elif family == "phi3" and config.get("partial_rotary_factor") is None:
+        config["partial_rotary_factor"] = 1.0
+    elif family == "gpt_neox":
+        config["rope_theta"] = config.get("rope_theta") or config.get("rotary_emb_base") or 10_000.0
+        if config.get("partial_rotary_factor") is None:
+            config["partial_rotary_factor"] = config.get("rotary_pct", 0.25)
+    elif family == "granite" and not config["residual_multiplier"] > 0:
+        raise ModelLoadError(
+            f"residual_multiplier is {config['residual_multiplier']!r} in config.json; it must be more than 0"
+        )
     elif family == "gemma3_text" and config["use_bidirectional_attention"] and config["sliding_window"]:
         config["sliding_window"] = config["sliding_window"] // 2 + 1
     elif family in ("deberta", "deberta-v2", "roformer"):
@@ -361,6 +445,9 @@ def _complete_layers(family: str, config: dict[str, Any]) -> None:
     if family == "modernbert":
         every = config.get("global_attn_every_n_layers") or 3
         sliding = [i % every != 0 for i in range(count)]
+    elif family == "smollm3":
+        slides = config["use_sliding_window"] and config["sliding_window"] is not None
+        sliding = [bool(slides and not turns) for turns in config["no_rope_layers"]][:count]
     elif family in ("qwen2", "qwen3"):
         sliding = [config["sliding_window"] is not None and i >= config["max_window_layers"] for i in range(count)]
     else:

@@ -159,7 +159,7 @@ class AsyncEngine:
                 yield row
 
     async def token_spans(
-        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end"
+        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "auto"
     ) -> list[TokenSpans]:
         """As :meth:`Engine.token_spans`; the tokenizer works in a thread.
 

@@ -69,7 +69,7 @@ class TaskMethods(ABC):
         output_dtype: OutputDtype = "float32",
         adapter: str | None = None,
         long_texts: Literal["mean"] | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> EmbeddingOutput:
         """One vector per text.
@@ -85,7 +85,8 @@ class TaskMethods(ABC):
             adapter: One of ``spec.adapters``; by default the adapter for the role.
             long_texts: ``"mean"`` reads an over-long text to its end, in windows of ``max_length``, each with special
                 tokens and prompt; the windows' vectors are averaged, weighted by their tokens. Nothing is truncated.
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
@@ -116,7 +117,7 @@ class TaskMethods(ABC):
         normalize: bool | None = None,
         adapter: str | None = None,
         spans: Sequence[Sequence[tuple[int, int]]] | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> TokenEmbeddingOutput:
         """One matrix per text: a row for each token, special tokens and prompt included.
@@ -134,7 +135,8 @@ class TaskMethods(ABC):
             adapter: One of ``spec.adapters``; by default the adapter for the role.
             spans: Late chunking: for each text its chunks, as half-open character spans. The matrix then has a row for
                 each span, the mean of its tokens in the context of the whole text (Günther et al., 2024).
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
@@ -155,14 +157,20 @@ class TaskMethods(ABC):
         return output
 
     def sparse_embed(
-        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end", show_progress: bool = False
+        self,
+        texts: Sequence[str],
+        *,
+        role: Role | None = None,
+        truncate: Truncate = "auto",
+        show_progress: bool = False,
     ) -> SparseEmbeddingOutput:
         """Weights of vocabulary entries for each text: SPLADE checkpoints and BGE-M3.
 
         Args:
             texts: A list of texts.
             role: ``"query"`` or ``"document"``, for a checkpoint that reads them differently.
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
@@ -180,7 +188,7 @@ class TaskMethods(ABC):
         template: str | None = None,
         multi_label: bool = False,
         activation: bool | Activation | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> ClassificationOutput:
         """Probabilities of the checkpoint's classes for each text, or of labels that the caller names.
@@ -195,7 +203,8 @@ class TaskMethods(ABC):
             activation: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``, ``"softmax"``. By default the
                 checkpoint's own (``problem_type``, sentence-transformers' key), else softmax over several classes and
                 sigmoid for one.
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
@@ -221,7 +230,7 @@ class TaskMethods(ABC):
         multi_label: bool = False,
         aggregation: Aggregation = "none",
         activation: bool | Activation | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> TokenClassificationOutput:
         """Entities of each text, with their character spans.
@@ -236,7 +245,8 @@ class TaskMethods(ABC):
                 tokens into entities as transformers' pipeline does.
             activation: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``, ``"softmax"``; by default the
                 checkpoint's own.
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
@@ -264,7 +274,7 @@ class TaskMethods(ABC):
         method: ScoreMethod = "auto",
         activation: bool | Activation | None = None,
         instruction: str | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> ScoreOutput:
         """How well documents answer queries: 1-1, 1-N or N-N.
@@ -302,7 +312,7 @@ class TaskMethods(ABC):
         top_n: int | None = None,
         method: ScoreMethod = "auto",
         instruction: str | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> RerankOutput:
         """Documents sorted by how well they answer a query, best first.
@@ -350,7 +360,7 @@ class TaskMethods(ABC):
         step_tag_id: int | None = None,
         returned_token_ids: Sequence[int] | None = None,
         activation: bool | Activation | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> RewardOutput:
         """Rewards, raw by default: one row for a text, or one for each of its steps.
@@ -363,7 +373,8 @@ class TaskMethods(ABC):
             returned_token_ids: Of a language model: return the logits of these vocabulary entries as the columns
                 (math-shepherd: good and bad).
             activation: ``True`` turns logits into probabilities (softmax over several columns, sigmoid for one).
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:

@@ -51,7 +51,8 @@ class PoolingParams:
         adapter: The name of one of the checkpoint's adapters (jina-embeddings-v3: ``spec.adapters``); ``None`` is the
             role's adapter.
         long_texts: ``"mean"`` embeds an over-long text in windows and averages them, weighted by their tokens.
-        truncate: The end at which an over-long text is cut, or ``"error"``.
+        truncate: The end at which an over-long text is cut (``"auto"``: the one that the checkpoint names), or
+            ``"error"``.
         truncate_prompt_tokens: Cut to this many tokens instead of the model's maximum (-1 is the maximum).
         output_dtype: Type of the returned vectors.
     """
@@ -74,7 +75,7 @@ class PoolingParams:
     aggregation: Aggregation = "none"
     adapter: str | None = None
     long_texts: Literal["mean"] | None = None
-    truncate: Truncate = "end"
+    truncate: Truncate = "auto"
     truncate_prompt_tokens: int | None = None
     output_dtype: OutputDtype = "float32"
 

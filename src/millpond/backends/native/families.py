@@ -15,6 +15,7 @@ from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.albert import albert_plan
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
+from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
 from millpond.backends.native.plans.jina_bert import jina_bert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.plan import PlanBuilder
@@ -34,6 +35,7 @@ from millpond.checkpoints.weights import StoredTensor, stored_tensors, weight_fi
 _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {
     "albert": albert_plan,
     **dict.fromkeys(("deberta", "deberta-v2"), deberta_plan),
+    "gpt_neox": gpt_neox_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "jina_bert": jina_bert_plan,
     "modernbert": modernbert_plan,

@@ -79,7 +79,9 @@ class Formulas:
         """A layer norm's weights."""
         return (structs.LAYER_NORM, _doubles(weight), _doubles(bias), epsilon)
 
-    def rms_norm(self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0) -> tuple[Any, ...]:
+    def rms_norm(
+        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, dim: int | None = None
+    ) -> tuple[Any, ...]:
         """An RMS norm's weights."""
         numbers = _doubles(weight)
         return (structs.RMS_NORM, None if numbers is None else numbers + offset, None, epsilon)

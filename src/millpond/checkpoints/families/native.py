@@ -72,6 +72,6 @@ def _changed_arithmetic(row: Architecture, config: Mapping[str, Any]) -> str | N
     by_layer = rope.values() if isinstance(rope, Mapping) else ()  # Gemma 3 has one for each type of layer
     for scaling in (rope, *by_layer):
         kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
-        if kind in ("dynamic", "longrope"):
+        if kind in ("dynamic", "longrope") and not config.get("positions_end"):
             return f"rope scaling {kind!r} (it would make one text's vector depend on its neighbours')"
     return None

@@ -27,6 +27,7 @@ class TokenizerFile:
     limit: int | None  # `model_max_length`; `None` if no file has it
     specials: Mapping[str, str]  # special tokens by role (`cls_token` and so on)
     typed: bool  # whether the class returns token types
+    cuts_start: bool = False  # whether a text that is too long loses its start: `truncation_side` is left
     cleans_up: bool = False  # whether a decoded text loses the spaces before its signs
 
 
@@ -89,6 +90,7 @@ def _read(folder: Path) -> TokenizerFile:
     if from_json and _ends_by_own_code(fields):
         last, held = plain_ends(backend, setup, bos=False, eos=True), backend.post_processor
         backend.post_processor = last if held is None else processors.Sequence([held, last])
+    side = fields.get("truncation_side") or (backend.truncation or {}).get("direction")
     backend.no_padding()
     backend.no_truncation()
     limit, names = fields.get("model_max_length", fields.get("max_len")), fields.get("model_input_names")
@@ -97,6 +99,7 @@ def _read(folder: Path) -> TokenizerFile:
         limit=None if limit is None else int(limit),
         specials={role: texts[role] for role in (*ROLES, *texts) if role in texts},
         typed=kind.typed if names is None else "token_type_ids" in names,
+        cuts_start=str(side).lower() == "left",
         cleans_up=bool(setup.get("clean_up_tokenization_spaces", False)) and type(backend.model).__name__ != "BPE",
     )
 

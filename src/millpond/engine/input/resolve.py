@@ -136,7 +136,7 @@ def plan(
         prompt=prompt,
         skip=loaded.encoder.texts.prompt_length(prompt) if prompt and not loaded.include_prompt else 0,
         limit=_limit(params, spec),
-        truncate=params.truncate,
+        truncate=loaded.encoder.texts.side if params.truncate == "auto" else params.truncate,
         width=_width(task, params, spec) if vectors else loaded.width(output),
         normalize=vectors and (spec.normalize if params.normalize is None else params.normalize),
         output_dtype=params.output_dtype,

@@ -64,6 +64,7 @@ class TextTokenizer:
         reward_token: int | None = None,  # appended to a conversation by reward models that read their score there
         typed: bool = False,  # whether the checkpoint reads token types
         specials: Mapping[str, str] | None = None,
+        side: Truncate = "end",  # which end of a text is cut if the caller names none
         cleans_up: bool = False,  # whether a decoded text loses the spaces before its signs
     ) -> None:
         backend.no_padding()
@@ -77,6 +78,7 @@ class TextTokenizer:
         self.limit = limit
         self.typed = typed
         self.specials = dict(specials or {})
+        self.side: Truncate = side
         self._cleans_up = cleans_up
         self.long_texts = LongTexts(backend, self.fold)
         probe = backend.encode("a").special_tokens_mask
@@ -106,6 +108,7 @@ class TextTokenizer:
             reward_token=reward_token,
             typed=read.typed,
             specials=specials,
+            side="start" if read.cuts_start else "end",
             cleans_up=read.cleans_up,
         )
 

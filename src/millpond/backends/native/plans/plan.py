@@ -258,14 +258,15 @@ class PlanBuilder:
         return self._norm_weights(structs.LAYER_NORM, numbers, self._floats(bias), epsilon, order)
 
     def rms_norm(
-        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, of_heads: bool = False
+        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, dim: int | None = None
     ) -> structs.NormWeights:
         """The weights of an RMS norm; ``offset`` is added to them (1 for Gemma).
 
-        ``of_heads``: of heads that are turned.
+        ``dim``: of one or more heads of so many columns, which are turned.
         """
         numbers = self._floats(weight)
-        order = _head_rows(1, len(numbers), 1) if of_heads and numbers is not None else None
+        count = 0 if dim is None or numbers is None else len(numbers) // dim
+        order = _head_rows(count, dim, count) if dim is not None and count else None
         whole = None if numbers is None else numbers + np.float32(offset)
         return self._norm_weights(structs.RMS_NORM, whole, None, epsilon, order)
 

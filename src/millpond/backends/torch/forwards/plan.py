@@ -140,7 +140,7 @@ class TorchPlan:
         return norm
 
     def rms_norm(
-        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, of_heads: bool = False
+        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, dim: int | None = None
     ) -> nn.Module:
         """An RMS norm; ``offset`` 1: its weights are those stored + 1."""
         assert weight is not None
@@ -354,17 +354,19 @@ class _Turn(nn.Module):
     """Cosines and sines of a rotation, ``[tokens, 1, dim]`` each; once for all layers."""
 
     frequencies: torch.Tensor  # [dim / 2]
+    scales: torch.Tensor  # [dim]
 
     def __init__(self, rotation: Rotation, dim: int, device: torch.device) -> None:
         super().__init__()
-        self.register_buffer("frequencies", torch.from_numpy(rotation.frequencies[: dim // 2]).to(device))
-        self.scale = float(rotation.scale)
+        half = dim // 2
+        self.register_buffer("frequencies", torch.from_numpy(rotation.frequencies[:half]).to(device))
+        self.register_buffer("scales", torch.from_numpy(np.tile(rotation.scales[:half], 2)).to(device))
 
     def forward(self, flow: Flow) -> tuple[torch.Tensor, torch.Tensor]:
         if self not in flow.made:
             angles = flow.positions[:, None].float() * self.frequencies
             both = torch.cat([angles, angles], 1)[:, None]
-            flow.made[self] = tuple((part(both) * self.scale).to(flow.heads.dtype) for part in (torch.cos, torch.sin))
+            flow.made[self] = tuple((part(both) * self.scales).to(flow.heads.dtype) for part in (torch.cos, torch.sin))
         made: tuple[torch.Tensor, torch.Tensor] = flow.made[self]
         return made
 

@@ -31,6 +31,7 @@ def read_as_file(folder: Path) -> TokenizerFile:
         limit=tokenizer.model_max_length,
         specials={role: str(token) for role, token in tokenizer.special_tokens_map.items()},
         typed="token_type_ids" in tokenizer.model_input_names,
+        cuts_start=tokenizer.truncation_side == "left",
         cleans_up=bool(tokenizer.clean_up_tokenization_spaces),
     )
 
