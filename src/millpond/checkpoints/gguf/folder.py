@@ -17,11 +17,11 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from millpond.checkpoints.gguf.file import GgufFile, read_gguf
+from millpond.checkpoints.gguf.tensors import LINK, mapped, write_places
 from millpond.checkpoints.gguf.vocabulary import write_vocabulary
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.support.cache_folder import cache_folder
 
-LINK = "weights-of-millpond.gguf"
 _VERSION = 1  # of what is written
 # What llama.cpp pools by: its numbers, and sentence-transformers' names.
 _POOLING = {1: "mean", 2: "cls", 3: "lasttoken"}
@@ -55,7 +55,8 @@ def as_folder(path: Path) -> Path:
 
 
 def _write(file: GgufFile, folder: Path) -> None:
-    config = _config(file)
+    places, config = file.backbone(), _config(file)
+    write_places(folder, places)
     width, limit = int(file.get("embedding_length")), int(file.get("context_length", 512))
     _dump(folder / "config.json", config)
     write_vocabulary(file, folder, limit=limit)
@@ -84,22 +85,23 @@ def _write(file: GgufFile, folder: Path) -> None:
 def _config(file: GgufFile) -> dict[str, Any]:
     """config.json of the source, as far as the arithmetic goes."""
     row, config = file.row, dict(file.row.config)
+    types = file.places.get("token_types.weight")
     for name, key in row.fields.items():
         value = file.get(key, row.defaults.get(name))
         if value is None:
             raise ModelLoadError(f"{file.path} has no {file.name}.{key}, which config.json's {name} is made from")
         config[name] = value
-    backbone = file.backbone()
-    config["vocab_size"] = file.tensors["token_embd.weight"].shape[0]
-    types = next((tensor for name, tensor in backbone.items() if "token_type_embeddings" in name), None)
+    if "token_embd.weight" not in file.places:
+        raise ModelLoadError(f"{file.path} has no tensor token_embd.weight; fetch it again")
+    config["vocab_size"] = file.places["token_embd.weight"].shape[0]
     if types is not None:
         config["type_vocab_size"] = types.shape[0]
     if file.get("attention.causal") is True and row.vocabulary == "bert":
         raise UnsupportedArchitectureError(f"{file.path} is a causal {file.name}, which millpond does not run")
     if file.get("rope.scaling.type") not in (None, "none"):
         raise UnsupportedArchitectureError(
-            f"{file.path} scales its rotary positions ({file.name}.rope.scaling.type), which millpond does not read from "
-            "GGUF; name the checkpoint that it was converted from"
+            f"{file.path} scales its rotary positions ({file.name}.rope.scaling.type), which millpond does not read "
+            "from GGUF; name the checkpoint that it was converted from"
         )
     return config
 
@@ -116,13 +118,13 @@ def _pooling(file: GgufFile) -> str:
 
 
 def _dense(file: GgufFile, name: str) -> Any:
-    tensor = file.tensors.get(f"{name}.weight")
-    if tensor is None:
+    place = file.places.get(f"{name}.weight")
+    if place is None:
         raise UnsupportedArchitectureError(
-            f"{file.path} lacks {name}.weight, a layer that the vectors of {file.name} go through; convert it again with "
-            "convert_hf_to_gguf.py --sentence-transformers-dense-modules"
+            f"{file.path} lacks {name}.weight, a layer that the vectors of {file.name} go through; convert it again "
+            "with convert_hf_to_gguf.py --sentence-transformers-dense-modules"
         )
-    return np.ascontiguousarray(tensor.float32())
+    return np.ascontiguousarray(mapped(file.path, {name: place})[name].float32())
 
 
 def _dump(path: Path, content: Any) -> None:

@@ -11,7 +11,7 @@ from millpond.checkpoints.gguf.file import GgufFile
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 
 # Types of tokens.
-_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED = 1, 2, 3, 4, 5
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4
 _SPACE = "▁"
 # Special tokens by role: the keys of their ids; the first that the file has counts.
 _ROLES = {
@@ -68,12 +68,12 @@ def _byte_pairs(file: GgufFile, tokens: list[str], folder: Path) -> dict[str, An
     words = _of(file, "pre")
     if words != "qwen2":
         raise UnsupportedArchitectureError(
-            f"{file.path} splits words by {words!r}, and millpond reads those split by 'qwen2'; name the checkpoint that "
-            "it was converted from"
+            f"{file.path} splits words by {words!r}, and millpond reads those split by 'qwen2'; name the checkpoint "
+            "that it was converted from"
         )
     types = _types(file, tokens)
-    plain = {token: i for i, (token, kind) in enumerate(zip(tokens, types, strict=True)) if kind == _NORMAL}
-    (folder / "vocab.json").write_text(json.dumps(plain, ensure_ascii=False), encoding="utf-8")
+    ids = {token: i for i, token in enumerate(tokens)}
+    (folder / "vocab.json").write_text(json.dumps(ids, ensure_ascii=False), encoding="utf-8")
     merges = "\n".join(("#version: 0.2", *(_of(file, "merges") or ()), ""))
     (folder / "merges.txt").write_text(merges, encoding="utf-8")
     flags = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False)

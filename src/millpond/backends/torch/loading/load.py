@@ -20,6 +20,7 @@ from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.families.native import rename
+from millpond.checkpoints.gguf.tensors import LINK
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.layouts.gliner import of_backbone
 from millpond.checkpoints.layouts.sparse import StaticWeights
@@ -84,7 +85,9 @@ def _load_by_transformers(
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
+    # What transformers does not find by itself
     renamed = checkpoint.layout.gliner is not None or hasattr(architecture.terms(), "rename")
+    renamed = renamed or (folder / LINK).is_file()
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
         hidden = ("auto_map", "_attn_implementation", "quantization_config")  # what the native class must not see
         fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}
