@@ -24,8 +24,8 @@ _KINDS = {True: "decoder", False: "encoder"}
 # The columns of the table of tasks, and the families that have such checkpoints.
 COLUMNS: Mapping[str, Callable[[Architecture], bool]] = {
     "embedder": lambda row: True,
-    "classifier": lambda row: True,
-    "cross-encoder": lambda row: True,
+    "classifier": lambda row: "ForSequenceClassification" not in row.refused,
+    "cross-encoder": lambda row: "ForSequenceClassification" not in row.refused,
     "token classifier": lambda row: True,
     "reward model": lambda row: True,
     "late interaction": lambda row: True,
@@ -42,6 +42,11 @@ _TEXT = """\
 A checkpoint runs if its `model_type` in config.json is in the first table, and `architectures` names a class of that
 family. All others are refused by name. `millpond models` prints the table, and `millpond models MODEL` describes one
 checkpoint (tasks, pooling, widths, prompts, labels) without loading its weights. `trust_remote_code` is never needed.
+
+Weights are read from safetensors, whole or in shards, in any precision that is not quantized; from `pytorch_model.bin`
+where torch is installed; and, where there is neither, from the initializers of `model.onnx` (also
+`model_optimized.onnx`, `model_fp16.onnx`, and in `onnx/`), as torch's exporters and onnxruntime's optimizer write it.
+No graph is run.
 
 ## Families
 
@@ -87,7 +92,8 @@ cell.
   (one label) `score`, `rerank` and `reward` too, a **token classifier** `token_classify`, a **reward model**
   (`*ForRewardModel`) `reward`, **late interaction** (ColBERT) `token_embed`, `score` and `rerank`, an **LLM reranker**
   (a language model that scores pairs by tokens of its vocabulary) `score` and `rerank`, **SPLADE** `sparse_embed`.
-  BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token.
+  BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token, and an embedder that ends with a
+  SparseAutoEncoder (CSR) has it alone; `convert="embed"` gives the vectors before the code.
 - A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
   [labels of your own](tasks.md#entities), a classifier of entailment `classify` with
   [labels of your own](tasks.md#classes).
@@ -103,7 +109,9 @@ README.md says `text-ranking` or `text-classification` is refused, with what to 
 
 {rerankers}
 
-`JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its score depends on the list.
+Two have heads behind their last layers: `hf_overrides={{"cutoff_layers": 28}}` runs so many layers only. Tokens are not
+compressed (`compress_ratio`). `JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its
+score depends on the list.
 
 ## Matryoshka
 
@@ -177,17 +185,27 @@ def _backend(row: Architecture) -> str:
 
 def _own_code(code: RemoteCode) -> tuple[str, ...]:
     named = "" if code.names == ".*" else f" of {_code(code.names)}"
-    pooling = "" if code.pooling is None else f"; pooling `{'+'.join(code.pooling.modes)}` without the prompt"
-    changed = ", ".join(f"`{name}: {str(value).lower()}`" for name, value in code.fields.items())
-    return (_code(code.pattern) + named, _codes(code.model_types), changed + pooling or "nothing")
+    parts = [", ".join(f"`{name}: {str(value).lower()}`" for name, value in code.fields.items())]
+    if code.pooling is not None:
+        prompt = "" if code.pooling.include_prompt else " without the prompt"
+        parts.append(f"pooling `{'+'.join(code.pooling.modes)}`{prompt}")
+    if code.projection:
+        parts.append(f"states times `{code.projection}`")
+    return (_code(code.pattern) + named, _codes(code.model_types), "; ".join(filter(None, parts)) or "nothing")
 
 
 def _recognized(row: Architecture) -> str:
     """The fields of config.json by which a family with another one's ``model_type`` is recognized."""
-    return " and ".join(f"`{key}: {value}`" for key, value in row.recognized_by.items())
+    return " and ".join(
+        f"`{key}: {value}`" + (" or more" if isinstance(value, int) else "") for key, value in row.recognized_by.items()
+    )
 
 
 def _score(family: RerankerFamily) -> str:
+    if family.layer_heads:
+        return (
+            "the head of the last layer run" if family.layer_heads == "own" else "the first head, of the last layer run"
+        )
     if not family.tokens:
         return "a score head"
     named = [f"token {token}" if isinstance(token, int) else f"`{token}`" for token in family.tokens]

@@ -13,7 +13,9 @@ from millpond.checkpoints.defaults import _DEFAULTS, complete
 from millpond.checkpoints.families.native import translate
 from millpond.errors import ModelLoadError
 
-ROWS = {row.model_type: row for row in ARCHITECTURES if row.model_type in _DEFAULTS}
+# Families whose fields no class of transformers has.
+OWN = ("nomic_bert_moe",)
+ROWS = {row.model_type: row for row in ARCHITECTURES if row.model_type in _DEFAULTS and row.model_type not in OWN}
 # Families that transformers has no class of, and the one whose fields theirs are.
 LIKE = {"llama_bidirec": "llama", "internlm2": "llama", "jina_bert": "bert"}
 # Fields in which checkpoints of a family differ, as their config.json spells them.
@@ -90,8 +92,8 @@ def test_a_checkpoint_s_config_is_read_as_transformers_reads_it(family, tmp_path
     folder = write_checkpoint(tmp_path / "model", family)
     config = json.loads((folder / "config.json").read_text())
     row = find(config, family)
-    if row.model_type not in _DEFAULTS:
-        pytest.skip("no plan")
+    if row.model_type not in ROWS:
+        pytest.skip("no plan, or no class")
     native = translate(row, config, family)
     check(native, complete(native, row), LIKE.get(row.model_type, row.model_type))
 

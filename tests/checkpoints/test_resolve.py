@@ -162,8 +162,8 @@ def empty(folder: Path) -> Path:
 KINDS: list[tuple[str, Callable[[Path], Path], tuple[str, ...]]] = [
     ("gguf", only("model-Q4_K_M.gguf"), ("GGUF", "model-Q4_K_M.gguf", "name the file itself")),
     ("gguf beside config.json", beside_config("model.gguf"), ("GGUF", "model.gguf", "name the file itself")),
-    ("onnx", only("onnx/model.onnx", "tokenizer.json"), ("ONNX", "model.onnx", "exported from")),
-    ("onnx beside config.json", beside_config("onnx/model.onnx"), ("ONNX", "model.onnx", "exported from")),
+    ("onnx", only("onnx/model.onnx", "tokenizer.json"), ("config.json is missing beside the weights",)),
+    ("quantized onnx", beside_config("onnx/model_int8.onnx"), ("ONNX", "model_int8.onnx", "exported from")),
     ("openvino", beside_config("openvino/openvino_model.xml"), ("OpenVINO", "exported from")),
     ("tensorflow", beside_config("tf_model.h5"), ("TensorFlow", "tf_model.h5", "from_tf=True")),
     ("flax", beside_config("flax_model.msgpack"), ("Flax", "convert")),
@@ -222,7 +222,7 @@ def test_a_pooling_folder_of_its_own_is_no_backbone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "way_out"),
     [
-        ("model.onnx", "ONNX is for another runtime"),
+        ("model.onnx", "pass the folder that holds it"),
         ("model.safetensors", "pass the folder that holds it"),
         ("notes.txt", "pass the folder that holds config.json"),
     ],

@@ -6,6 +6,7 @@ from tests.native.models import (
     PRECISIONS,
     ROUNDING,
     assert_near,
+    built,
     copied,
     encoded,
     encoder_of,
@@ -23,8 +24,10 @@ from tests.pairwise import pairwise
 
 from millpond.backends.native import structs
 from millpond.backends.native.encoder import bounds_of
-from millpond.backends.native.formulas import activated, normalized, rotated
+from millpond.backends.native.formulas import Inputs, activated, formulas, normalized, rotated
+from millpond.backends.native.kernels import kernels_of
 from millpond.backends.native.packing.weight_packer import tensor_of
+from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
 
 # --- Steps of the native encoder but attention and activations, against the same in float64 ---------------------------
@@ -323,6 +326,43 @@ def test_all_heads_are_normalized_as_one_row(isa, dim, heads, sums):
     total = normal + rows
     expected = normalized(total, structs.RMS_NORM, None, None, 1e-3) + (rows if sums else 0)
     assert_near(encoded(encoder, count), expected, (40 * ROUNDING[dtype] + 1e-6) * (1 + abs(total) + abs(rows)))
+
+
+@every_isa
+@pairwise(
+    gated=[False, True], renormalized=[False, True], top=[1, 2, 5], columns=[40, 64], count=[5, 33], threads=[1, 2]
+)
+def test_a_mixture_is_the_weighted_sum_of_what_a_row_s_experts_give(
+    isa, gated, renormalized, top, columns, count, threads
+):
+    """In float32: in less a choice may be another one. Some experts have no row, and some texts no more than one."""
+    inner, lengths = 400, [3, 61, 150, 1]
+    words = numbers((sum(lengths), columns), "float32")
+
+    def layer(out, into, seed):
+        return linear(numbers((out, into), "float32", seed) * into**-0.5)
+
+    def model(builder, dtype="float32"):
+        builder.embed(tensor_of(words))
+        builder.norm(copied(), columns)
+        feeds = [
+            Expert(
+                up=layer(inner, columns, 3 * e + 2),
+                down=layer(columns, inner, 3 * e + 3),
+                gate=layer(inner, columns, 3 * e + 4) if gated else None,
+            )
+            for e in range(count)
+        ]
+        bias = tensor_of(numbers(columns, "float32", 9))
+        router = layer(count, columns, 1)
+        builder.experts(router, feeds, "silu", top=top, renormalized=renormalized, bias=bias)
+        builder.norm(copied(), columns)
+
+    kernels = kernels_of("float32", isa)
+    encoder = built(kernels, model)
+    ids = tokens(sum(lengths))
+    expected = formulas(model, "float32", Inputs(lengths=lengths, ids=ids))
+    assert_near(encoder.encode(ids, bounds_of(lengths), threads=threads), expected, 2e-5 * abs(expected).max())
 
 
 # --- Activations of the native encoder: every region of their arguments, and numbers that are none --------------------

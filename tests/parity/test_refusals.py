@@ -237,7 +237,11 @@ DAMAGES: Rows = [
     (classifier("modernbert"), fields(classifier_activation="splash"), "activation 'splash' of its head is unknown"),
 ]
 ARCHITECTURES: Rows = [
-    (model(), fields(model_type="pondformer", architectures=["PondModel"]), r"PondModel.*pondformer.*it runs bert"),
+    (
+        model(),
+        fields(model_type="pondformer", architectures=["PondModel"]),
+        r"PondModel.*pondformer.*it runs longformer",
+    ),
     *(
         (model(family), fields(architectures=[claimed]), claimed)
         for family in ("bert", "modernbert", "jina", "llama", "qwen3", "gpt2")

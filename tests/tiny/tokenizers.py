@@ -95,6 +95,13 @@ KINDS = {
         "[CLS] $A [SEP]",
         {**_BERT_ROLES, "pad_token": "<pad>", "unk_token": "<unk>", **_BERT_ENDS},
     ),
+    "big-bird": TokenizerKind(
+        UNIGRAM,
+        "BigBirdTokenizer",
+        ("<pad>", "</s>", "<s>", "<unk>", "[SEP]", "[CLS]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_ENDS, **_BERT_ROLES, "unk_token": "<unk>", "pad_token": "<pad>"},
+    ),
     "deberta": TokenizerKind(
         UNIGRAM,
         "DebertaV2Tokenizer",

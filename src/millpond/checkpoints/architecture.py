@@ -77,8 +77,9 @@ class DecoderTraits:
     """How a class of transformers differs from Llama's."""
 
     activation: str = "hidden_act"  # field of config.json that names the activation
-    # Where a layer's sliding window is found: its attention, the config, or nowhere
-    window: Literal["layer", "config"] | None = None
+    # Where a layer's sliding window is found: its attention, the config, or nowhere; `radius`: as `layer`, but that
+    # of the config does not count the own position
+    window: Literal["layer", "radius", "config"] | None = None
     centred: bool = False  # norms multiply by `1 + weight`, and embeddings come scaled
     softcap: bool = False  # attention scores are capped
     rotary_by_kind: bool = False  # rotary angles differ between kinds of layers
@@ -91,6 +92,7 @@ class DecoderTraits:
     # Words, scores and what a layer's halves add are multiplied by numbers of config.json (Granite)
     multipliers: bool = False
     partial: bool = False  # rotary positions of the default type may turn a part of a head
+    experts: bool = False  # layers have a mixture of experts, but those that config.json leaves out
     unrotated: str = ""  # field of config.json with a 0 for each layer that has no positions; empty: none
 
 
@@ -124,6 +126,7 @@ _PREFIXES = {
     "albert": "albert",
     "deberta": "deberta",
     "deberta-v2": "deberta",
+    "mobilebert": "mobilebert",
     "gpt_neox": "gpt_neox",
     "jina_bert": "bert",
 }
@@ -140,10 +143,14 @@ class Architecture:
     positions: Literal["absolute", "rotary", "relative", "none"]
     example: str  # a well-known checkpoint
     aliases: tuple[str, ...] = ()  # other `model_type` values of the family
-    # Fields of config.json that mark this family where `model_type` is another family's
-    recognized_by: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # Fields of config.json that mark this family where `model_type` is another family's; a number: at least so much
+    recognized_by: Mapping[str, str | int] = field(default_factory=dict, hash=False)
     names: tuple[str, ...] = ()  # class names besides `prefix` and a suffix
+    # Endings of class names that are not run, and why not
+    refused: Mapping[str, str] = field(default_factory=dict, hash=False)
     native: str = ""  # transformers' class, if it is not `{prefix}Model`
+    # `model_type` of the decoder that it is without the causal mask, under a name of its own; empty: none
+    unmasked: str = ""
     # The module of :mod:`millpond.checkpoints.families` with the terms of its checkpoints, either or both of
     # `translate(config, name) -> dict` (config.json as the native class reads it, its `model_type` included) and
     # `rename(tensors, config) -> dict` (the checkpoint's tensors under the native names)
@@ -200,6 +207,16 @@ class Architecture:
         """The steps that its classifiers compute."""
         return self.head or (DECODER_HEAD if self.decoder else ENCODER_HEAD)
 
+    def is_recognized(self, config: Mapping[str, Any]) -> bool:
+        """Whether config.json has the fields that mark this family."""
+
+        def agrees(given: object, wanted: str | int) -> bool:
+            return given == wanted if isinstance(wanted, str) else isinstance(given, int) and given >= wanted
+
+        return bool(self.recognized_by) and all(
+            agrees(config.get(name), own) for name, own in self.recognized_by.items()
+        )
+
     def terms(self) -> ModuleType | None:
         """The module of its checkpoints' terms, if they have their own."""
         return None if self.family is None else import_module(f"millpond.checkpoints.families.{self.family}")
@@ -233,9 +250,13 @@ class Architecture:
         return (1 if padding is None else int(padding)) + 1
 
     def capacity(self, config: Mapping[str, Any]) -> int | None:
-        """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none."""
-        length = config.get("max_position_embeddings")
-        return None if length is None else int(length) - self.position_offset(config)
+        """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none.
+
+        A family's ``translate`` may give fewer, ``longest_text``.
+        """
+        length, least = config.get("max_position_embeddings"), config.get("longest_text")
+        covered = None if length is None else int(length) - self.position_offset(config)
+        return covered if least is None or covered is None else min(covered, int(least))
 
     def bounded(self, config: Mapping[str, Any]) -> bool:
         """Whether a text must end where :meth:`capacity` does; a family's ``translate`` may say ``positions_end``."""

@@ -31,12 +31,13 @@ from millpond.checkpoints.classifier_steps import (
     DEBERTA_HEAD,
     ELECTRA_HEAD,
     EUROBERT_HEAD,
+    HIDDEN_ACT_HEAD,
     LLAMA_POOLING,
     MODERNBERT_HEAD,
     POOLER_HEAD,
     ROBERTA_HEAD,
-    ROFORMER_HEAD,
     SCORE,
+    ULTRABERT_HEAD,
     ConfigField,
     FamilyHead,
     Linear,
@@ -55,6 +56,9 @@ _SUFFIXES = (
 _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
 _PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
+
+# What two or more rows have.
+_QWEN3 = DecoderTraits(window="layer", biases=("attention",), head_norms=True)
 
 # BERT-like families with other names than BERT.
 _DISTILBERT_NAMES = EncoderNames(
@@ -201,7 +205,7 @@ ARCHITECTURES = (
             rotary="encoder.embed_positions",
             fields=EncoderFields(embedding="embedding_size"),
         ),
-        head=ROFORMER_HEAD,
+        head=HIDDEN_ACT_HEAD,
         mlm=ROFORMER_MLM,
         example="junnyu/roformer_chinese_sim_char_base",
     ),
@@ -219,6 +223,45 @@ ARCHITECTURES = (
         head=POOLER_HEAD,
         mlm=REMBERT_MLM,
         example="google/rembert",
+    ),
+    _bert_like(
+        prefix="Longformer",
+        forward=_PLAN,
+        model_type="longformer",
+        offset_positions=True,
+        pooler=True,
+        family="longformer",
+        encoder=EncoderNames(prefix="longformer", fields=EncoderFields(window="attention_window")),
+        head=ROBERTA_HEAD,
+        refused={
+            "ForSequenceClassification": "whose first token attends to all others by weights of its own (global "
+            "attention), which millpond does not run; of Longformer it runs embedders, token classifiers and SPLADE"
+        },
+        mlm=roberta_mlm("longformer"),
+        example="allenai/longformer-base-4096",
+    ),
+    _bert_like(
+        prefix="BigBird",
+        forward=_PLAN,
+        model_type="big_bird",
+        token_types=True,
+        pooler=True,
+        family="big_bird",
+        encoder=EncoderNames(prefix="bert"),
+        head=HIDDEN_ACT_HEAD,
+        mlm=BERT_MLM,
+        example="google/bigbird-roberta-base",
+    ),
+    _bert_like(
+        prefix="MobileBert",
+        forward=_PLAN,
+        model_type="mobilebert",
+        half="bfloat16",
+        token_types=True,
+        pooler=True,
+        family="mobilebert",
+        head=replace(POOLER_HEAD, pooler_field="classifier_activation"),
+        example="typeform/mobilebert-uncased-mnli",
     ),
     _bert_like(
         prefix="DistilBert",
@@ -260,6 +303,19 @@ ARCHITECTURES = (
         forward=_ROTARY_ENCODER,
         head=POOLER_HEAD,
         example="nomic-ai/nomic-embed-text-v1.5",
+    ),
+    Architecture(
+        prefix="NomicBertMoe",
+        model_type="nomic_bert_moe",
+        names=tuple(f"NomicBert{suffix}" for suffix in _SUFFIXES),
+        pooling="mean",
+        positions="rotary",
+        token_types=True,
+        recognized_by={"model_type": "nomic_bert", "num_experts": 2},
+        family="nomic",
+        forward=_PLAN,
+        head=POOLER_HEAD,
+        example="nomic-ai/nomic-embed-text-v2-moe",
     ),
     Architecture(
         prefix="Gte",
@@ -354,6 +410,17 @@ ARCHITECTURES = (
         example="cross-encoder/nli-deberta-base",
     ),
     Architecture(
+        prefix="Ultrabert",
+        model_type="ultrabert",
+        pooling="mean",
+        positions="rotary",
+        family="ultrabert",
+        forward=_PLAN,
+        traits=DecoderTraits(window="radius", rotary_by_kind=True, biases=("attention", "mlp")),
+        head=ULTRABERT_HEAD,
+        example="dmis-lab/UltraBERT-150M",
+    ),
+    Architecture(
         prefix="EuroBert",
         model_type="eurobert",
         pooling="mean",
@@ -377,7 +444,7 @@ ARCHITECTURES = (
         positions="rotary",
         decoder=True,
         half="bfloat16",
-        family="llama_bidirectional",
+        unmasked="llama",
         forward=_DECODER,
         traits=DecoderTraits(biases=("attention", "mlp")),
         head=FamilyHead(sequence=SCORE, tokens=SCORE, pooling=LLAMA_POOLING, divisor="temperature"),
@@ -410,8 +477,27 @@ ARCHITECTURES = (
         prefix="Qwen3",
         model_type="qwen3",
         names=("JinaForRanking",),
-        traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
+        traits=_QWEN3,
         example="Qwen/Qwen3-Embedding-0.6B",
+    ),
+    _decoder(
+        prefix="PPLXQwen3",
+        model_type="bidirectional_pplx_qwen3",
+        native="Qwen3Model",
+        unmasked="qwen3",
+        pooling="mean",
+        traits=_QWEN3,
+        example="perplexity-ai/pplx-embed-v1-0.6b",
+    ),
+    _decoder(
+        prefix="BidirLM",
+        model_type="bidirlm",
+        native="Qwen3Model",
+        unmasked="qwen3",
+        pooling="mean",
+        half="bfloat16",
+        traits=_QWEN3,
+        example="BidirLM/BidirLM-0.6B-Embedding",
     ),
     _decoder(
         prefix="Gemma",
@@ -423,6 +509,9 @@ ARCHITECTURES = (
     _decoder(
         prefix="Gemma2",
         model_type="gemma2",
+        aliases=("cost_wise_gemma",),
+        names=("CostWiseGemmaModel", "CostWiseGemmaForCausalLM"),
+        family="layerwise",
         half="bfloat16",
         traits=DecoderTraits(
             centred=True,
@@ -470,6 +559,9 @@ ARCHITECTURES = (
     _decoder(
         prefix="Granite",
         model_type="granite",
+        aliases=("minicpm",),
+        names=("LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
+        family="layerwise",
         half="bfloat16",
         forward=_PLAN,
         traits=DecoderTraits(biases=("attention", "mlp"), multipliers=True),
@@ -496,8 +588,8 @@ ARCHITECTURES = (
         prefix="Qwen3Moe",
         model_type="qwen3_moe",
         half="bfloat16",
-        forward=None,
-        traits=None,
+        forward=None,  # transformers' class multiplies all experts at once on a GPU
+        traits=DecoderTraits(window="config", biases=("attention",), head_norms=True, experts=True),
         example="Qwen/Qwen3-30B-A3B-Base",
     ),
     _decoder(
@@ -553,20 +645,19 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     """The row for a checkpoint's config.json."""
     model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
     # A checkpoint whose model_type is another family's, else by it.
-    recognized = (
-        row
-        for row in ARCHITECTURES
-        if row.recognized_by and all(config.get(name) == value for name, value in row.recognized_by.items())
-    )
+    recognized = (row for row in ARCHITECTURES if row.is_recognized(config))
     row = next(recognized, None) or row_of(str(model_type))
     if row is None:
         raise UnsupportedArchitectureError(_unknown_family(config, name))
+    why_not = row.refused.get(str(claimed).removeprefix(row.prefix))
+    backbone = f'for the backbone alone pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
+    if why_not is not None:
+        raise UnsupportedArchitectureError(f"{name} is a {claimed}, {why_not}; {backbone}")
     if claimed is not None and claimed not in class_names(row):
         heads = ["MaskedLM", *(["CausalLM"] if row.decoder else []), "SequenceClassification", "TokenClassification"]
         raise UnsupportedArchitectureError(
             f"{name} is a {claimed}, which millpond does not run; of {row.prefix} it runs the backbone, alone or with "
-            f"the head of {', '.join(heads)}; for the backbone alone pass "
-            f'hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
+            f"the head of {', '.join(heads)}; {backbone}"
         )
     if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
         return replace(row, forward=_PLAN)

@@ -12,14 +12,23 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
 from millpond.checkpoints.classifiers import entailment
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
-from millpond.checkpoints.modules import Dense, Pooling
+from millpond.checkpoints.modules import Codes, Dense, Pooling
 from millpond.checkpoints.task_detection import DetectedTasks
 from millpond.errors import ModelLoadError
 from millpond.tasks import Activation
 from millpond.values.spec import ModelSpec, PoolingMode
 
+_SPARSE = "{} attends to as a whole, which is what millpond runs; longer texts attend to blocks of tokens"
 # Trained to pool the text without its instruction. Their files do not say so; sentence-transformers goes by the names.
 _INSTRUCTOR_NAMES = tuple(f"hkunlp/instructor-{size}" for size in ("base", "large", "xl"))
+# Exports for fastembed that have no modules.json: pooled by the mean, and whether normalized, as fastembed and the
+# checkpoints that they were made from do. Its others are pooled as their families are by default.
+_MEAN_EXPORTS = {
+    "Qdrant/all-MiniLM-L6-v2-onnx": True,
+    "Qdrant/gte-large-onnx": True,
+    "Qdrant/multilingual-e5-large-onnx": True,
+    "Qdrant/paraphrase-multilingual-MiniLM-L12-v2-onnx-Q": False,
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,6 +46,8 @@ class SpecOptions:
 def complete_layout(checkpoint: Checkpoint, architecture: Architecture, options: SpecOptions) -> PipelineLayout:
     """The checkpoint's layout with all fields set: from the options, else from the files, else the family's default."""
     layout, field = checkpoint.layout, architecture.pooling_field
+    if layout.pooling is None and checkpoint.source.name in _MEAN_EXPORTS:
+        layout = replace(layout, pooling=Pooling(modes=("mean",)), normalize=_MEAN_EXPORTS[checkpoint.source.name])
     pooling = layout.pooling
     if pooling is None:
         named = [] if field is None else [checkpoint.config.get(name) for name in field.names]
@@ -97,6 +108,7 @@ def build_spec(
         pooling=(own_pooling,) if own_pooling is not None else layout.pooling.modes,
         normalize=layout.normalize,
         dimensions=dimensions,
+        codes=bool(layout.heads) and isinstance(layout.heads[-1], Codes),
         hidden_size=hidden,
         matryoshka=trained,
         matryoshka_dimensions=declared,
@@ -229,8 +241,9 @@ def _max_length(
     capacity = architecture.capacity(config)
     if options.max_length is not None:
         if capacity is not None and options.max_length > capacity and architecture.bounded(config):
+            covers = "the positions of {} cover" if config.get("longest_text") != capacity else _SPARSE
             raise ModelLoadError(
-                f"max_length={options.max_length} is more than the positions of {name} cover ({capacity}); "
+                f"max_length={options.max_length} is more than {covers.format(name)} ({capacity}); "
                 f"choose 1 to {capacity}"
             )
         return options.max_length

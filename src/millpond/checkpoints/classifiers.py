@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from millpond.checkpoints.architecture import Architecture
-from millpond.checkpoints.classifier_steps import HeadRows, PoolingField, Step, read_steps
+from millpond.checkpoints.classifier_steps import HeadRows, Linear, PoolingField, Step, read_steps
 from millpond.errors import ModelLoadError
 from millpond.tasks import Activation
 from millpond.values.spec import PoolingMode
@@ -43,10 +43,11 @@ def sequence_classifier(config: Mapping[str, Any], row: Architecture, folder: Pa
     """The head of a ``*ForSequenceClassification`` checkpoint."""
     head = row.classifiers
     pooling, pool_logits = _pooling(config, head.pooling, folder)
+    pooled = not head.pooler_field or config.get(head.pooler_field, True)
     return Classifier(
         folder=folder,
         pooling=pooling,
-        steps=read_steps(head.sequence, config),
+        steps=read_steps(head.sequence if pooled else head.sequence[-1:], config),
         labels=labels(config),
         activation=activation(config, len(labels(config))),
         pool_logits=pool_logits,
@@ -103,6 +104,17 @@ def token_scores(
         labels=named if len(named) == count else tuple(f"LABEL_{index}" for index in range(count)),
         activation=activation,
         divisor=divisor * float(config.get("logits_scaling") or 1.0),  # Granite's
+    )
+
+
+def single_logit(folder: Path, name: str, *, softcap: float | None, activation: str) -> Classifier:
+    """One logit of the last token, by a linear without a bias."""
+    return Classifier(
+        folder=folder,
+        pooling="lasttoken",
+        steps=(Linear(name=name, biased=False, softcap=softcap),),
+        labels=("LABEL_0",),
+        activation=activation,
     )
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from typing import Any
 
 from millpond.checkpoints.architecture import Architecture
 
@@ -15,7 +17,13 @@ _NOT_BACKBONE = re.compile(
 )
 
 
-def is_head_tensor(name: str, architecture: Architecture) -> bool:
-    """Whether a checkpoint's tensor is no part of its backbone."""
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
+
+
+def is_head_tensor(name: str, architecture: Architecture, config: Mapping[str, Any] | None = None) -> bool:
+    """Whether a checkpoint's tensor is no part of its backbone; with ``config``, nor of the layers that are run."""
     heads = architecture.head_names()
+    layer = _LAYER.search(name)
+    if layer is not None and config is not None and "cutoff_layers" in config:
+        return int(layer[1]) >= int(config["num_hidden_layers"])
     return bool(_NOT_BACKBONE.search(name)) or any(name == head or name.startswith(f"{head}.") for head in heads)

@@ -34,6 +34,7 @@ class Reranker:
     method: Method = "no_post_processing"
     activation: Activation = "sigmoid"  # applied to the answer; a score head has its own default
     divisor: float = 1.0  # the answer is divided by it first (a temperature)
+    head: str = ""  # the linear whose one logit is the answer, if it is no class's own; empty: `tokens` or a score head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,12 +43,17 @@ class RerankerFamily:
 
     pattern: str  # matches the last part of the hub id
     model_types: tuple[str, ...]  # `model_type` of their backbones
+    classes: tuple[str, ...] = ()  # classes that no other checkpoint has
     template: str  # a file of `templates/`
     special_tokens: bool  # whether the tokenizer adds its special tokens around the template
     tokens: tuple[str | int, ...] = ()  # as in :class:`Reranker`; empty for a family with score heads only
     method: Method = "no_post_processing"  # as in :class:`Reranker`
     activation: Activation = "sigmoid"  # as in :class:`Reranker`
     divisor: float = 1.0  # as in :class:`Reranker`
+    question: str = ""  # what the template asks
+    # Whether there is a head behind each of the last layers: `own`, of which that of the last layer run is read, or
+    # `first`, of which the model's code reads the first behind whatever layer is the last
+    layer_heads: Literal["", "own", "first"] = ""
 
 
 QWEN3 = RerankerFamily(
@@ -93,14 +99,36 @@ FAMILIES = (
         activation="identity",
     ),
     RerankerFamily(
+        pattern=r"bge-reranker-v2-minicpm-layerwise(-[\w.-]+)?",
+        model_types=("minicpm",),
+        classes=("LayerWiseMiniCPMForCausalLM",),
+        template="bge-reranker-layers",
+        question=(
+            "Given a query A and a passage B, determine whether the passage contains an answer to the query by "
+            "providing a prediction of either 'Yes' or 'No'."
+        ),
+        special_tokens=True,
+        activation="identity",
+        layer_heads="own",
+    ),
+    RerankerFamily(
+        pattern=r"bge-reranker-v2\.5-gemma2-lightweight(-[\w.-]+)?",
+        model_types=("cost_wise_gemma",),
+        classes=("CostWiseGemmaForCausalLM",),
+        template="bge-reranker-layers",
+        question="Predict whether passage B contains an answer to query A.",
+        special_tokens=True,
+        activation="identity",
+        layer_heads="first",
+    ),
+    RerankerFamily(
         pattern=r"llama-(3\.2-)?(nemotron|nemoretriever|nv)-[\w.-]*rerank[\w.-]*",
         model_types=("llama", "llama_bidirec"),
+        classes=("LlamaBidirectionalForSequenceClassification",),
         template="nemotron-rerank",
         special_tokens=True,
     ),
 )
-# Class of the nemotron rerankers, and of no other model.
-_NEMOTRON_CLASS = "LlamaBidirectionalForSequenceClassification"
 # Tokens by which sentence-transformers scores with a language model whose files name none.
 DEFAULT_TOKENS = ("no", "yes")
 _RANKING = frozenset(("text-ranking", "text-classification"))
@@ -125,6 +153,7 @@ def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
     template = chat_template if chat_template is not None and chat_template.names_roles else None
     if template is None and family is not None:
         template = shipped_template(family.template, special_tokens=family.special_tokens)
+        template = template.bound({"question": family.question}) if family.question else template
     if override is not None:
         return replace(override, template=template, activation=family.activation if family else override.activation)
     if template is None:
@@ -133,6 +162,10 @@ def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
         return Reranker(template=template)
     if family is None:
         return Reranker(template=template, tokens=DEFAULT_TOKENS, method="from_2_way_softmax")
+    if family.layer_heads:
+        first = int(config["start_layer"]) if family.layer_heads == "own" else int(config["num_hidden_layers"])
+        number = int(config["num_hidden_layers"]) - first
+        return Reranker(template=template, head=f"lm_head.{number}.linear_head", activation=family.activation)
     if not family.tokens:
         return None
     return Reranker(
@@ -162,8 +195,10 @@ def check_unknown(checkpoint: Checkpoint) -> None:
 
 def find_family(*, name: str, folder: Path, config: Mapping[str, Any]) -> RerankerFamily | None:
     """The family that the checkpoint's names, class or model card mention."""
-    if _NEMOTRON_CLASS in (config.get("architectures") or ()):
-        return FAMILIES[-1]
+    classes = set(config.get("architectures") or ())
+    for family in FAMILIES:
+        if classes & set(family.classes):
+            return family
     card = _read_card(folder / "README.md")
     own = [name, folder.name, str(config.get("_name_or_path") or "")]
     own += [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]  # the hub's cache

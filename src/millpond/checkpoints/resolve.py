@@ -20,6 +20,7 @@ _TEXT_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "README.md
 # BGE-M3's two additional layers exist only as pickles; they are read without running code.
 _SAFE_WEIGHTS = ["*.safetensors", "[0-9]*/pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt"]
 _PICKLED_WEIGHTS = ["pytorch_model*.bin", "0_Transformer/pytorch_model*.bin"]
+_EXPORTED_WEIGHTS = [f"{place}model{kind}.onnx*" for place in ("", "onnx/") for kind in ("", "_optimized", "_fp16")]
 _OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "*/onnx/*", "*/openvino/*"]
 
 # What a folder with a model has itself, by names and by endings, and the keys of a backbone's config.json.
@@ -116,7 +117,7 @@ def _inner(folder: Path, name: str) -> Path:
 
 def _instead_of(file: Path) -> str:
     """What to pass in place of a file."""
-    if file.suffix in (".safetensors", ".bin", ".json") and (file.parent / "config.json").is_file():
+    if file.suffix in (".safetensors", ".bin", ".json", ".onnx") and (file.parent / "config.json").is_file():
         return f"pass the folder that holds it, {file.parent}"
     if file.suffix == ".onnx":
         return (
@@ -161,10 +162,8 @@ def _fetch(hub_id: str, revision: str | None, *, weights: bool) -> Path:
     """The folder of a repository's files, those missing in the hub's cache downloaded."""
     from huggingface_hub import snapshot_download
 
-    def fetch(patterns: list[str]) -> Path:
-        return Path(
-            snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=_OTHER_RUNTIMES)
-        )
+    def fetch(patterns: list[str], ignored: list[str] = _OTHER_RUNTIMES) -> Path:
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
 
     folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS * weights)
     if not weights:
@@ -172,6 +171,9 @@ def _fetch(hub_id: str, revision: str | None, *, weights: bool) -> Path:
     safe = any(folder.glob("*.safetensors")) or any(folder.glob("0_*/*.safetensors"))
     if not safe and find_spec("torch") is not None:  # which reads pickles
         folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS + _PICKLED_WEIGHTS)
+        safe = any(folder.glob("*.bin")) or any(folder.glob("0_*/*.bin"))
+    if not safe:
+        folder = fetch(_TEXT_FILES + _EXPORTED_WEIGHTS, [])
     return folder
 
 

@@ -55,7 +55,7 @@ class StoredTensor:
     def numbers(self) -> npt.NDArray[Any]:
         """The numbers as they are stored, of bfloat16 and of eight-bit floats their bits."""
         stored = self.stored if self.rows is None else self.stored[self.rows]
-        return stored if stored.flags.aligned else stored.copy()
+        return stored if stored.flags.aligned and stored.flags.c_contiguous else stored.copy()
 
     def _converted(self, dtype: np.dtype[Any], convert: Callable[[Any, Any], None]) -> npt.NDArray[Any]:
         """The numbers as ``dtype``, read and converted block by block."""

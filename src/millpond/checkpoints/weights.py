@@ -1,7 +1,7 @@
 """A folder's tensors: safetensors or the older pickled files, whole or in shards, read without running code.
 
-safetensors are mapped, so a tensor is read where its numbers are used. A pickle is read by torch, which only the extra
-``torch`` brings.
+safetensors are mapped, so a tensor is read where its numbers are used; so is an ONNX file, where there is nothing else.
+A pickle is read by torch, which only the extra ``torch`` brings.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from millpond.checkpoints.gguf.tensors import LINK, linked_tensors
+from millpond.checkpoints.onnx_file import read_onnx
 from millpond.checkpoints.resolve import Source, read_json_object
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
@@ -29,6 +30,8 @@ from millpond.errors import ModelLoadError
 logger = logging.getLogger(__name__)
 
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+# Exports whose initializers are read, if there is nothing else; the quantized ones beside them are not.
+_EXPORTED = ("model.onnx", "model_optimized.onnx", "model_fp16.onnx")
 _RUNTIME = "name the folder or hub id of the checkpoint that it was exported from"
 _CONVERT = "convert it to model.safetensors with the library that wrote it, or name a repository that has one"
 _BY_TRANSFORMERS = (
@@ -109,12 +112,19 @@ def check_pickles(places: Iterable[Path]) -> None:
     for place in places:
         files = [place] if place.is_file() else weight_files(place, None) if _has_weights(place) else ()
         for path in files:
-            if path.suffix != ".safetensors" and path.name != LINK:
+            if path.suffix not in (".safetensors", ".onnx") and path.name != LINK:
                 raise ModelLoadError(_pickle_refused(path))
 
 
 def _has_weights(folder: Path) -> bool:
-    return any((folder / f"{name}{end}").is_file() for name in (_SAFE, _PICKLED, LINK) for end in ("", ".index.json"))
+    names = (f"{name}{end}" for name in (_SAFE, _PICKLED, LINK) for end in ("", ".index.json"))
+    return any((folder / name).is_file() for name in names) or exported_file(folder) is not None
+
+
+def exported_file(folder: Path) -> Path | None:
+    """The ONNX file that the weights of ``folder`` are read from if there are no others."""
+    paths = (place / name for name in _EXPORTED for place in (folder, folder / "onnx"))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _found(source: Source) -> str:
@@ -177,6 +187,10 @@ def stored_file(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file by name, not read yet; raises what :func:`stored_tensors` does."""
     if path.name == LINK:
         return linked_tensors(path)
+    if path.suffix == ".onnx":
+        with damage(path):
+            held = read_onnx(path)
+        return {name: StoredTensor(name=name, dtype=dtype, stored=numbers) for name, (dtype, numbers) in held.items()}
     if path.suffix != ".safetensors":
         return _pickled(path)
     with damage(path), path.open("rb") as file:
@@ -223,7 +237,10 @@ def weight_files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple
                 if only is None or held:
                     files[folder / file] = None if only is None else held
             return files
-    raise ModelLoadError(f"{folder} has neither {_SAFE} nor {_PICKLED}; is the checkpoint complete?")
+    exported = exported_file(folder)
+    if exported is None:
+        raise ModelLoadError(f"{folder} has neither {_SAFE} nor {_PICKLED}; is the checkpoint complete?")
+    return {exported: only}
 
 
 def _pickle_refused(path: Path) -> str:
@@ -275,6 +292,8 @@ def _header(file: BinaryIO) -> tuple[int, dict[str, tuple[str, tuple[int, ...], 
 def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """A tensor's type, shape, first byte and end, checked against each other."""
     kind, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not isinstance(kind, str):
+        raise ValueError(f"{name} is of type {kind!r}")
     if kind not in _TYPES:
         raise ModelLoadError(
             f"{name} is stored as {kind}, a type of quantized weights that millpond does not read; load the checkpoint "

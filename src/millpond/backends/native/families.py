@@ -17,10 +17,17 @@ from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
 from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
 from millpond.backends.native.plans.jina_bert import jina_bert_plan
+from millpond.backends.native.plans.mobilebert import mobilebert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import bert_plan
-from millpond.backends.native.plans.rotary_post_norm import GTE_BIASES, NOMIC_BIASES, jina_plan, rotary_plan
+from millpond.backends.native.plans.rotary_post_norm import (
+    GTE_BIASES,
+    NOMIC_BIASES,
+    jina_plan,
+    nomic_moe_plan,
+    rotary_plan,
+)
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC
@@ -39,8 +46,10 @@ _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] 
     "gpt_neox": gpt_neox_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "jina_bert": jina_bert_plan,
+    "mobilebert": mobilebert_plan,
     "modernbert": modernbert_plan,
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
+    "nomic_bert_moe": nomic_moe_plan,
 }
 # Only shapes are looked at, so a plan can be told without a processor that runs it.
 _NO_KERNELS = Kernels(dtype="float32", pack=None, copy=None, encode=None, workspace=None, lanes=16, isa="")
@@ -94,7 +103,7 @@ def tensors_of(
     """A checkpoint's tensors under the names that its plan takes, and its completed config."""
     config = _completed(checkpoint.config, architecture)
     plain = without_prefixes(stored, architecture.tensor_prefix)
-    is_head = partial(is_head_tensor, architecture=architecture)
+    is_head = partial(is_head_tensor, architecture=architecture, config=config)
     return Tensors(rename(architecture, plain, config), checkpoint.source.name, is_head), config
 
 

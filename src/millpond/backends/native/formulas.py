@@ -15,6 +15,7 @@ from millpond.backends.native.encoder import Rows, bounds_of
 from millpond.backends.native.kernels import Precision
 from millpond.backends.native.packing.weight_packer import Linear, LowRank
 from millpond.backends.native.plans.distances import DistanceTerms
+from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.checkpoints.stored_tensor import StoredTensor
 
@@ -180,6 +181,34 @@ class Formulas:
         factor = activated(inner if gate is None else _product(self.states, gate), activation)
         inner = factor if gate is None else factor * inner
         self._put(_product(inner, down) + self._low(down_adapter, inner), add, branch)
+
+    def experts(
+        self,
+        router: Linear,
+        experts: Sequence[Expert],
+        activation: str | None,
+        *,
+        top: int,
+        renormalized: bool = False,
+        bias: StoredTensor | None = None,
+        add: bool = False,
+        branch: bool = False,
+    ) -> None:
+        """``PlanBuilder.experts``."""
+        scores = np.exp(_product(self.states, router))
+        shares = scores / scores.sum(-1, keepdims=True)
+        left_out = np.argsort(-shares, kind="stable")[:, top:]
+        np.put_along_axis(shares, left_out, 0.0, -1)
+        shares = shares / shares.sum(-1, keepdims=True) if renormalized else shares
+        mixed = np.zeros(1)
+        for share, expert in zip(shares.T, experts, strict=True):
+            inner = _product(self.states, expert.up)
+            if expert.gate is None:
+                inner = activated(inner, activation)
+            else:
+                inner = activated(_product(self.states, expert.gate), activation) * inner
+            mixed = mixed + share[:, None] * _product(inner, expert.down)
+        self._put(mixed if bias is None else mixed + _doubles(bias), add, branch)
 
     def _split(self, heads: int, kv_heads: int, dim: int) -> list[Doubles]:
         """Queries, keys and values, ``[tokens, heads, dim]`` each."""

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 
@@ -64,7 +65,18 @@ def _read(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tenso
     if path.name == LINK:
         held = stored_file(path)
         return {name: torch.tensor(held[name].float32()) for name in names or held if name in held}
+    if path.suffix == ".onnx":
+        return _read_exported(path, names)
     return _read_safe(path, names) if path.suffix == ".safetensors" else _read_pickled(path, names)
+
+
+def _read_exported(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:
+    stored = stored_file(path)
+    held = stored if names is None else {name: stored[name] for name in names if name in stored}
+    return {
+        name: torch.from_numpy(np.array(tensor.stored, order="C")).view(getattr(torch, tensor.dtype))
+        for name, tensor in held.items()
+    }
 
 
 def _read_safe(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _SHIPPED = Path(__file__).parent
 _SUFFIXES = (".jinja", ".jinja2", ".j2")
+# Between two parts of a text that are tokenized apart.
+BREAK = "\ue0f5"
 # Private-use characters, which no text or template contains and which no folding or trimming changes.
 _MARK = "\ue0f1\ue0f2"
 _ROLES = ("query", "document")

@@ -186,6 +186,32 @@ def _albert(tokenizer: Tokenizer, setup: Setup) -> None:
     _split_words(tokenizer, setup)
 
 
+def _rembert(tokenizer: Tokenizer, setup: Setup) -> None:
+    steps: list[Any] = [
+        normalizers.Replace("``", '"'),
+        normalizers.Replace("''", '"'),
+        normalizers.Replace(Regex(" {2,}"), " "),
+    ]
+    if not setup.get("keep_accents", True):
+        steps += [normalizers.NFKD(), normalizers.StripAccents()]
+    if setup.get("do_lower_case", False):
+        steps.append(normalizers.Lowercase())
+    _pieces(tokenizer, setup, steps)
+
+
+def _big_bird(tokenizer: Tokenizer, setup: Setup) -> None:
+    _pieces(tokenizer, setup, [normalizers.Replace(Regex(" {2,}"), " ")])
+
+
+def _pieces(tokenizer: Tokenizer, setup: Setup, steps: list[Any]) -> None:
+    """SentencePiece's own splitting into pieces, after these steps of its normalizer."""
+    if setup.charsmap is not None:
+        steps.append(normalizers.Precompiled(setup.charsmap))
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="always")
+    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme="always")
+
+
 def _split_words(tokenizer: Tokenizer, setup: Setup) -> None:
     scheme = "always" if setup.get("add_prefix_space", True) else "never"
     space = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
@@ -274,6 +300,15 @@ _BERT_CLASS = TokenizerClass(
     process=_in_brackets,
     typed=True,
 )
+_ROBERTA_CLASS = TokenizerClass(
+    model="BPE",
+    vocabulary=("vocab.json", "merges.txt"),
+    roles=_ROBERTA,
+    options=_PLAIN_BPE,
+    adapt=_adapt_roberta,
+    arrange=_byte_level,
+    process=_roberta_ends,
+)
 GENERIC = TokenizerClass(model="", vocabulary=("tokenizer.model",), roles={}, adapt=_adapt_generic)
 # By transformers' name.
 CLASSES: Mapping[str, TokenizerClass] = {
@@ -293,15 +328,9 @@ CLASSES: Mapping[str, TokenizerClass] = {
         spaced_mask=True,
         plain_specials=True,
     ),
-    "RobertaTokenizer": TokenizerClass(
-        model="BPE",
-        vocabulary=("vocab.json", "merges.txt"),
-        roles=_ROBERTA,
-        options=_PLAIN_BPE,
-        adapt=_adapt_roberta,
-        arrange=_byte_level,
-        process=_roberta_ends,
-    ),
+    "RobertaTokenizer": _ROBERTA_CLASS,
+    "LongformerTokenizer": _ROBERTA_CLASS,
+    "MobileBertTokenizer": _BERT_CLASS,
     "GPT2Tokenizer": TokenizerClass(
         model="BPE",
         vocabulary=("vocab.json", "merges.txt"),
@@ -356,6 +385,21 @@ CLASSES: Mapping[str, TokenizerClass] = {
         process=_in_brackets,
         replaces=False,
         unknown=1,
+    ),
+    "BigBirdTokenizer": TokenizerClass(
+        model="Unigram",
+        vocabulary=("spiece.model",),
+        roles={**_ROBERTA, **{role: _BRACKETS[role] for role in ("sep_token", "cls_token", "mask_token")}},
+        arrange=_big_bird,
+        process=_in_brackets,
+        spaced_mask=True,
+    ),
+    "RemBertTokenizer": TokenizerClass(
+        model="Unigram",
+        vocabulary=("sentencepiece.model",),
+        roles={**_BRACKETS, "bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"},
+        arrange=_rembert,
+        process=_in_brackets,
     ),
     "DebertaV2Tokenizer": TokenizerClass(
         model="Unigram",

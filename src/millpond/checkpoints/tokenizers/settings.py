@@ -17,8 +17,13 @@ ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_t
 _OTHER_WAYS = ("fast_tokenizer_files", "fix_mistral_regex", "gguf_file", "init_inputs")
 # transformers' class of each `model_type`; families that it does not know, or knows none for, are not listed.
 _BY_FAMILY = {
-    **dict.fromkeys(("bert", "distilbert", "electra", "ernie", "megatron-bert", "nomic_bert"), "BertTokenizer"),
-    **dict.fromkeys(("roberta", "data2vec-text"), "RobertaTokenizer"),
+    **dict.fromkeys(
+        ("bert", "distilbert", "electra", "ernie", "megatron-bert", "mobilebert", "nomic_bert"), "BertTokenizer"
+    ),
+    **dict.fromkeys(("roberta", "data2vec-text", "longformer"), "RobertaTokenizer"),
+    "rembert": "RemBertTokenizer",
+    "big_bird": "BigBirdTokenizer",
+    "roformer": "RoFormerTokenizer",  # which splits Chinese words by code of its own
     "camembert": "CamembertTokenizer",
     "mpnet": "MPNetTokenizer",
     **dict.fromkeys(("xlm-roberta", "gte", "jina_embeddings_v3"), "XLMRobertaTokenizer"),

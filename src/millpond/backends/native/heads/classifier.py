@@ -76,6 +76,8 @@ def _build(step: Step, description: Classifier, tensors: Mapping[str, StoredTens
     if isinstance(step, Norm):
         scale, shift, epsilon = weight.float32(), None if bias is None else bias.float32(), step.eps
         return lambda rows, threads: layer_norm(rows, scale, shift, epsilon), width
+    if step.softcap is not None:
+        return VocabularyRows(weight.float32(), softcap=step.softcap), weight.shape[0]
     return Linear(weight, bias), weight.shape[0]
 
 

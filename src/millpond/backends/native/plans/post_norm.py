@@ -46,6 +46,7 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
         types=types,
         tasks=tasks if config.get("use_task_id") else 0,
         columns=narrow,
+        scale=hidden**0.5 if config.get("rescale_embeddings") else 1.0,
     )
     if not names.last_norm:
         builder.norm(layer_norm(builder, tensors, "embeddings.LayerNorm", narrow, epsilon), narrow)
@@ -70,7 +71,14 @@ def bert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
             table = _by_head(tensors.take(name, 2 * positions - 1, hidden // heads), heads)
             both = config["position_embedding_type"] == "relative_key_query"
             distances = DistanceTerms(columns=columns, keys=table, queries=table if both else None)
-        layer.attend(heads, epsilon, distances=distances, rotation=rotation, window=windows[i])
+        layer.attend(
+            heads,
+            epsilon,
+            distances=distances,
+            rotation=rotation,
+            window=windows[i],
+            biased=bool(config.get("use_bias", True)),
+        )
         layer.feed(inner, activation, epsilon)
     if names.last_norm:
         builder.norm(layer_norm(builder, tensors, names.last_norm, hidden, epsilon), hidden)
@@ -85,8 +93,9 @@ def embed(
     types: int = 0,
     tasks: int = 0,
     columns: int,
+    scale: float = 1.0,
 ) -> None:
-    """The tables under BERT's names; 0 rows: none. Every text has the first of ERNIE's tasks."""
+    """The tables under BERT's names; 0 rows: none. Every text has the first of ERNIE's tasks; words are scaled."""
     kinds = tensors.take("embeddings.token_type_embeddings.weight", types, columns) if types else None
     if tasks:
         task = builder.numbers(tensors.take("embeddings.task_type_embeddings.weight", tasks, columns))[:1]
@@ -95,6 +104,7 @@ def embed(
         tensors.take("embeddings.word_embeddings.weight", words, columns),
         tensors.take("embeddings.position_embeddings.weight", positions, columns) if positions else None,
         kinds,
+        scale=scale,
     )
 
 
@@ -128,12 +138,16 @@ class EncoderLayer:
         distances: Floats | DistanceTerms | None = None,
         rotation: Rotation | None = None,
         window: int | None = None,
+        biased: bool = True,
     ) -> None:
-        """Attention, its residual and norm."""
+        """Attention, its residual and norm; ``biased``: whether queries, keys and values are."""
         names, hidden, builder = self._names, self._hidden, self._builder
         dim = hidden // heads
         self._norm(names.attention_norm, epsilon, before=True)
-        parts = (self._linear(name, hidden, hidden) for name in (names.query, names.key, names.value))
+        parts = (
+            self._tensors.linear(self._prefix + name, hidden, hidden, biased=biased)
+            for name in (names.query, names.key, names.value)
+        )
         builder.heads(*parts, dim=dim, turned=0 if rotation is None else 2 * heads)
         if rotation is not None:
             builder.rotary(heads=heads, kv_heads=heads, dim=dim, rotation=rotation)

@@ -6,7 +6,7 @@ the family is described once, for GPUs too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -17,6 +17,7 @@ from torch import nn
 from millpond.backends.native.families import tell, tensors_of
 from millpond.backends.native.packing.weight_packer import Floats, Linear, NotSupported
 from millpond.backends.native.plans.distances import DistanceColumns, DistanceTerms
+from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.torch.attention.kernels import attend
 from millpond.backends.torch.attention.segments import Segments
@@ -57,6 +58,7 @@ class Flow:
     def keep(self, rows: torch.Tensor) -> None:
         """Leave the other rows out from now on."""
         self.states, self.sums, self.heads = self.states[rows], self.sums[rows], self.heads[rows]
+        self.branch = self.branch[rows] if len(self.branch) else self.branch
 
 
 class PackedPlan(nn.Module):
@@ -117,7 +119,7 @@ class PackedPlan(nn.Module):
 
 
 class TorchPlan:
-    """Makes a module of each step that is told to a ``PlanBuilder``, whose methods these are."""
+    """Makes a module of each step that is told to a ``PlanBuilder``, whose methods these are, without adapters."""
 
     def __init__(self, *, device: torch.device, dtype: torch.dtype) -> None:
         self.steps: list[nn.Module] = []
@@ -154,10 +156,24 @@ class TorchPlan:
         types: StoredTensor | None = None,
         *,
         scale: float = 1.0,
+        trigrams: bool = False,
+        adapter: None = None,
+        type_adapter: None = None,
     ) -> None:
         """``PlanBuilder.embed``."""
+        if trigrams:
+            self.steps.append(_Trigrams(self._tensor(words)))
+            return
         places, kinds = (None if part is None else self._tensor(part) for part in (positions, types))
         self.steps.append(_Embed(self._tensor(words), places, kinds, scale))
+
+    def place(self, positions: StoredTensor, types: StoredTensor) -> None:
+        """``PlanBuilder.place``."""
+        self.steps.append(_Embed(None, self._tensor(positions), self._tensor(types), 1.0))
+
+    def scale_norm(self, weight: StoredTensor, bias: StoredTensor) -> nn.Module:
+        """A norm that only scales and shifts."""
+        return _Scale(self._tensor(weight), self._tensor(bias))
 
     def norm(
         self,
@@ -168,17 +184,18 @@ class TorchPlan:
         keep: bool = False,
         sums: bool = False,
         branch: bool = False,
+        carry: bool = False,
     ) -> None:
         """``PlanBuilder.norm``."""
         norm = norm if isinstance(norm, nn.Module) else nn.Identity()  # a copy
-        target = "branch" if branch else "sums" if sums else "both" if keep else "states"
+        target = "carry" if carry else "branch" if branch else "sums" if sums else "both" if keep else "states"
         self.steps.append(_Norm(norm, residual=residual, target=target))
 
-    def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0) -> None:
+    def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: None = None) -> None:
         """``PlanBuilder.heads``."""
         self.steps.append(_Product(self._linear(*parts), source="states", target="heads"))
 
-    def up_proj(self, part: Linear) -> None:
+    def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
         """``PlanBuilder.up_proj``."""
         self.steps.append(_Product(self._linear(part), source="states", target="sums"))
 
@@ -224,7 +241,9 @@ class TorchPlan:
         masking = Masking(scale=scale, causal=causal, window=window, softcap=softcap)
         self.steps.append(_Attention((heads, kv_heads, dim), masking, bias))
 
-    def o_proj(self, part: Linear, *, dim: int | None = None, add: bool = False, branch: bool = False) -> None:
+    def o_proj(
+        self, part: Linear, *, dim: int | None = None, add: bool = False, branch: bool = False, adapter: None = None
+    ) -> None:
         """``PlanBuilder.o_proj``."""
         self.steps.append(_Product(self._linear(part), source="heads", target=_target(add, branch)))
 
@@ -239,9 +258,29 @@ class TorchPlan:
         branch: bool = False,
     ) -> None:
         """``PlanBuilder.mlp``."""
+        self.steps.append(_Feed(self._feed(up, down, activation, gate), _target(add, branch)))
+
+    def experts(
+        self,
+        router: Linear,
+        experts: Sequence[Expert],
+        activation: str | None,
+        *,
+        top: int,
+        renormalized: bool = False,
+        bias: StoredTensor | None = None,
+        add: bool = False,
+        branch: bool = False,
+    ) -> None:
+        """``PlanBuilder.experts``."""
+        feeds = [self._feed(expert.up, expert.down, activation, expert.gate) for expert in experts]
+        shared = None if bias is None else self._tensor(bias)
+        choice = _Choice(self._linear(router), top, renormalized=renormalized)
+        self.steps.append(_Experts(choice, feeds, shared, _target(add, branch)))
+
+    def _feed(self, up: Linear, down: Linear, activation: str | None, gate: Linear | None) -> _FeedForward:
         first = self._linear(up if gate is None else gate, activation=activation)
-        second = None if gate is None else self._linear(up)
-        self.steps.append(_Feed(first, second, self._linear(down), _target(add, branch)))
+        return _FeedForward(first, None if gate is None else self._linear(up), self._linear(down))
 
     def _linear(self, *parts: Linear, activation: str | None = None) -> nn.Module:
         weight = torch.cat([self._tensor(part.weight) for part in parts])
@@ -275,17 +314,16 @@ def _target(add: bool, branch: bool) -> str:
 
 class _Embed(nn.Module):
     def __init__(
-        self, words: torch.Tensor, positions: torch.Tensor | None, types: torch.Tensor | None, scale: float
+        self, words: torch.Tensor | None, positions: torch.Tensor | None, types: torch.Tensor | None, scale: float
     ) -> None:
         super().__init__()
-        self.words = nn.Embedding.from_pretrained(words)
-        self.positions, self.types = (
-            None if table is None else nn.Embedding.from_pretrained(table) for table in (positions, types)
+        self.words, self.positions, self.types = (
+            None if table is None else nn.Embedding.from_pretrained(table) for table in (words, positions, types)
         )
         self.scale = scale
 
     def forward(self, flow: Flow) -> None:
-        rows = self.words(flow.ids)
+        rows = flow.sums if self.words is None else self.words(flow.ids)
         if self.scale != 1:
             rows = rows * self.scale
         if self.types is not None:
@@ -293,6 +331,28 @@ class _Embed(nn.Module):
         if self.positions is not None:
             rows = rows + self.positions(flow.positions)
         flow.sums = rows
+
+
+class _Trigrams(nn.Module):
+    """The words after a token, of it and before it; zeros beyond a text's ends."""
+
+    def __init__(self, words: torch.Tensor) -> None:
+        super().__init__()
+        self.words = nn.Embedding.from_pretrained(words)
+
+    def forward(self, flow: Flow) -> None:
+        rows, first = self.words(flow.ids), (flow.positions == 0)[:, None]
+        after = rows.roll(-1, 0).masked_fill(first.roll(-1, 0), 0)
+        flow.sums = torch.cat((after, rows, rows.roll(1, 0).masked_fill(first, 0)), 1)
+
+
+class _Scale(nn.Module):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(part, requires_grad=False) for part in (weight, bias))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(self.bias, rows, self.weight)
 
 
 class _Norm(nn.Module):
@@ -306,7 +366,9 @@ class _Norm(nn.Module):
             flow.sums = flow.sums + self.norm(flow.branch)
             return
         result = self.norm(flow.sums + flow.states if self.residual else flow.sums)
-        if self.target != "states":
+        if self.target == "carry":
+            flow.branch = result
+        elif self.target != "states":
             flow.sums = result
         if self.target != "sums":
             flow.states = result
@@ -429,13 +491,57 @@ class _Distances(nn.Module):
         return made
 
 
-class _Feed(nn.Module):
-    def __init__(self, first: nn.Module, up: nn.Module | None, down: nn.Module, target: str) -> None:
+class _FeedForward(nn.Module):
+    compiled_parts = ("forward",)  # methods that run faster compiled
+
+    def __init__(self, first: nn.Module, up: nn.Module | None, down: nn.Module) -> None:
         super().__init__()
-        self.first, self.up_proj, self.down_proj, self.target = first, up, down, target
+        self.first, self.up_proj, self.down_proj = first, up, down
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        inner = self.first(rows)
+        if self.up_proj is not None:
+            inner = inner.mul_(self.up_proj(rows))
+        result: torch.Tensor = self.down_proj(inner)
+        return result
+
+
+class _Feed(nn.Module):
+    def __init__(self, feed: _FeedForward, target: str) -> None:
+        super().__init__()
+        self.feed, self.target = feed, target
 
     def forward(self, flow: Flow) -> None:
-        inner = self.first(flow.states)
-        if self.up_proj is not None:
-            inner = inner.mul_(self.up_proj(flow.states))
-        flow.put(self.down_proj(inner), self.target)
+        flow.put(self.feed(flow.states), self.target)
+
+
+class _Choice(nn.Module):
+    def __init__(self, router: nn.Module, top: int, *, renormalized: bool) -> None:
+        super().__init__()
+        self.router, self.top, self.renormalized = router, top, renormalized
+
+    def forward(self, rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # [tokens, top] each
+        """The weights of each row's experts, and which they are."""
+        shares = self.router(rows).float().softmax(-1)
+        weights, chosen = shares.topk(self.top, -1)
+        return (weights / weights.sum(-1, keepdim=True) if self.renormalized else weights).to(rows.dtype), chosen
+
+
+class _Experts(nn.Module):
+    def __init__(self, choice: _Choice, experts: list[_FeedForward], bias: torch.Tensor | None, target: str) -> None:
+        super().__init__()
+        self.choice, self.experts, self.target = choice, nn.ModuleList(experts), target
+        self.register_buffer("bias", bias)
+
+    def forward(self, flow: Flow) -> None:
+        flow.segments.lengths  # noqa: B018 - how many rows an expert has the host must know: no graph can be captured
+        rows = flow.states
+        weights, chosen = self.choice(rows)
+        order = chosen.flatten().argsort(stable=True)  # the rows of one expert after those of another
+        source = order // self.choice.top
+        counts = torch.bincount(chosen.flatten(), minlength=len(self.experts)).tolist()
+        parts = rows[source].split(counts)
+        results = torch.cat([expert(part) for expert, part in zip(self.experts, parts, strict=True) if len(part)])
+        results = results * weights.flatten()[order][:, None]
+        mixed = results.new_zeros(len(rows), results.shape[1]).index_add_(0, source, results)
+        flow.put(mixed if self.bias is None else mixed + self.bias, self.target)
