@@ -37,7 +37,8 @@ from millpond.checkpoints.defaults import complete
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.layouts.gliner import of_backbone
-from millpond.checkpoints.weights import StoredTensor, stored_tensors, weight_files
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import stored_tensors, weight_files
 
 # The plans of families that have no names or traits in their row, by `model_type`.
 _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {

@@ -15,7 +15,7 @@ from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.checkpoints.architecture import RELATIVE, Architecture, EncoderFields, EncoderNames
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
 _EPSILON = 1e-12
