@@ -34,3 +34,10 @@ def test_a_checkpoint_is_described_as_the_engine_has_it(run: Run, model: Path, e
 )
 def test_a_conversion_shows(run: Run, cross: Path, convert: str, tasks: str):
     assert facts(run("models", cross, "--engine", f"convert={convert}", code=0).out)["tasks"] == tasks
+
+
+def test_the_difference_to_another_checkpoint(run: Run, model: Path, cross: Path):
+    same = facts(run("models", model, "--source", model, code=0).out)
+    assert same["source"] == str(model)
+    assert (same["same tokens"], same["cosine"]) == ("in 10 of 10 sentences", "1.000000 at least, 1.000000 on average")
+    assert "name it first" in run("models", "--source", model, code=2).err
