@@ -133,7 +133,6 @@ UNIGRAMS = {
         first=(("<pad>", CONTROL), ("[CLS]", CONTROL), ("<unk>", UNKNOWN), ("[SEP]", CONTROL), ("[MASK]", CONTROL)),
         unknown=2,
         around=lambda ids: [1, *ids, 3],
-        fold=lambda text: text.replace("``", '"').replace("''", '"'),
     ),
     "big_bird": Family(
         name="spiece.model",
