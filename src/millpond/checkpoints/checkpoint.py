@@ -27,6 +27,8 @@ from millpond.tasks import Role
 
 # Keys of config.json that do not change a vector.
 NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
+# `model_type` of a config.json that names only a class of its own for itself: jina-reranker-v2-base-multilingual.
+_CONFIG_CLASSES = {"XLMRobertaFlashConfig": "xlm-roberta"}
 _TRANSFORMER_FILES = (
     "sentence_*_config.json tokenizer*.json special_tokens_map.json added_tokens.json vocab.* merges.txt *.model "
     "*.tiktoken chat_template.jinja"
@@ -137,6 +139,9 @@ def read_checkpoint(
         config = weights_config(layout.sparse)
     if layout.static is not None:
         config = static_config(layout.static, config)
+    own = str((config.get("auto_map") or {}).get("AutoConfig", "")).rpartition(".")[2]
+    if config.get("model_type") is None and own in _CONFIG_CLASSES:
+        config["model_type"] = _CONFIG_CLASSES[own]
     if isinstance(config.get("architectures"), str):
         config["architectures"] = [config["architectures"]]
     if names_colbert(config) and layout.late_interaction is None:
