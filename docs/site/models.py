@@ -93,7 +93,8 @@ cell.
   (one label) `score`, `rerank` and `reward` too, a **token classifier** `token_classify`, a **reward model**
   (`*ForRewardModel`) `reward`, **late interaction** (ColBERT) `token_embed`, `score` and `rerank`, an **LLM reranker**
   (a language model that scores pairs by tokens of its vocabulary) `score` and `rerank`, **SPLADE** `sparse_embed`.
-  BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token.
+  BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token, and an embedder that ends with a
+  SparseAutoEncoder (CSR) has it alone; `convert="embed"` gives the vectors before the code.
 - A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
   [labels of your own](tasks.md#entities), a classifier of entailment `classify` with
   [labels of your own](tasks.md#classes).
@@ -221,9 +222,13 @@ def _backend(row: Architecture) -> str:
 
 def _own_code(code: RemoteCode) -> tuple[str, ...]:
     named = "" if code.names == ".*" else f" of {_code(code.names)}"
-    pooling = "" if code.pooling is None else f"; pooling `{'+'.join(code.pooling.modes)}` without the prompt"
-    changed = ", ".join(f"`{name}: {str(value).lower()}`" for name, value in code.fields.items())
-    return (_code(code.pattern) + named, _codes(code.model_types), changed + pooling or "nothing")
+    parts = [", ".join(f"`{name}: {str(value).lower()}`" for name, value in code.fields.items())]
+    if code.pooling is not None:
+        prompt = "" if code.pooling.include_prompt else " without the prompt"
+        parts.append(f"pooling `{'+'.join(code.pooling.modes)}`{prompt}")
+    if code.projection:
+        parts.append(f"states times `{code.projection}`")
+    return (_code(code.pattern) + named, _codes(code.model_types), "; ".join(filter(None, parts)) or "nothing")
 
 
 def _recognized(row: Architecture) -> str:

@@ -84,6 +84,10 @@ def edit(folder: Path, name: str, change: Callable[[dict[str, Any]], Any]) -> No
     (folder / name).write_text(json.dumps(content), encoding="utf-8")
 
 
+# Families whose class is not that of their tiny tokenizer; transformers 5 takes its steps if no file names another.
+OTHER_CLASS = ("rembert", "gpt-neox")
+
+
 @pytest.mark.parametrize("lowercase", [False, True])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_a_checkpoint_s_tokenizer_is_transformers(family, lowercase, tmp_path):
@@ -95,7 +99,13 @@ def test_a_checkpoint_s_tokenizer_is_transformers(family, lowercase, tmp_path):
     equals_transformers(folder)
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         (folder / name).unlink(missing_ok=True)
-    equals_transformers(folder)
+    if family == "roformer":
+        with pytest.raises(NotBuiltError, match="RoFormerTokenizer"):
+            read_tokenizer(folder)
+    elif family in OTHER_CLASS:
+        equals_file(folder)
+    else:
+        equals_transformers(folder)
 
 
 def add_token(content: dict[str, Any]) -> None:

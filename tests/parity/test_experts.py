@@ -1,4 +1,4 @@
-"""Mixtures of experts: nomic-embed-text-v2-moe from its original files, in both backends."""
+"""Mixtures of experts: nomic-embed-text-v2-moe from its original files, in both backends; Qwen3-MoE natively."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.parity.rotary_oracles import nomic
-from tests.parity.test_backbones import TOLERANCE, VISIBLE, Matrices, difference, ids_of, states
+from tests.parity.test_backbones import TOLERANCE, VISIBLE, Matrices, difference, expected_of, ids_of, states
 from tests.tiny import TEXTS, write_checkpoint
 
 from millpond import Engine
-from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 
 BACKENDS = ("native", "torch")
 AUTO_MAP = {
@@ -69,6 +69,33 @@ def test_every_field_of_the_mixture_is_read(changed, backend, folder_of):
         right = [reference(ids).numpy() for ids in ids_of(folder, TEXTS)]
     assert difference(own, right) <= TOLERANCE
     assert difference(own, expected(folder)) > VISIBLE
+
+
+QWEN = {
+    "as published": {},
+    "weights that do not add up to 1": {"norm_topk_prob": False},
+    "a layer without experts": {"mlp_only_layers": [0]},
+    "experts in every second layer": {"decoder_sparse_step": 2, "num_hidden_layers": 3},
+    "a window": {"use_sliding_window": True, "sliding_window": 7},
+    "one expert of six": {"num_experts": 6, "num_experts_per_tok": 1, "moe_intermediate_size": 40},
+}
+
+
+@pytest.mark.parametrize("name", QWEN)
+def test_qwen3_moe_equals_transformers(name, tmp_path, record_property):
+    folder = write_checkpoint(tmp_path / "model", "qwen3-moe", config=QWEN[name])
+    right = expected_of(folder, TEXTS)
+    own = found(folder, "native")
+    worst = difference(own, right)
+    record_property("error", worst)
+    assert worst <= TOLERANCE
+    if name == "as published":
+        assert difference(found(folder, "native", hf_overrides={"norm_topk_prob": False}), right) > VISIBLE
+
+
+def test_more_experts_of_a_token_than_there_are(folder_of):
+    with pytest.raises(ModelLoadError, match="gives a token 6 experts, and there are 5"):
+        Engine(folder_of("tiny"), hf_overrides={"moe_top_k": 6}, backend="native")
 
 
 def test_half_precision_and_eight_bits_choose_the_same_experts(folder_of):

@@ -76,6 +76,62 @@ def test_splade_equals_sentence_transformers(family, tmp_path):
     assert difference(weights(folder, texts), expected) > VISIBLE
 
 
+def write_csr(folder: Path, *, normalize: bool, heads: bool, most: int | None = None) -> Path:
+    """CSR, saved by sentence-transformers."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+
+    transformer = Transformer(str(write_checkpoint(folder.parent / "source", "bert")))
+    torch.manual_seed(3)
+    code = SparseAutoEncoder(48, hidden_dim=96, k=12, normalize=normalize)
+    code.encoder.weight.data.normal_(std=0.5)
+    code.pre_bias.data.normal_(std=0.3)
+    code.latent_bias.data.normal_(std=0.1)
+    modules = [transformer, Pooling(48, pooling_mode="mean"), *([Normalize()] if heads else []), code]
+    SparseEncoder(modules=modules, device="cpu", max_active_dims=most).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize(("normalize", "heads", "most"), [(False, False, None), (True, False, None), (False, True, 5)])
+def test_a_sparse_autoencoder(normalize, heads, most, backend, tmp_path, record_property):
+    folder = write_csr(tmp_path / "model", normalize=normalize, heads=heads, most=most)
+    expected = reference(folder, TEXTS)
+    with Engine(folder, dtype="float32", device="cpu", backend=backend) as engine:
+        assert engine.tasks == {"sparse_embed"}
+        found = engine.sparse_embed(TEXTS).embeddings
+    assert {len(entries) for entries in found} == {most or 12}
+    actual = np.zeros((len(TEXTS), 96), np.float32)
+    for row, entries in zip(actual, found, strict=True):
+        assert list(entries) == sorted(entries)
+        row[list(entries)] = list(entries.values())
+    worst = difference(actual, expected)
+    record_property("error", worst)
+    assert worst <= TOLERANCE
+    number = 3 if heads else 2
+    edit_json(folder / f"{number}_SparseAutoEncoder" / "config.json", normalize=not normalize)
+    assert difference(reference(folder, TEXTS), expected) > VISIBLE
+    with Engine(folder, dtype="float32", device="cpu", backend=backend, convert="embed") as engine:
+        assert engine.spec.dimensions == 48  # the vectors that the code is of
+
+
+def test_the_largest_entries_alone(tmp_path):
+    """max_active_dims of config_sentence_transformers.json."""
+    folder = write_splade(tmp_path / "model")
+    whole = weights(folder, TEXTS)
+    edit_json(folder / "config_sentence_transformers.json", max_active_dims=7)
+    expected = reference(folder, TEXTS)
+    actual = weights(folder, TEXTS)
+    assert difference(actual, expected) <= TOLERANCE
+    assert (actual > 0).sum(1).max() == 7
+    assert difference(whole, expected) > VISIBLE
+    edit_json(folder / "config_sentence_transformers.json", max_active_dims=0)
+    with pytest.raises(ModelLoadError, match="max_active_dims is 0; it must be a positive int"):
+        load(folder)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("backend", ["native", "torch"])
 def test_gte_s_masked_language_model(backend, tied, tmp_path, record_property):
@@ -263,7 +319,7 @@ def layer(content: Any) -> Callable[[Path], Any]:
 
 
 POOLING = "1_SpladePooling/config.json"
-OTHERS = ("Router", "SparseStaticEmbedding", "SparseAutoEncoder")
+OTHERS = ("Router", "SparseStaticEmbedding")
 HEADLESS = "cls.predictions.transform.dense.weight"
 
 

@@ -44,6 +44,14 @@ def _roformer(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     return tensors | {name: np.concatenate((np.sin(angles), np.cos(angles)), 1).astype(np.float32)}
 
 
+def _mobilebert(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Smaller matrices: there is no norm that bounds the states."""
+    return {
+        name: tensor * np.float32(0.5) if tensor.ndim > 1 and ".layer." in name else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def _jamba(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Splits the experts' fused tensors into three matrices per expert."""
     originals = {}
@@ -210,6 +218,7 @@ ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "roformer": _roformer,
+    "mobilebert": _mobilebert,
     "jamba": _jamba,
     "qwen3_moe": _jamba,
     "internlm2": _internlm2,

@@ -93,6 +93,8 @@ def _sizes(config: Config) -> dict[str, int]:
         "H": width,
         "I": first("intermediate_size", "hidden_dim", "n_inner", default=4 * width),
         "E": first("embedding_size", "input_embedding_size", default=width),
+        "G": first("intra_bottleneck_size"),
+        "Z": width - first("embedding_size"),
         "O": first("output_embedding_size"),
         "U": first("task_type_vocab_size"),
         "A": heads,
@@ -129,6 +131,30 @@ def _encoder(attention: str, norm: str = "attention.output.LayerNorm") -> str:
 def _pre_norm(first: str, second: str) -> str:
     names = (f"{first}:H", *(f"{name}:H,H" for name in _ATTENTION.split()), f"{second}:H")
     return " ".join(f"encoder.layer.#.{entry}" for entry in (*names, "intermediate.dense:I,H", "output.dense:H,I"))
+
+
+def _mobilebert() -> str:
+    """Norms have their bias first."""
+
+    def norm(name: str, width: str) -> str:
+        return f"{name}.bias={width} {name}.weight={width}"
+
+    def feed(name: str) -> str:
+        return f"{name}intermediate.dense:I,G {name}output.dense:G,I {norm(f'{name}output.LayerNorm', 'G')}"
+
+    layer = (
+        *("attention.self.query:G,G", "attention.self.key:G,G", "attention.self.value:G,H"),
+        *("attention.output.dense:G,G", norm("attention.output.LayerNorm", "G"), feed("")),
+        *("output.bottleneck.dense:H,G", norm("output.bottleneck.LayerNorm", "H")),
+        *(
+            f"bottleneck.{name}.dense:G,H {norm(f'bottleneck.{name}.LayerNorm', 'G')}"
+            for name in ("input", "attention")
+        ),
+        *(feed(f"ffn.{i}.") for i in range(2)),
+    )
+    tables = "word_embeddings/V,E position_embeddings/P,H token_type_embeddings/T,H embedding_transformation:H,3*E"
+    first = [f"embeddings.{entry}" for entry in f"{tables} {norm('LayerNorm', 'H')}".split()]
+    return " ".join((*first, *(f"encoder.layer.#.{entry}" for entry in " ".join(layer).split())))
 
 
 def _blocks(entries: str) -> str:
@@ -187,6 +213,7 @@ _BACKBONES = {
     + _encoder(
         " ".join(f"attention.self.{part}{kind}" for kind in ("", "_global") for part in ("query", "key", "value"))
     ).replace("attention.output.LayerNorm", "attention.output.dense:H,H encoder.layer.#.attention.output.LayerNorm"),
+    "MobileBert": _mobilebert(),
     "BigBird": f"{_embeddings('word position token_type norm')} {_encoder(_ATTENTION)}",
     "DistilBert": f"{_embeddings('word position norm')} "
     + " ".join(f"transformer.layer.#.attention.{letter}_lin:H,H" for letter in ("q", "k", "v", "out"))
@@ -216,7 +243,7 @@ _BACKBONES = {
         for entry in ("q_bias=H", "v_bias=H", "in_proj/3*H,H", "pos_proj/H,H", "pos_q_proj:H,H")
     )
     + f" {_encoder('attention.output.dense')} encoder.rel_embeddings/2*P,H",
-    "EuroBert": _LLAMA,
+    **dict.fromkeys(("EuroBert", "Ultrabert"), _LLAMA),
     "NomicBert": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format(_GATED + " " + _BIASED.replace(":", "/"))),
     "Gte": f"{_embeddings('word token_type norm')} "
@@ -294,6 +321,7 @@ _PREFIXES = {
     "RemBert": "rembert",
     "Longformer": "longformer",
     "BigBird": "bert",
+    "MobileBert": "mobilebert",
     "Albert": "albert",
     **dict.fromkeys(("Deberta", "DebertaV2"), "deberta"),
     "NomicBert": "nomic_bert",
@@ -301,7 +329,7 @@ _PREFIXES = {
     "GPT2": "transformer",
     "GPTNeoX": "gpt_neox",
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
-    **dict.fromkeys(("ModernBert", "EuroBert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    **dict.fromkeys(("ModernBert", "EuroBert", "Ultrabert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
     **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
@@ -342,6 +370,9 @@ _HEADS = {
     ("RoFormer", "MaskedLM"): _BERT_VOCABULARY.replace("H,H", "E,H").replace("LayerNorm:H", "LayerNorm:E"),
     ("RoFormer", _SEQUENCE): _PAIRS,
     ("RoFormer", _TOKEN): _CLASSIFIER,
+    ("MobileBert", "MaskedLM"): f"{_BERT_VOCABULARY} cls.predictions.dense/Z,V",
+    ("MobileBert", _SEQUENCE): _CLASSIFIER,
+    ("MobileBert", _TOKEN): _CLASSIFIER,
     ("BigBird", "MaskedLM"): f"+pooler {_BERT_VOCABULARY}",
     ("BigBird", _SEQUENCE): f"+pooler {_PAIRS}",
     ("BigBird", _TOKEN): f"+pooler {_CLASSIFIER}",
@@ -369,6 +400,9 @@ _HEADS = {
     ("EuroBert", "MaskedLM"): "lm_head/V,H",
     ("EuroBert", _SEQUENCE): f"dense:H,H {_CLASSIFIER}",
     ("EuroBert", _TOKEN): _CLASSIFIER,
+    ("Ultrabert", "MaskedLM"): "head.linear1/H,H head.linear2/H,H head.decoder/V,H",
+    ("Ultrabert", _SEQUENCE): _CLASSIFIER,
+    ("Ultrabert", _TOKEN): _CLASSIFIER,
     ("NomicBert", "MaskedLM"): _BERT_VOCABULARY.replace("LayerNorm", "layer_norm"),
     ("NomicBert", _SEQUENCE): f"nomic_bert.pooler.dense:H,H {_CLASSIFIER}",
     ("NomicBert", _TOKEN): _CLASSIFIER,

@@ -36,6 +36,7 @@ from millpond.checkpoints.classifier_steps import (
     POOLER_HEAD,
     ROBERTA_HEAD,
     SCORE,
+    ULTRABERT_HEAD,
     ConfigField,
     FamilyHead,
     Linear,
@@ -55,6 +56,9 @@ _SUFFIXES = (
 _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
 _PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
+
+# What two or more rows have.
+_QWEN3 = DecoderTraits(window="layer", biases=("attention",), head_norms=True)
 
 # BERT-like families with other names than BERT.
 _DISTILBERT_NAMES = EncoderNames(
@@ -250,6 +254,17 @@ ARCHITECTURES = (
         example="google/bigbird-roberta-base",
     ),
     _bert_like(
+        prefix="MobileBert",
+        forward=_PLAN,
+        model_type="mobilebert",
+        half="bfloat16",
+        token_types=True,
+        pooler=True,
+        family="mobilebert",
+        head=replace(POOLER_HEAD, pooler_field="classifier_activation"),
+        example="typeform/mobilebert-uncased-mnli",
+    ),
+    _bert_like(
         prefix="DistilBert",
         model_type="distilbert",
         pooling="mean",
@@ -396,6 +411,17 @@ ARCHITECTURES = (
         example="cross-encoder/nli-deberta-base",
     ),
     Architecture(
+        prefix="Ultrabert",
+        model_type="ultrabert",
+        pooling="mean",
+        positions="rotary",
+        family="ultrabert",
+        forward=_PLAN,
+        traits=DecoderTraits(window="radius", rotary_by_kind=True, biases=("attention", "mlp")),
+        head=ULTRABERT_HEAD,
+        example="dmis-lab/UltraBERT-150M",
+    ),
+    Architecture(
         prefix="EuroBert",
         model_type="eurobert",
         pooling="mean",
@@ -419,7 +445,7 @@ ARCHITECTURES = (
         positions="rotary",
         decoder=True,
         half="bfloat16",
-        family="llama_bidirectional",
+        unmasked="llama",
         forward=_DECODER,
         traits=DecoderTraits(biases=("attention", "mlp")),
         head=FamilyHead(sequence=SCORE, tokens=SCORE, pooling=LLAMA_POOLING, divisor="temperature"),
@@ -452,8 +478,27 @@ ARCHITECTURES = (
         prefix="Qwen3",
         model_type="qwen3",
         names=("JinaForRanking",),
-        traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
+        traits=_QWEN3,
         example="Qwen/Qwen3-Embedding-0.6B",
+    ),
+    _decoder(
+        prefix="PPLXQwen3",
+        model_type="bidirectional_pplx_qwen3",
+        native="Qwen3Model",
+        unmasked="qwen3",
+        pooling="mean",
+        traits=_QWEN3,
+        example="perplexity-ai/pplx-embed-v1-0.6b",
+    ),
+    _decoder(
+        prefix="BidirLM",
+        model_type="bidirlm",
+        native="Qwen3Model",
+        unmasked="qwen3",
+        pooling="mean",
+        half="bfloat16",
+        traits=_QWEN3,
+        example="BidirLM/BidirLM-0.6B-Embedding",
     ),
     _decoder(
         prefix="Gemma",
@@ -544,8 +589,8 @@ ARCHITECTURES = (
         prefix="Qwen3Moe",
         model_type="qwen3_moe",
         half="bfloat16",
-        forward=None,
-        traits=None,
+        forward=None,  # transformers' class multiplies all experts at once on a GPU
+        traits=DecoderTraits(window="config", biases=("attention",), head_norms=True, experts=True),
         example="Qwen/Qwen3-30B-A3B-Base",
     ),
     _decoder(

@@ -147,6 +147,17 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 4608,
     },
     "jina_bert": _BERT,
+    "mobilebert": {
+        **_BERT,
+        "hidden_size": 512,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "hidden_act": "relu",
+        "embedding_size": 128,
+        "intra_bottleneck_size": 128,
+        "num_feedforward_networks": 4,
+    },
     "longformer": {**_ROBERTA, "attention_window": None},
     "big_bird": {
         **_BERT,
@@ -250,8 +261,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "pad_token_id": 128001,
     },
+    "ultrabert": {
+        **_LLAMA,
+        "max_position_embeddings": 32768,
+        "pad_token_id": 0,
+        "sliding_window": 128,
+        "layer_types": None,
+    },
     "llama": _LLAMA,
-    "llama_bidirec": _LLAMA,
     "internlm2": _LLAMA,
     "mistral": {
         **_DECODER,
@@ -264,6 +281,25 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
+    "qwen3_moe": {
+        **_DECODER,
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "max_position_embeddings": 32768,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
     "phi3": {
         **_LLAMA,
         "vocab_size": 32064,
@@ -350,6 +386,7 @@ _THETA_BY_KIND = {
         "full_attention": (160_000.0, "global_rope_theta"),
         "sliding_attention": (10_000.0, "local_rope_theta"),
     },
+    "ultrabert": {"full_attention": (2_560_000.0, ""), "sliding_attention": (10_000.0, "")},
     "gemma3_text": {
         "full_attention": (1_000_000.0, "rope_theta"),
         "sliding_attention": (10_000.0, "rope_local_base_freq"),
@@ -369,8 +406,10 @@ _SIZED_BY_TRAINING = ("llama3", "yarn", "longrope")
 _SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num"),
-    *("input_embedding_size", "task_type_vocab_size"),
+    *("input_embedding_size", "task_type_vocab_size", "intra_bottleneck_size", "num_feedforward_networks"),
     *("dim", "n_layers", "n_heads", "hidden_dim", "relative_attention_num_buckets", "query_pre_attn_scalar"),
+    *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "decoder_sparse_step"),
+    *("moe_every_n_layers", "moe_top_k"),
     *("local_attention", "sliding_window", "global_attn_every_n_layers", "sliding_window_pattern"),
 )
 _DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
@@ -385,7 +424,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
     Raises:
         ModelLoadError: A field is of another type than the class takes.
     """
-    family = architecture.model_type
+    family = architecture.unmasked or architecture.model_type
     completed = dict(config)
     if family == "distilbert":
         completed |= {short: config[name] for name, short in _DISTILBERT_NAMES.items() if name in config}
@@ -393,7 +432,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
         completed[name] = _checked(name, completed.get(name, default), default)
     if "num_key_value_heads" in completed and completed["num_key_value_heads"] is None:
         completed["num_key_value_heads"] = completed["num_attention_heads"]
-    if family in ("qwen2", "qwen3") and not completed["use_sliding_window"]:
+    if family in ("qwen2", "qwen3", "qwen3_moe") and not completed["use_sliding_window"]:
         completed["sliding_window"] = None
     for name in _SIZES:
         size = completed.get(name, 1)
@@ -473,7 +512,7 @@ def _complete_layers(family: str, config: dict[str, Any]) -> None:
     elif family in ("qwen2", "qwen3"):
         sliding = [config["sliding_window"] is not None and i >= config["max_window_layers"] for i in range(count)]
     else:
-        every = (config.get("sliding_window_pattern") or 6) if family == "gemma3_text" else 2
+        every = {"gemma3_text": config.get("sliding_window_pattern") or 6, "ultrabert": 3}.get(family, 2)
         sliding = [(i + 1) % every != 0 for i in range(count)]
     config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in sliding]
 

@@ -13,7 +13,7 @@ from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.classifier_steps import Linear
 from millpond.checkpoints.classifiers import Classifier
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder
-from millpond.checkpoints.layouts.sparse import Splade, StaticWeights
+from millpond.checkpoints.layouts.sparse import SparseCode, Splade, StaticWeights
 from millpond.checkpoints.modules import Dense
 from millpond.checkpoints.rerankers import DEFAULT_TOKENS, Reranker, check_unknown, detect_reranker
 from millpond.checkpoints.templates.score_template import ScoreTemplate
@@ -54,7 +54,7 @@ def detect_tasks(
         return DetectedTasks(tasks=frozenset(("score",)), score_type="listwise")
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
-    if isinstance(layout.sparse, Splade | StaticWeights) and convert == "auto":
+    if isinstance(layout.sparse, Splade | StaticWeights | SparseCode) and convert == "auto":
         return DetectedTasks(tasks=frozenset(("sparse_embed",)), score_type=None)
     if layout.sparse is not None and convert == "auto":
         return DetectedTasks(tasks=_EMBED | {"sparse_embed"}, score_type="bi-encoder")

@@ -161,6 +161,7 @@ def _model(description: ModelDescription, encoder: InputEncoder, *, device: str)
         outputs=_outputs(description.detected),
         language_head=description.has_language_head,
         listwise=description.layout.listwise,
+        most_entries=description.layout.most_entries,
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
         mean_maxsim=late is not None and late.similarity == "meanmaxsim",
         shares=_shares_prefixes(description, device),

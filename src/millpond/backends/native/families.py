@@ -17,6 +17,7 @@ from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
 from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
 from millpond.backends.native.plans.jina_bert import jina_bert_plan
+from millpond.backends.native.plans.mobilebert import mobilebert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import bert_plan
@@ -44,6 +45,7 @@ _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] 
     "gpt_neox": gpt_neox_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "jina_bert": jina_bert_plan,
+    "mobilebert": mobilebert_plan,
     "modernbert": modernbert_plan,
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
     "nomic_bert_moe": nomic_moe_plan,

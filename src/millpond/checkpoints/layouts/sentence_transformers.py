@@ -18,13 +18,14 @@ from millpond.checkpoints.layouts.router import read_router
 from millpond.checkpoints.layouts.sparse import (
     Sparse,
     TokenVectors,
+    read_sparse_code,
     read_splade,
     read_static_weights,
     read_token_vectors,
     read_token_weights,
 )
 from millpond.checkpoints.layouts.static import StaticTable, is_model2vec, read_model2vec, read_static
-from millpond.checkpoints.modules import Dense, Head, LayerNorm, Normalize, Pooling
+from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm, Normalize, Pooling
 from millpond.checkpoints.resolve import read_json, read_json_object
 from millpond.errors import ModelLoadError
 from millpond.tasks import SIMILARITIES, Role, Similarity
@@ -47,6 +48,7 @@ _TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
 _LATE = ("ColBERT", "MultiVectorEncoder")
 # jina-embeddings-v3's own Transformer chooses an adapter, which the engine does here.
 _WITH_ADAPTERS = "custom_st.Transformer"
+_CODES = "st_quantize.FlexibleQuantizer"  # pplx-embed's own module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,6 +70,7 @@ class PipelineLayout:
     late_interaction: LateInteraction | None = None
     listwise: Listwise | None = None  # how a list of documents is read; `token_heads` give the rows to compare
     sparse: Sparse | None = None  # the head that weighs vocabulary entries; a SPLADE has no other output
+    most_entries: int | None = None  # how many entries of a sparse vector are kept, the largest; `None`: all
     static: StaticTable | None = None  # a table of token vectors in the place of a backbone
     token_vectors: TokenVectors | None = None  # BGE-M3's projection for `token_embed`
     gliner: Gliner | None = None  # how it reads labels of the caller's, and which head scores them
@@ -91,11 +94,27 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
         return _static_layout(modules, folder, stored, given, settings.get("truncate_dim"))
     if modules and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
         weights = read_static_weights(modules[0][1])
-        return PipelineLayout(transformer=modules[0][1], sparse=weights, **read_prompts(settings, folder))
+        most = _most_entries(settings, folder)
+        return PipelineLayout(
+            transformer=modules[0][1], sparse=weights, most_entries=most, **read_prompts(settings, folder)
+        )
+    if names and names[-1] == "SparseAutoEncoder":
+        code, chain = read_sparse_code(modules[-1][1]), _read_chain(modules[1:-1], listed)
+        if chain["normalize"]:  # before the code
+            chain |= {"heads": (*chain["heads"], Normalize()), "normalize": False}
+        return PipelineLayout(
+            transformer=transformer,
+            **chain,
+            **read_transformer_settings(transformer),
+            **read_prompts(settings, folder),
+            sparse=code,
+            most_entries=_most_entries(settings, folder) or code.most,
+        )
     if modules and (kind == "SparseEncoder" or "SpladePooling" in names):  # no pooled vector, and so no heads
         return PipelineLayout(
             transformer=transformer,
             sparse=read_splade(modules, listed),
+            most_entries=_most_entries(settings, folder),
             **read_transformer_settings(transformer),
             **read_prompts(settings, folder),
         )
@@ -111,6 +130,16 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
         sparse=read_token_weights(folder, transformer),
         token_vectors=read_token_vectors(folder),
     )
+
+
+def _most_entries(settings: Mapping[str, Any], folder: Path) -> int | None:
+    """``max_active_dims``: how many entries of a sparse vector are kept; ``None``: all."""
+    most = settings.get("max_active_dims")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ModelLoadError(
+            f"{folder / 'config_sentence_transformers.json'}: max_active_dims is {most!r}; it must be a positive int"
+        )
+    return most
 
 
 def _read_similarity(settings: Mapping[str, Any], folder: Path) -> Similarity:
@@ -216,6 +245,8 @@ def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
     config = listed.parent / entry.get("path", "") / "config.json"
     if dotted == _WITH_ADAPTERS and read_json_object(config, optional=True).get("lora_adaptations"):
         return "Transformer"
+    if dotted == _CODES:
+        return "Codes"
     if not dotted.startswith(("sentence_transformers.", "pylate.")):
         raise ModelLoadError(
             f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own, and millpond "
@@ -259,6 +290,8 @@ def read_head(name: str, folder: Path, listed: Path, *, output: str | None = Non
         return read_dense(folder, "sentence_embedding", output=output)
     if name == "Normalize":
         return read_normalize(folder)
+    if name == "Codes":
+        return Codes()
     if name != "LayerNorm":
         raise _not_run(name, "after", listed)
     config = read_json_object(folder / "config.json")

@@ -28,6 +28,7 @@ class LoadedModel:
     # whether it has a language model's head, whose vocabulary entries can be read one by one
     language_head: bool = False
     listwise: Listwise | None = None  # how it reads a list of documents, if it is a listwise reranker
+    most_entries: int | None = None  # how many entries of a sparse vector are kept, the largest; `None`: all
     first_kept: int = 0  # leading rows that `token_embed` leaves out
     mean_maxsim: bool = False  # whether MaxSim is divided by the number of the query's tokens
     entities: EntityPrompt | None = None  # how a GLiNER reads labels and words; `None`: the checkpoint is none

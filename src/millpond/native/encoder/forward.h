@@ -161,6 +161,18 @@ struct Forward {
     return slice;
   }
 
+  // The words after a token, of it and before it, side by side.
+  static void place_neighbours(const Block& block, const Step& step, int64_t row, int64_t token, int64_t text) {
+    const EncodeCall& call = block.call;
+    for (int64_t part = 0; part < 3; part++) {
+      const int64_t other = token + 1 - part;
+      const bool within_text = other >= call.bounds[text] && other < call.bounds[text + 1];
+      const State* word = within_text ? (const State*)step.words + call.ids[other] * step.columns : nullptr;
+      for (int64_t c = 0; c < step.columns; c += kLanes)
+        store(block.room.sums.row(row, part * step.columns + c), word ? Isa::load_state(word + c) : zeros());
+    }
+  }
+
   static void embed(const Block& block, const Step& step) {
     const EncodeCall& call = block.call;
     const State *words = (const State*)step.words, *positions = (const State*)step.positions;
@@ -169,11 +181,12 @@ struct Forward {
     block.each_token([&](int64_t row, int64_t at, int64_t token, int64_t text) {
       const int64_t adapter = block.adapter(text), kinds = step.low_words ? (adapter + 1) * step.kinds : 0;
       const int64_t id = call.ids[token], kind = kinds + (call.types ? call.types[token] : 0);
-      const State* word = words + id * step.columns;
+      if (step.whole) return place_neighbours(block, step, row, token, text);
+      const State* word = words ? words + id * step.columns : nullptr;
       const State* position = positions ? positions + (call.offset + at) * step.columns : nullptr;
       const State* type = types ? types + kind * step.columns : nullptr;
       for (int64_t c = 0; c < step.columns; c += kLanes) {
-        Floats x = scaled(Isa::load_state(word + c), scale);
+        Floats x = word ? scaled(Isa::load_state(word + c), scale) : load(block.room.sums.row(row, c));
         if (step.low_words && adapter >= 0) x = adapted_word(x, step, id, c, adapter, call.model->rank);
         if (type) x = sum_of(x, Isa::load_state(type + c));
         if (position) x = sum_of(x, Isa::load_state(position + c));
@@ -187,8 +200,8 @@ struct Forward {
     if (step.target == 3)
       norm_to_sums(block.room.branch, block.room.sums, from, to, step.columns, step.norm);
     else
-      norm_to_states<Isa>(block.room.sums, block.room.states, from, to, step.columns, step.residual, step.target,
-                          step.norm);
+      norm_to_states<Isa>(block.room.sums, block.room.states, block.room.branch, from, to, step.columns, step.residual,
+                          step.target, step.norm);
   }
 
   // Adds a bias to units [first, last) of sums that a product is added to.
@@ -410,6 +423,7 @@ struct Forward {
     gather((char*)room.states.at, room.states.stride * size, hidden / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.heads.at, room.heads.stride * size, step.heads * step.dim / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.sums.at, room.sums.stride * 4, hidden / kColumns, kColumns * 4);
+    if (block.call.model->branch) gather((char*)room.branch.at, room.branch.stride * 4, hidden / kColumns, kColumns * 4);
   }
 
   static void read(const Block& block) {

@@ -15,7 +15,7 @@ enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFee
 
 enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
 
-enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm };
+enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm, kScale };  // kScale: weight and bias alone
 
 // A weight [out, in] in units of a number of columns, packed by `pack_rows` (pack_rows.h).
 struct Weight {
@@ -36,9 +36,10 @@ struct NormWeights {
 };
 
 // What a step reads depends on its kind:
-//   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types
+//   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types; without
+//               words sums += position + type; or sums = next word, word, word before (`whole`), 0 beyond a text's ends
 //   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1), or only
-//               sums (2); sums += norm(branch) (3)
+//               sums (2); sums += norm(branch) (3); branch = the same (4)
 //   kProduct    heads = states W (`target` 0); sums = heads W (1), sums += heads W (2), branch = heads W (3),
 //               sums = states W (4)
 //   kHeads      norms of query and key heads (norm, key_norm), of each or of all as one row (`whole`), then rotation by
@@ -56,7 +57,7 @@ struct Step {
   Weight low;              // of a feed with adapters: first factors for `down`
   NormWeights norm, key_norm;
   std::int64_t whole;
-  const void* words;       // [vocabulary, columns], in the precision of the model
+  const void* words;       // [vocabulary, columns], in the precision of the model; null: none
   const void* positions;   // [positions, columns]; null: none
   const void* types;       // [types, columns]; null: none; with adapters further tables, one for each of them
   const float* low_words;    // [adapters, vocabulary, rank]; null: no adapters

@@ -7,7 +7,7 @@ from typing import Any
 
 from millpond.backends.native import structs
 from millpond.backends.native.packing.weight_packer import Linear, tensor_of
-from millpond.backends.native.plans.plan import PlanBuilder
+from millpond.backends.native.plans.plan import Expert, PlanBuilder
 from millpond.backends.native.plans.rotation import Rotation, part_first, rotation_of
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.checkpoints.architecture import Architecture
@@ -79,6 +79,9 @@ class _Decoder:
         """The feed forward and its residual."""
         layer, hidden = f"layers.{i}.", self._hidden
         self._enter(layer + ("pre_feedforward_layernorm" if self.traits.sandwich else "post_attention_layernorm"))
+        if self.traits.experts and self._mixes(i):
+            self._mix(f"{layer}mlp.")
+            return
         inner = int(self._config["intermediate_size"])
         biased = "mlp" in self.traits.biases and bool(self._config["mlp_bias"])
         gate, up = (
@@ -88,6 +91,34 @@ class _Decoder:
         activation = self._config[self.traits.activation]
         self._builder.mlp(up, down, activation, gate=gate, add=not self._normed, branch=self._normed)
         self._leave(f"{layer}post_feedforward_layernorm")
+
+    def _mixes(self, i: int) -> bool:
+        """Whether a layer has experts."""
+        config = self._config
+        return i not in config["mlp_only_layers"] and (i + 1) % int(config["decoder_sparse_step"]) == 0
+
+    def _mix(self, mlp: str) -> None:
+        config, hidden, inner = self._config, self._hidden, int(self._config["moe_intermediate_size"])
+
+        def linear(name: str, out: int, into: int) -> Linear:
+            return self._tensors.linear(mlp + name, out, into, biased=False)
+
+        count = int(config["num_experts"])
+        self._builder.experts(
+            linear("gate", count, hidden),
+            [
+                Expert(
+                    gate=linear(f"experts.{e}.gate_proj", inner, hidden),
+                    up=linear(f"experts.{e}.up_proj", inner, hidden),
+                    down=linear(f"experts.{e}.down_proj", hidden, inner),
+                )
+                for e in range(count)
+            ],
+            config[self.traits.activation],
+            top=int(config["num_experts_per_tok"]),
+            renormalized=bool(config["norm_topk_prob"]),
+            add=True,
+        )
 
     def norm(self, name: str, columns: int, *, dim: int | None = None, of_stream: bool = False) -> structs.NormWeights:
         """The weights of an RMS norm; ``dim``: of heads."""
@@ -125,13 +156,14 @@ class _Decoder:
         """What the class passes to its attention function."""
         config, traits = self._config, self.traits
         windowed = traits.window == "config" or (
-            traits.window == "layer" and kind == "sliding_attention" and config.get("use_sliding_window", True)
+            bool(traits.window) and kind == "sliding_attention" and config.get("use_sliding_window", True)
         )
+        window = config["sliding_window"] if windowed else None  # null: none, whatever the class of the layer
         scale = float(config["query_pre_attn_scalar"] if traits.sandwich else self._dim) ** -0.5
         return {
             "scale": float(config["attention_multiplier"]) if traits.multipliers else scale,
             "causal": self._causal,
-            "window": config["sliding_window"] if windowed else None,
+            "window": window + (traits.window == "radius") if windowed and window is not None else None,
             "softcap": config["attn_logit_softcapping"] if traits.softcap else None,
         }
 

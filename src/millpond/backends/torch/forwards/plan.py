@@ -57,6 +57,7 @@ class Flow:
     def keep(self, rows: torch.Tensor) -> None:
         """Leave the other rows out from now on."""
         self.states, self.sums, self.heads = self.states[rows], self.sums[rows], self.heads[rows]
+        self.branch = self.branch[rows] if len(self.branch) else self.branch
 
 
 class PackedPlan(nn.Module):
@@ -154,12 +155,24 @@ class TorchPlan:
         types: StoredTensor | None = None,
         *,
         scale: float = 1.0,
+        trigrams: bool = False,
         adapter: None = None,
         type_adapter: None = None,
     ) -> None:
         """``PlanBuilder.embed``."""
+        if trigrams:
+            self.steps.append(_Trigrams(self._tensor(words)))
+            return
         places, kinds = (None if part is None else self._tensor(part) for part in (positions, types))
         self.steps.append(_Embed(self._tensor(words), places, kinds, scale))
+
+    def place(self, positions: StoredTensor, types: StoredTensor) -> None:
+        """``PlanBuilder.place``."""
+        self.steps.append(_Embed(None, self._tensor(positions), self._tensor(types), 1.0))
+
+    def scale_norm(self, weight: StoredTensor, bias: StoredTensor) -> nn.Module:
+        """A norm that only scales and shifts."""
+        return _Scale(self._tensor(weight), self._tensor(bias))
 
     def norm(
         self,
@@ -170,17 +183,18 @@ class TorchPlan:
         keep: bool = False,
         sums: bool = False,
         branch: bool = False,
+        carry: bool = False,
     ) -> None:
         """``PlanBuilder.norm``."""
         norm = norm if isinstance(norm, nn.Module) else nn.Identity()  # a copy
-        target = "branch" if branch else "sums" if sums else "both" if keep else "states"
+        target = "carry" if carry else "branch" if branch else "sums" if sums else "both" if keep else "states"
         self.steps.append(_Norm(norm, residual=residual, target=target))
 
     def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: None = None) -> None:
         """``PlanBuilder.heads``."""
         self.steps.append(_Product(self._linear(*parts), source="states", target="heads"))
 
-    def up_proj(self, part: Linear) -> None:
+    def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
         """``PlanBuilder.up_proj``."""
         self.steps.append(_Product(self._linear(part), source="states", target="sums"))
 
@@ -299,17 +313,16 @@ def _target(add: bool, branch: bool) -> str:
 
 class _Embed(nn.Module):
     def __init__(
-        self, words: torch.Tensor, positions: torch.Tensor | None, types: torch.Tensor | None, scale: float
+        self, words: torch.Tensor | None, positions: torch.Tensor | None, types: torch.Tensor | None, scale: float
     ) -> None:
         super().__init__()
-        self.words = nn.Embedding.from_pretrained(words)
-        self.positions, self.types = (
-            None if table is None else nn.Embedding.from_pretrained(table) for table in (positions, types)
+        self.words, self.positions, self.types = (
+            None if table is None else nn.Embedding.from_pretrained(table) for table in (words, positions, types)
         )
         self.scale = scale
 
     def forward(self, flow: Flow) -> None:
-        rows = self.words(flow.ids)
+        rows = flow.sums if self.words is None else self.words(flow.ids)
         if self.scale != 1:
             rows = rows * self.scale
         if self.types is not None:
@@ -317,6 +330,28 @@ class _Embed(nn.Module):
         if self.positions is not None:
             rows = rows + self.positions(flow.positions)
         flow.sums = rows
+
+
+class _Trigrams(nn.Module):
+    """The words after a token, of it and before it; zeros beyond a text's ends."""
+
+    def __init__(self, words: torch.Tensor) -> None:
+        super().__init__()
+        self.words = nn.Embedding.from_pretrained(words)
+
+    def forward(self, flow: Flow) -> None:
+        rows, first = self.words(flow.ids), (flow.positions == 0)[:, None]
+        after = rows.roll(-1, 0).masked_fill(first.roll(-1, 0), 0)
+        flow.sums = torch.cat((after, rows, rows.roll(1, 0).masked_fill(first, 0)), 1)
+
+
+class _Scale(nn.Module):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(part, requires_grad=False) for part in (weight, bias))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(self.bias, rows, self.weight)
 
 
 class _Norm(nn.Module):
@@ -330,7 +365,9 @@ class _Norm(nn.Module):
             flow.sums = flow.sums + self.norm(flow.branch)
             return
         result = self.norm(flow.sums + flow.states if self.residual else flow.sums)
-        if self.target != "states":
+        if self.target == "carry":
+            flow.branch = result
+        elif self.target != "states":
             flow.sums = result
         if self.target != "sums":
             flow.states = result
