@@ -160,8 +160,8 @@ def empty(folder: Path) -> Path:
 
 
 KINDS: list[tuple[str, Callable[[Path], Path], tuple[str, ...]]] = [
-    ("gguf", only("model-Q4_K_M.gguf"), ("GGUF", "model-Q4_K_M.gguf", "exported from")),
-    ("gguf beside config.json", beside_config("model.gguf"), ("GGUF", "model.gguf", "exported from")),
+    ("gguf", only("model-Q4_K_M.gguf"), ("GGUF", "model-Q4_K_M.gguf", "name the file itself")),
+    ("gguf beside config.json", beside_config("model.gguf"), ("GGUF", "model.gguf", "name the file itself")),
     ("onnx", only("onnx/model.onnx", "tokenizer.json"), ("config.json is missing beside the weights",)),
     ("quantized onnx", beside_config("onnx/model_int8.onnx"), ("ONNX", "model_int8.onnx", "exported from")),
     ("openvino", beside_config("openvino/openvino_model.xml"), ("OpenVINO", "exported from")),
@@ -222,7 +222,6 @@ def test_a_pooling_folder_of_its_own_is_no_backbone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "way_out"),
     [
-        ("model.gguf", "GGUF is for another runtime"),
         ("model.onnx", "pass the folder that holds it"),
         ("model.safetensors", "pass the folder that holds it"),
         ("notes.txt", "pass the folder that holds config.json"),

@@ -367,6 +367,19 @@ def test_vocabularies_without_tokenizer_json(family, names, settings, tmp_path):
         read_tokenizer(folder)
 
 
+@pytest.mark.parametrize("name", ["PhobertTokenizer", "BertweetTokenizer", "BertJapaneseTokenizer"])
+def test_tokenizers_in_python_are_refused_unless_there_is_a_file(name, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", "roberta")
+    edit(folder, "tokenizer_config.json", lambda config: config.update(tokenizer_class=name))
+    if name == "PhobertTokenizer":
+        equals_file(folder)
+    (folder / "tokenizer.json").unlink()
+    for file in ("vocab.txt", "bpe.codes"):
+        (folder / file).write_text("a 1\n")
+    with pytest.raises(ModelLoadError, match=f"no tokenizer.json, and .* {name}, splits texts in Python .*bge-m3"):
+        TextTokenizer.load(folder, lower=False)
+
+
 def test_what_is_not_built_is_left_to_transformers(tmp_path, monkeypatch):
     """Without transformers the message names the extra, and so does the one of a user's own tokenizer."""
     folder, known = write_checkpoint(tmp_path / "model", "xlm-roberta"), write_checkpoint(tmp_path / "known")

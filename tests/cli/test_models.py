@@ -46,3 +46,10 @@ def test_the_census_prints_every_name_and_the_numbers(run: Run):
     for each in answer["checkpoints"]:
         assert (each["name"] if each["served"] else each["reason"]) in table
     assert "leave it out" not in run("models", "BAAI/bge-m3", "--census", code=2).out
+
+
+def test_the_difference_to_another_checkpoint(run: Run, model: Path, cross: Path):
+    same = facts(run("models", model, "--source", model, code=0).out)
+    assert same["source"] == str(model)
+    assert (same["same tokens"], same["cosine"]) == ("in 10 of 10 sentences", "1.000000 at least, 1.000000 on average")
+    assert "name it first" in run("models", "--source", model, code=2).err

@@ -27,6 +27,8 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     """
     family, head = (*re.split("For(?=[A-Z])", architecture.replace("LMHeadModel", "ForCausalLM"), maxsplit=1), "")[:2]
     family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
+    if family.lstrip("MU").removesuffix("Encoder") == "T5":
+        return _t5(family, head, config)
     prefix, pooler = _PREFIXES[family], _POOLERS.get(family, "").split()
     backbone = _MIXED[family](config) if family in _MIXED else _BACKBONES[family].split()
     if not head:
@@ -83,15 +85,18 @@ def _sizes(config: Config) -> dict[str, int]:
     def first(*names: str, default: int = 0) -> int:
         return next((int(config[name]) for name in names if config.get(name) is not None), default)
 
-    width, heads = first("hidden_size", "dim", "n_embd"), first("num_attention_heads", "n_heads", "n_head")
-    dim = first("head_dim", default=width // heads)
+    width, heads = (
+        first("hidden_size", "dim", "n_embd", "d_model"),
+        first("num_attention_heads", "n_heads", "n_head", "num_heads"),
+    )
+    dim = first("head_dim", "d_kv", default=width // heads)
     return {
-        "N": first("num_hidden_layers", "n_layers", "n_layer"),
+        "N": first("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
         "V": first("vocab_size"),
         "P": first("max_position_embeddings", "n_positions"),
         "T": first("type_vocab_size"),
         "H": width,
-        "I": first("intermediate_size", "hidden_dim", "n_inner", default=4 * width),
+        "I": first("intermediate_size", "hidden_dim", "d_ff", "n_inner", default=4 * width),
         "E": first("embedding_size", "input_embedding_size", default=width),
         "G": first("intra_bottleneck_size"),
         "Z": width - first("embedding_size"),
@@ -308,6 +313,43 @@ def _nomic_moe(config: Config) -> list[str]:
 
 
 _MIXED = {"Jamba": _jamba, "NomicBertMoe": _nomic_moe}
+
+
+def _t5(family: str, head: str, config: Config) -> dict[str, Shape]:
+    """The encoder; with a language model's head or that of a classifier of texts, the decoder too."""
+    sizes = _sizes(config)
+    lead = "transformer." if head.endswith("Classification") else ""
+
+    def half(name: str, layers: int) -> Iterator[str]:
+        yield f"{name}.embed_tokens/V,H"
+        for layer in range(layers):
+            block, feed = (
+                f"{name}.block.{layer}.layer.",
+                "wi_0 wi_1" if "gated" in config["feed_forward_proj"] else "wi",
+            )
+            kinds = ("SelfAttention", "EncDecAttention") if name == "decoder" else ("SelfAttention",)
+            for i, kind in enumerate(kinds):
+                yield from (f"{block}{i}.{kind}.{letter}/K,H" for letter in "qkv")
+                yield f"{block}{i}.{kind}.o/H,K"
+                if not i and (not layer or family.startswith("U")):
+                    yield f"{block}{i}.{kind}.relative_attention_bias/B,A"
+                yield f"{block}{i}.layer_norm/H"
+            yield from (f"{block}{len(kinds)}.DenseReluDense.{part}/I,H" for part in feed.split())
+            yield f"{block}{len(kinds)}.DenseReluDense.wo/H,I"
+            yield f"{block}{len(kinds)}.layer_norm/H"
+        yield f"{name}.final_layer_norm/H"
+
+    entries = ["shared/V,H", *half("encoder", sizes["N"])]
+    if head in ("ConditionalGeneration", "SequenceClassification"):
+        entries += half("decoder", int(config["num_decoder_layers"]))
+    heads = {
+        "ConditionalGeneration": "lm_head/V,H",
+        "SequenceClassification": "classification_head.dense:H,H classification_head.out_proj:L,H",
+        "TokenClassification": "classifier:L,H",
+    }
+    return dict(_expand([*(lead + entry for entry in entries), *heads.get(head, "").split()], config))
+
+
 _PREFIXES = {
     "NomicBertMoe": "bert",
     **dict.fromkeys(("Bert", "JinaBert", "JinaBertCode"), "bert"),

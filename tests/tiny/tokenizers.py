@@ -117,6 +117,14 @@ KINDS = {
         {**_BERT_ROLES, **_BERT_ENDS},
         {"add_prefix_space": False},
     ),
+    "t5": TokenizerKind(
+        UNIGRAM,
+        "T5Tokenizer",
+        ("<pad>", "</s>", "<unk>"),
+        "$A </s>",
+        {f"{role}_token": token for role, token in (("eos", "</s>"), ("unk", "<unk>"), ("pad", "<pad>"))},
+        {"extra_ids": 0},
+    ),
     "gpt2": TokenizerKind(
         BYTE_LEVEL,
         "GPT2Tokenizer",

@@ -106,6 +106,19 @@ _decoder = partial(
     decoder=True,
 )
 
+_t5 = partial(
+    Architecture,
+    family="t5",
+    forward=_PLAN,
+    pooling="mean",
+    positions="relative",
+    half="bfloat16",
+    refused={
+        "ForSequenceClassification": "which classifies by its decoder's states, and millpond runs T5's encoder alone: "
+        "embedders and token classifiers"
+    },
+)
+
 ARCHITECTURES = (
     _bert_like(
         prefix="Bert",
@@ -409,6 +422,22 @@ ARCHITECTURES = (
         forward=_PLAN,
         head=DEBERTA_HEAD,
         example="cross-encoder/nli-deberta-base",
+    ),
+    _t5(
+        prefix="T5",
+        model_type="t5",
+        aliases=("mt5",),
+        names=(
+            *("T5EncoderModel", "T5ForConditionalGeneration", "T5WithLMHeadModel"),
+            *(f"MT5{kind}" for kind in ("Model", "EncoderModel", "ForConditionalGeneration", "ForTokenClassification")),
+        ),
+        example="sentence-transformers/sentence-t5-base",
+    ),
+    _t5(
+        prefix="UMT5",
+        model_type="umt5",
+        names=("UMT5EncoderModel", "UMT5ForConditionalGeneration"),
+        example="google/umt5-base",
     ),
     Architecture(
         prefix="Ultrabert",

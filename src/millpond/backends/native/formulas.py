@@ -17,7 +17,7 @@ from millpond.backends.native.packing.weight_packer import Linear, LowRank
 from millpond.backends.native.plans.distances import DistanceTerms
 from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 
 Doubles = npt.NDArray[np.float64]
 Model = Callable[[Any, Precision], None]  # tells its steps to a ``PlanBuilder``

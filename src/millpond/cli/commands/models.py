@@ -17,13 +17,36 @@ from millpond.values.config import EngineConfig
 if TYPE_CHECKING:
     from millpond.values.spec import ModelSpec
 
+# Of several lengths and scripts, with capitals, digits, signs and code.
+_SENTENCES = (
+    "Water turns the wheel.",
+    "How does baking soda make dough rise?",
+    "ADA LOVELACE (1815-1852) wrote the first program, long before there was a machine to run it.",
+    "for i in range(10):\n    print(f'{i ** 2:>4}')",
+    "Der Müller öffnet früh am Morgen die Schleuse.",
+    "L'été, la rivière coule à peine.",
+    "水车在河边慢慢地转动。",
+    "Мельница стоит над рекой.",
+    "A pond.",
+    "Prices rose by 3.5 % in May; e-mail office@example.org for the table, or see https://example.org/q2?id=7.",
+)
+
 
 @grouped
 def models(
     model: Annotated[
-        str | None, typer.Argument(help="Hub id or local folder of the checkpoint to describe.", metavar="[MODEL]")
+        str | None,
+        typer.Argument(help="Hub id, local folder or GGUF file of the checkpoint to describe.", metavar="[MODEL]"),
     ] = None,
     *,
+    source: Annotated[
+        str | None,
+        typer.Option(
+            help="The checkpoint that a GGUF file was converted from, or any other: embed sentences by both and print "
+            "how far their vectors differ.",
+            metavar="MODEL",
+        ),
+    ] = None,
     census: Annotated[
         bool,
         typer.Option("--census", help="Say of each published checkpoint that is known by name what it is served for."),
@@ -38,11 +61,15 @@ def models(
                 f"--census is about every known checkpoint; leave {model} out, or leave --census out"
             )
         return _print_census(format)
+    if source is not None and model is None:
+        raise InvalidRequestError(f"--source {source} is compared with a model; name it first")
     if model is not None:
         from millpond.engine.loading import backend_of
 
         facts = _facts(options.describe(model))
         facts.insert(2, ("backend", backend_of(EngineConfig(model=model, **options.settings))))
+        if source is not None:
+            facts += _difference(model, source, options)
         print(*aligned(facts), sep="\n")
         return
     from millpond.backends.native.families import has_plan
@@ -76,6 +103,25 @@ def _print_census(format: str) -> None:
     print("* on a CPU", "", "Not served:", sep="\n")
     print(*(verdict.reason for verdict in verdicts if not verdict.served), sep="\n")
     print(f"\n{served} of {len(verdicts)} are served")
+
+
+def _difference(model: str, source: str, options: EngineOptions) -> list[tuple[str, str]]:
+    """How far the vectors of two checkpoints differ."""
+    with options.load(model) as one, options.load(source) as other:
+        if one.spec.dimensions != other.spec.dimensions:
+            raise InvalidRequestError(
+                f"{model} has vectors of {one.spec.dimensions} numbers and {source} of {other.spec.dimensions}, so it "
+                "is not its source"
+            )
+        # Without prompts, which a GGUF file does not have.
+        mine, theirs = (engine.embed(_SENTENCES, prompt="", normalize=True).embeddings for engine in (one, other))
+        equal = sum(a == b for a, b in zip(one.tokenize(_SENTENCES), other.tokenize(_SENTENCES), strict=True))
+    cosines = (mine * theirs).sum(axis=1)
+    return [
+        ("source", source),
+        ("same tokens", f"in {equal} of {len(_SENTENCES)} sentences"),
+        ("cosine", f"{cosines.min():.6f} at least, {cosines.mean():.6f} on average"),
+    ]
 
 
 def _facts(spec: ModelSpec) -> list[tuple[str, str]]:

@@ -28,7 +28,7 @@ from millpond.backends.native.packing.weight_packer import (
 )
 from millpond.backends.native.plans.distances import DistanceTerms, by_head
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
 _WIDEST = 8192  # kMostColumns of norms.h

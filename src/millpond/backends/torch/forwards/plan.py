@@ -29,7 +29,8 @@ from millpond.backends.torch.forwards.rms_norm import RMSNorm
 from millpond.backends.torch.forwards.rotary import apply_rotary
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.checkpoints.weights import StoredTensor, stored_tensors
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import ModelLoadError
 
 

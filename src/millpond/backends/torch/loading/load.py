@@ -85,8 +85,8 @@ def _load_by_transformers(
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
-    # transformers reads neither a family's own names nor exports, nor GLiNER's backbone.
-    exported = any(path.suffix == ".onnx" for path in weight_files(folder, None))
+    # transformers reads neither a family's own names nor exports, GGUF files, nor GLiNER's backbone.
+    exported = any(path.suffix in (".onnx", ".gguf") for path in weight_files(folder, None))
     renamed = exported or checkpoint.layout.gliner is not None or hasattr(architecture.terms(), "rename")
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
         hidden = ("auto_map", "_attn_implementation", "quantization_config")  # what the native class must not see
