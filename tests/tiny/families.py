@@ -74,7 +74,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "megatron": ("MegatronBert", "bert", {"position_ids": True}),
     "xlm-roberta-xl": ("XLMRobertaXL", "xlm-roberta", {"position_ids": True}),
     "roformer": ("RoFormer", "bert", {}),  # roformer_chinese_sim_char_base
-    "rembert": ("RemBert", "albert", {}),
+    "rembert": ("RemBert", "rembert", {}),
     "longformer": ("Longformer", "roberta", {"position_ids": True}),
     "big-bird": ("BigBird", "big-bird", {"position_ids": True}),
     "mobilebert": ("MobileBert", "bert", {"position_ids": True}),
