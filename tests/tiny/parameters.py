@@ -110,7 +110,6 @@ def _sizes(config: Config) -> dict[str, int]:
         "L": len(config.get("id2label") or (0, 1)),
         "X": first("num_experts"),
         "J": first("embedding_rank"),
-        "U": 3 * first("patch_size") ** 2,
         "F": first("moe_intermediate_size"),
         "W": (heads + 2 * first("num_key_value_heads", default=heads)) * dim,
         "M": first("mamba_expand") * width,
@@ -251,8 +250,8 @@ _BACKBONES = {
     )
     + f" {_encoder('attention.output.dense')} encoder.rel_embeddings/2*P,H",
     **dict.fromkeys(("EuroBert", "Ultrabert"), _LLAMA),
-    "NeoMME": "embed_tokens.word_embeddings/V,J embed_tokens.embedding_projection/H,J patch_embeddings.norm:U "
-    "patch_embeddings.up_proj/2*H,U patch_embeddings.down_proj:H,2*H "
+    "NeoMME": "embed_tokens.word_embeddings/V,J embed_tokens.embedding_projection/H,J patch_embeddings.norm:48 "
+    "patch_embeddings.up_proj/2*H,48 patch_embeddings.down_proj:H,2*H "
     + _blocks(
         "lambdas=2 self_attn.q_proj/Q,H self_attn.k_proj/K,H self_attn.v_proj/K,H "
         "self_attn.exclusive_self_attention.alpha=A self_attn.output_projection.gate_proj/Q,H "
