@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from millpond import Engine
 from millpond.errors import ModelLoadError
 
 RANK = 3
+ST = "sentence_transformers.models"
 LAYERS = {
     "bert": (r"attention\.self\.(query|value)", r"output\.dense"),
     "modernbert": (r"attn\.Wqkv", r"mlp\.Wi"),
@@ -36,13 +38,13 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def write_adapter(
-    folder: Path, base: Path, family: str, *, prefix: str = "base_model.model.", **config: Any
+    folder: Path, base: Path, family: str, *, prefix: str = "base_model.model.", seed: int = 7, **config: Any
 ) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
     """Write an adapter of ``base``; returns both factors by layer."""
     import re
 
     model = AutoModel.from_pretrained(base, local_files_only=True)
-    random = torch.Generator().manual_seed(7)
+    random = torch.Generator().manual_seed(seed)
     factors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
     tensors: dict[str, torch.Tensor] = {}
     for name, module in model.named_modules():
@@ -138,13 +140,43 @@ def test_its_own_files_and_tensors_count(tmp_path: Path) -> None:
         assert engine.spec.fingerprint != first
     path = tmp_path / "adapter" / "adapter_model.safetensors"
     bias = torch.linspace(-1, 1, AutoModel.from_pretrained(base).config.hidden_size)
-    save_file({"base_model.model.encoder.layer.1.output.LayerNorm.bias": bias}, path)
+    layer = "base_model.model.encoder.layer.1.output"  # peft keeps a bias of an adapted layer in its base_layer
+    save_file({f"{layer}.LayerNorm.bias": bias, f"{layer}.dense.base_layer.bias": -bias}, path)
     expected = AutoModel.from_pretrained(base)
     expected.encoder.layer[1].output.LayerNorm.bias.data = bias
+    expected.encoder.layer[1].output.dense.bias.data = -bias
     expected.save_pretrained(tmp_path / "changed")
     AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "changed")
     found = embedded(tmp_path / "changed", pooling="mean")
     assert difference(embedded(tmp_path / "adapter"), found) <= TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["qwen3", "eurobert"])
+def test_jina_v5_has_an_adapter_for_each_task(family: str, tmp_path: Path) -> None:
+    """Code of its own in the files, which is not run; the task is chosen when the model is loaded."""
+    base = write_checkpoint(tmp_path / "base", family)
+    factors = {}
+    (tmp_path / "model" / "adapters").mkdir(parents=True)
+    for number, task in enumerate(("retrieval", "text-matching")):
+        place = tmp_path / "model" / "adapters" / task
+        factors[task] = write_adapter(place, base, "qwen3", seed=number, base_model_name_or_path="jinaai/base")
+    for path in base.iterdir():
+        shutil.copyfile(path, tmp_path / "model" / path.name)
+    code = {"AutoModel": "modeling_jina_embeddings_v5.JinaEmbeddingsV5Model"}
+    edit_json(tmp_path / "model" / "config.json", architectures=["JinaEmbeddingsV5Model"], auto_map=code)
+    (tmp_path / "model" / "1_Pooling").mkdir()
+    (tmp_path / "model" / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_lasttoken": True}))
+    kinds = (("", "custom_st.Transformer"), ("1_Pooling", f"{ST}.Pooling"), ("2_Normalize", f"{ST}.Normalize"))
+    modules = [{"idx": i, "name": str(i), "path": path, "type": kind} for i, (path, kind) in enumerate(kinds)]
+    (tmp_path / "model" / "modules.json").write_text(json.dumps(modules))
+    expected = {task: reference(base, factors[task], 2, -1) for task in factors}
+    for backend in ("native", "torch"):
+        assert difference(embedded(tmp_path / "model", backend=backend), expected["retrieval"]) <= TOLERANCE
+        options = {"backend": backend, "hf_overrides": {"jina_task": "text-matching"}}
+        assert difference(embedded(tmp_path / "model", **options), expected["text-matching"]) <= TOLERANCE
+    assert difference(expected["retrieval"], expected["text-matching"]) > VISIBLE
+    with pytest.raises(ModelLoadError, match="no adapter for 'clustering'; choose retrieval, text-matching by"):
+        Engine(tmp_path / "model", hf_overrides={"jina_task": "clustering"})
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""PEFT's adapters: a folder with a LoRA only, merged into its base model once, in millpond's cache.
+"""Adapters that are merged into their base model once, in millpond's cache: folders of PEFT, and jina-embeddings-v5's.
 
 The merged folder has links to the unchanged files of both, and the changed tensors in float32.
 """
@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
-from millpond.checkpoints.resolve import Source, read_json_object, resolve
+from millpond.checkpoints.resolve import Source, read_json, read_json_object, resolve
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.checkpoints.weights import stored_file, stored_tensors, weight_files
 from millpond.errors import ModelLoadError
@@ -47,13 +47,22 @@ _HEADS = ("SEQ_CLS", "TOKEN_CLS", "QUESTION_ANS")
 _PREFIX = "base_model.model."
 
 
-def merged(source: Source) -> Source:
-    """``source``, or the folder of the merged model if it is an adapter of PEFT only.
+# jina-embeddings-v5: the class that its config.json names, its task by default, and transformers' class by family.
+_BY_TASK, _TASK = "JinaEmbeddingsV5Model", "retrieval"
+_CLASSES = {"qwen3": "Qwen3Model", "eurobert": "EuroBertModel"}
+
+
+def merged(source: Source, overrides: Mapping[str, Any] | None = None) -> Source:
+    """``source``, or the folder of the merged model if it is an adapter of PEFT only, or has one for each task.
+
+    ``overrides``: those of config.json, of which ``jina_task`` names the task.
 
     Raises:
         ModelLoadError: It is no LoRA, does not fit its base model, or the base model is not at hand.
     """
     folder = source.folder
+    if (folder / "adapters").is_dir() and (folder / "config.json").is_file():
+        return _of_task(source, str((overrides or {}).get("jina_task") or _TASK))
     if not (folder / _CONFIG).is_file() or any((folder / name).is_file() for name in _MODELS):
         return source
     weights = next((folder / name for name in _WEIGHTS if (folder / name).is_file()), None)
@@ -62,14 +71,45 @@ def merged(source: Source) -> Source:
         raise ModelLoadError(f"{source.name} has {_CONFIG} and no {_WEIGHTS[0]}; fetch it again")
     _check(config, source.name)
     base = _base(config, source)
-    place = cache_folder() / "adapters" / _hash(str(folder.resolve()))
-    files = sorted(path for path in (*folder.rglob("*"), *base.iterdir()) if path.is_file())
-    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns, stat.st_ino) for path in files]
-    target = place / _hash(json.dumps([_VERSION, stats]))
+    target = _place(folder, base)
     if not target.is_dir():
-        _write(folder, base, weights, config, target, source.name)
+        _write(folder, base, weights, config, target, source.name, {})
     # Not the hub's revision: the files of the base model decide a vector, too.
     return replace(source, folder=target, revision=None)
+
+
+def _of_task(source: Source, task: str) -> Source:
+    """A model of jina-embeddings-v5 with the adapter of a task; another model is ``source``."""
+    folder = source.folder
+    config = read_json_object(folder / "config.json")
+    if config.get("architectures") != [_BY_TASK] or config.get("model_type") not in _CLASSES:
+        return source
+    tasks = sorted(path.parent.name for path in (folder / "adapters").glob(f"*/{_CONFIG}"))
+    if task not in tasks:
+        raise ModelLoadError(
+            f"{source.name} has no adapter for {task!r}; choose {', '.join(tasks)} by hf_overrides={{'jina_task': ...}}"
+        )
+    chosen = folder / "adapters" / task
+    adapter = read_json_object(chosen / _CONFIG)
+    _check(adapter, source.name)
+    target = _place(chosen, folder)
+    if not target.is_dir():
+        own = {key: value for key, value in config.items() if key != "auto_map"}
+        written: dict[str, Any] = {"config.json": own | {"architectures": [_CLASSES[config["model_type"]]]}}
+        if (folder / "modules.json").is_file():
+            listed = json.dumps(read_json(folder / "modules.json"))
+            written["modules.json"] = json.loads(
+                listed.replace('"custom_st.Transformer"', '"sentence_transformers.models.Transformer"')
+            )
+        _write(folder, folder, chosen / _WEIGHTS[0], adapter, target, source.name, written)
+    return replace(source, folder=target, revision=None)
+
+
+def _place(folder: Path, base: Path) -> Path:
+    """Where the merged folder of an adapter is, for the state that its files and the base model's are in."""
+    files = sorted(path for path in (*folder.rglob("*"), *base.iterdir()) if path.is_file())
+    stats = [(str(path), (stat := path.stat()).st_size, stat.st_mtime_ns, stat.st_ino) for path in files]
+    return cache_folder() / "adapters" / _hash(str(folder.resolve())) / _hash(json.dumps([_VERSION, stats]))
 
 
 def _hash(text: str) -> str:
@@ -112,7 +152,15 @@ def _base(config: Mapping[str, Any], source: Source) -> Path:
     return next((place for place in places if (place / "config.json").is_file()), found.folder)
 
 
-def _write(folder: Path, base: Path, weights: Path, config: Mapping[str, Any], target: Path, name: str) -> None:
+def _write(
+    folder: Path,
+    base: Path,
+    weights: Path,
+    config: Mapping[str, Any],
+    target: Path,
+    name: str,
+    written: Mapping[str, Any],  # files that are not linked, with their content
+) -> None:
     """Write the merged folder; those of earlier states of the adapter are removed."""
     tensors = stored_tensors(base)
     shapes = read_json_object(base / "config.json", optional=True)
@@ -120,6 +168,8 @@ def _write(folder: Path, base: Path, weights: Path, config: Mapping[str, Any], t
     target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     part = Path(tempfile.mkdtemp(dir=target.parent, prefix="part-"))
     try:
+        for file, content in written.items():
+            (part / file).write_text(json.dumps(content), encoding="utf-8")
         _link_texts(folder, base, part)
         files = list(weight_files(base, None))
         if all(path.suffix == ".safetensors" for path in files):
@@ -146,7 +196,8 @@ def _write(folder: Path, base: Path, weights: Path, config: Mapping[str, Any], t
 def _link_texts(folder: Path, base: Path, part: Path) -> None:
     """Link everything of the adapter but its weights, and of the base model what the adapter lacks."""
     for path in folder.iterdir():
-        if path.name not in (_CONFIG, *_WEIGHTS) and not path.name.startswith("."):
+        weights = path.name in (_CONFIG, "adapters", *_MODELS) or path.suffix in (".safetensors", ".bin")
+        if not weights and not path.name.startswith(".") and not (part / path.name).exists():
             (part / path.name).symlink_to(path.resolve())
     own = any(True for pattern in _VOCABULARIES for _ in folder.glob(pattern))
     for pattern in ("config.json",) if own else ("config.json", *_OF_TOKENIZER):
@@ -164,7 +215,7 @@ def _changed(
 ) -> Iterator[tuple[str, npt.NDArray[np.float32]]]:
     """The base model's tensors that an adapter changes, by their names there."""
     for key, tensor in stored.items():
-        path = key.removeprefix(_PREFIX)
+        path = key.removeprefix(_PREFIX).replace(".base_layer.", ".")
         kind = next(
             (kind for kind in ("lora_A", "lora_B", "lora_embedding_A", "lora_embedding_B") if kind in path), None
         )

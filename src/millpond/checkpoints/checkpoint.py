@@ -128,7 +128,7 @@ def read_checkpoint(
 
     ``role``: that of the texts, which a Router has modules for.
     """
-    source = merged(resolve(model, revision))
+    source = merged(resolve(model, revision), hf_overrides)
     labelled = read_gliner(source.folder, source.name) if (source.folder / GLINER).is_file() else None
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     if labelled is not None:
