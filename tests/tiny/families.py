@@ -89,6 +89,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
     "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
+    "neomme": ("NeoMME", "llama", {"native_prefix": "NeoMME"}),  # its text
     "ultrabert": ("Ultrabert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
     "nomic-moe": ("NomicBert", "bert", {"native_prefix": "NomicBertMoe"}),  # nomic-embed-text-v2-moe

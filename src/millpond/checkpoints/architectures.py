@@ -440,6 +440,15 @@ ARCHITECTURES = (
         example="google/umt5-base",
     ),
     Architecture(
+        prefix="NeoMME",
+        model_type="neomme",
+        names=("NeoMMEForRetrieval",),
+        pooling="mean",
+        positions="rotary",
+        half="bfloat16",
+        example="neomme/NeoMME-260M",
+    ),
+    Architecture(
         prefix="Ultrabert",
         model_type="ultrabert",
         pooling="mean",
