@@ -60,6 +60,15 @@ def without_mask(folder: Path, **replaced: Any) -> tuple[States, States]:
     return lambda ids: states(ids, torch.zeros(1, 1, len(ids), len(ids))), lambda ids: states(ids, None)
 
 
+def _t5(folder: Path, config: dict[str, Any]) -> States:
+    """The encoder alone."""
+    import transformers
+
+    name = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}[config["model_type"]]
+    model = getattr(transformers, f"{name}EncoderModel").from_pretrained(folder, dtype=torch.float32).eval()
+    return lambda ids: model(input_ids=ids[None]).last_hidden_state[0]
+
+
 def _internlm2(folder: Path, config: dict[str, Any]) -> States:
     """InternLM2 from its description: pre-norm, rotary halves, grouped heads, SiLU-gated feed forward."""
     from safetensors.torch import load_file
@@ -118,6 +127,7 @@ _OWN: dict[str, Callable[[Path, dict[str, Any]], States]] = {
     "llama_bidirec": _llama_bidirectional,
     **dict.fromkeys(("bidirectional_pplx_qwen3", "bidirlm"), _qwen3_bidirectional),
     "internlm2": _internlm2,
+    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "nomic_bert": rotary_oracles.nomic,
     "new": rotary_oracles.gte,
     "gte": rotary_oracles.gte,

@@ -129,6 +129,7 @@ _PREFIXES = {
     "mobilebert": "mobilebert",
     "gpt_neox": "gpt_neox",
     "jina_bert": "bert",
+    **dict.fromkeys(("t5", "umt5"), "transformer"),
 }
 
 

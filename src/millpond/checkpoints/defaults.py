@@ -110,6 +110,22 @@ _DEBERTA: dict[str, Any] = {
     "embedding_size": None,
     "key_bias": True,  # which v1 has not
 }
+_T5: dict[str, Any] = {
+    "vocab_size": 32128,
+    "hidden_size": 512,
+    "head_dim": 64,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "pad_token_id": 0,
+    # The class has no fields of these, or works them out.
+    "hidden_act": "relu",
+    "gated": False,
+    "max_position_embeddings": 8192,
+}
 # The fields that a forward reads, by `model_type` of the row; `None`: none, or what :func:`complete` works out.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bert": _BERT,
@@ -358,6 +374,16 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "pad_token_id": None,
         "use_parallel_residual": True,
         "attention_bias": True,
+    },
+    "t5": _T5,
+    "umt5": {
+        **_T5,
+        "vocab_size": 250112,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "hidden_act": "gelu_new",
+        "gated": True,
     },
     "gemma": {
         **_GEMMA,

@@ -28,6 +28,7 @@ from millpond.backends.native.plans.rotary_post_norm import (
     nomic_moe_plan,
     rotary_plan,
 )
+from millpond.backends.native.plans.t5 import t5_plan
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC
@@ -48,6 +49,8 @@ _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] 
     "jina_bert": jina_bert_plan,
     "mobilebert": mobilebert_plan,
     "modernbert": modernbert_plan,
+    "t5": t5_plan,
+    "umt5": partial(t5_plan, shared=False),
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
     "nomic_bert_moe": nomic_moe_plan,
 }

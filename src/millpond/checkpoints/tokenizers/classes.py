@@ -203,7 +203,7 @@ GENERIC = TokenizerClass(vocabulary=("tokenizer.model",), roles={}, adapt=_adapt
 # By transformers' name.
 CLASSES: Mapping[str, TokenizerClass] = {
     "TokenizersBackend": GENERIC,
-    "PreTrainedTokenizer": GENERIC,
+    **dict.fromkeys(("PreTrainedTokenizer", "PhobertTokenizer"), GENERIC),
     "PreTrainedTokenizerFast": GENERIC,
     "BertTokenizer": _BERT_CLASS,
     **dict.fromkeys(("ElectraTokenizer", "MobileBertTokenizer"), _BERT_CLASS),

@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 
 from millpond.checkpoints.resolve import read_json, read_json_object
 from millpond.checkpoints.tokenizers.classes import CLASSES, GENERIC, TokenizerClass
+from millpond.errors import ModelLoadError
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Settings that make transformers do something which is not done here.
@@ -44,6 +45,15 @@ _BY_FAMILY_OF_PIECES = {
 }
 # Families whose checkpoints name a wrong class so often that the one above is taken.
 _ALWAYS = ("qwen2", "modernbert", "internlm2", "jamba")
+
+
+# transformers' classes that split texts in Python, and how; without tokenizer.json nothing else can read their files.
+_IN_PYTHON = {
+    "PhobertTokenizer": "by vocab.txt and bpe.codes, Vietnamese words segmented before",
+    "BertweetTokenizer": "by vocab.txt and bpe.codes, tweets rewritten before",
+    "BertJapaneseTokenizer": "Japanese words by the library MeCab",
+    "RoFormerTokenizer": "Chinese words by the library jieba",
+}
 
 
 class NotBuiltError(Exception):
@@ -113,6 +123,12 @@ def _class_of(config: Mapping[str, Any], fields: Mapping[str, Any], folder: Path
     name = named or registered or "TokenizersBackend"
     remote = isinstance(fields.get("auto_map"), dict | list)
     if not (folder / "tokenizer.json").is_file():
+        if name in _IN_PYTHON:
+            raise ModelLoadError(
+                f"{folder} has no tokenizer.json, and its tokenizer, transformers' {name}, splits texts in Python "
+                f"({_IN_PYTHON[name]}), which millpond does not run; write tokenizer.json, where a converter for it is "
+                "at hand, or choose a multilingual model, such as BAAI/bge-m3"
+            )
         known = CLASSES.get(name, GENERIC)
         if known is GENERIC:  # no class, or one for every file: the family says what reads its vocabulary
             name = _BY_FAMILY_OF_PIECES.get(family) or (registered if named in CLASSES else None) or name
