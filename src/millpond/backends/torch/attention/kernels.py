@@ -9,14 +9,14 @@ import torch
 from torch import Tensor
 
 from millpond.backends.kernel_check import disabled
-from millpond.backends.torch.attention import flex, matmul_attention, native, sdpa, varlen
+from millpond.backends.torch.attention import flex, matmul_attention, native, sdpa, triton, varlen
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Kernel, KernelError, Masking
 
 logger = logging.getLogger(__name__)
 
 # Fastest first. The last one fits every call.
-KERNELS: tuple[Kernel, ...] = (native, matmul_attention, varlen, flex, sdpa)
+KERNELS: tuple[Kernel, ...] = (native, matmul_attention, triton, varlen, flex, sdpa)
 
 
 def select(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Kernel:
