@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from peers.texts import docstrings
 
 VOCABULARY = 30_522

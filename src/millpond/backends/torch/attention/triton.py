@@ -37,10 +37,10 @@ def fits(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking:
     return (
         query.device.type == "cuda"
         and query.dtype in (torch.float16, torch.bfloat16)
-        and 16 <= query.shape[-1] <= 256
+        and unavailable() is None
+        and query.shape[-1] <= 256
         and query.stride(-1) == key.stride(-1) == value.stride(-1) == 1
         and not segments.shared
-        and unavailable() is None
     )
 
 

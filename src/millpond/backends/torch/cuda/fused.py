@@ -7,10 +7,17 @@ as the matrix products do. Each kernel here computes in float32 and rounds where
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from importlib.util import find_spec
 from typing import Any
 
 import torch
+
+from millpond.backends.kernel_check import disabled
+
+NAME = "fused"
 
 # Elements of a row that one program holds; wider rows are left to torch.
 _WIDEST = 8192
@@ -19,10 +26,23 @@ _PROGRAM = 2048
 ACTIVATIONS = ("gelu", "gelu_new", "gelu_pytorch_tanh", "relu", "silu")
 
 
+_left_out: ContextVar[bool] = ContextVar("left_out", default=False)
+
+
 @functools.cache
 def is_available() -> bool:
     """Whether Triton can be imported; torch for CUDA brings it."""
     return find_spec("triton") is not None
+
+
+@contextmanager
+def left_out() -> Iterator[None]:
+    """Run this thread's forwards by torch's operators in the block."""
+    token = _left_out.set(True)
+    try:
+        yield
+    finally:
+        _left_out.reset(token)
 
 
 def fits(*rows: torch.Tensor) -> bool:
@@ -36,6 +56,8 @@ def fits(*rows: torch.Tensor) -> bool:
             for part in rows
         )
         and is_available()
+        and not _left_out.get()
+        and disabled(NAME) is None
         and not torch.compiler.is_compiling()
     )
 

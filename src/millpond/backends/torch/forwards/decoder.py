@@ -137,9 +137,7 @@ class PackedLayer(nn.Module):
         else:
             before = [None] * len(blocks) if states is None else states.split(size)
             turned = zip(*(part.split(size) for part in cos_sin), strict=True)
-            pieces = [
-                self._heads(block, some, *pair) for block, some, pair in zip(blocks, before, turned, strict=True)
-            ]
+            pieces = [self._heads(block, some, *pair) for block, some, pair in zip(blocks, before, turned, strict=True)]
             query, key, value = (torch.cat(piece) for piece in zip(*pieces, strict=True))
         mixed = attend(query, key, value, segments, self.masking).flatten(1)  # [tokens, heads dim]
         if rows is not None:

@@ -23,8 +23,8 @@ _FUSED: dict[str | None, tuple[str, str]] = {
 }
 
 
-# On CUDA cuBLAS applies the activation as it writes the product, in its tanh form and to sums in float32. Measured on an
-# H200: a third of the product's time less, and nearer to the exact form in float32 than the exact one of rounded sums.
+# On CUDA cuBLAS applies the activation as it writes the product, in its tanh form and to sums in float32. Measured on
+# an H200: a quarter less time, and nearer to the exact form in float32 than the exact one of rounded sums is.
 _GELU = ("gelu", "gelu_new", "gelu_pytorch_tanh")
 
 
@@ -115,8 +115,8 @@ class GatedLinear(nn.Module):
     @classmethod
     def of(cls, gate: Any, up: Any, activation: str | None) -> GatedLinear:
         """Of two linear layers."""
-        pairs = [(part.weight.detach(), None if part.bias is None else part.bias.detach()) for part in (gate, up)]
-        return cls(*pairs, activation)
+        first, second = ((part.weight.detach(), _detached(part.bias)) for part in (gate, up))
+        return cls(first, second, activation)
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, inner]
         """Both products, the activation of the first one, and their product."""
@@ -128,6 +128,10 @@ class GatedLinear(nn.Module):
             return fused.gated(both, self.activation)
         gate, up = both.chunk(2, -1)
         return self._activate(gate) * up
+
+
+def _detached(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.detach()
 
 
 def bound_compiled_products() -> None:
