@@ -1,13 +1,13 @@
 """Throughput on a GPU in tokens per second, from texts to float32 rows, beside sentence-transformers in float16.
 
-    PYTHONPATH=src python benchmarks/gpu.py [--smoke] [--out FILE] [--only embed,callers,rerank,maxsim,profile]
+    PYTHONPATH=src python benchmarks/gpu.py [--smoke] [--out FILE] [--only embed,profile,rerank,maxsim,callers,ingest]
         [--shapes minilm,bert-base,bge-m3,modernbert-base,qwen3-0.6b] [--lengths 11,50,177,512,mixed]
         [--rounds 3] [--tokens 1000000] [--without-peers]
 
 Needs torch, transformers and numpy; sentence-transformers takes part if it is installed. The shapes are those of known
 models, with random weights and a tokenizer trained on the standard library's docstrings, which are also the texts, so
 nothing is downloaded. All engines run in this process and take turns; sentence-transformers has its best batch size,
-and reads a quarter of the texts. A time counts only if the results equal float32. The two rates of the device are
+and reads an eighth of the texts. A time counts only if the results equal float32. The two rates of the device are
 measured in the same run: a large copy, and a large product in bfloat16; what a shape reaches is a share of the latter.
 The file is written after each part, so a run that is stopped keeps what it has measured.
 ``--smoke`` runs tiny shapes on the CPU in float32, to check that everything runs and gives equal results.
@@ -37,9 +37,10 @@ from peers.texts import Texts, Workload, docstrings
 from record import RESULTS, record_file
 
 LENGTHS = ("11", "50", "177", "512", "mixed")
-PARTS = ("embed", "callers", "rerank", "maxsim", "profile")
-BATCH_SIZES = (64, 256, 1024)
-PEER_SHARE = 4  # a peer reads this part of the texts
+PARTS = ("embed", "profile", "rerank", "maxsim", "callers", "ingest")
+BATCH_SIZES = (64, 256)
+LARGE = ("bge-m3", "modernbert-base", "qwen3-0.6b")  # they read two fifths of the texts
+PEER_SHARE = 8  # a peer reads this part of the texts
 CHECKED = 128  # number of texts whose results are compared with float32
 CALLERS = 64
 PEER = "sentence-transformers, float16, SDPA"
@@ -89,8 +90,11 @@ class Benchmark:
             self._models[name] = folder, parameters
         return self._models[name]
 
-    def workload(self, name: str) -> Workload:
-        """Texts of 11, 50, 177 or 512 tokens, or of 10 to 500."""
+    def workload(self, name: str, shape: str = "") -> Workload:
+        """Texts of 11, 50, 177 or 512 tokens, or of 10 to 500; fewer for large shapes."""
+        if shape in LARGE:
+            whole = self.workload(name)
+            return whole.head(max(4, 2 * len(whole.texts) // 5))
         if name not in self._workloads:
             chance = random.Random(name)
             count = max(self.options.tokens // (255 if name == "mixed" else int(name)), 4)
@@ -109,7 +113,7 @@ class Benchmark:
             peer, exact = (None, None) if self.options.without_peers else embedders(folder, self.device)
             with self.engine(folder) as engine:
                 for length in self.options.lengths:
-                    load = self.workload(length)
+                    load = self.workload(length, shape)
                     ways = [Way(name="millpond", run=lambda texts, batch: {"vectors": engine.embed(texts).embeddings})]
                     if peer is not None:
                         ways.append(Way(name=PEER, run=peer, peer=True))
@@ -173,6 +177,29 @@ class Benchmark:
                 table[length] = {"documents": len(load.texts), "tokens": load.tokens, "rows": rows}
                 report(f"rerank, {length}", rows)
                 self.keep()
+
+    def ingest(self) -> None:
+        """An ingestion whose sink discards its rows, beside one call with the same texts."""
+        from ingest_memory import DiscardSink
+
+        from millpond.ingest import Record, ingest
+
+        folder, _ = self.model("bert-base")
+        load = self.workload("177")
+        records = [Record(str(number), text) for number, text in enumerate(load.texts)]
+        seconds: dict[str, list[float]] = {"call": [], "ingestion": []}
+        with self.engine(folder) as engine:
+            for _ in range(self.options.rounds + 1):
+                begin = time.perf_counter()
+                engine.embed(load.texts)
+                seconds["call"].append(time.perf_counter() - begin)
+                begin = time.perf_counter()
+                ingest(records, engine=engine, sink=DiscardSink(), show_progress=False)
+                seconds["ingestion"].append(time.perf_counter() - begin)
+        rates = {name: round(load.tokens / statistics.median(each[1:])) for name, each in seconds.items()}
+        self.results["ingest"] = {"rows": len(records), "tokens": load.tokens, "tokens_per_second": rates}
+        print(f"ingest: {rates}", flush=True)
+        self.keep()
 
     def maxsim(self) -> None:
         """A query of 32 token vectors beside all documents of an index in the device's memory."""
