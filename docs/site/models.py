@@ -15,7 +15,8 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import _SUFFIXES, ARCHITECTURES
 from millpond.checkpoints.build_spec import MATRYOSHKA_FAMILIES
 from millpond.checkpoints.families.remote_code import KNOWN, RemoteCode
-from millpond.checkpoints.rerankers import FAMILIES
+from millpond.checkpoints.rerankers import FAMILIES, RerankerFamily
+from millpond.engine.census import Verdict, census
 from millpond.values.spec import PoolingMode
 
 PAGE = Path(__file__).parents[1] / "models.md"
@@ -24,8 +25,8 @@ _KINDS = {True: "decoder", False: "encoder"}
 # The columns of the table of tasks, and the families that have such checkpoints.
 COLUMNS: Mapping[str, Callable[[Architecture], bool]] = {
     "embedder": lambda row: True,
-    "classifier": lambda row: True,
-    "cross-encoder": lambda row: True,
+    "classifier": lambda row: "ForSequenceClassification" not in row.refused,
+    "cross-encoder": lambda row: "ForSequenceClassification" not in row.refused,
     "token classifier": lambda row: True,
     "reward model": lambda row: True,
     "late interaction": lambda row: True,
@@ -42,6 +43,11 @@ _TEXT = """\
 A checkpoint runs if its `model_type` in config.json is in the first table, and `architectures` names a class of that
 family. All others are refused by name. `millpond models` prints the table, and `millpond models MODEL` describes one
 checkpoint (tasks, pooling, widths, prompts, labels) without loading its weights. `trust_remote_code` is never needed.
+
+Weights are read from safetensors, whole or in shards, in any precision that is not quantized; from `pytorch_model.bin`
+where torch is installed; and, where there is neither, from the initializers of `model.onnx` (also
+`model_optimized.onnx`, `model_fp16.onnx`, and in `onnx/`), as torch's exporters and onnxruntime's optimizer write it.
+No graph is run.
 
 ## Families
 
@@ -87,17 +93,39 @@ cell.
   (one label) `score`, `rerank` and `reward` too, a **token classifier** `token_classify`, a **reward model**
   (`*ForRewardModel`) `reward`, **late interaction** (ColBERT) `token_embed`, `score` and `rerank`, an **LLM reranker**
   (a language model that scores pairs by tokens of its vocabulary) `score` and `rerank`, **SPLADE** `sparse_embed`.
-  BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token.
+  BGE-M3 and gte-multilingual-base have `sparse_embed` by a weight for each token, and an embedder that ends with a
+  SparseAutoEncoder (CSR) has it alone; `convert="embed"` gives the vectors before the code.
+- A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
+  [labels of your own](tasks.md#entities), a classifier of entailment `classify` with
+  [labels of your own](tasks.md#classes).
 - A native checkpoint needs torch [for some options](engine.md#backends), on a processor without the kernels, from
   pickled or already quantized weights, and in a few configurations: the convolution of deberta-v2-xlarge and -xxlarge,
   an activation or a scaling of rotary positions that the kernels do not have. `millpond models MODEL` says it of one.
 
+## Census
+
+`millpond models --census` (`--format json`) goes through published checkpoints that embedding libraries list, mteb,
+fastembed, TEI, Infinity and sentence-transformers among them, each with the layout of its files, from a table
+(`millpond/checkpoints/published.json`) that says nothing of what is served: the layout is written as files without
+weights, and read like any checkpoint. Of {count} names {served} are served:
+
+{census}
+
+The others, in the words of the error that loading one raises:
+
+{refused}
+
 ## LLM rerankers
 
 A language model that was trained to rerank is recognized by its name and `model_type`, by a chat template for queries
-and documents, or by vLLM's keys in config.json. `score_template=` replaces the template.
+and documents, or by vLLM's keys in config.json. `score_template=` replaces the template. Any other language model whose
+README.md says `text-ranking` or `text-classification` is refused, with what to pass, as its vectors would mean nothing.
 
 {rerankers}
+
+Two have heads behind their last layers: `hf_overrides={{"cutoff_layers": 28}}` runs so many layers only. Tokens are not
+compressed (`compress_ratio`). `JinaForRanking` (jina-reranker-v3, v3.5) is a [listwise](engine.md#scores) reranker: its
+score depends on the list.
 
 ## Matryoshka
 
@@ -111,6 +139,8 @@ True}}`.
 
 def page() -> str:
     """The page in Markdown."""
+    verdicts = list(census())
+    served = [verdict for verdict in verdicts if verdict.served]
     header = ("family", "`model_type`", "kind", "pooling", "classes", "backend", "in torch", "example")
     return _TEXT.format(
         families=_table(header, map(_family, ARCHITECTURES)),
@@ -123,9 +153,13 @@ def page() -> str:
         suffixes=_codes(_SUFFIXES[1:]),
         names="\n".join(f"- {row.prefix}: {_codes(row.names)}" for row in ARCHITECTURES if row.names),
         codes=_table(("code", "`model_type`", "what it changes"), map(_own_code, KNOWN)),
+        count=len(verdicts),
+        served=len(served),
+        census=_table(("family", "names", "tasks", "for example"), _by_family(served)),
+        refused="\n".join(f"- {_reason(verdict)}" for verdict in verdicts if not verdict.served),
         rerankers=_table(
             ("name", "`model_type`", "score"),
-            [(_code(family.pattern), _codes(family.model_types), _score(family.tokens)) for family in FAMILIES],
+            [(_code(family.pattern), _codes(family.model_types), _score(family)) for family in FAMILIES],
         ),
         matryoshka=_table(
             ("name", "widths"),
@@ -140,6 +174,23 @@ def page() -> str:
             ],
         ),
     )
+
+
+def _by_family(served: Sequence[Verdict]) -> list[tuple[str, ...]]:
+    """The names of each family, counted, with all their tasks and the first of them."""
+    families: dict[str, list[Verdict]] = {}
+    for verdict in served:
+        families.setdefault(verdict.family, []).append(verdict)
+    return [
+        (f"`{family}`", str(len(of)), _codes(sorted({task for verdict in of for task in verdict.tasks})), of[0].name)
+        for family, of in sorted(families.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def _reason(verdict: Verdict) -> str:
+    """Why a name is not served; what is to be written is code."""
+    text = verdict.reason.replace(verdict.name, f"`{verdict.name}`", 1)
+    return re.sub(r"(hf_overrides=\{.*?\})(?=$|[,; ])", r"`\1`", text).replace("*For", "\\*For")
 
 
 def _family(row: Architecture) -> tuple[str, ...]:
@@ -171,20 +222,32 @@ def _backend(row: Architecture) -> str:
 
 def _own_code(code: RemoteCode) -> tuple[str, ...]:
     named = "" if code.names == ".*" else f" of {_code(code.names)}"
-    pooling = "" if code.pooling is None else f"; pooling `{'+'.join(code.pooling.modes)}` without the prompt"
-    changed = ", ".join(f"`{name}: {str(value).lower()}`" for name, value in code.fields.items())
-    return (_code(code.pattern) + named, _codes(code.model_types), changed + pooling or "nothing")
+    parts = [", ".join(f"`{name}: {str(value).lower()}`" for name, value in code.fields.items())]
+    if code.pooling is not None:
+        prompt = "" if code.pooling.include_prompt else " without the prompt"
+        parts.append(f"pooling `{'+'.join(code.pooling.modes)}`{prompt}")
+    if code.projection:
+        parts.append(f"states times `{code.projection}`")
+    return (_code(code.pattern) + named, _codes(code.model_types), "; ".join(filter(None, parts)) or "nothing")
 
 
 def _recognized(row: Architecture) -> str:
     """The fields of config.json by which a family with another one's ``model_type`` is recognized."""
-    return " and ".join(f"`{key}: {value}`" for key, value in row.recognized_by.items())
+    return " and ".join(
+        f"`{key}: {value}`" + (" or more" if isinstance(value, int) else "") for key, value in row.recognized_by.items()
+    )
 
 
-def _score(tokens: Sequence[str]) -> str:
-    if not tokens:
+def _score(family: RerankerFamily) -> str:
+    if family.layer_heads:
+        return (
+            "the head of the last layer run" if family.layer_heads == "own" else "the first head, of the last layer run"
+        )
+    if not family.tokens:
         return "a score head"
-    return f"logit of `{tokens[-1]}`" + (f" minus that of `{tokens[0]}`" if len(tokens) == 2 else "")
+    named = [f"token {token}" if isinstance(token, int) else f"`{token}`" for token in family.tokens]
+    less = f" minus that of {named[0]}" if len(named) == 2 else ""
+    return f"logit of {named[-1]}{less}" + (f", divided by {family.divisor:g}" if family.divisor != 1 else "")
 
 
 def _code(pattern: str) -> str:

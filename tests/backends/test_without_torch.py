@@ -65,10 +65,6 @@ CHANGED: dict[str, tuple[dict[str, Any], str]] = {
     "a recurrent family": ({"family": "jamba"}, "Jamba has no native plan"),
     "a convolution": ({"family": "deberta-v2", "conv_kernel_size": 3}, "the convolution of DeBERTa v2 xlarge"),
     "an activation": ({"hidden_act": "quick_gelu"}, "activation quick_gelu"),
-    "quantized weights": (
-        {"quantization_config": {"quant_method": "awq"}},
-        "weights that are quantized already (quantization_config)",
-    ),
 }
 OPTIONS: dict[str, tuple[dict[str, Any], str]] = {
     "a GPU": ({"device": "cuda"}, "device='cuda'"),

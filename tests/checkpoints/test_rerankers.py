@@ -9,8 +9,8 @@ from tests.tiny import Layout, Pooling, edit_json, write_checkpoint
 
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.layouts.cross_encoder import is_cross_encoder, read_cross_encoder
-from millpond.checkpoints.rerankers import Reranker, detect_reranker
-from millpond.errors import ModelLoadError
+from millpond.checkpoints.rerankers import Reranker, check_unknown, detect_reranker
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 
 PAIRWISE = (
     "{{ bos_token }}{{ (messages | selectattr('role', 'eq', 'query') | first).content }} ? "
@@ -36,6 +36,8 @@ def detect(folder: Path, **overrides: Any) -> Reranker | None:
         ("Qwen3-Reranker-0.6B", "qwen3", ("no", "yes"), True, "sigmoid", "<|im_start|>system\nJudge"),
         ("mxbai-rerank-base-v2", "qwen2", ("0", "1"), True, "sigmoid", "<|im_start|>system\nYou are Qwen"),
         ("bge-reranker-v2-gemma", "gemma", ("Yes",), False, "identity", "A: q\nB: d\nGiven"),
+        ("zerank-1-small", "qwen3", ("Yes",), False, "sigmoid", "<|im_start|>system\nq<|im_end|>"),
+        ("ctxl-rerank-v2-instruct-multilingual-6b", "mistral", (0,), False, "identity", "Check whether"),
     ],
 )
 def test_language_models_that_rerank_are_known_by_name(
@@ -110,6 +112,37 @@ def test_a_card_that_mentions_a_reranker_is_not_one(tmp_path, card):
     folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
     (folder / "README.md").write_text(card, encoding="utf-8")
     assert detect(folder) is None
+
+
+@pytest.mark.parametrize(
+    ("matter", "task"),
+    [
+        ("pipeline_tag: text-ranking", "text-ranking"),
+        ('pipeline_tag: "text-classification"', "text-classification"),
+        ("tags:\n- finance\n- text-ranking", "text-ranking"),
+        ("tags: [reranker, text-ranking]\npipeline_tag: text-generation", "text-ranking"),
+        ("tags:\n  - text-ranking\npipeline_tag: feature-extraction", None),
+        ("tags:\n- sentence-similarity\n- text-classification", None),
+        ("pipeline_tag: text-generation\ndescription: text-ranking", None),
+    ],
+)
+def test_a_language_model_of_a_ranking_card_is_refused(tmp_path, matter, task):
+    folder = repository(tmp_path / "model", "qwen3", "Qwen3ForCausalLM")
+    card = f"---\n{matter}\n---\n# Mine\nBetter than Qwen/Qwen3-Reranker-8B.\n"
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    assert detect(folder) is None
+    if task is None:
+        return check_unknown(read_checkpoint(folder))
+    with pytest.raises(UnsupportedArchitectureError, match=f"a language model for {task}, as its README.md says"):
+        check_unknown(read_checkpoint(folder))
+    return None
+
+
+def test_its_own_name_has_precedence_over_its_card(tmp_path):
+    folder = repository(tmp_path / "zerank-2", "qwen3", "Qwen3ForCausalLM")
+    card = "---\npipeline_tag: text-ranking\nbase_model: Qwen/Qwen3-Reranker-4B\n---\n"
+    (folder / "README.md").write_text(card, encoding="utf-8")
+    assert detect(folder).divisor == 5.0
 
 
 def test_the_config_and_the_hub_s_cache_folder_give_the_name_too(tmp_path):

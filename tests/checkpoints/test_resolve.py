@@ -141,24 +141,40 @@ def shards(folder: Path) -> Path:
     return folder
 
 
+def modules_unlisted(folder: Path) -> Path:
+    layout = Layout(modules=(Pooling(), Normalize()), transformer_folder="0_Transformer")
+    write_checkpoint(folder, "bert", sentence_transformers=layout)
+    (folder / "modules.json").unlink()
+    return folder
+
+
+def several(folder: Path) -> Path:
+    bert(folder / "checkpoint-500")
+    bert(folder / "checkpoint-1000")
+    return folder
+
+
 def empty(folder: Path) -> Path:
     folder.mkdir(parents=True)
     return folder
 
 
 KINDS: list[tuple[str, Callable[[Path], Path], tuple[str, ...]]] = [
-    ("gguf", only("model-Q4_K_M.gguf"), ("GGUF", "model-Q4_K_M.gguf", "exported from")),
-    ("gguf beside config.json", beside_config("model.gguf"), ("GGUF", "model.gguf", "exported from")),
-    ("onnx", only("onnx/model.onnx", "tokenizer.json"), ("ONNX", "model.onnx", "exported from")),
-    ("onnx beside config.json", beside_config("onnx/model.onnx"), ("ONNX", "model.onnx", "exported from")),
+    ("gguf", only("model-Q4_K_M.gguf"), ("GGUF", "model-Q4_K_M.gguf", "name the file itself")),
+    ("gguf beside config.json", beside_config("model.gguf"), ("GGUF", "model.gguf", "name the file itself")),
+    ("onnx", only("onnx/model.onnx", "tokenizer.json"), ("config.json is missing beside the weights",)),
+    ("quantized onnx", beside_config("onnx/model_int8.onnx"), ("ONNX", "model_int8.onnx", "exported from")),
     ("openvino", beside_config("openvino/openvino_model.xml"), ("OpenVINO", "exported from")),
-    ("tensorflow", beside_config("tf_model.h5"), ("TensorFlow", "tf_model.h5", "convert")),
+    ("tensorflow", beside_config("tf_model.h5"), ("TensorFlow", "tf_model.h5", "from_tf=True")),
     ("flax", beside_config("flax_model.msgpack"), ("Flax", "convert")),
     ("pickle", beside_config("model.pt"), ("pickle", "model.pt", "convert")),
     ("other safetensors", beside_config("weights.safetensors"), ("weights.safetensors", "rename")),
     ("adapter", adapter, ("PEFT", "intfloat/e5-base", "merge_and_unload")),
     ("tokenizer", tokenizer, ("tokenizer.json", "complete")),
     ("config", without_weights, ("neither model.safetensors nor pytorch_model.bin", "complete")),
+    ("weights without config.json", only("model.safetensors"), ("config.json is missing beside the weights",)),
+    ("modules without their list", modules_unlisted, ("0_Transformer, 1_Pooling", "modules.json", "fetch it again")),
+    ("several models", several, ("several models (checkpoint-1000, checkpoint-500)", "name the folder")),
     ("nothing", empty, ("no files", "check the path")),
     ("git-lfs", pointer, ("git-lfs", "git lfs pull")),
     ("a missing shard", shards, ("model-00002-of-00002.safetensors", "complete")),
@@ -183,6 +199,15 @@ def test_a_hub_id_without_weights_says_so_too(hub: Callable[..., Path]) -> None:
         Engine("someone/model-GGUF")
 
 
+def test_a_folder_with_one_model_in_a_subfolder_is_that_model(tmp_path: Path) -> None:
+    folder = bert(tmp_path / "outer" / "0_Transformer")
+    (tmp_path / "outer" / "README.md").write_text("a card", encoding="utf-8")
+    (tmp_path / "outer" / "notes").mkdir()
+    with Engine(folder) as inner, Engine(tmp_path / "outer") as outer:
+        assert outer.spec.name == str(tmp_path / "outer")
+        assert (outer.embed(TEXTS).embeddings == inner.embed(TEXTS).embeddings).all()
+
+
 def test_a_pooling_folder_of_its_own_is_no_backbone(tmp_path: Path) -> None:
     """The weights of the backbone are in the folder that modules.json names."""
     layout = Layout(modules=(Pooling(), Normalize()), transformer_folder="0_Transformer")
@@ -197,8 +222,7 @@ def test_a_pooling_folder_of_its_own_is_no_backbone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "way_out"),
     [
-        ("model.gguf", "GGUF is for another runtime"),
-        ("model.onnx", "ONNX is for another runtime"),
+        ("model.onnx", "pass the folder that holds it"),
         ("model.safetensors", "pass the folder that holds it"),
         ("notes.txt", "pass the folder that holds config.json"),
     ],

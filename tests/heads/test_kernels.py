@@ -18,6 +18,7 @@ from millpond.backends.native.heads.norms import layer_norm, unit
 from millpond.backends.native.heads.pooling import pool
 from millpond.backends.native.packing.weight_packer import NotSupported, tensor_of
 from millpond.native import library
+from millpond.vectors.activations import TORCH, activate
 
 ISAS = [
     pytest.param(name, marks=pytest.mark.skipif(library.isa(name) != name, reason=f"no {name}"))
@@ -244,6 +245,18 @@ def test_norms_of_rows_that_have_no_direction():
     assert np.array_equal(unit(rows), np.float32([[0, 0, 0], [0.6, 0, 0.8]]))
     normed = layer_norm(rows, np.ones(3, np.float32), None, 1e-5)
     assert np.isfinite(normed).all() and np.abs(normed[1].mean()) < 1e-6
+
+
+@pytest.mark.torch
+@pytest.mark.parametrize("name", sorted(TORCH))
+def test_activations_of_torch(name):
+    import torch
+
+    numbers = np.float32([[-30, -2, -0.4, 0, 0.3], [1, 1.7, 4, 9, 88]])
+    module = getattr(torch.nn, name)(**({"dim": -1} if name in ("Softmax", "Softmin", "LogSoftmax") else {})).eval()
+    expected = module(torch.from_numpy(numbers)).numpy()
+    for actual in (activate(numbers, name), torch_activation_of(name)(numbers)):
+        assert np.allclose(actual, expected, rtol=3e-6, atol=3e-7)
 
 
 def test_an_unknown_activation_is_named():

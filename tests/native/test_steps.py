@@ -6,6 +6,7 @@ from tests.native.models import (
     PRECISIONS,
     ROUNDING,
     assert_near,
+    built,
     copied,
     encoded,
     encoder_of,
@@ -23,8 +24,10 @@ from tests.pairwise import pairwise
 
 from millpond.backends.native import structs
 from millpond.backends.native.encoder import bounds_of
-from millpond.backends.native.formulas import activated, normalized, rotated
+from millpond.backends.native.formulas import Inputs, activated, formulas, normalized, rotated
+from millpond.backends.native.kernels import kernels_of
 from millpond.backends.native.packing.weight_packer import tensor_of
+from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
 
 # --- Steps of the native encoder but attention and activations, against the same in float64 ---------------------------
@@ -293,6 +296,73 @@ def test_query_and_key_heads_are_normalized_and_rotated(isa, shape, norms, turns
     expected = np.concatenate(parts, axis=1).reshape(count, -1)
     result = encoder.encode(tokens(count), bounds_of(lengths), offset=offset).astype(float)
     assert_near(result, expected, 1.1 * ROUNDING[dtype] * abs(expected) + 2e-6 * abs(expected).max())
+
+
+@every_isa
+@pairwise(dim=[12, 32, 40], heads=[1, 5], sums=[False, True])
+def test_all_heads_are_normalized_as_one_row(isa, dim, heads, sums):
+    """Also where the kernels compute more columns of each head; ``sums``: a norm that leaves the states alone."""
+    dtype, count, width = PRECISIONS[isa], 13, heads * dim
+    rows = rounded(numbers((count, width), dtype) * 2 + 3.0, dtype)
+    weights = [tensor_of(rounded(numbers(width, dtype, seed), dtype)) for seed in range(4)]
+    layers = [linear(rounded(numbers((width, width), dtype, seed) * width**-0.5, dtype)) for seed in (5, 6, 7)]
+
+    def normed(b):
+        norms = [b.layer_norm(*weights[i : i + 2], 1e-3, dim=dim) for i in (0, 2)]
+        b.rotary(heads=heads, kv_heads=heads, dim=dim, norm=norms[0], key_norm=norms[1], whole=True)
+
+    encoder = encoder_of(
+        isa,
+        given(rows),
+        lambda b: b.heads(*layers, dim=dim),
+        normed,
+        lambda b: b.o_proj(linear(np.eye(width)), dim=dim),
+        lambda b: b.norm(b.rms_norm(tensor_of(np.ones(width)), 1e-3), width, residual=True, sums=sums),
+        *([lambda b: b.norm(copied(), width, residual=True)] if sums else []),
+    )
+    query = product(rows, layers[0])
+    first, shift = (part.float32().astype(float) for part in weights[:2])
+    normal = normalized(query, structs.LAYER_NORM, first, shift, 1e-3)
+    total = normal + rows
+    expected = normalized(total, structs.RMS_NORM, None, None, 1e-3) + (rows if sums else 0)
+    assert_near(encoded(encoder, count), expected, (40 * ROUNDING[dtype] + 1e-6) * (1 + abs(total) + abs(rows)))
+
+
+@every_isa
+@pairwise(
+    gated=[False, True], renormalized=[False, True], top=[1, 2, 5], columns=[40, 64], count=[5, 33], threads=[1, 2]
+)
+def test_a_mixture_is_the_weighted_sum_of_what_a_row_s_experts_give(
+    isa, gated, renormalized, top, columns, count, threads
+):
+    """In float32: in less a choice may be another one. Some experts have no row, and some texts no more than one."""
+    inner, lengths = 400, [3, 61, 150, 1]
+    words = numbers((sum(lengths), columns), "float32")
+
+    def layer(out, into, seed):
+        return linear(numbers((out, into), "float32", seed) * into**-0.5)
+
+    def model(builder, dtype="float32"):
+        builder.embed(tensor_of(words))
+        builder.norm(copied(), columns)
+        feeds = [
+            Expert(
+                up=layer(inner, columns, 3 * e + 2),
+                down=layer(columns, inner, 3 * e + 3),
+                gate=layer(inner, columns, 3 * e + 4) if gated else None,
+            )
+            for e in range(count)
+        ]
+        bias = tensor_of(numbers(columns, "float32", 9))
+        router = layer(count, columns, 1)
+        builder.experts(router, feeds, "silu", top=top, renormalized=renormalized, bias=bias)
+        builder.norm(copied(), columns)
+
+    kernels = kernels_of("float32", isa)
+    encoder = built(kernels, model)
+    ids = tokens(sum(lengths))
+    expected = formulas(model, "float32", Inputs(lengths=lengths, ids=ids))
+    assert_near(encoder.encode(ids, bounds_of(lengths), threads=threads), expected, 2e-5 * abs(expected).max())
 
 
 # --- Activations of the native encoder: every region of their arguments, and numbers that are none --------------------

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from tests.parity import rotary_oracles
+from tests.parity import alibi_oracles, rotary_oracles
 
 States = Callable[[torch.Tensor], torch.Tensor]  # ids [n] -> [n, hidden]
 
@@ -34,6 +34,11 @@ def _llama_bidirectional(folder: Path, config: dict[str, Any]) -> States:
     return without_mask(folder, model_type="llama")[0]
 
 
+def _qwen3_bidirectional(folder: Path, config: dict[str, Any]) -> States:
+    """Qwen3 without a causal mask."""
+    return without_mask(folder, model_type="qwen3")[0]
+
+
 def without_mask(folder: Path, **replaced: Any) -> tuple[States, States]:
     """A decoder with every token attending to every other, by an explicit mask; and as it is, with the causal mask.
 
@@ -53,6 +58,15 @@ def without_mask(folder: Path, **replaced: Any) -> tuple[States, States]:
         return hidden[0]
 
     return lambda ids: states(ids, torch.zeros(1, 1, len(ids), len(ids))), lambda ids: states(ids, None)
+
+
+def _t5(folder: Path, config: dict[str, Any]) -> States:
+    """The encoder alone."""
+    import transformers
+
+    name = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}[config["model_type"]]
+    model = getattr(transformers, f"{name}EncoderModel").from_pretrained(folder, dtype=torch.float32).eval()
+    return lambda ids: model(input_ids=ids[None]).last_hidden_state[0]
 
 
 def _internlm2(folder: Path, config: dict[str, Any]) -> States:
@@ -102,9 +116,18 @@ def _xlm_roberta(folder: Path, config: dict[str, Any]) -> States:
     return (rotary_oracles.jina if rotary else _automatic)(folder, config)
 
 
+def _bert(folder: Path, config: dict[str, Any]) -> States:
+    """With ALiBi it is jina's model, which transformers does not have."""
+    own = config.get("position_embedding_type") == "alibi"
+    return (alibi_oracles.jina_bert if own else _automatic)(folder, config)
+
+
 _OWN: dict[str, Callable[[Path, dict[str, Any]], States]] = {
+    "bert": _bert,
     "llama_bidirec": _llama_bidirectional,
+    **dict.fromkeys(("bidirectional_pplx_qwen3", "bidirlm"), _qwen3_bidirectional),
     "internlm2": _internlm2,
+    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "nomic_bert": rotary_oracles.nomic,
     "new": rotary_oracles.gte,
     "gte": rotary_oracles.gte,

@@ -6,7 +6,7 @@ Prompts are copied from the model cards; reference logits are computed for the w
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,20 @@ def nemotron(query: str, document: str) -> str:
     return f"question:{query} \n \n passage:{document}"
 
 
+def zerank(query: str, document: str) -> str:
+    return (
+        f"<|im_start|>system\n{query.strip()}<|im_end|>\n<|im_start|>user\n{document.strip()}<|im_end|>\n"
+        "<|im_start|>assistant\n"
+    )
+
+
+def ctxl(query: str, document: str) -> str:
+    return (
+        "Check whether a given document contains information helpful to answer the query.\n"
+        f"<Document> {document}\n<Query> {query} ??"
+    )
+
+
 def together(query: str, document: str) -> str:
     return query + document
 
@@ -84,11 +98,11 @@ class Row:
     called: str
     family: str
     text: Callable[[str, str], str]
-    tokens: tuple[str, ...]
+    tokens: tuple[str | int, ...]
     added: tuple[str, ...] = CHAT
     template: str | None = "$A"  # of the tokenizer
     raw: bool = False
-    overrides: dict[str, Any] = field(default_factory=dict)
+    divisor: float = 1.0
 
 
 QWEN3 = Row(called="Qwen3-Reranker-0.6B", family="qwen3", text=qwen3, tokens=("no", "yes"), added=(*CHAT, "no", "yes"))
@@ -102,7 +116,22 @@ GEMMA = Row(
     template=None,
     raw=True,
 )
-MODELS = (QWEN3, MXBAI, GEMMA)
+ZERANK = Row(
+    called="zerank-2", family="qwen3", text=zerank, tokens=("Yes",), added=(*CHAT, "Yes", "yes", "no"), divisor=5.0
+)
+CTXL, CTXL_6B = (
+    Row(
+        called=f"ctxl-rerank-v2-instruct-multilingual-{size}",
+        family=family,
+        text=ctxl,
+        tokens=(0,),
+        added=(),
+        template=template,
+        raw=True,
+    )
+    for size, family, template in (("1b", "qwen3", "$A"), ("6b", "mistral", None))
+)
+MODELS = (QWEN3, MXBAI, GEMMA, ZERANK, CTXL, CTXL_6B)
 
 
 def write(folder: Path, row: Row) -> Path:
@@ -143,9 +172,9 @@ def vocabulary(folder: Path, many: Sequence[torch.Tensor]) -> torch.Tensor:  # [
 def answers(folder: Path, row: Row, many: Sequence[torch.Tensor]) -> np.ndarray:  # [n]
     """The row's raw scores of token ids."""
     logits = vocabulary(folder, many)
-    ids = [token_id(folder, token) for token in row.tokens]
+    ids = [token if isinstance(token, int) else token_id(folder, token) for token in row.tokens]
     actual = logits[:, ids[-1]] - (logits[:, ids[0]] if len(ids) == 2 else 0)
-    return actual.numpy()
+    return (actual / row.divisor).numpy()
 
 
 def expected_of(folder: Path, row: Row, text: Callable[[str, str], str]) -> np.ndarray:

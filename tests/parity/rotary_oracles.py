@@ -62,10 +62,22 @@ def attend(qkv: torch.Tensor, heads: int, speeds: torch.Tensor) -> torch.Tensor:
     return torch.cat(mixed, -1)
 
 
-def nomic(folder: Path, config: dict[str, Any]) -> States:
+def nomic(folder: Path, config: dict[str, Any], *, renormalized: bool = False) -> States:
+    """With experts (v2) its feed forwards have no gate; ``renormalized``: a mistake, weights that add up to 1."""
     tensors = {name.removeprefix("bert."): tensor for name, tensor in load_file(folder / "model.safetensors").items()}
     w = Weights(tensors, config["layer_norm_epsilon"])
     speeds = frequencies(config["n_embd"] // config["n_head"], config["rotary_emb_base"])
+
+    def mixed_experts(x: torch.Tensor, layer: str) -> torch.Tensor:
+        shares = w.linear(x, f"{layer}.router.layer").softmax(-1)
+        first, second = (w.tensors[f"{layer}.experts.mlp.{name}"].chunk(config["num_experts"]) for name in ("w1", "w2"))
+        best = shares.argsort(-1, descending=True)[:, : config["moe_top_k"]]
+        used = torch.zeros_like(shares).scatter(1, best, shares.gather(1, best))  # of the others 0
+        used = used / used.sum(-1, keepdim=True) if renormalized else used
+        out = w.tensors[f"{layer}.experts.bias"]
+        for expert in range(config["num_experts"]):
+            out = out + used[:, expert, None] * (F.gelu(x @ first[expert].T) @ second[expert])
+        return out
 
     def states(ids: torch.Tensor) -> torch.Tensor:
         x = w.norm(w.embed(ids), "emb_ln")
@@ -73,8 +85,14 @@ def nomic(folder: Path, config: dict[str, Any]) -> States:
             layer = f"encoder.layers.{i}"
             mixed = attend(w.linear(x, f"{layer}.attn.Wqkv"), config["n_head"], speeds)
             x = w.norm(x + w.linear(mixed, f"{layer}.attn.out_proj"), f"{layer}.norm1")
-            wide = w.linear(x, f"{layer}.mlp.fc11") * F.silu(w.linear(x, f"{layer}.mlp.fc12"))
-            x = w.norm(x + w.linear(wide, f"{layer}.mlp.fc2"), f"{layer}.norm2")
+            if f"{layer}.mlp.router.layer.weight" in tensors:
+                fed = mixed_experts(x, f"{layer}.mlp")
+            else:
+                gated = config["activation_function"] == "swiglu"
+                up = w.linear(x, f"{layer}.mlp.{'fc11' if gated else 'fc1'}")
+                wide = up * F.silu(w.linear(x, f"{layer}.mlp.fc12")) if gated else F.gelu(up)
+                fed = w.linear(wide, f"{layer}.mlp.fc2")
+            x = w.norm(x + fed, f"{layer}.norm2")
         return x
 
     return states

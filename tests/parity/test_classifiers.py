@@ -28,10 +28,23 @@ ITEMS = (*TEXTS, ONE_TOKEN)
 
 SEQUENCE = (
     *("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert", "electra", "albert", "deberta-v2"),
-    *("eurobert", "nomic", "gte", "gte-en", "gte-snowflake", "jina"),
+    *(
+        "camembert",
+        "ernie",
+        "data2vec",
+        "megatron",
+        "xlm-roberta-xl",
+        "roformer",
+        "rembert",
+        "mmbert",
+        "deberta",
+        "big-bird",
+    ),
+    *("eurobert", "ultrabert", "nomic", "gte", "gte-en", "gte-snowflake", "jina"),
     *("gpt2", "llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "jamba"),
 )
-TOKEN = tuple(family for family in SEQUENCE if family not in ("gemma3", "jamba"))  # transformers has no class of these
+# transformers has no class of the first two; Longformer's classifiers of texts are refused
+TOKEN = (*(family for family in SEQUENCE if family not in ("gemma3", "jamba")), "longformer")
 DECODERS = tuple(family for family in SEQUENCE if FAMILIES[family].head in ("ForCausalLM", "LMHeadModel"))
 PLAIN_JINA = {"lora_adaptations": None, "matryoshka_dimensions": None}  # no adapters beside a head
 

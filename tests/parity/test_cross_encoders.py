@@ -64,6 +64,22 @@ def test_a_classic_one(family, name, tmp_path, record_property):
     assert np.abs(actual - (raw if name == "linear.Identity" else sigmoid(raw))).max() < 1e-6
 
 
+@pytest.mark.parametrize("key", ["sentence_transformers", "sbert_ce_default_activation_function"])
+@pytest.mark.parametrize("name", ["Tanh", "GELU", "ReLU", "Softplus", "SELU", "Tanhshrink"])
+def test_any_activation_of_torch(name, key, tmp_path, record_property):
+    """Raw logits, for which a caller may ask, are before it."""
+    dotted = f"torch.nn.modules.activation.{name}"
+    folder = classic(tmp_path / "model", "bert", **{key: {"activation_fn": dotted} if key[1] == "e" else dotted})
+    with load(folder) as engine:
+        assert engine.spec.activation == name
+        actual = engine.score(QUERIES, DOCUMENTS).scores
+        raw = engine.score(QUERIES, DOCUMENTS, activation=False).scores
+    worst = difference(actual, predicted(folder))
+    record_property("error", worst)
+    assert worst <= TOLERANCE
+    assert all(np.abs(actual - other).max() > VISIBLE for other in (raw, sigmoid(raw)))
+
+
 @pytest.mark.parametrize("labels", [1, 3])
 @pytest.mark.parametrize("prompt", [None, "a question: "])
 def test_one_that_it_saved(prompt, labels, tmp_path):

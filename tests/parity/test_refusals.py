@@ -237,13 +237,18 @@ DAMAGES: Rows = [
     (classifier("modernbert"), fields(classifier_activation="splash"), "activation 'splash' of its head is unknown"),
 ]
 ARCHITECTURES: Rows = [
-    (model(), fields(model_type="pondformer", architectures=["PondModel"]), r"PondModel.*pondformer.*it runs bert"),
+    (
+        model(),
+        fields(model_type="pondformer", architectures=["PondModel"]),
+        r"PondModel.*pondformer.*it runs longformer",
+    ),
     *(
         (model(family), fields(architectures=[claimed]), claimed)
         for family in ("bert", "modernbert", "jina", "llama", "qwen3", "gpt2")
         for claimed in (f"{tiny.FAMILIES[family].prefix}For{head}" for head in ("QuestionAnswering", "MultipleChoice"))
     ),
-    (model(), fields(position_embedding_type="relative_key"), "relative_key"),
+    (model(), fields(position_embedding_type="relative_query"), "relative_query"),
+    (model("rembert"), fields(position_embedding_type="relative_key"), "relative_key"),
     (model(), fields(lora_adaptations=["a"]), "lora_adaptations"),
     (model(), fields(is_decoder=True), "is_decoder True, which millpond does not run for BertModel"),
     (model(), fields(add_cross_attention=True), "add_cross_attention True"),

@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from tests.parity.head_oracles import classifier
 from tests.parity.oracles import oracle
 from tests.parity.rerankers import (
+    CTXL,
     DOCUMENTS,
     FRAME,
     GEMMA,
@@ -20,8 +21,10 @@ from tests.parity.rerankers import (
     PAIRS,
     QUERIES,
     QWEN3,
+    ZERANK,
     Row,
     answers,
+    ctxl,
     difference,
     expected_of,
     framed,
@@ -35,6 +38,7 @@ from tests.parity.rerankers import (
     tokenized,
     vocabulary,
     write,
+    zerank,
 )
 from tests.parity.test_classifiers import TOLERANCE, VISIBLE
 from tests.tiny import SENTENCES, edit_json, write_checkpoint
@@ -42,6 +46,7 @@ from tests.tiny.checkpoints import token_id
 from tests.tiny.heads import write_language_model
 
 from millpond import Pair, PoolingParams
+from millpond.errors import UnsupportedArchitectureError
 
 pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
 
@@ -54,6 +59,8 @@ ENCODERS = ("bert", "roberta", "xlm-roberta", "mpnet", "modernbert", "electra", 
 @pytest.mark.parametrize("family", [*ENCODERS, "gte", "jina"])
 def test_an_encoder_reads_pairs(family, tmp_path, record_property):
     plain = {"lora_adaptations": None, "matryoshka_dimensions": None} if family == "jina" else {}
+    if family == "gte":  # gte-multilingual-reranker-base
+        plain = {"auto_map": {"AutoModelForSequenceClassification": "new-impl--modeling.NewForSequenceClassification"}}
     config = {**plain, **IDENTITY, "max_position_embeddings": LONG + 2}
     folder = write_checkpoint(
         tmp_path / "model", family, head="SequenceClassification", labels=1, config=config, tokenizer_limit=LONG
@@ -108,6 +115,8 @@ def test_rerank_sorts_what_score_gives(tmp_path):
 
 # --- Language models ------------------------------------------------------------------------------------------------
 
+INSTRUCTION = "Find the passage about water"
+
 
 @pytest.mark.parametrize("row", MODELS, ids=lambda row: row.called)
 def test_a_language_model_s_answer(row, tmp_path, record_property):
@@ -126,6 +135,11 @@ def test_a_language_model_s_answer(row, tmp_path, record_property):
         assert difference(actual, alone) <= TOLERANCE
         habit = engine.score(QUERIES, DOCUMENTS).scores
         assert np.abs(habit - (expected if row.raw else sigmoid(expected))).max() <= 1e-5 * max(1, np.abs(habit).max())
+        assert difference(actual * row.divisor, expected) > VISIBLE or row.divisor == 1
+    with load(folder, backend="torch") as engine:
+        worst = difference(scores(engine), expected)
+        record_property("error in torch", worst)
+        assert worst <= TOLERANCE
     # Without the template, or with one more space, the score differs.
     assert difference(actual, expected_of(folder, row, together)) > VISIBLE
     assert difference(actual, expected_of(folder, row, lambda q, d: row.text(q, d) + " ")) > VISIBLE
@@ -147,14 +161,40 @@ def test_a_model_that_caps_its_logits(family, tmp_path, record_property):
     assert difference(expected, expected_of(folder, row, together)) > VISIBLE
 
 
-def test_an_instruction_fills_the_template_s_slot(tmp_path):
-    folder = write(tmp_path / QWEN3.called, QWEN3)
-    instruction = "Find the passage about water"
-    expected = expected_of(folder, QWEN3, lambda q, d: qwen3_prompt(instruction, q, d))
+def test_a_language_model_that_reranks_in_a_way_not_known_is_refused(tmp_path):
+    """It would become an embedder without a word; the options that the message names serve it."""
+    folder = write(tmp_path / "model", QWEN3)
+    (folder / "README.md").write_text("---\npipeline_tag: text-ranking\n---\n# A model\n", encoding="utf-8")
+    with pytest.raises(UnsupportedArchitectureError, match=r"text-ranking.*score_template.*classifier_from_token"):
+        load(folder)
+    overrides = {"classifier_from_token": ["no", "yes"]}
+    with load(folder, hf_overrides=overrides, score_template=FRAME) as engine:
+        assert difference(scores(engine), expected_of(folder, QWEN3, framed)) <= TOLERANCE
+    with load(folder, convert="embed") as engine:
+        assert "embed" in engine.tasks
+
+
+@pytest.mark.parametrize(
+    ("row", "text"),
+    [
+        (QWEN3, lambda query, document: qwen3_prompt(INSTRUCTION, query, document)),
+        (
+            ZERANK,
+            lambda query, document: zerank(
+                f"<query>{query}</query>\n<instruction>{INSTRUCTION}</instruction>", document
+            ),
+        ),
+        (CTXL, lambda query, document: ctxl(f"{query} {INSTRUCTION}", document)),
+    ],
+    ids=["qwen3", "zerank", "ctxl"],
+)
+def test_an_instruction_fills_the_template_s_slot(row, text, tmp_path):
+    folder = write(tmp_path / row.called, row)
+    expected = expected_of(folder, row, text)
     with load(folder) as engine:
-        assert difference(scores(engine, instruction=instruction), expected) <= TOLERANCE
+        assert difference(scores(engine, instruction=INSTRUCTION), expected) <= TOLERANCE
         assert difference(scores(engine), expected) > VISIBLE
-        best = engine.rerank(QUERIES[1], DOCUMENTS, instruction=instruction)
+        best = engine.rerank(QUERIES[1], DOCUMENTS, instruction=INSTRUCTION)
         assert len(best) == len(DOCUMENTS)
 
 

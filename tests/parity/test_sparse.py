@@ -11,8 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tests.parity.comparison import TOLERANCE, VISIBLE
+from tests.parity.oracles import oracle
 from tests.tiny import MAX_TOKENS, TEXTS, drop_tensor, edit_json, write_checkpoint
 from tests.tiny.heads import write_m3, write_splade
 from transformers import AutoModel, AutoTokenizer
@@ -21,7 +23,10 @@ from millpond import Engine
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 
 hub_m3 = partial(write_m3, weights="bin")
-FAMILIES = ("bert", "distilbert", "roberta", "xlm-roberta", "mpnet", "modernbert")
+FAMILIES = (
+    *("bert", "distilbert", "roberta", "xlm-roberta", "camembert", "mpnet", "modernbert", "mmbert"),
+    *("ernie", "data2vec", "megatron", "xlm-roberta-xl", "roformer", "rembert", "longformer", "big-bird"),
+)
 # A text of one token, and one of the maximum length.
 EXTREMES = ("", " ".join(["deep"] * 2 * MAX_TOKENS))
 
@@ -69,6 +74,97 @@ def test_splade_equals_sentence_transformers(family, tmp_path):
     name = next(name for name in load_file(folder / "model.safetensors") if _is_projection(name))
     _change(folder, name, lambda tensor: tensor.flip(0))
     assert difference(weights(folder, texts), expected) > VISIBLE
+
+
+def write_csr(folder: Path, *, normalize: bool, heads: bool, most: int | None = None) -> Path:
+    """CSR, saved by sentence-transformers."""
+    from sentence_transformers import SparseEncoder
+    from sentence_transformers.base.modules import Normalize, Transformer
+    from sentence_transformers.sentence_transformer.modules import Pooling
+    from sentence_transformers.sparse_encoder.modules import SparseAutoEncoder
+
+    transformer = Transformer(str(write_checkpoint(folder.parent / "source", "bert")))
+    torch.manual_seed(3)
+    code = SparseAutoEncoder(48, hidden_dim=96, k=12, normalize=normalize)
+    code.encoder.weight.data.normal_(std=0.5)
+    code.pre_bias.data.normal_(std=0.3)
+    code.latent_bias.data.normal_(std=0.1)
+    modules = [transformer, Pooling(48, pooling_mode="mean"), *([Normalize()] if heads else []), code]
+    SparseEncoder(modules=modules, device="cpu", max_active_dims=most).save_pretrained(str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize(("normalize", "heads", "most"), [(False, False, None), (True, False, None), (False, True, 5)])
+def test_a_sparse_autoencoder(normalize, heads, most, backend, tmp_path, record_property):
+    folder = write_csr(tmp_path / "model", normalize=normalize, heads=heads, most=most)
+    expected = reference(folder, TEXTS)
+    with Engine(folder, dtype="float32", device="cpu", backend=backend) as engine:
+        assert engine.tasks == {"sparse_embed"}
+        found = engine.sparse_embed(TEXTS).embeddings
+    assert {len(entries) for entries in found} == {most or 12}
+    actual = np.zeros((len(TEXTS), 96), np.float32)
+    for row, entries in zip(actual, found, strict=True):
+        assert list(entries) == sorted(entries)
+        row[list(entries)] = list(entries.values())
+    worst = difference(actual, expected)
+    record_property("error", worst)
+    assert worst <= TOLERANCE
+    number = 3 if heads else 2
+    edit_json(folder / f"{number}_SparseAutoEncoder" / "config.json", normalize=not normalize)
+    assert difference(reference(folder, TEXTS), expected) > VISIBLE
+    with Engine(folder, dtype="float32", device="cpu", backend=backend, convert="embed") as engine:
+        assert engine.spec.dimensions == 48  # the vectors that the code is of
+
+
+def test_the_largest_entries_alone(tmp_path):
+    """max_active_dims of config_sentence_transformers.json."""
+    folder = write_splade(tmp_path / "model")
+    whole = weights(folder, TEXTS)
+    edit_json(folder / "config_sentence_transformers.json", max_active_dims=7)
+    expected = reference(folder, TEXTS)
+    actual = weights(folder, TEXTS)
+    assert difference(actual, expected) <= TOLERANCE
+    assert (actual > 0).sum(1).max() == 7
+    assert difference(whole, expected) > VISIBLE
+    edit_json(folder / "config_sentence_transformers.json", max_active_dims=0)
+    with pytest.raises(ModelLoadError, match="max_active_dims is 0; it must be a positive int"):
+        load(folder)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("backend", ["native", "torch"])
+def test_gte_s_masked_language_model(backend, tied, tmp_path, record_property):
+    """opensearch-neural-sparse-encoding-doc-v3-gte: the head of the original code, ``lm_head.norm`` and all."""
+    own = {"AutoModelForMaskedLM": "Alibaba-NLP/new-impl--modeling.NewForMaskedLM"}
+    config = {"tie_word_embeddings": tied, "auto_map": own}
+    folder = write_splade(tmp_path / "model", "gte", activation="log1p_relu", config=config)
+    tensors, states = load_file(folder / "model.safetensors"), oracle(folder)
+    decoder = tensors.get("lm_head.decoder.weight", tensors["new.embeddings.word_embeddings.weight"])
+    assert tied == ("lm_head.decoder.weight" not in tensors)
+
+    @torch.inference_mode()
+    def expected(activation: Callable[[torch.Tensor], torch.Tensor]) -> np.ndarray:
+        rows = []
+        for text in TEXTS:
+            hidden = states(torch.tensor(tokenizer(text, truncation=True)["input_ids"]))
+            hidden = activation(F.linear(hidden, tensors["lm_head.dense.weight"], tensors["lm_head.dense.bias"]))
+            norm = tensors["lm_head.norm.weight"], tensors["lm_head.norm.bias"]
+            hidden = F.layer_norm(hidden, hidden.shape[-1:], *norm, 1e-12)
+            logits = F.linear(hidden, decoder, tensors["lm_head.decoder.bias"])
+            rows.append(logits.relu().log1p().log1p().amax(0))
+        return torch.stack(rows).numpy()
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with Engine(folder, dtype="float32", device="cpu", backend=backend) as engine:
+        found = engine.sparse_embed(TEXTS).embeddings
+    actual = np.zeros((len(TEXTS), len(decoder)), np.float32)
+    for row, entries in zip(actual, found, strict=True):
+        row[list(entries)] = list(entries.values())
+    worst = difference(actual, expected(F.gelu))
+    record_property("error", worst)
+    assert worst <= TOLERANCE
+    assert difference(actual, expected(torch.tanh)) > VISIBLE
 
 
 def _is_projection(name: str) -> bool:
@@ -223,7 +319,7 @@ def layer(content: Any) -> Callable[[Path], Any]:
 
 
 POOLING = "1_SpladePooling/config.json"
-OTHERS = ("Router", "SparseStaticEmbedding", "SparseAutoEncoder")
+OTHERS = ("Router", "SparseStaticEmbedding")
 HEADLESS = "cls.predictions.transform.dense.weight"
 
 

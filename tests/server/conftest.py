@@ -22,6 +22,7 @@ from tests.tiny.heads import (
     write_cross_encoder,
     write_language_model,
     write_m3,
+    write_nli,
     write_reward,
     write_splade,
     write_stanford,
@@ -170,6 +171,7 @@ cross_encoder = _folder(write_cross_encoder)
 colbert = _folder(write_stanford)
 classifier = _folder(lambda path: write_checkpoint(path, head="SequenceClassification"))
 token_classifier = _folder(lambda path: write_checkpoint(path, head="TokenClassification"))
+nli = _folder(write_nli)
 sparse_embedder = _folder(write_splade)
 # A process reward model: two columns at each <extra_0>; with a chat template.
 reward_model = _folder(lambda path: write_reward(path, "Qwen2ForProcessRewardModel"))

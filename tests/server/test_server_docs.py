@@ -33,14 +33,15 @@ def client(
     cross_encoder: Path,
     sparse_embedder: Path,
     classifier: Path,
+    nli: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[TestClient]:
-    """The server of the section "Several models", with tiny models under those names, and with the index of its own."""
+    """The server of the section "Several models", with tiny models under those names, another, and its index."""
     (line,) = re.findall(r"^millpond serve ((?:\S+/\S+ ?){4})$", PAGE, re.MULTILINE)
-    folders = (embedder, cross_encoder, sparse_embedder, classifier)
+    folders = (embedder, cross_encoder, sparse_embedder, classifier, nli)
+    names = (*line.split(), "MoritzLaurer/deberta-v3-base-zeroshot-v2.0")
     configs = [
-        ModelConfig(model=str(folder), names=(name,), device="cpu")
-        for folder, name in zip(folders, line.split(), strict=True)
+        ModelConfig(model=str(folder), names=(name,), device="cpu") for folder, name in zip(folders, names, strict=True)
     ]
     models = ServedModels.load(configs)
     index = tmp_path_factory.mktemp("docs") / "docs.index"

@@ -71,7 +71,7 @@ def write_checkpoint(
     (backbone / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
     save_weights(_tensors(family, json.dumps(content), wrapped=wrapped, head=head, seed=seed), backbone, weights)
     if layout is not None:
-        width = int(content.get("hidden_size") or content.get("dim") or content.get("n_embd") or 0)
+        width = next(int(content[name]) for name in ("hidden_size", "dim", "n_embd", "d_model") if content.get(name))
         write_layout(folder, layout, width=width, seed=seed + 1000)
     return folder
 
@@ -108,6 +108,9 @@ def _shapes(architecture: str, fields: Mapping[str, Any]) -> Mapping[str, tuple[
     if find_spec("transformers") is None:
         return parameters(architecture, fields)
     import transformers
+
+    if getattr(transformers, architecture, None) is None:
+        return parameters(architecture, fields)
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
     config = CONFIG_MAPPING[fields["model_type"]].from_dict(dict(fields))

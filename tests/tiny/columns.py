@@ -25,6 +25,7 @@ _PREFIXES = {
     "gpt2": "transformer.",
     "jina": "",
     "nomic": "bert.",
+    "nomic-moe": "bert.",
 }
 _PLAIN_JINA = {"lora_adaptations": None, "matryoshka_dimensions": None}  # no adapters beside a head
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.tiny.layouts import Normalize, Pooling
+from tests.tiny.layouts import Codes, Normalize, Pooling
 
 MAX_TOKENS = 64
 
@@ -30,13 +30,14 @@ class Family:
     shifted_norms: bool = False  # whether norm weights are stored as their difference from 1 (Gemma)
     native: Mapping[str, Any] = field(default_factory=dict)  # fields to replace so that transformers' class accepts it
     native_prefix: str = ""  # of transformers' class names, if it differs from `prefix`
+    plain: str = ""  # the class without a head, if it is not `prefix + Model`
     wrapped: str = ""  # the language model's class, if it is not `prefix + head`
 
     def claimed(self, *, wrapped: bool, head: Classification | None = None) -> str:
         """The class named in config.json."""
         if head is not None:
             return f"{self.prefix}For{head}"
-        return (self.wrapped or self.prefix + self.head) if wrapped else f"{self.prefix}Model"
+        return (self.wrapped or self.prefix + self.head) if wrapped else self.plain or f"{self.prefix}Model"
 
     def native_class(self, *, wrapped: bool, head: Classification | None = None) -> str:
         """transformers' class for the same weights."""
@@ -57,6 +58,7 @@ _NEW = {"modules": _CLS, "native": {"model_type": "gte", "rope_scaling": None}, 
 _LAST = (Pooling(modes=("lasttoken",)), Normalize())
 _DECODER = {"head": "ForCausalLM", "modules": _LAST}
 _LLAMA = {**_DECODER, "native_prefix": "Llama"}
+_QWEN3 = {**_DECODER, "native": {"model_type": "qwen3"}, "native_prefix": "Qwen3"}
 _GEMMA = {**_DECODER, "shifted_norms": True}
 _GEMMA3 = {**_GEMMA, "wrapped": "Gemma3ForCausalLM"}
 
@@ -67,14 +69,29 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "roberta": ("Roberta", "roberta", {"position_ids": True}),
     "xlm-roberta": ("XLMRoberta", "xlm-roberta", {"position_ids": True}),
     "camembert": ("Camembert", "camembert", {"position_ids": True}),
+    "ernie": ("Ernie", "bert", {"position_ids": True}),  # ernie-3.0-base-zh
+    "data2vec": ("Data2VecText", "roberta", {"position_ids": True}),
+    "megatron": ("MegatronBert", "bert", {"position_ids": True}),
+    "xlm-roberta-xl": ("XLMRobertaXL", "xlm-roberta", {"position_ids": True}),
+    "roformer": ("RoFormer", "bert", {}),  # roformer_chinese_sim_char_base
+    "rembert": ("RemBert", "rembert", {}),
+    "longformer": ("Longformer", "roberta", {"position_ids": True}),
+    "big-bird": ("BigBird", "big-bird", {"position_ids": True}),
+    "mobilebert": ("MobileBert", "bert", {"position_ids": True}),
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),
+    "mmbert": ("ModernBert", "mmbert", {}),
+    "jina-bert": ("JinaBert", "bert", {"native_prefix": "JinaBert"}),  # jina-embeddings-v2-base-en
+    "jina-bert-code": ("JinaBert", "bert", {"native_prefix": "JinaBertCode"}),  # jina-embeddings-v2-base-code
     "electra": ("Electra", "bert", {"position_ids": True}),
     "albert": ("Albert", "albert", {}),
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
+    "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
+    "ultrabert": ("Ultrabert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
+    "nomic-moe": ("NomicBert", "bert", {"native_prefix": "NomicBertMoe"}),  # nomic-embed-text-v2-moe
     "gte": ("New", "xlm-roberta", _NEW),  # gte-multilingual-base
     "gte-en": ("New", "bert", _NEW),  # gte-base-en-v1.5
     "gte-snowflake": ("Gte", "xlm-roberta", {"modules": _CLS}),  # snowflake-arctic-embed-m-v2.0
@@ -83,6 +100,9 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "xlm-roberta",
         {"native": {"model_type": "jina_embeddings_v3"}, "native_prefix": "JinaEmbeddingsV3"},
     ),
+    "t5": ("T5", "t5", {"plain": "T5EncoderModel", "wrapped": "T5ForConditionalGeneration"}),
+    "mt5": ("MT5", "t5", {"plain": "MT5EncoderModel", "wrapped": "MT5ForConditionalGeneration"}),
+    "umt5": ("UMT5", "t5", {"plain": "UMT5EncoderModel", "wrapped": "UMT5ForConditionalGeneration"}),
     "llama": ("Llama", "llama", _DECODER),
     "llama-bidirectional": ("LlamaBidirectional", "llama", {**_LLAMA, "native": {"model_type": "llama"}}),
     "internlm2": ("InternLM2", "mistral", {**_LLAMA, "native": {"model_type": "llama", "rope_scaling": None}}),
@@ -92,6 +112,16 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "qwen2-sliding": ("Qwen2", "qwen", _DECODER),
     "qwen2-bidirectional": ("Qwen2", "qwen", _DECODER),
     "qwen3": ("Qwen3", "qwen", _DECODER),
+    "pplx-embed": ("PPLXQwen3", "qwen", {**_QWEN3, "modules": (Pooling(modes=("mean",)), Codes())}),
+    "bidirlm": ("BidirLM", "qwen", _QWEN3),
+    "phi3": ("Phi3", "mistral", _DECODER),
+    "phi4-mini": ("Phi3", "gpt2", _DECODER),
+    "olmo2": ("Olmo2", "gpt2", _DECODER),
+    "granite": ("Granite", "gpt2", _DECODER),
+    "smollm3": ("SmolLM3", "llama", _DECODER),
+    "ministral3": ("Ministral3", "mistral", _DECODER),
+    "qwen3-moe": ("Qwen3Moe", "qwen", _DECODER),
+    "gpt-neox": ("GPTNeoX", "gpt2", _DECODER),
     "gemma": ("Gemma", "gemma", _GEMMA),
     "gemma2": ("Gemma2", "gemma", _GEMMA),
     "gemma3": ("Gemma3Text", "gemma", _GEMMA3),

@@ -15,6 +15,7 @@ from tests.tiny.layouts import Dense, Layout, Normalize, Other, Pooling, save_pi
 from tests.tiny.noise import Noise
 
 DIM = 24
+NLI = ("contradiction", "neutral", "entailment")
 QUERY_LENGTH, DOCUMENT_LENGTH = 12, 24
 
 
@@ -271,3 +272,14 @@ def _pair_template(folder: Path) -> None:
         for name, kind in pair
     ]
     path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def write_nli(folder: Path, family: str = "bert", names: Sequence[str] = NLI) -> Path:
+    """Write a classifier of natural language inference, which config.json says by the names of its classes."""
+    write_checkpoint(folder, family, head="SequenceClassification", labels=len(names))
+    edit_json(
+        folder / "config.json",
+        id2label={str(i): name for i, name in enumerate(names)},
+        label2id={name: i for i, name in enumerate(names)},
+    )
+    return folder

@@ -24,6 +24,39 @@ def _gpt2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     return tensors | {f"{prefix}h.{i}.attn.bias": mask for i in range(int(config["n_layer"]))}
 
 
+def _gpt_neox(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """The former name of the language model's head, and the causal masks, a former buffer in the hub's files."""
+    length = int(config["max_position_embeddings"])
+    prefix = "gpt_neox." if any(name.startswith("gpt_neox.") for name in tensors) else ""
+    mask = np.tril(np.ones((length, length), np.float32))[None, None]
+    found = {name.replace("lm_head.", "embed_out."): tensor for name, tensor in tensors.items()}
+    for i in range(int(config["num_hidden_layers"])):
+        found[f"{prefix}layers.{i}.attention.bias"] = mask
+        found[f"{prefix}layers.{i}.attention.masked_bias"] = np.float32([-1e9])
+    return found
+
+
+def _roformer(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Sines and cosines in the table of positions, as its class makes and saves them."""
+    name = next(name for name in tensors if name.endswith("encoder.embed_positions.weight"))
+    positions, dim = tensors[name].shape
+    angles = np.arange(positions)[:, None] / 10_000.0 ** (np.arange(0, dim, 2) / dim)
+    return tensors | {name: np.concatenate((np.sin(angles), np.cos(angles)), 1).astype(np.float32)}
+
+
+def _t5(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Without the names that the table of words has in the two halves of the model."""
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith("coder.embed_tokens.weight")}
+
+
+def _mobilebert(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Smaller matrices: there is no norm that bounds the states."""
+    return {
+        name: tensor * np.float32(0.5) if tensor.ndim > 1 and ".layer." in name else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def _jamba(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Splits the experts' fused tensors into three matrices per expert."""
     originals = {}
@@ -73,7 +106,12 @@ def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
 
 
 def nomic(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
-    """Names of the original NomicBert; in the language model, the backbone has the prefix ``bert.``."""
+    """Names of the original NomicBert; in the language model, the backbone has the prefix ``bert.``.
+
+    A mixture of experts has them already, since transformers has no class of it.
+    """
+    if config.get("num_experts"):
+        return tensors
     return _renamed(
         tensors,
         fused={"attn.Wqkv": _QKV},
@@ -102,6 +140,7 @@ def gte(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
             "post_attention_layernorm": "attn_ln",
             "post_mlp_layernorm": "mlp_ln",
             "layers.": "encoder.layer.",
+            "lm_head.layer_norm": "lm_head.norm",
         },
     )
     claimed = config["architectures"][0]
@@ -182,7 +221,12 @@ def _renamed(tensors: Tensors, *, fused: Mapping[str, tuple[str, ...]], names: M
 
 ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
     "gpt2": _gpt2,
+    "gpt_neox": _gpt_neox,
+    "roformer": _roformer,
+    "mobilebert": _mobilebert,
     "jamba": _jamba,
+    "qwen3_moe": _jamba,
+    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "internlm2": _internlm2,
     "nomic_bert": nomic,
     "new": gte,

@@ -25,10 +25,12 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     Raises:
         AttributeError: transformers has no such class.
     """
-    family, _, head = architecture.replace("LMHeadModel", "ForCausalLM").partition("For")
+    family, head = (*re.split("For(?=[A-Z])", architecture.replace("LMHeadModel", "ForCausalLM"), maxsplit=1), "")[:2]
     family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
+    if family.lstrip("MU").removesuffix("Encoder") == "T5":
+        return _t5(family, head, config)
     prefix, pooler = _PREFIXES[family], _POOLERS.get(family, "").split()
-    backbone = _jamba(config) if family == "Jamba" else _BACKBONES[family].split()
+    backbone = _MIXED[family](config) if family in _MIXED else _BACKBONES[family].split()
     if not head:
         return dict(_expand(_with(backbone, pooler, family), config))
     entries = _HEADS.get((family, head)) or _HEADS.get((_LIKE.get(family, ""), head))
@@ -83,16 +85,23 @@ def _sizes(config: Config) -> dict[str, int]:
     def first(*names: str, default: int = 0) -> int:
         return next((int(config[name]) for name in names if config.get(name) is not None), default)
 
-    width, heads = first("hidden_size", "dim", "n_embd"), first("num_attention_heads", "n_heads", "n_head")
-    dim = first("head_dim", default=width // heads)
+    width, heads = (
+        first("hidden_size", "dim", "n_embd", "d_model"),
+        first("num_attention_heads", "n_heads", "n_head", "num_heads"),
+    )
+    dim = first("head_dim", "d_kv", default=width // heads)
     return {
-        "N": first("num_hidden_layers", "n_layers", "n_layer"),
+        "N": first("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
         "V": first("vocab_size"),
         "P": first("max_position_embeddings", "n_positions"),
         "T": first("type_vocab_size"),
         "H": width,
-        "I": first("intermediate_size", "hidden_dim", "n_inner", default=4 * width),
-        "E": first("embedding_size", default=width),
+        "I": first("intermediate_size", "hidden_dim", "d_ff", "n_inner", default=4 * width),
+        "E": first("embedding_size", "input_embedding_size", default=width),
+        "G": first("intra_bottleneck_size"),
+        "Z": width - first("embedding_size"),
+        "O": first("output_embedding_size"),
+        "U": first("task_type_vocab_size"),
         "A": heads,
         "D": dim,
         "Q": heads * dim,
@@ -100,6 +109,8 @@ def _sizes(config: Config) -> dict[str, int]:
         "B": first("relative_attention_num_buckets", "position_buckets"),
         "L": len(config.get("id2label") or (0, 1)),
         "X": first("num_experts"),
+        "F": first("moe_intermediate_size"),
+        "W": (heads + 2 * first("num_key_value_heads", default=heads)) * dim,
         "M": first("mamba_expand") * width,
         "S": first("mamba_d_state"),
         "R": first("mamba_dt_rank"),
@@ -109,7 +120,7 @@ def _sizes(config: Config) -> dict[str, int]:
 
 
 def _embeddings(order: str, width: str = "H") -> str:
-    rows = {"word": "V", "position": "P", "token_type": "T"}
+    rows = {"word": "V", "position": "P", "token_type": "T", "task_type": "U"}
     return " ".join(
         f"embeddings.LayerNorm:{width}" if part == "norm" else f"embeddings.{part}_embeddings/{rows[part]},{width}"
         for part in order.split()
@@ -120,6 +131,35 @@ def _encoder(attention: str, norm: str = "attention.output.LayerNorm") -> str:
     names = (*(f"{name}:H,H" for name in attention.split()), f"{norm}:H")
     feed = ("intermediate.dense:I,H", "output.dense:H,I", "output.LayerNorm:H")
     return " ".join(f"encoder.layer.#.{entry}" for entry in (*names, *feed))
+
+
+def _pre_norm(first: str, second: str) -> str:
+    names = (f"{first}:H", *(f"{name}:H,H" for name in _ATTENTION.split()), f"{second}:H")
+    return " ".join(f"encoder.layer.#.{entry}" for entry in (*names, "intermediate.dense:I,H", "output.dense:H,I"))
+
+
+def _mobilebert() -> str:
+    """Norms have their bias first."""
+
+    def norm(name: str, width: str) -> str:
+        return f"{name}.bias={width} {name}.weight={width}"
+
+    def feed(name: str) -> str:
+        return f"{name}intermediate.dense:I,G {name}output.dense:G,I {norm(f'{name}output.LayerNorm', 'G')}"
+
+    layer = (
+        *("attention.self.query:G,G", "attention.self.key:G,G", "attention.self.value:G,H"),
+        *("attention.output.dense:G,G", norm("attention.output.LayerNorm", "G"), feed("")),
+        *("output.bottleneck.dense:H,G", norm("output.bottleneck.LayerNorm", "H")),
+        *(
+            f"bottleneck.{name}.dense:G,H {norm(f'bottleneck.{name}.LayerNorm', 'G')}"
+            for name in ("input", "attention")
+        ),
+        *(feed(f"ffn.{i}.") for i in range(2)),
+    )
+    tables = "word_embeddings/V,E position_embeddings/P,H token_type_embeddings/T,H embedding_transformation:H,3*E"
+    first = [f"embeddings.{entry}" for entry in f"{tables} {norm('LayerNorm', 'H')}".split()]
+    return " ".join((*first, *(f"encoder.layer.#.{entry}" for entry in " ".join(layer).split())))
 
 
 def _blocks(entries: str) -> str:
@@ -143,6 +183,17 @@ def _decoder(entries: str) -> str:
     return f"embed_tokens/V,H {_blocks(entries)} norm/H"
 
 
+_XL = " ".join(
+    f"encoder.layer.#.{entry}"
+    for entry in (
+        *(f"{name}:H,H" for name in _ATTENTION.split()),
+        *("attention.self_attn_layer_norm:H", "intermediate.dense:I,H", "output.dense:H,I", "LayerNorm:H"),
+    )
+)
+_JINA_BERT = f"{_embeddings('word token_type norm')} " + " ".join(
+    f"encoder.layer.#.{name}"
+    for name in (*(f"{part}:H,H" for part in _ATTENTION.split()), "attention.output.LayerNorm:H")
+)
 _ROBERTA = f"{_embeddings('word token_type norm position')} {_encoder(_ATTENTION)}"
 _LLAMA = _decoder(_OPTIONAL + _FEED + _NORMS)
 _BACKBONES = {
@@ -150,6 +201,25 @@ _BACKBONES = {
     "Roberta": _ROBERTA,
     "XLMRoberta": _ROBERTA,
     "Camembert": _ROBERTA,
+    "Ernie": f"{_embeddings('word position token_type norm task_type')} {_encoder(_ATTENTION)}",
+    "Data2VecText": f"{_embeddings('word token_type norm position')} {_encoder(_ATTENTION)}",
+    "MegatronBert": f"{_embeddings('word position token_type')} {_pre_norm('attention.ln', 'ln')} encoder.ln:H",
+    "XLMRobertaXL": f"{_embeddings('word token_type position')} {_XL} encoder.LayerNorm:H",
+    "RoFormer": f"{_embeddings('word token_type norm', 'E')} embeddings_project:H,E encoder.embed_positions/P,D "
+    + _encoder(_ATTENTION),
+    "RemBert": f"{_embeddings('word position token_type norm', 'E')} encoder.embedding_hidden_mapping_in:H,E "
+    + _encoder(_ATTENTION),
+    "JinaBert": f"{_JINA_BERT} encoder.layer.#.mlp.gated_layers/2*I,H encoder.layer.#.mlp.wo:H,I "
+    "encoder.layer.#.mlp.layernorm:H",
+    "JinaBertCode": f"{_JINA_BERT} encoder.layer.#.attention.self.layer_norm_q:H "
+    "encoder.layer.#.attention.self.layer_norm_k:H encoder.layer.#.layer_norm_1:H encoder.layer.#.layer_norm_2:H "
+    "encoder.layer.#.mlp.up_gated_layer/2*I,H encoder.layer.#.mlp.down_layer:H,I",
+    "Longformer": f"{_embeddings('word token_type norm position')} "
+    + _encoder(
+        " ".join(f"attention.self.{part}{kind}" for kind in ("", "_global") for part in ("query", "key", "value"))
+    ).replace("attention.output.LayerNorm", "attention.output.dense:H,H encoder.layer.#.attention.output.LayerNorm"),
+    "MobileBert": _mobilebert(),
+    "BigBird": f"{_embeddings('word position token_type norm')} {_encoder(_ATTENTION)}",
     "DistilBert": f"{_embeddings('word position norm')} "
     + " ".join(f"transformer.layer.#.attention.{letter}_lin:H,H" for letter in ("q", "k", "v", "out"))
     + " transformer.layer.#.sa_layer_norm:H transformer.layer.#.ffn.lin1:I,H transformer.layer.#.ffn.lin2:H,I"
@@ -172,7 +242,13 @@ _BACKBONES = {
     ),
     "DebertaV2": f"{_embeddings('word token_type norm')} {_encoder(_DEBERTA)}"
     " encoder.rel_embeddings/2*B,H encoder.LayerNorm:H",
-    "EuroBert": _LLAMA,
+    "Deberta": f"{_embeddings('word norm')} "
+    + " ".join(
+        f"encoder.layer.#.attention.self.{entry}"
+        for entry in ("q_bias=H", "v_bias=H", "in_proj/3*H,H", "pos_proj/H,H", "pos_q_proj:H,H")
+    )
+    + f" {_encoder('attention.output.dense')} encoder.rel_embeddings/2*P,H",
+    **dict.fromkeys(("EuroBert", "Ultrabert"), _LLAMA),
     "NomicBert": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format(_GATED + " " + _BIASED.replace(":", "/"))),
     "Gte": f"{_embeddings('word token_type norm')} "
@@ -183,6 +259,22 @@ _BACKBONES = {
     "Mistral": _LLAMA,
     "Qwen2": _decoder(_QUERIES.format(":", "") + _FEED + _NORMS),
     "Qwen3": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS),
+    "Phi3": _decoder("self_attn.o_proj/H,Q self_attn.qkv_proj/W,H mlp.gate_up_proj/2*I,H mlp.down_proj/H,I" + _NORMS),
+    "Olmo2": _decoder(
+        _OPTIONAL
+        + " self_attn.q_norm/Q self_attn.k_norm/K"
+        + _FEED
+        + " post_attention_layernorm/H post_feedforward_layernorm/H"
+    ),
+    "Granite": _LLAMA,
+    "SmolLM3": _LLAMA,
+    "Ministral3": _LLAMA,
+    "Qwen3Moe": _decoder(
+        _OPTIONAL + _HEAD_NORMS + " mlp.experts.gate_up_proj=X,2*F,H mlp.experts.down_proj=X,H,F mlp.gate/X,H" + _NORMS
+    ),
+    "GPTNeoX": "embed_in/V,H "
+    + _blocks("input_layernorm:H post_attention_layernorm:H attention.query_key_value:3*H,H attention.dense:H,H")
+    + " layers.#.mlp.dense_h_to_4h:I,H layers.#.mlp.dense_4h_to_h:H,I final_layer_norm:H",
     "Gemma": _LLAMA,
     "Gemma2": _decoder(_OPTIONAL + _FEED + _NORMS + _FEED_NORMS),
     "Gemma3Text": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS + _FEED_NORMS),
@@ -208,29 +300,102 @@ def _jamba(config: Config) -> list[str]:
     return [*entries, "final_layernorm/H"]
 
 
+def _nomic_moe(config: Config) -> list[str]:
+    """NomicBert's layers with a plain feed forward, and with experts, under the names of the hub."""
+    entries = ["embeddings.word_embeddings/V,H", "embeddings.token_type_embeddings/T,H", "emb_ln:H"]
+    for layer in range(int(config["n_layer"])):
+        mixed = layer % config["moe_every_n_layers"] == 1
+        experts = ("router.layer/X,H", "experts.mlp.w1=X*I,H", "experts.mlp.w2=X*I,H", "experts.bias=H")
+        feed = experts if mixed else ("fc1:I,H", "fc2:H,I")
+        block = ("attn.Wqkv:3*H,H", "attn.out_proj:H,H", "norm1:H", *(f"mlp.{entry}" for entry in feed), "norm2:H")
+        entries += [f"encoder.layers.{layer}.{entry}" for entry in block]
+    return entries
+
+
+_MIXED = {"Jamba": _jamba, "NomicBertMoe": _nomic_moe}
+
+
+def _t5(family: str, head: str, config: Config) -> dict[str, Shape]:
+    """The encoder; with a language model's head or that of a classifier of texts, the decoder too."""
+    sizes = _sizes(config)
+    lead = "transformer." if head.endswith("Classification") else ""
+
+    def half(name: str, layers: int) -> Iterator[str]:
+        yield f"{name}.embed_tokens/V,H"
+        for layer in range(layers):
+            block, feed = (
+                f"{name}.block.{layer}.layer.",
+                "wi_0 wi_1" if "gated" in config["feed_forward_proj"] else "wi",
+            )
+            kinds = ("SelfAttention", "EncDecAttention") if name == "decoder" else ("SelfAttention",)
+            for i, kind in enumerate(kinds):
+                yield from (f"{block}{i}.{kind}.{letter}/K,H" for letter in "qkv")
+                yield f"{block}{i}.{kind}.o/H,K"
+                if not i and (not layer or family.startswith("U")):
+                    yield f"{block}{i}.{kind}.relative_attention_bias/B,A"
+                yield f"{block}{i}.layer_norm/H"
+            yield from (f"{block}{len(kinds)}.DenseReluDense.{part}/I,H" for part in feed.split())
+            yield f"{block}{len(kinds)}.DenseReluDense.wo/H,I"
+            yield f"{block}{len(kinds)}.layer_norm/H"
+        yield f"{name}.final_layer_norm/H"
+
+    entries = ["shared/V,H", *half("encoder", sizes["N"])]
+    if head in ("ConditionalGeneration", "SequenceClassification"):
+        entries += half("decoder", int(config["num_decoder_layers"]))
+    heads = {
+        "ConditionalGeneration": "lm_head/V,H",
+        "SequenceClassification": "classification_head.dense:H,H classification_head.out_proj:L,H",
+        "TokenClassification": "classifier:L,H",
+    }
+    return dict(_expand([*(lead + entry for entry in entries), *heads.get(head, "").split()], config))
+
+
 _PREFIXES = {
-    "Bert": "bert",
+    "NomicBertMoe": "bert",
+    **dict.fromkeys(("Bert", "JinaBert", "JinaBertCode"), "bert"),
     "DistilBert": "distilbert",
     "MPNet": "mpnet",
     "Electra": "electra",
+    "Ernie": "ernie",
+    "Data2VecText": "data2vec_text",
+    "MegatronBert": "bert",
+    "RoFormer": "roformer",
+    "RemBert": "rembert",
+    "Longformer": "longformer",
+    "BigBird": "bert",
+    "MobileBert": "mobilebert",
     "Albert": "albert",
-    "DebertaV2": "deberta",
+    **dict.fromkeys(("Deberta", "DebertaV2"), "deberta"),
     "NomicBert": "nomic_bert",
     "Gte": "gte",
     "GPT2": "transformer",
-    **dict.fromkeys(("Roberta", "XLMRoberta", "Camembert", "JinaEmbeddingsV3"), "roberta"),
-    **dict.fromkeys(("ModernBert", "EuroBert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    "GPTNeoX": "gpt_neox",
+    **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
+    **dict.fromkeys(("ModernBert", "EuroBert", "Ultrabert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
 _POOLERS = {
     **dict.fromkeys(("Bert", "Roberta", "XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "pooler.dense:H,H"),
-    "Albert": "pooler:H,H",
+    **dict.fromkeys(
+        ("Ernie", "Data2VecText", "MegatronBert", "XLMRobertaXL", "RemBert", "Longformer"), "pooler.dense:H,H"
+    ),
+    **dict.fromkeys(("JinaBert", "JinaBertCode"), "pooler.dense:H,H"),
+    **dict.fromkeys(("Albert", "BigBird"), "pooler:H,H"),
 }
 # Families whose heads are those of another one.
 _HEAD_FIRST = ("XLMRoberta", "Camembert")  # their masked language models have the head before the backbone
 _LIKE = {
-    **dict.fromkeys(("XLMRoberta", "Camembert", "MPNet", "JinaEmbeddingsV3"), "Roberta"),
+    **dict.fromkeys(
+        ("XLMRoberta", "XLMRobertaXL", "Camembert", "Data2VecText", "Longformer", "MPNet", "JinaEmbeddingsV3"),
+        "Roberta",
+    ),
+    **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
+    "Deberta": "DebertaV2",
+    **dict.fromkeys(("JinaBert", "JinaBertCode", "NomicBertMoe"), "Bert"),
     **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
+    **dict.fromkeys(("Phi3", "SmolLM3", "Ministral3", "Qwen3Moe"), "Llama"),
+    "GPTNeoX": "GPT2",
 }
 _CLASSIFIER = "classifier:L,H"
 _MODERN = "head.dense/H,H?classifier_bias head.norm/H?norm_bias"
@@ -244,6 +409,18 @@ _HEADS = {
     ("Roberta", "MaskedLM"): "lm_head.bias=V lm_head.dense:H,H lm_head.layer_norm:H",
     ("Roberta", _SEQUENCE): _PAIRS,
     ("Roberta", _TOKEN): _CLASSIFIER,
+    ("RoFormer", "MaskedLM"): _BERT_VOCABULARY.replace("H,H", "E,H").replace("LayerNorm:H", "LayerNorm:E"),
+    ("RoFormer", _SEQUENCE): _PAIRS,
+    ("RoFormer", _TOKEN): _CLASSIFIER,
+    ("MobileBert", "MaskedLM"): f"{_BERT_VOCABULARY} cls.predictions.dense/Z,V",
+    ("MobileBert", _SEQUENCE): _CLASSIFIER,
+    ("MobileBert", _TOKEN): _CLASSIFIER,
+    ("BigBird", "MaskedLM"): f"+pooler {_BERT_VOCABULARY}",
+    ("BigBird", _SEQUENCE): f"+pooler {_PAIRS}",
+    ("BigBird", _TOKEN): f"+pooler {_CLASSIFIER}",
+    ("RemBert", "MaskedLM"): "cls.predictions.dense:O,H cls.predictions.decoder:V,O cls.predictions.LayerNorm:O",
+    ("RemBert", _SEQUENCE): f"+pooler {_CLASSIFIER}",
+    ("RemBert", _TOKEN): _CLASSIFIER,
     ("DistilBert", "MaskedLM"): "vocab_transform:H,H vocab_layer_norm:H vocab_projector.bias=V",
     ("DistilBert", _SEQUENCE): f"pre_classifier:H,H {_CLASSIFIER}",
     ("DistilBert", _TOKEN): _CLASSIFIER,
@@ -265,6 +442,9 @@ _HEADS = {
     ("EuroBert", "MaskedLM"): "lm_head/V,H",
     ("EuroBert", _SEQUENCE): f"dense:H,H {_CLASSIFIER}",
     ("EuroBert", _TOKEN): _CLASSIFIER,
+    ("Ultrabert", "MaskedLM"): "head.linear1/H,H head.linear2/H,H head.decoder/V,H",
+    ("Ultrabert", _SEQUENCE): _CLASSIFIER,
+    ("Ultrabert", _TOKEN): _CLASSIFIER,
     ("NomicBert", "MaskedLM"): _BERT_VOCABULARY.replace("LayerNorm", "layer_norm"),
     ("NomicBert", _SEQUENCE): f"nomic_bert.pooler.dense:H,H {_CLASSIFIER}",
     ("NomicBert", _TOKEN): _CLASSIFIER,
@@ -279,6 +459,8 @@ _HEADS = {
     ("GPT2", "CausalLM"): "lm_head/V,H",
     ("GPT2", _SEQUENCE): "score/L,H",
     ("GPT2", _TOKEN): _CLASSIFIER,
+    **dict.fromkeys((("Olmo2", "CausalLM"), ("Granite", "CausalLM")), "lm_head/V,H"),
+    ("Olmo2", _SEQUENCE): "score/L,H",
     ("Jamba", "CausalLM"): "lm_head/V,H",
     ("Jamba", _SEQUENCE): "score/L,H",
 }

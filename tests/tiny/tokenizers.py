@@ -95,12 +95,42 @@ KINDS = {
         "[CLS] $A [SEP]",
         {**_BERT_ROLES, "pad_token": "<pad>", "unk_token": "<unk>", **_BERT_ENDS},
     ),
+    "big-bird": TokenizerKind(
+        UNIGRAM,
+        "BigBirdTokenizer",
+        ("<pad>", "</s>", "<s>", "<unk>", "[SEP]", "[CLS]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_ENDS, **_BERT_ROLES, "unk_token": "<unk>", "pad_token": "<pad>"},
+    ),
+    "rembert": TokenizerKind(
+        UNIGRAM,
+        "RemBertTokenizer",
+        ("<pad>", "[CLS]", "<unk>", "[SEP]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_BERT_ROLES, "pad_token": "<pad>", "unk_token": "<unk>", **_BERT_ENDS},
+    ),
     "deberta": TokenizerKind(
         UNIGRAM,
         "DebertaV2Tokenizer",
         ("[PAD]", "[CLS]", "[SEP]", "[UNK]", "[MASK]"),
         "[CLS] $A [SEP]",
         {**_BERT_ROLES, **_BERT_ENDS},
+    ),
+    "deberta-v1": TokenizerKind(
+        BYTE_LEVEL,
+        "DebertaTokenizer",
+        ("[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_BERT_ROLES, **_BERT_ENDS},
+        {"add_prefix_space": False},
+    ),
+    "t5": TokenizerKind(
+        UNIGRAM,
+        "T5Tokenizer",
+        ("<pad>", "</s>", "<unk>"),
+        "$A </s>",
+        {f"{role}_token": token for role, token in (("eos", "</s>"), ("unk", "<unk>"), ("pad", "<pad>"))},
+        {"extra_ids": 0},
     ),
     "gpt2": TokenizerKind(
         BYTE_LEVEL,
@@ -110,6 +140,13 @@ KINDS = {
         dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token"), _END),  # pad: as in SGPT
     ),
     "modernbert": TokenizerKind(BYTE_LEVEL, _FAST, _BERT, "[CLS] $A [SEP]", _BERT_ROLES),
+    "mmbert": TokenizerKind(  # Gemma's vocabulary
+        METASPACE,
+        _FAST,
+        ("<pad>", "<eos>", "<bos>", "<unk>", "<mask>"),
+        "<bos> $A <eos>",
+        {f"{role}_token": f"<{role}>" for role in ("bos", "eos", "unk", "pad", "mask")},
+    ),
     "llama": TokenizerKind(BYTE_LEVEL, _FAST, ("<|begin_of_text|>", "<|end_of_text|>"), "<|begin_of_text|> $A", _LLAMA),
     # e5-mistral pools the eos token; Qwen3-Embedding's post-processor ends every text.
     "mistral": TokenizerKind(
@@ -163,6 +200,8 @@ def _trained(name: str, lowercase: bool, template: str) -> Tokenizer:
     tokenizer = {WORDPIECE: _wordpiece, BYTE_LEVEL: _byte_level, METASPACE: _metaspace, UNIGRAM: _unigram}[kind.model](
         kind, lowercase
     )
+    _set_steps(tokenizer, kind.tokenizer_class)
+    _set_decoder(tokenizer, kind)
     numbers = {token: kind.specials.index(token) for token in template.split() if token != "$A"}
     if template == kind.template and kind.tokenizer_class in ("RobertaTokenizer", "MPNetTokenizer"):
         ends: list[Any] = [(token, numbers[token]) for token in ("</s>", "<s>")]
@@ -178,8 +217,46 @@ def _trained(name: str, lowercase: bool, template: str) -> Tokenizer:
 # Pair templates of the hub's files; the other kinds have the library's default.
 _PAIRS = {
     "BertTokenizer": "[CLS] $A [SEP] $B:1 [SEP]:1",
+    "AlbertTokenizer": "[CLS] $A [SEP] $B:1 [SEP]:1",
+    "DebertaV2Tokenizer": "[CLS] $A [SEP] $B:1 [SEP]:1",
     "XLMRobertaTokenizer": "<s> $A </s> </s> $B </s>",
+    "CamembertTokenizer": "<s> $A </s> </s> $B </s>",
 }
+_QWEN_WORDS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+def _set_steps(tokenizer: Tokenizer, name: str) -> None:
+    """The steps before the model that the hub's files of a class have, where they are more than the trained ones."""
+    from tokenizers import Regex, normalizers, pre_tokenizers
+
+    if name == "AlbertTokenizer":
+        quotes = [normalizers.Replace(quote, '"') for quote in ("``", "''")]
+        letters = [normalizers.NFKD(), normalizers.StripAccents(), normalizers.Lowercase()]
+        tokenizer.normalizer = normalizers.Sequence([*quotes, *letters])
+    elif name == "DebertaV2Tokenizer":
+        blanks = normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " ")
+        tokenizer.normalizer = normalizers.Sequence([blanks, normalizers.NFC(), normalizers.Strip(left=False)])
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    elif name == "Qwen2Tokenizer":
+        tokenizer.normalizer = normalizers.NFC()
+        words = pre_tokenizers.Split(Regex(_QWEN_WORDS), behavior="isolated")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [words, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
+
+
+def _set_decoder(tokenizer: Tokenizer, kind: TokenizerKind) -> None:
+    from tokenizers import decoders
+
+    before = [decoders.Strip(" ", 1, 0)] if "<bos>" not in kind.specials else []  # Llama's first space
+    tokenizer.decoder = {
+        WORDPIECE: decoders.WordPiece(prefix="##"),
+        BYTE_LEVEL: decoders.ByteLevel(),
+        UNIGRAM: decoders.Metaspace(),
+        METASPACE: decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *before]),
+    }[kind.model]
 
 
 def _wordpiece(kind: TokenizerKind, lowercase: bool) -> Tokenizer:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any, Literal
@@ -20,6 +20,13 @@ from millpond.checkpoints.classifier_steps import (
 )
 from millpond.values.spec import PoolingMode
 
+# Values of `position_embedding_type` with which BERT and its relatives in transformers 4 add to a score the product of
+# the query, or of query and key, with the embedding of their distance.
+RELATIVE = ("relative_key", "relative_key_query")
+_WITH_DISTANCES = (
+    "bert roberta xlm-roberta electra ernie data2vec-text megatron-bert xlm-roberta-xl".split()  # `model_type`
+)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EncoderFields:
@@ -34,6 +41,8 @@ class EncoderFields:
     positions: str = "max_position_embeddings"  # rows of the position table
     types: str = "type_vocab_size"  # rows of the table of token types
     buckets: str = ""  # buckets of relative distances
+    tasks: str = ""  # rows of the table of tasks, which counts if `use_task_id` is true
+    window: str = ""  # tokens that a token attends to, itself and half of them to each side; of each layer, or of all
     epsilon: str = "layer_norm_eps"  # epsilon of every norm; empty: 1e-12
     activation: str = "hidden_act"  # activation of the feed forward
 
@@ -53,6 +62,13 @@ class EncoderNames:
     down: str = "output.dense"  # second linear of the feed forward
     norm: str = "output.LayerNorm"  # norm after the feed forward
     relative_bias: str = ""  # table of relative distances, in the backbone; empty: none
+    widen: str = "embeddings_project"  # from the width of the embeddings, if they are narrower than the layers
+    # Norm after the last layer of a family whose layers normalize what they read (pre-norm) rather than their sums, and
+    # whose embeddings have no norm; empty: a post-norm family
+    last_norm: str = ""
+    # Table of sines and cosines, which rotate queries and keys by their positions; their rows are renamed to the order
+    # in which the first half of a head's columns and the second are pairs. Empty: there is a table of positions
+    rotary: str = ""
     fields: EncoderFields = EncoderFields()  # names in config.json
 
 
@@ -61,15 +77,23 @@ class DecoderTraits:
     """How a class of transformers differs from Llama's."""
 
     activation: str = "hidden_act"  # field of config.json that names the activation
-    # Where a layer's sliding window is found: its attention, the config, or nowhere
-    window: Literal["layer", "config"] | None = None
+    # Where a layer's sliding window is found: its attention, the config, or nowhere; `radius`: as `layer`, but that
+    # of the config does not count the own position
+    window: Literal["layer", "radius", "config"] | None = None
     centred: bool = False  # norms multiply by `1 + weight`, and embeddings come scaled
     softcap: bool = False  # attention scores are capped
     rotary_by_kind: bool = False  # rotary angles differ between kinds of layers
     # Parts that have biases if config.json says so: `attention`, `mlp`; `qkv`: queries, keys and values always do
     biases: tuple[str, ...] = ()
     head_norms: bool = False  # query and key heads are normalized
+    whole_norms: bool = False  # those norms are of all heads as one row
     sandwich: bool = False  # each half of a layer has a norm after it too, and scores a scale of their own
+    post_norms: bool = False  # each half of a layer has a norm after it, and none before
+    # Words, scores and what a layer's halves add are multiplied by numbers of config.json (Granite)
+    multipliers: bool = False
+    partial: bool = False  # rotary positions of the default type may turn a part of a head
+    experts: bool = False  # layers have a mixture of experts, but those that config.json leaves out
+    unrotated: str = ""  # field of config.json with a 0 for each layer that has no positions; empty: none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +121,18 @@ class MaskedHeadNames:
 QWEN_REWARD: tuple[FamilyStep, ...] = (Linear(name="score.0"), "relu", Linear(name="score.2"))
 
 
+# What precedes the backbone's tensors in files of these families, by `model_type`.
+_PREFIXES = {
+    "albert": "albert",
+    "deberta": "deberta",
+    "deberta-v2": "deberta",
+    "mobilebert": "mobilebert",
+    "gpt_neox": "gpt_neox",
+    "jina_bert": "bert",
+    **dict.fromkeys(("t5", "umt5"), "transformer"),
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Architecture:
     """A family of backbones, with all its properties."""
@@ -108,10 +144,14 @@ class Architecture:
     positions: Literal["absolute", "rotary", "relative", "none"]
     example: str  # a well-known checkpoint
     aliases: tuple[str, ...] = ()  # other `model_type` values of the family
-    # Fields of config.json that mark this family where `model_type` is another family's
-    recognized_by: Mapping[str, str] = field(default_factory=dict, hash=False)
+    # Fields of config.json that mark this family where `model_type` is another family's; a number: at least so much
+    recognized_by: Mapping[str, str | int] = field(default_factory=dict, hash=False)
     names: tuple[str, ...] = ()  # class names besides `prefix` and a suffix
+    # Endings of class names that are not run, and why not
+    refused: Mapping[str, str] = field(default_factory=dict, hash=False)
     native: str = ""  # transformers' class, if it is not `{prefix}Model`
+    # `model_type` of the decoder that it is without the causal mask, under a name of its own; empty: none
+    unmasked: str = ""
     # The module of :mod:`millpond.checkpoints.families` with the terms of its checkpoints, either or both of
     # `translate(config, name) -> dict` (config.json as the native class reads it, its `model_type` included) and
     # `rename(tensors, config) -> dict` (the checkpoint's tensors under the native names)
@@ -120,8 +160,8 @@ class Architecture:
     # transformers may lack it) and `finish(backbone, checkpoint) -> module` (the loaded class completed)
     module: str | None = None
     # `module:class` of millpond's own packed forward. The class takes the loaded backbone and this row; its
-    # `fits(backbone, row)`, if it has one, says whether the forward does all that the loaded class would. `None`:
-    # transformers' class runs.
+    # `fits(backbone, row)`, if it has one, says whether the forward does all that the loaded class would. One with
+    # `read(checkpoint, row, device=, dtype=)` takes the files instead. `None`: transformers' class runs.
     forward: str | None = None
     # Names of a BERT-like family's parts, which :mod:`millpond.backends.torch.forwards.encoder` runs and
     # :mod:`millpond.backends.torch.forwards.encoder_file` reads without transformers
@@ -147,6 +187,11 @@ class Architecture:
     half: str = "float16"  # its half precision on a GPU
 
     @property
+    def takes_distances(self) -> bool:
+        """Whether its class in transformers 4 has the positions of :data:`RELATIVE`."""
+        return self.model_type in _WITH_DISTANCES
+
+    @property
     def model_class(self) -> str:
         """transformers' class of the backbone."""
         return self.native or f"{self.prefix}Model"
@@ -156,12 +201,22 @@ class Architecture:
         """What precedes the backbone's tensors in a class with a head, as transformers names them."""
         if self.encoder is not None:
             return self.encoder.prefix
-        return {"albert": "albert", "deberta-v2": "deberta"}.get(self.model_type, "model")
+        return _PREFIXES.get(self.model_type, "model")
 
     @property
     def classifiers(self) -> FamilyHead:
         """The steps that its classifiers compute."""
         return self.head or (DECODER_HEAD if self.decoder else ENCODER_HEAD)
+
+    def is_recognized(self, config: Mapping[str, Any]) -> bool:
+        """Whether config.json has the fields that mark this family."""
+
+        def agrees(given: object, wanted: str | int) -> bool:
+            return given == wanted if isinstance(wanted, str) else isinstance(given, int) and given >= wanted
+
+        return bool(self.recognized_by) and all(
+            agrees(config.get(name), own) for name, own in self.recognized_by.items()
+        )
 
     def terms(self) -> ModuleType | None:
         """The module of its checkpoints' terms, if they have their own."""
@@ -196,9 +251,13 @@ class Architecture:
         return (1 if padding is None else int(padding)) + 1
 
     def capacity(self, config: Mapping[str, Any]) -> int | None:
-        """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none."""
-        length = config.get("max_position_embeddings")
-        return None if length is None else int(length) - self.position_offset(config)
+        """Most tokens the position table (or the rotary training length) covers; ``None`` if the config names none.
+
+        A family's ``translate`` may give fewer, ``longest_text``.
+        """
+        length, least = config.get("max_position_embeddings"), config.get("longest_text")
+        covered = None if length is None else int(length) - self.position_offset(config)
+        return covered if least is None or covered is None else min(covered, int(least))
 
     def bounded(self, config: Mapping[str, Any]) -> bool:
         """Whether a text must end where :meth:`capacity` does; a family's ``translate`` may say ``positions_end``."""
@@ -212,6 +271,15 @@ BERT_MLM = MaskedHeadNames(
     norm="cls.predictions.transform.LayerNorm",
     decoder="cls.predictions.decoder.weight",
     biases=("cls.predictions.decoder.bias", "cls.predictions.bias"),
+    activation="hidden_act",
+)
+ROFORMER_MLM = replace(BERT_MLM, backbone="roformer")
+REMBERT_MLM = MaskedHeadNames(
+    backbone="rembert",
+    dense="cls.predictions.dense",
+    norm="cls.predictions.LayerNorm",
+    decoder="cls.predictions.decoder.weight",
+    biases=("cls.predictions.decoder.bias",),
     activation="hidden_act",
 )
 DISTILBERT_MLM = MaskedHeadNames(
@@ -233,6 +301,14 @@ MODERNBERT_MLM = MaskedHeadNames(
     activation="classifier_activation",
     epsilon="norm_eps",
     default_epsilon=1e-5,
+)
+GTE_MLM = MaskedHeadNames(
+    backbone="new",
+    dense="lm_head.dense",
+    norm="lm_head.norm",
+    decoder="lm_head.decoder.weight",
+    biases=("lm_head.decoder.bias",),
+    activation="hidden_act",
 )
 
 

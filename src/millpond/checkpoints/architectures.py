@@ -7,13 +7,18 @@ computes something that no other does.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from difflib import get_close_matches
 from functools import partial
 from typing import Any
 
 from millpond.checkpoints.architecture import (
     BERT_MLM,
     DISTILBERT_MLM,
+    GTE_MLM,
     MODERNBERT_MLM,
+    REMBERT_MLM,
+    ROFORMER_MLM,
     Architecture,
     DecoderTraits,
     EncoderFields,
@@ -25,15 +30,18 @@ from millpond.checkpoints.classifier_steps import (
     DEBERTA_HEAD,
     ELECTRA_HEAD,
     EUROBERT_HEAD,
+    HIDDEN_ACT_HEAD,
     LLAMA_POOLING,
     MODERNBERT_HEAD,
     POOLER_HEAD,
     ROBERTA_HEAD,
     SCORE,
+    ULTRABERT_HEAD,
     ConfigField,
     FamilyHead,
     Linear,
 )
+from millpond.checkpoints.unserved import unserved
 from millpond.errors import UnsupportedArchitectureError
 
 # Suffixes of the classes that config.json may name for a backbone. The backbone is loaded; heads are built here.
@@ -47,6 +55,10 @@ _SUFFIXES = (
 # Packed forwards.
 _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
+_PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
+
+# What two or more rows have.
+_QWEN3 = DecoderTraits(window="layer", biases=("attention",), head_norms=True)
 
 # BERT-like families with other names than BERT.
 _DISTILBERT_NAMES = EncoderNames(
@@ -94,10 +106,24 @@ _decoder = partial(
     decoder=True,
 )
 
+_t5 = partial(
+    Architecture,
+    family="t5",
+    forward=_PLAN,
+    pooling="mean",
+    positions="relative",
+    half="bfloat16",
+    refused={
+        "ForSequenceClassification": "which classifies by its decoder's states, and millpond runs T5's encoder alone: "
+        "embedders and token classifiers"
+    },
+)
+
 ARCHITECTURES = (
     _bert_like(
         prefix="Bert",
         model_type="bert",
+        names=("Contriever",),
         token_types=True,
         pooler=True,
         encoder=EncoderNames(prefix="bert"),
@@ -131,6 +157,125 @@ ARCHITECTURES = (
         head=ROBERTA_HEAD,
         mlm=roberta_mlm("roberta"),
         example="intfloat/multilingual-e5-base",
+    ),
+    _bert_like(
+        prefix="Ernie",
+        forward=_PLAN,
+        model_type="ernie",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="ernie", fields=EncoderFields(tasks="task_type_vocab_size")),
+        head=POOLER_HEAD,
+        mlm=replace(BERT_MLM, backbone="ernie"),
+        example="shibing624/text2vec-base-chinese-paraphrase",
+    ),
+    _bert_like(
+        prefix="Data2VecText",
+        model_type="data2vec-text",
+        offset_positions=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="data2vec_text"),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("data2vec_text"),
+        example="facebook/data2vec-text-base",
+    ),
+    _bert_like(
+        prefix="MegatronBert",
+        forward=_PLAN,
+        model_type="megatron-bert",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(prefix="bert", attention_norm="attention.ln", norm="ln", last_norm="encoder.ln"),
+        head=POOLER_HEAD,
+        mlm=BERT_MLM,
+        example="KBLab/megatron-bert-large-swedish-cased-165k",
+    ),
+    _bert_like(
+        prefix="XLMRobertaXL",
+        forward=_PLAN,
+        model_type="xlm-roberta-xl",
+        half="bfloat16",
+        offset_positions=True,
+        pooler=True,
+        encoder=EncoderNames(
+            prefix="roberta",
+            attention_norm="attention.self_attn_layer_norm",
+            norm="LayerNorm",
+            last_norm="encoder.LayerNorm",
+        ),
+        head=ROBERTA_HEAD,
+        mlm=roberta_mlm("roberta"),
+        example="facebook/xlm-roberta-xl",
+    ),
+    _bert_like(
+        prefix="RoFormer",
+        forward=_PLAN,
+        model_type="roformer",
+        positions="rotary",
+        token_types=True,
+        family="roformer",
+        encoder=EncoderNames(
+            prefix="roformer",
+            rotary="encoder.embed_positions",
+            fields=EncoderFields(embedding="embedding_size"),
+        ),
+        head=HIDDEN_ACT_HEAD,
+        mlm=ROFORMER_MLM,
+        example="junnyu/roformer_chinese_sim_char_base",
+    ),
+    _bert_like(
+        prefix="RemBert",
+        forward=_PLAN,
+        model_type="rembert",
+        token_types=True,
+        pooler=True,
+        encoder=EncoderNames(
+            prefix="rembert",
+            widen="encoder.embedding_hidden_mapping_in",
+            fields=EncoderFields(embedding="input_embedding_size"),
+        ),
+        head=POOLER_HEAD,
+        mlm=REMBERT_MLM,
+        example="google/rembert",
+    ),
+    _bert_like(
+        prefix="Longformer",
+        forward=_PLAN,
+        model_type="longformer",
+        offset_positions=True,
+        pooler=True,
+        family="longformer",
+        encoder=EncoderNames(prefix="longformer", fields=EncoderFields(window="attention_window")),
+        head=ROBERTA_HEAD,
+        refused={
+            "ForSequenceClassification": "whose first token attends to all others by weights of its own (global "
+            "attention), which millpond does not run; of Longformer it runs embedders, token classifiers and SPLADE"
+        },
+        mlm=roberta_mlm("longformer"),
+        example="allenai/longformer-base-4096",
+    ),
+    _bert_like(
+        prefix="BigBird",
+        forward=_PLAN,
+        model_type="big_bird",
+        token_types=True,
+        pooler=True,
+        family="big_bird",
+        encoder=EncoderNames(prefix="bert"),
+        head=HIDDEN_ACT_HEAD,
+        mlm=BERT_MLM,
+        example="google/bigbird-roberta-base",
+    ),
+    _bert_like(
+        prefix="MobileBert",
+        forward=_PLAN,
+        model_type="mobilebert",
+        half="bfloat16",
+        token_types=True,
+        pooler=True,
+        family="mobilebert",
+        head=replace(POOLER_HEAD, pooler_field="classifier_activation"),
+        example="typeform/mobilebert-uncased-mnli",
     ),
     _bert_like(
         prefix="DistilBert",
@@ -174,6 +319,19 @@ ARCHITECTURES = (
         example="nomic-ai/nomic-embed-text-v1.5",
     ),
     Architecture(
+        prefix="NomicBertMoe",
+        model_type="nomic_bert_moe",
+        names=tuple(f"NomicBert{suffix}" for suffix in _SUFFIXES),
+        pooling="mean",
+        positions="rotary",
+        token_types=True,
+        recognized_by={"model_type": "nomic_bert", "num_experts": 2},
+        family="nomic",
+        forward=_PLAN,
+        head=POOLER_HEAD,
+        example="nomic-ai/nomic-embed-text-v2-moe",
+    ),
+    Architecture(
         prefix="Gte",
         model_type="gte",
         aliases=("new",),
@@ -188,6 +346,7 @@ ARCHITECTURES = (
         module="millpond.backends.torch.forwards.gte",
         forward=_ROTARY_ENCODER,
         head=POOLER_HEAD,
+        mlm=GTE_MLM,
         weighted_tokens="NewForTokenClassification",  # gte-multilingual-base's
         example="Alibaba-NLP/gte-multilingual-base",
     ),
@@ -207,6 +366,19 @@ ARCHITECTURES = (
         module="millpond.backends.torch.forwards.jina",
         head=ROBERTA_HEAD,
         example="jinaai/jina-embeddings-v3",
+    ),
+    Architecture(
+        prefix="JinaBert",
+        model_type="jina_bert",
+        pooling="mean",
+        positions="relative",
+        token_types=True,
+        recognized_by={"model_type": "bert", "position_embedding_type": "alibi"},
+        family="jina_bert",
+        forward=_PLAN,
+        head=POOLER_HEAD,
+        mlm=BERT_MLM,
+        example="jinaai/jina-embeddings-v2-base-en",
     ),
     _bert_like(
         prefix="Electra",
@@ -240,6 +412,45 @@ ARCHITECTURES = (
         example="cross-encoder/nli-deberta-v3-base",
     ),
     Architecture(
+        prefix="Deberta",
+        model_type="deberta",
+        pooling="cls",
+        positions="relative",
+        token_types=True,
+        half="bfloat16",
+        family="deberta_v1",
+        forward=_PLAN,
+        head=DEBERTA_HEAD,
+        example="cross-encoder/nli-deberta-base",
+    ),
+    _t5(
+        prefix="T5",
+        model_type="t5",
+        aliases=("mt5",),
+        names=(
+            *("T5EncoderModel", "T5ForConditionalGeneration", "T5WithLMHeadModel"),
+            *(f"MT5{kind}" for kind in ("Model", "EncoderModel", "ForConditionalGeneration", "ForTokenClassification")),
+        ),
+        example="sentence-transformers/sentence-t5-base",
+    ),
+    _t5(
+        prefix="UMT5",
+        model_type="umt5",
+        names=("UMT5EncoderModel", "UMT5ForConditionalGeneration"),
+        example="google/umt5-base",
+    ),
+    Architecture(
+        prefix="Ultrabert",
+        model_type="ultrabert",
+        pooling="mean",
+        positions="rotary",
+        family="ultrabert",
+        forward=_PLAN,
+        traits=DecoderTraits(window="radius", rotary_by_kind=True, biases=("attention", "mlp")),
+        head=ULTRABERT_HEAD,
+        example="dmis-lab/UltraBERT-150M",
+    ),
+    Architecture(
         prefix="EuroBert",
         model_type="eurobert",
         pooling="mean",
@@ -263,7 +474,7 @@ ARCHITECTURES = (
         positions="rotary",
         decoder=True,
         half="bfloat16",
-        family="llama_bidirectional",
+        unmasked="llama",
         forward=_DECODER,
         traits=DecoderTraits(biases=("attention", "mlp")),
         head=FamilyHead(sequence=SCORE, tokens=SCORE, pooling=LLAMA_POOLING, divisor="temperature"),
@@ -295,8 +506,28 @@ ARCHITECTURES = (
     _decoder(
         prefix="Qwen3",
         model_type="qwen3",
-        traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
+        names=("JinaForRanking",),
+        traits=_QWEN3,
         example="Qwen/Qwen3-Embedding-0.6B",
+    ),
+    _decoder(
+        prefix="PPLXQwen3",
+        model_type="bidirectional_pplx_qwen3",
+        native="Qwen3Model",
+        unmasked="qwen3",
+        pooling="mean",
+        traits=_QWEN3,
+        example="perplexity-ai/pplx-embed-v1-0.6b",
+    ),
+    _decoder(
+        prefix="BidirLM",
+        model_type="bidirlm",
+        native="Qwen3Model",
+        unmasked="qwen3",
+        pooling="mean",
+        half="bfloat16",
+        traits=_QWEN3,
+        example="BidirLM/BidirLM-0.6B-Embedding",
     ),
     _decoder(
         prefix="Gemma",
@@ -308,6 +539,9 @@ ARCHITECTURES = (
     _decoder(
         prefix="Gemma2",
         model_type="gemma2",
+        aliases=("cost_wise_gemma",),
+        names=("CostWiseGemmaModel", "CostWiseGemmaForCausalLM"),
+        family="layerwise",
         half="bfloat16",
         traits=DecoderTraits(
             centred=True,
@@ -334,6 +568,67 @@ ARCHITECTURES = (
             sandwich=True,
         ),
         example="google/embeddinggemma-300m",
+    ),
+    _decoder(
+        prefix="Phi3",
+        model_type="phi3",
+        half="bfloat16",
+        family="phi3",
+        forward=_PLAN,
+        traits=DecoderTraits(window="config", partial=True),
+        example="microsoft/Phi-4-mini-instruct",
+    ),
+    _decoder(
+        prefix="Olmo2",
+        model_type="olmo2",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(biases=("attention",), head_norms=True, whole_norms=True, post_norms=True),
+        example="allenai/OLMo-2-0425-1B",
+    ),
+    _decoder(
+        prefix="Granite",
+        model_type="granite",
+        aliases=("minicpm",),
+        names=("LayerWiseMiniCPMModel", "LayerWiseMiniCPMForCausalLM"),
+        family="layerwise",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(biases=("attention", "mlp"), multipliers=True),
+        example="ibm-granite/granite-3.3-2b-base",
+    ),
+    _decoder(
+        prefix="SmolLM3",
+        model_type="smollm3",
+        half="bfloat16",
+        forward=_PLAN,
+        traits=DecoderTraits(window="layer", biases=("attention", "mlp"), unrotated="no_rope_layers"),
+        example="HuggingFaceTB/SmolLM3-3B-Base",
+    ),
+    _decoder(
+        prefix="Ministral3",
+        model_type="ministral3",
+        half="bfloat16",
+        family="ministral3",
+        forward=_PLAN,
+        traits=DecoderTraits(window="config"),
+        example="mistralai/Ministral-3-3B-Base-2512",
+    ),
+    _decoder(
+        prefix="Qwen3Moe",
+        model_type="qwen3_moe",
+        half="bfloat16",
+        forward=None,  # transformers' class multiplies all experts at once on a GPU
+        traits=DecoderTraits(window="config", biases=("attention",), head_norms=True, experts=True),
+        example="Qwen/Qwen3-30B-A3B-Base",
+    ),
+    _decoder(
+        prefix="GPTNeoX",
+        model_type="gpt_neox",
+        forward=_PLAN,
+        traits=None,
+        head=FamilyHead(sequence=SCORE, pooling="lasttoken"),
+        example="EleutherAI/pythia-160m",
     ),
     Architecture(
         prefix="GPT2",
@@ -380,26 +675,56 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     """The row for a checkpoint's config.json."""
     model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
     # A checkpoint whose model_type is another family's, else by it.
-    recognized = (
-        row
-        for row in ARCHITECTURES
-        if row.recognized_by and all(config.get(name) == value for name, value in row.recognized_by.items())
-    )
+    recognized = (row for row in ARCHITECTURES if row.is_recognized(config))
     row = next(recognized, None) or row_of(str(model_type))
     if row is None:
-        remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
-        known_types = ", ".join(known for row in ARCHITECTURES for known in (row.model_type, *row.aliases))
-        raise UnsupportedArchitectureError(
-            f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
-            f"it runs {known_types} (`millpond models` lists them)"
+        raise UnsupportedArchitectureError(_unknown_family(config, name))
+    why_not = row.refused.get(str(claimed).removeprefix(row.prefix))
+    backbone = f'for the backbone alone pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
+    if why_not is not None:
+        raise UnsupportedArchitectureError(f"{name} is a {claimed}, {why_not}; {backbone}")
+    if claimed is not None and claimed not in class_names(row):
+        own = claimed.startswith(row.prefix)
+        kind = (
+            "another head than millpond runs"
+            if own
+            else f"a class of its own, which millpond does not know of {row.prefix}"
         )
-    known = class_names(row)
-    if claimed is not None and claimed not in known:
+        way_out = "for the backbone alone" if own else f"if it computes what {row.prefix}Model does"
         raise UnsupportedArchitectureError(
-            f"{name} is a {claimed}, which millpond does not run; "
-            f"of model_type {model_type!r} it runs {', '.join(sorted(known))}"
+            f'{name} is a {claimed}, {kind}; {way_out} pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
         )
     return row
+
+
+def _unknown_family(config: Mapping[str, Any], name: str) -> str:
+    """What a config.json is whose family is in no row."""
+    model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
+    if model_type is None:
+        row = next((row for row in ARCHITECTURES if claimed in class_names(row)), None)
+        named = "and no architectures either" if claimed is None else f"and architectures names {claimed}"
+        way_out = (
+            "name the family" if row is None else f"if its weights are those of {row.model_class}, name the family"
+        )
+        example = "bert" if row is None else row.model_type
+        return (
+            f"{name} has no model_type in config.json, {named}, so its family is not known; {way_out}, as in "
+            f'hf_overrides={{"model_type": "{example}"}}'
+        )
+    remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
+    kind = unserved(str(model_type))
+    if kind is not None:
+        return (
+            f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}: {kind.kind}, which millpond does "
+            f"not run; {kind.nearest}"
+        )
+    known = [kind for row in ARCHITECTURES for kind in (row.model_type, *row.aliases)]
+    near = get_close_matches(str(model_type), known, 1, cutoff=0.8)
+    return (
+        f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
+        + (f"of a similar name it runs {near[0]}, and " if near else "")
+        + "`millpond models` lists what it runs"
+    )
 
 
 def class_names(row: Architecture) -> frozenset[str]:

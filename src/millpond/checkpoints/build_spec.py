@@ -10,15 +10,27 @@ from typing import Any, cast, get_args
 
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
+from millpond.checkpoints.classifiers import entailment
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
-from millpond.checkpoints.modules import Dense, Pooling
+from millpond.checkpoints.modules import Codes, Dense, Pooling
 from millpond.checkpoints.task_detection import DetectedTasks
 from millpond.errors import ModelLoadError
 from millpond.tasks import Activation
 from millpond.values.spec import ModelSpec, PoolingMode
 
+_SPARSE = "{} attends to as a whole, which is what millpond runs; longer texts attend to blocks of tokens"
 # Trained to pool the text without its instruction. Their files do not say so; sentence-transformers goes by the names.
 _INSTRUCTOR_NAMES = tuple(f"hkunlp/instructor-{size}" for size in ("base", "large", "xl"))
+# Exports for fastembed that have no modules.json: pooled by the mean, and whether normalized, as fastembed and the
+# checkpoints that they were made from do. Its others are pooled as their families are by default.
+_MEAN_EXPORTS = {
+    "Qdrant/all-MiniLM-L6-v2-onnx": True,
+    "Qdrant/gte-large-onnx": True,
+    "Qdrant/multilingual-e5-large-onnx": True,
+    "Qdrant/paraphrase-multilingual-MiniLM-L12-v2-onnx-Q": False,
+}
+# Classes that pool in another way than their family, where the files do not say it.
+_POOLED_BY_CLASS: Mapping[str, PoolingMode] = {"Contriever": "mean"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,11 +48,14 @@ class SpecOptions:
 def complete_layout(checkpoint: Checkpoint, architecture: Architecture, options: SpecOptions) -> PipelineLayout:
     """The checkpoint's layout with all fields set: from the options, else from the files, else the family's default."""
     layout, field = checkpoint.layout, architecture.pooling_field
+    if layout.pooling is None and checkpoint.source.name in _MEAN_EXPORTS:
+        layout = replace(layout, pooling=Pooling(modes=("mean",)), normalize=_MEAN_EXPORTS[checkpoint.source.name])
     pooling = layout.pooling
     if pooling is None:
         named = [] if field is None else [checkpoint.config.get(name) for name in field.names]
         value = next((value for value in named if isinstance(value, str)), None)
-        pooling = Pooling(modes=((field and value and field.modes.get(value)) or architecture.pooling,))
+        default = _POOLED_BY_CLASS.get(checkpoint.architecture or "", architecture.pooling)
+        pooling = Pooling(modes=((field and value and field.modes.get(value)) or default,))
     if options.pooling is not None:
         pooling = replace(pooling, modes=_modes(options.pooling))
     if checkpoint.source.name in _INSTRUCTOR_NAMES:
@@ -96,6 +111,7 @@ def build_spec(
         pooling=(own_pooling,) if own_pooling is not None else layout.pooling.modes,
         normalize=layout.normalize,
         dimensions=dimensions,
+        codes=bool(layout.heads) and isinstance(layout.heads[-1], Codes),
         hidden_size=hidden,
         matryoshka=trained,
         matryoshka_dimensions=declared,
@@ -104,8 +120,10 @@ def build_spec(
         prompts=dict(layout.prompts),
         default_prompt_name=layout.default_prompt_name,
         labels=detected.labels,
+        entailment_id=entailment(config, detected.labels) if "classify" in detected.tasks else None,
         activation=detected.activation,
         score_type=detected.score_type,
+        similarity=layout.similarity,
         step_tag_id=_step_tag(detected, token_id),
         adapters=tuple(config.get("lora_adaptations") or ()),
         max_length=max_length,
@@ -226,12 +244,15 @@ def _max_length(
     capacity = architecture.capacity(config)
     if options.max_length is not None:
         if capacity is not None and options.max_length > capacity and architecture.bounded(config):
+            covers = "the positions of {} cover" if config.get("longest_text") != capacity else _SPARSE
             raise ModelLoadError(
-                f"max_length={options.max_length} is more than the positions of {name} cover ({capacity}); "
+                f"max_length={options.max_length} is more than {covers.format(name)} ({capacity}); "
                 f"choose 1 to {capacity}"
             )
         return options.max_length
     limits: list[int | None] = [layout.max_seq_length] if layout.max_seq_length else [tokenizer_limit, capacity]
+    if layout.gliner is not None:  # its words are what is limited, and the encoder's training length is no limit
+        limits.append(tokenizer_limit)
     if architecture.bounded(config):
         limits.append(capacity)
     known = [int(limit) for limit in limits if limit]

@@ -10,19 +10,33 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from millpond.checkpoints.gguf.tensors import LINK
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
+from millpond.checkpoints.layouts.gliner import CONFIG as GLINER
+from millpond.checkpoints.layouts.gliner import read_gliner
 from millpond.checkpoints.layouts.late_interaction import names_colbert
+from millpond.checkpoints.layouts.listwise import read_listwise
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
-from millpond.checkpoints.layouts.sparse import Splade, StaticWeights, TokenVectors, TokenWeights, names_splade
+from millpond.checkpoints.layouts.sparse import (
+    SparseCode,
+    Splade,
+    StaticWeights,
+    TokenVectors,
+    TokenWeights,
+    names_splade,
+)
 from millpond.checkpoints.layouts.static import static_config, weights_config
-from millpond.checkpoints.modules import Normalize
+from millpond.checkpoints.modules import Dense, LayerNorm
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
-from millpond.checkpoints.weights import check_pickles, check_weights
+from millpond.checkpoints.weight_checks import check_quantization, check_whole
+from millpond.checkpoints.weights import check_config, check_pickles, check_weights
 from millpond.errors import ModelLoadError
 from millpond.tasks import Role
 
 # Keys of config.json that do not change a vector.
 NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
+# Classes of a checkpoint's own code for its config, and the `model_type` that they stand for.
+_CODE_FAMILIES = {"XLMRobertaFlashConfig": "xlm-roberta"}  # jina-reranker-v2-base-multilingual
 _TRANSFORMER_FILES = (
     "sentence_*_config.json tokenizer*.json special_tokens_map.json added_tokens.json vocab.* merges.txt *.model "
     "*.tiktoken chat_template.jinja"
@@ -88,10 +102,10 @@ class Checkpoint:
 
 def _states(folder: Path, transformer: Path) -> dict[Path, tuple[int, int, int]]:
     """The files that decide a vector, in order, with what changes when one is written."""
-    patterns = ("*.safetensors", "*.bin", "*_linear.pt")
+    patterns = ("*.safetensors", "*.bin", "*_linear.pt", "*.onnx", "*.onnx_data", LINK)
     try:
         weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
-        routed = [*folder.glob("router_config.json"), *folder.glob("idf.json")]
+        routed = [*folder.glob("router_config.json"), *folder.glob("idf.json"), *folder.glob(GLINER)]
         more = folder.glob("*/*.json") if routed else ()
         configs = [*routed, *more, *folder.glob("modules.json"), *folder.glob("[0-9]*/*.json")]
         of_transformer = [path for name in _TRANSFORMER_FILES for path in transformer.glob(name)]
@@ -114,23 +128,23 @@ def read_checkpoint(
     ``role``: that of the texts, which a Router has modules for.
     """
     source = resolve(model, revision)
-    listed = source.folder / "modules.json"
-    if (
-        not listed.is_file()
-        and not any(source.folder.glob("config.json"))
-        and not any(source.folder.glob("*/config.json"))
-    ):
-        check_weights(source.folder, source)  # names what is there instead
+    labelled = read_gliner(source.folder, source.name) if (source.folder / GLINER).is_file() else None
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
-    layout = read_layout(source.folder, role) if pairs is None else _layout_of(pairs)
-    if has_weights and not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf):
-        check_weights(layout.transformer, source)
-        check_pickles(weights_of(layout))
-    stored = read_json_object(
-        layout.transformer / "config.json",
-        optional=layout.static is not None or isinstance(layout.sparse, StaticWeights),
-    )
-    config = merge(stored, hf_overrides or {})
+    if labelled is not None:
+        layout = PipelineLayout(transformer=labelled.folder, max_seq_length=labelled.max_tokens, gliner=labelled)
+    else:
+        layout = read_layout(source.folder, role) if pairs is None else _layout_of(pairs)
+    is_table = layout.static is not None or isinstance(layout.sparse, StaticWeights)
+    if not is_table and labelled is None:
+        check_config(layout.transformer, source)
+    if has_weights:
+        check_readable(layout, source)
+    stored = read_json_object(layout.transformer / "config.json", optional=is_table or labelled is not None)
+    config = merge(stored if labelled is None else labelled.config, hf_overrides or {})
+    if config.get("model_type") is None and (family := _family_of_code(config)) is not None:
+        config["model_type"] = family
+    if not is_table:
+        check_quantization(config, source.name)
     if isinstance(layout.sparse, StaticWeights):
         config = weights_config(layout.sparse)
     if layout.static is not None:
@@ -139,6 +153,9 @@ def read_checkpoint(
         config["architectures"] = [config["architectures"]]
     if names_colbert(config) and layout.late_interaction is None:
         layout = stanford_layout(layout, config)
+    listwise = read_listwise(layout.transformer, config)
+    if listwise is not None:
+        layout = replace(layout, listwise=listwise[0], token_heads=listwise[1], normalize=False)
     if names_splade(config) and layout.sparse is None:
         layout = replace(layout, sparse=Splade(folder=layout.transformer))
     # Taken before tokenizer and weights are read, so that every later write is noticed.
@@ -149,12 +166,33 @@ def read_checkpoint(
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
 
 
+def _family_of_code(config: Mapping[str, Any]) -> str | None:
+    """The ``model_type`` that a config without one leaves to a class of its own code."""
+    code = config.get("auto_map")
+    named = code.get("AutoConfig") if isinstance(code, Mapping) else None
+    return _CODE_FAMILIES.get(str(named).rpartition(".")[2])
+
+
+def check_readable(layout: PipelineLayout, source: Source) -> None:
+    """Raise ModelLoadError unless the weights of a pipeline are there, and no pickles without torch."""
+    if not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf):
+        check_weights(layout.transformer, source)
+        check_pickles(weights_of(layout))
+
+
+def check_numbers(layout: PipelineLayout, source: Source) -> None:
+    """Raise ModelLoadError if the weights of a pipeline are quantized; tables may be, in int8."""
+    if layout.static is None and not isinstance(layout.sparse, StaticWeights):
+        check_whole(weights_of(layout), source.name)
+
+
 def weights_of(layout: PipelineLayout) -> list[Path]:
     """The folders and files with the weights of a pipeline, the backbone's first."""
-    modules = [head for head in (*layout.token_heads, *layout.heads) if not isinstance(head, Normalize)]
+    modules = [head for head in (*layout.token_heads, *layout.heads) if isinstance(head, Dense | LayerNorm)]
+    code = [layout.sparse.folder] if isinstance(layout.sparse, SparseCode) else []
     beside = (layout.sparse, layout.token_vectors)
     files = [layer.path for layer in beside if isinstance(layer, TokenWeights | TokenVectors)]
-    return [layout.transformer, *(head.folder for head in modules), *files]
+    return [layout.transformer, *(head.folder for head in modules), *code, *files]
 
 
 def _layout_of(pairs: CrossEncoder) -> PipelineLayout:

@@ -15,6 +15,7 @@ class Linear:
 
     name: str
     biased: bool = True
+    softcap: float | None = None  # `softcap tanh(x W^T / softcap)` instead, without a bias
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +92,7 @@ class FamilyHead:
     tokens: tuple[FamilyStep, ...] = CLASSIFIER  # steps of `*ForTokenClassification`
     # The row that a text's logits come from, or the fields of config.json that name it
     pooling: PoolingMode | PoolingField = "cls"
+    pooler_field: str = ""  # field of config.json which, if false, leaves only the last step of `sequence`; empty: none
     divisor: str = ""  # field of config.json that the logits are divided by (a temperature); empty: none
 
 
@@ -120,6 +122,7 @@ MODERNBERT_HEAD = FamilyHead(
     tokens=_MODERNBERT_STEPS,
     pooling=PoolingField(names=_CLASSIFIER_POOLING, default="cls", modes={"cls": "cls", "mean": "mean"}),
 )
+ULTRABERT_HEAD = FamilyHead(pooling=MODERNBERT_HEAD.pooling)
 EUROBERT_HEAD = FamilyHead(
     sequence=(Linear(name="dense"), "gelu", *CLASSIFIER),
     pooling=PoolingField(
@@ -128,6 +131,13 @@ EUROBERT_HEAD = FamilyHead(
         modes={"bos": "cls", "mean": "mean", "late": "mean"},
         of_logits=frozenset(("late",)),
     ),
+)
+HIDDEN_ACT_HEAD = FamilyHead(
+    sequence=(
+        Linear(name="classifier.dense"),
+        ConfigField(name="hidden_act", default="gelu"),
+        Linear(name="classifier.out_proj"),
+    )
 )
 DEBERTA_HEAD = FamilyHead(
     sequence=(Linear(name="pooler.dense"), ConfigField(name="pooler_hidden_act", default="gelu"), *CLASSIFIER)

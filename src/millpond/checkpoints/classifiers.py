@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from millpond.checkpoints.architecture import Architecture
-from millpond.checkpoints.classifier_steps import HeadRows, PoolingField, Step, read_steps
+from millpond.checkpoints.classifier_steps import HeadRows, Linear, PoolingField, Step, read_steps
 from millpond.errors import ModelLoadError
 from millpond.tasks import Activation
 from millpond.values.spec import PoolingMode
+from millpond.vectors.activations import TORCH
 
 # Token whose rows a process reward model scores, as text and as id.
 _PROCESS_TAG = ("<extra_0>", 151651)
@@ -29,7 +30,7 @@ class Classifier:
     pooling: PoolingMode | None  # the row that a text's logits come from; `None` for a head on every token only
     steps: tuple[Step, ...]  # applied in order
     labels: tuple[str, ...]  # class names by index
-    activation: Activation  # applied to the logits by default
+    activation: str  # applied to the logits by default; of :mod:`millpond.vectors.activations`
     pool_logits: bool = False  # pool the logits rather than the hidden states
     divisor: float = 1.0  # the logits are divided by it (a temperature)
     reward: bool = False  # a reward model: it returns raw rewards by default
@@ -42,10 +43,11 @@ def sequence_classifier(config: Mapping[str, Any], row: Architecture, folder: Pa
     """The head of a ``*ForSequenceClassification`` checkpoint."""
     head = row.classifiers
     pooling, pool_logits = _pooling(config, head.pooling, folder)
+    pooled = not head.pooler_field or config.get(head.pooler_field, True)
     return Classifier(
         folder=folder,
         pooling=pooling,
-        steps=read_steps(head.sequence, config),
+        steps=read_steps(head.sequence if pooled else head.sequence[-1:], config),
         labels=labels(config),
         activation=activation(config, len(labels(config))),
         pool_logits=pool_logits,
@@ -85,7 +87,13 @@ def reward_model(config: Mapping[str, Any], row: Architecture, architecture: str
 
 
 def token_scores(
-    config: Mapping[str, Any], folder: Path, tokens: tuple[int, ...], *, difference: bool, activation: Activation
+    config: Mapping[str, Any],
+    folder: Path,
+    tokens: tuple[int, ...],
+    *,
+    difference: bool,
+    activation: str,
+    divisor: float = 1.0,
 ) -> Classifier:
     """A language model as a classifier: the logits of a few tokens at the end of the text."""
     count, named = 1 if difference else len(tokens), labels(config)
@@ -94,6 +102,18 @@ def token_scores(
         pooling="lasttoken",
         steps=(HeadRows(tokens=tokens, difference=difference),),
         labels=named if len(named) == count else tuple(f"LABEL_{index}" for index in range(count)),
+        activation=activation,
+        divisor=divisor * float(config.get("logits_scaling") or 1.0),  # Granite's
+    )
+
+
+def single_logit(folder: Path, name: str, *, softcap: float | None, activation: str) -> Classifier:
+    """One logit of the last token, by a linear without a bias."""
+    return Classifier(
+        folder=folder,
+        pooling="lasttoken",
+        steps=(Linear(name=name, biased=False, softcap=softcap),),
+        labels=("LABEL_0",),
         activation=activation,
     )
 
@@ -116,7 +136,15 @@ def labels(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(f"LABEL_{index}" for index in range(int(count))) if count is not None else ()
 
 
-def activation(config: Mapping[str, Any], width: int) -> Activation:
+def entailment(config: Mapping[str, Any], labels: tuple[str, ...]) -> int | None:
+    """Index of entailment among several ``labels``, looked for in label2id as transformers' pipeline does."""
+    label2id = config.get("label2id") or {name: index for index, name in enumerate(labels)}
+    found = (int(index) for name, index in label2id.items() if str(name).lower().startswith("entail"))
+    index = next(found, len(labels))
+    return index if index < len(labels) and len(labels) > 1 else None
+
+
+def activation(config: Mapping[str, Any], width: int) -> str:
     """Activation of ``width`` logits: by problem_type, then by sentence-transformers' key, then by the width."""
     default: Activation = "sigmoid" if width == 1 else "softmax"
     problem = config.get("problem_type")
@@ -131,16 +159,16 @@ def activation(config: Mapping[str, Any], width: int) -> Activation:
     return default if dotted is None else torch_activation(str(dotted), width)
 
 
-def torch_activation(dotted: str, width: int) -> Activation:
+def torch_activation(dotted: str, width: int) -> str:
     """An activation of ``width`` logits by its class in torch.nn, as sentence-transformers writes it."""
     name = dotted.rsplit(".", 1)[-1]
-    if not dotted.startswith("torch.nn.") or name not in ("Identity", "Sigmoid", "Softmax"):
+    if not dotted.startswith("torch.nn.") or name not in TORCH:
         raise ModelLoadError(
-            f"the checkpoint's activation {dotted!r} is none of torch.nn's Identity, Sigmoid and Softmax; "
-            'override it with activation="identity" or "sigmoid"'
+            f"the checkpoint's activation {dotted!r} is no class of torch.nn without arguments (such as Identity, "
+            'Sigmoid, Softmax and Tanh); override it with activation="identity" or "sigmoid"'
         )
-    known: dict[str, Activation] = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
-    return "sigmoid" if (name, width) == ("Softmax", 1) else known[name]  # a softmax of one logit is always 1
+    known = {"Identity": "identity", "Sigmoid": "sigmoid", "Softmax": "softmax"}
+    return "sigmoid" if (name, width) == ("Softmax", 1) else known.get(name, name)  # a softmax of one logit is always 1
 
 
 def _pooling(config: Mapping[str, Any], pooling: PoolingMode | PoolingField, folder: Path) -> tuple[PoolingMode, bool]:

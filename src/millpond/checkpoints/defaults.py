@@ -75,11 +75,114 @@ _GEMMA2 = {
     "final_logit_softcapping": 30.0,
     "attn_logit_softcapping": 50.0,
 }
+MINISTRAL_ROPE: dict[str, Any] = {
+    "type": "yarn",
+    "rope_theta": 1_000_000.0,
+    "factor": 16.0,
+    "original_max_position_embeddings": 16384,
+    "max_position_embeddings": 262144,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "mscale_all_dim": 1.0,
+    "mscale": 1.0,
+    "llama_4_scaling_beta": 0.1,
+}
+_DEBERTA: dict[str, Any] = {
+    **_BERT,
+    "vocab_size": 128100,
+    "hidden_size": 1536,
+    "num_hidden_layers": 24,
+    "num_attention_heads": 24,
+    "intermediate_size": 6144,
+    "type_vocab_size": 0,
+    "layer_norm_eps": 1e-7,
+    "relative_attention": False,
+    "max_relative_positions": -1,
+    "position_biased_input": True,
+    "pos_att_type": None,
+    # The class has no fields of these; its modules fill them in.
+    "position_buckets": -1,
+    "share_att_key": False,
+    "norm_rel_ebd": "none",
+    "conv_kernel_size": 0,
+    "conv_groups": 1,
+    "conv_act": "tanh",
+    "embedding_size": None,
+    "key_bias": True,  # which v1 has not
+}
+_T5: dict[str, Any] = {
+    "vocab_size": 32128,
+    "hidden_size": 512,
+    "head_dim": 64,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "pad_token_id": 0,
+    # The class has no fields of these, or works them out.
+    "hidden_act": "relu",
+    "gated": False,
+    "max_position_embeddings": 8192,
+}
 # The fields that a forward reads, by `model_type` of the row; `None`: none, or what :func:`complete` works out.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bert": _BERT,
     "roberta": {**_ROBERTA, "vocab_size": 50265},
     "xlm-roberta": _ROBERTA,
+    "ernie": {**_BERT, "task_type_vocab_size": 3, "use_task_id": False},
+    "data2vec-text": {**_ROBERTA, "vocab_size": 30522},
+    "megatron-bert": {
+        **_BERT,
+        "vocab_size": 29056,
+        "hidden_size": 1024,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 16,
+        "intermediate_size": 4096,
+    },
+    "xlm-roberta-xl": {
+        **_ROBERTA,
+        "vocab_size": 250880,
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "intermediate_size": 10240,
+        "max_position_embeddings": 514,
+        "type_vocab_size": 1,
+        "layer_norm_eps": 1e-5,
+    },
+    "roformer": {**_BERT, "vocab_size": 50000, "embedding_size": None, "max_position_embeddings": 1536},
+    "rembert": {
+        **_BERT,
+        "vocab_size": 250300,
+        "hidden_size": 1152,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 18,
+        "input_embedding_size": 256,
+        "intermediate_size": 4608,
+    },
+    "jina_bert": _BERT,
+    "mobilebert": {
+        **_BERT,
+        "hidden_size": 512,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "hidden_act": "relu",
+        "embedding_size": 128,
+        "intra_bottleneck_size": 128,
+        "num_feedforward_networks": 4,
+    },
+    "longformer": {**_ROBERTA, "attention_window": None},
+    "big_bird": {
+        **_BERT,
+        "vocab_size": 50358,
+        "hidden_act": "gelu_new",
+        "max_position_embeddings": 4096,
+        "use_bias": True,
+        "rescale_embeddings": False,
+    },
     "distilbert": {
         "vocab_size": 30522,
         "dim": 768,
@@ -113,28 +216,8 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "inner_group_num": 1,
         "hidden_act": "gelu_new",
     },
-    "deberta-v2": {
-        **_BERT,
-        "vocab_size": 128100,
-        "hidden_size": 1536,
-        "num_hidden_layers": 24,
-        "num_attention_heads": 24,
-        "intermediate_size": 6144,
-        "type_vocab_size": 0,
-        "layer_norm_eps": 1e-7,
-        "relative_attention": False,
-        "max_relative_positions": -1,
-        "position_biased_input": True,
-        "pos_att_type": None,
-        # The class has no fields of these; its modules fill them in.
-        "position_buckets": -1,
-        "share_att_key": False,
-        "norm_rel_ebd": "none",
-        "conv_kernel_size": 0,
-        "conv_groups": 1,
-        "conv_act": "tanh",
-        "embedding_size": None,
-    },
+    "deberta-v2": _DEBERTA,
+    "deberta": {**_DEBERTA, **_BERT, "vocab_size": 50265, "type_vocab_size": 0, "layer_norm_eps": 1e-7},
     "modernbert": {
         "vocab_size": 50368,
         "hidden_size": 768,
@@ -150,6 +233,19 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "mlp_bias": False,
         "layer_types": None,
         "local_attention": 128,
+    },
+    "nomic_bert_moe": {
+        **_BERT,
+        "max_position_embeddings": 2048,
+        "type_vocab_size": 0,
+        "layer_norm_eps": 1e-5,
+        "num_experts": 8,
+        "moe_every_n_layers": 2,
+        "moe_top_k": 2,
+        "moe_normalize_expert_weights": False,
+        "qkv_proj_bias": False,
+        "mlp_fc1_bias": False,
+        "mlp_fc2_bias": False,
     },
     "nomic_bert": {**_BERT, "vocab_size": 30528, "hidden_act": "silu", "max_position_embeddings": 2048},
     "gte": {
@@ -181,8 +277,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "pad_token_id": 128001,
     },
+    "ultrabert": {
+        **_LLAMA,
+        "max_position_embeddings": 32768,
+        "pad_token_id": 0,
+        "sliding_window": 128,
+        "layer_types": None,
+    },
     "llama": _LLAMA,
-    "llama_bidirec": _LLAMA,
     "internlm2": _LLAMA,
     "mistral": {
         **_DECODER,
@@ -195,6 +297,94 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
     "qwen2": _QWEN,
     "qwen3": {**_QWEN, "head_dim": 128, "attention_bias": False},
+    "qwen3_moe": {
+        **_DECODER,
+        "vocab_size": 151936,
+        "hidden_size": 2048,
+        "intermediate_size": 6144,
+        "num_hidden_layers": 24,
+        "num_key_value_heads": 4,
+        "head_dim": None,
+        "max_position_embeddings": 32768,
+        "attention_bias": False,
+        "use_sliding_window": False,
+        "sliding_window": 4096,
+        "moe_intermediate_size": 768,
+        "num_experts": 128,
+        "num_experts_per_tok": 8,
+        "norm_topk_prob": False,
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    },
+    "phi3": {
+        **_LLAMA,
+        "vocab_size": 32064,
+        "hidden_size": 3072,
+        "intermediate_size": 8192,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 32000,
+        "sliding_window": None,
+    },
+    "olmo2": {**_LLAMA, "vocab_size": 50304, "rms_norm_eps": 1e-5, "pad_token_id": 1},
+    "granite": {
+        **_LLAMA,
+        "embedding_multiplier": 1.0,
+        "logits_scaling": 1.0,
+        "residual_multiplier": 1.0,
+        "attention_multiplier": 1.0,
+    },
+    "smollm3": {
+        **_LLAMA,
+        "vocab_size": 128256,
+        "hidden_size": 2048,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 4,
+        "max_position_embeddings": 32768,
+        "pad_token_id": 128004,
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "sliding_window": None,
+        "no_rope_layers": None,
+        "layer_types": None,
+    },
+    "ministral3": {
+        **_DECODER,
+        "vocab_size": 131072,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 34,
+        "num_key_value_heads": 8,
+        "head_dim": 128,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-5,
+        "pad_token_id": 11,
+        "sliding_window": None,
+        "rope_parameters": MINISTRAL_ROPE,
+    },
+    "gpt_neox": {
+        "vocab_size": 50432,
+        "hidden_size": 6144,
+        "num_hidden_layers": 44,
+        "num_attention_heads": 64,
+        "intermediate_size": 24576,
+        "hidden_act": "gelu",
+        "max_position_embeddings": 2048,
+        "layer_norm_eps": 1e-5,
+        "pad_token_id": None,
+        "use_parallel_residual": True,
+        "attention_bias": True,
+    },
+    "t5": _T5,
+    "umt5": {
+        **_T5,
+        "vocab_size": 250112,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "hidden_act": "gelu_new",
+        "gated": True,
+    },
     "gemma": {
         **_GEMMA,
         "hidden_size": 3072,
@@ -215,13 +405,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 # Base of the rotary angles where config.json gives none; 10,000 for other families.
-_THETA = {"nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
+_THETA = {"smollm3": 2_000_000.0, "nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
 # Of the families whose layers differ: the base of each kind, and the field of config.json that gives it.
 _THETA_BY_KIND = {
     "modernbert": {
         "full_attention": (160_000.0, "global_rope_theta"),
         "sliding_attention": (10_000.0, "local_rope_theta"),
     },
+    "ultrabert": {"full_attention": (2_560_000.0, ""), "sliding_attention": (10_000.0, "")},
     "gemma3_text": {
         "full_attention": (1_000_000.0, "rope_theta"),
         "sliding_attention": (10_000.0, "rope_local_base_freq"),
@@ -241,7 +432,10 @@ _SIZED_BY_TRAINING = ("llama3", "yarn", "longrope")
 _SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num"),
+    *("input_embedding_size", "task_type_vocab_size", "intra_bottleneck_size", "num_feedforward_networks"),
     *("dim", "n_layers", "n_heads", "hidden_dim", "relative_attention_num_buckets", "query_pre_attn_scalar"),
+    *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "decoder_sparse_step"),
+    *("moe_every_n_layers", "moe_top_k"),
     *("local_attention", "sliding_window", "global_attn_every_n_layers", "sliding_window_pattern"),
 )
 _DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
@@ -256,7 +450,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
     Raises:
         ModelLoadError: A field is of another type than the class takes.
     """
-    family = architecture.model_type
+    family = architecture.unmasked or architecture.model_type
     completed = dict(config)
     if family == "distilbert":
         completed |= {short: config[name] for name, short in _DISTILBERT_NAMES.items() if name in config}
@@ -264,7 +458,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
         completed[name] = _checked(name, completed.get(name, default), default)
     if "num_key_value_heads" in completed and completed["num_key_value_heads"] is None:
         completed["num_key_value_heads"] = completed["num_attention_heads"]
-    if family in ("qwen2", "qwen3") and not completed["use_sliding_window"]:
+    if family in ("qwen2", "qwen3", "qwen3_moe") and not completed["use_sliding_window"]:
         completed["sliding_window"] = None
     for name in _SIZES:
         size = completed.get(name, 1)
@@ -297,10 +491,24 @@ def _complete_family(family: str, config: dict[str, Any]) -> None:
         config["sliding_window"] = config["local_attention"] // 2
     elif family == "gemma" and config["hidden_act"] == "gelu":  # older files mean the approximation by tanh
         config["hidden_act"] = "gelu_pytorch_tanh"
+    elif family == "smollm3" and config["no_rope_layers"] is None:
+        every = config.get("no_rope_layer_interval") or 4
+        config["no_rope_layers"] = [int((i + 1) % every != 0) for i in range(config["num_hidden_layers"])]
+    elif family == "phi3" and config.get("partial_rotary_factor") is None:
+        config["partial_rotary_factor"] = 1.0
+    elif family == "gpt_neox":
+        config["rope_theta"] = config.get("rope_theta") or config.get("rotary_emb_base") or 10_000.0
+        if config.get("partial_rotary_factor") is None:
+            config["partial_rotary_factor"] = config.get("rotary_pct", 0.25)
+    elif family == "granite" and not config["residual_multiplier"] > 0:
+        raise ModelLoadError(
+            f"residual_multiplier is {config['residual_multiplier']!r} in config.json; it must be more than 0"
+        )
     elif family == "gemma3_text" and config["use_bidirectional_attention"] and config["sliding_window"]:
         config["sliding_window"] = config["sliding_window"] // 2 + 1
-    elif family == "deberta-v2":
+    elif family in ("deberta", "deberta-v2", "roformer"):
         config["embedding_size"] = config["embedding_size"] or config["hidden_size"]
+    if family in ("deberta", "deberta-v2"):
         if isinstance(config["pos_att_type"], str):
             config["pos_att_type"] = [part.strip() for part in config["pos_att_type"].lower().split("|")]
         if not isinstance(config["pos_att_type"], list | None):
@@ -324,10 +532,13 @@ def _complete_layers(family: str, config: dict[str, Any]) -> None:
     if family == "modernbert":
         every = config.get("global_attn_every_n_layers") or 3
         sliding = [i % every != 0 for i in range(count)]
+    elif family == "smollm3":
+        slides = config["use_sliding_window"] and config["sliding_window"] is not None
+        sliding = [bool(slides and not turns) for turns in config["no_rope_layers"]][:count]
     elif family in ("qwen2", "qwen3"):
         sliding = [config["sliding_window"] is not None and i >= config["max_window_layers"] for i in range(count)]
     else:
-        every = (config.get("sliding_window_pattern") or 6) if family == "gemma3_text" else 2
+        every = {"gemma3_text": config.get("sliding_window_pattern") or 6, "ultrabert": 3}.get(family, 2)
         sliding = [(i + 1) % every != 0 for i in range(count)]
     config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in sliding]
 

@@ -15,7 +15,7 @@ from typing import Any, Literal, cast, get_args
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.templates.chat_template import read_chat_template
 from millpond.checkpoints.templates.score_template import ScoreTemplate, shipped_template
-from millpond.errors import ModelLoadError
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.tasks import Activation
 
 Method = Literal["from_2_way_softmax", "no_post_processing"]
@@ -26,13 +26,15 @@ class Reranker:
     """How an LLM scores a pair."""
 
     template: ScoreTemplate | None  # renders the pair; `None`: the query followed by the document
-    # Tokens whose logits are the answer, by their text, `(false, true)` for two; empty if the checkpoint has a score
+    # Tokens whose logits are the answer, by text or id, `(false, true)` for two; empty if the checkpoint has a score
     # head
-    tokens: tuple[str, ...] = ()
+    tokens: tuple[str | int, ...] = ()
     # `from_2_way_softmax`: one score, the true token's logit minus the false token's. `no_post_processing`: the logit
     # of each token.
     method: Method = "no_post_processing"
     activation: Activation = "sigmoid"  # applied to the answer; a score head has its own default
+    divisor: float = 1.0  # the answer is divided by it first (a temperature)
+    head: str = ""  # the linear whose one logit is the answer, if it is no class's own; empty: `tokens` or a score head
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,11 +43,17 @@ class RerankerFamily:
 
     pattern: str  # matches the last part of the hub id
     model_types: tuple[str, ...]  # `model_type` of their backbones
+    classes: tuple[str, ...] = ()  # classes that no other checkpoint has
     template: str  # a file of `templates/`
     special_tokens: bool  # whether the tokenizer adds its special tokens around the template
-    tokens: tuple[str, ...] = ()  # tokens whose logits are the answer; empty for a family with score heads only
+    tokens: tuple[str | int, ...] = ()  # as in :class:`Reranker`; empty for a family with score heads only
     method: Method = "no_post_processing"  # as in :class:`Reranker`
     activation: Activation = "sigmoid"  # as in :class:`Reranker`
+    divisor: float = 1.0  # as in :class:`Reranker`
+    question: str = ""  # what the template asks
+    # Whether there is a head behind each of the last layers: `own`, of which that of the last layer run is read, or
+    # `first`, of which the model's code reads the first behind whatever layer is the last
+    layer_heads: Literal["", "own", "first"] = ""
 
 
 QWEN3 = RerankerFamily(
@@ -75,17 +83,56 @@ FAMILIES = (
         activation="identity",
     ),
     RerankerFamily(
+        pattern=r"zerank-\d(-[\w.-]+)?",
+        model_types=("qwen3",),
+        template="zerank",
+        special_tokens=False,
+        tokens=("Yes",),
+        divisor=5.0,
+    ),
+    RerankerFamily(
+        pattern=r"ctxl-rerank-v2(-[\w.-]+)?",
+        model_types=("qwen3", "mistral"),
+        template="ctxl-rerank-v2",
+        special_tokens=True,
+        tokens=(0,),
+        activation="identity",
+    ),
+    RerankerFamily(
+        pattern=r"bge-reranker-v2-minicpm-layerwise(-[\w.-]+)?",
+        model_types=("minicpm",),
+        classes=("LayerWiseMiniCPMForCausalLM",),
+        template="bge-reranker-layers",
+        question=(
+            "Given a query A and a passage B, determine whether the passage contains an answer to the query by "
+            "providing a prediction of either 'Yes' or 'No'."
+        ),
+        special_tokens=True,
+        activation="identity",
+        layer_heads="own",
+    ),
+    RerankerFamily(
+        pattern=r"bge-reranker-v2\.5-gemma2-lightweight(-[\w.-]+)?",
+        model_types=("cost_wise_gemma",),
+        classes=("CostWiseGemmaForCausalLM",),
+        template="bge-reranker-layers",
+        question="Predict whether passage B contains an answer to query A.",
+        special_tokens=True,
+        activation="identity",
+        layer_heads="first",
+    ),
+    RerankerFamily(
         pattern=r"llama-(3\.2-)?(nemotron|nemoretriever|nv)-[\w.-]*rerank[\w.-]*",
         model_types=("llama", "llama_bidirec"),
+        classes=("LlamaBidirectionalForSequenceClassification",),
         template="nemotron-rerank",
         special_tokens=True,
     ),
 )
-# Class of the nemotron rerankers, and of no other model.
-_NEMOTRON_CLASS = "LlamaBidirectionalForSequenceClassification"
 # Tokens by which sentence-transformers scores with a language model whose files name none.
-_DEFAULT_TOKENS = ("no", "yes")
+DEFAULT_TOKENS = ("no", "yes")
 _RANKING = frozenset(("text-ranking", "text-classification"))
+_EMBEDDING = frozenset(("feature-extraction", "sentence-similarity"))
 
 
 def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
@@ -106,6 +153,7 @@ def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
     template = chat_template if chat_template is not None and chat_template.names_roles else None
     if template is None and family is not None:
         template = shipped_template(family.template, special_tokens=family.special_tokens)
+        template = template.bound({"question": family.question}) if family.question else template
     if override is not None:
         return replace(override, template=template, activation=family.activation if family else override.activation)
     if template is None:
@@ -113,26 +161,54 @@ def detect_reranker(checkpoint: Checkpoint) -> Reranker | None:
     if architecture.endswith("ForSequenceClassification"):
         return Reranker(template=template)
     if family is None:
-        return Reranker(template=template, tokens=_DEFAULT_TOKENS, method="from_2_way_softmax")
+        return Reranker(template=template, tokens=DEFAULT_TOKENS, method="from_2_way_softmax")
+    if family.layer_heads:
+        first = int(config["start_layer"]) if family.layer_heads == "own" else int(config["num_hidden_layers"])
+        number = int(config["num_hidden_layers"]) - first
+        return Reranker(template=template, head=f"lm_head.{number}.linear_head", activation=family.activation)
     if not family.tokens:
         return None
-    return Reranker(template=template, tokens=family.tokens, method=family.method, activation=family.activation)
+    return Reranker(
+        template=template,
+        tokens=family.tokens,
+        method=family.method,
+        activation=family.activation,
+        divisor=family.divisor,
+    )
+
+
+def check_unknown(checkpoint: Checkpoint) -> None:
+    """Refuse a language model that its card calls a reranker, and that :func:`detect_reranker` knows nothing about.
+
+    Raises:
+        UnsupportedArchitectureError: As an embedder it would give vectors that mean nothing.
+    """
+    task = _read_card(checkpoint.source.folder / "README.md").ranking_task
+    if task is None:
+        return
+    raise UnsupportedArchitectureError(
+        f"{checkpoint.source.name} is a language model for {task}, as its README.md says, and millpond knows neither "
+        "the template nor the tokens that it scores pairs by; name them with score_template= (a Jinja file) and "
+        'hf_overrides={"classifier_from_token": ["no", "yes"]}, or load it with convert="embed" if it embeds'
+    )
 
 
 def find_family(*, name: str, folder: Path, config: Mapping[str, Any]) -> RerankerFamily | None:
     """The family that the checkpoint's names, class or model card mention."""
-    if _NEMOTRON_CLASS in (config.get("architectures") or ()):
-        return FAMILIES[-1]
-    card = _read_card(folder / "README.md")
-    names = [name, folder.name, str(config.get("_name_or_path") or ""), *card.base_models]
-    names += [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]  # the hub's cache
-    last_parts = {name.rstrip("/").rsplit("/", 1)[-1].lower() for name in names}
+    classes = set(config.get("architectures") or ())
     for family in FAMILIES:
-        if config.get("model_type") not in family.model_types:
-            continue
-        if any(re.fullmatch(family.pattern, last) for last in last_parts) or card.mentions(family.pattern):
+        if classes & set(family.classes):
             return family
-    return None
+    card = _read_card(folder / "README.md")
+    own = [name, folder.name, str(config.get("_name_or_path") or "")]
+    own += [part.rsplit("--", 1)[-1] for part in folder.parts if part.startswith("models--")]  # the hub's cache
+    families = [family for family in FAMILIES if config.get("model_type") in family.model_types]
+    for names in (own, card.base_models):
+        last_parts = {name.rstrip("/").rsplit("/", 1)[-1].lower() for name in names}
+        for family in families:
+            if any(re.fullmatch(family.pattern, last) for last in last_parts):
+                return family
+    return next((family for family in families if card.mentions(family.pattern)), None)
 
 
 def _override(config: Mapping[str, Any]) -> Reranker | None:
@@ -168,11 +244,15 @@ class _Card:
 
     base_models: tuple[str, ...] = ()  # hub ids from its front matter
     heading: str = ""  # the first heading
-    text: str = ""  # its text, if its task is ranking; other cards may mention rerankers, too
+    ranking_task: str | None = None  # its pipeline_tag or the first of its tags that is one of ranking
+    text: str = ""  # its text, if its pipeline_tag is one of ranking; other cards may mention rerankers, too
 
     def mentions(self, pattern: str) -> bool:
         word = rf"(?<![\w-])(?:{pattern})(?![\w-])"
-        return any(re.search(word, text.lower()) is not None for text in (self.heading, self.text))
+        loaded = rf"[\"'][\w.-]+/(?:{pattern})[\"']"  # a comparison names others, too
+        return any(
+            re.search(*place) is not None for place in ((word, self.heading.lower()), (loaded, self.text.lower()))
+        )
 
 
 def _read_card(path: Path) -> _Card:
@@ -181,12 +261,27 @@ def _read_card(path: Path) -> _Card:
     content = path.read_text(encoding="utf-8", errors="replace")
     front = re.match(r"---\n(.*?)\n---\n", content, flags=re.DOTALL)
     matter, body = (front.group(1), content[front.end() :]) if front else ("", content)
-    task = re.search(r"^pipeline_tag:\s*(\S+)", matter, flags=re.MULTILINE)
+    tag = re.search(r"^pipeline_tag:[ \t]*[\"']?([\w-]+)", matter, flags=re.MULTILINE)
+    task = None if tag is None else tag.group(1)
+    tags = _listed("tags", matter)
+    # A pipeline_tag of vectors counts more than a tag, and one of texts, which every language model may have, less.
+    of_tags = (
+        None if task in _EMBEDDING or _EMBEDDING & set(tags) else next((tag for tag in tags if tag in _RANKING), None)
+    )
     heading = re.search(r"^#\s+(.+)$", body, flags=re.MULTILINE)
-    # One id, or a list of them.
-    bases = re.search(r"^base_model:[ \t]*(.*(?:\n[ \t]*-[ \t]+.*)*)", matter, flags=re.MULTILINE)
     return _Card(
-        base_models=tuple(re.findall(r"[\w.-]+/[\w.-]+", bases.group(1))) if bases else (),
+        base_models=tuple(name for name in _listed("base_model", matter) if "/" in name),
         heading=heading.group(1) if heading else "",
-        text=body if task is not None and task.group(1) in _RANKING else "",
+        ranking_task=task if task in _RANKING else of_tags,
+        text=body if task in _RANKING else "",
+    )
+
+
+def _listed(key: str, matter: str) -> list[str]:
+    """The value of ``key`` in a card's front matter: one word, or a list of them in either of YAML's forms."""
+    found = re.search(rf"^{key}:[ \t]*(.*(?:\n[ \t]*-[ \t]+.*)*)", matter, flags=re.MULTILINE)
+    return (
+        re.findall(r"[\w.-]+(?:/[\w.-]+)?", re.sub(r"^[ \t]*-[ \t]", "", found.group(1), flags=re.MULTILINE))
+        if found
+        else []
     )

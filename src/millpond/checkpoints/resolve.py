@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from millpond.checkpoints.gguf.folder import as_folder
 from millpond.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -19,7 +20,13 @@ _TEXT_FILES = ["*.json", "*.txt", "*.model", "*.tiktoken", "*.jinja", "README.md
 # BGE-M3's two additional layers exist only as pickles; they are read without running code.
 _SAFE_WEIGHTS = ["*.safetensors", "[0-9]*/pytorch_model.bin", "sparse_linear.pt", "colbert_linear.pt"]
 _PICKLED_WEIGHTS = ["pytorch_model*.bin", "0_Transformer/pytorch_model*.bin"]
+_EXPORTED_WEIGHTS = [f"{place}model{kind}.onnx*" for place in ("", "onnx/") for kind in ("", "_optimized", "_fp16")]
 _OTHER_RUNTIMES = ["onnx/*", "openvino/*", "coreml/*", "gguf/*", "*/onnx/*", "*/openvino/*"]
+
+# What a folder with a model has itself, by names and by endings, and the keys of a backbone's config.json.
+_MARKS = ("config.json", "modules.json", "adapter_config.json", "gliner_config.json")
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".onnx", ".h5", ".msgpack")
+_FAMILY = frozenset(("model_type", "architectures"))
 
 # sentence-transformers 6.2.0, ORIGINAL_TRANSFORMER_MODELS: the names without an owner that it looks up as they are.
 _WITHOUT_OWNER = re.compile(
@@ -68,7 +75,9 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Sourc
     if folder.is_dir():
         if revision is not None:
             raise ModelLoadError(f"revision={revision!r} means nothing for the folder {name}; leave it out")
-        return Source(name=name, folder=folder, revision=None)
+        return Source(name=name, folder=_inner(folder, name), revision=None)
+    if folder.is_file() and folder.suffix == ".gguf":
+        return Source(name=name, folder=as_folder(folder), revision=None)
     if folder.is_file():
         raise ModelLoadError(f"{name} is a file; {_instead_of(folder)}")
     parts = name.split("/")
@@ -77,19 +86,48 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Sourc
     return _download(name, revision)
 
 
+def resolve_texts(model: str) -> Path:
+    """The folder of a checkpoint's configuration and tokenizer; of the hub, no weights are downloaded."""
+    folder = Path(os.path.expanduser(model))
+    return folder if folder.is_dir() else _download(model, None, weights=False).folder
+
+
+def _inner(folder: Path, name: str) -> Path:
+    """The folder with the model: ``folder``, or its only subfolder with a model if it has none of its own."""
+    if any(path.name in _MARKS or path.suffix in _WEIGHTS for path in folder.iterdir()):
+        return folder
+    inner = sorted(
+        path
+        for path in folder.iterdir()
+        if (path / "modules.json").is_file() or _FAMILY & read_json_object(path / "config.json", optional=True).keys()
+    )
+    modules = sorted(path.name for path in folder.glob("[0-9]_*") if (path / "config.json").is_file())
+    if len(modules) > 1 and len(inner) == 1:
+        raise ModelLoadError(
+            f"{name} has the modules {', '.join(modules)} and no modules.json, which says how they follow each other; "
+            f"fetch it again, or name {name}/{inner[0].name} for the backbone alone"
+        )
+    if len(inner) > 1:
+        raise ModelLoadError(
+            f"{name} holds several models ({', '.join(path.name for path in inner[:4])}"
+            f"{' ...' if len(inner) > 4 else ''}); name the folder of one of them"
+        )
+    return inner[0] if inner else folder
+
+
 def _instead_of(file: Path) -> str:
     """What to pass in place of a file."""
-    if file.suffix in (".safetensors", ".bin", ".json") and (file.parent / "config.json").is_file():
+    if file.suffix in (".safetensors", ".bin", ".json", ".onnx") and (file.parent / "config.json").is_file():
         return f"pass the folder that holds it, {file.parent}"
-    if file.suffix in (".gguf", ".onnx"):
+    if file.suffix == ".onnx":
         return (
-            f"{file.suffix[1:].upper()} is for another runtime; pass the folder or the hub id of the checkpoint that "
+            "ONNX is for another runtime; pass the folder or the hub id of the checkpoint that "
             "it was made from, with config.json and model.safetensors"
         )
     return "pass the folder that holds config.json, the tokenizer's files and model.safetensors"
 
 
-def _download(name: str, revision: str | None) -> Source:
+def _download(name: str, revision: str | None, *, weights: bool = True) -> Source:
     from huggingface_hub.errors import (
         GatedRepoError,
         HfHubHTTPError,
@@ -101,7 +139,7 @@ def _download(name: str, revision: str | None) -> Source:
     ids = hub_ids(name)
     for hub_id in ids:
         try:
-            folder = _fetch(hub_id, revision)
+            folder = _fetch(hub_id, revision, weights=weights)
         except (LocalEntryNotFoundError, HfHubHTTPError, HFValidationError) as error:
             absent = isinstance(error, LocalEntryNotFoundError | RepositoryNotFoundError)
             if absent and not isinstance(error, GatedRepoError) and hub_id != ids[-1]:
@@ -116,23 +154,26 @@ def _download(name: str, revision: str | None) -> Source:
                 f"{name}{looked} (revision {revision or 'main'}) is not a folder here, and the hub answered: "
                 f"{type(error).__name__}; check the name, and HF_TOKEN if the repository is private"
             ) from error
-        return Source(name=hub_id, folder=folder, revision=folder.name)
+        return Source(name=hub_id, folder=_inner(folder, name), revision=folder.name)
     raise AssertionError("there is at least one id")
 
 
-def _fetch(hub_id: str, revision: str | None) -> Path:
+def _fetch(hub_id: str, revision: str | None, *, weights: bool) -> Path:
     """The folder of a repository's files, those missing in the hub's cache downloaded."""
     from huggingface_hub import snapshot_download
 
-    def fetch(patterns: list[str]) -> Path:
-        return Path(
-            snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=_OTHER_RUNTIMES)
-        )
+    def fetch(patterns: list[str], ignored: list[str] = _OTHER_RUNTIMES) -> Path:
+        return Path(snapshot_download(hub_id, revision=revision, allow_patterns=patterns, ignore_patterns=ignored))
 
-    folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS)
+    folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS * weights)
+    if not weights:
+        return folder
     safe = any(folder.glob("*.safetensors")) or any(folder.glob("0_*/*.safetensors"))
     if not safe and find_spec("torch") is not None:  # which reads pickles
         folder = fetch(_TEXT_FILES + _SAFE_WEIGHTS + _PICKLED_WEIGHTS)
+        safe = any(folder.glob("*.bin")) or any(folder.glob("0_*/*.bin"))
+    if not safe:
+        folder = fetch(_TEXT_FILES + _EXPORTED_WEIGHTS, [])
     return folder
 
 

@@ -13,13 +13,13 @@ from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.classifier_steps import Linear
 from millpond.checkpoints.classifiers import Classifier
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder
-from millpond.checkpoints.layouts.sparse import Splade, StaticWeights
+from millpond.checkpoints.layouts.sparse import SparseCode, Splade, StaticWeights
 from millpond.checkpoints.modules import Dense
-from millpond.checkpoints.rerankers import Reranker, detect_reranker
+from millpond.checkpoints.rerankers import DEFAULT_TOKENS, Reranker, check_unknown, detect_reranker
 from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.checkpoints.weights import find_tensor, tensor_shapes
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
-from millpond.tasks import Activation, ScoreType, Task
+from millpond.tasks import ScoreType, Task
 
 _EMBED: frozenset[Task] = frozenset(("embed", "token_embed"))
 
@@ -31,7 +31,7 @@ class DetectedTasks:
     tasks: frozenset[Task]  # the tasks it serves
     score_type: ScoreType | None  # how it scores a pair; `None`: it does not
     labels: tuple[str, ...] = ()  # class names by index
-    activation: Activation = "identity"  # applied to its logits by default
+    activation: str = "identity"  # applied to its logits by default
     classifier: Classifier | None = None  # its classifier head; `None` if it has none
     pooled_logits: bool = False  # whether the pooled vector after its heads is the logits
     template: ScoreTemplate | None = None  # renders a pair as one text; `None`: the tokenizer encodes pairs
@@ -43,9 +43,18 @@ def detect_tasks(
 ) -> DetectedTasks:
     """The tasks of ``checkpoint``."""
     layout, claimed = checkpoint.layout, checkpoint.architecture or row.model_class
+    if layout.gliner is not None:
+        return DetectedTasks(tasks=frozenset(("token_classify",)), score_type=None)
+    if layout.listwise is not None:
+        if convert != "auto":
+            raise UnsupportedArchitectureError(
+                f"{checkpoint.source.name} is a {claimed}, which ranks a list of documents and nothing else; leave "
+                f"convert={convert!r} out"
+            )
+        return DetectedTasks(tasks=frozenset(("score",)), score_type="listwise")
     if convert == "embed":
         return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
-    if isinstance(layout.sparse, Splade | StaticWeights) and convert == "auto":
+    if isinstance(layout.sparse, Splade | StaticWeights | SparseCode) and convert == "auto":
         return DetectedTasks(tasks=frozenset(("sparse_embed",)), score_type=None)
     if layout.sparse is not None and convert == "auto":
         return DetectedTasks(tasks=_EMBED | {"sparse_embed"}, score_type="bi-encoder")
@@ -68,6 +77,8 @@ def detect_tasks(
     is_classifier = claimed.endswith(("ForSequenceClassification", "ClassificationModel")) or convert == "classify"
     if is_classifier or (reranker is not None and layout.pooling is None):
         return _classification(checkpoint, row, reranker, token_id)
+    if row.decoder and layout.normalize is None:  # no modules.json makes it an embedder
+        check_unknown(checkpoint)
     return DetectedTasks(tasks=_EMBED, score_type="bi-encoder")
 
 
@@ -85,6 +96,9 @@ def _classification(
     if reranker is not None and reranker.tokens:
         _check_language_model(checkpoint, row)
         head = _token_head(checkpoint, reranker, token_id)
+    elif reranker is not None and reranker.head:
+        softcap = config.get("final_logit_softcapping")
+        head = classifiers.single_logit(folder, reranker.head, softcap=softcap, activation=reranker.activation)
     else:
         converted = not (checkpoint.architecture or "").endswith("ForSequenceClassification")
         head = _labelled(classifiers.sequence_classifier, config, row, folder, converted=converted)
@@ -117,7 +131,8 @@ def _cross_encoder(
         template = pairs.template if reranker is None else reranker.template
         return _scoring(head, template=template, prompt=pairs.prompt)
     if not pairs.tokens:  # the tokens "yes" and "no", looked up in the vocabulary
-        detected = _classification(checkpoint, row, detect_reranker(checkpoint), token_id)
+        by_default = Reranker(template=None, tokens=DEFAULT_TOKENS, method="from_2_way_softmax")
+        detected = _classification(checkpoint, row, detect_reranker(checkpoint) or by_default, token_id)
         return replace(detected, template=pairs.template or detected.template)
     _check_language_model(checkpoint, row)
     head = classifiers.token_scores(
@@ -154,7 +169,7 @@ def _check_language_model(checkpoint: Checkpoint, row: Architecture) -> None:
 def _token_head(checkpoint: Checkpoint, reranker: Reranker, token_id: Callable[[str], int | None]) -> Classifier:
     ids = []
     for token in reranker.tokens:
-        number = token_id(token)
+        number = token if isinstance(token, int) else token_id(token)
         if number is None:
             raise ModelLoadError(
                 f"{checkpoint.source.name} scores by the token {token!r}, which its vocabulary does not have; "
@@ -167,6 +182,7 @@ def _token_head(checkpoint: Checkpoint, reranker: Reranker, token_id: Callable[[
         tuple(ids),
         difference=reranker.method == "from_2_way_softmax",
         activation=reranker.activation,
+        divisor=reranker.divisor,
     )
 
 

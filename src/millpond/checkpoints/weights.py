@@ -1,7 +1,7 @@
 """A folder's tensors: safetensors or the older pickled files, whole or in shards, read without running code.
 
-safetensors are mapped, so a tensor is read where its numbers are used. A pickle is read by torch, which only the extra
-``torch`` brings.
+safetensors are mapped, so a tensor is read where its numbers are used; so is an ONNX file, where there is nothing else.
+A pickle is read by torch, which only the extra ``torch`` brings.
 """
 
 from __future__ import annotations
@@ -11,9 +11,8 @@ import json
 import logging
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from math import prod
@@ -21,27 +20,41 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
+from millpond.checkpoints.gguf.tensors import LINK, linked_tensors
+from millpond.checkpoints.onnx_file import read_onnx
 from millpond.checkpoints.resolve import Source, read_json_object
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
 
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+# Exports whose initializers are read, if there is nothing else; the quantized ones beside them are not.
+_EXPORTED = ("model.onnx", "model_optimized.onnx", "model_fp16.onnx")
 _RUNTIME = "name the folder or hub id of the checkpoint that it was exported from"
 _CONVERT = "convert it to model.safetensors with the library that wrote it, or name a repository that has one"
+_BY_TRANSFORMERS = (
+    "convert it where transformers 4 and its library are installed, once: "
+    "AutoModel.from_pretrained(FOLDER, from_{}=True).save_pretrained(FOLDER)"
+)
 # What repositories have in place of weights that are read here: patterns, the format, and what to do about it.
 _FOREIGN = (
-    (("*.gguf",), "GGUF", _RUNTIME),
+    (("*.gguf",), "GGUF", "name the file itself"),
     (("*.onnx", "*.onnx_data"), "ONNX", _RUNTIME),
     (("openvino_*.xml", "openvino_*.bin"), "OpenVINO", _RUNTIME),
     (("*.mlmodel", "*.mlpackage", "*.engine", "*.tflite"), "an export for another runtime", _RUNTIME),
-    (("tf_model*.h5", "*.ckpt.index"), "TensorFlow", _CONVERT),
-    (("flax_model*.msgpack",), "Flax", _CONVERT),
+    (("tf_model*.h5", "*.ckpt.index"), "TensorFlow", _BY_TRANSFORMERS.format("tf")),
+    (("flax_model*.msgpack",), "Flax", _BY_TRANSFORMERS.format("flax")),
     (("rust_model.ot",), "rust-bert", _CONVERT),
     (("*.pt", "*.pth", "*.pkl", "*.ckpt", "*.pickle"), "a pickle of unknown content", _CONVERT),
 )
+# What is in a folder without config.json, by a file that only this kind has, and what to do about it.
+_OTHER_KINDS = {
+    "open_clip_config.json": "an OpenCLIP model of images and texts; millpond reads texts: name a text embedder",
+    "params.json": "Mistral's own format; name the folder or repository with transformers' files of the same model",
+    "config.cfg": "a spaCy pipeline; name the transformer that it was trained from",
+}
 # Types in safetensors: the name here, and numpy's type of the numbers or, where numpy has none, of their bits.
 _TYPES = {
     "F64": ("float64", "<f8"),
@@ -61,8 +74,6 @@ _TYPES = {
     "BOOL": ("bool", "?"),
 }
 _LONGEST_HEADER = 100_000_000  # bytes, as in the library safetensors
-_BLOCK = 1 << 16  # numbers that are converted at a time: a block and what becomes of it stay in the processor's cache
-_NAN = 0x7FC0  # of bfloat16
 _POINTER = b"version https://git-lfs"
 _POINTER_FILES = ("*.safetensors", "*.bin", "tokenizer.json", "*.model", "vocab.*")
 
@@ -80,6 +91,20 @@ def check_weights(folder: Path, source: Source) -> None:
     weight_files(folder, None)  # raises if a shard is missing
 
 
+def check_config(folder: Path, source: Source) -> None:
+    """Raise ModelLoadError, which says what is there instead, unless ``folder`` has config.json."""
+    if (folder / "config.json").is_file():
+        return
+    for mark, kind in _OTHER_KINDS.items():
+        if (source.folder / mark).is_file():
+            raise ModelLoadError(f"{source.name} holds {kind.replace(';', f' ({mark});', 1)}")
+    check_weights(folder, source)
+    raise ModelLoadError(
+        f"{folder / 'config.json'} is missing beside the weights, so nothing says what they are; fetch it again, or "
+        "from the checkpoint that these weights were trained from"
+    )
+
+
 def check_pickles(places: Iterable[Path]) -> None:
     """Raise ModelLoadError if the weights in one of these files or folders are pickled, and torch is missing."""
     if find_spec("torch") is not None:
@@ -87,12 +112,19 @@ def check_pickles(places: Iterable[Path]) -> None:
     for place in places:
         files = [place] if place.is_file() else weight_files(place, None) if _has_weights(place) else ()
         for path in files:
-            if path.suffix != ".safetensors":
+            if path.suffix not in (".safetensors", ".onnx") and path.name != LINK:
                 raise ModelLoadError(_pickle_refused(path))
 
 
 def _has_weights(folder: Path) -> bool:
-    return any((folder / f"{name}{end}").is_file() for name in (_SAFE, _PICKLED) for end in ("", ".index.json"))
+    names = (f"{name}{end}" for name in (_SAFE, _PICKLED, LINK) for end in ("", ".index.json"))
+    return any((folder / name).is_file() for name in names) or exported_file(folder) is not None
+
+
+def exported_file(folder: Path) -> Path | None:
+    """The ONNX file that the weights of ``folder`` are read from if there are no others."""
+    paths = (place / name for name in _EXPORTED for place in (folder, folder / "onnx"))
+    return next((path for path in paths if path.is_file()), None)
 
 
 def _found(source: Source) -> str:
@@ -138,80 +170,6 @@ def _hub_files(source: Source) -> list[str]:
         return []
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StoredTensor:
-    """A tensor in a mapped file. Its numbers are read where they are asked for.
-
-    Arrays are views of the file, which cannot be written to, where it stores what is asked for, and else new ones.
-    """
-
-    name: str
-    dtype: str  # torch's name of the stored type: "float32", "float16", "bfloat16", "int64" ...
-    stored: npt.NDArray[Any]  # the mapped numbers, of bfloat16 and of eight-bit floats their bits
-    rows: npt.NDArray[np.intp] | None = None  # the rows of `stored` that the tensor has; `None`: all
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's shape."""
-        return self.stored.shape if self.rows is None else (len(self.rows), *self.stored.shape[1:])
-
-    def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> StoredTensor:
-        """Rows of the first axis, not read yet; raises IndexError for one that the tensor does not have."""
-        if isinstance(rows, slice) and self.rows is None:
-            return replace(self, stored=self.stored[rows])
-        held = np.arange(len(self.stored)) if self.rows is None else self.rows
-        return replace(self, rows=held[rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.intp)])
-
-    def float32(self) -> npt.NDArray[np.float32]:
-        """The numbers; raises ModelLoadError for eight-bit floats, which mean nothing without their scales."""
-        if self.dtype == "float32":
-            return self.numbers()
-        return self._converted(np.dtype(np.float32), self._to_float32)
-
-    def bfloat16(self) -> npt.NDArray[np.uint16]:
-        """The bits of the numbers in bfloat16, rounded to nearest, ties to even; raises what :meth:`float32` does."""
-        if self.dtype == "bfloat16":
-            return self.numbers()
-        return self._converted(np.dtype(np.uint16), self._to_bfloat16)
-
-    def numbers(self) -> npt.NDArray[Any]:
-        """The numbers as they are stored, of bfloat16 and of eight-bit floats their bits."""
-        stored = self.stored if self.rows is None else self.stored[self.rows]
-        return stored if stored.flags.aligned else stored.copy()
-
-    def _converted(self, dtype: np.dtype[Any], convert: Callable[[Any, Any], None]) -> npt.NDArray[Any]:
-        """The numbers as ``dtype``, read and converted block by block."""
-        if self.dtype.startswith("float8"):
-            raise ModelLoadError(f"{self.name} is stored as {self.dtype}, which millpond does not read; convert it")
-        shape = self.shape
-        converted = np.empty(shape or (1,), dtype)
-        step = max(1, _BLOCK // max(1, prod(shape[1:])))
-        for start in range(0, len(converted), step):
-            block = slice(start, start + step)
-            rows = block if self.rows is None else self.rows[block]
-            convert(self.stored[rows] if shape else self.stored.reshape(1), converted[block])
-        return converted.reshape(shape)
-
-    def _to_float32(self, numbers: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:
-        if self.dtype == "bfloat16":
-            np.left_shift(numbers, 16, out=out.view(np.uint32), dtype=np.uint32)
-            return
-        with np.errstate(over="ignore", invalid="ignore"):  # too large a float64 becomes infinite, as in torch
-            np.copyto(out, numbers, casting="same_kind")
-
-    def _to_bfloat16(self, numbers: npt.NDArray[Any], out: npt.NDArray[np.uint16]) -> None:
-        floats = np.empty(numbers.shape, np.float32)
-        self._to_float32(numbers, floats)
-        bits = floats.view(np.uint32)
-        rounded = bits >> 16
-        rounded &= 1
-        rounded += 0x7FFF
-        rounded += bits
-        rounded >>= 16
-        np.copyto(out, rounded, casting="unsafe")
-        out[np.isnan(floats)] = _NAN
-
-
 def stored_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict[str, StoredTensor]:
     """Every tensor of ``folder``'s weight files by name, or those in ``only`` that the files have; none is read yet.
 
@@ -227,6 +185,12 @@ def stored_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict
 
 def stored_file(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file by name, not read yet; raises what :func:`stored_tensors` does."""
+    if path.name == LINK:
+        return linked_tensors(path)
+    if path.suffix == ".onnx":
+        with damage(path):
+            held = read_onnx(path)
+        return {name: StoredTensor(name=name, dtype=dtype, stored=numbers) for name, (dtype, numbers) in held.items()}
     if path.suffix != ".safetensors":
         return _pickled(path)
     with damage(path), path.open("rb") as file:
@@ -250,13 +214,13 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
             with damage(path), path.open("rb") as file:
                 shapes.update({name: shape for name, (_, shape, _) in _header(file)[1].items()})
         else:
-            shapes.update({name: tensor.shape for name, tensor in _pickled(path).items()})
+            shapes.update({name: tensor.shape for name, tensor in stored_file(path).items()})
     return shapes
 
 
 def weight_files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple[str, ...] | None]:
     """The files of ``folder``'s tensors, each with the names to read from it (``None``: all)."""
-    for name in (_SAFE, _PICKLED):
+    for name in (_SAFE, _PICKLED, LINK):
         if (folder / name).is_file():
             return {folder / name: only}
         index = folder / f"{name}.index.json"
@@ -273,7 +237,10 @@ def weight_files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple
                 if only is None or held:
                     files[folder / file] = None if only is None else held
             return files
-    raise ModelLoadError(f"{folder} has neither {_SAFE} nor {_PICKLED}; is the checkpoint complete?")
+    exported = exported_file(folder)
+    if exported is None:
+        raise ModelLoadError(f"{folder} has neither {_SAFE} nor {_PICKLED}; is the checkpoint complete?")
+    return {exported: only}
 
 
 def _pickle_refused(path: Path) -> str:
@@ -325,8 +292,13 @@ def _header(file: BinaryIO) -> tuple[int, dict[str, tuple[str, tuple[int, ...], 
 def _entry(name: str, entry: Any) -> tuple[str, tuple[int, ...], int, int]:
     """A tensor's type, shape, first byte and end, checked against each other."""
     kind, shape, (first, last) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+    if not isinstance(kind, str):
+        raise ValueError(f"{name} is of type {kind!r}")
     if kind not in _TYPES:
-        raise ValueError(f"{name} is of type {kind!r}, which millpond does not know")
+        raise ModelLoadError(
+            f"{name} is stored as {kind}, a type of quantized weights that millpond does not read; load the checkpoint "
+            "that it was made from"
+        )
     if any(type(number) is not int or number < 0 for number in (*shape, first, last)):
         raise ValueError(f"{name} has shape {list(shape)} from {first} to {last}")
     if last - first != prod(shape) * np.dtype(_TYPES[kind][1]).itemsize:
@@ -339,6 +311,8 @@ def damage(path: Path) -> Iterator[None]:
     """What a reader of ``path`` raises as ModelLoadError."""
     try:
         yield
+    except ModelLoadError as error:  # it is whole, and cannot be read here
+        raise ModelLoadError(f"{path}: {error}") from error
     except Exception as error:  # each reader raises its own class, and any of them means a damaged file
         raise ModelLoadError(f"{path}: the weight file is damaged: {error}; fetch it again") from error
 

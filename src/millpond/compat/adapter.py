@@ -40,7 +40,7 @@ def _check_engine(value: object) -> object:
 
 
 PathStr = Annotated[str, BeforeValidator(lambda value: os.fspath(value) if isinstance(value, os.PathLike) else value)]
-Truncation = Literal["end", "start", "error"]
+Truncation = Literal["auto", "end", "start", "error"]
 
 
 class EngineSource(BaseModel):
@@ -154,7 +154,7 @@ class PromptSource(EngineSource):
     document_prompt: str | None = None
     query_prompt_name: str | None = None
     document_prompt_name: str | None = None
-    truncate: Truncation = "end"
+    truncate: Truncation = "auto"
 
     def _prompts(self) -> dict[Role, PromptOptions]:
         return {
@@ -226,7 +226,7 @@ class ScorerSource(EngineSource):
 
     method: Literal["auto", "cosine", "maxsim"] = "auto"
     instruction: str | None = None
-    truncate: Truncation = "end"
+    truncate: Truncation = "auto"
     activation: Literal["identity", "sigmoid", "softmax"] | None = None
     convert: str = "auto"
     score_template: str | None = None

@@ -67,12 +67,13 @@ class _Coroutines(TaskMethods):
             progress = bar.update if show_progress else None
             options = CallOptions(progress=progress)
             start = partial(self._submission.start, task, inputs, params, options, method=method, ranking=ranking)
-            if task == "reward" or getattr(params, "long_texts", None) is not None:
-                # Conversations and windows are tokenized before anything is queued.
+            entities = task == "token_classify" and getattr(params, "labels", None) is not None
+            if task == "reward" or entities or getattr(params, "long_texts", None) is not None:
+                # Conversations, windows and words are tokenized before anything is queued.
                 large = any(map(_is_large, inputs))
                 thread = partial(self._submission.in_thread, large=True) if large else asyncio.to_thread
                 future = await _in_thread(start, thread)
-            elif len(inputs) > _LOOP_TEXTS:
+            elif len(inputs) * len(getattr(params, "labels", None) or (0,)) > _LOOP_TEXTS:
                 future = await _in_thread(start, self._submission.in_thread)
             else:
                 future = start()
@@ -158,7 +159,7 @@ class AsyncEngine:
                 yield row
 
     async def token_spans(
-        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end"
+        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "auto"
     ) -> list[TokenSpans]:
         """As :meth:`Engine.token_spans`; the tokenizer works in a thread.
 

@@ -33,6 +33,7 @@ from millpond.values.inputs import Item, TokenIds
 from millpond.values.stats import EngineStats
 
 if TYPE_CHECKING:
+    from millpond.backends.entity_head import EntityHead
     from millpond.cache.vector_cache import VectorCache
     from millpond.engine.loading import Replicas
 
@@ -142,6 +143,7 @@ class Dispatcher:
             labels=self._model.labels(plan.output),
             options=options,
             truncation_log=self.truncation_log,
+            why_not_finite=lambda: self._replicas.why_not_finite,
         )
         self._admission.admit(call, owner, len(items) if options.admit is None else options.admit)
         # A future keeps its callbacks for ever: the call, and its rows, must not stay alive with its result.
@@ -202,6 +204,12 @@ class Dispatcher:
         self.large_thread.shutdown(wait=False)
         if self._committer is not None:
             self._committer.close(wait=False)
+
+    @property
+    def entity_head(self) -> EntityHead:
+        """The head of a GLiNER."""
+        assert self._replicas.entity_head is not None
+        return self._replicas.entity_head
 
     @property
     def _crowded(self) -> bool:

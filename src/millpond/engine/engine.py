@@ -286,14 +286,15 @@ class Engine(TaskMethods):
         ]
 
     def token_spans(
-        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end"
+        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "auto"
     ) -> list[TokenSpans]:
         """Where in its text each row of :meth:`token_embed` comes from, for the same text, role and truncation.
 
         Args:
             texts: A list of texts.
             role: ``"query"`` or ``"document"``, as in the call of :meth:`token_embed`.
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
 
         Returns:
             :class:`~millpond.TokenSpans` of each text: ``tokens`` and ``offsets [rows, 2]``, an entry for each row.

@@ -5,13 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from millpond.backends.backend import OutputSpec
+from millpond.backends.entity_head import EntityHead
 from millpond.backends.kernel_check import KernelCheck
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC, find
 from millpond.checkpoints.build_spec import SpecOptions, build_spec, complete_layout, override_head
-from millpond.checkpoints.checkpoint import Checkpoint, read_checkpoint, weights_of
+from millpond.checkpoints.checkpoint import Checkpoint, check_numbers, check_readable, read_checkpoint, weights_of
 from millpond.checkpoints.description import ModelDescription
 from millpond.checkpoints.families import remote_code
 from millpond.checkpoints.families.native import translate, with_stored_vocabulary
@@ -23,15 +25,17 @@ from millpond.checkpoints.resolve import Source
 from millpond.checkpoints.task_detection import DetectedTasks, detect_tasks
 from millpond.checkpoints.templates.score_template import read_template, shipped_template
 from millpond.checkpoints.tokenizers.read import read_tokenizer
-from millpond.checkpoints.weights import check_pickles
+from millpond.checkpoints.weight_checks import why_not_finite
 from millpond.engine.execute.runner import Runner
 from millpond.engine.input.encode import InputEncoder
+from millpond.engine.input.entity_prompt import EntityPrompt
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
 from millpond.engine.tokenize.static_tokenizer import StaticTokenizer, without_specials
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.support.cached_property import cached_property
 from millpond.tasks import Role, Task
 from millpond.values.config import EngineConfig
 from millpond.values.spec import ModelSpec
@@ -43,9 +47,11 @@ class Replicas:
 
     model: LoadedModel  # description of the checkpoint and of its inputs
     source: Source  # where its files are
+    weights: tuple[Path, ...]  # the folders and files of its weights
     runners: tuple[Runner, ...]  # one for each device
     dtype: str  # precision of the backbone, by name
     checks: tuple[KernelCheck, ...] = ()  # what the self-check compared; see :mod:`millpond.backends.kernel_check`
+    entity_head: EntityHead | None = None  # of a GLiNER
     # What a Router sends the texts of a role to, where that is another model than for texts without a role
     routes: Mapping[Role, Replicas] = field(default_factory=dict)
     unrouted: frozenset[Role] = frozenset()  # roles that a Router has no route for
@@ -59,6 +65,11 @@ class Replicas:
     def device(self) -> str:
         """Name of the device; several are joined by commas."""
         return ",".join(runner.model.device for runner in self.runners)
+
+    @cached_property
+    def why_not_finite(self) -> str:
+        """Why a result is not finite, for people; reads all weights."""
+        return why_not_finite(self.weights, self.dtype)
 
     def prepare(self, output: OutputSpec) -> None:
         """Read the weights of an output's vocabulary entries now, so that no batch waits for them."""
@@ -77,7 +88,8 @@ def backend_of(config: EngineConfig) -> str:
 
     try:
         description, _ = _read(config)
-        check_pickles(weights_of(description.layout))
+        check_readable(description.layout, description.checkpoint.source)
+        check_numbers(description.layout, description.checkpoint.source)
         choice = choose.choose(description.checkpoint, description.architecture, config)
         choice = choose.choose_with_heads(choice, description, config)
     except ModelLoadError as error:
@@ -117,26 +129,30 @@ def _check_route(role: Role, other: ModelSpec, base: ModelSpec) -> None:
 
 def _load(config: EngineConfig, check: bool | None, role: Role | None) -> Replicas:
     """As :func:`load`, for the texts of a role."""
-    checkpoint, architecture, layout = _identify(config, has_weights=True, role=role)
+    checkpoint, architecture, layout = identify(config, has_weights=True, role=role)
     # The tokenizer is read without the GIL, meanwhile the backend is imported; what needs torch is said first.
     with ThreadPoolExecutor(1, thread_name_prefix="millpond-tokenizer") as thread:
         tokenizer = thread.submit(_tokenizer, checkpoint, architecture, layout)
         from millpond.backends import choose
 
         choice = choose.choose(checkpoint, architecture, config)
+        check_numbers(layout, checkpoint.source)
     description, encoder = _describe(checkpoint, architecture, layout, tokenizer.result(), config)
     loaded = choose.load(choice, description, config, check=check)
     return Replicas(
         source=checkpoint.source,
+        weights=tuple(weights_of(layout)),
         model=_model(description, encoder, device=loaded.models[0].device),
         runners=tuple(map(Runner, loaded.models)),
         dtype=loaded.dtype,
         checks=loaded.checks,
+        entity_head=None if layout.gliner is None else EntityHead(layout.gliner),
     )
 
 
 def _model(description: ModelDescription, encoder: InputEncoder, *, device: str) -> LoadedModel:
     vectors, late = description.layout.token_vectors, description.layout.late_interaction
+    gliner = description.layout.gliner
     return LoadedModel(
         spec=description.spec,
         encoder=encoder,
@@ -144,9 +160,12 @@ def _model(description: ModelDescription, encoder: InputEncoder, *, device: str)
         vocabulary=int(description.checkpoint.config.get("vocab_size", 1 << 30)),
         outputs=_outputs(description.detected),
         language_head=description.has_language_head,
+        listwise=description.layout.listwise,
+        most_entries=description.layout.most_entries,
         first_kept=0 if vectors is None else 1,  # BGE-M3's code drops the first token's vector
         mean_maxsim=late is not None and late.similarity == "meanmaxsim",
         shares=_shares_prefixes(description, device),
+        entities=None if gliner is None else EntityPrompt(gliner, encoder.texts),
     )
 
 
@@ -216,11 +235,11 @@ def _outputs(detected: DetectedTasks) -> dict[Task, OutputSpec]:
 
 
 def _read(config: EngineConfig) -> tuple[ModelDescription, InputEncoder]:
-    checkpoint, architecture, layout = _identify(config)
+    checkpoint, architecture, layout = identify(config)
     return _describe(checkpoint, architecture, layout, _tokenizer(checkpoint, architecture, layout), config)
 
 
-def _identify(
+def identify(
     config: EngineConfig, *, has_weights: bool = False, role: Role | None = None
 ) -> tuple[Checkpoint, Architecture, PipelineLayout]:
     """What the configuration files say."""
@@ -257,6 +276,8 @@ def _tokenizer(checkpoint: Checkpoint, architecture: Architecture, layout: Pipel
         return StaticTokenizer.read(layout.static, rows=int(checkpoint.config["vocab_size"]))
     if isinstance(layout.sparse, StaticWeights):
         return without_specials(read_tokenizer(layout.transformer), rows=int(checkpoint.config["vocab_size"]))
+    if layout.gliner is not None:
+        return TextTokenizer.load(layout.gliner.tokenizer, lower=False, added=layout.gliner.added_tokens)
     reward_token = _reward_token(checkpoint, architecture)
     return TextTokenizer.load(layout.transformer, lower=layout.do_lower_case, reward_token=reward_token)
 

@@ -6,27 +6,28 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from concurrent.futures import Future
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
 
-from millpond.engine.composite import scoring
+from millpond.engine.composite import entities, listwise, scoring, zero_shot
 from millpond.engine.composite.windows import in_windows
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.interrupts import defer_sigint
 from millpond.engine.input import resolve, validate
 from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
-from millpond.engine.schedule.call import CallOptions
+from millpond.engine.schedule.call import CallOptions, OnMatrices
 from millpond.engine.schedule.intake import INLINE_TEXTS
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.engine.schedule.truncation import TruncatedTexts
 from millpond.errors import EngineOverloadedError, InvalidRequestError
 from millpond.support.progress import progress_bar
-from millpond.tasks import Role, ScoreMethod, ScoreType, Task
-from millpond.values.inputs import Item
+from millpond.tasks import Role, ScoreMethod, ScoreType, Similarity, Task
+from millpond.values.inputs import Item, Pair, TokenIds
 from millpond.values.outputs import EmbeddingOutput
 from millpond.values.params import PoolingParams
 
@@ -126,8 +127,14 @@ class Submission:
         if task == "reward":
             inputs = validate.rendered_conversations(inputs, self.loaded.encoder.texts)
         items = validate.check_items(inputs, task, self.loaded, first=options.first_index)
+        if task == "score" and score_type == "listwise":
+            return self._score_lists(items, params, options)
         if task == "score" and score_type != "cross-encoder":
-            return self._score_apart(items, params, score_type, options)
+            return self._score_apart(items, params, score_type, options, method)
+        if task == "classify" and params.labels is not None:
+            return self._zero_shot(items, params, options)
+        if task == "token_classify" and (params.labels is not None or self.loaded.entities is not None):
+            return self._entities(items, params, options)
         plan = self.plan(task, params, len(items), pairs)
         resolve.check_spans(items, task, plan)
         if params.long_texts is not None:
@@ -202,8 +209,61 @@ class Submission:
                 future.cancel()
             truncated.log(self.dispatcher.truncation_log)
 
+    def _zero_shot(self, items: Sequence[Item], params: PoolingParams, options: CallOptions) -> CallFuture[Any]:
+        """Classes of the caller's: a text and a label are a pair, of which the progress knows nothing."""
+        zero_shot.check_model(self.loaded)
+        self.plan("classify", params, len(items))  # refuses options that mean nothing
+        pairs = zero_shot.hypotheses(items, params)
+        threads = None if options.inline and len(pairs) <= INLINE_TEXTS else self.dispatcher.threads
+        raw = replace(params, labels=None, template=None, multi_label=False, activation=False)
+
+        def queue(pairs: Sequence[Pair], reader: EncodesPairs | None, timer: CallTimer) -> CallFuture[Any]:
+            progress = zero_shot.per_text(options.progress, len(params.labels or ()))
+            with TruncatedTexts.called("pairs of a text and a label"):
+                queued = CallOptions(inline=options.inline, progress=progress, timer=timer)
+                plan = self.plan("classify", raw, len(pairs), reader)
+                return self.dispatcher.submit(pairs, plan, queued, owner=self)
+
+        return zero_shot.classify(pairs, params, self.loaded, queue, threads)
+
+    def _entities(self, items: Sequence[Item], params: PoolingParams, options: CallOptions) -> CallFuture[Any]:
+        """Entities by labels of the caller's, from the states of each text's tokens."""
+        prompt = entities.check(params, self.loaded.entities, self.loaded.spec.name)
+        self.plan("token_classify", params, len(items))  # refuses options that mean nothing
+        states = PoolingParams(normalize=False, truncate_prompt_tokens=params.truncate_prompt_tokens)
+        plan = self.plan("token_embed", states, len(items))
+        threads = None if options.inline and len(items) <= INLINE_TEXTS else self.dispatcher.threads
+
+        def queue(pieces: Sequence[TokenIds], take: OnMatrices, timer: CallTimer) -> CallFuture[Any]:
+            queued = CallOptions(
+                inline=options.inline, progress=options.progress, on_matrices=take, admit=len(items), timer=timer
+            )
+            return self.dispatcher.submit(pieces, plan, queued, owner=self)
+
+        head = self.dispatcher.entity_head
+        return entities.find(items, params, prompt, head, queue, threads, limit=plan.limit)
+
+    def _score_lists(self, items: Sequence[Item], params: PoolingParams, options: CallOptions) -> CallFuture[Any]:
+        """Scores of lists: the documents of neighbouring pairs with one query are read as one text."""
+        lists = listwise.read(validate.check_pairs(items, self.loaded), params, self.loaded)
+        threads = None if options.inline and len(items) <= INLINE_TEXTS else self.dispatcher.threads
+        plan = self.plan("token_embed", listwise.rows_params(params), len(lists.texts))
+
+        def queue(timer: CallTimer) -> CallFuture[Any]:
+            take = partial(lists.take, progress=options.progress)
+            with TruncatedTexts.quiet():  # each text is as long as it may be
+                queued = CallOptions(inline=options.inline, on_matrices=take, timer=timer)
+                return self.dispatcher.submit(lists.texts, plan, queued, owner=self)
+
+        return lists.scored(queue, threads)
+
     def _score_apart(
-        self, items: Sequence[Item], params: PoolingParams, score_type: ScoreType | None, options: CallOptions
+        self,
+        items: Sequence[Item],
+        params: PoolingParams,
+        score_type: ScoreType | None,
+        options: CallOptions,
+        method: ScoreMethod,
     ) -> CallFuture[Any]:
         """A score from two calls: token matrices for late interaction, else vectors; the documents are the progress.
 
@@ -213,8 +273,10 @@ class Submission:
         threads = None if options.inline and len(pairs) <= INLINE_TEXTS else self.dispatcher.threads
         late = score_type == "late-interaction"
         task: Task = "token_embed" if late else "embed"
-        # The token vectors of a late-interaction checkpoint may have any length.
-        normalize = None if late and self.loaded.spec.score_type == "late-interaction" else True
+        similarity: Similarity = "cosine" if method == "cosine" else self.loaded.spec.similarity
+        # Token vectors of a late-interaction checkpoint may have any length, and so may those of other similarities.
+        as_is = self.loaded.spec.score_type == "late-interaction" if late else similarity != "cosine"
+        normalize = None if as_is else True
         comparison: Comparison | None = None
         if late:
             from millpond.engine.composite import comparison as matrices  # imports what indexes are made of
@@ -236,7 +298,7 @@ class Submission:
                 return self.start(task, texts, scoring.vector_params(params, role, normalize=normalize), side)
 
         if comparison is None:
-            return scoring.apart(pairs, embed, scoring.cosine, threads, method="cosine")
+            return scoring.apart(pairs, embed, partial(scoring.compare, similarity), threads, method=similarity)
         future = scoring.apart(pairs, embed, lambda *_: comparison.scores(), threads, method="maxsim")
         future.add_done_callback(lambda _: comparison.drop())
         return future

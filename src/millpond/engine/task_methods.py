@@ -69,7 +69,7 @@ class TaskMethods(ABC):
         output_dtype: OutputDtype = "float32",
         adapter: str | None = None,
         long_texts: Literal["mean"] | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> EmbeddingOutput:
         """One vector per text.
@@ -85,7 +85,8 @@ class TaskMethods(ABC):
             adapter: One of ``spec.adapters``; by default the adapter for the role.
             long_texts: ``"mean"`` reads an over-long text to its end, in windows of ``max_length``, each with special
                 tokens and prompt; the windows' vectors are averaged, weighted by their tokens. Nothing is truncated.
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
@@ -116,7 +117,7 @@ class TaskMethods(ABC):
         normalize: bool | None = None,
         adapter: str | None = None,
         spans: Sequence[Sequence[tuple[int, int]]] | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> TokenEmbeddingOutput:
         """One matrix per text: a row for each token, special tokens and prompt included.
@@ -134,7 +135,8 @@ class TaskMethods(ABC):
             adapter: One of ``spec.adapters``; by default the adapter for the role.
             spans: Late chunking: for each text its chunks, as half-open character spans. The matrix then has a row for
                 each span, the mean of its tokens in the context of the whole text (Günther et al., 2024).
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
@@ -155,14 +157,20 @@ class TaskMethods(ABC):
         return output
 
     def sparse_embed(
-        self, texts: Sequence[str], *, role: Role | None = None, truncate: Truncate = "end", show_progress: bool = False
+        self,
+        texts: Sequence[str],
+        *,
+        role: Role | None = None,
+        truncate: Truncate = "auto",
+        show_progress: bool = False,
     ) -> SparseEmbeddingOutput:
         """Weights of vocabulary entries for each text: SPLADE checkpoints and BGE-M3.
 
         Args:
             texts: A list of texts.
             role: ``"query"`` or ``"document"``, for a checkpoint that reads them differently.
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
@@ -176,24 +184,39 @@ class TaskMethods(ABC):
         self,
         texts: Sequence[str],
         *,
+        labels: Sequence[str] | None = None,
+        template: str | None = None,
+        multi_label: bool = False,
         activation: bool | Activation | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> ClassificationOutput:
-        """Probabilities of the checkpoint's classes for each text.
+        """Probabilities of the checkpoint's classes for each text, or of labels that the caller names.
 
         Args:
             texts: A list of texts.
+            labels: Labels of your own, for a model of natural language inference: how far each text entails the
+                hypothesis that it has the label, as transformers' zero-shot-classification pipeline computes it.
+            template: The hypothesis, in which a label takes the place of ``{}``; by default ``This example is {}.``
+            multi_label: Of ``labels``: several may be true. Each then has a probability of its own; otherwise those of
+                a text add up to 1.
             activation: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``, ``"softmax"``. By default the
                 checkpoint's own (``problem_type``, sentence-transformers' key), else softmax over several classes and
                 sigmoid for one.
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
             ``probs [n, labels]`` with ``labels`` and ``top(k)``.
         """
-        params = PoolingParams(activation=activation, truncate=truncate)
+        params = PoolingParams(
+            labels=labels,  # type: ignore[arg-type]  # PoolingParams makes it a tuple
+            template=template,
+            multi_label=multi_label,
+            activation=activation,
+            truncate=truncate,
+        )
         output: ClassificationOutput = self._run("classify", texts, params, show_progress)
         return output
 
@@ -201,27 +224,45 @@ class TaskMethods(ABC):
         self,
         texts: Sequence[str],
         *,
+        labels: Sequence[str] | None = None,
+        threshold: float | None = None,
+        nested: bool = False,
+        multi_label: bool = False,
         aggregation: Aggregation = "none",
         activation: bool | Activation | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> TokenClassificationOutput:
         """Entities of each text, with their character spans.
 
         Args:
             texts: A list of texts.
+            labels: What to look for, in words of your own, for a GLiNER: ``["person", "name of a ship"]``.
+            threshold: Of ``labels``: the probability that an entity must exceed; by default 0.5.
+            nested: Of ``labels``: an entity may be inside another.
+            multi_label: Of ``labels``: a span may have several.
             aggregation: ``"none"`` gives every token; ``"simple"``, ``"first"``, ``"average"`` and ``"max"`` join
                 tokens into entities as transformers' pipeline does.
             activation: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``, ``"softmax"``; by default the
                 checkpoint's own.
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:
             A sequence of n lists of :class:`~millpond.Entity`, with ``probs``, a
-            :class:`~millpond.vectors.ragged.Ragged` of ``[tokens_i, labels]``.
+            :class:`~millpond.vectors.ragged.Ragged` of ``[tokens_i, labels]``; with ``labels`` of
+            ``[entities_i, labels]``.
         """
-        params = PoolingParams(aggregation=aggregation, activation=activation, truncate=truncate)
+        params = PoolingParams(
+            labels=labels,  # type: ignore[arg-type]  # PoolingParams makes it a tuple
+            threshold=threshold,
+            nested=nested,
+            multi_label=multi_label,
+            aggregation=aggregation,
+            activation=activation,
+            truncate=truncate,
+        )
         output: TokenClassificationOutput = self._run("token_classify", texts, params, show_progress)
         return output
 
@@ -233,7 +274,7 @@ class TaskMethods(ABC):
         method: ScoreMethod = "auto",
         activation: bool | Activation | None = None,
         instruction: str | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> ScoreOutput:
         """How well documents answer queries: 1-1, 1-N or N-N.
@@ -242,11 +283,12 @@ class TaskMethods(ABC):
             queries: One query, or one for each document.
             documents: One document, or several.
             method: ``"auto"`` is what the checkpoint is (``spec.score_type``): a cross-encoder reads both texts
-                together (an LLM reranker in its own template), a late-interaction checkpoint gives MaxSim, an embedder
-                the cosine. ``"cosine"`` compares the vectors of the two texts. ``"maxsim"`` compares their token
-                vectors: the sum over the query's tokens of the best similarity to a document token. An encoder that is
-                no late-interaction checkpoint gives its token states, L2-normalized, special tokens and the prompt of
-                each role included.
+                together (an LLM reranker in its own template), a listwise reranker all documents of a query (neighbours
+                with the same query), a late-interaction checkpoint gives MaxSim, an embedder its own similarity
+                (``spec.similarity``: the cosine, if its files name none). ``"cosine"`` compares the vectors of the two
+                texts. ``"maxsim"`` compares their token vectors: the sum over the query's tokens of the best similarity
+                to a document token. An encoder that is no late-interaction checkpoint gives its token states,
+                L2-normalized, special tokens and the prompt of each role included.
             activation: Of a cross-encoder only: ``False`` gives raw logits; or ``"identity"``, ``"sigmoid"``,
                 ``"softmax"``; by default the checkpoint's own.
             instruction: Fills an LLM reranker's template slot, nothing else.
@@ -270,7 +312,7 @@ class TaskMethods(ABC):
         top_n: int | None = None,
         method: ScoreMethod = "auto",
         instruction: str | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> RerankOutput:
         """Documents sorted by how well they answer a query, best first.
@@ -318,7 +360,7 @@ class TaskMethods(ABC):
         step_tag_id: int | None = None,
         returned_token_ids: Sequence[int] | None = None,
         activation: bool | Activation | None = None,
-        truncate: Truncate = "end",
+        truncate: Truncate = "auto",
         show_progress: bool = False,
     ) -> RewardOutput:
         """Rewards, raw by default: one row for a text, or one for each of its steps.
@@ -331,7 +373,8 @@ class TaskMethods(ABC):
             returned_token_ids: Of a language model: return the logits of these vocabulary entries as the columns
                 (math-shepherd: good and bad).
             activation: ``True`` turns logits into probabilities (softmax over several columns, sigmoid for one).
-            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text; ``"error"`` refuses the text.
+            truncate: ``"end"`` or ``"start"`` cuts that end of an over-long text, ``"auto"`` the end that the
+                checkpoint's ``truncation_side`` names; ``"error"`` refuses the text.
             show_progress: Draw a progress bar, if the output is a terminal or a notebook.
 
         Returns:

@@ -199,7 +199,8 @@ class ScoreOutput(_Array):
 
     Attributes:
         scores: ``[n]`` float32, one for each pair, in the order of the pairs.
-        method: What the scores are: ``"cross-encoder"``, ``"cosine"`` or ``"maxsim"``.
+        method: What the scores are: ``"cross-encoder"``, ``"listwise"``, ``"maxsim"``, or the similarity of two
+            vectors: ``"cosine"``, or the checkpoint's own (``"dot"``, ``"euclidean"``, ``"manhattan"``).
         truncated: ``[n]`` bool: the pair was cut.
         usage: Token counts.
     """
@@ -254,8 +255,8 @@ class RerankOutput(_Listed[RerankResult]):
 
     Attributes:
         results: The same, as a tuple.
-        method: What the scores are: ``"cross-encoder"``, ``"cosine"`` (-1 to 1) or ``"maxsim"`` (a sum over the tokens
-            of the query).
+        method: What the scores are: ``"cross-encoder"``, ``"listwise"`` (-1 to 1, comparable within the list only),
+            ``"cosine"`` (-1 to 1) or ``"maxsim"`` (a sum over the tokens of the query).
         truncated: ``[documents]`` bool: the pair was cut; one for each document passed in, in that order.
         usage: Token counts.
     """
@@ -352,7 +353,8 @@ class TokenClassificationOutput(_Listed[list[Entity]]):
 
     Attributes:
         entities: The same, as a tuple. Each list is in the order of the text.
-        probs: One ``[tokens_i, labels]`` float32 matrix per text, special tokens included.
+        probs: One ``[tokens_i, labels]`` float32 matrix per text, special tokens included; for labels of the caller's
+            ``[entities_i, labels]``.
         labels: The names of the columns.
         truncated: ``[n]`` bool: the text was cut.
         usage: Token counts.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
+from numbers import Real
 from typing import Any, Literal
 
 from millpond.errors import InvalidDimensionsError, InvalidRequestError
@@ -40,11 +41,18 @@ class PoolingParams:
         prompt: Text put before every input; ``""`` switches a default prompt off.
         prompt_name: Name of one of the checkpoint's prompts.
         instruction: Text for the instruction slot of an LLM reranker's template.
+        labels: Labels of the caller's own, for ``classify`` by a model of natural language inference and
+            ``token_classify`` by a GLiNER.
+        template: The hypothesis of a label, which takes the place of ``{}``; ``None`` is ``This example is {}.``
+        multi_label: Whether several of ``labels`` may be true, each with a probability of its own.
+        threshold: The probability that an entity by ``labels`` must exceed; ``None`` is 0.5.
+        nested: Whether an entity by ``labels`` may be inside another.
         aggregation: How ``token_classify`` joins tokens into entities, as transformers' pipeline names it.
         adapter: The name of one of the checkpoint's adapters (jina-embeddings-v3: ``spec.adapters``); ``None`` is the
             role's adapter.
         long_texts: ``"mean"`` embeds an over-long text in windows and averages them, weighted by their tokens.
-        truncate: The end at which an over-long text is cut, or ``"error"``.
+        truncate: The end at which an over-long text is cut (``"auto"``: the one that the checkpoint names), or
+            ``"error"``.
         truncate_prompt_tokens: Cut to this many tokens instead of the model's maximum (-1 is the maximum).
         output_dtype: Type of the returned vectors.
     """
@@ -59,10 +67,15 @@ class PoolingParams:
     prompt: str | None = None
     prompt_name: str | None = None
     instruction: str | None = None
+    labels: tuple[str, ...] | None = None
+    template: str | None = None
+    multi_label: bool = False
+    threshold: float | None = None
+    nested: bool = False
     aggregation: Aggregation = "none"
     adapter: str | None = None
     long_texts: Literal["mean"] | None = None
-    truncate: Truncate = "end"
+    truncate: Truncate = "auto"
     truncate_prompt_tokens: int | None = None
     output_dtype: OutputDtype = "float32"
 
@@ -75,9 +88,10 @@ class PoolingParams:
             if name != "activation" or not isinstance(self.activation, bool):
                 check_choice(name, getattr(self, name), choices)
         self._check_steps()
+        self._check_labels()
         if not isinstance(self.normalize, bool | None):
             raise InvalidRequestError(f"normalize={self.normalize!r} must be True, False or None")
-        for name in ("prompt", "prompt_name", "instruction", "adapter"):
+        for name in ("prompt", "prompt_name", "instruction", "adapter", "template"):
             if not isinstance(value := getattr(self, name), str | None):
                 raise InvalidRequestError(f"{name}={value!r} must be a str or None")
         if self.prompt is not None and self.prompt_name is not None:
@@ -100,6 +114,30 @@ class PoolingParams:
         if not ids or not all(map(_is_token_id, ids)):
             raise InvalidRequestError(f"returned_token_ids={columns!r} must hold token ids, ints from 0")
         object.__setattr__(self, "returned_token_ids", ids)
+
+    def _check_labels(self) -> None:
+        labels, template = self.labels, self.template
+        for name in ("multi_label", "nested"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise InvalidRequestError(f"{name}={value!r} must be True or False")
+        threshold = self.threshold
+        if threshold is not None and (
+            isinstance(threshold, bool) or not isinstance(threshold, Real) or not 0 <= threshold <= 1
+        ):
+            raise InvalidRequestError(f"threshold={threshold!r} must be a number from 0 to 1")
+        if isinstance(template, str) and template.count("{}") != 1:
+            raise InvalidRequestError(f"template={template!r} must have one {{}}, the place of the label")
+        if labels is None:
+            return
+        if isinstance(labels, str | bytes) or not isinstance(labels, Iterable):
+            raise InvalidRequestError(f"labels={labels!r} must be a list of labels")
+        listed = tuple(labels)
+        for label in listed:
+            if not isinstance(label, str) or not label.strip():
+                raise InvalidRequestError(f"labels holds {label!r}; each label must be a str that is not blank")
+        if not listed or len(set(listed)) < len(listed):
+            raise InvalidRequestError(f"labels={list(listed)!r} must have at least one label, and none of them twice")
+        object.__setattr__(self, "labels", listed)
 
     def given(self) -> frozenset[str]:
         """Names of the fields that differ from their defaults."""

@@ -70,7 +70,7 @@ OPTIONS: Mapping[str, str] = {
     "num_labels": "leave it out: classify() has as many labels as the checkpoint",
     "trust_remote_code": "leave it out: no code of a checkpoint is run",
     "pooling_mode": "write pooling= to Engine or the adapter",
-    "similarity_fn_name": 'leave it out: score(..., method="cosine") or "maxsim" chooses',
+    "similarity_fn_name": "leave it out: score() has the checkpoint's; method='cosine' or 'maxsim' overrides it",
     "repo_id": _MODEL,
 }
 """What to write in place of an option; each is the end of a sentence."""

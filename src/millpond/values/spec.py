@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from millpond.support.cached_property import cached_property
-from millpond.tasks import Activation, Role, ScoreType, Task
+from millpond.tasks import Role, ScoreType, Similarity, Task
 from millpond.vectors import matryoshka
 
 # The prompt names of a role; the first that the checkpoint has is used, as in sentence-transformers' encode_document.
@@ -41,9 +41,16 @@ class ModelSpec:
         prompts: The checkpoint's prompts by name.
         default_prompt_name: The prompt used if the caller names none.
         labels: Class names by index; empty for an embedder.
-        activation: Activation that the checkpoint applies to its logits.
-        score_type: What ``score`` computes by default: a cross-encoder's score, MaxSim (``late-interaction``) or the
-            cosine of two vectors (``bi-encoder``); ``None`` if a pair does not have a single score.
+        entailment_id: Of a model of natural language inference: the index of entailment among ``labels``, with which
+            ``classify`` takes labels of the caller's own.
+        activation: Activation that the checkpoint applies to its logits: ``identity``, ``sigmoid``, ``softmax``, or a
+            class of ``torch.nn`` by name, such as ``Tanh``.
+        score_type: What ``score`` computes by default: a cross-encoder's score, one that depends on the other documents
+            of the query (``listwise``), MaxSim (``late-interaction``) or ``similarity`` of two vectors
+            (``bi-encoder``); ``None`` if a pair does not have a single score.
+        codes: Whether its vectors are whole numbers from -127 to 127 (pplx-embed), which ``output_dtype="int8"`` keeps.
+        similarity: How ``score`` compares two vectors: ``similarity_fn_name`` of sentence-transformers. Distances
+            (``euclidean``, ``manhattan``) are negative, so that more is nearer.
         step_tag_id: Of process reward models: the token whose rows are rewards.
         adapters: Names of the adapters that a request may choose.
         max_length: Most tokens per text, special tokens and prompt included.
@@ -66,8 +73,11 @@ class ModelSpec:
     prompts: Mapping[str, str] = field(hash=False)
     default_prompt_name: str | None
     labels: tuple[str, ...]
-    activation: Activation = "identity"
+    entailment_id: int | None = None
+    activation: str = "identity"
     score_type: ScoreType | None = None
+    codes: bool = False
+    similarity: Similarity = "cosine"
     step_tag_id: int | None = None
     adapters: tuple[str, ...] = ()
     max_length: int

@@ -300,6 +300,8 @@ class LLM:
             return lambda: self.engine.token_ids("score", pair, params, template=template)
         task: Task = "embed" if self.engine.spec.score_type == "bi-encoder" else "token_embed"
         tokenizer = self.engine.text_tokenizer
+        if self.engine.spec.score_type == "listwise":  # its text is that of all documents
+            return lambda: [token for row in tokenizer.ids(pair, special_tokens=False) for token in row]
         padding = tokenizer.token_id(tokenizer.specials.get("pad_token", ""))
 
         def ids() -> list[int]:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from millpond.engine.engine import Engine
 from millpond.engine.schedule.timing import CallFuture
 from millpond.errors import InputTooLongError, UnsupportedTaskError
-from millpond.tasks import Activation, ScoreMethod, Task
+from millpond.tasks import ScoreMethod, Task
 from millpond.values.inputs import Item, Pair, TokenIds
 from millpond.values.outputs import ScoreOutput
 from millpond.values.params import PoolingParams
@@ -93,7 +93,9 @@ class PoolingModel:
         template: str | None = None,
         method: ScoreMethod = "auto",
     ) -> Pending[ScoreOutput]:
-        """Queue the scoring of pairs; ``params`` from :meth:`complete`."""
+        """Queue the scoring of pairs; ``params`` from :meth:`complete`. Of an embedder they are cosines, as in vLLM."""
+        if method == "auto" and self.engine.spec.score_type == "bi-encoder":
+            method = "cosine"
         raw = self.config.calibrated and self.engine.spec.score_type == "cross-encoder"
         engine_params = replace(params, activation=False) if raw else params
         future = self.engine.submit("score", pairs, engine_params, template=template, method=method)
@@ -130,7 +132,7 @@ class PoolingModel:
             output, **{name: Ragged(flat=rows, offsets=logits.offsets) if isinstance(logits, Ragged) else rows}
         )
 
-    def _activation(self, params: PoolingParams, width: int) -> Activation:
+    def _activation(self, params: PoolingParams, width: int) -> str:
         """The activation to apply to ``width`` calibrated logits."""
         if isinstance(params.activation, str):
             return params.activation

@@ -116,11 +116,10 @@ def complete(
         raise InvalidRequestError(f"pooling_params.task={params.task!r} contradicts the task {task!r} of this call")
     if params.truncate_prompt_tokens is not None:
         tokenization = tokenization.cutting_to(params.truncate_prompt_tokens)
-    # "end" is the default of PoolingParams, so the tokenization decides.
-    truncate = tokenization.truncate if params.truncate == "end" else params.truncate
+    truncate = tokenization.truncate if params.truncate == "auto" else params.truncate
     late = spec.score_type == "late-interaction"
-    if late and params.truncate == "end" and truncate == "error" and not tokenization.refuses:
-        truncate = "end"  # a ColBERT cuts queries and documents to its own lengths as part of its encoding
+    if late and params.truncate == "auto" and truncate == "error" and not tokenization.refuses:
+        truncate = "auto"  # a ColBERT cuts queries and documents to its own lengths as part of its encoding
     changes: dict[str, Any] = {"task": None, "truncate": truncate, "truncate_prompt_tokens": tokenization.limit}
     if task == "sparse_embed":
         if params.given().isdisjoint({"role", "prompt", "prompt_name", "adapter"}):

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.errors import InvalidRequestError
-from millpond.tasks import Activation
 from millpond.values.params import PoolingParams
 from millpond.vectors.activations import activate
 from millpond.vllm.arguments import POOLING_TASKS, one_value
@@ -79,7 +78,7 @@ class PoolerConfig:
         """Whether logits are shifted or scaled before their activation."""
         return self.logit_mean is not None or self.logit_sigma is not None
 
-    def activate(self, logits: npt.NDArray[np.float32], activation: Activation) -> npt.NDArray[np.float32]:
+    def activate(self, logits: npt.NDArray[np.float32], activation: str) -> npt.NDArray[np.float32]:
         """``activation((logits - mean) / sigma)``."""
         shifted = (logits - (self.logit_mean or 0.0)) / (1.0 if self.logit_sigma is None else self.logit_sigma)
         return activate(shifted.astype(np.float32), activation)

@@ -22,7 +22,7 @@ class Tokenization:
 
     truncate: Truncate = "error"  # error unless the caller asked for truncation, as in vLLM
     limit: int | None = None  # most tokens; None and -1 are the model's maximum
-    side: Truncate = "end"  # the end at which an over-long text is cut, if it is cut
+    side: Truncate = "auto"  # the end at which an over-long text is cut, if it is cut
     special_tokens: bool = True
     # Whether the caller switched truncation off explicitly; then a ColBERT does not cut to its own lengths either.
     refuses: bool = False
@@ -38,13 +38,13 @@ class Tokenization:
             )
         if options.get("padding") not in (None, False, "do_not_pad"):
             raise InvalidRequestError(f"padding={options['padding']!r}: millpond never pads; leave it out")
-        right_or_left = options.get("truncation_side", "right")
-        if right_or_left not in ("left", "right"):
+        right_or_left = options.get("truncation_side")
+        if right_or_left not in ("left", "right", None):
             raise InvalidRequestError(f"truncation_side={right_or_left!r} is unknown; choose left or right")
         special_tokens = options.get("add_special_tokens", True)
         if not isinstance(special_tokens, bool):
             raise InvalidRequestError(f"add_special_tokens={special_tokens!r} must be True or False")
-        side: Truncate = "start" if right_or_left == "left" else "end"
+        side: Truncate = "auto" if right_or_left is None else "start" if right_or_left == "left" else "end"
         limit = options.get("truncate_prompt_tokens", truncate_prompt_tokens)
         truncation = options.get("truncation")
         cuts, limit = _limit(limit, truncation, options.get("max_length"))

@@ -243,12 +243,24 @@ CLASSIFY = [
     classified(lambda e: e.classify(TEXTS), input=TEXTS),
     classified(lambda e: e.classify(TEXTS[:1], activation=False), input=TEXTS[0], softmax=False),
     classified(lambda e: e.classify([LONG]), input=LONG, truncate_prompt_tokens=-1),
+    Case(
+        path="/classify",
+        body={"model": "nli", "input": TEXTS, "labels": ["water", "bread"], "template": "On {}", "multi_label": True},
+        same=lambda e: {
+            "data": [
+                {"probs": row, "label": ("water", "bread")[int(row.argmax())], "num_classes": 2}
+                for row in e["nli"].classify(TEXTS, labels=["water", "bread"], template="On {}", multi_label=True).probs
+            ]
+        },
+    ),
     *refused(
         "/classify",
         "classifier",
         [
             ({"input": "a", "model": "embedder"}, "^The model does not support Classification API$", 501),
             ({"input": "a", "use_activation": 1}, "bool_type"),
+            ({"input": "a", "labels": ["a"]}, "none of which begins with entail; labels= needs a model of natural"),
+            ({"input": "a", "labels": ["a"], "model": "nli", "template": "on"}, "must have one {}, the place"),
         ],
     ),
 ]

@@ -21,7 +21,7 @@ from millpond.server import ModelConfig, ServedModels, ServerConfig, create_app
 
 MODELS = (
     "embedder prompted colbert cross_encoder classifier token_classifier reward_model sparse_embedder llm "
-    "llm_reranker".split()
+    "llm_reranker nli".split()
 )
 
 

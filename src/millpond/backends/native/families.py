@@ -15,10 +15,20 @@ from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.albert import albert_plan
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
+from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
+from millpond.backends.native.plans.jina_bert import jina_bert_plan
+from millpond.backends.native.plans.mobilebert import mobilebert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import bert_plan
-from millpond.backends.native.plans.rotary_post_norm import GTE_BIASES, NOMIC_BIASES, jina_plan, rotary_plan
+from millpond.backends.native.plans.rotary_post_norm import (
+    GTE_BIASES,
+    NOMIC_BIASES,
+    jina_plan,
+    nomic_moe_plan,
+    rotary_plan,
+)
+from millpond.backends.native.plans.t5 import t5_plan
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC
@@ -26,15 +36,23 @@ from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.defaults import complete
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
-from millpond.checkpoints.weights import StoredTensor, stored_tensors, weight_files
+from millpond.checkpoints.layouts.gliner import of_backbone
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import stored_tensors, weight_files
 
 # The plans of families that have no names or traits in their row, by `model_type`.
 _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {
     "albert": albert_plan,
-    "deberta-v2": deberta_plan,
+    **dict.fromkeys(("deberta", "deberta-v2"), deberta_plan),
+    "gpt_neox": gpt_neox_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
+    "jina_bert": jina_bert_plan,
+    "mobilebert": mobilebert_plan,
     "modernbert": modernbert_plan,
+    "t5": t5_plan,
+    "umt5": partial(t5_plan, shared=False),
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
+    "nomic_bert_moe": nomic_moe_plan,
 }
 # Only shapes are looked at, so a plan can be told without a processor that runs it.
 _NO_KERNELS = Kernels(dtype="float32", pack=None, copy=None, encode=None, workspace=None, lanes=16, isa="")
@@ -58,7 +76,8 @@ def build_encoder(
         raise NotSupported(f"the kernel of the {encoder_name(dtype, int8)} {wrong}")
     folder = checkpoint.layout.transformer
     files = identity_of(weight_files(folder, None))
-    return encoder_of(stored_tensors(folder), checkpoint, architecture, kernels, files)
+    stored = of_backbone(stored_tensors(folder), checkpoint.layout.gliner)
+    return encoder_of(stored, checkpoint, architecture, kernels, files)
 
 
 def encoder_of(
@@ -72,13 +91,23 @@ def encoder_of(
 
     ``files`` identify those of the tensors; without them packed weights are not kept on disk.
     """
-    config, name = _completed(checkpoint.config, architecture), checkpoint.source.name
-    plain = without_prefixes(stored, architecture.tensor_prefix)
-    adapters = Adapters(plain, config, name) if architecture.adapters else None
-    tensors = Tensors(rename(architecture, plain, config), name, partial(is_head_tensor, architecture=architecture))
+    tensors, config = tensors_of(stored, checkpoint, architecture)
+    adapters = None
+    if architecture.adapters:
+        adapters = Adapters(without_prefixes(stored, architecture.tensor_prefix), config, checkpoint.source.name)
     builder = _told(tensors, config, architecture, kernels, adapters)
     tensors.check()
     return NativeEncoder(builder.build([files, config, repr(architecture)] if files else None))
+
+
+def tensors_of(
+    stored: Mapping[str, StoredTensor], checkpoint: Checkpoint, architecture: Architecture
+) -> tuple[Tensors, dict[str, Any]]:
+    """A checkpoint's tensors under the names that its plan takes, and its completed config."""
+    config = _completed(checkpoint.config, architecture)
+    plain = without_prefixes(stored, architecture.tensor_prefix)
+    is_head = partial(is_head_tensor, architecture=architecture, config=config)
+    return Tensors(rename(architecture, plain, config), checkpoint.source.name, is_head), config
 
 
 def missing_plan(config: Mapping[str, Any], architecture: Architecture) -> str | None:
@@ -108,10 +137,23 @@ def _told(
     tensors: Tensors, config: Mapping[str, Any], row: Architecture, kernels: Kernels, adapters: Adapters | None
 ) -> PlanBuilder:
     """A builder that knows all steps."""
-    if config.get("quantization_config"):
-        raise NotSupported("weights that are quantized already (quantization_config)")
     count = 0 if adapters is None else adapters.count
     builder = PlanBuilder(kernels, adapters=count, rank=adapters.rank if adapters is not None and count else 0)
+    tell(builder, tensors, config, row, adapters)
+    return builder
+
+
+def tell(
+    builder: Any, tensors: Tensors, config: Mapping[str, Any], row: Architecture, adapters: Adapters | None = None
+) -> None:
+    """Tell a family's steps to a ``PlanBuilder``, or to another class with its methods.
+
+    Raises:
+        NotSupported: A step is not computed here.
+        ModelLoadError: config.json has a wrong value.
+    """
+    if config.get("quantization_config"):
+        raise NotSupported("weights that are quantized already (quantization_config)")
     if row.encoder is not None:
         bert_plan(builder, tensors, config, row)
     elif row.traits is not None:
@@ -120,4 +162,3 @@ def _told(
         jina_plan(builder, tensors, config, adapters)
     else:
         _PLANS[row.model_type](builder, tensors, config)
-    return builder

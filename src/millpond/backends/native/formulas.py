@@ -15,8 +15,9 @@ from millpond.backends.native.encoder import Rows, bounds_of
 from millpond.backends.native.kernels import Precision
 from millpond.backends.native.packing.weight_packer import Linear, LowRank
 from millpond.backends.native.plans.distances import DistanceTerms
+from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 
 Doubles = npt.NDArray[np.float64]
 Model = Callable[[Any, Precision], None]  # tells its steps to a ``PlanBuilder``
@@ -73,11 +74,15 @@ class Formulas:
         self._branch: Doubles
         self._parts: Doubles
 
-    def layer_norm(self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float) -> tuple[Any, ...]:
+    def layer_norm(
+        self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float, *, dim: int | None = None
+    ) -> tuple[Any, ...]:
         """A layer norm's weights."""
         return (structs.LAYER_NORM, _doubles(weight), _doubles(bias), epsilon)
 
-    def rms_norm(self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0) -> tuple[Any, ...]:
+    def rms_norm(
+        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, dim: int | None = None
+    ) -> tuple[Any, ...]:
         """An RMS norm's weights."""
         numbers = _doubles(weight)
         return (structs.RMS_NORM, None if numbers is None else numbers + offset, None, epsilon)
@@ -100,7 +105,14 @@ class Formulas:
             self._sums = self._sums + _rows(types, self._types) + self._low(type_adapter, self._types)
 
     def norm(
-        self, norm: Any, columns: int, *, residual: bool = False, keep: bool = False, branch: bool = False
+        self,
+        norm: Any,
+        columns: int,
+        *,
+        residual: bool = False,
+        keep: bool = False,
+        sums: bool = False,
+        branch: bool = False,
     ) -> None:
         """``PlanBuilder.norm``."""
         if isinstance(norm, structs.NormWeights):
@@ -108,8 +120,9 @@ class Formulas:
         if branch:
             self._sums = self._sums + normalized(self._branch, *norm)
             return
-        self.states = normalized(self._sums + self.states if residual else self._sums, *norm)
-        self._sums = self.states if keep else self._sums
+        result = normalized(self._sums + self.states if residual else self._sums, *norm)
+        self._sums = result if keep or sums else self._sums
+        self.states = self.states if sums else result
 
     def heads(self, *layers: Linear, adapter: LowRank | None = None) -> None:
         """``PlanBuilder.heads``."""
@@ -128,12 +141,15 @@ class Formulas:
         dim: int,
         norm: Any = None,
         key_norm: Any = None,
+        whole: bool = False,
         rotation: Rotation | None = None,
     ) -> None:
         """``PlanBuilder.rotary``."""
         parts = self._split(heads, kv_heads, dim)
         for i, weights in enumerate((norm, key_norm)):
-            parts[i] = parts[i] if weights is None else normalized(parts[i], *weights)
+            if weights is not None:
+                rows = parts[i].reshape(len(parts[i]), -1) if whole else parts[i]
+                parts[i] = normalized(rows, *weights).reshape(parts[i].shape)
             if rotation is not None:
                 tables = rotation.tables(self._places.stop)
                 parts[i] = rotated(parts[i], *(table[self._places] for table in tables))
@@ -165,6 +181,34 @@ class Formulas:
         factor = activated(inner if gate is None else _product(self.states, gate), activation)
         inner = factor if gate is None else factor * inner
         self._put(_product(inner, down) + self._low(down_adapter, inner), add, branch)
+
+    def experts(
+        self,
+        router: Linear,
+        experts: Sequence[Expert],
+        activation: str | None,
+        *,
+        top: int,
+        renormalized: bool = False,
+        bias: StoredTensor | None = None,
+        add: bool = False,
+        branch: bool = False,
+    ) -> None:
+        """``PlanBuilder.experts``."""
+        scores = np.exp(_product(self.states, router))
+        shares = scores / scores.sum(-1, keepdims=True)
+        left_out = np.argsort(-shares, kind="stable")[:, top:]
+        np.put_along_axis(shares, left_out, 0.0, -1)
+        shares = shares / shares.sum(-1, keepdims=True) if renormalized else shares
+        mixed = np.zeros(1)
+        for share, expert in zip(shares.T, experts, strict=True):
+            inner = _product(self.states, expert.up)
+            if expert.gate is None:
+                inner = activated(inner, activation)
+            else:
+                inner = activated(_product(self.states, expert.gate), activation) * inner
+            mixed = mixed + share[:, None] * _product(inner, expert.down)
+        self._put(mixed if bias is None else mixed + _doubles(bias), add, branch)
 
     def _split(self, heads: int, kv_heads: int, dim: int) -> list[Doubles]:
         """Queries, keys and values, ``[tokens, heads, dim]`` each."""

@@ -13,6 +13,7 @@ from millpond.backends.native.heads.activations import activation_of, torch_acti
 from millpond.backends.native.heads.classifier import ClassifierHead
 from millpond.backends.native.heads.heads import Heads, Reading
 from millpond.backends.native.heads.modules import Modules
+from millpond.backends.native.heads.sparse_code import SparseCodeHead
 from millpond.backends.native.heads.splade import SpladeHead, vocabulary_activation
 from millpond.backends.native.heads.token_presence import TokenPresenceHead
 from millpond.backends.native.heads.token_weights import TokenWeightHead, read_token_vectors
@@ -22,7 +23,7 @@ from millpond.backends.native.static import StaticEncoder
 from millpond.backends.native.threads import NativeThreads
 from millpond.checkpoints.build_spec import backbone_width
 from millpond.checkpoints.description import ModelDescription
-from millpond.checkpoints.layouts.sparse import Splade, StaticWeights
+from millpond.checkpoints.layouts.sparse import SparseCode, Splade, StaticWeights
 from millpond.checkpoints.layouts.static import read_rows, read_weights
 from millpond.checkpoints.modules import Dense
 
@@ -116,11 +117,14 @@ def build_heads(description: ModelDescription, dtype: Precision) -> Heads:
     width = backbone_width(config)
     of_tokens = [head.out_features for head in layout.token_heads]
     pooled = (of_tokens[-1] if of_tokens else width) * len(description.pooling.modes)
-    weigher: SpladeHead | TokenWeightHead | TokenPresenceHead | None = None
+    weigher: SpladeHead | TokenWeightHead | TokenPresenceHead | SparseCodeHead | None = None
     if isinstance(sparse, Splade):
         weigher = SpladeHead(sparse, config, width=width, dtype=dtype)
     elif isinstance(sparse, StaticWeights):
         weigher = TokenPresenceHead()
+    elif isinstance(sparse, SparseCode):
+        dense = [head.out_features for head in layout.heads if isinstance(head, Dense)]
+        weigher = SparseCodeHead(sparse, width=dense[-1] if dense else pooled)
     elif sparse is not None:
         weigher = TokenWeightHead(sparse, width=width)
     return Heads(

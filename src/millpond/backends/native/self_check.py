@@ -19,9 +19,9 @@ from millpond.backends.native.formulas import Inputs, Model, formulas, read
 from millpond.backends.native.kernels import Int8, Precision, encoder_name, kernels_of
 from millpond.backends.native.packing.weight_packer import Linear, LowRank, tensor_of
 from millpond.backends.native.plans.distances import DistanceColumns, Distances, DistanceTerms
-from millpond.backends.native.plans.plan import PlanBuilder
+from millpond.backends.native.plans.plan import Expert, PlanBuilder
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.native import library
 
 logger = logging.getLogger(__name__)
@@ -253,10 +253,40 @@ def adapted(builder: Any, dtype: Precision) -> None:
     builder.norm(norm, hidden, residual=True)
 
 
+def experts(builder: Any, dtype: Precision) -> None:
+    """Mixtures of experts, with gates or without; heads that are normalized as one row, and a norm of the sums."""
+    hidden, heads, dim, inner, count = 64, 2, 32, 96, 5
+    draw = _Drawing(dtype)
+    builder.embed(draw(VOCABULARY, hidden))
+    norm = builder.layer_norm(draw(hidden, scale=0.1, around=1.0), draw(hidden), 1e-5)
+    builder.norm(norm, hidden, keep=True)
+    for gated in (False, True):
+        builder.heads(*(draw.linear(hidden, hidden) for _ in range(3)))
+        builder.rotary(heads=heads, kv_heads=heads, dim=dim, norm=norm, key_norm=norm, whole=True)
+        builder.attention(heads=heads, kv_heads=heads, dim=dim, scale=dim**-0.5)
+        builder.o_proj(draw.linear(hidden, hidden))
+        builder.norm(norm, hidden, residual=True, sums=True)
+        builder.norm(norm, hidden, residual=True, keep=gated)
+        # Scores so far apart that no rounding changes a row's choice.
+        router = Linear(weight=draw(count, hidden, scale=0.01), bias=tensor_of(np.arange(count)[:: 1 - 2 * gated]))
+        feeds = [
+            Expert(
+                up=draw.linear(inner, hidden),
+                down=draw.linear(hidden, inner),
+                gate=draw.linear(inner, hidden) if gated else None,
+            )
+            for _ in range(count)
+        ]
+        bias = None if gated else draw(hidden)
+        builder.experts(router, feeds, "silu", top=2, renormalized=gated, bias=bias, add=gated)
+        builder.norm(norm, hidden, residual=not gated)
+
+
 MODELS: dict[str, Model] = {
     "encoder": post_norm,
     "decoder": pre_norm,
     "ModernBERT": modernbert,
     "DeBERTa": deberta,
     "adapters": adapted,
+    "experts": experts,
 }

@@ -8,9 +8,9 @@ from typing import ClassVar
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 # enum StepKind
-EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT = range(7)
+EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS = range(8)
 # enum NormKind
-COPY, LAYER_NORM, RMS_NORM = range(3)
+COPY, LAYER_NORM, RMS_NORM, SCALE = range(4)
 # enum Reading
 ALL_ROWS, FIRST_ROW, LAST_ROW, MEAN_ROW = range(4)
 # enum Activation, by the names of config.json
@@ -56,6 +56,7 @@ class Step(ctypes.Structure):
         ("low", Weight),
         ("norm", NormWeights),
         ("key_norm", NormWeights),
+        ("whole", _int),
         *((name, _pointer) for name in ("words", "positions", "types", "low_words", "low_columns")),
         *((name, _int) for name in ("vocabulary", "kinds")),
         *((name, _pointer) for name in ("cosines", "sines", "distances")),
@@ -63,7 +64,8 @@ class Step(ctypes.Structure):
         ("scale", _float),
         ("softcap", _float),
         ("last", _int),
-        *((name, _pointer) for name in ("key_columns", "query_columns")),
+        *((name, _pointer) for name in ("key_columns", "query_columns", "experts")),
+        *((name, _int) for name in ("expert_count", "top", "renormalized")),
     ]
 
 

@@ -7,10 +7,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from safetensors import safe_open
 
-from millpond.checkpoints.weights import StoredTensor, damage, weight_files
+from millpond.checkpoints.gguf.tensors import LINK
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import damage, stored_file, weight_files
 
 # Types that numpy lacks, and the ones of their bits.
 _BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
@@ -21,7 +24,7 @@ def read_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict[s
     tensors: dict[str, torch.Tensor] = {}
     for path, names in weight_files(folder, only).items():
         with damage(path):
-            tensors.update(_read_safe(path, names) if path.suffix == ".safetensors" else _read_pickled(path, names))
+            tensors.update(_read(path, names))
     return tensors
 
 
@@ -30,7 +33,7 @@ def read_rows(folder: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
     ((path, _),) = weight_files(folder, (name,)).items()
     with damage(path):
         if path.suffix != ".safetensors":
-            return _read_pickled(path, (name,))[name][list(rows)]
+            return _read(path, (name,))[name][list(rows)]
         with safe_open(path, framework="pt") as file:
             table = file.get_slice(name)
             return torch.cat([table[row : row + 1] for row in rows])
@@ -39,7 +42,7 @@ def read_rows(folder: Path, name: str, rows: Sequence[int]) -> torch.Tensor:
 def read_file(path: Path) -> dict[str, torch.Tensor]:
     """The tensors of one file by name."""
     with damage(path):
-        return dict(_read_safe(path, None) if path.suffix == ".safetensors" else _read_pickled(path, None))
+        return dict(_read(path, None))
 
 
 def stored_pickle(path: Path) -> dict[str, StoredTensor]:
@@ -56,6 +59,24 @@ def _numbers(tensor: torch.Tensor) -> Any:
     view = (tensor.detach() if bits is None else tensor.detach().view(bits)).numpy()
     view.flags.writeable = False
     return view
+
+
+def _read(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:
+    if path.name == LINK:
+        held = stored_file(path)
+        return {name: torch.tensor(held[name].float32()) for name in names or held if name in held}
+    if path.suffix == ".onnx":
+        return _read_exported(path, names)
+    return _read_safe(path, names) if path.suffix == ".safetensors" else _read_pickled(path, names)
+
+
+def _read_exported(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:
+    stored = stored_file(path)
+    held = stored if names is None else {name: stored[name] for name in names if name in stored}
+    return {
+        name: torch.from_numpy(np.array(tensor.stored, order="C")).view(getattr(torch, tensor.dtype))
+        for name, tensor in held.items()
+    }
 
 
 def _read_safe(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, cast
 
-from millpond.checkpoints.architecture import Architecture
+from millpond.checkpoints.architecture import RELATIVE, Architecture
 from millpond.checkpoints.families.renaming import AnyTensor
 from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
@@ -23,6 +23,8 @@ def translate(row: Architecture, config: Mapping[str, Any], name: str) -> dict[s
         native: dict[str, Any] = dict(config) if hook is None else hook(config, name)
     except (ValueError, TypeError, KeyError, ArithmeticError) as error:  # of a number that is none
         raise ModelLoadError(f"{name}: config.json cannot be read: {type(error).__name__}: {error}") from error
+    if row.unmasked:
+        native |= {"model_type": row.unmasked, "is_causal": False}
     refusal = _changed_arithmetic(row, native)
     if refusal:
         raise UnsupportedArchitectureError(f"{name}: {refusal}, which millpond does not run for {row.model_class}")
@@ -60,7 +62,8 @@ def with_stored_vocabulary(config: Mapping[str, Any], folder: Path) -> dict[str,
 def _changed_arithmetic(row: Architecture, config: Mapping[str, Any]) -> str | None:
     """The field of a config that would make the native class compute something the checkpoint was not trained with."""
     positions = config.get("position_embedding_type", "absolute")
-    if row.positions == "absolute" and positions != "absolute":
+    known = ("absolute", *(RELATIVE if row.takes_distances else ()))
+    if row.positions == "absolute" and positions not in known:
         return f"position_embedding_type {positions!r}"
     if config.get("lora_adaptations") and not row.adapters:
         return "lora_adaptations"
@@ -71,6 +74,6 @@ def _changed_arithmetic(row: Architecture, config: Mapping[str, Any]) -> str | N
     by_layer = rope.values() if isinstance(rope, Mapping) else ()  # Gemma 3 has one for each type of layer
     for scaling in (rope, *by_layer):
         kind = scaling.get("rope_type", scaling.get("type")) if isinstance(scaling, Mapping) else None
-        if kind in ("dynamic", "longrope"):
+        if kind in ("dynamic", "longrope") and not config.get("positions_end"):
             return f"rope scaling {kind!r} (it would make one text's vector depend on its neighbours')"
     return None

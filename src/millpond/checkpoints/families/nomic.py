@@ -31,6 +31,10 @@ _FIXED: Mapping[str, Any] = {
     "scale_attn_weights": True,
     "scale_attn_by_inverse_layer_idx": False,
 }
+# Of a mixture of experts (v2), whose feed forwards have no gate, and whose layers may have biases.
+_PLAIN = {"gelu": "gelu"}
+_BIASES = ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias")
+_FIXED_MIXTURE: Mapping[str, Any] = {"expert_choice_router": False, "num_shared_experts": 0, "ffn_div": 1}
 # Beyond these positions the original scales its frequencies by the longest text of a batch.
 _TRAINED = 2048
 _RENAMING = Renaming(
@@ -51,28 +55,26 @@ _RENAMING = Renaming(
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """config.json in transformers' terms; one already in them only gets ``positions_end``."""
-    if int(config.get("num_experts") or 0) > 1:
-        raise UnsupportedArchitectureError(
-            f"{name}: num_experts {config['num_experts']}: a NomicBert with a mixture of experts (v2), which millpond "
-            "does not run; nomic-ai/nomic-embed-text-v1.5 has none"
-        )
     if "n_embd" not in config:
         return {**config, "positions_end": True}
-    for key, only in _FIXED.items():
+    mixture = int(config.get("num_experts") or 0) > 1
+    fixed = {key: only for key, only in _FIXED.items() if not (mixture and key in _BIASES)}
+    for key, only in {**fixed, **(_FIXED_MIXTURE if mixture else {})}.items():
         if (config.get(key, only) or None) != (only or None):  # false and null mean the same
             raise UnsupportedArchitectureError(
                 f"{name}: {key} {config[key]!r}, which millpond does not run for NomicBert (only {only!r})"
             )
-    activation = config.get("activation_function", "swiglu")
-    if activation not in _GATES:
+    activation, known = config.get("activation_function", "swiglu"), _PLAIN if mixture else _GATES
+    if activation not in known:
         raise UnsupportedArchitectureError(
-            f"{name}: activation_function {activation!r}, which millpond does not run for NomicBert; "
-            f"it runs the gated ones: {', '.join(_GATES)}"
+            f"{name}: activation_function {activation!r}, which millpond does not run for NomicBert "
+            f"{'with' if mixture else 'without'} experts; it runs {', '.join(known)}"
         )
     native = {_SIZES.get(key, key): value for key, value in config.items() if key != "activation_function"}
     lengths = [config.get("max_trained_positions") or _TRAINED, config.get("n_positions")]
     return native | {
-        "hidden_act": _GATES[activation],
+        **({"model_type": "nomic_bert_moe"} if mixture else {}),
+        "hidden_act": known[activation],
         "intermediate_size": native.get("intermediate_size") or 4 * int(native["hidden_size"]),
         "max_position_embeddings": min(int(length) for length in lengths if length),
         "positions_end": True,

@@ -25,7 +25,6 @@ from millpond.checkpoints.resolve import read_json_object
 from millpond.checkpoints.templates.chat_template import read_chat_template
 from millpond.checkpoints.templates.score_template import ScoreTemplate
 from millpond.errors import ModelLoadError
-from millpond.tasks import Activation
 
 Kind = Literal["sequence-classification", "text-generation", "feature-extraction"]
 
@@ -50,13 +49,13 @@ class CrossEncoder:
     # Renders the pair as a chat; `None`: pairs go through the tokenizer's pair template
     template: ScoreTemplate | None = None
     # Applied to the logits; `None`: by the number of labels (one: sigmoid, more: identity)
-    activation: Activation | None = None
+    activation: str | None = None
     prompt: str = ""  # put before every query by default, if there is no template
     prompts: Mapping[str, str] = field(default_factory=dict)
     max_seq_length: int | None = None
     do_lower_case: bool = False
 
-    def activation_of(self, width: int) -> Activation:
+    def activation_of(self, width: int) -> str:
         """The activation of ``width`` logits."""
         return self.activation or ("sigmoid" if width == 1 else "identity")
 
@@ -164,7 +163,7 @@ def _template(settings: Mapping[str, Any], folder: Path, *, instruction: str | N
     return template
 
 
-def _activation(settings: Mapping[str, Any], config: Mapping[str, Any]) -> Activation | None:
+def _activation(settings: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
     """The activation in the files, as sentence-transformers 6.x, 4.x and earlier versions write it, in this order."""
     dotted = (
         settings.get("activation_fn")

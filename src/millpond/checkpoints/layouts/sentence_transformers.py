@@ -10,22 +10,25 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
+from millpond.checkpoints.layouts.gliner import Gliner
 from millpond.checkpoints.layouts.late_interaction import LateInteraction, read_settings, read_stanford
+from millpond.checkpoints.layouts.listwise import Listwise
 from millpond.checkpoints.layouts.router import NAMES as ROUTERS
 from millpond.checkpoints.layouts.router import read_router
 from millpond.checkpoints.layouts.sparse import (
     Sparse,
     TokenVectors,
+    read_sparse_code,
     read_splade,
     read_static_weights,
     read_token_vectors,
     read_token_weights,
 )
 from millpond.checkpoints.layouts.static import StaticTable, is_model2vec, read_model2vec, read_static
-from millpond.checkpoints.modules import Dense, Head, LayerNorm, Normalize, Pooling
+from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm, Normalize, Pooling
 from millpond.checkpoints.resolve import read_json, read_json_object
 from millpond.errors import ModelLoadError
-from millpond.tasks import Role
+from millpond.tasks import SIMILARITIES, Role, Similarity
 from millpond.values.spec import PoolingMode
 
 # In the order in which sentence-transformers concatenates the modes of an old config.
@@ -45,6 +48,7 @@ _TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
 _LATE = ("ColBERT", "MultiVectorEncoder")
 # jina-embeddings-v3's own Transformer chooses an adapter, which the engine does here.
 _WITH_ADAPTERS = "custom_st.Transformer"
+_CODES = "st_quantize.FlexibleQuantizer"  # pplx-embed's own module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,11 +65,15 @@ class PipelineLayout:
     prompts: Mapping[str, str] = field(default_factory=dict)  # text put before an input, by name
     default_prompt_name: str | None = None  # the prompt that is used without one being named
     truncate_dim: int | None = None  # width that vectors are cut to by default
+    similarity: Similarity = "cosine"  # how two vectors are compared
     # How a ColBERT reads queries and documents; `token_heads` give its vectors
     late_interaction: LateInteraction | None = None
+    listwise: Listwise | None = None  # how a list of documents is read; `token_heads` give the rows to compare
     sparse: Sparse | None = None  # the head that weighs vocabulary entries; a SPLADE has no other output
+    most_entries: int | None = None  # how many entries of a sparse vector are kept, the largest; `None`: all
     static: StaticTable | None = None  # a table of token vectors in the place of a backbone
     token_vectors: TokenVectors | None = None  # BGE-M3's projection for `token_embed`
+    gliner: Gliner | None = None  # how it reads labels of the caller's, and which head scores them
 
 
 def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
@@ -82,14 +90,31 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
     names = [name for name, _ in modules[1:]]
     stored = _readable_config(folder)
     if is_model2vec(stored) or (modules and modules[0][0] == "StaticEmbedding"):
-        return _static_layout(modules, folder, stored, read_prompts(settings, folder), settings.get("truncate_dim"))
+        given = {**read_prompts(settings, folder), "similarity": _read_similarity(settings, folder)}
+        return _static_layout(modules, folder, stored, given, settings.get("truncate_dim"))
     if modules and [name for name, _ in modules] == ["SparseStaticEmbedding"]:
         weights = read_static_weights(modules[0][1])
-        return PipelineLayout(transformer=modules[0][1], sparse=weights, **read_prompts(settings, folder))
+        most = _most_entries(settings, folder)
+        return PipelineLayout(
+            transformer=modules[0][1], sparse=weights, most_entries=most, **read_prompts(settings, folder)
+        )
+    if names and names[-1] == "SparseAutoEncoder":
+        code, chain = read_sparse_code(modules[-1][1]), _read_chain(modules[1:-1], listed)
+        if chain["normalize"]:  # before the code
+            chain |= {"heads": (*chain["heads"], Normalize()), "normalize": False}
+        return PipelineLayout(
+            transformer=transformer,
+            **chain,
+            **read_transformer_settings(transformer),
+            **read_prompts(settings, folder),
+            sparse=code,
+            most_entries=_most_entries(settings, folder) or code.most,
+        )
     if modules and (kind == "SparseEncoder" or "SpladePooling" in names):  # no pooled vector, and so no heads
         return PipelineLayout(
             transformer=transformer,
             sparse=read_splade(modules, listed),
+            most_entries=_most_entries(settings, folder),
             **read_transformer_settings(transformer),
             **read_prompts(settings, folder),
         )
@@ -101,9 +126,31 @@ def read_layout(folder: Path, role: Role | None = None) -> PipelineLayout:
         **read_transformer_settings(transformer),
         **read_prompts(settings, folder),
         truncate_dim=settings.get("truncate_dim"),
+        similarity=_read_similarity(settings, folder),
         sparse=read_token_weights(folder, transformer),
         token_vectors=read_token_vectors(folder),
     )
+
+
+def _most_entries(settings: Mapping[str, Any], folder: Path) -> int | None:
+    """``max_active_dims``: how many entries of a sparse vector are kept; ``None``: all."""
+    most = settings.get("max_active_dims")
+    if most is not None and (type(most) is not int or most < 1):
+        raise ModelLoadError(
+            f"{folder / 'config_sentence_transformers.json'}: max_active_dims is {most!r}; it must be a positive int"
+        )
+    return most
+
+
+def _read_similarity(settings: Mapping[str, Any], folder: Path) -> Similarity:
+    """How the vectors of an embedder are compared; sentence-transformers' default is the cosine."""
+    name = settings.get("similarity_fn_name") or "cosine"
+    if name not in SIMILARITIES:
+        raise ModelLoadError(
+            f"{folder / 'config_sentence_transformers.json'}: similarity_fn_name {name!r} is not known; millpond "
+            f"compares vectors by {', '.join(SIMILARITIES)}"
+        )
+    return cast("Similarity", name)
 
 
 def _readable_config(folder: Path) -> dict[str, Any]:
@@ -118,7 +165,7 @@ def _static_layout(
     modules: list[tuple[str, Path]],
     folder: Path,
     config: Mapping[str, Any],
-    prompts: Mapping[str, Any],
+    given: Mapping[str, Any],
     truncate_dim: int | None,
 ) -> PipelineLayout:
     """A table of token vectors and the modules after its mean; model2vec's config.json says whether it normalizes."""
@@ -139,7 +186,7 @@ def _static_layout(
         heads=tuple(heads[:-1] if normalize else heads),
         normalize=bool(config.get("normalize", normalize)) if table.model2vec else normalize,
         max_seq_length=table.length,
-        **prompts,
+        **given,
         truncate_dim=truncate_dim,
         static=table,
     )
@@ -198,9 +245,12 @@ def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
     config = listed.parent / entry.get("path", "") / "config.json"
     if dotted == _WITH_ADAPTERS and read_json_object(config, optional=True).get("lora_adaptations"):
         return "Transformer"
+    if dotted == _CODES:
+        return "Codes"
     if not dotted.startswith(("sentence_transformers.", "pylate.")):
         raise ModelLoadError(
-            f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own"
+            f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own, and millpond "
+            "runs none"
         )
     return dotted.rsplit(".", 1)[-1]
 
@@ -240,6 +290,8 @@ def read_head(name: str, folder: Path, listed: Path, *, output: str | None = Non
         return read_dense(folder, "sentence_embedding", output=output)
     if name == "Normalize":
         return read_normalize(folder)
+    if name == "Codes":
+        return Codes()
     if name != "LayerNorm":
         raise _not_run(name, "after", listed)
     config = read_json_object(folder / "config.json")

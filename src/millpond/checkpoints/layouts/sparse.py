@@ -58,7 +58,42 @@ class StaticWeights:
     idf: Path | None  # JSON, a weight by token; `None`: the tensor `weight` of the folder
 
 
-Sparse = Splade | TokenWeights | StaticWeights
+@dataclass(frozen=True, kw_only=True)
+class SparseCode:
+    """CSR's code of a pooled vector: ``relu((x - pre_bias) W^T + latent_bias)``, of which the largest are kept.
+
+    With ``standardized`` the vector's mean is subtracted and it is divided by its deviation first.
+    """
+
+    folder: Path  # of the tensors
+    in_features: int
+    out_features: int  # entries of the code
+    most: int  # entries that are kept, if the checkpoint names no other number
+    standardized: bool
+
+    def shapes(self) -> dict[tuple[str, ...], tuple[int, ...]]:
+        """The tensors of the folder, each under its names, and their shapes; the decoder is the encoder transposed."""
+        shape = self.out_features, self.in_features
+        weight = ("encoder.weight", "decoder.linear.weight")
+        return {weight: shape, ("pre_bias",): shape[1:], ("latent_bias",): shape[:1]}
+
+
+Sparse = Splade | TokenWeights | StaticWeights | SparseCode
+
+
+def read_sparse_code(folder: Path) -> SparseCode:
+    """sentence-transformers' SparseAutoEncoder."""
+    path = folder / "config.json"
+    config = read_json_object(path)
+    try:
+        widths = int(config["input_dim"]), int(config.get("hidden_dim", 512))
+        most = int(config.get("k", 8))
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{path} must give input_dim, hidden_dim and k as ints") from error
+    standardized = bool(config.get("normalize", False))
+    return SparseCode(
+        folder=folder, in_features=widths[0], out_features=widths[1], most=most, standardized=standardized
+    )
 
 
 def read_static_weights(folder: Path) -> StaticWeights:
@@ -84,7 +119,8 @@ def read_splade(modules: Sequence[tuple[str, Path]], listed: Path) -> Splade:
     names = [name for name, _ in modules]
     if names[1:] != ["SpladePooling"] or names[0] not in ("Transformer", "MLMTransformer"):
         raise ModelLoadError(
-            f"{listed} lists {', '.join(names)}; of SparseEncoder checkpoints millpond runs Transformer, SpladePooling"
+            f"{listed} lists {', '.join(names)}; of SparseEncoder checkpoints millpond runs Transformer, SpladePooling "
+            "and Transformer, Pooling, SparseAutoEncoder"
         )
     (_, transformer), (_, pooling) = modules
     path = transformer / "sentence_bert_config.json"

@@ -8,7 +8,7 @@ transformers renders chat templates; Jinja drops one newline at the end of a fil
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 _SHIPPED = Path(__file__).parent
 _SUFFIXES = (".jinja", ".jinja2", ".j2")
+# Between two parts of a text that are tokenized apart.
+BREAK = "\ue0f5"
 # Private-use characters, which no text or template contains and which no folding or trimming changes.
 _MARK = "\ue0f1\ue0f2"
 _ROLES = ("query", "document")
@@ -85,6 +87,13 @@ class ScoreTemplate:
         instruction = self.instruction if instruction is None else instruction
         system = {} if instruction is None else {"system": instruction}
         return self._render(_messages({**system, "query": query, "document": document}, self._structured), instruction)
+
+    def render_list(self, query: str, documents: Sequence[str], *, instruction: str | None = None) -> str:
+        """The text for a query and all of its documents."""
+        messages = [*_messages({"query": query}, self._structured)]
+        for document in documents:
+            messages += _messages({"document": document}, self._structured)
+        return self._render(messages, instruction)
 
     def around(
         self, query: str, document: str, text: str, *, instruction: str | None = None

@@ -43,7 +43,9 @@ class VectorOptions:
     prompt: str | None = option(None, "Put this before every text.", "TEXT")
     prompt_name: str | None = option(None, "Apply this prompt of the checkpoint.", "NAME")
     output_dtype: StreamDtype = option("float32", "Data type of the vectors.")
-    truncate: Truncate = option("end", "Which end of a text that is too long is cut; error refuses it.")
+    truncate: Truncate = option(
+        "auto", "Which end of a text that is too long is cut (auto: the checkpoint's); error refuses it."
+    )
 
 
 @grouped

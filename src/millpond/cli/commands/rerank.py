@@ -27,7 +27,9 @@ class RankOptions:
     k: options.MaybeK = None
     method: options.Method = "auto"
     instruction: options.Instruction = None
-    truncate: Truncate = option("end", "Which end of a text that is too long is cut; error refuses it.")
+    truncate: Truncate = option(
+        "auto", "Which end of a text that is too long is cut (auto: the checkpoint's); error refuses it."
+    )
 
 
 @grouped

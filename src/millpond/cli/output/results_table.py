@@ -22,8 +22,12 @@ _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _CHUNK_KEYS = ("chunk", "chunk_start", "chunk_end")
 _SCORES = {
     "cross-encoder": "the model's own score",
+    "listwise": "the model's own score, among these",
     "late-interaction": "MaxSim",
     "cosine": "cosine",
+    "dot": "dot product",
+    "euclidean": "Euclidean distance, negative",
+    "manhattan": "Manhattan distance, negative",
     "maxsim": "MaxSim",
 }
 

@@ -13,7 +13,7 @@ import numpy.typing as npt
 from millpond.engine.composite.gather import combine
 from millpond.engine.schedule.timing import CallFuture, CallTimer
 from millpond.errors import InvalidRequestError
-from millpond.tasks import Role, ScoreMeasure
+from millpond.tasks import Role, ScoreMeasure, Similarity
 from millpond.values.inputs import Pair
 from millpond.values.outputs import EmbeddingOutput, ScoreOutput, Usage
 from millpond.values.params import PoolingParams
@@ -81,10 +81,14 @@ def apart(
     return combine(starts, assemble, threads, timer)
 
 
-def cosine(queries: EmbeddingOutput, documents: EmbeddingOutput, slots: Slots) -> Scores:
-    """Cosine of each pair, ``[pairs]``: products of unit vectors."""
-    out: Scores = np.einsum("nd,nd->n", queries.embeddings[slots], documents.embeddings)
-    return out
+def compare(similarity: Similarity, queries: EmbeddingOutput, documents: EmbeddingOutput, slots: Slots) -> Scores:
+    """The similarity of each pair, ``[pairs]``; the cosine's vectors must be unit vectors."""
+    left, right = queries.embeddings[slots], documents.embeddings  # [pairs, d]
+    if similarity in ("cosine", "dot"):
+        products: Scores = np.einsum("nd,nd->n", left, right)
+        return products
+    distances: Scores = np.linalg.norm(left - right, ord=1 if similarity == "manhattan" else 2, axis=1)
+    return -distances
 
 
 def vector_params(params: PoolingParams, role: Role, *, normalize: bool | None = True) -> PoolingParams:

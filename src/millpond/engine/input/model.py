@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from millpond.backends.backend import OutputSpec
+from millpond.checkpoints.layouts.listwise import Listwise
 from millpond.checkpoints.templates.score_template import read_template
 from millpond.engine.input.encode import InputEncoder
+from millpond.engine.input.entity_prompt import EntityPrompt
 from millpond.engine.input.pair_tokenizer import TemplateTokenizer
 from millpond.engine.input.plan import EncodesPairs
 from millpond.tasks import Task
@@ -25,8 +27,11 @@ class LoadedModel:
     outputs: Mapping[Task, OutputSpec]  # what each task reads from the hidden states
     # whether it has a language model's head, whose vocabulary entries can be read one by one
     language_head: bool = False
+    listwise: Listwise | None = None  # how it reads a list of documents, if it is a listwise reranker
+    most_entries: int | None = None  # how many entries of a sparse vector are kept, the largest; `None`: all
     first_kept: int = 0  # leading rows that `token_embed` leaves out
     mean_maxsim: bool = False  # whether MaxSim is divided by the number of the query's tokens
+    entities: EntityPrompt | None = None  # how a GLiNER reads labels and words; `None`: the checkpoint is none
     shares: bool = False  # whether pairs that begin alike may compute their common prefix once
 
     def pairs_by(self, template: str) -> EncodesPairs:

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Encoding
 
-from millpond.checkpoints.templates.score_template import ScoreTemplate
+from millpond.checkpoints.templates.score_template import BREAK, ScoreTemplate
 from millpond.engine.input.plan import IndexOf
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
 from millpond.engine.tokenize.tokenized import Tokenized, too_long
@@ -25,9 +25,15 @@ _DOCUMENT_SHARE = 4
 class PairTokenizer:
     """Reads pairs by the tokenizer's template (``[CLS] query [SEP] document [SEP]``); never cuts special tokens."""
 
-    def __init__(self, tokenizer: TextTokenizer, *, prompt: str = "") -> None:
+    def __init__(self, tokenizer: TextTokenizer, *, prompt: str = "", keeps_document: bool = False) -> None:
+        """``keeps_document``: only the query is cut, as transformers' ``only_first`` does, if that is enough."""
         self._tokenizer = tokenizer
         self._prompt = prompt
+        self._keeps_document = keeps_document
+
+    def keeping_document(self) -> PairTokenizer:
+        """The same, but only the query is cut."""
+        return PairTokenizer(self._tokenizer, prompt=self._prompt, keeps_document=True)
 
     def encode(
         self,
@@ -63,6 +69,8 @@ class PairTokenizer:
             query, document = np.flatnonzero(sides == 0), np.flatnonzero(sides == 1)
             room = _room(limit, len(ids) - len(query) - len(document), "special tokens")
             kept = _longest_first(len(query), len(document), room)
+            if self._keeps_document and len(document) < room:
+                kept = room - len(document), len(document)
             stay = _kept(len(ids), (query, document), kept, truncate)
             ids, types = ids[stay], None if types is None else types[stay]
         return Tokenized(ids=ids, truncated=cut, types=types if types is not None and types.any() else None)
@@ -82,6 +90,7 @@ class TemplateTokenizer:
         first = tokenizer.specials.get("bos_token") or tokenizer.specials.get("cls_token")
         spelled = first is not None and self._template.render("q", "d").startswith(first)
         self._special_tokens = template.special_tokens and not spelled
+        self._parts = BREAK in self._template.render("q", "d")
 
     def encode(
         self,
@@ -99,7 +108,7 @@ class TemplateTokenizer:
                 "or load the model with a score_template that reads `instruction`"
             )
         texts = [self._template.render(pair.query, pair.document, instruction=instruction) for pair in pairs]
-        encodings = self._tokenizer.encode_rendered(texts, special_tokens=self._special_tokens)
+        encodings = self._encodings(texts)
         tokenized = []
         for i, encoding in enumerate(encodings):
             ids = np.array(encoding.ids, dtype=np.int32)
@@ -119,7 +128,7 @@ class TemplateTokenizer:
     ) -> npt.NDArray[np.int64]:
         """Which tokens of an over-long ``text`` stay, as indices."""
         # Offsets are slow, and over-long pairs are rare: only these are tokenized again, with offsets.
-        (encoding,) = self._tokenizer.encode_rendered([text], special_tokens=self._special_tokens, offsets=True)
+        (encoding,) = self._encodings([text], offsets=True)
         query, document = self._tokens_of(encoding, text, pair, instruction)
         total = len(encoding.ids)
         room = _room(limit, total - len(query) - len(document), f"the template {self._template.name}")
@@ -132,13 +141,30 @@ class TemplateTokenizer:
         """Indices of the tokens that lie inside the query, and inside the document; int64 ``[tokens]`` each."""
         offsets = np.array(encoding.offsets, dtype=np.int64).reshape(-1, 2)
         added = np.array(encoding.special_tokens_mask, dtype=np.bool_)
-        length = len(self._tokenizer.fold(text))
+        length = self._length(text)
         tokens = []
         for before, after in self._template.around(pair.query, pair.document, text, instruction=instruction):
-            begin, end = len(self._tokenizer.fold(before)), length - len(self._tokenizer.fold(after))
+            begin, end = self._length(before), length - self._length(after)
             inside = (offsets[:, 0] >= begin) & (offsets[:, 1] <= end) & (offsets[:, 1] > begin) & ~added
             tokens.append(np.flatnonzero(inside))
         return tokens[0], tokens[1]
+
+    def _encodings(self, texts: Sequence[str], *, offsets: bool = False) -> list[Encoding]:
+        """Each text, uncut; one with breaks is tokenized in parts, the first with the special tokens."""
+        special = self._special_tokens
+        if not self._parts:
+            return self._tokenizer.encode_rendered(texts, special_tokens=special, offsets=offsets)
+        merged = []
+        for text in texts:
+            first, *others = text.split(BREAK)
+            parts = self._tokenizer.encode_rendered([first], special_tokens=special, offsets=offsets)
+            parts += self._tokenizer.encode_rendered(others, special_tokens=False, offsets=offsets)
+            merged.append(Encoding.merge(parts, growing_offsets=True))
+        return merged
+
+    def _length(self, text: str) -> int:
+        """Characters of a text as it is tokenized."""
+        return len(self._tokenizer.fold(text.replace(BREAK, "")))
 
 
 def _room(limit: int, fixed: int, holder: str) -> int:

@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from millpond.backends.backend import OutputSpec
 from millpond.engine.tokenize.tokenized import Tokenized
-from millpond.tasks import Activation, Aggregation, OutputDtype, Role, Task, Truncate
+from millpond.tasks import Aggregation, OutputDtype, Role, Task, Truncate
 from millpond.values.inputs import Pair
 
 IndexOf = Callable[[int], int]  # the index in the caller's list of the i-th item, for errors
@@ -40,11 +40,13 @@ class Plan:
     width: int  # columns of the result
     normalize: bool = False  # L2-normalize the rows after the cut
     output_dtype: OutputDtype = "float32"
-    activation: Activation = "identity"  # applied to logits
+    codes: bool = False  # the rows are whole numbers, which int8 keeps
+    activation: str = "identity"  # applied to logits
     instruction: str | None = None  # fills a reranker's template slot
     aggregation: Aggregation = "none"  # how tokens become entities
     step_tag_id: int | None = None  # only the rows of this token are returned
     adapter: int = -1  # index of the checkpoint's adapter; -1: none
     shares: bool = False  # whether a prefix that several pairs begin with may be computed once
     pairs: EncodesPairs | None = None  # reads the pairs of this call; `None`: as the checkpoint does
+    most_entries: int | None = None  # how many entries of a sparse vector are kept, the largest; `None`: all
     first_kept: int = 0  # leading rows that a per-token result leaves out

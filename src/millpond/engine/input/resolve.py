@@ -10,7 +10,7 @@ from millpond.engine.input.model import LoadedModel
 from millpond.engine.input.plan import EncodesPairs, Plan
 from millpond.engine.input.validate import check_unicode
 from millpond.errors import InvalidRequestError, UnsupportedTaskError
-from millpond.tasks import SCORE_METHODS, TASKS, Activation, Role, ScoreMethod, ScoreType, Task
+from millpond.tasks import SCORE_METHODS, TASKS, Role, ScoreMethod, ScoreType, Task
 from millpond.values.inputs import Item, SpannedText
 from millpond.values.params import PoolingParams, check_choice
 from millpond.values.spec import ModelSpec
@@ -27,8 +27,9 @@ _READS: dict[Task, frozenset[str]] = {
     "embed": _VECTORS | {"output_dtype", "long_texts"},
     "token_embed": _VECTORS,
     "sparse_embed": _TEXT,
-    "classify": _LOGITS | {"prompt", "prompt_name"},
-    "token_classify": _LOGITS | {"aggregation", "step_tag_id", "returned_token_ids"},
+    "classify": _LOGITS | {"prompt", "prompt_name", "labels", "template", "multi_label"},
+    "token_classify": _LOGITS
+    | {"aggregation", "step_tag_id", "returned_token_ids", "labels", "threshold", "nested", "multi_label"},
     "score": _LOGITS | {"instruction"},
     "reward": _LOGITS | {"step_tag_id", "returned_token_ids"},
 }
@@ -119,7 +120,13 @@ def plan(
     unread = sorted(params.given() - _READS[task])
     if unread:
         raise InvalidRequestError(f"{unread[0]}={getattr(params, unread[0])!r} means nothing to {task}; leave it out")
-    check_range(params.output_dtype, count)
+    for name in ("template", "multi_label", "threshold", "nested"):
+        if name in params.given() and params.labels is None:
+            raise InvalidRequestError(f"{name}={getattr(params, name)!r} means nothing without labels; leave it out")
+    normalize = spec.normalize if params.normalize is None else params.normalize
+    codes = task == "embed" and spec.codes and not normalize
+    if not codes:
+        check_range(params.output_dtype, count)
     output = _output(task, params, loaded)
     vectors = task in ("embed", "token_embed")
     colbert = loaded.encoder.colbert is not None and task == "token_embed"
@@ -132,10 +139,11 @@ def plan(
         prompt=prompt,
         skip=loaded.encoder.texts.prompt_length(prompt) if prompt and not loaded.include_prompt else 0,
         limit=_limit(params, spec),
-        truncate=params.truncate,
+        truncate=loaded.encoder.texts.side if params.truncate == "auto" else params.truncate,
         width=_width(task, params, spec) if vectors else loaded.width(output),
-        normalize=vectors and (spec.normalize if params.normalize is None else params.normalize),
+        normalize=vectors and normalize,
         output_dtype=params.output_dtype,
+        codes=codes,
         activation=_activation(task, params, loaded, output),
         instruction=params.instruction,
         aggregation=params.aggregation,
@@ -143,6 +151,7 @@ def plan(
         adapter=_adapter(params, spec) if "adapter" in _READS[task] else -1,
         shares=loaded.shares and task == "score",
         pairs=pairs,
+        most_entries=loaded.most_entries if task == "sparse_embed" else None,
         first_kept=loaded.first_kept if task == "token_embed" and not colbert else 0,
     )
 
@@ -171,7 +180,7 @@ def _output(task: Task, params: PoolingParams, loaded: LoadedModel) -> OutputSpe
     return OutputSpec(kind="head_rows", token_ids=tokens)
 
 
-def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, output: OutputSpec) -> Activation:
+def _activation(task: Task, params: PoolingParams, loaded: LoadedModel, output: OutputSpec) -> str:
     """The activation of logits; by default, rewards are raw and other tasks use the checkpoint's activation."""
     if task in ("embed", "token_embed", "sparse_embed"):
         return "identity"

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from millpond.engine.output.entities import entities
 from millpond.engine.output.spans import span_rows
@@ -43,7 +44,7 @@ def assemble(call: Call) -> Any:
 
 def _embedding(call: Call) -> Fields:
     rows = matryoshka.cut(call.result.rows, call.plan.width, normalize=call.plan.normalize, own=call.owns_rows)
-    embeddings = quantize(call.per_item(rows), call.plan.output_dtype)
+    embeddings = quantize(call.per_item(rows), call.plan.output_dtype, codes=call.plan.codes)
     return {"embeddings": embeddings, "cached": call.per_item(call.result.cached)}
 
 
@@ -54,8 +55,17 @@ def _token_embedding(call: Call) -> Fields:
 
 
 def _sparse(call: Call) -> Fields:
-    weights = [dict(zip(m[:, 0].astype(int).tolist(), m[:, 1].tolist(), strict=True)) for m in call.matrices_per_item()]
+    most = call.plan.most_entries
+    matrices = [matrix if most is None else _largest(matrix, most) for matrix in call.matrices_per_item()]
+    weights = [dict(zip(m[:, 0].astype(int).tolist(), m[:, 1].tolist(), strict=True)) for m in matrices]
     return {"embeddings": weights}
+
+
+def _largest(matrix: npt.NDArray[np.float32], most: int) -> npt.NDArray[np.float32]:
+    """The ``most`` entries of ``[k, 2]`` with the largest weights, ascending."""
+    if len(matrix) <= most:
+        return matrix
+    return matrix[np.sort(np.argpartition(-matrix[:, 1], most - 1)[:most])]
 
 
 def _classification(call: Call) -> Fields:

@@ -73,6 +73,7 @@ class Call:
         labels: tuple[str, ...] = (),  # of the columns of its logits
         options: CallOptions | None = None,
         truncation_log: TruncationLog | None = None,
+        why_not_finite: Callable[[], str] = lambda: "the model overflows, or its weights are so",
     ) -> None:
         self._options = options or CallOptions()
         self.timer = self._options.timer or CallTimer()
@@ -100,6 +101,7 @@ class Call:
         self.truncated = 0  # items that were cut, duplicates included, once it is finished
         self._truncated_noun, self._names = truncated_noun.get(), text_names.get()
         self._truncation_log = truncation_log or TruncationLog()
+        self._why_not_finite = why_not_finite
 
     @property
     def done(self) -> bool:
@@ -146,8 +148,8 @@ class Call:
         if broken is not None:
             return self.fail(
                 MillpondError(
-                    f"the text at index {self.index_of(broken)} gave a vector that is not finite; the model overflows "
-                    'in this precision (load it with dtype="bfloat16" or "float32"), or its file has such weights'
+                    f"the text at index {self.index_of(broken)} gave a vector that is not finite: "
+                    f"{self._why_not_finite()}"
                 )
             )
         over = self.done  # cancelled: no caller waits, but a computed row is still worth a commit

@@ -23,7 +23,14 @@ def without_specials(tokenizer: TokenizerFile, *, rows: int) -> TextTokenizer:
     backend = tokenizer.backend
     backend.post_processor = TemplateProcessing(single="$A", pair="$A $B", special_tokens=[])
     limit = tokenizer.limit if tokenizer.limit is not None and tokenizer.limit < NO_LENGTH else NO_LENGTH
-    return TextTokenizer(backend, lower=False, limit=limit, placeholder=rows, specials=tokenizer.specials)
+    return TextTokenizer(
+        backend,
+        lower=False,
+        limit=limit,
+        placeholder=rows,
+        specials=tokenizer.specials,
+        side="start" if tokenizer.cuts_start else "end",
+    )
 
 
 class StaticTokenizer(TextTokenizer):

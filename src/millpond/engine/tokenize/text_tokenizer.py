@@ -64,6 +64,7 @@ class TextTokenizer:
         reward_token: int | None = None,  # appended to a conversation by reward models that read their score there
         typed: bool = False,  # whether the checkpoint reads token types
         specials: Mapping[str, str] | None = None,
+        side: Truncate = "end",  # which end of a text is cut if the caller names none
         cleans_up: bool = False,  # whether a decoded text loses the spaces before its signs
     ) -> None:
         backend.no_padding()
@@ -77,6 +78,7 @@ class TextTokenizer:
         self.limit = limit
         self.typed = typed
         self.specials = dict(specials or {})
+        self.side: Truncate = side
         self._cleans_up = cleans_up
         self.long_texts = LongTexts(backend, self.fold)
         probe = backend.encode("a").special_tokens_mask
@@ -84,13 +86,16 @@ class TextTokenizer:
         self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
 
     @classmethod
-    def load(cls, folder: Path, *, lower: bool, reward_token: int | None = None) -> TextTokenizer:
-        """Read the tokenizer of a checkpoint, as transformers would."""
+    def load(
+        cls, folder: Path, *, lower: bool, reward_token: int | None = None, added: Sequence[str] = ()
+    ) -> TextTokenizer:
+        """Read the tokenizer of a checkpoint, as transformers would, and add special tokens that it lacks."""
         if not any(path.is_file() for pattern in _VOCABULARIES for path in folder.glob(pattern)):
             # transformers would make up an empty tokenizer, to which every text is unknown tokens.
             raise ModelLoadError(f"{folder} has no tokenizer that can be read here; is the checkpoint complete?")
         read = _tokenizer_file(folder)
         backend, limit, specials = read.backend, read.limit, read.specials
+        backend.add_special_tokens([token for token in added if backend.token_to_id(token) is None])
         roles = ("eos_token", "bos_token", "pad_token")
         placeholders = (backend.token_to_id(specials[role]) for role in roles if role in specials)
         return cls(
@@ -103,6 +108,7 @@ class TextTokenizer:
             reward_token=reward_token,
             typed=read.typed,
             specials=specials,
+            side="start" if read.cuts_start else "end",
             cleans_up=read.cleans_up,
         )
 
@@ -237,6 +243,11 @@ class TextTokenizer:
         texts = texts if offsets else self._collapsed(texts)
         with turn(texts):
             return encode([self.fold(text) for text in texts], add_special_tokens=special_tokens)
+
+    def encode_words(self, texts: Sequence[Sequence[str]]) -> list[Encoding]:
+        """Each text, given as words that are tokenized one by one, with the special tokens around it."""
+        with turn([word for words in texts for word in words]):
+            return self._backend.encode_batch([list(words) for words in texts], is_pretokenized=True)
 
     def prompt_length(self, prompt: str) -> int:
         """Tokens that ``prompt`` adds at the front; leading special tokens count, as in sentence-transformers."""

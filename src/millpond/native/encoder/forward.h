@@ -10,6 +10,7 @@
 #include "adapters.h"
 #include "attention.h"
 #include "disentangled.h"
+#include "experts.h"
 #include "int8.h"
 #include "norms.h"
 #include "team.h"
@@ -37,11 +38,13 @@ struct Forward {
     Codes codes, inner_codes;  // of the states or heads, and of a feed's inner states
     typename Attention<Isa>::Room attention;
     typename Disentangled<Isa>::Room disentangled;
+    typename Experts<Isa>::Room experts;
   };
 
   struct Sizes {
     int64_t rows, keys, dim;
     int64_t states, heads, sums, branch, low, codes, ranges, inner_codes, inner_ranges, attention, disentangled, bytes;
+    typename Experts<Isa>::Sizes experts;
   };
 
   static bool any_disentangled(const Model& model) {
@@ -91,8 +94,9 @@ struct Forward {
     sizes.attention = bytes(Attention<Isa>::room_bytes(sizes.keys, sizes.dim), 1);
     sizes.disentangled =
         any_disentangled(model) ? bytes(Disentangled<Isa>::room_bytes(sizes.keys, sizes.dim), 1) : 0;
+    sizes.experts = Experts<Isa>::Sizes::of(model, least_of(call.block, block), kChunk);
     sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.low + sizes.codes + sizes.ranges +
-                  sizes.inner_codes + sizes.inner_ranges + sizes.attention + sizes.disentangled;
+                  sizes.inner_codes + sizes.inner_ranges + sizes.attention + sizes.disentangled + sizes.experts.bytes;
     return sizes;
   }
 
@@ -117,6 +121,7 @@ struct Forward {
     room.inner_codes = codes_at(sizes.inner_codes, sizes.inner_ranges);
     room.attention = Attention<Isa>::room_at(take(sizes.attention), sizes.keys, sizes.dim);
     room.disentangled = Disentangled<Isa>::room_at(take(sizes.disentangled), sizes.keys, sizes.dim);
+    room.experts = Experts<Isa>::room_at(take(sizes.experts.bytes), sizes.experts);
     return room;
   }
 
@@ -156,6 +161,18 @@ struct Forward {
     return slice;
   }
 
+  // The words after a token, of it and before it, side by side.
+  static void place_neighbours(const Block& block, const Step& step, int64_t row, int64_t token, int64_t text) {
+    const EncodeCall& call = block.call;
+    for (int64_t part = 0; part < 3; part++) {
+      const int64_t other = token + 1 - part;
+      const bool within_text = other >= call.bounds[text] && other < call.bounds[text + 1];
+      const State* word = within_text ? (const State*)step.words + call.ids[other] * step.columns : nullptr;
+      for (int64_t c = 0; c < step.columns; c += kLanes)
+        store(block.room.sums.row(row, part * step.columns + c), word ? Isa::load_state(word + c) : zeros());
+    }
+  }
+
   static void embed(const Block& block, const Step& step) {
     const EncodeCall& call = block.call;
     const State *words = (const State*)step.words, *positions = (const State*)step.positions;
@@ -164,11 +181,12 @@ struct Forward {
     block.each_token([&](int64_t row, int64_t at, int64_t token, int64_t text) {
       const int64_t adapter = block.adapter(text), kinds = step.low_words ? (adapter + 1) * step.kinds : 0;
       const int64_t id = call.ids[token], kind = kinds + (call.types ? call.types[token] : 0);
-      const State* word = words + id * step.columns;
+      if (step.whole) return place_neighbours(block, step, row, token, text);
+      const State* word = words ? words + id * step.columns : nullptr;
       const State* position = positions ? positions + (call.offset + at) * step.columns : nullptr;
       const State* type = types ? types + kind * step.columns : nullptr;
       for (int64_t c = 0; c < step.columns; c += kLanes) {
-        Floats x = scaled(Isa::load_state(word + c), scale);
+        Floats x = word ? scaled(Isa::load_state(word + c), scale) : load(block.room.sums.row(row, c));
         if (step.low_words && adapter >= 0) x = adapted_word(x, step, id, c, adapter, call.model->rank);
         if (type) x = sum_of(x, Isa::load_state(type + c));
         if (position) x = sum_of(x, Isa::load_state(position + c));
@@ -182,8 +200,8 @@ struct Forward {
     if (step.target == 3)
       norm_to_sums(block.room.branch, block.room.sums, from, to, step.columns, step.norm);
     else
-      norm_to_states<Isa>(block.room.sums, block.room.states, from, to, step.columns, step.residual, step.target == 1,
-                          step.norm);
+      norm_to_states<Isa>(block.room.sums, block.room.states, block.room.branch, from, to, step.columns, step.residual,
+                          step.target, step.norm);
   }
 
   // Adds a bias to units [first, last) of sums that a product is added to.
@@ -325,6 +343,42 @@ struct Forward {
         [&] { add_product(block, states, codes, down, step.target, inner, down.in - inner); });
   }
 
+  // A mixture of experts, for this piece's rows.
+  static void mix(const Block& block, const Step& step) {
+    const int64_t first = block.team.first(block.rows), rows = block.team.last(block.rows) - first;
+    const typename Experts<Isa>::Room& own = block.own.experts;
+    const Sums& to = step.target == 3 ? block.room.branch : block.room.sums;
+    for (int64_t c = 0; c < step.columns; c += kLanes)
+      for (int64_t r = first; r < first + rows; r++) {
+        const Floats bias = step.down.bias ? load(step.down.bias + c) : zeros();
+        store(to.row(r, c), step.target == 2 ? sum_of(load(to.row(r, c)), bias) : bias);
+      }
+    const States<Isa> mine{block.room.states.row(first, 0), block.room.states.stride};
+    const Weight& router = step.weight;
+    const int64_t panels = router.in / Isa::kPanel;
+    product_to_sums<Isa>(mine, rows, (const State*)router.units, unit_size<Isa>(panels), panels, 0, router.out / kColumns,
+                         router.bias ? router.bias : kNone, own.scores);
+    Experts<Isa>::choose(step, own, rows);
+    Block part{block.call, block.room, block.own, block.team, block.first, block.last, 0};
+    for (int64_t e = 0; e < step.expert_count; e++) {
+      part.rows = Experts<Isa>::gather(step, own, rows, e, mine, 0);
+      if (part.rows == 0) continue;
+      const Weight &up = step.experts[2 * e], &down = step.experts[2 * e + 1];
+      const int64_t of_unit = step.gated ? kLanes : kColumns, depth = down.in / Isa::kPanel;
+      for (int64_t column = 0; column < down.in; column += kChunk) {
+        const int64_t width = least_of(kChunk, down.in - column), from = column / of_unit, end = from + width / of_unit;
+        if (step.gated)
+          activated_product<true>(part, own.gathered, up, step.activation, from, end, own.inner, column);
+        else
+          activated_product<false>(part, own.gathered, up, step.activation, from, end, own.inner, column);
+        const float* bias = column > 0 ? nullptr : down.bias ? down.bias : kNone;
+        product_to_sums<Isa>(own.inner, part.rows, (const State*)down.units + unit_size<Isa>(column / Isa::kPanel),
+                             unit_size<Isa>(depth), width / Isa::kPanel, 0, down.out / kColumns, bias, own.results);
+      }
+      Experts<Isa>::scatter(step, own, part.rows, to, first);
+    }
+  }
+
   static void turn(const Block& block, const Step& step) {
     block.each_token([&](int64_t row, int64_t at, int64_t, int64_t) {
       turn_heads<Isa>(block.room.heads, row, block.call.offset + at, step);
@@ -369,6 +423,7 @@ struct Forward {
     gather((char*)room.states.at, room.states.stride * size, hidden / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.heads.at, room.heads.stride * size, step.heads * step.dim / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.sums.at, room.sums.stride * 4, hidden / kColumns, kColumns * 4);
+    if (block.call.model->branch) gather((char*)room.branch.at, room.branch.stride * 4, hidden / kColumns, kColumns * 4);
   }
 
   static void read(const Block& block) {
@@ -418,9 +473,11 @@ struct Forward {
         }
         break;
       case kAdapt: adapt(block, step); break;
+      case kExperts: team.share([&] { mix(block, step); }); break;
       default: feed(block, step);
     }
-    if (timings) timings[step.kind == kProduct && step.target != 0 ? 6 : step.kind] += now() - begun;
+    const int64_t kind = step.kind == kExperts ? kFeed : step.kind;
+    if (timings) timings[kind == kProduct && step.target != 0 ? 6 : kind] += now() - begun;
   }
 
   static void run_block(Block& block, double* timings) {

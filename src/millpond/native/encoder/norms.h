@@ -8,9 +8,14 @@ namespace {
 
 constexpr int64_t kMostColumns = 8192;  // of a row that is normalized: backends/native/plans/plan.py takes no wider models
 
-// Normalizes `columns` numbers in place. The last ones may be padding: they are 0 before and after.
-inline void normalize(float* row, int64_t columns, const NormWeights& norm) {
+// Normalizes `columns` numbers in place. The last ones of each piece may be padding: they are 0 before and after.
+inline void normalize(float* row, int64_t columns, const NormWeights& norm, int64_t piece) {
   if (norm.kind == kCopy) return;
+  if (norm.kind == kScale) {
+    for (int64_t c = 0; c < columns; c += kLanes)
+      store(row + c, sum_of(scaled(load(row + c), load(norm.weight + c)), load(norm.bias + c)));
+    return;
+  }
   const int64_t real = columns - norm.padding;
   float mean = 0;
   if (norm.kind == kLayerNorm) {
@@ -19,10 +24,11 @@ inline void normalize(float* row, int64_t columns, const NormWeights& norm) {
     mean = sum_of(sum) / float(real);
   }
   const Floats center = broadcast(mean);
+  const int64_t used = piece - norm.padding * piece / columns;
   // Of RMS norms, and so of heads, whose padding is not behind all columns: the difference is 0 there.
   const auto off_center = [&](int64_t c) __attribute__((always_inline)) {
     const Floats off = difference(load(row + c), center);
-    return c + kLanes > real && norm.kind == kLayerNorm ? within(off, 0, real - 1 - c, zeros()) : off;
+    return norm.padding && norm.kind == kLayerNorm ? within(off, 0, used - 1 - c % piece, zeros()) : off;
   };
   Floats squares = zeros();
   for (int64_t c = 0; c < columns; c += kLanes) {
@@ -39,10 +45,11 @@ inline void normalize(float* row, int64_t columns, const NormWeights& norm) {
   }
 }
 
-// Rows [first, last): states = norm(sums), or of sums + states; with `keep` the sums take the result too.
+// Rows [first, last): states = norm(sums), or of sums + states; with `target` 1 the sums take the result too, with 2 only
+// the sums, with 4 the branch too.
 template <class Isa>
-void norm_to_states(const Sums& sums, const States<Isa>& states, int64_t first, int64_t last, int64_t columns,
-                    bool residual, bool keep, const NormWeights& norm) {
+void norm_to_states(const Sums& sums, const States<Isa>& states, const Sums& branch, int64_t first, int64_t last,
+                    int64_t columns, bool residual, int64_t target, const NormWeights& norm) {
   alignas(64) float numbers[kMostColumns];
   for (int64_t r = first; r < last; r++) {
     for (int64_t c = 0; c < columns; c += kLanes) {
@@ -50,10 +57,10 @@ void norm_to_states(const Sums& sums, const States<Isa>& states, int64_t first, 
       if (residual) x = sum_of(x, Isa::load_state(states.row(r, c)));
       store(numbers + c, x);
     }
-    normalize(numbers, columns, norm);
+    normalize(numbers, columns, norm, columns);
     for (int64_t c = 0; c < columns; c += kLanes) {
-      Isa::store_state(states.row(r, c), load(numbers + c));
-      if (keep) store(sums.row(r, c), load(numbers + c));
+      if (target != 2) Isa::store_state(states.row(r, c), load(numbers + c));
+      if (target != 0) store((target == 4 ? branch : sums).row(r, c), load(numbers + c));
     }
   }
 }
@@ -64,22 +71,39 @@ inline void norm_to_sums(const Sums& branch, const Sums& sums, int64_t first, in
   alignas(64) float numbers[kMostColumns];
   for (int64_t r = first; r < last; r++) {
     for (int64_t c = 0; c < columns; c += kLanes) store(numbers + c, load(branch.row(r, c)));
-    normalize(numbers, columns, norm);
+    normalize(numbers, columns, norm, columns);
     for (int64_t c = 0; c < columns; c += kLanes)
       store(sums.row(r, c), sum_of(load(sums.row(r, c)), load(numbers + c)));
   }
 }
 
-// A row of queries and keys: each head normalized (RMS) and rotated by its position, in place.
+// A row's heads [first, first + count) normalized as one row of numbers, in place.
+template <class Isa>
+void normalize_heads(const States<Isa>& heads, int64_t row, int64_t first, int64_t count, int64_t dim,
+                     const NormWeights& norm) {
+  alignas(64) float numbers[kMostColumns];
+  for (int64_t c = 0; c < count * dim; c += kLanes)
+    store(numbers + c, Isa::load_state(heads.row(row, first * dim + c)));
+  normalize(numbers, count * dim, norm, dim);
+  for (int64_t c = 0; c < count * dim; c += kLanes)
+    Isa::store_state(heads.row(row, first * dim + c), load(numbers + c));
+}
+
+// A row of queries and keys: each head, or all of them as one, normalized and then rotated by its position, in place.
 template <class Isa>
 void turn_heads(const States<Isa>& heads, int64_t row, int64_t position, const Step& step) {
   alignas(64) float numbers[kMostColumns];
   const int64_t half = step.dim / 2;
+  if (step.whole) {
+    normalize_heads<Isa>(heads, row, 0, step.heads, step.dim, step.norm);
+    normalize_heads<Isa>(heads, row, step.heads, step.kv_heads, step.dim, step.key_norm);
+    if (!step.cosines) return;
+  }
   for (int64_t h = 0; h < step.heads + step.kv_heads; h++) {
     const NormWeights& norm = h < step.heads ? step.norm : step.key_norm;
     for (int64_t d = 0; d < step.dim; d += kLanes)
       store(numbers + d, Isa::load_state(heads.row(row, h * step.dim + d)));
-    normalize(numbers, step.dim, norm);
+    if (!step.whole) normalize(numbers, step.dim, norm, step.dim);
     if (step.cosines) {
       const float *cosines = step.cosines + position * half, *sines = step.sines + position * half;
       for (int64_t d = 0; d < half; d += kLanes) {

@@ -11,11 +11,11 @@
 
 #include <cstdint>
 
-enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt };
+enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts };
 
 enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
 
-enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm };
+enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm, kScale };  // kScale: weight and bias alone
 
 // A weight [out, in] in units of a number of columns, packed by `pack_rows` (pack_rows.h).
 struct Weight {
@@ -36,24 +36,28 @@ struct NormWeights {
 };
 
 // What a step reads depends on its kind:
-//   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types
-//   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1);
-//               sums += norm(branch) (3)
+//   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types; without
+//               words sums += position + type; or sums = next word, word, word before (`whole`), 0 beyond a text's ends
+//   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1), or only
+//               sums (2); sums += norm(branch) (3); branch = the same (4)
 //   kProduct    heads = states W (`target` 0); sums = heads W (1), sums += heads W (2), branch = heads W (3),
 //               sums = states W (4)
-//   kHeads      norms of query and key heads (norm, key_norm), then rotation by position
+//   kHeads      norms of query and key heads (norm, key_norm), of each or of all as one row (`whole`), then rotation by
+//               position
 //   kAttention  queries = attention; after it a call that reads one row of each text drops the others
 //   kFeed       sums = down(activation(up(states))) (`target` 1), sums += (2), branch = (3)
 //   kAdapt      behind the states (`target` 0), or the queries (1): their products with the first factors of the
 //               adapters, see adapters.h
+//   kExperts    as kFeed, of the feeds that a row's router chooses, see experts.h
 struct Step {
   std::int64_t kind;
   std::int64_t target, activation, gated, residual;
-  std::int64_t columns;    // of the norm, of the embeddings, or of a head's embeddings of distances
+  std::int64_t columns;    // of the norm, of the embeddings, of experts' results, or of a head's embeddings of distances
   Weight weight, down;     // of a gated feed, columns of gate and up alternate
   Weight low;              // of a feed with adapters: first factors for `down`
   NormWeights norm, key_norm;
-  const void* words;       // [vocabulary, columns], in the precision of the model
+  std::int64_t whole;
+  const void* words;       // [vocabulary, columns], in the precision of the model; null: none
   const void* positions;   // [positions, columns]; null: none
   const void* types;       // [types, columns]; null: none; with adapters further tables, one for each of them
   const float* low_words;    // [adapters, vocabulary, rank]; null: no adapters
@@ -74,6 +78,11 @@ struct Step {
   // at either end are the same. Null: without such a term.
   const std::int32_t* key_columns;
   const std::int32_t* query_columns;
+  // Of a mixture of experts, whose router is `weight`; `down` has only a bias, which is added once.
+  const Weight* experts;       // [expert_count, 2]: `weight` and `down` of a feed each
+  std::int64_t expert_count;
+  std::int64_t top;            // experts of a row
+  std::int64_t renormalized;   // whether the weights of a row's experts add up to 1
 };
 
 struct Model {

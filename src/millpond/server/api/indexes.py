@@ -66,7 +66,7 @@ class SearchRequest(BaseModel):
     candidates: Candidates | None = Field(None, description="Documents that the first stage keeps for exact scoring.")
     exact: bool = Field(False, description="Score every document, without a first stage.")
     truncate: Annotated[Truncate, absent_if_null(Truncate)] = Field(
-        "end", description="Which end of a query that is too long is cut; error refuses it."
+        "auto", description="Which end of a query that is too long is cut (auto: the model's); error refuses it."
     )
 
     _check_forms = one_of("query", "queries")

@@ -53,7 +53,7 @@ class ModelCard(BaseModel):
     )
     labels: list[str] = Field(description="Names of its classes.")
     score_type: str | None = Field(
-        None, description="How it scores a pair: cross-encoder, late-interaction or bi-encoder."
+        None, description="How it scores a pair: cross-encoder, listwise, late-interaction or bi-encoder."
     )
 
 

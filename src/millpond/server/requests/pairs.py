@@ -54,7 +54,7 @@ class PairRequest(PoolingRequest):
 
 
 # An embedder can score pairs too, but if there is a reranker, a rerank request means that one.
-_PREFERENCE: tuple[tuple[ScoreType, ...], ...] = (("cross-encoder", "late-interaction"), ("bi-encoder",))
+_PREFERENCE: tuple[tuple[ScoreType, ...], ...] = (("cross-encoder", "listwise", "late-interaction"), ("bi-encoder",))
 
 
 def find_scorer(request: Request, name: str | None, *, api: str) -> ServedModel:

@@ -47,7 +47,7 @@ def reserve_result(
     elif task == "token_embed":
         width = spec.hidden_size
     else:
-        width = len(params.returned_token_ids or spec.labels or (0,))
+        width = len(params.returned_token_ids or spec.labels or (0,)) * len(params.labels or (0,))
     # Of token rows there are two copies: those of each text, and all of them together.
     memory = _FLOAT32_BYTES * (2 if matrices else 1) + bytes_per_number
     if task == "sparse_embed":

@@ -44,7 +44,7 @@ class MillpondSparseEmbedding(TextSource, BaseSparseEmbedding):
     kind = "sparse"
     loading = (*TextSource.loading, "pooling", "cache")
 
-    truncate: Truncation = "end"
+    truncate: Truncation = "auto"
     pooling: str | None = None
     cache: PathStr | None = None
 

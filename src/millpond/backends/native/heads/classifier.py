@@ -14,7 +14,8 @@ from millpond.backends.native.heads.vocabulary_rows import VocabularyRows, head_
 from millpond.checkpoints import classifier_steps
 from millpond.checkpoints.classifier_steps import HeadRows, Norm, Step
 from millpond.checkpoints.classifiers import Classifier
-from millpond.checkpoints.weights import StoredTensor, find_tensor, stored_tensors
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import find_tensor, stored_tensors
 from millpond.errors import WeightMismatchError
 
 _Step = Callable[[Floats, int], Floats]  # float32 [n, in] and threads, to [n, out]
@@ -75,6 +76,8 @@ def _build(step: Step, description: Classifier, tensors: Mapping[str, StoredTens
     if isinstance(step, Norm):
         scale, shift, epsilon = weight.float32(), None if bias is None else bias.float32(), step.eps
         return lambda rows, threads: layer_norm(rows, scale, shift, epsilon), width
+    if step.softcap is not None:
+        return VocabularyRows(weight.float32(), softcap=step.softcap), weight.shape[0]
     return Linear(weight, bias), weight.shape[0]
 
 

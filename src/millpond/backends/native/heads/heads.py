@@ -15,6 +15,7 @@ from millpond.backends.native.heads.classifier import ClassifierHead
 from millpond.backends.native.heads.kernels import Floats, Linear
 from millpond.backends.native.heads.modules import Modules
 from millpond.backends.native.heads.pooling import Ints, pool
+from millpond.backends.native.heads.sparse_code import SparseCodeHead
 from millpond.backends.native.heads.splade import SpladeHead
 from millpond.backends.native.heads.token_presence import TokenPresenceHead
 from millpond.backends.native.heads.token_weights import TokenWeightHead
@@ -39,7 +40,7 @@ class Heads:
     token_heads: Modules
     heads: Modules
     classifier: ClassifierHead | None = None
-    sparse: SpladeHead | TokenWeightHead | TokenPresenceHead | None = None
+    sparse: SpladeHead | TokenWeightHead | TokenPresenceHead | SparseCodeHead | None = None
     token_vectors: Linear | None = None  # replaces the token heads, for `tokens` only
     language_head: Path | None = None  # the folder of a decoder with the head of a language model
 
@@ -49,9 +50,10 @@ class Heads:
 
     def rows_of(self, output: OutputSpec) -> Rows:
         """The rows of each text that an output reads."""
-        if output.kind == "pooled" and self.modes == ("mean",) and len(self.token_heads) == 0:
+        pooled = output.kind == "pooled" or (output.kind == "sparse" and isinstance(self.sparse, SparseCodeHead))
+        if pooled and self.modes == ("mean",) and len(self.token_heads) == 0:
             return "mean"
-        if output.kind == "pooled":
+        if pooled:
             return _ROWS.get(self.modes, "all")
         if output.kind == "logits" and self.classifier is not None and self.classifier.description.pooling is not None:
             return _ROWS.get((self.classifier.description.pooling,), "all")
@@ -89,13 +91,20 @@ class Reading:
         heads, threads = self.heads, self.threads
         if output.kind == "sparse":
             assert heads.sparse is not None
+            if isinstance(heads.sparse, SparseCodeHead):
+                return heads.sparse.read(self._pooled(), threads)
             return heads.sparse.read(self.hidden, self.bounds, self.ids, threads)
         if output.kind == "pooled":
-            return list(heads.heads(pool(heads.modes, self._tokens, self.bounds, self.skip), threads))
+            return list(self._pooled())
         if output.kind == "logits":
             assert heads.classifier is not None
             return list(heads.classifier.pool(self.hidden, self.bounds, threads))
         return np.split(self._each_token(output), self.bounds[1:-1])
+
+    def _pooled(self) -> Floats:
+        """``[texts, d]`` behind the heads."""
+        heads = self.heads
+        return heads.heads(pool(heads.modes, self._tokens, self.bounds, self.skip), self.threads)
 
     @cached_property
     def _tokens(self) -> Floats:

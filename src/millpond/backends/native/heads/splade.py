@@ -16,7 +16,8 @@ from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architecture import MaskedHeadNames
 from millpond.checkpoints.layouts.sparse import Splade
-from millpond.checkpoints.weights import StoredTensor, stored_tensors
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 _MOST_POOLED = 64 << 20  # bytes of the rows `[texts, vocabulary]` of one call: 550 texts with BERT's vocabulary

@@ -20,7 +20,7 @@ from millpond.backends.native import structs
 from millpond.backends.native.kernels import Kernels
 from millpond.backends.native.memory import Memory
 from millpond.backends.native.packing import packed_file
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.native import library
 from millpond.support.load_progress import advance, begin
 
@@ -146,12 +146,12 @@ class WeightPacker:
         self._packings.append(packing)
         return struct
 
-    def gated(self, gate: Linear, up: Linear) -> structs.Weight:
+    def gated(self, gate: Linear, up: Linear, *, exact: bool = False) -> structs.Weight:
         """The columns of gate and up in turn, a vector of each."""
         one = padded_rows(gate.weight.shape[0])
         both = np.stack([one, np.where(one < 0, -1, one + gate.weight.shape[0])])
         lanes = both.reshape(2, -1, self._kernels.lanes).swapaxes(0, 1)
-        return self.weight(gate, up, order=lanes.reshape(-1), mlp=True)
+        return self.weight(gate, up, order=lanes.reshape(-1), mlp=True, exact=exact)
 
     def low_weight(self, adapter: LowRank, *, piece: int | None = None) -> structs.Weight:
         """The first factors of a weight's adapters as a weight of its own."""
@@ -298,11 +298,12 @@ def _sources(parts: Sequence[StoredTensor], order: Indexes) -> tuple[int, Indexe
             continue
         if type(part) is not StoredTensor:
             numbers = part.float32()
-        elif part.dtype == ("bfloat16" if same else "float32"):
+        elif part.dtype == ("bfloat16" if same else "float32") and part.stored.strides[1] == part.stored.itemsize:
             numbers = part.stored
             chosen = chosen if part.rows is None else part.rows[chosen]
         else:
-            numbers, chosen = part[chosen].float32(), np.arange(len(chosen))
+            numbers = part[chosen].numbers() if same else part[chosen].float32()  # also of a transposed matrix
+            chosen = np.arange(len(chosen))
         assert numbers.strides[1] == numbers.itemsize, "rows are contiguous"
         addresses[own] = numbers.ctypes.data + numbers.strides[0] * chosen
         kept.append(numbers)

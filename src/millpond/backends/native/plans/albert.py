@@ -7,7 +7,7 @@ from typing import Any
 
 from millpond.backends.native import structs
 from millpond.backends.native.plans.plan import PlanBuilder
-from millpond.backends.native.plans.post_norm import PostNormLayer, embed, layer_norm
+from millpond.backends.native.plans.post_norm import EncoderLayer, embed, layer_norm
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.checkpoints.architecture import EncoderNames
 from millpond.errors import ModelLoadError
@@ -46,7 +46,7 @@ def albert_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any
         first = builder.count
         for inner in range(int(config["inner_group_num"])):
             prefix = f"encoder.albert_layer_groups.{group}.albert_layers.{inner}."
-            layer = PostNormLayer(builder, tensors, _NAMES, prefix, hidden)
+            layer = EncoderLayer(builder, tensors, _NAMES, prefix, hidden)
             layer.attend(heads, epsilon)
             layer.feed(int(config["intermediate_size"]), str(config["hidden_act"]), epsilon)
         begun[group] = first, builder.count

@@ -1,4 +1,4 @@
-"""Plan of DeBERTa v2 and v3: post-norm layers whose attention adds two products with the embedding of each distance."""
+"""Plan of DeBERTa: post-norm layers whose attention adds two products with the embedding of each distance."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import embed, layer_norm
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.checkpoints.families.deberta import has_near_distances_only
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 
 
 def deberta_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any]) -> None:
@@ -134,7 +134,8 @@ class _Deberta:
         self._builder.norm(weights, self._hidden, residual=True)
 
     def _linear(self, prefix: str, name: str, out: int, into: int) -> Linear:
-        return self._tensors.linear(prefix + name, out, into)
+        biased = self._config["key_bias"] or not name.endswith("key_proj")
+        return self._tensors.linear(prefix + name, out, into, biased=biased)
 
 
 def _distances(config: Mapping[str, Any]) -> Distances:

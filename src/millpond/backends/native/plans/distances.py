@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 
 # Columns of a unit of a weight, and how many distances at both ends of a table have the same column (disentangled.h).
 _UNIT, _ENDS = 32, 32
@@ -47,6 +47,12 @@ class DistanceColumns:
     rows: npt.NDArray[np.intp]  # `[2, columns]`: the row that each column has, by key - query and by query - key
     columns: Ints  # `[2, 2 reach + 1]`: the column of each distance, by key - query and by query - key
     reach: int
+
+    def rows_of(self, distance: npt.NDArray[np.intp]) -> npt.NDArray[np.intp]:
+        """The row of each distance, query - key."""
+        column = self.columns[1][np.clip(distance, -self.reach, self.reach) + self.reach]
+        rows: npt.NDArray[np.intp] = self.rows[1][column]
+        return rows
 
     @classmethod
     def of(cls, distances: Distances) -> DistanceColumns:

@@ -5,6 +5,8 @@ A family says what it computes in methods of :class:`PlanBuilder`; the steps the
 
 from __future__ import annotations
 
+import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -26,10 +28,21 @@ from millpond.backends.native.packing.weight_packer import (
 )
 from millpond.backends.native.plans.distances import DistanceTerms, by_head
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.errors import ModelLoadError
 
 _WIDEST = 8192  # kMostColumns of norms.h
+_MOST_EXPERTS = 1024  # kMost of experts.h
 _WEIGHTS = ("weight", "down", "low")  # of a step
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Expert:
+    """A feed forward that only some tokens pass: ``down(activation(up))``, or ``down(activation(gate) * up)``."""
+
+    up: Linear
+    down: Linear
+    gate: Linear | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,7 +69,9 @@ class PlanBuilder:
         self._packer = WeightPacker(kernels, adapters=adapters, rank=rank)
         self._steps: list[structs.Step] = []
         self._rotations: dict[int, Rotation] = {}  # by step
-        self._tables: dict[str, StoredTensor | None] = {}  # of the embeddings, by the step's field
+        self._tables: list[tuple[int, str, StoredTensor]] = []  # of embeddings, with the step and its field
+        self._experts: list[tuple[Any, list[structs.Weight]]] = []  # arrays that steps point to, and what goes there
+        self._distance_tables: dict[int, tuple[Floats, int | None]] = {}  # with their addresses, by their ids
         self._hidden = self._output = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = False
         self._adapters, self._rank = adapters, rank
@@ -68,31 +83,47 @@ class PlanBuilder:
         types: StoredTensor | None = None,  # [types, columns]
         *,
         scale: float = 1.0,
+        trigrams: bool = False,
         adapter: LowRank | None = None,
         type_adapter: LowRank | None = None,
     ) -> None:
         """Embeddings, the first step: the sum of a word (scaled), its type and its position.
 
         An adapter of the words is added to each word that is read; the few types are merged with theirs beforehand.
+        With ``trigrams`` instead three words side by side, a token's next one, its own and the one before.
         """
         columns = padded(words.shape[1])
-        self._hidden = max(self._hidden, columns)
+        self._hidden = max(self._hidden, 3 * columns if trigrams else columns)
         self._vocabulary = words.shape[0]
-        self._types = 0 if types is None else types.shape[0]
-        if positions is not None:
-            self._bound(positions.shape[0])
         if types is not None and type_adapter is not None:
+            self._types = types.shape[0]
             types = self._merged(types, type_adapter)
-        self._tables = {"words": words, "positions": positions, "types": types}
+        self._place(words, positions, types)
         self._add(
             kind=structs.EMBED,
             columns=columns,
+            whole=trigrams,
             low_words=None if adapter is None else self._packer.floats(adapter.down),
             low_columns=None if adapter is None else self._packer.floats(_padded(adapter.up.T)),
             vocabulary=self._vocabulary,
             kinds=self._types,
             scale=scale,
         )
+
+    def place(self, positions: StoredTensor, types: StoredTensor) -> None:
+        """Add the embeddings of positions and types to the sums, which are as wide."""
+        self._place(None, positions, types)
+        self._add(kind=structs.EMBED, columns=padded(types.shape[1]), kinds=self._types)
+
+    def _place(self, words: StoredTensor | None, positions: StoredTensor | None, types: StoredTensor | None) -> None:
+        """Note the tables of the step that is added next."""
+        if positions is not None:
+            self._bound(positions.shape[0])
+        if types is not None and not self._types:
+            self._types = types.shape[0]
+        for field, table in (("words", words), ("positions", positions), ("types", types)):
+            if table is not None:
+                self._tables.append((len(self._steps), field, table))
 
     def norm(
         self,
@@ -101,16 +132,21 @@ class PlanBuilder:
         *,
         residual: bool = False,
         keep: bool = False,
+        sums: bool = False,
         branch: bool = False,
+        carry: bool = False,
     ) -> None:
         """A norm of the sums, or of sums + states (``residual``), whose result are the states.
 
-        With ``keep`` the sums take the result too. With ``branch`` instead: ``sums += norm(branch)``.
+        With ``keep`` the sums take the result too, with ``carry`` the branch, with ``sums`` only the sums. With
+        ``branch`` instead: ``sums += norm(branch)``.
         """
         if columns > _WIDEST:
             raise NotSupported(f"{columns} columns")
         self._output, columns = columns, padded(columns)
-        self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=3 if branch else int(keep))
+        self._branch |= carry
+        target = 4 if carry else 3 if branch else 2 if sums else int(keep)
+        self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=target)
 
     def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: LowRank | None = None) -> None:
         """Queries, keys and values: the linear layers of all three side by side.
@@ -128,9 +164,9 @@ class PlanBuilder:
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
 
-    def up_proj(self, part: Linear) -> None:
-        """Widen the embeddings: ``sums = states W``."""
-        weight = self._packer.weight(part)
+    def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
+        """Another width: ``sums = states W``; ``piece``: columns of each word of a trigram."""
+        weight = self._packer.weight(part, piece=piece)
         self._hidden = max(self._hidden, weight.out)
         self._add(kind=structs.PRODUCT, target=4, weight=weight)
 
@@ -142,9 +178,12 @@ class PlanBuilder:
         dim: int,
         norm: structs.NormWeights | None = None,
         key_norm: structs.NormWeights | None = None,
+        whole: bool = False,
         rotation: Rotation | None = None,
     ) -> None:
-        """Norms of query and key heads, then their rotation."""
+        """Norms of query and key heads, then their rotation; ``whole``: the norms are of all heads as one row."""
+        if whole and heads * padded(dim) > _WIDEST:
+            raise NotSupported(f"a norm of {heads * dim} columns")
         if rotation is not None:
             self._rotations[len(self._steps)] = rotation
         self._add(
@@ -154,6 +193,7 @@ class PlanBuilder:
             dim=padded(dim),
             norm=norm or structs.NormWeights(kind=structs.COPY),
             key_norm=key_norm or structs.NormWeights(kind=structs.COPY),
+            whole=whole,
         )
 
     def attention(
@@ -237,25 +277,84 @@ class PlanBuilder:
             **({} if down_adapter is None else {"low": self._packer.low_weight(down_adapter)}),
         )
 
+    def experts(
+        self,
+        router: Linear,
+        experts: Sequence[Expert],
+        activation: str | None,
+        *,
+        top: int,
+        renormalized: bool = False,
+        bias: StoredTensor | None = None,  # [columns]
+        add: bool = False,
+        branch: bool = False,
+    ) -> None:
+        """A mixture of feed forwards, which goes where :meth:`mlp` puts its own.
+
+        A row's result is the sum of those of its ``top`` experts, weighted by a softmax of the router's scores over
+        all of them, ``renormalized`` so that a row's weights add up to 1; ``bias`` is added once.
+        """
+        if activation not in structs.ACTIVATIONS:
+            raise NotSupported(f"activation {activation}")
+        if len(experts) > _MOST_EXPERTS:
+            raise NotSupported(f"{len(experts)} experts")
+        if top > len(experts):
+            raise ModelLoadError(f"config.json gives a token {top} experts, and there are {len(experts)}")
+        self._branch |= branch
+        first, columns = experts[0], padded(experts[0].down.weight.shape[0])
+        self._hidden = max(self._hidden, columns)
+        weights = []
+        for expert in experts:
+            up, gate = expert.up, expert.gate
+            weights += [
+                self._packer.weight(up, exact=True) if gate is None else self._packer.gated(gate, up, exact=True),
+                self._packer.weight(expert.down, exact=True),
+            ]
+        held = (structs.Weight * len(weights))()
+        self._experts.append((held, weights))
+        shared = None if bias is None else self._packer.floats(np.pad(self.numbers(bias), (0, columns - bias.shape[0])))
+        self._add(
+            kind=structs.EXPERTS,
+            target=3 if branch else 2 if add else 1,
+            activation=structs.ACTIVATIONS[activation],
+            gated=first.gate is not None,
+            columns=columns,
+            weight=self._packer.weight(router, exact=True),
+            down=structs.Weight(bias=shared),
+            experts=ctypes.addressof(held),
+            expert_count=len(experts),
+            top=top,
+            renormalized=renormalized,
+        )
+
     def numbers(self, tensor: StoredTensor) -> Floats:
         """A tensor's numbers as the model's precision has them."""
         return self._packer.numbers_of(tensor)
 
-    def layer_norm(self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float) -> structs.NormWeights:
-        """The weights of a layer norm."""
-        return self._norm_weights(structs.LAYER_NORM, self._floats(weight), self._floats(bias), epsilon)
+    def layer_norm(
+        self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float, *, dim: int | None = None
+    ) -> structs.NormWeights:
+        """The weights of a layer norm; ``dim``: of all heads of so many columns as one row."""
+        numbers = self._floats(weight)
+        order = None if dim is None or numbers is None else _head_rows(len(numbers) // dim, dim, 0)
+        return self._norm_weights(structs.LAYER_NORM, numbers, self._floats(bias), epsilon, order)
 
     def rms_norm(
-        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, of_heads: bool = False
+        self, weight: StoredTensor | None, epsilon: float, *, offset: float = 0.0, dim: int | None = None
     ) -> structs.NormWeights:
         """The weights of an RMS norm; ``offset`` is added to them (1 for Gemma).
 
-        ``of_heads``: of heads that are turned.
+        ``dim``: of one or more heads of so many columns, which are turned.
         """
         numbers = self._floats(weight)
-        order = _head_rows(1, len(numbers), 1) if of_heads and numbers is not None else None
+        count = 0 if dim is None or numbers is None else len(numbers) // dim
+        order = _head_rows(count, dim, count) if dim is not None and count else None
         whole = None if numbers is None else numbers + np.float32(offset)
         return self._norm_weights(structs.RMS_NORM, whole, None, epsilon, order)
+
+    def scale_norm(self, weight: StoredTensor, bias: StoredTensor) -> structs.NormWeights:
+        """The weights of a norm that only scales and shifts."""
+        return self._norm_weights(structs.SCALE, self._floats(weight), self._floats(bias), 0.0)
 
     def repeat(self, first: int, end: int) -> None:
         """Steps ``[first, end)`` once more, with the same weights."""
@@ -270,9 +369,8 @@ class PlanBuilder:
 
     def build(self, identity: object = None) -> Plan:
         """Read tables and weights, and pack these; ``identity``: as of :meth:`WeightPacker.pack`."""
-        for name, table in self._tables.items():
-            if table is not None:
-                self._packer.table(table, self._steps[0], name)
+        for step, name, table in self._tables:
+            self._packer.table(table, self._steps[step], name)
         self._packer.pack(identity)
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_weights(steps)
@@ -303,7 +401,7 @@ class PlanBuilder:
             positions=self._positions,
             adapters=self._adapters,
             rotations=tuple(dict.fromkeys(self._rotations.values())),
-            owned=(steps, *self._packer.owned),
+            owned=(steps, *(held for held, _ in self._experts), *self._packer.owned),
         )
 
     def _distances(self, added: Floats | DistanceTerms | None, heads: int) -> dict[str, Any]:
@@ -313,7 +411,9 @@ class PlanBuilder:
         if not isinstance(added, DistanceTerms):
             reach = (added.shape[1] + 1) // 2
             self._bound(reach)
-            return {"distances": self._packer.floats(np.pad(added.reshape(-1), (0, UNIT))), "reach": reach}
+            if id(added) not in self._distance_tables:  # all layers of a model have the same
+                self._distance_tables[id(added)] = added, self._packer.floats(np.pad(added.reshape(-1), (0, UNIT)))
+            return {"distances": self._distance_tables[id(added)][1], "reach": reach}
         own = added.columns
         fields: dict[str, Any] = {"columns": own.rows.shape[1], "reach": own.reach}
         sides = (("key_columns", "weight", added.keys), ("query_columns", "down", added.queries))
@@ -333,6 +433,8 @@ class PlanBuilder:
             for name, source in zip(_WEIGHTS, struct.sources, strict=True):
                 if source is not None:
                     setattr(step, name, source)
+        for held, weights in self._experts:
+            held[:] = weights
 
     def _bound(self, positions: int) -> None:
         self._positions = min(self._positions or positions, positions)

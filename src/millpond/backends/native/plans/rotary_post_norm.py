@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from millpond.backends.native.packing.weight_packer import LowRank
+import numpy as np
+
+from millpond.backends.native.packing.weight_packer import Linear, LowRank
 from millpond.backends.native.plans.adapters import Adapters
-from millpond.backends.native.plans.plan import PlanBuilder
+from millpond.backends.native.plans.distances import ComputedTensor
+from millpond.backends.native.plans.plan import Expert, PlanBuilder
 from millpond.backends.native.plans.post_norm import layer_norm
 from millpond.backends.native.plans.rotation import Rotation, rotation_of
 from millpond.backends.native.plans.tensors import Tensors
+from millpond.checkpoints.stored_tensor import StoredTensor
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 # The linear layers that have a bias.
@@ -55,6 +59,39 @@ def jina_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any],
         layers.norm(f"{name}post_mlp_layernorm")
     if adapters is not None:
         adapters.check()
+
+
+def nomic_moe_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any]) -> None:
+    """NomicBert with a plain feed forward, or in every nth layer a mixture of experts (nomic-embed-text-v2-moe)."""
+    layers = _Layers(builder, tensors, config, None)
+    layers.embed()
+    hidden, inner, count = (int(config[name]) for name in ("hidden_size", "intermediate_size", "num_experts"))
+    qkv, fc1, fc2 = (bool(config[name]) for name in ("qkv_proj_bias", "mlp_fc1_bias", "mlp_fc2_bias"))
+    biases = frozenset((*_QKV, "self_attn.o_proj") if qkv else ())
+    for i, name in enumerate(layers.names()):
+        layers.attend(name, biases)
+        if i % int(config["moe_every_n_layers"]) == 1:
+            router = tensors.linear(f"{name}mlp.router.layer", count, hidden, biased=False)
+            up, down = (tensors.take(f"{name}mlp.experts.mlp.{part}", count * inner, hidden) for part in ("w1", "w2"))
+            pieces = [slice(first, first + inner) for first in range(0, count * inner, inner)]
+            builder.experts(
+                router,
+                # Of the second weights the files have `[inner, hidden]`, one below the other.
+                [Expert(up=Linear(weight=up[rows]), down=Linear(weight=_turned(down[rows]))) for rows in pieces],
+                config["hidden_act"],
+                top=int(config["moe_top_k"]),
+                renormalized=bool(config["moe_normalize_expert_weights"]),
+                bias=tensors.take(f"{name}mlp.experts.bias", hidden),
+            )
+        else:
+            wide = tensors.linear(f"{name}mlp.fc1", inner, hidden, biased=fc1)
+            builder.mlp(wide, tensors.linear(f"{name}mlp.down_proj", hidden, inner, biased=fc2), config["hidden_act"])
+        layers.norm(f"{name}post_mlp_layernorm")
+
+
+def _turned(tensor: StoredTensor) -> StoredTensor:
+    """A matrix with its rows as columns."""
+    return ComputedTensor.of(tensor.name, tensor.shape[::-1], lambda: np.ascontiguousarray(tensor.float32().T))
 
 
 class _Layers:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.backends.native import structs
-from millpond.backends.native.packing.weight_packer import NotSupported, padded
+from millpond.backends.native.packing.weight_packer import Indexes, NotSupported, padded
 from millpond.errors import ModelLoadError
 from millpond.support.fork import ProcessLock
 
@@ -27,8 +27,11 @@ class Rotation:
     tables together have less than twice the size of the largest.
     """
 
-    def __init__(self, frequencies: Floats, scale: float = 1.0) -> None:
-        self._frequencies, self._scale = frequencies, np.float32(scale)
+    def __init__(self, frequencies: npt.NDArray[np.floating[Any]], scale: float = 1.0) -> None:
+        self.frequencies = frequencies
+        # Columns without an angle are not turned, nor scaled.
+        self.scales = np.where(frequencies > 0, np.float32(scale), np.float32(1))
+        self.turned = 2 * int(np.count_nonzero(frequencies))  # columns of a head
         self._steps: list[structs.Step] = []
         self._tables: list[Floats] = []
         self._lock = ProcessLock()
@@ -58,33 +61,44 @@ class Rotation:
     def tables(self, positions: int) -> tuple[Floats, Floats]:
         """Cosines and sines of the first positions.
 
-        Angles are rounded to float32, as transformers computes them; their cosines and sines are correctly rounded.
+        Angles have the frequencies' precision, float32 where transformers computes them; their cosines and sines are
+        correctly rounded.
         """
-        angles = np.arange(positions, dtype=np.float32)[:, None] * self._frequencies
+        angles = np.arange(positions, dtype=np.float32)[:, None] * self.frequencies
         exact = angles.astype(np.float64)
-        cosines, sines = (part(exact).astype(np.float32) * self._scale for part in (np.cos, np.sin))
+        cosines, sines = (part(exact).astype(np.float32) * self.scales for part in (np.cos, np.sin))
         return cosines, sines
 
 
-def rotation_of(rope: Mapping[str, Any], dim: int, *, most: int | None = None) -> Rotation:
+def rotation_of(rope: Mapping[str, Any], dim: int, *, most: int | None = None, partial: bool = False) -> Rotation:
     """The rotation of heads of ``dim`` columns by a config's ``rope_parameters``; ``most``: the model's positions.
 
-    The halves of a head end with columns of zeros, up to those that the kernels compute.
+    The halves of a head end with columns of zeros, up to those that the kernels compute. With ``partial`` before them
+    are columns that are not turned, as :func:`part_first` orders a head's columns.
     """
     kind = rope.get("rope_type", "default")
     if not isinstance(kind, str) or kind not in _KINDS:
         raise NotSupported(f"rotary positions of type {kind}")
-    angles, scale = frequencies(rope, dim, most=most)
-    if 2 * len(angles) != dim:
+    angles, scale = frequencies(rope, dim, most=most, partial=partial)
+    if 2 * len(angles) != dim and not partial:
         raise NotSupported(f"rotary positions of {2 * len(angles)} of the {dim} columns of a head")
     return Rotation(np.pad(angles, (0, padded(dim) // 2 - len(angles))), scale)
 
 
-def frequencies(rope: Mapping[str, Any], dim: int, *, most: int | None = None) -> tuple[Floats, float]:
+def part_first(heads: int, dim: int, turned: int) -> Indexes:
+    """The order of the columns of heads that puts the first half of those that are turned first in each half."""
+    rows = np.arange(heads * dim).reshape(heads, dim)
+    part, rest = np.split(rows[:, :turned], 2, axis=1), np.split(rows[:, turned:], 2, axis=1)
+    return np.concatenate([part[0], rest[0], part[1], rest[1]], axis=1).reshape(-1)
+
+
+def frequencies(
+    rope: Mapping[str, Any], dim: int, *, most: int | None = None, partial: bool = False
+) -> tuple[Floats, float]:
     """Angles of a position's pairs of columns, float32 ``[dim / 2]``, and the factor of all cosines and sines."""
     kind = rope.get("rope_type", "default")
-    # As in transformers, the default type has no such part.
-    part = 1.0 if kind == "default" else float(rope.get("partial_rotary_factor") or 1.0)
+    # As in transformers, the default type has no such part, but in a few families.
+    part = 1.0 if kind == "default" and not partial else float(rope.get("partial_rotary_factor") or 1.0)
     try:
         return _KINDS[kind](rope, int(dim * part), most)
     except KeyError as error:
@@ -109,6 +123,15 @@ def _llama3(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats
     smooth = (1 - share) * slowed / factor + share * slowed
     medium = ~(lengths < np.float32(trained / high)) & ~(lengths > np.float32(trained / low))
     return np.where(medium, smooth, slowed), 1.0
+
+
+def _longrope(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats, float]:
+    """The angles of texts no longer than those of the first training, where the families that have it end texts."""
+    factor, scale = float(rope["factor"]), rope.get("attention_factor")
+    if scale is None:
+        trained = math.log(rope["original_max_position_embeddings"])
+        scale = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / trained)
+    return np.float32(1) / (np.array(rope["short_factor"], np.float32) * _powers(rope, dim)), float(scale)
 
 
 def _yarn(rope: Mapping[str, Any], dim: int, most: int | None) -> tuple[Floats, float]:
@@ -148,4 +171,4 @@ def _powers(rope: Mapping[str, Any], dim: int) -> Floats:
     return powers
 
 
-_KINDS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn}
+_KINDS = {"default": _default, "linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from millpond.backends.native.packing.weight_packer import Linear
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import WeightMismatchError
 
 # What torch.compile, data parallel training and sentence-transformers put before a model's names.

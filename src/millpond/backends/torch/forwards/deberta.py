@@ -8,7 +8,7 @@ length, or on CUDA for texts of similar lengths filled up to one (``attention/pa
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -85,16 +85,16 @@ class PackedDeberta(nn.Module):
         self.embeddings: nn.Module = backbone.embeddings  # type: ignore[assignment]
         with torch.no_grad():
             table = encoder.get_rel_embedding()  # [2 span, hidden], normed; None without relative attention
-        self.distances: Distances | None = None
+        distances: Distances | None = None
         if table is not None:
             buckets, farthest = int(getattr(config, "position_buckets", -1)), int(config.max_relative_positions)
             farthest = config.max_position_embeddings if farthest < 1 else farthest
             span = buckets if buckets > 0 else farthest
-            self.distances = Distances(span=span, buckets=buckets > 0, farthest=farthest)
+            distances = Distances(span=span, buckets=buckets > 0, farthest=farthest)
             table = table[: 2 * span]
         self.layers = nn.ModuleList(PackedLayer(layer, table, config.hidden_act) for layer in encoder.layer)
         self.convolution = None if encoder.conv is None else Convolution(encoder.conv)
-        self._table: torch.Tensor | None = None  # int64 [2 reach - 1]: rows of the distances up to a power of two
+        self._batches = DistanceBatches(None if distances is None else distances.rows)
 
     def forward(
         self,
@@ -107,7 +107,7 @@ class PackedDeberta(nn.Module):
         """Hidden states of every token."""
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         embedded = self.embeddings(input_ids=input_ids, position_ids=position_ids, token_type_ids=types)[0]
-        batches = self._batches(segments, embedded.device)
+        batches = self._batches.of(segments, embedded.device)
         hidden = embedded  # [tokens, hidden]
         for i, layer in enumerate(self.layers):
             hidden = layer(hidden, batches)
@@ -115,24 +115,34 @@ class PackedDeberta(nn.Module):
                 hidden = self.convolution(embedded, hidden, segments)
         return Output(last_hidden_state=hidden[None])
 
-    def _batches(self, segments: Segments, device: torch.device) -> Batches:
+
+class DistanceBatches:
+    """Makes the batches of a forward, and keeps the rows of distances on the device."""
+
+    def __init__(self, rows: Callable[[int], torch.Tensor] | None) -> None:
+        """``rows``: as ``Distances.rows``; ``None``: there is no table."""
+        self._rows = rows
+        self._table: torch.Tensor | None = None  # int64 [2 reach - 1]: rows of the distances up to a power of two
+
+    def of(self, segments: Segments, device: torch.device) -> Batches:
+        """Those of a packed row."""
         row = _row(segments, device)
         runs = segments.runs if row is None else row.runs
         distances = {}
-        if self.distances is not None:
-            table = self._distance_rows(self.distances, segments.max_seqlen, device)
+        if self._rows is not None:
+            table = self._distance_rows(self._rows, segments.max_seqlen, device)
             reach = (len(table) + 1) // 2
             distances = {run.length: table[reach - run.length : reach + run.length - 1] for run in runs}
         return Batches(runs=runs, row=row, distances=distances)
 
-    def _distance_rows(self, distances: Distances, length: int, device: torch.device) -> torch.Tensor:
+    def _distance_rows(self, rows: Callable[[int], torch.Tensor], length: int, device: torch.device) -> torch.Tensor:
         """The rows of at least this length's distances, on the device: copied there when a longer text than ever comes.
 
         Lanes that share the model may each make the table; they make the same.
         """
         table = self._table
         if table is None or table.device != device or len(table) < 2 * length - 1:
-            table = on_device(distances.rows(max(_REACH, 1 << (length - 1).bit_length())), device)
+            table = on_device(rows(max(_REACH, 1 << (length - 1).bit_length())), device)
             self._table = table
         return table
 
@@ -143,23 +153,16 @@ class PackedLayer(nn.Module):
     def __init__(self, layer: Any, table: torch.Tensor | None, activation: str) -> None:
         super().__init__()
         attention = layer.attention.self
-        self.heads: int = attention.num_attention_heads
         used = frozenset(attention.pos_att_type)
         # One factor for all three products: it gives their sum the variance of a single product.
         width = attention.attention_head_size * (1 + len(used & {"c2p", "p2c"}))
-        self.scale = 1 / math.sqrt(width)
         self.qkv = joined(attention.query_proj, attention.key_proj, attention.value_proj)
-        # A layer's projections of the table never change: [heads, 2 span, dim] each, or None where one is not used.
-        self.position_key: torch.Tensor | None
-        self.position_query: torch.Tensor | None
-        keys = queries = None
+        keys = queries = None  # a layer's projections of the table never change
         if table is not None and "c2p" in used:
-            keys = self._table(attention.key_proj if attention.share_att_key else attention.pos_key_proj, table)
+            keys = _projected(attention.key_proj if attention.share_att_key else attention.pos_key_proj, table)
         if table is not None and "p2c" in used:
-            part = attention.query_proj if attention.share_att_key else attention.pos_query_proj
-            queries = self._table(part, table) * self.scale
-        self.register_buffer("position_key", keys, persistent=False)
-        self.register_buffer("position_query", queries, persistent=False)
+            queries = _projected(attention.query_proj if attention.share_att_key else attention.pos_query_proj, table)
+        self.attention = DistanceAttention(attention.num_attention_heads, 1 / math.sqrt(width), keys, queries)
         self.attention_out = joined(layer.attention.output.dense)
         self.attention_norm = AddNorm(layer.attention.output.LayerNorm)
         self.up = joined(layer.intermediate.dense, activation=activation)
@@ -168,22 +171,42 @@ class PackedLayer(nn.Module):
 
     def forward(self, hidden: torch.Tensor, batches: Batches) -> torch.Tensor:
         """``[tokens, hidden]`` in and out."""
-        qkv = batches.laid_out(self.qkv(hidden)).unflatten(-1, (3, self.heads, -1))  # [padded, 3, heads, dim]
+        mixed = self.attention(self.qkv(hidden), batches)  # [tokens, hidden]
+        hidden = self.attention_norm(self.attention_out(mixed), hidden)
+        return self.norm(self.down(self.up(hidden)), hidden)  # type: ignore[no-any-return]
+
+
+class DistanceAttention(nn.Module):
+    """Attention with a product of each query, of each key, or both, and the embedding of their distance."""
+
+    def __init__(
+        self,
+        heads: int,
+        scale: float,  # of all products
+        keys: torch.Tensor | None,  # [rows, heads dim], of which queries take their products; None: no such term
+        queries: torch.Tensor | None,  # [rows, heads dim], of which keys take theirs; None: no such term
+    ) -> None:
+        super().__init__()
+        self.heads, self.scale = heads, scale
+        tables = (
+            None if table is None else table.unflatten(-1, (heads, -1)).transpose(0, 1).contiguous()
+            for table in (keys, queries)
+        )
+        self.position_key: torch.Tensor | None  # [heads, rows, dim]
+        self.position_query: torch.Tensor | None  # [heads, rows, dim], scaled
+        for name, table, factor in zip(("position_key", "position_query"), tables, (1, scale), strict=True):
+            self.register_buffer(name, None if table is None else table * factor, persistent=False)
+
+    def forward(self, qkv: torch.Tensor, batches: Batches) -> torch.Tensor:
+        """``[tokens, 3 heads dim]`` to ``[tokens, heads dim]``."""
+        qkv = batches.laid_out(qkv).unflatten(-1, (3, self.heads, -1))  # [padded, 3, heads, dim]
         mixed = qkv.new_empty(len(qkv), self.heads, qkv.shape[-1])
         for run in batches.runs:
             out_of_sight = None
             if batches.row is not None:
                 out_of_sight = batches.row.hidden[run.start : run.stop].view(run.count, 1, 1, run.length)
             self._attend(qkv, run, batches.distances.get(run.length), out_of_sight, mixed)
-        mixed = batches.packed(mixed).flatten(1)  # [tokens, hidden]
-        hidden = self.attention_norm(self.attention_out(mixed), hidden)
-        return self.norm(self.down(self.up(hidden)), hidden)  # type: ignore[no-any-return]
-
-    def _table(self, part: nn.Module, table: torch.Tensor) -> torch.Tensor:
-        with torch.no_grad():
-            rows: torch.Tensor = part(table)
-        by_head: torch.Tensor = rows.unflatten(-1, (self.heads, -1)).transpose(0, 1)
-        return by_head.contiguous()
+        return batches.packed(mixed).flatten(1)
 
     def _attend(
         self,
@@ -245,6 +268,12 @@ class Convolution(nn.Module):
 def _row(segments: Segments, device: torch.device) -> PaddedRow | None:
     """The padded row of a forward; ``None`` where the packed row's own runs are computed."""
     return PaddedRow.of(segments, device) if device.type == "cuda" else None
+
+
+def _projected(part: nn.Module, table: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        rows: torch.Tensor = part(table)
+    return rows
 
 
 def skewed(products: torch.Tensor) -> torch.Tensor:

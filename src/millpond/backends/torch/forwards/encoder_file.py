@@ -18,7 +18,7 @@ from torch import nn
 from millpond.backends.torch.forwards.linear import PlainLinear
 from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import EncoderFields, EncoderNames
-from millpond.checkpoints.weights import tensor_shapes
+from millpond.checkpoints.weights import tensor_shapes, weight_files
 from millpond.errors import ModelLoadError
 
 # Fields that are not built here with any other value.
@@ -57,10 +57,10 @@ def read_encoder(
     shape = _shape(config, names.fields)
     if shape is None:
         return None
-    if not any((folder / name).is_file() for name in ("model.safetensors", "model.safetensors.index.json")):
-        return None
     expected = _expected(names, shape)
     try:
+        if any(path.suffix not in (".safetensors", ".onnx") for path in weight_files(folder, None)):
+            return None
         sizes = tensor_shapes(folder)
         prefix = f"{names.prefix}." if next(iter(expected)) not in sizes else ""
         prefixed = {prefix + name: size for name, size in expected.items()}
@@ -80,8 +80,6 @@ def read_encoder(
 def _shape(config: Mapping[str, Any], fields: EncoderFields) -> _Shape | None:
     """The sizes, if config.json gives them all and nothing unusual."""
     if any(config.get(field, plain) != plain for field, plain in _PLAIN.items()) or config.get("pruned_heads"):
-        return None
-    if "quantization_config" in config:
         return None
     size_fields = {size: field for size, field in vars(fields).items() if field and size not in _NO_SIZES}
     sizes = {

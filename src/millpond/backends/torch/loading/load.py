@@ -21,8 +21,10 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
+from millpond.checkpoints.layouts.gliner import of_backbone
 from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.layouts.static import read_rows, read_weights
+from millpond.checkpoints.weights import weight_files
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.support.load_progress import advancing, begin
 from millpond.tasks import Quantization
@@ -45,6 +47,10 @@ def load_backbone(
         return StaticEncoder(read_weights(checkpoint.layout.sparse)).eval().to(device)
     if checkpoint.layout.static is not None:
         return StaticEncoder(read_rows(checkpoint.layout.static.folder)).eval().to(device)
+    forward = architecture.forward_class()
+    if packed and hasattr(forward, "read"):
+        read: nn.Module = forward.read(checkpoint, architecture, device=device, dtype=dtype).eval()
+        return read if quantization is None else quantize(read, quantization, device)
     backbone = None
     if packed and architecture.encoder is not None and architecture.module is None:
         backbone = read_encoder(
@@ -79,15 +85,17 @@ def _load_by_transformers(
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
-    renamed = hasattr(architecture.terms(), "rename")
+    # transformers reads neither a family's own names nor exports, GGUF files, nor GLiNER's backbone.
+    exported = any(path.suffix in (".onnx", ".gguf") for path in weight_files(folder, None))
+    renamed = exported or checkpoint.layout.gliner is not None or hasattr(architecture.terms(), "rename")
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
-        hidden = ("auto_map", "_attn_implementation")  # what the native class must not see
+        hidden = ("auto_map", "_attn_implementation", "quantization_config")  # what the native class must not see
         fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}
         config = model_class.config_class.from_dict(fields)
         backbone, report = model_class.from_pretrained(
             None if renamed else folder,
             config=config,
-            **({"state_dict": rename(architecture, read_tensors(folder), checkpoint.config)} if renamed else {}),
+            **({"state_dict": _renamed(checkpoint, architecture)} if renamed else {}),
             dtype=dtype,
             attn_implementation=interface.NAME,
             trust_remote_code=False,
@@ -96,13 +104,18 @@ def _load_by_transformers(
             ignore_mismatched_sizes=True,  # the report names them
             **({"add_pooling_layer": False} if architecture.pooler else {}),
         )
-    _check_report(report, architecture, name)
+    _check_report(report, architecture, checkpoint.config, name)
     backbone.requires_grad_(False)
     finish = getattr(hooks, "finish", None)
     if finish is not None:
         backbone = finish(backbone.to(device), checkpoint)
     loaded: nn.Module = backbone
     return loaded
+
+
+def _renamed(checkpoint: Checkpoint, architecture: Architecture) -> Mapping[str, torch.Tensor]:
+    tensors = of_backbone(read_tensors(checkpoint.layout.transformer), checkpoint.layout.gliner)
+    return rename(architecture, tensors, checkpoint.config)
 
 
 @contextmanager
@@ -136,7 +149,7 @@ def _loading_errors(name: str, model_class: type[Any]) -> Iterator[None]:
 
     try:
         yield
-    except (OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RuntimeError, ImportError) as error:
         if "size mismatch" in str(error) or "ignore_mismatched_sizes" in str(error):
             raise WeightMismatchError(f"{name}: a tensor has another shape than config.json says: {error}") from error
         raise ModelLoadError(f"{name} could not be loaded: {type(error).__name__}: {error}") from error
@@ -164,10 +177,10 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
     return model_class
 
 
-def _check_report(report: Mapping[str, Any], architecture: Architecture, name: str) -> None:
+def _check_report(report: Mapping[str, Any], architecture: Architecture, config: Mapping[str, Any], name: str) -> None:
     mismatched = [key[0] if isinstance(key, tuple) else str(key) for key in report.get("mismatched_keys", ())]
     missing = sorted(report["missing_keys"])
-    unexpected = sorted(key for key in report["unexpected_keys"] if not is_head_tensor(key, architecture))
+    unexpected = sorted(key for key in report["unexpected_keys"] if not is_head_tensor(key, architecture, config))
     for problem, keys in (("misses", missing), ("has a wrong shape for", mismatched), ("does not know", unexpected)):
         if keys:
             raise WeightMismatchError(

@@ -134,6 +134,8 @@ def _module(step: Step, description: Classifier) -> nn.Module:
         return rows
     weight, bias = _weights(step.name, description, biased=isinstance(step, Linear) and step.biased)
     biased = bias is not None
+    if isinstance(step, Linear) and step.softcap is not None:
+        return VocabularyRows(weight, softcap=step.softcap)
     if isinstance(step, Linear):
         module: nn.Module = nn.Linear(weight.shape[1], weight.shape[0], bias=biased)
     else:

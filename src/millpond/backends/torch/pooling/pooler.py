@@ -17,7 +17,7 @@ from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.pooling.classifier import ClassifierHead, VocabularyRows, head_rows
 from millpond.backends.torch.pooling.heads import build_heads
 from millpond.backends.torch.pooling.methods import METHODS
-from millpond.backends.torch.pooling.sparse import SparseHead
+from millpond.backends.torch.pooling.sparse import SparseCodeHead, SparseHead
 from millpond.checkpoints.modules import Dense, Head, Pooling
 from millpond.support.cached_property import cached_property
 
@@ -127,9 +127,16 @@ class PoolerCall:
         """A result for each text: ``[d]``, ``[tokens, d]``, or for ``sparse`` ``[k, 2]`` (token id, weight)."""
         if output.kind == "sparse":
             assert self._pooler.sparse is not None
-            return _sparse_rows(*self._pooler.sparse.read(self._hidden, self._segments, self._input_ids))
+            return _sparse_rows(*self._pooler.sparse.read(self._weighed, self._segments, self._input_ids))
         rows = self.rows(output)
         return rows.split(rows.values.cpu().numpy())
+
+    @property
+    def _weighed(self) -> torch.Tensor:
+        """The rows that the sparse head reads."""
+        if isinstance(self._pooler.sparse, SparseCodeHead):
+            return self._pooler.pool(self._tokens, self._segments, self._skip)
+        return self._hidden
 
     def launch_sparse(self) -> Callable[[], Sequence[Matrix]]:
         """What :meth:`read` returns for ``sparse``, computed as far as nothing waits for the device.
@@ -137,7 +144,7 @@ class PoolerCall:
         The returned function waits for it, and may be called on another stream once this one has come so far.
         """
         assert self._pooler.sparse is not None
-        finish = self._pooler.sparse.launch(self._hidden, self._segments, self._input_ids)
+        finish = self._pooler.sparse.launch(self._weighed, self._segments, self._input_ids)
         return lambda: _sparse_rows(*finish())
 
     def rows(self, output: OutputSpec) -> OutputRows:

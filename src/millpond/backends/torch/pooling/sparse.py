@@ -18,8 +18,16 @@ from torch import nn
 
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.pooling.masked_lm import MaskedLanguageHead, build_masked_head
-from millpond.backends.torch.weights import read_file
-from millpond.checkpoints.layouts.sparse import Saturation, Sparse, Splade, StaticWeights, Strategy, TokenVectors
+from millpond.backends.torch.weights import read_file, read_tensors
+from millpond.checkpoints.layouts.sparse import (
+    Saturation,
+    Sparse,
+    SparseCode,
+    Splade,
+    StaticWeights,
+    Strategy,
+    TokenVectors,
+)
 from millpond.errors import WeightMismatchError
 
 Weights = tuple[torch.Tensor, torch.Tensor, list[int]]
@@ -165,7 +173,41 @@ class TokenPresenceHead(TokenWeightHead):
         return partial(self._entries, hidden.float()[:, 0], segments, input_ids)
 
 
-SparseHead = SpladeHead | TokenWeightHead
+class SparseCodeHead(nn.Module):
+    """CSR's ``relu((x - pre_bias) W^T + latent_bias)`` of pooled vectors."""
+
+    def __init__(self, description: SparseCode) -> None:
+        super().__init__()
+        shapes = description.shapes()
+        tensors = read_tensors(description.folder, only=tuple(name for names in shapes for name in names))
+        for names, shape in shapes.items():
+            name = next((name for name in names if name in tensors), names[0])
+            if name not in tensors or tuple(tensors[name].shape) != shape:
+                actual = tuple(tensors[name].shape) if name in tensors else "missing"
+                raise WeightMismatchError(f"{description.folder}: {name} is {actual}, not {shape}")
+            self.register_buffer(names[0].replace("encoder.", ""), tensors[name].float(), persistent=False)
+        self.standardized = description.standardized
+
+    def read(self, pooled: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Weights:
+        """The positive entries of each vector ``[n, in]``."""
+        return self.launch(pooled, segments, input_ids)()
+
+    def launch(self, pooled: torch.Tensor, segments: Segments, input_ids: torch.Tensor) -> Callable[[], Weights]:
+        """The codes, computed without waiting; the returned function waits and reads the entries."""
+        rows = pooled.float()
+        if self.standardized:
+            rows = rows - rows.mean(-1, keepdim=True)
+            rows = rows / (rows.std(-1, keepdim=True) + 1e-5)
+        code = nn.functional.linear(rows - self.pre_bias, self.weight, self.latent_bias)  # type: ignore[arg-type,operator]
+        return partial(self._entries, code)
+
+    @staticmethod
+    def _entries(code: torch.Tensor) -> Weights:
+        texts, ids = (~(code <= 0)).nonzero(as_tuple=True)  # NaN is to be noticed
+        return ids.int(), code[texts, ids], torch.bincount(texts, minlength=len(code)).tolist()
+
+
+SparseHead = SpladeHead | TokenWeightHead | SparseCodeHead
 
 
 def build_sparse(description: Sparse, config: Mapping[str, Any], *, width: int, device: torch.device) -> SparseHead:
@@ -175,6 +217,8 @@ def build_sparse(description: Sparse, config: Mapping[str, Any], *, width: int, 
         return SpladeHead(vocabulary, description.strategy, description.activation)
     if isinstance(description, StaticWeights):
         return TokenPresenceHead().to(device).eval()
+    if isinstance(description, SparseCode):
+        return SparseCodeHead(description).to(device).eval()
     linear = _linear(description.path, width)
     if linear.out_features != 1:
         raise WeightMismatchError(f"{description.path} gives {linear.out_features} numbers a token; it must give 1")

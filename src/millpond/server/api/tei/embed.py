@@ -172,7 +172,7 @@ async def _run(
 def model_kind(model: ServedModel) -> Literal["reranker", "classifier", "embedding"]:
     """Which of TEI's three kinds of model this is."""
     spec = model.engine.spec
-    if spec.score_type == "cross-encoder":
+    if spec.score_type in ("cross-encoder", "listwise"):
         return "reranker"
     return "classifier" if "classify" in spec.tasks else "embedding"
 

@@ -13,7 +13,7 @@ const DOCUMENTS = [
   "The heron stands in the reeds until dusk.",
   "A sluice lets in as much water as the mill needs.",
 ];
-const SCORES = ["cross-encoder", "late-interaction", "bi-encoder"]; // rerankers first
+const SCORES = ["cross-encoder", "listwise", "late-interaction", "bi-encoder"]; // rerankers first
 
 export function rerank(panel) {
   const query = panel.querySelector("#rerank-query");
