@@ -10,10 +10,11 @@ import torch
 
 # Names of kernels and what they are, the first match counts.
 KINDS = (
-    ("attention", ("flash", "fmha", "attention")),
+    ("attention", ("attend", "flash", "fmha", "attention")),
     ("products", ("gemm", "nvjet", "cutlass", "cublas", "splitK", "xmma")),
     ("norms", ("norm", "Norm")),
     ("activations", ("gelu", "Gelu", "GELU", "silu", "Silu", "gated")),
+    ("rotations", ("rotate",)),
     ("pooling", ("segment", "pool")),
     ("embeddings", ("index", "gather", "embedding", "Embedding")),
     ("copies", ("memcpy", "Memcpy", "memset", "Memset", "copy")),
