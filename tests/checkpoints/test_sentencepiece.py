@@ -128,6 +128,18 @@ UNIGRAMS = {
         around=lambda ids: [2, *ids, 3],
         fold=albert,
     ),
+    "rembert": Family(
+        name="sentencepiece.model",
+        first=(("<pad>", CONTROL), ("[CLS]", CONTROL), ("<unk>", UNKNOWN), ("[SEP]", CONTROL), ("[MASK]", CONTROL)),
+        unknown=2,
+        around=lambda ids: [1, *ids, 3],
+    ),
+    "big_bird": Family(
+        name="spiece.model",
+        first=(("<pad>", CONTROL), ("[SEP]", CONTROL), ("[CLS]", CONTROL), ("<unk>", UNKNOWN), ("[MASK]", CONTROL)),
+        unknown=3,
+        around=lambda ids: [2, *ids, 1],
+    ),
     "t5": Family(
         name="spiece.model",
         first=(("<pad>", CONTROL), ("</s>", CONTROL), ("<unk>", UNKNOWN)),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,6 +35,17 @@ def test_a_checkpoint_is_described_as_the_engine_has_it(run: Run, model: Path, e
 )
 def test_a_conversion_shows(run: Run, cross: Path, convert: str, tasks: str):
     assert facts(run("models", cross, "--engine", f"convert={convert}", code=0).out)["tasks"] == tasks
+
+
+def test_the_census_prints_every_name_and_the_numbers(run: Run):
+    answer = json.loads(run("models", "--census", "--format", "json", code=0).out)
+    served = [each for each in answer["checkpoints"] if each["served"]]
+    assert (answer["names"], answer["served"]) == (len(answer["checkpoints"]), len(served))
+    table = run("models", "--census", code=0).out
+    assert f"{len(served)} of {answer['names']} are served" in table
+    for each in answer["checkpoints"]:
+        assert (each["name"] if each["served"] else each["reason"]) in table
+    assert "leave it out" not in run("models", "BAAI/bge-m3", "--census", code=2).out
 
 
 def test_the_difference_to_another_checkpoint(run: Run, model: Path, cross: Path):

@@ -74,7 +74,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "megatron": ("MegatronBert", "bert", {"position_ids": True}),
     "xlm-roberta-xl": ("XLMRobertaXL", "xlm-roberta", {"position_ids": True}),
     "roformer": ("RoFormer", "bert", {}),  # roformer_chinese_sim_char_base
-    "rembert": ("RemBert", "albert", {}),
+    "rembert": ("RemBert", "rembert", {}),
     "longformer": ("Longformer", "roberta", {"position_ids": True}),
     "big-bird": ("BigBird", "big-bird", {"position_ids": True}),
     "mobilebert": ("MobileBert", "bert", {"position_ids": True}),
@@ -89,6 +89,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
     "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
+    "neomme": ("NeoMME", "llama", {"native_prefix": "NeoMME"}),  # its text
     "ultrabert": ("Ultrabert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
     "nomic-moe": ("NomicBert", "bert", {"native_prefix": "NomicBertMoe"}),  # nomic-embed-text-v2-moe

@@ -109,6 +109,7 @@ def _sizes(config: Config) -> dict[str, int]:
         "B": first("relative_attention_num_buckets", "position_buckets"),
         "L": len(config.get("id2label") or (0, 1)),
         "X": first("num_experts"),
+        "J": first("embedding_rank"),
         "F": first("moe_intermediate_size"),
         "W": (heads + 2 * first("num_key_value_heads", default=heads)) * dim,
         "M": first("mamba_expand") * width,
@@ -249,6 +250,14 @@ _BACKBONES = {
     )
     + f" {_encoder('attention.output.dense')} encoder.rel_embeddings/2*P,H",
     **dict.fromkeys(("EuroBert", "Ultrabert"), _LLAMA),
+    "NeoMME": "embed_tokens.word_embeddings/V,J embed_tokens.embedding_projection/H,J patch_embeddings.norm:48 "
+    "patch_embeddings.up_proj/2*H,48 patch_embeddings.down_proj:H,2*H "
+    + _blocks(
+        "lambdas=2 self_attn.q_proj/Q,H self_attn.k_proj/K,H self_attn.v_proj/K,H "
+        "self_attn.exclusive_self_attention.alpha=A self_attn.output_projection.gate_proj/Q,H "
+        "self_attn.output_projection.o_proj/H,Q mlp.up_proj/I,H mlp.down_proj/H,I"
+    )
+    + " value_embeddings/V,K",
     "NomicBert": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format(_GATED + " " + _BIASED.replace(":", "/"))),
     "Gte": f"{_embeddings('word token_type norm')} "
@@ -387,7 +396,9 @@ _PREFIXES = {
     "GPTNeoX": "gpt_neox",
     "Lfm2": "model",
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
-    **dict.fromkeys(("ModernBert", "EuroBert", "Ultrabert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    **dict.fromkeys(
+        ("ModernBert", "EuroBert", "Ultrabert", "NeoMME", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"
+    ),
     **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
@@ -458,6 +469,7 @@ _HEADS = {
     ("EuroBert", "MaskedLM"): "lm_head/V,H",
     ("EuroBert", _SEQUENCE): f"dense:H,H {_CLASSIFIER}",
     ("EuroBert", _TOKEN): _CLASSIFIER,
+    ("NeoMME", "MaskedLM"): "+pooler",  # its head is tied
     ("Ultrabert", "MaskedLM"): "head.linear1/H,H head.linear2/H,H head.decoder/V,H",
     ("Ultrabert", _SEQUENCE): _CLASSIFIER,
     ("Ultrabert", _TOKEN): _CLASSIFIER,

@@ -102,6 +102,13 @@ KINDS = {
         "[CLS] $A [SEP]",
         {**_ENDS, **_BERT_ROLES, "unk_token": "<unk>", "pad_token": "<pad>"},
     ),
+    "rembert": TokenizerKind(
+        UNIGRAM,
+        "RemBertTokenizer",
+        ("<pad>", "[CLS]", "<unk>", "[SEP]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_BERT_ROLES, "pad_token": "<pad>", "unk_token": "<unk>", **_BERT_ENDS},
+    ),
     "deberta": TokenizerKind(
         UNIGRAM,
         "DebertaV2Tokenizer",

@@ -17,7 +17,6 @@ from millpond.checkpoints.architecture import (
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
-    RELATIVE,
     REMBERT_MLM,
     ROFORMER_MLM,
     Architecture,
@@ -42,6 +41,7 @@ from millpond.checkpoints.classifier_steps import (
     FamilyHead,
     Linear,
 )
+from millpond.checkpoints.unserved import unserved
 from millpond.errors import UnsupportedArchitectureError
 
 # Suffixes of the classes that config.json may name for a backbone. The backbone is loaded; heads are built here.
@@ -123,6 +123,7 @@ ARCHITECTURES = (
     _bert_like(
         prefix="Bert",
         model_type="bert",
+        names=("Contriever",),
         token_types=True,
         pooler=True,
         encoder=EncoderNames(prefix="bert"),
@@ -439,6 +440,15 @@ ARCHITECTURES = (
         example="google/umt5-base",
     ),
     Architecture(
+        prefix="NeoMME",
+        model_type="neomme",
+        names=("NeoMMEForRetrieval",),
+        pooling="mean",
+        positions="rotary",
+        half="bfloat16",
+        example="neomme/NeoMME-260M",
+    ),
+    Architecture(
         prefix="Ultrabert",
         model_type="ultrabert",
         pooling="mean",
@@ -695,13 +705,16 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     if why_not is not None:
         raise UnsupportedArchitectureError(f"{name} is a {claimed}, {why_not}; {backbone}")
     if claimed is not None and claimed not in class_names(row):
-        heads = ["MaskedLM", *(["CausalLM"] if row.decoder else []), "SequenceClassification", "TokenClassification"]
-        raise UnsupportedArchitectureError(
-            f"{name} is a {claimed}, which millpond does not run; of {row.prefix} it runs the backbone, alone or with "
-            f"the head of {', '.join(heads)}; {backbone}"
+        own = claimed.startswith(row.prefix)
+        kind = (
+            "another head than millpond runs"
+            if own
+            else f"a class of its own, which millpond does not know of {row.prefix}"
         )
-    if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
-        return replace(row, forward=_PLAN)
+        way_out = "for the backbone alone" if own else f"if it computes what {row.prefix}Model does"
+        raise UnsupportedArchitectureError(
+            f'{name} is a {claimed}, {kind}; {way_out} pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
+        )
     return row
 
 
@@ -719,9 +732,15 @@ def _unknown_family(config: Mapping[str, Any], name: str) -> str:
             f"{name} has no model_type in config.json, {named}, so its family is not known; {way_out}, as in "
             f'hf_overrides={{"model_type": "{example}"}}'
         )
-    known = [kind for row in ARCHITECTURES for kind in (row.model_type, *row.aliases)]
-    near = get_close_matches(str(model_type), known, 1)
     remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
+    kind = unserved(str(model_type))
+    if kind is not None:
+        return (
+            f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}: {kind.kind}, which millpond does "
+            f"not run; {kind.nearest}"
+        )
+    known = [kind for row in ARCHITECTURES for kind in (row.model_type, *row.aliases)]
+    near = get_close_matches(str(model_type), known, 1, cutoff=0.8)
     return (
         f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
         + (f"of a similar name it runs {near[0]}, and " if near else "")

@@ -1,12 +1,15 @@
-"""``millpond models``: list the supported architectures, or describe one checkpoint."""
+"""``millpond models``: list the supported architectures, describe one checkpoint, or print the census."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from millpond.cli.arguments.groups import EngineOptions, grouped
+from millpond.cli.arguments.options import FORMAT
 from millpond.cli.output.columns import aligned
 from millpond.errors import InvalidRequestError
 from millpond.values.config import EngineConfig
@@ -44,9 +47,20 @@ def models(
             metavar="MODEL",
         ),
     ] = None,
+    census: Annotated[
+        bool,
+        typer.Option("--census", help="Say of each published checkpoint that is known by name what it is served for."),
+    ] = False,
+    format: Annotated[Literal["table", "json"], typer.Option(help=FORMAT)] = "table",
     options: EngineOptions,
 ) -> None:
-    """List the supported architectures, or describe one checkpoint without loading its weights."""
+    """List the supported architectures, describe one checkpoint without loading its weights, or print the census."""
+    if census:
+        if model is not None:
+            raise InvalidRequestError(
+                f"--census is about every known checkpoint; leave {model} out, or leave --census out"
+            )
+        return _print_census(format)
     if source is not None and model is None:
         raise InvalidRequestError(f"--source {source} is compared with a model; name it first")
     if model is not None:
@@ -68,6 +82,27 @@ def models(
         rows.append((row.model_type, row.model_class, row.pooling, row.positions, kind, backend, row.example))
     print(*aligned(rows), sep="\n")
     print("* default, if the checkpoint names none", "** on a CPU; `millpond models MODEL` says it of one", sep="\n")
+
+
+def _print_census(format: str) -> None:
+    """Every published checkpoint with what it is served for, or why not, and the numbers."""
+    from millpond.engine.census import census
+
+    verdicts = list(census())
+    served = sum(verdict.served for verdict in verdicts)
+    if format == "json":
+        facts = [{"served": verdict.served, **asdict(verdict)} for verdict in verdicts]
+        print(json.dumps({"names": len(verdicts), "served": served, "checkpoints": facts}, indent=1))
+        return
+    rows = [
+        (verdict.name, verdict.family, verdict.backend, ", ".join(verdict.tasks))
+        for verdict in verdicts
+        if verdict.served
+    ]
+    print(*aligned([("name", "family", "backend*", "tasks"), *rows]), sep="\n")
+    print("* on a CPU", "", "Not served:", sep="\n")
+    print(*(verdict.reason for verdict in verdicts if not verdict.served), sep="\n")
+    print(f"\n{served} of {len(verdicts)} are served")
 
 
 def _difference(model: str, source: str, options: EngineOptions) -> list[tuple[str, str]]:
