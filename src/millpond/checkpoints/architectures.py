@@ -635,7 +635,9 @@ ARCHITECTURES = (
         prefix="Lfm2",
         model_type="lfm2",
         aliases=("lfm2_bidirectional",),
-        names=("Lfm2BidirectionalModel", "Lfm2BidirectionalForSequenceClassification"),
+        names=tuple(
+            f"Lfm2Bidirectional{kind}" for kind in ("Model", "ForSequenceClassification", "ForTokenClassification")
+        ),
         half="bfloat16",
         family="lfm2",
         forward=_PLAN,

@@ -51,7 +51,7 @@ class _Lfm2:
         parts = [self._linear(f"{name}{letter}_proj", count * dim, self._hidden) for letter, count in counts.items()]
         self._builder.heads(*parts, dim=dim, turned=heads + kv_heads)
         norm, key_norm = (self.norm(f"{name}{letter}_layernorm", dim, dim=dim) for letter in "qk")
-        sizes = {"heads": heads, "kv_heads": kv_heads, "dim": dim}
+        sizes: dict[str, Any] = {"heads": heads, "kv_heads": kv_heads, "dim": dim}
         self._builder.rotary(**sizes, norm=norm, key_norm=key_norm, rotation=rotation)
         self._builder.attention(**sizes, scale=dim**-0.5, causal=self._causal)
         self._builder.o_proj(self._linear(f"{name}out_proj", self._hidden, heads * dim), dim=dim, add=True)
