@@ -169,7 +169,7 @@ KINDS: list[tuple[str, Callable[[Path], Path], tuple[str, ...]]] = [
     ("flax", beside_config("flax_model.msgpack"), ("Flax", "convert")),
     ("pickle", beside_config("model.pt"), ("pickle", "model.pt", "convert")),
     ("other safetensors", beside_config("weights.safetensors"), ("weights.safetensors", "rename")),
-    ("adapter", adapter, ("PEFT", "intfloat/e5-base", "merge_and_unload")),
+    ("adapter", adapter, ("adapter of PEFT", "base model, intfloat/e5-base", "not at hand")),
     ("tokenizer", tokenizer, ("tokenizer.json", "complete")),
     ("config", without_weights, ("neither model.safetensors nor pytorch_model.bin", "complete")),
     ("weights without config.json", only("model.safetensors"), ("config.json is missing beside the weights",)),

@@ -109,6 +109,7 @@ def _sizes(config: Config) -> dict[str, int]:
         "B": first("relative_attention_num_buckets", "position_buckets"),
         "L": len(config.get("id2label") or (0, 1)),
         "X": first("num_experts"),
+        "J": first("embedding_rank"),
         "F": first("moe_intermediate_size"),
         "W": (heads + 2 * first("num_key_value_heads", default=heads)) * dim,
         "M": first("mamba_expand") * width,
@@ -249,6 +250,14 @@ _BACKBONES = {
     )
     + f" {_encoder('attention.output.dense')} encoder.rel_embeddings/2*P,H",
     **dict.fromkeys(("EuroBert", "Ultrabert"), _LLAMA),
+    "NeoMME": "embed_tokens.word_embeddings/V,J embed_tokens.embedding_projection/H,J patch_embeddings.norm:48 "
+    "patch_embeddings.up_proj/2*H,48 patch_embeddings.down_proj:H,2*H "
+    + _blocks(
+        "lambdas=2 self_attn.q_proj/Q,H self_attn.k_proj/K,H self_attn.v_proj/K,H "
+        "self_attn.exclusive_self_attention.alpha=A self_attn.output_projection.gate_proj/Q,H "
+        "self_attn.output_projection.o_proj/H,Q mlp.up_proj/I,H mlp.down_proj/H,I"
+    )
+    + " value_embeddings/V,K",
     "NomicBert": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format(_GATED + " " + _BIASED.replace(":", "/"))),
     "Gte": f"{_embeddings('word token_type norm')} "
@@ -300,6 +309,21 @@ def _jamba(config: Config) -> list[str]:
     return [*entries, "final_layernorm/H"]
 
 
+def _lfm2(config: Config) -> list[str]:
+    """LFM2's layers convolve or attend."""
+    width = 2 * int(config["block_ff_dim"]) // 3
+    inner = -(-width // config["block_multiple_of"]) * config["block_multiple_of"]
+    feed = f"feed_forward.w1/{inner},H feed_forward.w3/{inner},H feed_forward.w2/H,{inner}"
+    queries = _QUERIES.format("/", "").replace("o_proj", "out_proj")
+    mixers = {
+        "conv": f"conv.conv/H,1,{config['conv_L_cache']} conv.in_proj/3*H,H conv.out_proj/H,H",
+        "full_attention": f"{queries} self_attn.q_layernorm/D self_attn.k_layernorm/D",
+    }
+    layers = (f"{mixers[kind]} {feed} operator_norm/H ffn_norm/H" for kind in config["layer_types"])
+    entries = (f"layers.{i}.{entry}" for i, layer in enumerate(layers) for entry in layer.split())
+    return ["embed_tokens/V,H", *entries, "embedding_norm/H"]
+
+
 def _nomic_moe(config: Config) -> list[str]:
     """NomicBert's layers with a plain feed forward, and with experts, under the names of the hub."""
     entries = ["embeddings.word_embeddings/V,H", "embeddings.token_type_embeddings/T,H", "emb_ln:H"]
@@ -312,7 +336,7 @@ def _nomic_moe(config: Config) -> list[str]:
     return entries
 
 
-_MIXED = {"Jamba": _jamba, "NomicBertMoe": _nomic_moe}
+_MIXED = {"Jamba": _jamba, "Lfm2": _lfm2, "NomicBertMoe": _nomic_moe}
 
 
 def _t5(family: str, head: str, config: Config) -> dict[str, Shape]:
@@ -370,8 +394,11 @@ _PREFIXES = {
     "Gte": "gte",
     "GPT2": "transformer",
     "GPTNeoX": "gpt_neox",
+    "Lfm2": "model",
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
-    **dict.fromkeys(("ModernBert", "EuroBert", "Ultrabert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    **dict.fromkeys(
+        ("ModernBert", "EuroBert", "Ultrabert", "NeoMME", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"
+    ),
     **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
@@ -442,6 +469,7 @@ _HEADS = {
     ("EuroBert", "MaskedLM"): "lm_head/V,H",
     ("EuroBert", _SEQUENCE): f"dense:H,H {_CLASSIFIER}",
     ("EuroBert", _TOKEN): _CLASSIFIER,
+    ("NeoMME", "MaskedLM"): "+pooler",  # its head is tied
     ("Ultrabert", "MaskedLM"): "head.linear1/H,H head.linear2/H,H head.decoder/V,H",
     ("Ultrabert", _SEQUENCE): _CLASSIFIER,
     ("Ultrabert", _TOKEN): _CLASSIFIER,
@@ -461,6 +489,7 @@ _HEADS = {
     ("GPT2", _TOKEN): _CLASSIFIER,
     **dict.fromkeys((("Olmo2", "CausalLM"), ("Granite", "CausalLM")), "lm_head/V,H"),
     ("Olmo2", _SEQUENCE): "score/L,H",
+    ("Lfm2", "CausalLM"): "lm_head/V,H",
     ("Jamba", "CausalLM"): "lm_head/V,H",
     ("Jamba", _SEQUENCE): "score/L,H",
 }

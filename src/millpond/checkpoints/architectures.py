@@ -440,6 +440,15 @@ ARCHITECTURES = (
         example="google/umt5-base",
     ),
     Architecture(
+        prefix="NeoMME",
+        model_type="neomme",
+        names=("NeoMMEForRetrieval",),
+        pooling="mean",
+        positions="rotary",
+        half="bfloat16",
+        example="neomme/NeoMME-260M",
+    ),
+    Architecture(
         prefix="Ultrabert",
         model_type="ultrabert",
         pooling="mean",
@@ -621,6 +630,20 @@ ARCHITECTURES = (
         forward=None,  # transformers' class multiplies all experts at once on a GPU
         traits=DecoderTraits(window="config", biases=("attention",), head_norms=True, experts=True),
         example="Qwen/Qwen3-30B-A3B-Base",
+    ),
+    _decoder(
+        prefix="Lfm2",
+        model_type="lfm2",
+        aliases=("lfm2_bidirectional",),
+        names=tuple(
+            f"Lfm2Bidirectional{kind}" for kind in ("Model", "ForSequenceClassification", "ForTokenClassification")
+        ),
+        half="bfloat16",
+        family="lfm2",
+        forward=_PLAN,
+        traits=None,
+        recurrent=True,
+        example="LiquidAI/LFM2.5-Embedding-350M",
     ),
     _decoder(
         prefix="GPTNeoX",

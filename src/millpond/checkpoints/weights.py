@@ -129,13 +129,7 @@ def exported_file(folder: Path) -> Path | None:
 
 def _found(source: Source) -> str:
     """What a checkpoint without readable weights has instead, and what to do."""
-    adapter = read_json_object(source.folder / "adapter_config.json", optional=True)
     missing = f"neither {_SAFE} nor {_PICKLED}"
-    if adapter:
-        return (
-            f"an adapter of PEFT only (adapter_config.json), and {missing}; merge it into its base model, "
-            f"{adapter.get('base_model_name_or_path', 'which it does not name')}: merge_and_unload(), save_pretrained()"
-        )
     on_hub = _hub_files(source)
     names = [*_local_files(source.folder), *on_hub]
     pickles = [name for name in on_hub if Path(name).name in (_PICKLED, f"{_PICKLED}.index.json")]
