@@ -16,7 +16,7 @@ from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
 from millpond.backends.torch.forwards.add_norm import add_and_norm
 from millpond.backends.torch.forwards.encoder import Output
-from millpond.backends.torch.forwards.linear import GatedLinear, joined
+from millpond.backends.torch.forwards.linear import GatedProduct, joined
 from millpond.backends.torch.forwards.rms_norm import RMSNorm
 from millpond.backends.torch.forwards.rotary import apply_rotary
 from millpond.checkpoints.architecture import Architecture, DecoderTraits
@@ -113,7 +113,7 @@ class PackedLayer(nn.Module):
         before = layer.pre_feedforward_layernorm if sandwich else layer.post_attention_layernorm
         self.attention_post: nn.Module | None = _norm_of(layer.post_attention_layernorm, traits) if sandwich else None
         self.norm = _norm_of(before, traits)
-        self.gated = GatedLinear.of(layer.mlp.gate_proj, layer.mlp.up_proj, getattr(config, traits.activation))
+        self.gated = GatedProduct.of(layer.mlp.gate_proj, layer.mlp.up_proj, getattr(config, traits.activation))
         self.down_proj = joined(layer.mlp.down_proj)
         self.post: nn.Module | None = _norm_of(layer.post_feedforward_layernorm, traits) if sandwich else None
 

@@ -92,7 +92,7 @@ class PlainLinear(nn.Module):
         return self._activate(F.linear(rows, self.weight, self.bias))
 
 
-class GatedLinear(nn.Module):
+class GatedProduct(nn.Module):
     """``activation(x gate^T) * (x up^T)``; on CUDA both are one product, and the rest is one pass."""
 
     def __init__(
@@ -109,11 +109,11 @@ class GatedLinear(nn.Module):
             biases = [bias for _, bias in (gate, up) if bias is not None]
             self.both = PlainLinear(torch.cat((gate[0], up[0])), torch.cat(biases) if biases else None, None)
             return
-        self.gate = linear(*gate, activation)
-        self.up = linear(*up)
+        self.gate_proj = linear(*gate, activation)
+        self.up_proj = linear(*up)
 
     @classmethod
-    def of(cls, gate: Any, up: Any, activation: str | None) -> GatedLinear:
+    def of(cls, gate: Any, up: Any, activation: str | None) -> GatedProduct:
         """Of two linear layers."""
         first, second = ((part.weight.detach(), _detached(part.bias)) for part in (gate, up))
         return cls(first, second, activation)
@@ -121,7 +121,7 @@ class GatedLinear(nn.Module):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, inner]
         """Both products, the activation of the first one, and their product."""
         if self.both is None:
-            gated: torch.Tensor = self.gate(rows).mul_(self.up(rows))
+            gated: torch.Tensor = self.gate_proj(rows).mul_(self.up_proj(rows))
             return gated
         both: torch.Tensor = self.both(rows)
         if self.activation in fused.ACTIVATIONS and fused.fits(both):

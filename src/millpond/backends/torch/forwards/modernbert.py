@@ -16,7 +16,7 @@ from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
 from millpond.backends.torch.forwards.add_norm import add_and_norm
 from millpond.backends.torch.forwards.encoder import Output
-from millpond.backends.torch.forwards.linear import GatedLinear, joined
+from millpond.backends.torch.forwards.linear import GatedProduct, joined
 from millpond.backends.torch.forwards.rotary import apply_rotary
 from millpond.checkpoints.architecture import Architecture
 
@@ -77,7 +77,7 @@ class PackedLayer(nn.Module):
         self.norm: nn.Module = layer.mlp_norm
         weight, bias = layer.mlp.Wi.weight.detach(), layer.mlp.Wi.bias
         weights, biases = weight.chunk(2), (None, None) if bias is None else bias.detach().chunk(2)
-        self.gated = GatedLinear((weights[0], biases[0]), (weights[1], biases[1]), config.hidden_activation)
+        self.gated = GatedProduct((weights[0], biases[0]), (weights[1], biases[1]), config.hidden_activation)
         self.down_proj = joined(layer.mlp.Wo)
 
     def forward(

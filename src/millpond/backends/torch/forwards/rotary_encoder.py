@@ -12,7 +12,7 @@ from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
 from millpond.backends.torch.forwards.add_norm import AddNorm
 from millpond.backends.torch.forwards.encoder import Output
-from millpond.backends.torch.forwards.linear import GatedLinear, joined
+from millpond.backends.torch.forwards.linear import GatedProduct, joined
 from millpond.backends.torch.forwards.rotary import apply_rotary
 from millpond.checkpoints.architecture import Architecture
 
@@ -61,7 +61,7 @@ class PackedLayer(nn.Module):
         self.qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.attention_out = joined(attention.o_proj)
         self.attention_norm = AddNorm(layer.post_attention_layernorm)
-        self.gated = GatedLinear.of(mlp.gate_proj, mlp.up_proj, config.hidden_act)
+        self.gated = GatedProduct.of(mlp.gate_proj, mlp.up_proj, config.hidden_act)
         self.down_proj = joined(mlp.down_proj)
         self.norm = AddNorm(layer.post_mlp_layernorm)
 
