@@ -632,6 +632,20 @@ ARCHITECTURES = (
         example="Qwen/Qwen3-30B-A3B-Base",
     ),
     _decoder(
+        prefix="Lfm2",
+        model_type="lfm2",
+        aliases=("lfm2_bidirectional",),
+        names=tuple(
+            f"Lfm2Bidirectional{kind}" for kind in ("Model", "ForSequenceClassification", "ForTokenClassification")
+        ),
+        half="bfloat16",
+        family="lfm2",
+        forward=_PLAN,
+        traits=None,
+        recurrent=True,
+        example="LiquidAI/LFM2.5-Embedding-350M",
+    ),
+    _decoder(
         prefix="GPTNeoX",
         model_type="gpt_neox",
         forward=_PLAN,
