@@ -196,9 +196,9 @@ def test_a_folder_without_weights_says_what_it_has_and_the_way_out(
 
 
 def test_a_hub_id_without_weights_says_so_too(hub: Callable[..., Path]) -> None:
-    hub("someone/model-GGUF", only("config.json", "model.gguf"))
-    with pytest.raises(ModelLoadError, match=r"someone/model-GGUF has weights as GGUF only \(model\.gguf\)"):
-        Engine("someone/model-GGUF")
+    hub("someone/model-OV", only("config.json", "openvino_model.bin", "openvino_model.xml"))
+    with pytest.raises(ModelLoadError, match=r"someone/model-OV has weights as OpenVINO only \(openvino_model"):
+        Engine("someone/model-OV")
 
 
 def test_a_folder_with_one_model_in_a_subfolder_is_that_model(tmp_path: Path) -> None:
