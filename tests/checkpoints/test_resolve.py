@@ -196,7 +196,7 @@ def test_a_folder_without_weights_says_what_it_has_and_the_way_out(
 
 
 def test_a_hub_id_without_weights_says_so_too(hub: Callable[..., Path]) -> None:
-    hub("someone/model-OV", only("config.json", "openvino_model.bin", "openvino_model.xml"))
+    hub("someone/model-OV", beside_config("openvino_model.bin", "openvino_model.xml"))
     with pytest.raises(ModelLoadError, match=r"someone/model-OV has weights as OpenVINO only \(openvino_model"):
         Engine("someone/model-OV")
 
