@@ -98,6 +98,11 @@ cell.
 - A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
   [labels of your own](tasks.md#entities), a classifier of entailment `classify` with
   [labels of your own](tasks.md#classes).
+- **Longformer** attends within its windows, as transformers does without global attention. **BigBird** attends to all
+  tokens of a text up to `(5 + 2 num_random_blocks) block_size` (704), where its texts end. **MobileBERT** reads a
+  token's neighbours, and past the ends of a text nothing: in transformers it reads the padding of a batch there.
+- BERT and its relatives run with `position_embedding_type` `relative_key` and `relative_key_query` too, as in
+  transformers 4.
 - A native checkpoint needs torch [for some options](engine.md#backends), on a processor without the kernels, from
   pickled or already quantized weights, and in a few configurations: the convolution of deberta-v2-xlarge and -xxlarge,
   an activation or a scaling of rotary positions that the kernels do not have. `millpond models MODEL` says it of one.

@@ -10,8 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.parity.head_oracles import classifier
 from tests.parity.test_backbones import SHORT, TOLERANCE, VISIBLE, difference, ids_of, states
 from tests.tiny import MAX_TOKENS, TEXTS, edit_json, write_checkpoint
+from tokenizers import Tokenizer
 from transformers import AutoModel
 
 from millpond import Engine
@@ -234,10 +236,32 @@ def test_a_text_that_big_bird_does_not_attend_to_as_a_whole(tmp_path):
         Engine(folder, device="cpu", max_length=15)
 
 
+PAIRS = (
+    *("ernie", "camembert", "data2vec", "deberta", "megatron", "xlm-roberta-xl", "roformer", "rembert", "mobilebert"),
+    *("big-bird", "mmbert"),
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("family", PAIRS)
+def test_scores_of_pairs(family, backend, tmp_path):
+    folder = write_checkpoint(tmp_path / "model", family, head="SequenceClassification", labels=1)
+    reference, tokenizer = classifier(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
+    pairs = [tokenizer.encode(text, SHORT[-1]) for text in SHORT[:3]]
+    typed = family in ("ernie", "megatron", "roformer", "mobilebert")  # the tokenizers of others return no types
+    types = [torch.tensor(pair.type_ids) if typed else None for pair in pairs]
+    rows = [torch.tensor(pair.ids) for pair in pairs]
+    expected = np.array([reference(ids, kinds).item() for ids, kinds in zip(rows, types, strict=True)])
+    with Engine(folder, dtype="float32", device="cpu", backend=backend) as engine:
+        found = engine.score(SHORT[:3], [SHORT[-1]] * 3, activation="identity").scores
+    assert np.abs(np.array(found) - expected).max() <= TOLERANCE * np.abs(expected).max()
+    if typed:  # the types of a pair count
+        other = np.array([reference(ids).item() for ids in rows])
+        assert np.abs(other - expected).max() > VISIBLE
+
+
 @pytest.mark.parametrize("active", [True, False])
 def test_mobilebert_classifies_with_or_without_its_pooler(active, tmp_path):
-    from tests.parity.head_oracles import classifier
-
     folder = write_checkpoint(
         tmp_path / "model", "mobilebert", head="SequenceClassification", config={"classifier_activation": active}
     )

@@ -122,6 +122,12 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "smollm3": ("SmolLM3", "llama", _DECODER),
     "ministral3": ("Ministral3", "mistral", _DECODER),
     "qwen3-moe": ("Qwen3Moe", "qwen", _DECODER),
+    "lfm2": ("Lfm2", "llama", _DECODER),
+    "lfm2-bidirectional": (
+        "Lfm2Bidirectional",
+        "llama",
+        {**_DECODER, "modules": _CLS, "native_prefix": "Lfm2", "wrapped": "Lfm2ForCausalLM"},
+    ),
     "gpt-neox": ("GPTNeoX", "gpt2", _DECODER),
     "gemma": ("Gemma", "gemma", _GEMMA),
     "gemma2": ("Gemma2", "gemma", _GEMMA),

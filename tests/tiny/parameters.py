@@ -309,6 +309,21 @@ def _jamba(config: Config) -> list[str]:
     return [*entries, "final_layernorm/H"]
 
 
+def _lfm2(config: Config) -> list[str]:
+    """LFM2's layers convolve or attend."""
+    width = 2 * int(config["block_ff_dim"]) // 3
+    inner = -(-width // config["block_multiple_of"]) * config["block_multiple_of"]
+    feed = f"feed_forward.w1/{inner},H feed_forward.w3/{inner},H feed_forward.w2/H,{inner}"
+    queries = _QUERIES.format("/", "").replace("o_proj", "out_proj")
+    mixers = {
+        "conv": f"conv.conv/H,1,{config['conv_L_cache']} conv.in_proj/3*H,H conv.out_proj/H,H",
+        "full_attention": f"{queries} self_attn.q_layernorm/D self_attn.k_layernorm/D",
+    }
+    layers = (f"{mixers[kind]} {feed} operator_norm/H ffn_norm/H" for kind in config["layer_types"])
+    entries = (f"layers.{i}.{entry}" for i, layer in enumerate(layers) for entry in layer.split())
+    return ["embed_tokens/V,H", *entries, "embedding_norm/H"]
+
+
 def _nomic_moe(config: Config) -> list[str]:
     """NomicBert's layers with a plain feed forward, and with experts, under the names of the hub."""
     entries = ["embeddings.word_embeddings/V,H", "embeddings.token_type_embeddings/T,H", "emb_ln:H"]
@@ -321,7 +336,7 @@ def _nomic_moe(config: Config) -> list[str]:
     return entries
 
 
-_MIXED = {"Jamba": _jamba, "NomicBertMoe": _nomic_moe}
+_MIXED = {"Jamba": _jamba, "Lfm2": _lfm2, "NomicBertMoe": _nomic_moe}
 
 
 def _t5(family: str, head: str, config: Config) -> dict[str, Shape]:
@@ -379,6 +394,7 @@ _PREFIXES = {
     "Gte": "gte",
     "GPT2": "transformer",
     "GPTNeoX": "gpt_neox",
+    "Lfm2": "model",
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
     **dict.fromkeys(
         ("ModernBert", "EuroBert", "Ultrabert", "NeoMME", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"
@@ -473,6 +489,7 @@ _HEADS = {
     ("GPT2", _TOKEN): _CLASSIFIER,
     **dict.fromkeys((("Olmo2", "CausalLM"), ("Granite", "CausalLM")), "lm_head/V,H"),
     ("Olmo2", _SEQUENCE): "score/L,H",
+    ("Lfm2", "CausalLM"): "lm_head/V,H",
     ("Jamba", "CausalLM"): "lm_head/V,H",
     ("Jamba", _SEQUENCE): "score/L,H",
 }

@@ -17,6 +17,7 @@ from millpond.checkpoints.architecture import (
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
+    RELATIVE,
     REMBERT_MLM,
     ROFORMER_MLM,
     Architecture,
@@ -632,6 +633,20 @@ ARCHITECTURES = (
         example="Qwen/Qwen3-30B-A3B-Base",
     ),
     _decoder(
+        prefix="Lfm2",
+        model_type="lfm2",
+        aliases=("lfm2_bidirectional",),
+        names=tuple(
+            f"Lfm2Bidirectional{kind}" for kind in ("Model", "ForSequenceClassification", "ForTokenClassification")
+        ),
+        half="bfloat16",
+        family="lfm2",
+        forward=_PLAN,
+        traits=None,
+        recurrent=True,
+        example="LiquidAI/LFM2.5-Embedding-350M",
+    ),
+    _decoder(
         prefix="GPTNeoX",
         model_type="gpt_neox",
         forward=_PLAN,
@@ -703,6 +718,8 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
         raise UnsupportedArchitectureError(
             f'{name} is a {claimed}, {kind}; {way_out} pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
         )
+    if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
+        return replace(row, forward=_PLAN)
     return row
 
 

@@ -375,6 +375,19 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "use_parallel_residual": True,
         "attention_bias": True,
     },
+    "lfm2": {
+        "vocab_size": 65536,
+        "hidden_size": 2560,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128_000,
+        "norm_eps": 1e-5,
+        "pad_token_id": 0,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+    },
     "t5": _T5,
     "umt5": {
         **_T5,
@@ -405,7 +418,13 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 # Base of the rotary angles where config.json gives none; 10,000 for other families.
-_THETA = {"smollm3": 2_000_000.0, "nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
+_THETA = {
+    "lfm2": 1_000_000.0,
+    "smollm3": 2_000_000.0,
+    "nomic_bert": 1000.0,
+    "gte": 160_000.0,
+    "jina_embeddings_v3": 20_000.0,
+}
 # Of the families whose layers differ: the base of each kind, and the field of config.json that gives it.
 _THETA_BY_KIND = {
     "modernbert": {
@@ -467,7 +486,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
     _complete_family(family, completed)
     if architecture.positions == "rotary" and completed.get("head_dim") is None:
         completed["head_dim"] = completed["hidden_size"] // completed["num_attention_heads"]
-    if "layer_types" in completed:
+    if "layer_types" in completed and family != "lfm2":  # whose translate() does it
         _complete_layers(family, completed)
     if architecture.positions == "rotary":
         completed["rope_parameters"] = _rope(family, completed)

@@ -59,19 +59,14 @@ UNSERVED = (
         nearest="load GritLM/GritLM-7B or Qwen/Qwen3-Embedding-8B",
     ),
     Unserved(
-        pattern=r"mamba2?|rwkv.*|recurrent_gemma|falcon_mamba|lfm2.*",
+        pattern=r"mamba2?|rwkv.*|recurrent_gemma|falcon_mamba",
         kind="a decoder whose layers carry a state or convolve",
         nearest="load Qwen/Qwen3-Embedding-0.6B, or lightonai/GTE-ModernColBERT-v1 for late interaction",
     ),
     Unserved(
-        pattern=r"mobilebert|squeezebert|funnel|xlnet|convbert|fnet|nystromformer|mra|yoso|canine|flaubert|xlm|ibert",
+        pattern=r"squeezebert|funnel|xlnet|convbert|fnet|nystromformer|mra|yoso|canine|flaubert|xlm|ibert",
         kind="an encoder of its own design",
         nearest="load sentence-transformers/all-MiniLM-L6-v2",
-    ),
-    Unserved(
-        pattern=r"extractor",
-        kind="a GLiNER2",
-        nearest="for entities load a GLiNER such as urchade/gliner_multi_pii-v1",
     ),
 )
 

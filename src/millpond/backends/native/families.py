@@ -17,6 +17,7 @@ from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
 from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
 from millpond.backends.native.plans.jina_bert import jina_bert_plan
+from millpond.backends.native.plans.lfm2 import lfm2_plan
 from millpond.backends.native.plans.mobilebert import mobilebert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.plan import PlanBuilder
@@ -48,6 +49,7 @@ _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] 
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "jina_bert": jina_bert_plan,
     "mobilebert": mobilebert_plan,
+    "lfm2": lfm2_plan,
     "modernbert": modernbert_plan,
     "t5": t5_plan,
     "umt5": partial(t5_plan, shared=False),

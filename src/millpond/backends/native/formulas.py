@@ -210,6 +210,17 @@ class Formulas:
             mixed = mixed + share[:, None] * _product(inner, expert.down)
         self._put(mixed if bias is None else mixed + _doubles(bias), add, branch)
 
+    def convolve(self, taps: StoredTensor, *, ahead: int) -> None:
+        """``PlanBuilder.convolve``."""
+        before, behind, values = np.split(self._parts, 3, axis=1)
+        inner, numbers = before * values, _doubles(taps)[:, 0]  # [tokens, columns], [columns, taps]
+        inner[self._keys :] = 0
+        count = numbers.shape[1]
+        wide = np.pad(inner, ((count - 1 - ahead, ahead), (0, 0)))
+        mixed = sum(numbers[:, k] * wide[k : k + len(inner)] for k in range(count))
+        mixed[self._keys :] = 0
+        self._parts = behind * mixed
+
     def _split(self, heads: int, kv_heads: int, dim: int) -> list[Doubles]:
         """Queries, keys and values, ``[tokens, heads, dim]`` each."""
         return np.split(self._parts.reshape(len(self._parts), -1, dim), [heads, heads + kv_heads], axis=1)

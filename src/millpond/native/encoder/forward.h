@@ -9,6 +9,7 @@
 #include "../parallel.h"
 #include "adapters.h"
 #include "attention.h"
+#include "convolution.h"
 #include "disentangled.h"
 #include "experts.h"
 #include "int8.h"
@@ -405,6 +406,18 @@ struct Forward {
     }
   }
 
+  static void convolve(const Block& block, const Step& step) {
+    const int64_t vectors = step.dim / kLanes;
+    for (int64_t v = block.team.first(vectors); v < block.team.last(vectors); v++)
+      for (int64_t t = block.first; t < block.last; t++) {
+        const int64_t length = length_of(block.call, t), keys = block.call.keys ? block.call.keys[t] : length;
+        Convolution<Isa>::run(step, block.room.heads, block.start(t), length, keys, v * kLanes);
+      }
+  }
+
+  // A step that reads other rows of a text.
+  static bool mixes_rows(const Step& step) { return step.kind == kAttention || step.kind == kConvolve; }
+
   // Keeps one row of each text, as the call reads no more.
   static void drop_rows(const Block& block, const Step& step) {
     const Room& room = block.room;
@@ -466,7 +479,8 @@ struct Forward {
         break;
       case kHeads: team.share([&] { turn(block, step); }); break;
       case kAttention:
-        team.share([&] { attend(block, step); });
+      case kConvolve:
+        team.share([&] { step.kind == kAttention ? attend(block, step) : convolve(block, step); });
         if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
           team.share([&] { drop_rows(block, step); });
           block.rows = block.last - block.first;
@@ -476,7 +490,7 @@ struct Forward {
       case kExperts: team.share([&] { mix(block, step); }); break;
       default: feed(block, step);
     }
-    const int64_t kind = step.kind == kExperts ? kFeed : step.kind;
+    const int64_t kind = step.kind == kExperts ? kFeed : step.kind == kConvolve ? kAttention : step.kind;
     if (timings) timings[kind == kProduct && step.target != 0 ? 6 : kind] += now() - begun;
   }
 
@@ -484,12 +498,12 @@ struct Forward {
     const Model& model = *block.call.model;
     for (int64_t i = 0, end; i < model.count; i = end) {
       end = i + 1;
-      if (model.steps[i].kind == kAttention) {
+      if (mixes_rows(model.steps[i])) {
         run_step(block, model.steps[i], timings);
         continue;
       }
       // Attention reads the whole block. The steps from one attention to the next are run on one slice after the other.
-      while (end < model.count && model.steps[end].kind != kAttention) end++;
+      while (end < model.count && !mixes_rows(model.steps[end])) end++;
       const int64_t slices = block.rows > block.call.block ? quotient_up(block.rows, block.call.block) : 1;
       const int64_t several = quotient_up(quotient_up(block.rows, slices), 32) * 32;
       for (int64_t row = 0; row < block.rows; row += several) {

@@ -11,7 +11,7 @@
 
 #include <cstdint>
 
-enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts };
+enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve };
 
 enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
 
@@ -48,6 +48,7 @@ struct NormWeights {
 //   kFeed       sums = down(activation(up(states))) (`target` 1), sums += (2), branch = (3)
 //   kAdapt      behind the states (`target` 0), or the queries (1): their products with the first factors of the
 //               adapters, see adapters.h
+//   kConvolve   queries = keys * a convolution of queries * values, see convolution.h; read and dropped as for kAttention
 //   kExperts    as kFeed, of the feeds that a row's router chooses, see experts.h
 struct Step {
   std::int64_t kind;
@@ -67,6 +68,7 @@ struct Step {
   const float* sines;      // [positions, dim / 2]
   // [heads, 2 reach - 1], added to the scores of a query and a key by their distance; 32 numbers more may be read
   const float* distances;
+  // of a convolution: its taps [reach, columns], the first for the rows that are farthest back
   std::int64_t reach;      // distances are key - query + reach - 1; of an attention with DeBERTa's terms, see below
   std::int64_t heads, kv_heads, dim;
   std::int64_t before, after;  // how many positions back and ahead a query attends

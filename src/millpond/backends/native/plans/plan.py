@@ -32,6 +32,7 @@ from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
 _WIDEST = 8192  # kMostColumns of norms.h
+_MOST_TAPS = 8  # kMostTaps of convolution.h
 _MOST_EXPERTS = 1024  # kMost of experts.h
 _WEIGHTS = ("weight", "down", "low")  # of a step
 
@@ -226,6 +227,24 @@ class PlanBuilder:
             **self._distances(distances, heads),
         )
 
+    def convolve(self, taps: StoredTensor, *, ahead: int) -> None:  # [columns, 1, taps]
+        """A convolution between two gates: ``queries = keys * convolved(queries * values)``, all of these columns.
+
+        A row is a sum over the rows from ``taps - 1 - ahead`` before it to ``ahead`` behind it.
+        """
+        columns, _, count = taps.shape
+        if count > _MOST_TAPS:
+            raise NotSupported(f"a convolution over {count} rows")
+        wide = np.pad(self.numbers(taps)[:, 0].T, ((0, 0), (0, padded(columns) - columns)))
+        self._add(
+            kind=structs.CONVOLVE,
+            heads=1,
+            dim=padded(columns),
+            distances=self._packer.floats(wide),
+            reach=count,
+            after=ahead,
+        )
+
     def o_proj(
         self,
         part: Linear,
@@ -374,7 +393,7 @@ class PlanBuilder:
         self._packer.pack(identity)
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_weights(steps)
-        attentions = [step for step in steps if step.kind == structs.ATTENTION]
+        attentions = [step for step in steps if step.kind in (structs.ATTENTION, structs.CONVOLVE)]
         if attentions:
             attentions[-1].last = True
         for i, rotation in self._rotations.items():

@@ -69,7 +69,7 @@ class PackedPlan(nn.Module):
     def __init__(self, steps: list[nn.Module]) -> None:
         super().__init__()
         self.steps = nn.ModuleList(steps)
-        self._last = max(i for i, step in enumerate(steps) if isinstance(step, _Attention))
+        self._last = max(i for i, step in enumerate(steps) if isinstance(step, _Attention | _Convolution))
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, row: Architecture, *, device: torch.device, dtype: torch.dtype) -> Self:
@@ -241,6 +241,10 @@ class TorchPlan:
         masking = Masking(scale=scale, causal=causal, window=window, softcap=softcap)
         self.steps.append(_Attention((heads, kv_heads, dim), masking, bias))
 
+    def convolve(self, taps: StoredTensor, *, ahead: int) -> None:
+        """``PlanBuilder.convolve``."""
+        self.steps.append(_Convolution(self._tensor(taps)[:, 0].T.contiguous(), ahead))
+
     def o_proj(
         self, part: Linear, *, dim: int | None = None, add: bool = False, branch: bool = False, adapter: None = None
     ) -> None:
@@ -411,6 +415,35 @@ class _Heads(nn.Module):
             if self.turn is not None:
                 parts[i] = apply_rotary(parts[i].unflatten(1, (-1, dim)), *self.turn(flow)).flatten(1)
         flow.heads = torch.cat(parts, 1)
+
+
+class _Convolution(nn.Module):
+    """A convolution of each column over the rows of a text, between two gates."""
+
+    def __init__(self, taps: torch.Tensor, ahead: int) -> None:
+        super().__init__()
+        self.taps = nn.Parameter(taps, requires_grad=False)  # [taps, columns]
+        self.ahead = ahead
+
+    def forward(self, flow: Flow) -> None:
+        before, behind, values = flow.heads.chunk(3, 1)
+        inner, places, back = before * values, flow.positions, len(self.taps) - 1 - self.ahead
+        if flow.segments.keys is not None:
+            inner = inner * self._counts(flow)
+        mixed = inner * self.taps[back]
+        for k, tap in enumerate(self.taps):
+            if k != back:
+                # Positions begin anew with each text, so those of another one do not go on from here.
+                same = (places.roll(back - k) == places + (k - back))[:, None]
+                mixed = mixed + torch.where(same, inner.roll(back - k, 0), 0) * tap
+        flow.heads = behind * (mixed if flow.segments.keys is None else mixed * self._counts(flow))
+
+    @staticmethod
+    def _counts(flow: Flow) -> torch.Tensor:
+        """``[tokens, 1]``: 1 for the tokens that others may attend to."""
+        pairs = zip(flow.segments.keys or (), flow.segments.lengths, strict=True)
+        rows = [part for keys, length in pairs for part in ([1.0] * keys + [0.0] * (length - keys))]
+        return torch.tensor(rows, dtype=flow.heads.dtype, device=flow.heads.device)[:, None]
 
 
 class _Turn(nn.Module):
