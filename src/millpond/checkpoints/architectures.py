@@ -619,6 +619,21 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     return row
 
 
+# Families that rerankers or embedders of other names share, and that are not run: what they are, and what is near.
+_LANGUAGE_RERANKERS = "of rerankers that are language models it runs Qwen3-Reranker, zerank, ctxl-rerank and others"
+_NOT_RUN = {
+    ("t5gemma2",): ("an encoder with a decoder, as KaLM-Reranker", _LANGUAGE_RERANKERS),
+    ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next"): (
+        "a language model with layers of linear attention, as LightOn-rerank and Prism-Qwen3.5-Reranker",
+        _LANGUAGE_RERANKERS,
+    ),
+    ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"): (
+        "a model of images and text, as jina-reranker-m0 and Qwen3-VL-Reranker",
+        _LANGUAGE_RERANKERS,
+    ),
+}
+
+
 def _unknown_family(config: Mapping[str, Any], name: str) -> str:
     """What a config.json is whose family is in no row."""
     model_type, claimed = config.get("model_type"), (config.get("architectures") or [None])[0]
@@ -633,6 +648,9 @@ def _unknown_family(config: Mapping[str, Any], name: str) -> str:
             f"{name} has no model_type in config.json, {named}, so its family is not known; {way_out}, as in "
             f'hf_overrides={{"model_type": "{example}"}}'
         )
+    for kinds, (what, near) in _NOT_RUN.items():
+        if model_type in kinds:
+            return f"{name} is a {claimed or model_type}: {what}, which millpond does not run; {near} (docs/models.md)"
     known = [kind for row in ARCHITECTURES for kind in (row.model_type, *row.aliases)]
     near = get_close_matches(str(model_type), known, 1)
     remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
