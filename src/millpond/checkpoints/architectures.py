@@ -14,6 +14,7 @@ from typing import Any
 
 from millpond.checkpoints.architecture import (
     BERT_MLM,
+    CAUSAL_LM,
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
@@ -451,6 +452,7 @@ ARCHITECTURES = (
         prefix="Qwen3",
         model_type="qwen3",
         names=("JinaForRanking",),
+        mlm=CAUSAL_LM,
         traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
         example="Qwen/Qwen3-Embedding-0.6B",
     ),
@@ -621,7 +623,7 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
 
 # Families that rerankers or embedders of other names share, and that are not run: what they are, and what is near.
 _LANGUAGE_RERANKERS = "of rerankers that are language models it runs Qwen3-Reranker, zerank, ctxl-rerank and others"
-_NOT_RUN = {
+_NOT_RUN: Mapping[tuple[str, ...], tuple[str, str]] = {
     ("t5gemma2",): ("an encoder with a decoder, as KaLM-Reranker", _LANGUAGE_RERANKERS),
     ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next"): (
         "a language model with layers of linear attention, as LightOn-rerank and Prism-Qwen3.5-Reranker",
@@ -648,9 +650,11 @@ def _unknown_family(config: Mapping[str, Any], name: str) -> str:
             f"{name} has no model_type in config.json, {named}, so its family is not known; {way_out}, as in "
             f'hf_overrides={{"model_type": "{example}"}}'
         )
-    for kinds, (what, near) in _NOT_RUN.items():
+    for kinds, (what, served) in _NOT_RUN.items():
         if model_type in kinds:
-            return f"{name} is a {claimed or model_type}: {what}, which millpond does not run; {near} (docs/models.md)"
+            return (
+                f"{name} is a {claimed or model_type}: {what}, which millpond does not run; {served} (docs/models.md)"
+            )
     known = [kind for row in ARCHITECTURES for kind in (row.model_type, *row.aliases)]
     near = get_close_matches(str(model_type), known, 1)
     remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
