@@ -185,9 +185,13 @@ def _backend(row: Architecture) -> str:
 
 def _own_code(code: RemoteCode) -> tuple[str, ...]:
     named = "" if code.names == ".*" else f" of {_code(code.names)}"
-    pooling = "" if code.pooling is None else f"; pooling `{'+'.join(code.pooling.modes)}` without the prompt"
-    changed = ", ".join(f"`{name}: {str(value).lower()}`" for name, value in code.fields.items())
-    return (_code(code.pattern) + named, _codes(code.model_types), changed + pooling or "nothing")
+    parts = [", ".join(f"`{name}: {str(value).lower()}`" for name, value in code.fields.items())]
+    if code.pooling is not None:
+        prompt = "" if code.pooling.include_prompt else " without the prompt"
+        parts.append(f"pooling `{'+'.join(code.pooling.modes)}`{prompt}")
+    if code.projection:
+        parts.append(f"states times `{code.projection}`")
+    return (_code(code.pattern) + named, _codes(code.model_types), "; ".join(filter(None, parts)) or "nothing")
 
 
 def _recognized(row: Architecture) -> str:

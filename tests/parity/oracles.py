@@ -34,6 +34,11 @@ def _llama_bidirectional(folder: Path, config: dict[str, Any]) -> States:
     return without_mask(folder, model_type="llama")[0]
 
 
+def _qwen3_bidirectional(folder: Path, config: dict[str, Any]) -> States:
+    """Qwen3 without a causal mask."""
+    return without_mask(folder, model_type="qwen3")[0]
+
+
 def without_mask(folder: Path, **replaced: Any) -> tuple[States, States]:
     """A decoder with every token attending to every other, by an explicit mask; and as it is, with the causal mask.
 
@@ -111,6 +116,7 @@ def _bert(folder: Path, config: dict[str, Any]) -> States:
 _OWN: dict[str, Callable[[Path, dict[str, Any]], States]] = {
     "bert": _bert,
     "llama_bidirec": _llama_bidirectional,
+    **dict.fromkeys(("bidirectional_pplx_qwen3", "bidirlm"), _qwen3_bidirectional),
     "internlm2": _internlm2,
     "nomic_bert": rotary_oracles.nomic,
     "new": rotary_oracles.gte,

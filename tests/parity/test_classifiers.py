@@ -40,7 +40,7 @@ SEQUENCE = (
         "deberta",
         "big-bird",
     ),
-    *("eurobert", "nomic", "gte", "gte-en", "gte-snowflake", "jina"),
+    *("eurobert", "ultrabert", "nomic", "gte", "gte-en", "gte-snowflake", "jina"),
     *("gpt2", "llama", "mistral", "mistral-sliding", "qwen2", "qwen3", "gemma", "gemma2", "gemma3", "jamba"),
 )
 # transformers has no class of the first two; Longformer's classifiers of texts are refused

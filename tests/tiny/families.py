@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from tests.tiny.layouts import Normalize, Pooling
+from tests.tiny.layouts import Codes, Normalize, Pooling
 
 MAX_TOKENS = 64
 
@@ -57,6 +57,7 @@ _NEW = {"modules": _CLS, "native": {"model_type": "gte", "rope_scaling": None}, 
 _LAST = (Pooling(modes=("lasttoken",)), Normalize())
 _DECODER = {"head": "ForCausalLM", "modules": _LAST}
 _LLAMA = {**_DECODER, "native_prefix": "Llama"}
+_QWEN3 = {**_DECODER, "native": {"model_type": "qwen3"}, "native_prefix": "Qwen3"}
 _GEMMA = {**_DECODER, "shifted_norms": True}
 _GEMMA3 = {**_GEMMA, "wrapped": "Gemma3ForCausalLM"}
 
@@ -86,6 +87,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
     "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
+    "ultrabert": ("Ultrabert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
     "nomic-moe": ("NomicBert", "bert", {"native_prefix": "NomicBertMoe"}),  # nomic-embed-text-v2-moe
     "gte": ("New", "xlm-roberta", _NEW),  # gte-multilingual-base
@@ -105,6 +107,8 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "qwen2-sliding": ("Qwen2", "qwen", _DECODER),
     "qwen2-bidirectional": ("Qwen2", "qwen", _DECODER),
     "qwen3": ("Qwen3", "qwen", _DECODER),
+    "pplx-embed": ("PPLXQwen3", "qwen", {**_QWEN3, "modules": (Pooling(modes=("mean",)), Codes())}),
+    "bidirlm": ("BidirLM", "qwen", _QWEN3),
     "phi3": ("Phi3", "mistral", _DECODER),
     "phi4-mini": ("Phi3", "gpt2", _DECODER),
     "olmo2": ("Olmo2", "gpt2", _DECODER),

@@ -59,6 +59,11 @@ class Normalize:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Codes:
+    """pplx-embed's own module: whole numbers by tanh."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Dropout:
     """Has no effect at inference."""
 
@@ -71,7 +76,7 @@ class Other:
     config: Mapping[str, Any] = field(default_factory=dict)
 
 
-Module = Pooling | Dense | LayerNorm | Normalize | Dropout | Other
+Module = Pooling | Dense | LayerNorm | Normalize | Codes | Dropout | Other
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,6 +102,7 @@ def write_layout(root: Path, layout: Layout, *, width: int, seed: int) -> None:
         folder = f"{index}_{name}"
         (root / folder).mkdir()
         dotted = module.dotted if isinstance(module, Other) else None
+        dotted = "st_quantize.FlexibleQuantizer" if isinstance(module, Codes) else dotted
         entries.append(_entry(index, folder, name, layout.style, dotted))
         width = _write_module(root / folder, module, layout, width=width, seed=seed + index)
     _dump(root / "modules.json", entries)

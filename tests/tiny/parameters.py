@@ -216,7 +216,7 @@ _BACKBONES = {
         for entry in ("q_bias=H", "v_bias=H", "in_proj/3*H,H", "pos_proj/H,H", "pos_q_proj:H,H")
     )
     + f" {_encoder('attention.output.dense')} encoder.rel_embeddings/2*P,H",
-    "EuroBert": _LLAMA,
+    **dict.fromkeys(("EuroBert", "Ultrabert"), _LLAMA),
     "NomicBert": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format(_GATED + " " + _BIASED.replace(":", "/"))),
     "Gte": f"{_embeddings('word token_type norm')} "
@@ -301,7 +301,7 @@ _PREFIXES = {
     "GPT2": "transformer",
     "GPTNeoX": "gpt_neox",
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
-    **dict.fromkeys(("ModernBert", "EuroBert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    **dict.fromkeys(("ModernBert", "EuroBert", "Ultrabert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
     **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
@@ -369,6 +369,9 @@ _HEADS = {
     ("EuroBert", "MaskedLM"): "lm_head/V,H",
     ("EuroBert", _SEQUENCE): f"dense:H,H {_CLASSIFIER}",
     ("EuroBert", _TOKEN): _CLASSIFIER,
+    ("Ultrabert", "MaskedLM"): "head.linear1/H,H head.linear2/H,H head.decoder/V,H",
+    ("Ultrabert", _SEQUENCE): _CLASSIFIER,
+    ("Ultrabert", _TOKEN): _CLASSIFIER,
     ("NomicBert", "MaskedLM"): _BERT_VOCABULARY.replace("LayerNorm", "layer_norm"),
     ("NomicBert", _SEQUENCE): f"nomic_bert.pooler.dense:H,H {_CLASSIFIER}",
     ("NomicBert", _TOKEN): _CLASSIFIER,

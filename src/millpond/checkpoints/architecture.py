@@ -77,8 +77,9 @@ class DecoderTraits:
     """How a class of transformers differs from Llama's."""
 
     activation: str = "hidden_act"  # field of config.json that names the activation
-    # Where a layer's sliding window is found: its attention, the config, or nowhere
-    window: Literal["layer", "config"] | None = None
+    # Where a layer's sliding window is found: its attention, the config, or nowhere; `radius`: as `layer`, but that
+    # of the config does not count the own position
+    window: Literal["layer", "radius", "config"] | None = None
     centred: bool = False  # norms multiply by `1 + weight`, and embeddings come scaled
     softcap: bool = False  # attention scores are capped
     rotary_by_kind: bool = False  # rotary angles differ between kinds of layers
@@ -150,6 +151,8 @@ class Architecture:
     # Endings of class names that are not run, and why not
     refused: Mapping[str, str] = field(default_factory=dict, hash=False)
     native: str = ""  # transformers' class, if it is not `{prefix}Model`
+    # `model_type` of the decoder that it is without the causal mask, under a name of its own; empty: none
+    unmasked: str = ""
     # The module of :mod:`millpond.checkpoints.families` with the terms of its checkpoints, either or both of
     # `translate(config, name) -> dict` (config.json as the native class reads it, its `model_type` included) and
     # `rename(tensors, config) -> dict` (the checkpoint's tensors under the native names)

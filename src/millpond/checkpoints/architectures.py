@@ -38,6 +38,7 @@ from millpond.checkpoints.classifier_steps import (
     POOLER_HEAD,
     ROBERTA_HEAD,
     SCORE,
+    ULTRABERT_HEAD,
     ConfigField,
     FamilyHead,
     Linear,
@@ -56,6 +57,9 @@ _SUFFIXES = (
 _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
 _PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
+
+# What two or more rows have.
+_QWEN3 = DecoderTraits(window="layer", biases=("attention",), head_norms=True)
 
 # BERT-like families with other names than BERT.
 _DISTILBERT_NAMES = EncoderNames(
@@ -396,6 +400,17 @@ ARCHITECTURES = (
         example="cross-encoder/nli-deberta-base",
     ),
     Architecture(
+        prefix="Ultrabert",
+        model_type="ultrabert",
+        pooling="mean",
+        positions="rotary",
+        family="ultrabert",
+        forward=_PLAN,
+        traits=DecoderTraits(window="radius", rotary_by_kind=True, biases=("attention", "mlp")),
+        head=ULTRABERT_HEAD,
+        example="dmis-lab/UltraBERT-150M",
+    ),
+    Architecture(
         prefix="EuroBert",
         model_type="eurobert",
         pooling="mean",
@@ -419,7 +434,7 @@ ARCHITECTURES = (
         positions="rotary",
         decoder=True,
         half="bfloat16",
-        family="llama_bidirectional",
+        unmasked="llama",
         forward=_DECODER,
         traits=DecoderTraits(biases=("attention", "mlp")),
         head=FamilyHead(sequence=SCORE, tokens=SCORE, pooling=LLAMA_POOLING, divisor="temperature"),
@@ -453,8 +468,27 @@ ARCHITECTURES = (
         model_type="qwen3",
         names=("JinaForRanking",),
         mlm=CAUSAL_LM,
-        traits=DecoderTraits(window="layer", biases=("attention",), head_norms=True),
+        traits=_QWEN3,
         example="Qwen/Qwen3-Embedding-0.6B",
+    ),
+    _decoder(
+        prefix="PPLXQwen3",
+        model_type="bidirectional_pplx_qwen3",
+        native="Qwen3Model",
+        unmasked="qwen3",
+        pooling="mean",
+        traits=_QWEN3,
+        example="perplexity-ai/pplx-embed-v1-0.6b",
+    ),
+    _decoder(
+        prefix="BidirLM",
+        model_type="bidirlm",
+        native="Qwen3Model",
+        unmasked="qwen3",
+        pooling="mean",
+        half="bfloat16",
+        traits=_QWEN3,
+        example="BidirLM/BidirLM-0.6B-Embedding",
     ),
     _decoder(
         prefix="Gemma",

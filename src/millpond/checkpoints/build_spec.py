@@ -12,7 +12,7 @@ from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import NOT_ARITHMETIC, Checkpoint
 from millpond.checkpoints.classifiers import entailment
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout
-from millpond.checkpoints.modules import Dense, Pooling
+from millpond.checkpoints.modules import Codes, Dense, Pooling
 from millpond.checkpoints.task_detection import DetectedTasks
 from millpond.errors import ModelLoadError
 from millpond.tasks import Activation
@@ -108,6 +108,7 @@ def build_spec(
         pooling=(own_pooling,) if own_pooling is not None else layout.pooling.modes,
         normalize=layout.normalize,
         dimensions=dimensions,
+        codes=bool(layout.heads) and isinstance(layout.heads[-1], Codes),
         hidden_size=hidden,
         matryoshka=trained,
         matryoshka_dimensions=declared,

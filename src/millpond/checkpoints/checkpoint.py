@@ -25,7 +25,7 @@ from millpond.checkpoints.layouts.sparse import (
     names_splade,
 )
 from millpond.checkpoints.layouts.static import static_config, weights_config
-from millpond.checkpoints.modules import Normalize
+from millpond.checkpoints.modules import Dense, LayerNorm
 from millpond.checkpoints.resolve import Source, read_json_object, resolve
 from millpond.checkpoints.weight_checks import check_quantization, check_whole
 from millpond.checkpoints.weights import check_config, check_pickles, check_weights
@@ -34,6 +34,8 @@ from millpond.tasks import Role
 
 # Keys of config.json that do not change a vector.
 NOT_ARITHMETIC = ("is_matryoshka", "matryoshka_dimensions", "_name_or_path", "transformers_version")
+# Classes of a checkpoint's own code for its config, and the `model_type` that they stand for.
+_CODE_FAMILIES = {"XLMRobertaFlashConfig": "xlm-roberta"}  # jina-reranker-v2-base-multilingual
 _TRANSFORMER_FILES = (
     "sentence_*_config.json tokenizer*.json special_tokens_map.json added_tokens.json vocab.* merges.txt *.model "
     "*.tiktoken chat_template.jinja"
@@ -138,6 +140,8 @@ def read_checkpoint(
         check_readable(layout, source)
     stored = read_json_object(layout.transformer / "config.json", optional=is_table or labelled is not None)
     config = merge(stored if labelled is None else labelled.config, hf_overrides or {})
+    if config.get("model_type") is None and (family := _family_of_code(config)) is not None:
+        config["model_type"] = family
     if not is_table:
         check_quantization(config, source.name)
     if isinstance(layout.sparse, StaticWeights):
@@ -161,6 +165,13 @@ def read_checkpoint(
     return Checkpoint(source=source, config=config, layout=layout, cross_encoder=pairs, files=files)
 
 
+def _family_of_code(config: Mapping[str, Any]) -> str | None:
+    """The ``model_type`` that a config without one leaves to a class of its own code."""
+    code = config.get("auto_map")
+    named = code.get("AutoConfig") if isinstance(code, Mapping) else None
+    return _CODE_FAMILIES.get(str(named).rpartition(".")[2])
+
+
 def check_readable(layout: PipelineLayout, source: Source) -> None:
     """Raise ModelLoadError unless the weights of a pipeline are there, and no pickles without torch."""
     if not (isinstance(layout.sparse, StaticWeights) and layout.sparse.idf):
@@ -176,7 +187,7 @@ def check_numbers(layout: PipelineLayout, source: Source) -> None:
 
 def weights_of(layout: PipelineLayout) -> list[Path]:
     """The folders and files with the weights of a pipeline, the backbone's first."""
-    modules = [head for head in (*layout.token_heads, *layout.heads) if not isinstance(head, Normalize)]
+    modules = [head for head in (*layout.token_heads, *layout.heads) if isinstance(head, Dense | LayerNorm)]
     code = [layout.sparse.folder] if isinstance(layout.sparse, SparseCode) else []
     beside = (layout.sparse, layout.token_vectors)
     files = [layer.path for layer in beside if isinstance(layer, TokenWeights | TokenVectors)]

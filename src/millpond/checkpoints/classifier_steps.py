@@ -121,6 +121,7 @@ MODERNBERT_HEAD = FamilyHead(
     tokens=_MODERNBERT_STEPS,
     pooling=PoolingField(names=_CLASSIFIER_POOLING, default="cls", modes={"cls": "cls", "mean": "mean"}),
 )
+ULTRABERT_HEAD = FamilyHead(pooling=MODERNBERT_HEAD.pooling)
 EUROBERT_HEAD = FamilyHead(
     sequence=(Linear(name="dense"), "gelu", *CLASSIFIER),
     pooling=PoolingField(

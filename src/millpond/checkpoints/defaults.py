@@ -250,8 +250,14 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "rms_norm_eps": 1e-5,
         "pad_token_id": 128001,
     },
+    "ultrabert": {
+        **_LLAMA,
+        "max_position_embeddings": 32768,
+        "pad_token_id": 0,
+        "sliding_window": 128,
+        "layer_types": None,
+    },
     "llama": _LLAMA,
-    "llama_bidirec": _LLAMA,
     "internlm2": _LLAMA,
     "mistral": {
         **_DECODER,
@@ -369,6 +375,7 @@ _THETA_BY_KIND = {
         "full_attention": (160_000.0, "global_rope_theta"),
         "sliding_attention": (10_000.0, "local_rope_theta"),
     },
+    "ultrabert": {"full_attention": (2_560_000.0, ""), "sliding_attention": (10_000.0, "")},
     "gemma3_text": {
         "full_attention": (1_000_000.0, "rope_theta"),
         "sliding_attention": (10_000.0, "rope_local_base_freq"),
@@ -406,7 +413,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
     Raises:
         ModelLoadError: A field is of another type than the class takes.
     """
-    family = architecture.model_type
+    family = architecture.unmasked or architecture.model_type
     completed = dict(config)
     if family == "distilbert":
         completed |= {short: config[name] for name, short in _DISTILBERT_NAMES.items() if name in config}
@@ -494,7 +501,7 @@ def _complete_layers(family: str, config: dict[str, Any]) -> None:
     elif family in ("qwen2", "qwen3"):
         sliding = [config["sliding_window"] is not None and i >= config["max_window_layers"] for i in range(count)]
     else:
-        every = (config.get("sliding_window_pattern") or 6) if family == "gemma3_text" else 2
+        every = {"gemma3_text": config.get("sliding_window_pattern") or 6, "ultrabert": 3}.get(family, 2)
         sliding = [(i + 1) % every != 0 for i in range(count)]
     config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in sliding]
 

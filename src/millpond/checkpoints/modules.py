@@ -46,4 +46,9 @@ class Normalize:
     """Division by the L2 norm."""
 
 
-Head = Dense | LayerNorm | Normalize
+@dataclass(frozen=True, kw_only=True)
+class Codes:
+    """``round(127 tanh(x))``: whole numbers from -127 to 127, compared by cosine (pplx-embed)."""
+
+
+Head = Dense | LayerNorm | Normalize | Codes

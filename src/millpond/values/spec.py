@@ -48,6 +48,7 @@ class ModelSpec:
         score_type: What ``score`` computes by default: a cross-encoder's score, one that depends on the other documents
             of the query (``listwise``), MaxSim (``late-interaction``) or ``similarity`` of two vectors
             (``bi-encoder``); ``None`` if a pair does not have a single score.
+        codes: Whether its vectors are whole numbers from -127 to 127 (pplx-embed), which ``output_dtype="int8"`` keeps.
         similarity: How ``score`` compares two vectors: ``similarity_fn_name`` of sentence-transformers. Distances
             (``euclidean``, ``manhattan``) are negative, so that more is nearer.
         step_tag_id: Of process reward models: the token whose rows are rewards.
@@ -75,6 +76,7 @@ class ModelSpec:
     entailment_id: int | None = None
     activation: str = "identity"
     score_type: ScoreType | None = None
+    codes: bool = False
     similarity: Similarity = "cosine"
     step_tag_id: int | None = None
     adapters: tuple[str, ...] = ()

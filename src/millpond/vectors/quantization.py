@@ -11,11 +11,12 @@ from millpond.errors import InvalidRequestError
 from millpond.tasks import OutputDtype
 
 
-def quantize(rows: npt.NDArray[np.float32], dtype: OutputDtype) -> npt.NDArray[Any]:
+def quantize(rows: npt.NDArray[np.float32], dtype: OutputDtype, *, codes: bool = False) -> npt.NDArray[Any]:
     """``rows [n, d]`` as ``dtype``.
 
     ``int8`` and ``uint8`` divide the range of each dimension into 256 steps, so codes are comparable only with codes of
-    the same call; ``binary`` (int8) and ``ubinary`` (uint8) keep the sign bits, ``[n, ceil(d / 8)]``.
+    the same call; ``binary`` (int8) and ``ubinary`` (uint8) keep the sign bits, ``[n, ceil(d / 8)]``. ``codes``: the
+    rows are whole numbers from -127 to 127, which ``int8`` keeps, and whose zeros have a sign too.
 
     Raises:
         InvalidRequestError: ``int8``/``uint8`` of a single row, whose range is a point.
@@ -25,16 +26,20 @@ def quantize(rows: npt.NDArray[np.float32], dtype: OutputDtype) -> npt.NDArray[A
     if dtype == "float16":
         return rows.astype(np.float16)
     if dtype in ("binary", "ubinary"):
-        bits = np.packbits(rows > 0, axis=-1)
+        kept: npt.NDArray[np.bool_] = np.logical_not(np.signbit(rows)) if codes else np.greater(rows, 0)
+        bits = np.packbits(kept, axis=-1)
         return bits if dtype == "ubinary" else (bits.astype(np.int16) - 128).astype(np.int8)
+    if codes:
+        whole: npt.NDArray[Any] = np.rint(rows).astype(np.int16)
+        return whole.astype(np.int8) if dtype == "int8" else np.add(whole, 128).astype(np.uint8)
     if len(rows) == 0:
         return np.empty(rows.shape, dtype=dtype)
     check_range(dtype, len(rows))
     start = rows.min(axis=0)
     step = (rows.max(axis=0) - start) / np.float32(255)
     step[step == 0] = 1
-    codes = np.clip(np.floor((rows - start) / step), 0, 255)
-    shifted: npt.NDArray[Any] = codes.astype(np.uint8) if dtype == "uint8" else (codes - 128).astype(np.int8)
+    steps = np.clip(np.floor((rows - start) / step), 0, 255)
+    shifted: npt.NDArray[Any] = steps.astype(np.uint8) if dtype == "uint8" else (steps - 128).astype(np.int8)
     return shifted
 
 

@@ -23,6 +23,8 @@ def translate(row: Architecture, config: Mapping[str, Any], name: str) -> dict[s
         native: dict[str, Any] = dict(config) if hook is None else hook(config, name)
     except (ValueError, TypeError, KeyError, ArithmeticError) as error:  # of a number that is none
         raise ModelLoadError(f"{name}: config.json cannot be read: {type(error).__name__}: {error}") from error
+    if row.unmasked:
+        native |= {"model_type": row.unmasked, "is_causal": False}
     refusal = _changed_arithmetic(row, native)
     if refusal:
         raise UnsupportedArchitectureError(f"{name}: {refusal}, which millpond does not run for {row.model_class}")

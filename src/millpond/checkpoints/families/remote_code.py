@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import class_names
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.checkpoints.modules import Pooling
-from millpond.errors import UnsupportedArchitectureError
+from millpond.checkpoints.modules import Dense, Pooling
+from millpond.checkpoints.weights import find_tensor, tensor_shapes
+from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +30,7 @@ class RemoteCode:
     # Fields of config.json that say the same; those that are there have precedence
     fields: Mapping[str, Any] = field(default_factory=dict)
     pooling: Pooling | None = None  # where the files name none
+    projection: str = ""  # a tensor that every token's states are multiplied with; empty: none
 
 
 _BIDIRECTIONAL = {"is_causal": False}
@@ -44,6 +47,14 @@ KNOWN = (
     RemoteCode(
         pattern=r"modeling\w*\.Qwen2\w+", model_types=("qwen2",), names=r"kalm-embedding.*", fields=_BIDIRECTIONAL
     ),
+    # voyage-4-nano; its `architectures` name a language model.
+    RemoteCode(
+        pattern=r"modeling_qwen3_bidirectional\.Qwen3BidirectionalModel",
+        model_types=("qwen3",),
+        fields=_BIDIRECTIONAL,
+        pooling=Pooling(modes=("mean",)),
+        projection="linear.weight",
+    ),
     # NVIDIA's older names for llama_bidirec.
     RemoteCode(pattern=r"\w+\.LlamaBidirectional\w+", model_types=("llama",), fields=_BIDIRECTIONAL),
     # Equal to transformers.
@@ -53,7 +64,7 @@ KNOWN = (
     RemoteCode(pattern=r"modeling_phi3\.Phi3\w+", model_types=("phi3",)),
 )
 # Families that were code of a checkpoint's own before transformers had them, or still are: theirs is what runs here.
-_ORIGINALS = frozenset(("nomic_bert", "new", "gte", "eurobert", "llama_bidirec", "internlm2", "jina_embeddings_v3"))
+_ORIGINALS = frozenset(("nomic_bert", "new", "gte", "eurobert", "internlm2", "jina_embeddings_v3"))
 # The key of auto_map by the ending of the class that config.json names.
 _KEYS = {
     "ForCausalLM": "AutoModelForCausalLM",
@@ -79,8 +90,30 @@ def apply(checkpoint: Checkpoint, row: Architecture) -> Checkpoint:
         layout = checkpoint.layout
         if layout.pooling is None and known.pooling is not None:
             layout = replace(layout, pooling=known.pooling)
+        if known.projection:
+            layout = replace(
+                layout, token_heads=(_projection(known.projection, layout.transformer), *layout.token_heads)
+            )
         checkpoint = replace(checkpoint, config={**known.fields, **checkpoint.config}, layout=layout)
     return checkpoint
+
+
+def _projection(name: str, folder: Path) -> Dense:
+    """A product of every token's states with a tensor among the backbone's."""
+    shapes = tensor_shapes(folder)
+    found = find_tensor(shapes, name)
+    if found is None:
+        raise WeightMismatchError(f"{folder}: its own code multiplies with {name}, which the weights do not have")
+    out, width = shapes[found]
+    return Dense(
+        folder=folder,
+        in_features=width,
+        out_features=out,
+        bias=False,
+        activation="torch.nn.modules.linear.Identity",
+        residual=False,
+        weight=found,
+    )
 
 
 def _used(config: Mapping[str, Any]) -> list[str]:
@@ -97,7 +130,7 @@ def _used(config: Mapping[str, Any]) -> list[str]:
 def _is_of(row: Architecture, used: str, config: Mapping[str, Any]) -> bool:
     """Whether the class is one that only this family's own code has."""
     name = used.rpartition(".")[2]
-    own = bool(row.recognized_by) or config.get("model_type") in _ORIGINALS
+    own = bool(row.recognized_by or row.unmasked) or config.get("model_type") in _ORIGINALS
     return name in row.names or (own and name in class_names(row))
 
 

@@ -25,7 +25,7 @@ from millpond.checkpoints.layouts.sparse import (
     read_token_weights,
 )
 from millpond.checkpoints.layouts.static import StaticTable, is_model2vec, read_model2vec, read_static
-from millpond.checkpoints.modules import Dense, Head, LayerNorm, Normalize, Pooling
+from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm, Normalize, Pooling
 from millpond.checkpoints.resolve import read_json, read_json_object
 from millpond.errors import ModelLoadError
 from millpond.tasks import SIMILARITIES, Role, Similarity
@@ -48,6 +48,7 @@ _TRANSFORMER_CONFIGS = ["sentence_bert_config.json"] + [
 _LATE = ("ColBERT", "MultiVectorEncoder")
 # jina-embeddings-v3's own Transformer chooses an adapter, which the engine does here.
 _WITH_ADAPTERS = "custom_st.Transformer"
+_CODES = "st_quantize.FlexibleQuantizer"  # pplx-embed's own module
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -244,6 +245,8 @@ def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
     config = listed.parent / entry.get("path", "") / "config.json"
     if dotted == _WITH_ADAPTERS and read_json_object(config, optional=True).get("lora_adaptations"):
         return "Transformer"
+    if dotted == _CODES:
+        return "Codes"
     if not dotted.startswith(("sentence_transformers.", "pylate.")):
         raise ModelLoadError(
             f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own"
@@ -286,6 +289,8 @@ def read_head(name: str, folder: Path, listed: Path, *, output: str | None = Non
         return read_dense(folder, "sentence_embedding", output=output)
     if name == "Normalize":
         return read_normalize(folder)
+    if name == "Codes":
+        return Codes()
     if name != "LayerNorm":
         raise _not_run(name, "after", listed)
     config = read_json_object(folder / "config.json")

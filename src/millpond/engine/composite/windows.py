@@ -78,7 +78,7 @@ def _averaged(
         rows[i] = matryoshka.cut(mean[None], len(mean), normalize=plan.normalize)[0]
         cached[i] = windowed.cached[piece_rows].all()
     return EmbeddingOutput(
-        embeddings=quantize(rows, plan.output_dtype),
+        embeddings=quantize(rows, plan.output_dtype, codes=plan.codes),
         cached=cached,
         truncated=np.zeros(count, dtype=np.bool_),
         usage=Usage(prompt_tokens=short.usage.prompt_tokens + windowed.usage.prompt_tokens),

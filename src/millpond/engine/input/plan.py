@@ -40,6 +40,7 @@ class Plan:
     width: int  # columns of the result
     normalize: bool = False  # L2-normalize the rows after the cut
     output_dtype: OutputDtype = "float32"
+    codes: bool = False  # the rows are whole numbers, which int8 keeps
     activation: str = "identity"  # applied to logits
     instruction: str | None = None  # fills a reranker's template slot
     aggregation: Aggregation = "none"  # how tokens become entities

@@ -123,7 +123,10 @@ def plan(
     for name in ("template", "multi_label", "threshold", "nested"):
         if name in params.given() and params.labels is None:
             raise InvalidRequestError(f"{name}={getattr(params, name)!r} means nothing without labels; leave it out")
-    check_range(params.output_dtype, count)
+    normalize = spec.normalize if params.normalize is None else params.normalize
+    codes = task == "embed" and spec.codes and not normalize
+    if not codes:
+        check_range(params.output_dtype, count)
     output = _output(task, params, loaded)
     vectors = task in ("embed", "token_embed")
     colbert = loaded.encoder.colbert is not None and task == "token_embed"
@@ -138,8 +141,9 @@ def plan(
         limit=_limit(params, spec),
         truncate=loaded.encoder.texts.side if params.truncate == "auto" else params.truncate,
         width=_width(task, params, spec) if vectors else loaded.width(output),
-        normalize=vectors and (spec.normalize if params.normalize is None else params.normalize),
+        normalize=vectors and normalize,
         output_dtype=params.output_dtype,
+        codes=codes,
         activation=_activation(task, params, loaded, output),
         instruction=params.instruction,
         aggregation=params.aggregation,

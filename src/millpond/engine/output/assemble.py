@@ -44,7 +44,7 @@ def assemble(call: Call) -> Any:
 
 def _embedding(call: Call) -> Fields:
     rows = matryoshka.cut(call.result.rows, call.plan.width, normalize=call.plan.normalize, own=call.owns_rows)
-    embeddings = quantize(call.per_item(rows), call.plan.output_dtype)
+    embeddings = quantize(call.per_item(rows), call.plan.output_dtype, codes=call.plan.codes)
     return {"embeddings": embeddings, "cached": call.per_item(call.result.cached)}
 
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from millpond.backends.native.heads.activations import torch_activation_of
 from millpond.backends.native.heads.kernels import Floats, Linear
 from millpond.backends.native.heads.norms import layer_norm, unit
-from millpond.checkpoints.modules import Dense, Head, LayerNorm
+from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm
 from millpond.checkpoints.weights import StoredTensor, stored_tensors
 from millpond.errors import WeightMismatchError
 
@@ -44,6 +46,8 @@ class Modules:
 def _module(description: Head, width: int) -> _Module:
     if isinstance(description, Dense):
         return _dense(description)
+    if isinstance(description, Codes):
+        return lambda rows, threads: np.rint(np.tanh(rows) * np.float32(127))
     if isinstance(description, LayerNorm):
         shape = (description.dimensions,)
         if shape != (width,):

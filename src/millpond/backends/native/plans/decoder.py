@@ -156,13 +156,13 @@ class _Decoder:
         """What the class passes to its attention function."""
         config, traits = self._config, self.traits
         windowed = traits.window == "config" or (
-            traits.window == "layer" and kind == "sliding_attention" and config.get("use_sliding_window", True)
+            bool(traits.window) and kind == "sliding_attention" and config.get("use_sliding_window", True)
         )
         scale = float(config["query_pre_attn_scalar"] if traits.sandwich else self._dim) ** -0.5
         return {
             "scale": float(config["attention_multiplier"]) if traits.multipliers else scale,
             "causal": self._causal,
-            "window": config["sliding_window"] if windowed else None,
+            "window": config["sliding_window"] + (traits.window == "radius") if windowed else None,
             "softcap": config["attn_logit_softcapping"] if traits.softcap else None,
         }
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from millpond.backends.torch.weights import read_tensors
-from millpond.checkpoints.modules import Dense, Head, LayerNorm
+from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm
 from millpond.errors import ModelLoadError, WeightMismatchError
 
 
@@ -40,6 +40,14 @@ class NormalizeHead(nn.Module):
         return nn.functional.normalize(rows, dim=-1)
 
 
+class CodesHead(nn.Module):
+    """Whole numbers from -127 to 127, by tanh."""
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [n, d] -> [n, d]
+        """Round the rows."""
+        return torch.round(torch.tanh(rows) * 127)
+
+
 def build_heads(descriptions: Sequence[Head], device: torch.device) -> nn.Sequential:
     """The heads in order, with their weights, in evaluation mode."""
     heads: list[nn.Module] = []
@@ -50,7 +58,7 @@ def build_heads(descriptions: Sequence[Head], device: torch.device) -> nn.Sequen
             norm = nn.Sequential(OrderedDict(norm=nn.LayerNorm(description.dimensions)))
             heads.append(_with_weights(norm, description.folder))
         else:
-            heads.append(NormalizeHead())
+            heads.append(CodesHead() if isinstance(description, Codes) else NormalizeHead())
     return nn.Sequential(*heads).to(device=device, dtype=torch.float32).eval().requires_grad_(False)
 
 

@@ -1,0 +1,137 @@
+"""Embedders made of decoders without the causal mask: what their own code does, besides, is in the table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+from tests.parity.oracles import without_mask
+from tests.parity.test_backbones import SHORT, TOLERANCE, VISIBLE, difference, ids_of, states
+from tests.tiny import Layout, Normalize, Pooling, edit_json, write_checkpoint
+from tests.tiny.layouts import Codes, Dense
+from tests.tiny.noise import Noise
+
+from millpond import Engine
+from millpond.errors import WeightMismatchError
+
+pytestmark = pytest.mark.contract
+
+BACKENDS = pytest.mark.parametrize("backend", ["native", "torch"])
+VOYAGE = {"AutoModel": "modeling_qwen3_bidirectional.Qwen3BidirectionalModel"}
+MEAN = (Pooling(modes=("mean",)),)
+
+
+def engine(folder: Path, **options: Any) -> Engine:
+    return Engine(folder, dtype="float32", device="cpu", **options)
+
+
+def both_ways(folder: Path, **fields: Any) -> list[list[np.ndarray]]:
+    """States of the texts with every token attending to every other one, and with the causal mask."""
+    with torch.inference_mode():
+        return [[model(ids).numpy() for ids in ids_of(folder, SHORT)] for model in without_mask(folder, **fields)]
+
+
+def unit(rows: np.ndarray) -> np.ndarray:
+    return rows / np.linalg.norm(rows, axis=-1, keepdims=True)
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("family", "fields", "stored"),
+    [
+        ("pplx-embed", {"model_type": "qwen3"}, {}),
+        ("bidirlm", {"model_type": "qwen3"}, {}),
+        ("ministral3", {}, {"is_causal": False}),  # Nemotron-3-Embed
+        ("llama-bidirectional", {"model_type": "llama"}, {}),  # llama-embed-nemotron
+        ("gemma3", {}, {"is_causal": False}),
+    ],
+)
+def test_every_token_attends_to_every_other(family, fields, stored, backend, tmp_path):
+    config = {"sliding_window": 4096} if family == "gemma3" else {}
+    folder = write_checkpoint(tmp_path / family, family, config=config)
+    right, wrong = both_ways(folder, **fields)
+    edit_json(folder / "config.json", **stored)
+    with engine(folder, backend=backend) as loaded:
+        found = states(loaded, SHORT)
+    assert difference(found, right) <= TOLERANCE
+    assert difference(found, wrong) > VISIBLE
+
+
+@BACKENDS
+def test_pplx_embeds_codes(backend, tmp_path):
+    layout = Layout(modules=(*MEAN, Codes()), style="old")
+    folder = write_checkpoint(tmp_path / "pplx-embed", "pplx-embed", sentence_transformers=layout)
+    squashed = np.tanh(np.stack([rows.mean(0) for rows in both_ways(folder, model_type="qwen3")[0]]))
+    sure = np.abs(squashed * 127 % 1 - 0.5) > 1e-3  # a difference of 1e-5 may round the others elsewhere
+    assert sure.mean() > 0.99
+    with engine(folder, backend=backend) as loaded:
+        assert loaded.spec.codes and not loaded.spec.normalize
+        vectors = loaded.embed(SHORT).embeddings
+        codes = loaded.embed(SHORT[:1], output_dtype="int8").embeddings
+        shifted = loaded.embed(SHORT, output_dtype="uint8").embeddings
+        bits = loaded.embed(SHORT, output_dtype="ubinary").embeddings
+        units = loaded.embed(SHORT, normalize=True).embeddings
+    expected = np.rint(squashed * 127)
+    assert (vectors == expected)[sure].all() and np.abs(vectors).max() > 60
+    assert codes.dtype == np.int8 and (codes == vectors[:1]).all()
+    assert shifted.dtype == np.uint8 and (shifted == vectors + 128).all()
+    assert (bits == np.packbits(squashed >= 0, axis=-1)).all()  # the sign of what is rounded to 0, too
+    assert np.abs(units - unit(vectors)).max() <= 1e-6
+    plain = np.rint(127 * unit(np.stack([rows.mean(0) for rows in both_ways(folder, model_type="qwen3")[0]])))
+    assert (vectors != plain).any()
+
+
+def voyage(folder: Path, *, width: int = 64) -> np.ndarray:
+    """Write a checkpoint with voyage-4-nano's projection, which is returned."""
+    layout = Layout(modules=(*MEAN, Normalize()))
+    write_checkpoint(folder, "qwen3", wrapped=True, sentence_transformers=layout)
+    tensors = load_file(folder / "model.safetensors")
+    projection = Noise(3).normal(width, 48) / np.float32(7)
+    save_file({**tensors, "linear.weight": projection}, folder / "model.safetensors", metadata={"format": "pt"})
+    edit_json(folder / "config.json", auto_map=VOYAGE, num_labels=width)
+    return projection
+
+
+@BACKENDS
+def test_voyages_projection(backend, tmp_path):
+    folder = tmp_path / "voyage-4-nano"
+    projection = voyage(folder)
+    right, wrong = ([unit(rows.mean(0) @ projection.T) for rows in way] for way in both_ways(folder))
+    with engine(folder, backend=backend) as loaded:
+        assert loaded.spec.dimensions == 64
+        vectors = loaded.embed(SHORT).embeddings
+        rows = loaded.token_embed(SHORT, normalize=False).embeddings
+    assert np.abs(vectors - np.stack(right)).max() <= TOLERANCE
+    assert np.abs(vectors - np.stack(wrong)).max() > VISIBLE
+    assert {row.shape[1] for row in rows} == {64}
+
+
+def test_a_projection_that_the_weights_lack(tmp_path):
+    folder = write_checkpoint(tmp_path / "voyage-4-nano", "qwen3")
+    edit_json(folder / "config.json", auto_map=VOYAGE)
+    with pytest.raises(WeightMismatchError, match=r"linear\.weight"):
+        engine(folder)
+
+
+@BACKENDS
+def test_embeddinggemmas_dense_modules(backend, tmp_path):
+    """Mean, two linear layers without activation or bias, unit length, as sentence-transformers computes them."""
+    from sentence_transformers import SentenceTransformer
+
+    dense = [Dense(out_features=width, activation="Identity", bias=False) for width in (192, 48)]
+    layout = Layout(modules=(*MEAN, *dense, Normalize()))
+    folder = write_checkpoint(tmp_path / "embeddinggemma", "gemma3-bidirectional", sentence_transformers=layout)
+    own = SentenceTransformer(str(folder), device="cpu", model_kwargs={"attn_implementation": "eager"})
+    expected = own.encode(list(SHORT), show_progress_bar=False)
+    with engine(folder, backend=backend) as loaded:
+        vectors = loaded.embed(SHORT).embeddings
+    assert np.abs(vectors - expected).max() <= TOLERANCE
+    entries = json.loads((folder / "modules.json").read_text())
+    (folder / "modules.json").write_text(json.dumps([*entries[:2], *entries[4:]]))
+    with engine(folder, backend=backend) as loaded:
+        assert np.abs(loaded.embed(SHORT).embeddings - expected).max() > VISIBLE
