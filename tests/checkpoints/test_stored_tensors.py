@@ -11,7 +11,8 @@ import torch
 from safetensors.torch import save_file
 
 from millpond.checkpoints.checkpoint import read_checkpoint
-from millpond.checkpoints.weights import StoredTensor, stored_tensors, tensor_shapes
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import stored_tensors, tensor_shapes
 from millpond.errors import ModelLoadError
 
 pytestmark = pytest.mark.torch

@@ -15,7 +15,7 @@ from tests.tiny import TEXTS, Layout, edit_json, write_checkpoint
 from tests.tiny.static import write_static
 
 from millpond import Engine
-from millpond.errors import MillpondError, ModelLoadError, UnsupportedArchitectureError
+from millpond.errors import MillpondError, ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 
 Tensors = dict[str, npt.NDArray[Any]]
 
@@ -174,3 +174,23 @@ def test_a_family_that_is_not_run_is_named_in_one_sentence(
     message = str(raised.value)
     assert [part for part in parts if part not in message] == []
     assert len(message.removeprefix(str(folder))) < 300
+
+
+@pytest.mark.parametrize("backend", ["native", pytest.param("torch", marks=pytest.mark.torch)])
+@pytest.mark.parametrize("family", ["bert", "qwen3", "deberta-v2"])
+def test_tensors_beside_the_model_are_named_once_and_parts_of_it_refused(
+    family: str, backend: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = write_checkpoint(tmp_path / "model", family)
+    with Engine(folder, dtype="float32", backend=backend) as engine:
+        expected = engine.embed(TEXTS).embeddings
+    beside = {f"quality_head.{i}.weight": np.ones((2, 2), np.float32) for i in range(5)}
+    altered(folder, lambda tensors: tensors | beside)
+    with Engine(folder, dtype="float32", backend=backend) as engine:
+        np.testing.assert_array_equal(engine.embed(TEXTS).embeddings, expected)
+    lines = [record.getMessage() for record in caplog.records if "quality_head" in record.getMessage()]
+    assert len(lines) == 1 and lines[0].endswith("quality_head.2.weight and 2 more tensors")
+    part = "layers.0.self_attn.sink" if family == "qwen3" else "encoder.layer.0.attention.sink"
+    altered(folder, lambda tensors: tensors | {f"{part}.weight": np.ones(4, np.float32)})
+    with pytest.raises(WeightMismatchError, match=f"does not know {part}.weight;"):
+        Engine(folder, dtype="float32", backend=backend)

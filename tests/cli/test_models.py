@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -34,3 +35,21 @@ def test_a_checkpoint_is_described_as_the_engine_has_it(run: Run, model: Path, e
 )
 def test_a_conversion_shows(run: Run, cross: Path, convert: str, tasks: str):
     assert facts(run("models", cross, "--engine", f"convert={convert}", code=0).out)["tasks"] == tasks
+
+
+def test_the_census_prints_every_name_and_the_numbers(run: Run):
+    answer = json.loads(run("models", "--census", "--format", "json", code=0).out)
+    served = [each for each in answer["checkpoints"] if each["served"]]
+    assert (answer["names"], answer["served"]) == (len(answer["checkpoints"]), len(served))
+    table = run("models", "--census", code=0).out
+    assert f"{len(served)} of {answer['names']} are served" in table
+    for each in answer["checkpoints"]:
+        assert (each["name"] if each["served"] else each["reason"]) in table
+    assert "leave it out" not in run("models", "BAAI/bge-m3", "--census", code=2).out
+
+
+def test_the_difference_to_another_checkpoint(run: Run, model: Path, cross: Path):
+    same = facts(run("models", model, "--source", model, code=0).out)
+    assert same["source"] == str(model)
+    assert (same["same tokens"], same["cosine"]) == ("in 10 of 10 sentences", "1.000000 at least, 1.000000 on average")
+    assert "name it first" in run("models", "--source", model, code=2).err

@@ -299,6 +299,41 @@ def test_query_and_key_heads_are_normalized_and_rotated(isa, shape, norms, turns
 
 
 @every_isa
+@pairwise(taps=[1, 2, 3, 8], ahead=[0, 1, 7], width=[12, 32, 96], limited=[False, True], rows=["all", "first", "last"])
+def test_a_convolution_stays_within_its_text(isa, taps, ahead, width, limited, rows):
+    """Between its two gates, of the first rows of each text only (``limited``), of texts shorter than its reach too."""
+    dtype, lengths, ahead = PRECISIONS[isa], [1, 2, 40, 3, 9], min(ahead, taps - 1)
+    keys = np.array([1, 1, 33, 3, 5] if limited else lengths, np.int32)
+    count = sum(lengths)
+    states = rounded(numbers((count, width), dtype), dtype)
+    layers = [linear(rounded(numbers((width, width), dtype, seed) * width**-0.5, dtype)) for seed in (1, 2, 3)]
+    weights = rounded(numbers((width, 1, taps), dtype, 4), dtype)
+    encoder = encoder_of(
+        isa,
+        given(states),
+        lambda b: b.heads(*layers, dim=width),
+        lambda b: b.convolve(tensor_of(weights), ahead=ahead),
+        lambda b: b.o_proj(linear(np.eye(width)), add=True),
+        lambda b: b.norm(copied(), width),
+    )
+    before, behind, values = (rounded(product(states, layer), dtype).astype(float) for layer in layers)
+    expected, size = states.astype(float), np.zeros((count, width))
+    first = 0
+    for length, used in zip(lengths, keys, strict=True):
+        for i in range(used):
+            for k in range(taps):
+                other = i + k - (taps - 1 - ahead)
+                if 0 <= other < used:
+                    part = before[first + other] * values[first + other] * weights[:, 0, k] * behind[first + i]
+                    expected[first + i] += part
+                    size[first + i] += abs(part)
+        first += length
+    read = {"all": slice(None), "first": bounds_of(lengths)[:-1], "last": bounds_of(lengths)[1:] - 1}[rows]
+    found = encoded(encoder, count, lengths, keys=keys if limited else None, rows=rows)
+    assert_near(found, expected[read], (8 * ROUNDING[dtype] + 2e-6) * (1 + size + abs(states))[read])
+
+
+@every_isa
 @pairwise(dim=[12, 32, 40], heads=[1, 5], sums=[False, True])
 def test_all_heads_are_normalized_as_one_row(isa, dim, heads, sums):
     """Also where the kernels compute more columns of each head; ``sums``: a norm that leaves the states alone."""

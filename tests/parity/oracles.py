@@ -60,6 +60,49 @@ def without_mask(folder: Path, **replaced: Any) -> tuple[States, States]:
     return lambda ids: states(ids, torch.zeros(1, 1, len(ids), len(ids))), lambda ids: states(ids, None)
 
 
+def _t5(folder: Path, config: dict[str, Any]) -> States:
+    """The encoder alone."""
+    import transformers
+
+    name = {"t5": "T5", "mt5": "MT5", "umt5": "UMT5"}[config["model_type"]]
+    model = getattr(transformers, f"{name}EncoderModel").from_pretrained(folder, dtype=torch.float32).eval()
+    return lambda ids: model(input_ids=ids[None]).last_hidden_state[0]
+
+
+def _lfm2(folder: Path, config: dict[str, Any]) -> States:
+    """With an auto_map it is LFM2.5's embedder."""
+    return lfm2(folder, bidirectional="auto_map" in config)
+
+
+def lfm2(folder: Path, *, bidirectional: bool, centred: bool | None = None) -> States:
+    """LFM2 with every token attending to every other, and convolutions around a row (``centred``), as LFM2.5 has it."""
+    from transformers import Lfm2Model
+
+    model = Lfm2Model.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
+    for layer in model.layers:
+        if (bidirectional if centred is None else centred) and hasattr(layer, "conv"):
+            layer.conv.forward = _centred(layer.conv)
+
+    def states(ids: torch.Tensor) -> torch.Tensor:
+        free = torch.zeros(1, 1, len(ids), len(ids))
+        mask = {"full_attention": free, "conv": None} if bidirectional else None
+        hidden: torch.Tensor = model(input_ids=ids[None], attention_mask=mask, use_cache=False).last_hidden_state
+        return hidden[0]
+
+    return states
+
+
+def _centred(conv: Any) -> Callable[..., torch.Tensor]:
+    def forward(hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+        before, behind, values = conv.in_proj(hidden_states).transpose(1, 2).chunk(3, 1)
+        taps = conv.conv.weight  # [columns, 1, taps]
+        mixed = F.conv1d(before * values, taps, padding=taps.shape[2] // 2, groups=len(taps))
+        result: torch.Tensor = conv.out_proj((behind * mixed[..., : hidden_states.shape[1]]).transpose(1, 2))
+        return result
+
+    return forward
+
+
 def _internlm2(folder: Path, config: dict[str, Any]) -> States:
     """InternLM2 from its description: pre-norm, rotary halves, grouped heads, SiLU-gated feed forward."""
     from safetensors.torch import load_file
@@ -118,6 +161,8 @@ _OWN: dict[str, Callable[[Path, dict[str, Any]], States]] = {
     "llama_bidirec": _llama_bidirectional,
     **dict.fromkeys(("bidirectional_pplx_qwen3", "bidirlm"), _qwen3_bidirectional),
     "internlm2": _internlm2,
+    "lfm2": _lfm2,
+    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "nomic_bert": rotary_oracles.nomic,
     "new": rotary_oracles.gte,
     "gte": rotary_oracles.gte,

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 import torch
 from safetensors.numpy import load_file, save_file
-from tests.parity.oracles import without_mask
+from tests.parity.oracles import lfm2, without_mask
 from tests.parity.test_backbones import SHORT, TOLERANCE, VISIBLE, difference, ids_of, states
-from tests.tiny import Layout, Normalize, Pooling, edit_json, write_checkpoint
+from tests.tiny import TEXTS, Layout, Normalize, Pooling, edit_json, write_checkpoint
+from tests.tiny.heads import write_pylate
 from tests.tiny.layouts import Codes, Dense
 from tests.tiny.noise import Noise
 
@@ -135,3 +136,63 @@ def test_embeddinggemmas_dense_modules(backend, tmp_path):
     (folder / "modules.json").write_text(json.dumps([*entries[:2], *entries[4:]]))
     with engine(folder, backend=backend) as loaded:
         assert np.abs(loaded.embed(SHORT).embeddings - expected).max() > VISIBLE
+
+
+# --- LFM2 -----------------------------------------------------------------------------------------------------------
+
+
+def of_lfm2(folder: Path, **ways: bool) -> list[np.ndarray]:
+    model = lfm2(folder, **ways)
+    with torch.inference_mode():
+        return [model(ids).numpy() for ids in ids_of(folder, TEXTS)]
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("family", "stored", "bidirectional"),
+    [
+        ("lfm2", {}, False),
+        ("lfm2-bidirectional", {}, True),
+        ("lfm2-bidirectional", {"conv_L_cache": 4}, True),
+        ("lfm2-bidirectional", {"auto_map": None}, True),  # `architectures` say it too
+        ("lfm2-bidirectional", {"auto_map": None, "model_type": "lfm2_bidirectional"}, True),
+        ("lfm2", {"is_causal": False}, True),
+    ],
+)
+def test_lfm2s_convolutions(family, stored, bidirectional, backend, tmp_path):
+    config = {key: value for key, value in stored.items() if key == "conv_L_cache"}
+    folder = write_checkpoint(tmp_path / family, family, config=config)
+    right = of_lfm2(folder, bidirectional=bidirectional)
+    wrong = [
+        of_lfm2(folder, bidirectional=attends, centred=centred)
+        for attends, centred in ((True, True), (True, False), (False, True), (False, False))
+        if (attends, centred) != (bidirectional, bidirectional)
+    ]
+    edit_json(folder / "config.json", **stored)
+    with engine(folder, backend=backend) as loaded:
+        found = states(loaded, TEXTS)
+    assert difference(found, right) <= TOLERANCE
+    assert min(difference(found, other) for other in wrong) > VISIBLE
+
+
+@BACKENDS
+@pytest.mark.parametrize("mode", ["cls", "lasttoken", "mean"])
+def test_lfm2s_rows(mode, backend, tmp_path):
+    """The last layer mixes rows too: the others may be dropped after it only."""
+    layout = Layout(modules=(Pooling(modes=(mode,)), Normalize()))
+    folder = write_checkpoint(tmp_path / "lfm2", "lfm2-bidirectional", sentence_transformers=layout)
+    rows = of_lfm2(folder, bidirectional=True)
+    read = {"cls": lambda row: row[0], "lasttoken": lambda row: row[-1], "mean": lambda row: row.mean(0)}[mode]
+    with engine(folder, backend=backend) as loaded:
+        vectors = loaded.embed(TEXTS).embeddings
+    assert np.abs(vectors - unit(np.stack([read(row) for row in rows]))).max() <= TOLERANCE
+
+
+def test_lfm2_colberts_are_the_same_in_both_backends(tmp_path):
+    """Documents, and queries with tokens that nothing attends to or convolves."""
+    folder = write_pylate(tmp_path / "colbert", "lfm2-bidirectional")
+    scores = []
+    for backend in ("native", "torch"):
+        with engine(folder, backend=backend) as loaded:
+            scores.append(loaded.score(TEXTS[3], list(TEXTS)).scores)
+    assert np.abs(scores[0] - scores[1]).max() <= TOLERANCE * 10

@@ -71,7 +71,7 @@ def write_checkpoint(
     (backbone / "config.json").write_text(json.dumps(content, indent=2), encoding="utf-8")
     save_weights(_tensors(family, json.dumps(content), wrapped=wrapped, head=head, seed=seed), backbone, weights)
     if layout is not None:
-        width = int(content.get("hidden_size") or content.get("dim") or content.get("n_embd") or 0)
+        width = next(int(content[name]) for name in ("hidden_size", "dim", "n_embd", "d_model") if content.get(name))
         write_layout(folder, layout, width=width, seed=seed + 1000)
     return folder
 

@@ -30,13 +30,14 @@ class Family:
     shifted_norms: bool = False  # whether norm weights are stored as their difference from 1 (Gemma)
     native: Mapping[str, Any] = field(default_factory=dict)  # fields to replace so that transformers' class accepts it
     native_prefix: str = ""  # of transformers' class names, if it differs from `prefix`
+    plain: str = ""  # the class without a head, if it is not `prefix + Model`
     wrapped: str = ""  # the language model's class, if it is not `prefix + head`
 
     def claimed(self, *, wrapped: bool, head: Classification | None = None) -> str:
         """The class named in config.json."""
         if head is not None:
             return f"{self.prefix}For{head}"
-        return (self.wrapped or self.prefix + self.head) if wrapped else f"{self.prefix}Model"
+        return (self.wrapped or self.prefix + self.head) if wrapped else self.plain or f"{self.prefix}Model"
 
     def native_class(self, *, wrapped: bool, head: Classification | None = None) -> str:
         """transformers' class for the same weights."""
@@ -73,9 +74,10 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "megatron": ("MegatronBert", "bert", {"position_ids": True}),
     "xlm-roberta-xl": ("XLMRobertaXL", "xlm-roberta", {"position_ids": True}),
     "roformer": ("RoFormer", "bert", {}),  # roformer_chinese_sim_char_base
-    "rembert": ("RemBert", "albert", {}),
+    "rembert": ("RemBert", "rembert", {}),
     "longformer": ("Longformer", "roberta", {"position_ids": True}),
     "big-bird": ("BigBird", "big-bird", {"position_ids": True}),
+    "mobilebert": ("MobileBert", "bert", {"position_ids": True}),
     "distilbert": ("DistilBert", "bert", {}),
     "mpnet": ("MPNet", "mpnet", {"position_ids": True}),
     "modernbert": ("ModernBert", "modernbert", {}),
@@ -87,6 +89,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "deberta-v2": ("DebertaV2", "deberta", {}),  # as in deberta-v3-base, except for the last two fields
     "deberta": ("Deberta", "deberta-v1", {}),
     "eurobert": ("EuroBert", "llama", {}),
+    "neomme": ("NeoMME", "llama", {"native_prefix": "NeoMME"}),  # its text
     "ultrabert": ("Ultrabert", "llama", {}),
     "nomic": ("NomicBert", "bert", _NOMIC),
     "nomic-moe": ("NomicBert", "bert", {"native_prefix": "NomicBertMoe"}),  # nomic-embed-text-v2-moe
@@ -98,6 +101,9 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "xlm-roberta",
         {"native": {"model_type": "jina_embeddings_v3"}, "native_prefix": "JinaEmbeddingsV3"},
     ),
+    "t5": ("T5", "t5", {"plain": "T5EncoderModel", "wrapped": "T5ForConditionalGeneration"}),
+    "mt5": ("MT5", "t5", {"plain": "MT5EncoderModel", "wrapped": "MT5ForConditionalGeneration"}),
+    "umt5": ("UMT5", "t5", {"plain": "UMT5EncoderModel", "wrapped": "UMT5ForConditionalGeneration"}),
     "llama": ("Llama", "llama", _DECODER),
     "llama-bidirectional": ("LlamaBidirectional", "llama", {**_LLAMA, "native": {"model_type": "llama"}}),
     "internlm2": ("InternLM2", "mistral", {**_LLAMA, "native": {"model_type": "llama", "rope_scaling": None}}),
@@ -116,6 +122,12 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "smollm3": ("SmolLM3", "llama", _DECODER),
     "ministral3": ("Ministral3", "mistral", _DECODER),
     "qwen3-moe": ("Qwen3Moe", "qwen", _DECODER),
+    "lfm2": ("Lfm2", "llama", _DECODER),
+    "lfm2-bidirectional": (
+        "Lfm2Bidirectional",
+        "llama",
+        {**_DECODER, "modules": _CLS, "native_prefix": "Lfm2", "wrapped": "Lfm2ForCausalLM"},
+    ),
     "gpt-neox": ("GPTNeoX", "gpt2", _DECODER),
     "gemma": ("Gemma", "gemma", _GEMMA),
     "gemma2": ("Gemma2", "gemma", _GEMMA),

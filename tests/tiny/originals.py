@@ -44,6 +44,19 @@ def _roformer(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     return tensors | {name: np.concatenate((np.sin(angles), np.cos(angles)), 1).astype(np.float32)}
 
 
+def _t5(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Without the names that the table of words has in the two halves of the model."""
+    return {name: tensor for name, tensor in tensors.items() if not name.endswith("coder.embed_tokens.weight")}
+
+
+def _mobilebert(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """Smaller matrices: there is no norm that bounds the states."""
+    return {
+        name: tensor * np.float32(0.5) if tensor.ndim > 1 and ".layer." in name else tensor
+        for name, tensor in tensors.items()
+    }
+
+
 def _jamba(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Splits the experts' fused tensors into three matrices per expert."""
     originals = {}
@@ -210,8 +223,10 @@ ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
     "gpt2": _gpt2,
     "gpt_neox": _gpt_neox,
     "roformer": _roformer,
+    "mobilebert": _mobilebert,
     "jamba": _jamba,
     "qwen3_moe": _jamba,
+    **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "internlm2": _internlm2,
     "nomic_bert": nomic,
     "new": gte,

@@ -27,6 +27,8 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     """
     family, head = (*re.split("For(?=[A-Z])", architecture.replace("LMHeadModel", "ForCausalLM"), maxsplit=1), "")[:2]
     family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
+    if family.lstrip("MU").removesuffix("Encoder") == "T5":
+        return _t5(family, head, config)
     prefix, pooler = _PREFIXES[family], _POOLERS.get(family, "").split()
     backbone = _MIXED[family](config) if family in _MIXED else _BACKBONES[family].split()
     if not head:
@@ -83,16 +85,21 @@ def _sizes(config: Config) -> dict[str, int]:
     def first(*names: str, default: int = 0) -> int:
         return next((int(config[name]) for name in names if config.get(name) is not None), default)
 
-    width, heads = first("hidden_size", "dim", "n_embd"), first("num_attention_heads", "n_heads", "n_head")
-    dim = first("head_dim", default=width // heads)
+    width, heads = (
+        first("hidden_size", "dim", "n_embd", "d_model"),
+        first("num_attention_heads", "n_heads", "n_head", "num_heads"),
+    )
+    dim = first("head_dim", "d_kv", default=width // heads)
     return {
-        "N": first("num_hidden_layers", "n_layers", "n_layer"),
+        "N": first("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
         "V": first("vocab_size"),
         "P": first("max_position_embeddings", "n_positions"),
         "T": first("type_vocab_size"),
         "H": width,
-        "I": first("intermediate_size", "hidden_dim", "n_inner", default=4 * width),
+        "I": first("intermediate_size", "hidden_dim", "d_ff", "n_inner", default=4 * width),
         "E": first("embedding_size", "input_embedding_size", default=width),
+        "G": first("intra_bottleneck_size"),
+        "Z": width - first("embedding_size"),
         "O": first("output_embedding_size"),
         "U": first("task_type_vocab_size"),
         "A": heads,
@@ -102,6 +109,7 @@ def _sizes(config: Config) -> dict[str, int]:
         "B": first("relative_attention_num_buckets", "position_buckets"),
         "L": len(config.get("id2label") or (0, 1)),
         "X": first("num_experts"),
+        "J": first("embedding_rank"),
         "F": first("moe_intermediate_size"),
         "W": (heads + 2 * first("num_key_value_heads", default=heads)) * dim,
         "M": first("mamba_expand") * width,
@@ -129,6 +137,30 @@ def _encoder(attention: str, norm: str = "attention.output.LayerNorm") -> str:
 def _pre_norm(first: str, second: str) -> str:
     names = (f"{first}:H", *(f"{name}:H,H" for name in _ATTENTION.split()), f"{second}:H")
     return " ".join(f"encoder.layer.#.{entry}" for entry in (*names, "intermediate.dense:I,H", "output.dense:H,I"))
+
+
+def _mobilebert() -> str:
+    """Norms have their bias first."""
+
+    def norm(name: str, width: str) -> str:
+        return f"{name}.bias={width} {name}.weight={width}"
+
+    def feed(name: str) -> str:
+        return f"{name}intermediate.dense:I,G {name}output.dense:G,I {norm(f'{name}output.LayerNorm', 'G')}"
+
+    layer = (
+        *("attention.self.query:G,G", "attention.self.key:G,G", "attention.self.value:G,H"),
+        *("attention.output.dense:G,G", norm("attention.output.LayerNorm", "G"), feed("")),
+        *("output.bottleneck.dense:H,G", norm("output.bottleneck.LayerNorm", "H")),
+        *(
+            f"bottleneck.{name}.dense:G,H {norm(f'bottleneck.{name}.LayerNorm', 'G')}"
+            for name in ("input", "attention")
+        ),
+        *(feed(f"ffn.{i}.") for i in range(2)),
+    )
+    tables = "word_embeddings/V,E position_embeddings/P,H token_type_embeddings/T,H embedding_transformation:H,3*E"
+    first = [f"embeddings.{entry}" for entry in f"{tables} {norm('LayerNorm', 'H')}".split()]
+    return " ".join((*first, *(f"encoder.layer.#.{entry}" for entry in " ".join(layer).split())))
 
 
 def _blocks(entries: str) -> str:
@@ -187,6 +219,7 @@ _BACKBONES = {
     + _encoder(
         " ".join(f"attention.self.{part}{kind}" for kind in ("", "_global") for part in ("query", "key", "value"))
     ).replace("attention.output.LayerNorm", "attention.output.dense:H,H encoder.layer.#.attention.output.LayerNorm"),
+    "MobileBert": _mobilebert(),
     "BigBird": f"{_embeddings('word position token_type norm')} {_encoder(_ATTENTION)}",
     "DistilBert": f"{_embeddings('word position norm')} "
     + " ".join(f"transformer.layer.#.attention.{letter}_lin:H,H" for letter in ("q", "k", "v", "out"))
@@ -217,6 +250,14 @@ _BACKBONES = {
     )
     + f" {_encoder('attention.output.dense')} encoder.rel_embeddings/2*P,H",
     **dict.fromkeys(("EuroBert", "Ultrabert"), _LLAMA),
+    "NeoMME": "embed_tokens.word_embeddings/V,J embed_tokens.embedding_projection/H,J patch_embeddings.norm:48 "
+    "patch_embeddings.up_proj/2*H,48 patch_embeddings.down_proj:H,2*H "
+    + _blocks(
+        "lambdas=2 self_attn.q_proj/Q,H self_attn.k_proj/K,H self_attn.v_proj/K,H "
+        "self_attn.exclusive_self_attention.alpha=A self_attn.output_projection.gate_proj/Q,H "
+        "self_attn.output_projection.o_proj/H,Q mlp.up_proj/I,H mlp.down_proj/H,I"
+    )
+    + " value_embeddings/V,K",
     "NomicBert": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format(_GATED + " " + _BIASED.replace(":", "/"))),
     "Gte": f"{_embeddings('word token_type norm')} "
@@ -268,6 +309,21 @@ def _jamba(config: Config) -> list[str]:
     return [*entries, "final_layernorm/H"]
 
 
+def _lfm2(config: Config) -> list[str]:
+    """LFM2's layers convolve or attend."""
+    width = 2 * int(config["block_ff_dim"]) // 3
+    inner = -(-width // config["block_multiple_of"]) * config["block_multiple_of"]
+    feed = f"feed_forward.w1/{inner},H feed_forward.w3/{inner},H feed_forward.w2/H,{inner}"
+    queries = _QUERIES.format("/", "").replace("o_proj", "out_proj")
+    mixers = {
+        "conv": f"conv.conv/H,1,{config['conv_L_cache']} conv.in_proj/3*H,H conv.out_proj/H,H",
+        "full_attention": f"{queries} self_attn.q_layernorm/D self_attn.k_layernorm/D",
+    }
+    layers = (f"{mixers[kind]} {feed} operator_norm/H ffn_norm/H" for kind in config["layer_types"])
+    entries = (f"layers.{i}.{entry}" for i, layer in enumerate(layers) for entry in layer.split())
+    return ["embed_tokens/V,H", *entries, "embedding_norm/H"]
+
+
 def _nomic_moe(config: Config) -> list[str]:
     """NomicBert's layers with a plain feed forward, and with experts, under the names of the hub."""
     entries = ["embeddings.word_embeddings/V,H", "embeddings.token_type_embeddings/T,H", "emb_ln:H"]
@@ -280,7 +336,44 @@ def _nomic_moe(config: Config) -> list[str]:
     return entries
 
 
-_MIXED = {"Jamba": _jamba, "NomicBertMoe": _nomic_moe}
+_MIXED = {"Jamba": _jamba, "Lfm2": _lfm2, "NomicBertMoe": _nomic_moe}
+
+
+def _t5(family: str, head: str, config: Config) -> dict[str, Shape]:
+    """The encoder; with a language model's head or that of a classifier of texts, the decoder too."""
+    sizes = _sizes(config)
+    lead = "transformer." if head.endswith("Classification") else ""
+
+    def half(name: str, layers: int) -> Iterator[str]:
+        yield f"{name}.embed_tokens/V,H"
+        for layer in range(layers):
+            block, feed = (
+                f"{name}.block.{layer}.layer.",
+                "wi_0 wi_1" if "gated" in config["feed_forward_proj"] else "wi",
+            )
+            kinds = ("SelfAttention", "EncDecAttention") if name == "decoder" else ("SelfAttention",)
+            for i, kind in enumerate(kinds):
+                yield from (f"{block}{i}.{kind}.{letter}/K,H" for letter in "qkv")
+                yield f"{block}{i}.{kind}.o/H,K"
+                if not i and (not layer or family.startswith("U")):
+                    yield f"{block}{i}.{kind}.relative_attention_bias/B,A"
+                yield f"{block}{i}.layer_norm/H"
+            yield from (f"{block}{len(kinds)}.DenseReluDense.{part}/I,H" for part in feed.split())
+            yield f"{block}{len(kinds)}.DenseReluDense.wo/H,I"
+            yield f"{block}{len(kinds)}.layer_norm/H"
+        yield f"{name}.final_layer_norm/H"
+
+    entries = ["shared/V,H", *half("encoder", sizes["N"])]
+    if head in ("ConditionalGeneration", "SequenceClassification"):
+        entries += half("decoder", int(config["num_decoder_layers"]))
+    heads = {
+        "ConditionalGeneration": "lm_head/V,H",
+        "SequenceClassification": "classification_head.dense:H,H classification_head.out_proj:L,H",
+        "TokenClassification": "classifier:L,H",
+    }
+    return dict(_expand([*(lead + entry for entry in entries), *heads.get(head, "").split()], config))
+
+
 _PREFIXES = {
     "NomicBertMoe": "bert",
     **dict.fromkeys(("Bert", "JinaBert", "JinaBertCode"), "bert"),
@@ -294,14 +387,18 @@ _PREFIXES = {
     "RemBert": "rembert",
     "Longformer": "longformer",
     "BigBird": "bert",
+    "MobileBert": "mobilebert",
     "Albert": "albert",
     **dict.fromkeys(("Deberta", "DebertaV2"), "deberta"),
     "NomicBert": "nomic_bert",
     "Gte": "gte",
     "GPT2": "transformer",
     "GPTNeoX": "gpt_neox",
+    "Lfm2": "model",
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
-    **dict.fromkeys(("ModernBert", "EuroBert", "Ultrabert", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"),
+    **dict.fromkeys(
+        ("ModernBert", "EuroBert", "Ultrabert", "NeoMME", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"
+    ),
     **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
 }
@@ -342,6 +439,9 @@ _HEADS = {
     ("RoFormer", "MaskedLM"): _BERT_VOCABULARY.replace("H,H", "E,H").replace("LayerNorm:H", "LayerNorm:E"),
     ("RoFormer", _SEQUENCE): _PAIRS,
     ("RoFormer", _TOKEN): _CLASSIFIER,
+    ("MobileBert", "MaskedLM"): f"{_BERT_VOCABULARY} cls.predictions.dense/Z,V",
+    ("MobileBert", _SEQUENCE): _CLASSIFIER,
+    ("MobileBert", _TOKEN): _CLASSIFIER,
     ("BigBird", "MaskedLM"): f"+pooler {_BERT_VOCABULARY}",
     ("BigBird", _SEQUENCE): f"+pooler {_PAIRS}",
     ("BigBird", _TOKEN): f"+pooler {_CLASSIFIER}",
@@ -369,6 +469,7 @@ _HEADS = {
     ("EuroBert", "MaskedLM"): "lm_head/V,H",
     ("EuroBert", _SEQUENCE): f"dense:H,H {_CLASSIFIER}",
     ("EuroBert", _TOKEN): _CLASSIFIER,
+    ("NeoMME", "MaskedLM"): "+pooler",  # its head is tied
     ("Ultrabert", "MaskedLM"): "head.linear1/H,H head.linear2/H,H head.decoder/V,H",
     ("Ultrabert", _SEQUENCE): _CLASSIFIER,
     ("Ultrabert", _TOKEN): _CLASSIFIER,
@@ -388,6 +489,7 @@ _HEADS = {
     ("GPT2", _TOKEN): _CLASSIFIER,
     **dict.fromkeys((("Olmo2", "CausalLM"), ("Granite", "CausalLM")), "lm_head/V,H"),
     ("Olmo2", _SEQUENCE): "score/L,H",
+    ("Lfm2", "CausalLM"): "lm_head/V,H",
     ("Jamba", "CausalLM"): "lm_head/V,H",
     ("Jamba", _SEQUENCE): "score/L,H",
 }

@@ -102,6 +102,13 @@ KINDS = {
         "[CLS] $A [SEP]",
         {**_ENDS, **_BERT_ROLES, "unk_token": "<unk>", "pad_token": "<pad>"},
     ),
+    "rembert": TokenizerKind(
+        UNIGRAM,
+        "RemBertTokenizer",
+        ("<pad>", "[CLS]", "<unk>", "[SEP]", "[MASK]"),
+        "[CLS] $A [SEP]",
+        {**_BERT_ROLES, "pad_token": "<pad>", "unk_token": "<unk>", **_BERT_ENDS},
+    ),
     "deberta": TokenizerKind(
         UNIGRAM,
         "DebertaV2Tokenizer",
@@ -116,6 +123,14 @@ KINDS = {
         "[CLS] $A [SEP]",
         {**_BERT_ROLES, **_BERT_ENDS},
         {"add_prefix_space": False},
+    ),
+    "t5": TokenizerKind(
+        UNIGRAM,
+        "T5Tokenizer",
+        ("<pad>", "</s>", "<unk>"),
+        "$A </s>",
+        {f"{role}_token": token for role, token in (("eos", "</s>"), ("unk", "<unk>"), ("pad", "<pad>"))},
+        {"extra_ids": 0},
     ),
     "gpt2": TokenizerKind(
         BYTE_LEVEL,

@@ -13,7 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.checkpoints.layouts.gliner import BACKBONE, Gliner
-from millpond.checkpoints.weights import StoredTensor, stored_tensors
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import WeightMismatchError
 
 Matrix = npt.NDArray[np.float32]

@@ -23,6 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.native import library
+from millpond.support.cache_folder import cache_folder
 
 logger = logging.getLogger(__name__)
 
@@ -216,12 +217,6 @@ def code_hash(*folders: Path) -> str:
 
 
 # --- The note of what was right -------------------------------------------------------------------------------------
-
-
-def cache_folder() -> Path:
-    """Where millpond keeps what it can make again: ``millpond`` in ``XDG_CACHE_HOME``, else in ``~/.cache``."""
-    home = os.environ.get("XDG_CACHE_HOME", "")
-    return (Path(home) if os.path.isabs(home) else Path.home() / ".cache") / "millpond"
 
 
 def _identity() -> dict[str, str]:

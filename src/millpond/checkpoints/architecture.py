@@ -129,8 +129,10 @@ _PREFIXES = {
     "albert": "albert",
     "deberta": "deberta",
     "deberta-v2": "deberta",
+    "mobilebert": "mobilebert",
     "gpt_neox": "gpt_neox",
     "jina_bert": "bert",
+    **dict.fromkeys(("t5", "umt5"), "transformer"),
 }
 
 

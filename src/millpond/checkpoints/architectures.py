@@ -18,7 +18,6 @@ from millpond.checkpoints.architecture import (
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
-    RELATIVE,
     REMBERT_MLM,
     ROFORMER_MLM,
     Architecture,
@@ -43,6 +42,7 @@ from millpond.checkpoints.classifier_steps import (
     FamilyHead,
     Linear,
 )
+from millpond.checkpoints.unserved import unserved
 from millpond.errors import UnsupportedArchitectureError
 
 # Suffixes of the classes that config.json may name for a backbone. The backbone is loaded; heads are built here.
@@ -107,10 +107,24 @@ _decoder = partial(
     decoder=True,
 )
 
+_t5 = partial(
+    Architecture,
+    family="t5",
+    forward=_PLAN,
+    pooling="mean",
+    positions="relative",
+    half="bfloat16",
+    refused={
+        "ForSequenceClassification": "which classifies by its decoder's states, and millpond runs T5's encoder alone: "
+        "embedders and token classifiers"
+    },
+)
+
 ARCHITECTURES = (
     _bert_like(
         prefix="Bert",
         model_type="bert",
+        names=("Contriever",),
         token_types=True,
         pooler=True,
         encoder=EncoderNames(prefix="bert"),
@@ -252,6 +266,17 @@ ARCHITECTURES = (
         head=HIDDEN_ACT_HEAD,
         mlm=BERT_MLM,
         example="google/bigbird-roberta-base",
+    ),
+    _bert_like(
+        prefix="MobileBert",
+        forward=_PLAN,
+        model_type="mobilebert",
+        half="bfloat16",
+        token_types=True,
+        pooler=True,
+        family="mobilebert",
+        head=replace(POOLER_HEAD, pooler_field="classifier_activation"),
+        example="typeform/mobilebert-uncased-mnli",
     ),
     _bert_like(
         prefix="DistilBert",
@@ -398,6 +423,31 @@ ARCHITECTURES = (
         forward=_PLAN,
         head=DEBERTA_HEAD,
         example="cross-encoder/nli-deberta-base",
+    ),
+    _t5(
+        prefix="T5",
+        model_type="t5",
+        aliases=("mt5",),
+        names=(
+            *("T5EncoderModel", "T5ForConditionalGeneration", "T5WithLMHeadModel"),
+            *(f"MT5{kind}" for kind in ("Model", "EncoderModel", "ForConditionalGeneration", "ForTokenClassification")),
+        ),
+        example="sentence-transformers/sentence-t5-base",
+    ),
+    _t5(
+        prefix="UMT5",
+        model_type="umt5",
+        names=("UMT5EncoderModel", "UMT5ForConditionalGeneration"),
+        example="google/umt5-base",
+    ),
+    Architecture(
+        prefix="NeoMME",
+        model_type="neomme",
+        names=("NeoMMEForRetrieval",),
+        pooling="mean",
+        positions="rotary",
+        half="bfloat16",
+        example="neomme/NeoMME-260M",
     ),
     Architecture(
         prefix="Ultrabert",
@@ -584,6 +634,20 @@ ARCHITECTURES = (
         example="Qwen/Qwen3-30B-A3B-Base",
     ),
     _decoder(
+        prefix="Lfm2",
+        model_type="lfm2",
+        aliases=("lfm2_bidirectional",),
+        names=tuple(
+            f"Lfm2Bidirectional{kind}" for kind in ("Model", "ForSequenceClassification", "ForTokenClassification")
+        ),
+        half="bfloat16",
+        family="lfm2",
+        forward=_PLAN,
+        traits=None,
+        recurrent=True,
+        example="LiquidAI/LFM2.5-Embedding-350M",
+    ),
+    _decoder(
         prefix="GPTNeoX",
         model_type="gpt_neox",
         forward=_PLAN,
@@ -645,29 +709,17 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     if why_not is not None:
         raise UnsupportedArchitectureError(f"{name} is a {claimed}, {why_not}; {backbone}")
     if claimed is not None and claimed not in class_names(row):
-        heads = ["MaskedLM", *(["CausalLM"] if row.decoder else []), "SequenceClassification", "TokenClassification"]
-        raise UnsupportedArchitectureError(
-            f"{name} is a {claimed}, which millpond does not run; of {row.prefix} it runs the backbone, alone or with "
-            f"the head of {', '.join(heads)}; {backbone}"
+        own = claimed.startswith(row.prefix)
+        kind = (
+            "another head than millpond runs"
+            if own
+            else f"a class of its own, which millpond does not know of {row.prefix}"
         )
-    if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
-        return replace(row, forward=_PLAN)
+        way_out = "for the backbone alone" if own else f"if it computes what {row.prefix}Model does"
+        raise UnsupportedArchitectureError(
+            f'{name} is a {claimed}, {kind}; {way_out} pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
+        )
     return row
-
-
-# Families that rerankers or embedders of other names share, and that are not run: what they are, and what is near.
-_LANGUAGE_RERANKERS = "of rerankers that are language models it runs Qwen3-Reranker, zerank, ctxl-rerank and others"
-_NOT_RUN: Mapping[tuple[str, ...], tuple[str, str]] = {
-    ("t5gemma2",): ("an encoder with a decoder, as KaLM-Reranker", _LANGUAGE_RERANKERS),
-    ("qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_next"): (
-        "a language model with layers of linear attention, as LightOn-rerank and Prism-Qwen3.5-Reranker",
-        _LANGUAGE_RERANKERS,
-    ),
-    ("qwen2_vl", "qwen2_5_vl", "qwen3_vl"): (
-        "a model of images and text, as jina-reranker-m0 and Qwen3-VL-Reranker",
-        _LANGUAGE_RERANKERS,
-    ),
-}
 
 
 def _unknown_family(config: Mapping[str, Any], name: str) -> str:
@@ -684,14 +736,15 @@ def _unknown_family(config: Mapping[str, Any], name: str) -> str:
             f"{name} has no model_type in config.json, {named}, so its family is not known; {way_out}, as in "
             f'hf_overrides={{"model_type": "{example}"}}'
         )
-    for kinds, (what, served) in _NOT_RUN.items():
-        if model_type in kinds:
-            return (
-                f"{name} is a {claimed or model_type}: {what}, which millpond does not run; {served} (docs/models.md)"
-            )
-    known = [kind for row in ARCHITECTURES for kind in (row.model_type, *row.aliases)]
-    near = get_close_matches(str(model_type), known, 1)
     remote = " and needs code of its own (auto_map)" if config.get("auto_map") else ""
+    kind = unserved(str(model_type))
+    if kind is not None:
+        return (
+            f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}: {kind.kind}, which millpond does "
+            f"not run; {kind.nearest}"
+        )
+    known = [kind for row in ARCHITECTURES for kind in (row.model_type, *row.aliases)]
+    near = get_close_matches(str(model_type), known, 1, cutoff=0.8)
     return (
         f"{name} is a {claimed or 'model'} of model_type {model_type!r}{remote}, which millpond cannot run; "
         + (f"of a similar name it runs {near[0]}, and " if near else "")

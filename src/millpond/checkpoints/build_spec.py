@@ -29,6 +29,8 @@ _MEAN_EXPORTS = {
     "Qdrant/multilingual-e5-large-onnx": True,
     "Qdrant/paraphrase-multilingual-MiniLM-L12-v2-onnx-Q": False,
 }
+# Classes that pool in another way than their family, where the files do not say it.
+_POOLED_BY_CLASS: Mapping[str, PoolingMode] = {"Contriever": "mean"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +54,8 @@ def complete_layout(checkpoint: Checkpoint, architecture: Architecture, options:
     if pooling is None:
         named = [] if field is None else [checkpoint.config.get(name) for name in field.names]
         value = next((value for value in named if isinstance(value, str)), None)
-        pooling = Pooling(modes=((field and value and field.modes.get(value)) or architecture.pooling,))
+        default = _POOLED_BY_CLASS.get(checkpoint.architecture or "", architecture.pooling)
+        pooling = Pooling(modes=((field and value and field.modes.get(value)) or default,))
     if options.pooling is not None:
         pooling = replace(pooling, modes=_modes(options.pooling))
     if checkpoint.source.name in _INSTRUCTOR_NAMES:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from millpond.checkpoints.adapter import merged
+from millpond.checkpoints.gguf.tensors import LINK
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
 from millpond.checkpoints.layouts.gliner import CONFIG as GLINER
 from millpond.checkpoints.layouts.gliner import read_gliner
@@ -101,7 +103,7 @@ class Checkpoint:
 
 def _states(folder: Path, transformer: Path) -> dict[Path, tuple[int, int, int]]:
     """The files that decide a vector, in order, with what changes when one is written."""
-    patterns = ("*.safetensors", "*.bin", "*_linear.pt", "*.onnx", "*.onnx_data")
+    patterns = ("*.safetensors", "*.bin", "*_linear.pt", "*.onnx", "*.onnx_data", LINK)
     try:
         weights = [path for name in patterns for path in (*folder.glob(name), *folder.glob(f"*/{name}"))]
         routed = [*folder.glob("router_config.json"), *folder.glob("idf.json"), *folder.glob(GLINER)]
@@ -126,7 +128,7 @@ def read_checkpoint(
 
     ``role``: that of the texts, which a Router has modules for.
     """
-    source = resolve(model, revision)
+    source = merged(resolve(model, revision))
     labelled = read_gliner(source.folder, source.name) if (source.folder / GLINER).is_file() else None
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     if labelled is not None:

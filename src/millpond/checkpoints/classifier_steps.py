@@ -92,6 +92,7 @@ class FamilyHead:
     tokens: tuple[FamilyStep, ...] = CLASSIFIER  # steps of `*ForTokenClassification`
     # The row that a text's logits come from, or the fields of config.json that name it
     pooling: PoolingMode | PoolingField = "cls"
+    pooler_field: str = ""  # field of config.json which, if false, leaves only the last step of `sequence`; empty: none
     divisor: str = ""  # field of config.json that the logits are divided by (a temperature); empty: none
 
 

@@ -43,10 +43,11 @@ def sequence_classifier(config: Mapping[str, Any], row: Architecture, folder: Pa
     """The head of a ``*ForSequenceClassification`` checkpoint."""
     head = row.classifiers
     pooling, pool_logits = _pooling(config, head.pooling, folder)
+    pooled = not head.pooler_field or config.get(head.pooler_field, True)
     return Classifier(
         folder=folder,
         pooling=pooling,
-        steps=read_steps(head.sequence, config),
+        steps=read_steps(head.sequence if pooled else head.sequence[-1:], config),
         labels=labels(config),
         activation=activation(config, len(labels(config))),
         pool_logits=pool_logits,

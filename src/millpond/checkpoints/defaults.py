@@ -110,6 +110,22 @@ _DEBERTA: dict[str, Any] = {
     "embedding_size": None,
     "key_bias": True,  # which v1 has not
 }
+_T5: dict[str, Any] = {
+    "vocab_size": 32128,
+    "hidden_size": 512,
+    "head_dim": 64,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 8,
+    "relative_attention_num_buckets": 32,
+    "relative_attention_max_distance": 128,
+    "layer_norm_epsilon": 1e-6,
+    "pad_token_id": 0,
+    # The class has no fields of these, or works them out.
+    "hidden_act": "relu",
+    "gated": False,
+    "max_position_embeddings": 8192,
+}
 # The fields that a forward reads, by `model_type` of the row; `None`: none, or what :func:`complete` works out.
 _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     "bert": _BERT,
@@ -147,6 +163,17 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "intermediate_size": 4608,
     },
     "jina_bert": _BERT,
+    "mobilebert": {
+        **_BERT,
+        "hidden_size": 512,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 4,
+        "intermediate_size": 512,
+        "hidden_act": "relu",
+        "embedding_size": 128,
+        "intra_bottleneck_size": 128,
+        "num_feedforward_networks": 4,
+    },
     "longformer": {**_ROBERTA, "attention_window": None},
     "big_bird": {
         **_BERT,
@@ -348,6 +375,29 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "use_parallel_residual": True,
         "attention_bias": True,
     },
+    "lfm2": {
+        "vocab_size": 65536,
+        "hidden_size": 2560,
+        "intermediate_size": 12288,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "max_position_embeddings": 128_000,
+        "norm_eps": 1e-5,
+        "pad_token_id": 0,
+        "conv_bias": False,
+        "conv_L_cache": 3,
+    },
+    "t5": _T5,
+    "umt5": {
+        **_T5,
+        "vocab_size": 250112,
+        "intermediate_size": 1024,
+        "num_hidden_layers": 8,
+        "num_attention_heads": 6,
+        "hidden_act": "gelu_new",
+        "gated": True,
+    },
     "gemma": {
         **_GEMMA,
         "hidden_size": 3072,
@@ -368,7 +418,13 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
     },
 }
 # Base of the rotary angles where config.json gives none; 10,000 for other families.
-_THETA = {"smollm3": 2_000_000.0, "nomic_bert": 1000.0, "gte": 160_000.0, "jina_embeddings_v3": 20_000.0}
+_THETA = {
+    "lfm2": 1_000_000.0,
+    "smollm3": 2_000_000.0,
+    "nomic_bert": 1000.0,
+    "gte": 160_000.0,
+    "jina_embeddings_v3": 20_000.0,
+}
 # Of the families whose layers differ: the base of each kind, and the field of config.json that gives it.
 _THETA_BY_KIND = {
     "modernbert": {
@@ -395,7 +451,7 @@ _SIZED_BY_TRAINING = ("llama3", "yarn", "longrope")
 _SIZES = (
     *("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("intermediate_size", "max_position_embeddings", "embedding_size", "num_hidden_groups", "inner_group_num"),
-    *("input_embedding_size", "task_type_vocab_size"),
+    *("input_embedding_size", "task_type_vocab_size", "intra_bottleneck_size", "num_feedforward_networks"),
     *("dim", "n_layers", "n_heads", "hidden_dim", "relative_attention_num_buckets", "query_pre_attn_scalar"),
     *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "decoder_sparse_step"),
     *("moe_every_n_layers", "moe_top_k"),
@@ -430,7 +486,7 @@ def complete(config: Mapping[str, Any], architecture: Architecture) -> dict[str,
     _complete_family(family, completed)
     if architecture.positions == "rotary" and completed.get("head_dim") is None:
         completed["head_dim"] = completed["hidden_size"] // completed["num_attention_heads"]
-    if "layer_types" in completed:
+    if "layer_types" in completed and family != "lfm2":  # whose translate() does it
         _complete_layers(family, completed)
     if architecture.positions == "rotary":
         completed["rope_parameters"] = _rope(family, completed)

@@ -11,6 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from millpond.checkpoints.gguf.folder import as_folder
 from millpond.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -75,6 +76,8 @@ def resolve(model: str | os.PathLike[str], revision: str | None = None) -> Sourc
         if revision is not None:
             raise ModelLoadError(f"revision={revision!r} means nothing for the folder {name}; leave it out")
         return Source(name=name, folder=_inner(folder, name), revision=None)
+    if folder.is_file() and folder.suffix == ".gguf":
+        return Source(name=name, folder=as_folder(folder), revision=None)
     if folder.is_file():
         raise ModelLoadError(f"{name} is a file; {_instead_of(folder)}")
     parts = name.split("/")
@@ -116,9 +119,9 @@ def _instead_of(file: Path) -> str:
     """What to pass in place of a file."""
     if file.suffix in (".safetensors", ".bin", ".json", ".onnx") and (file.parent / "config.json").is_file():
         return f"pass the folder that holds it, {file.parent}"
-    if file.suffix in (".gguf", ".onnx"):
+    if file.suffix == ".onnx":
         return (
-            f"{file.suffix[1:].upper()} is for another runtime; pass the folder or the hub id of the checkpoint that "
+            "ONNX is for another runtime; pass the folder or the hub id of the checkpoint that "
             "it was made from, with config.json and model.safetensors"
         )
     return "pass the folder that holds config.json, the tokenizer's files and model.safetensors"

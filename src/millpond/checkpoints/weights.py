@@ -11,9 +11,8 @@ import json
 import logging
 import mmap
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from math import prod
@@ -21,10 +20,11 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
-import numpy.typing as npt
 
+from millpond.checkpoints.gguf.tensors import LINK, linked_tensors
 from millpond.checkpoints.onnx_file import read_onnx
 from millpond.checkpoints.resolve import Source, read_json_object
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
 logger = logging.getLogger(__name__)
@@ -40,7 +40,7 @@ _BY_TRANSFORMERS = (
 )
 # What repositories have in place of weights that are read here: patterns, the format, and what to do about it.
 _FOREIGN = (
-    (("*.gguf",), "GGUF", _RUNTIME),
+    (("*.gguf",), "GGUF", "name the file itself"),
     (("*.onnx", "*.onnx_data"), "ONNX", _RUNTIME),
     (("openvino_*.xml", "openvino_*.bin"), "OpenVINO", _RUNTIME),
     (("*.mlmodel", "*.mlpackage", "*.engine", "*.tflite"), "an export for another runtime", _RUNTIME),
@@ -74,8 +74,6 @@ _TYPES = {
     "BOOL": ("bool", "?"),
 }
 _LONGEST_HEADER = 100_000_000  # bytes, as in the library safetensors
-_BLOCK = 1 << 16  # numbers that are converted at a time: a block and what becomes of it stay in the processor's cache
-_NAN = 0x7FC0  # of bfloat16
 _POINTER = b"version https://git-lfs"
 _POINTER_FILES = ("*.safetensors", "*.bin", "tokenizer.json", "*.model", "vocab.*")
 
@@ -114,12 +112,12 @@ def check_pickles(places: Iterable[Path]) -> None:
     for place in places:
         files = [place] if place.is_file() else weight_files(place, None) if _has_weights(place) else ()
         for path in files:
-            if path.suffix not in (".safetensors", ".onnx"):
+            if path.suffix not in (".safetensors", ".onnx") and path.name != LINK:
                 raise ModelLoadError(_pickle_refused(path))
 
 
 def _has_weights(folder: Path) -> bool:
-    names = (f"{name}{end}" for name in (_SAFE, _PICKLED) for end in ("", ".index.json"))
+    names = (f"{name}{end}" for name in (_SAFE, _PICKLED, LINK) for end in ("", ".index.json"))
     return any((folder / name).is_file() for name in names) or exported_file(folder) is not None
 
 
@@ -131,13 +129,7 @@ def exported_file(folder: Path) -> Path | None:
 
 def _found(source: Source) -> str:
     """What a checkpoint without readable weights has instead, and what to do."""
-    adapter = read_json_object(source.folder / "adapter_config.json", optional=True)
     missing = f"neither {_SAFE} nor {_PICKLED}"
-    if adapter:
-        return (
-            f"an adapter of PEFT only (adapter_config.json), and {missing}; merge it into its base model, "
-            f"{adapter.get('base_model_name_or_path', 'which it does not name')}: merge_and_unload(), save_pretrained()"
-        )
     on_hub = _hub_files(source)
     names = [*_local_files(source.folder), *on_hub]
     pickles = [name for name in on_hub if Path(name).name in (_PICKLED, f"{_PICKLED}.index.json")]
@@ -172,80 +164,6 @@ def _hub_files(source: Source) -> list[str]:
         return []
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class StoredTensor:
-    """A tensor in a mapped file. Its numbers are read where they are asked for.
-
-    Arrays are views of the file, which cannot be written to, where it stores what is asked for, and else new ones.
-    """
-
-    name: str
-    dtype: str  # torch's name of the stored type: "float32", "float16", "bfloat16", "int64" ...
-    stored: npt.NDArray[Any]  # the mapped numbers, of bfloat16 and of eight-bit floats their bits
-    rows: npt.NDArray[np.intp] | None = None  # the rows of `stored` that the tensor has; `None`: all
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """The tensor's shape."""
-        return self.stored.shape if self.rows is None else (len(self.rows), *self.stored.shape[1:])
-
-    def __getitem__(self, rows: slice | Sequence[int] | npt.NDArray[np.integer[Any]]) -> StoredTensor:
-        """Rows of the first axis, not read yet; raises IndexError for one that the tensor does not have."""
-        if isinstance(rows, slice) and self.rows is None:
-            return replace(self, stored=self.stored[rows])
-        held = np.arange(len(self.stored)) if self.rows is None else self.rows
-        return replace(self, rows=held[rows if isinstance(rows, slice) else np.asarray(rows, dtype=np.intp)])
-
-    def float32(self) -> npt.NDArray[np.float32]:
-        """The numbers; raises ModelLoadError for eight-bit floats, which mean nothing without their scales."""
-        if self.dtype == "float32":
-            return self.numbers()
-        return self._converted(np.dtype(np.float32), self._to_float32)
-
-    def bfloat16(self) -> npt.NDArray[np.uint16]:
-        """The bits of the numbers in bfloat16, rounded to nearest, ties to even; raises what :meth:`float32` does."""
-        if self.dtype == "bfloat16":
-            return self.numbers()
-        return self._converted(np.dtype(np.uint16), self._to_bfloat16)
-
-    def numbers(self) -> npt.NDArray[Any]:
-        """The numbers as they are stored, of bfloat16 and of eight-bit floats their bits."""
-        stored = self.stored if self.rows is None else self.stored[self.rows]
-        return stored if stored.flags.aligned and stored.flags.c_contiguous else stored.copy()
-
-    def _converted(self, dtype: np.dtype[Any], convert: Callable[[Any, Any], None]) -> npt.NDArray[Any]:
-        """The numbers as ``dtype``, read and converted block by block."""
-        if self.dtype.startswith("float8"):
-            raise ModelLoadError(f"{self.name} is stored as {self.dtype}, which millpond does not read; convert it")
-        shape = self.shape
-        converted = np.empty(shape or (1,), dtype)
-        step = max(1, _BLOCK // max(1, prod(shape[1:])))
-        for start in range(0, len(converted), step):
-            block = slice(start, start + step)
-            rows = block if self.rows is None else self.rows[block]
-            convert(self.stored[rows] if shape else self.stored.reshape(1), converted[block])
-        return converted.reshape(shape)
-
-    def _to_float32(self, numbers: npt.NDArray[Any], out: npt.NDArray[np.float32]) -> None:
-        if self.dtype == "bfloat16":
-            np.left_shift(numbers, 16, out=out.view(np.uint32), dtype=np.uint32)
-            return
-        with np.errstate(over="ignore", invalid="ignore"):  # too large a float64 becomes infinite, as in torch
-            np.copyto(out, numbers, casting="same_kind")
-
-    def _to_bfloat16(self, numbers: npt.NDArray[Any], out: npt.NDArray[np.uint16]) -> None:
-        floats = np.empty(numbers.shape, np.float32)
-        self._to_float32(numbers, floats)
-        bits = floats.view(np.uint32)
-        rounded = bits >> 16
-        rounded &= 1
-        rounded += 0x7FFF
-        rounded += bits
-        rounded >>= 16
-        np.copyto(out, rounded, casting="unsafe")
-        out[np.isnan(floats)] = _NAN
-
-
 def stored_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict[str, StoredTensor]:
     """Every tensor of ``folder``'s weight files by name, or those in ``only`` that the files have; none is read yet.
 
@@ -261,6 +179,8 @@ def stored_tensors(folder: Path, *, only: tuple[str, ...] | None = None) -> dict
 
 def stored_file(path: Path) -> dict[str, StoredTensor]:
     """The tensors of one file by name, not read yet; raises what :func:`stored_tensors` does."""
+    if path.name == LINK:
+        return linked_tensors(path)
     if path.suffix == ".onnx":
         with damage(path):
             held = read_onnx(path)
@@ -294,7 +214,7 @@ def tensor_shapes(folder: Path) -> dict[str, tuple[int, ...]]:
 
 def weight_files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple[str, ...] | None]:
     """The files of ``folder``'s tensors, each with the names to read from it (``None``: all)."""
-    for name in (_SAFE, _PICKLED):
+    for name in (_SAFE, _PICKLED, LINK):
         if (folder / name).is_file():
             return {folder / name: only}
         index = folder / f"{name}.index.json"

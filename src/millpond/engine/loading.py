@@ -129,7 +129,7 @@ def _check_route(role: Role, other: ModelSpec, base: ModelSpec) -> None:
 
 def _load(config: EngineConfig, check: bool | None, role: Role | None) -> Replicas:
     """As :func:`load`, for the texts of a role."""
-    checkpoint, architecture, layout = _identify(config, has_weights=True, role=role)
+    checkpoint, architecture, layout = identify(config, has_weights=True, role=role)
     # The tokenizer is read without the GIL, meanwhile the backend is imported; what needs torch is said first.
     with ThreadPoolExecutor(1, thread_name_prefix="millpond-tokenizer") as thread:
         tokenizer = thread.submit(_tokenizer, checkpoint, architecture, layout)
@@ -235,11 +235,11 @@ def _outputs(detected: DetectedTasks) -> dict[Task, OutputSpec]:
 
 
 def _read(config: EngineConfig) -> tuple[ModelDescription, InputEncoder]:
-    checkpoint, architecture, layout = _identify(config)
+    checkpoint, architecture, layout = identify(config)
     return _describe(checkpoint, architecture, layout, _tokenizer(checkpoint, architecture, layout), config)
 
 
-def _identify(
+def identify(
     config: EngineConfig, *, has_weights: bool = False, role: Role | None = None
 ) -> tuple[Checkpoint, Architecture, PipelineLayout]:
     """What the configuration files say."""

@@ -17,6 +17,8 @@ from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
 from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
 from millpond.backends.native.plans.jina_bert import jina_bert_plan
+from millpond.backends.native.plans.lfm2 import lfm2_plan
+from millpond.backends.native.plans.mobilebert import mobilebert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import bert_plan
@@ -27,6 +29,7 @@ from millpond.backends.native.plans.rotary_post_norm import (
     nomic_moe_plan,
     rotary_plan,
 )
+from millpond.backends.native.plans.t5 import t5_plan
 from millpond.backends.native.plans.tensors import Tensors, without_prefixes
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC
@@ -35,7 +38,8 @@ from millpond.checkpoints.defaults import complete
 from millpond.checkpoints.families.native import rename
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.layouts.gliner import of_backbone
-from millpond.checkpoints.weights import StoredTensor, stored_tensors, weight_files
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import stored_tensors, weight_files
 
 # The plans of families that have no names or traits in their row, by `model_type`.
 _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {
@@ -44,7 +48,11 @@ _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] 
     "gpt_neox": gpt_neox_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "jina_bert": jina_bert_plan,
+    "mobilebert": mobilebert_plan,
+    "lfm2": lfm2_plan,
     "modernbert": modernbert_plan,
+    "t5": t5_plan,
+    "umt5": partial(t5_plan, shared=False),
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),
     "nomic_bert_moe": nomic_moe_plan,
 }

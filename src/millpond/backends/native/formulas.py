@@ -17,7 +17,7 @@ from millpond.backends.native.packing.weight_packer import Linear, LowRank
 from millpond.backends.native.plans.distances import DistanceTerms
 from millpond.backends.native.plans.plan import Expert
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 
 Doubles = npt.NDArray[np.float64]
 Model = Callable[[Any, Precision], None]  # tells its steps to a ``PlanBuilder``
@@ -209,6 +209,17 @@ class Formulas:
                 inner = activated(_product(self.states, expert.gate), activation) * inner
             mixed = mixed + share[:, None] * _product(inner, expert.down)
         self._put(mixed if bias is None else mixed + _doubles(bias), add, branch)
+
+    def convolve(self, taps: StoredTensor, *, ahead: int) -> None:
+        """``PlanBuilder.convolve``."""
+        before, behind, values = np.split(self._parts, 3, axis=1)
+        inner, numbers = before * values, _doubles(taps)[:, 0]  # [tokens, columns], [columns, taps]
+        inner[self._keys :] = 0
+        count = numbers.shape[1]
+        wide = np.pad(inner, ((count - 1 - ahead, ahead), (0, 0)))
+        mixed = sum(numbers[:, k] * wide[k : k + len(inner)] for k in range(count))
+        mixed[self._keys :] = 0
+        self._parts = behind * mixed
 
     def _split(self, heads: int, kv_heads: int, dim: int) -> list[Doubles]:
         """Queries, keys and values, ``[tokens, heads, dim]`` each."""

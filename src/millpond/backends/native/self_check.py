@@ -21,7 +21,7 @@ from millpond.backends.native.packing.weight_packer import Linear, LowRank, tens
 from millpond.backends.native.plans.distances import DistanceColumns, Distances, DistanceTerms
 from millpond.backends.native.plans.plan import Expert, PlanBuilder
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.native import library
 
 logger = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from typing import ClassVar
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 # enum StepKind
-EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS = range(8)
+EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS, CONVOLVE = range(9)
 # enum NormKind
-COPY, LAYER_NORM, RMS_NORM = range(3)
+COPY, LAYER_NORM, RMS_NORM, SCALE = range(4)
 # enum Reading
 ALL_ROWS, FIRST_ROW, LAST_ROW, MEAN_ROW = range(4)
 # enum Activation, by the names of config.json

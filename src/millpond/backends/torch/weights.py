@@ -11,7 +11,9 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from millpond.checkpoints.weights import StoredTensor, damage, stored_file, weight_files
+from millpond.checkpoints.gguf.tensors import LINK
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import damage, stored_file, weight_files
 
 # Types that numpy lacks, and the ones of their bits.
 _BITS = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8, torch.float8_e5m2: torch.uint8}
@@ -60,6 +62,9 @@ def _numbers(tensor: torch.Tensor) -> Any:
 
 
 def _read(path: Path, names: tuple[str, ...] | None) -> Mapping[str, torch.Tensor]:
+    if path.name == LINK:
+        held = stored_file(path)
+        return {name: torch.tensor(held[name].float32()) for name in names or held if name in held}
     if path.suffix == ".onnx":
         return _read_exported(path, names)
     return _read_safe(path, names) if path.suffix == ".safetensors" else _read_pickled(path, names)

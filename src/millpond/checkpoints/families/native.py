@@ -13,7 +13,9 @@ from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 
 # The table of word vectors, also under the name that it has when an adapter is trained on it.
-_WORD_TABLE = re.compile(r"(^|\.)word_embeddings\.(parametrizations\.weight\.original|weight)$")
+_WORD_TABLE = re.compile(
+    r"(^|\.)(word_embeddings|embed_tokens|tok_embeddings)\.(parametrizations\.weight\.original|weight)$"
+)
 
 
 def translate(row: Architecture, config: Mapping[str, Any], name: str) -> dict[str, Any]:

@@ -249,7 +249,8 @@ def _class_name(entry: Mapping[str, Any], listed: Path) -> str:
         return "Codes"
     if not dotted.startswith(("sentence_transformers.", "pylate.")):
         raise ModelLoadError(
-            f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own"
+            f"{listed} names {dotted or 'a module without type'}, which is code of the checkpoint's own, and millpond "
+            "runs none"
         )
     return dotted.rsplit(".", 1)[-1]
 

@@ -15,8 +15,9 @@ import numpy.typing as npt
 
 from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.resolve import read_json_object
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.checkpoints.tokenizers.read import read_tokenizer
-from millpond.checkpoints.weights import StoredTensor, find_tensor, stored_tensors
+from millpond.checkpoints.weights import find_tensor, stored_tensors
 from millpond.errors import ModelLoadError, WeightMismatchError
 
 # model2vec's limit where config.json gives none; sentence-transformers has none, and a limit is needed to cut by.

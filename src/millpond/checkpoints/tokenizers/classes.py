@@ -14,32 +14,19 @@ from typing import Any
 
 from tokenizers import Regex, Tokenizer, decoders, normalizers, pre_tokenizers, processors
 
+from millpond.checkpoints.tokenizers import pieces
+from millpond.checkpoints.tokenizers.pieces import Pieces, Setup
+
 # Qwen2's words: contractions, letters with one sign before them, single digits, signs, line ends, blanks.
 _QWEN_WORDS = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-_SPACE = "▁"  # SentencePiece's space
-
-
-@dataclass(frozen=True, kw_only=True)
-class Setup:
-    """What a class makes its tokenizer from, besides the vocabulary."""
-
-    settings: Mapping[str, Any]  # tokenizer_config.json
-    roles: Mapping[str, str]  # special tokens by role
-    charsmap: bytes | None  # SentencePiece's compiled normalization
-
-    def get(self, name: str, default: Any) -> Any:
-        """The value of a setting; null counts as absent."""
-        value = self.settings.get(name)
-        return default if value is None else value
 
 
 @dataclass(frozen=True, kw_only=True)
 class TokenizerClass:
     """One class."""
 
-    model: str  # its model in the library tokenizers; empty: that of the file
     vocabulary: tuple[str, ...]  # the files of its vocabulary, where there is no tokenizer.json
     roles: Mapping[str, str]  # special tokens that the files do not name
     options: Mapping[str, Any] = field(default_factory=dict)  # of a BPE model
@@ -47,14 +34,12 @@ class TokenizerClass:
     adapt: Callable[[Tokenizer, Setup], None] | None = None
     arrange: Callable[[Tokenizer, Setup], None] | None = None
     process: Callable[[Tokenizer, Setup], Any] | None = None  # `None`: the ends that tokenizer_config.json asks for
-    replaces: bool = True  # whether its post-processor goes before the ends that are asked for
     typed: bool = False  # whether it returns token types
     spaced_mask: bool = False  # the mask takes the space before it
     plain_specials: bool = False  # special tokens are found in normalized texts
     extra: tuple[str, ...] | None = None  # special tokens without a role, where no file names any
-    unknown: int | None = None  # id of a Unigram's unknown piece; `None`: that of the token for it, if it has no score
-    # Given SentencePiece's pieces and the roles: the vocabulary
-    reorder: Callable[[list[tuple[str, float]], Mapping[str, str]], list[tuple[str, float]]] | None = None
+    reorder: Callable[[Pieces, Setup], Pieces] | None = None  # given SentencePiece's pieces: the vocabulary
+    unknown: int | None = None  # id of the unknown piece; `None`: SentencePiece's
 
 
 def _bert(tokenizer: Tokenizer, setup: Setup) -> None:
@@ -116,26 +101,22 @@ def _adapt_llama(tokenizer: Tokenizer, setup: Setup) -> None:
         if in_words:
             words.prepend_scheme = "first" if wanted else "never"
         elif wanted:
-            rest = [normalizers.Prepend(_SPACE), *rest]
+            rest = [normalizers.Prepend(pieces.SPACE), *rest]
         tokenizer.normalizer = normalizers.Sequence(rest)
     adapt_ends(tokenizer, setup)
 
 
-def adapt_ends(tokenizer: Tokenizer, setup: Setup, *, bos: bool = True) -> None:
-    """The ends of a text, where tokenizer_config.json says one of them; ``bos``: the class's default."""
-    asked = [setup.get(f"add_{end}_token", None) for end in ("bos", "eos")]
-    if asked != [None, None]:
-        tokenizer.post_processor = plain_ends(tokenizer, setup, bos=bos if asked[0] is None else asked[0], eos=asked[1])
+def adapt_ends(tokenizer: Tokenizer, setup: Setup) -> None:
+    """The ends of a text, where tokenizer_config.json says one of them."""
+    if any(setup.get(f"add_{end}_token", None) is not None for end in ("bos", "eos")):
+        tokenizer.post_processor = pieces.llama_ends(tokenizer, setup)
 
 
-def plain_ends(tokenizer: Tokenizer, setup: Setup, *, bos: Any, eos: Any) -> Any:
-    """The processor that adds the first and the last token to a text, each if it is asked for and there is one."""
-    first = setup.roles.get("bos_token") if bos else None
-    last = setup.roles.get("eos_token") if eos else None
-    single = f"{first + ':0 ' if first else ''}$A:0{' ' + last + ':0' if last else ''}"
-    pair = f"{single}{' ' + first + ':1' if first else ''} $B:1{' ' + last + ':1' if last else ''}"
-    tokens = [(token, tokenizer.token_to_id(token)) for token in (first, last) if token]
-    return processors.TemplateProcessing(single=single, pair=pair, special_tokens=tokens)
+def _adapt_neox(tokenizer: Tokenizer, setup: Setup) -> None:
+    _adapt_byte_level(tokenizer, setup)
+    bos, eos = (setup.get(f"add_{end}_token", None) for end in ("bos", "eos"))
+    if (bos, eos) != (None, None):
+        tokenizer.post_processor = pieces.plain_ends(tokenizer, setup, bos=bos, eos=eos)
 
 
 def _byte_level(tokenizer: Tokenizer, setup: Setup) -> None:
@@ -151,83 +132,6 @@ def _qwen(tokenizer: Tokenizer, setup: Setup) -> None:
         [words, pre_tokenizers.ByteLevel(add_prefix_space=prefix, use_regex=False)]
     )
     tokenizer.decoder = decoders.ByteLevel()
-
-
-def _llama(tokenizer: Tokenizer, setup: Setup) -> None:
-    scheme = "always" if setup.get("legacy", False) else "first"
-    if not setup.get("add_prefix_space", True):
-        scheme = "never"
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme, split=False)
-    steps: list[Any] = [decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
-    tokenizer.decoder = decoders.Sequence([*steps, *([] if scheme == "never" else [decoders.Strip(" ", 1, 0)])])
-
-
-def _gemma(tokenizer: Tokenizer, setup: Setup) -> None:
-    tokenizer.normalizer = normalizers.Replace(" ", _SPACE)
-    tokenizer.pre_tokenizer = pre_tokenizers.Split(" ", "merged_with_previous", invert=False)
-    tokenizer.decoder = decoders.Sequence([decoders.Replace(_SPACE, " "), decoders.ByteFallback(), decoders.Fuse()])
-
-
-def _xlm_roberta(tokenizer: Tokenizer, setup: Setup) -> None:
-    if setup.charsmap is not None:
-        tokenizer.normalizer = normalizers.Precompiled(setup.charsmap)
-    _split_words(tokenizer, setup)
-
-
-def _albert(tokenizer: Tokenizer, setup: Setup) -> None:
-    steps: list[Any] = [normalizers.Replace("``", '"'), normalizers.Replace("''", '"')]
-    if not setup.get("keep_accents", False):
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if setup.get("do_lower_case", True):
-        steps.append(normalizers.Lowercase())
-    if setup.charsmap is not None:
-        steps.append(normalizers.Precompiled(setup.charsmap))
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    _split_words(tokenizer, setup)
-
-
-def _rembert(tokenizer: Tokenizer, setup: Setup) -> None:
-    steps: list[Any] = [
-        normalizers.Replace("``", '"'),
-        normalizers.Replace("''", '"'),
-        normalizers.Replace(Regex(" {2,}"), " "),
-    ]
-    if not setup.get("keep_accents", True):
-        steps += [normalizers.NFKD(), normalizers.StripAccents()]
-    if setup.get("do_lower_case", False):
-        steps.append(normalizers.Lowercase())
-    _pieces(tokenizer, setup, steps)
-
-
-def _big_bird(tokenizer: Tokenizer, setup: Setup) -> None:
-    _pieces(tokenizer, setup, [normalizers.Replace(Regex(" {2,}"), " ")])
-
-
-def _pieces(tokenizer: Tokenizer, setup: Setup, steps: list[Any]) -> None:
-    """SentencePiece's own splitting into pieces, after these steps of its normalizer."""
-    if setup.charsmap is not None:
-        steps.append(normalizers.Precompiled(setup.charsmap))
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme="always")
-    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme="always")
-
-
-def _split_words(tokenizer: Tokenizer, setup: Setup) -> None:
-    scheme = "always" if setup.get("add_prefix_space", True) else "never"
-    space = pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.WhitespaceSplit(), space])
-    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
-
-
-def _deberta(tokenizer: Tokenizer, setup: Setup) -> None:
-    steps: list[Any] = [normalizers.Lowercase()] if setup.get("do_lower_case", False) else []
-    steps += [normalizers.Replace(Regex(r"\s{2,}|[\n\r\t]"), " "), normalizers.NFC()]
-    tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Strip(left=False, right=True)])
-    scheme = "always" if setup.get("add_prefix_space", True) else "first"
-    parts: list[Any] = [pre_tokenizers.Punctuation("isolated")] if setup.get("split_by_punct", False) else []
-    parts.append(pre_tokenizers.Metaspace(replacement=_SPACE, prepend_scheme=scheme))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(parts)
-    tokenizer.decoder = decoders.Metaspace(replacement=_SPACE, prepend_scheme=scheme)
 
 
 def _in_brackets(tokenizer: Tokenizer, setup: Setup) -> Any:
@@ -272,27 +176,14 @@ def _xlm_roberta_ends(tokenizer: Tokenizer, setup: Setup) -> Any:
     )
 
 
-def _xlm_roberta_pieces(pieces: list[tuple[str, float]], roles: Mapping[str, str]) -> list[tuple[str, float]]:
-    """fairseq's order: four special tokens, the pieces after SentencePiece's own three, and the mask."""
-    first = [(roles[f"{role}_token"], 0.0) for role in ("bos", "pad", "eos", "unk")]
-    return [*first, *pieces[3:], (roles["mask_token"], 0.0)]
-
-
-def _camembert_pieces(pieces: list[tuple[str, float]], roles: Mapping[str, str]) -> list[tuple[str, float]]:
-    """The special tokens before SentencePiece's own, whose unknown piece no text is split into."""
-    first = [("<s>NOTUSED", 0.0), (roles["pad_token"], 0.0), ("</s>NOTUSED", 0.0), (roles["unk_token"], 0.0)]
-    return [*first, ("<unk>NOTUSED", -100.0), *pieces[1:], (roles["mask_token"], 0.0)]
-
-
 _BRACKETS = {f"{role}_token": f"[{role.upper()}]" for role in ("unk", "sep", "pad", "cls", "mask")}
 _ROBERTA = {f"{role}_token": "<s>" for role in ("bos", "cls")} | {f"{role}_token": "</s>" for role in ("eos", "sep")}
 _ROBERTA |= {f"{role}_token": f"<{role}>" for role in ("unk", "pad", "mask")}
+_CLS_PIECES = {**_BRACKETS, "bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"}
 _END = "<|endoftext|>"
 _PLAIN_BPE = {"continuing_subword_prefix": "", "end_of_word_suffix": "", "unk_token": None, "fuse_unk": False}
-_BYTES = {"fuse_unk": True, "byte_fallback": True}
 
 _BERT_CLASS = TokenizerClass(
-    model="WordPiece",
     vocabulary=("vocab.txt",),
     roles=_BRACKETS,
     adapt=_adapt_bert,
@@ -301,7 +192,6 @@ _BERT_CLASS = TokenizerClass(
     typed=True,
 )
 _ROBERTA_CLASS = TokenizerClass(
-    model="BPE",
     vocabulary=("vocab.json", "merges.txt"),
     roles=_ROBERTA,
     options=_PLAIN_BPE,
@@ -309,17 +199,16 @@ _ROBERTA_CLASS = TokenizerClass(
     arrange=_byte_level,
     process=_roberta_ends,
 )
-GENERIC = TokenizerClass(model="", vocabulary=("tokenizer.model",), roles={}, adapt=_adapt_generic)
+GENERIC = TokenizerClass(vocabulary=("tokenizer.model",), roles={}, adapt=_adapt_generic, arrange=pieces.arrange)
 # By transformers' name.
 CLASSES: Mapping[str, TokenizerClass] = {
     "TokenizersBackend": GENERIC,
-    "PreTrainedTokenizer": GENERIC,
+    **dict.fromkeys(("PreTrainedTokenizer", "PhobertTokenizer"), GENERIC),
     "PreTrainedTokenizerFast": GENERIC,
     "BertTokenizer": _BERT_CLASS,
-    "ElectraTokenizer": _BERT_CLASS,
+    **dict.fromkeys(("ElectraTokenizer", "MobileBertTokenizer"), _BERT_CLASS),
     "DistilBertTokenizer": replace(_BERT_CLASS, typed=False),
     "MPNetTokenizer": TokenizerClass(
-        model="WordPiece",
         vocabulary=("vocab.txt",),
         roles={**_ROBERTA, "unk_token": "[UNK]"},
         adapt=_adapt_mpnet,
@@ -328,11 +217,8 @@ CLASSES: Mapping[str, TokenizerClass] = {
         spaced_mask=True,
         plain_specials=True,
     ),
-    "RobertaTokenizer": _ROBERTA_CLASS,
-    "LongformerTokenizer": _ROBERTA_CLASS,
-    "MobileBertTokenizer": _BERT_CLASS,
+    **dict.fromkeys(("RobertaTokenizer", "BartTokenizer", "LongformerTokenizer"), _ROBERTA_CLASS),
     "GPT2Tokenizer": TokenizerClass(
-        model="BPE",
         vocabulary=("vocab.json", "merges.txt"),
         roles=dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END),
         options=_PLAIN_BPE,
@@ -340,7 +226,6 @@ CLASSES: Mapping[str, TokenizerClass] = {
         arrange=_byte_level,
     ),
     "Qwen2Tokenizer": TokenizerClass(
-        model="BPE",
         vocabulary=("vocab.json", "merges.txt"),
         roles=dict.fromkeys(("unk_token", "eos_token", "pad_token"), _END),
         options=_PLAIN_BPE,
@@ -348,26 +233,24 @@ CLASSES: Mapping[str, TokenizerClass] = {
         arrange=_qwen,
     ),
     "XLMRobertaTokenizer": TokenizerClass(
-        model="Unigram",
         vocabulary=("sentencepiece.bpe.model",),
         roles=_ROBERTA,
-        arrange=_xlm_roberta,
+        arrange=pieces.arrange,
         process=_xlm_roberta_ends,
         unknown=3,
-        reorder=_xlm_roberta_pieces,
+        reorder=pieces.xlm_roberta_pieces,
     ),
     "CamembertTokenizer": TokenizerClass(
-        model="Unigram",
         vocabulary=("sentencepiece.bpe.model",),
         roles=_ROBERTA,
-        arrange=_xlm_roberta,
+        arrange=pieces.arrange,
         process=_xlm_roberta_ends,
         spaced_mask=True,
+        unknown=3,
         extra=("<s>NOTUSED", "</s>NOTUSED", "<unk>NOTUSED"),
-        reorder=_camembert_pieces,
+        reorder=pieces.camembert_pieces,
     ),
     "DebertaTokenizer": TokenizerClass(  # its pairs have one separator between their texts, in transformers 5 two
-        model="BPE",
         vocabulary=("vocab.json", "merges.txt"),
         roles={**_BRACKETS, "bos_token": "[CLS]", "eos_token": "[SEP]"},
         options=_PLAIN_BPE,
@@ -378,51 +261,60 @@ CLASSES: Mapping[str, TokenizerClass] = {
         typed=True,
     ),
     "AlbertTokenizer": TokenizerClass(
-        model="Unigram",
         vocabulary=("spiece.model",),
-        roles={**_BRACKETS, "bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"},
-        arrange=_albert,
+        roles=_CLS_PIECES,
+        arrange=pieces.arrange_albert,
         process=_in_brackets,
-        replaces=False,
-        unknown=1,
-    ),
-    "BigBirdTokenizer": TokenizerClass(
-        model="Unigram",
-        vocabulary=("spiece.model",),
-        roles={**_ROBERTA, **{role: _BRACKETS[role] for role in ("sep_token", "cls_token", "mask_token")}},
-        arrange=_big_bird,
-        process=_in_brackets,
-        spaced_mask=True,
-    ),
-    "RemBertTokenizer": TokenizerClass(
-        model="Unigram",
-        vocabulary=("sentencepiece.model",),
-        roles={**_BRACKETS, "bos_token": "[CLS]", "eos_token": "[SEP]", "unk_token": "<unk>", "pad_token": "<pad>"},
-        arrange=_rembert,
-        process=_in_brackets,
+        reorder=pieces.albert_pieces,
     ),
     "DebertaV2Tokenizer": TokenizerClass(
-        model="Unigram",
         vocabulary=("spm.model",),
         roles={**_BRACKETS, "bos_token": "[CLS]", "eos_token": "[SEP]"},
-        arrange=_deberta,
+        arrange=pieces.arrange_deberta,
         process=_in_brackets,
         typed=True,
     ),
     "LlamaTokenizer": TokenizerClass(
-        model="BPE",
         vocabulary=("tokenizer.model",),
         roles={"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"},
-        options={**_BYTES, "unk_token": None},
         adapt=_adapt_llama,
-        arrange=_llama,
+        arrange=pieces.arrange_llama,
+        process=pieces.llama_ends,
     ),
     "GemmaTokenizer": TokenizerClass(
-        model="BPE",
         vocabulary=("tokenizer.model",),
         roles={f"{role}_token": f"<{role}>" for role in ("unk", "bos", "eos", "pad", "mask")},
-        options=_BYTES,
         adapt=adapt_ends,
-        arrange=_gemma,
+        arrange=pieces.arrange,
+        process=pieces.llama_ends,
+        reorder=pieces.gemma_pieces,
+    ),
+    "T5Tokenizer": TokenizerClass(
+        vocabulary=("spiece.model",),
+        roles={"eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"},
+        arrange=pieces.arrange,
+        process=pieces.t5_ends,
+        reorder=pieces.t5_pieces,
+        extra=tuple(f"<extra_id_{i}>" for i in range(100)),
+    ),
+    "RemBertTokenizer": TokenizerClass(
+        vocabulary=("sentencepiece.model",),
+        roles=_CLS_PIECES,
+        arrange=pieces.arrange,
+        process=_in_brackets,
+    ),
+    "BigBirdTokenizer": TokenizerClass(
+        vocabulary=("spiece.model",),
+        roles={**_CLS_PIECES, "bos_token": "<s>", "eos_token": "</s>"},
+        arrange=pieces.arrange,
+        process=_in_brackets,
+        spaced_mask=True,
+    ),
+    "GPTNeoXTokenizer": TokenizerClass(
+        vocabulary=("vocab.json", "merges.txt"),
+        roles=dict.fromkeys(("unk_token", "bos_token", "eos_token"), _END),
+        options=_PLAIN_BPE,
+        adapt=_adapt_neox,
+        arrange=_byte_level,
     ),
 }

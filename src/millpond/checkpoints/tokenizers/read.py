@@ -7,15 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
 
 from millpond.checkpoints.tokenizers import sentencepiece
-from millpond.checkpoints.tokenizers.classes import GENERIC, Setup, TokenizerClass, plain_ends
+from millpond.checkpoints.tokenizers.classes import GENERIC
+from millpond.checkpoints.tokenizers.pieces import Pieces, Setup, plain_ends
 from millpond.checkpoints.tokenizers.sentencepiece import SentencePieceModel
 from millpond.checkpoints.tokenizers.settings import ROLES, NotBuiltError, Settings, read_settings
 from millpond.errors import ModelLoadError
 
-_ENDS = ("add_bos_token", "add_eos_token")
+# Names that a file of SentencePiece has on the hub.
+_PIECES = ("sentencepiece.bpe.model", "sentencepiece.model", "spiece.model", "spm.model", "tokenizer.model")
 _OWN_ENDS = "tokenization_qwen.Qwen2Tokenizer"
 
 
@@ -36,7 +38,7 @@ class _Source:
     """A vocabulary, and what came with it."""
 
     tokenizer: Tokenizer  # the file's, or one without any steps
-    charsmap: bytes | None = None
+    pieces: SentencePieceModel | None = None  # where the vocabulary is SentencePiece's
     added: Mapping[int, AddedToken] | None = None  # tokens of tokenizer.json, by id
     extra: list[AddedToken | str] | None = None  # tokens of SentencePiece
     roles: Mapping[str, str] | None = None  # special tokens of SentencePiece, which a class without its own takes
@@ -71,7 +73,7 @@ def _read(folder: Path) -> TokenizerFile:
     backend = source.tokenizer
     kind, fields = settings.kind, settings.fields
     texts = {role: str(token) for role, token in settings.roles.items()}
-    setup = Setup(settings=fields, roles=texts, charsmap=source.charsmap)
+    setup = Setup(settings=fields, roles=texts, pieces=source.pieces)
     if kind.arrange is not None and not from_json:
         kind.arrange(backend, setup)
     backend.encode_special_tokens = bool(setup.get("split_special_tokens", False))
@@ -82,10 +84,10 @@ def _read(folder: Path) -> TokenizerFile:
     if from_json:
         if settings.declared.adapt is not None:
             settings.declared.adapt(backend, setup)
-    elif kind.process is not None and (kind.replaces or not any(name in fields for name in _ENDS)):
+    elif kind.process is not None:
         backend.post_processor = kind.process(backend, setup)
     else:
-        bos, eos = (fields.get(name) for name in _ENDS)
+        bos, eos = fields.get("add_bos_token"), fields.get("add_eos_token")
         backend.post_processor = plain_ends(backend, setup, bos=bos, eos=eos)
     if from_json and _ends_by_own_code(fields):
         last, held = plain_ends(backend, setup, bos=False, eos=True), backend.post_processor
@@ -112,8 +114,7 @@ def _add(
     known = {repr(token) for token in held}
     added: list[AddedToken | str] = [token for _, token in sorted(declared.items()) if repr(token) not in known]
     texts = {token.content for token in held} | {str(token) for token in added}
-    extra = settings.extra if settings.extra is not None else pieces or []
-    for token in (*settings.roles.values(), *extra):
+    for token in (*settings.roles.values(), *(settings.extra or []), *(pieces or [])):
         if str(token) not in texts and token not in added:
             added.append(token)
     roles = {str(token) for token in settings.roles.values()}
@@ -138,74 +139,53 @@ def _from_json(path: Path) -> _Source:
     return _Source(tokenizer=tokenizer, added=tokenizer.get_added_tokens_decoder())
 
 
-def _unknown_of(pieces: list[tuple[str, float]], kind: TokenizerClass, token: str, default: int) -> int:
-    """The id of the unknown piece that the class takes; ``default``: the file's, for a class that asks it."""
-    if kind.unknown is not None:
-        return kind.unknown
-    return pieces.index((token, 0.0)) if (token, 0.0) in pieces else default
-
-
-def _bpe_options(settings: Settings, roles: Mapping[str, str]) -> dict[str, Any]:
-    options = {"dropout": None, "byte_fallback": False, "ignore_merges": False, "unk_token": roles.get("unk_token")}
-    return {**options, **settings.kind.options}
-
-
 def _from_vocabulary(folder: Path, settings: Settings) -> _Source:
     """The vocabulary of the class's own files."""
     kind = settings.kind
     paths = [folder / name for name in kind.vocabulary]
-    if not all(path.is_file() for path in paths):
+    if paths[0].suffix == ".model" and not paths[0].is_file():  # any file of SentencePiece, if there is one only
+        paths = [path for path in sorted(folder.glob("*.model")) if path.name in _PIECES]
+    if len(paths) != len(kind.vocabulary) or not all(path.is_file() for path in paths):
         files = " and ".join(kind.vocabulary)
         if any(folder.glob("*.model")) or any(folder.glob("tekken.json")):  # another class's vocabulary
             raise NotBuiltError(f"it has neither tokenizer.json nor {files}, which its class reads")
         raise ModelLoadError(f"{folder} has neither tokenizer.json nor {files}; is the checkpoint complete?")
     roles = {role: str(token) for role, token in settings.roles.items()}
-    if kind.model == "WordPiece":
+    if paths[0].suffix == ".txt":
         vocabulary = models.WordPiece.read_file(str(paths[0]))
         return _Source(tokenizer=Tokenizer(models.WordPiece(vocabulary, unk_token=roles["unk_token"])))
-    if kind.vocabulary == ("vocab.json", "merges.txt"):
-        model = models.BPE(*models.BPE.read_file(*map(str, paths)), **_bpe_options(settings, roles))
-        return _Source(tokenizer=Tokenizer(model))
-    return _from_sentencepiece(sentencepiece.read_sentencepiece(paths[0]), settings, roles)
+    if paths[0].suffix == ".json":
+        options = {"unk_token": roles.get("unk_token"), **kind.options}
+        return _Source(tokenizer=Tokenizer(models.BPE(*models.BPE.read_file(*map(str, paths)), **options)))
+    setup = Setup(settings=settings.fields, roles=roles)
+    return _from_sentencepiece(sentencepiece.read_sentencepiece(paths[0]), settings, setup)
 
 
-def _from_sentencepiece(model: SentencePieceModel, settings: Settings, roles: Mapping[str, str]) -> _Source:
-    kind, pieces = settings.kind, list(model.pieces)
-    extra: list[AddedToken | str] = [
-        AddedToken(piece, normalized=False, special=special) for piece, special in model.added
-    ]
-    if kind.model == "Unigram":
-        pieces = pieces if kind.reorder is None else kind.reorder(pieces, roles)
-        unknown = _unknown_of(pieces, kind, roles["unk_token"], model.unknown)
-        tokenizer = Tokenizer(models.Unigram(pieces, unknown, False))
-        return _Source(tokenizer=tokenizer, charsmap=model.charsmap, extra=extra)
-    options = _bpe_options(settings, roles)
-    if kind is GENERIC:
-        options = {"unk_token": model.roles.get("unk_token", "<unk>"), "fuse_unk": True}
-        options["byte_fallback"] = model.byte_fallback
-    if kind is GENERIC and model.kind == sentencepiece.UNIGRAM:
-        if settings.added:
-            raise NotBuiltError("tokenizer_config.json has added_tokens_decoder beside a model of SentencePiece")
-        tokenizer = Tokenizer(models.Unigram(pieces, model.unknown, model.byte_fallback))
+def _from_sentencepiece(model: SentencePieceModel, settings: Settings, setup: Setup) -> _Source:
+    kind, unknown = settings.kind, settings.kind.unknown
+    pieces = list(model.pieces) if kind.reorder is None else kind.reorder(list(model.pieces), setup)
+    unknown = model.unknown if unknown is None else unknown
+    pieces = _replaced(pieces, settings.added or {})
+    if model.kind == sentencepiece.UNIGRAM:
+        tokenizer = Tokenizer(models.Unigram(pieces, unknown, model.byte_fallback))
     else:
         vocabulary = {piece: number for number, (piece, _) in enumerate(pieces)}
-        merges = sentencepiece.merges_of(vocabulary)
-        if kind is GENERIC:
-            _replace_placeholders(vocabulary, settings.added or {})
+        merges = sentencepiece.merges_of({piece: number for number, (piece, _) in enumerate(model.pieces)})
+        merges = [(left, right) for left, right in merges if {left, right, left + right} <= vocabulary.keys()]
+        options = {"unk_token": pieces[unknown][0], "fuse_unk": True, "byte_fallback": model.byte_fallback}
         tokenizer = Tokenizer(models.BPE(vocabulary, merges, **options))
-    if kind is GENERIC:
-        steps: list[Any] = [] if model.charsmap is None else [normalizers.Precompiled(model.charsmap)]
-        tokenizer.normalizer = normalizers.Sequence([*steps, normalizers.Replace(" ", "▁")])
-        fallback: list[Any] = [decoders.ByteFallback(), decoders.Fuse()] if model.byte_fallback else []
-        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), *fallback])
-        return _Source(tokenizer=tokenizer, extra=extra, roles=model.roles)
-    return _Source(tokenizer=tokenizer, extra=extra)
+    return _Source(
+        tokenizer=tokenizer,
+        pieces=model,
+        extra=[AddedToken(piece, normalized=False, special=special) for piece, special in model.added],
+        roles=model.roles if kind is GENERIC else None,
+    )
 
 
-def _replace_placeholders(vocabulary: dict[str, int], added: Mapping[int, AddedToken]) -> None:
-    """Give a piece the text that an added token of its id has."""
-    pieces = {number: piece for piece, number in vocabulary.items()}
+def _replaced(pieces: Pieces, added: Mapping[int, AddedToken]) -> Pieces:
+    """The pieces, each with the text that an added token of its id has: placeholders of a model that was tuned."""
+    known, pieces = {piece for piece, _ in pieces}, list(pieces)
     for number, token in added.items():
-        piece = pieces.get(number)
-        if piece and piece != str(token) and str(token) not in vocabulary:
-            vocabulary[str(token)] = vocabulary.pop(piece)
+        if number < len(pieces) and token.content not in known:
+            pieces[number] = (token.content, pieces[number][1])
+    return pieces

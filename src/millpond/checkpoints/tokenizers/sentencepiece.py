@@ -26,6 +26,8 @@ class SentencePieceModel:
     pieces: tuple[tuple[str, float], ...]  # each with its score, by id
     added: tuple[tuple[str, bool], ...]  # pieces that a text names as they are, and whether they are special
     charsmap: bytes | None  # the compiled normalization; `None`: none
+    prefixed: bool  # a text has a space before it
+    tidy: bool  # a text has no spaces at its ends, and nowhere two of them
     kind: int  # `UNIGRAM` or `BPE`
     byte_fallback: bool  # unknown characters are split into their bytes
     unknown: int  # id of the unknown piece
@@ -62,11 +64,15 @@ def _read(data: bytes) -> SentencePieceModel:
     kind = trainer.get(3, UNIGRAM)
     if kind not in (UNIGRAM, BPE):
         raise ValueError(f"its pieces are of kind {kind}; unigrams (1) and merged pairs (2) are read")
+    if trainer.get(24, 0):
+        raise ValueError("its words end with their space instead of beginning with it")
     roles = {"unk_token": (40, 0, 45, b"<unk>"), "bos_token": (41, 1, 46, b"<s>"), "eos_token": (42, 2, 47, b"</s>")}
     return SentencePieceModel(
         pieces=tuple(pieces),
         added=tuple(added),
         charsmap=normalizer.get(2) or None,
+        prefixed=bool(normalizer.get(3, 1)),
+        tidy=bool(normalizer.get(4, 1)),
         kind=kind,
         byte_fallback=bool(trainer.get(35, 0)),
         unknown=_signed(trainer.get(40, 0)),

@@ -11,32 +11,49 @@ from tokenizers import AddedToken
 
 from millpond.checkpoints.resolve import read_json, read_json_object
 from millpond.checkpoints.tokenizers.classes import CLASSES, GENERIC, TokenizerClass
+from millpond.errors import ModelLoadError
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 # Settings that make transformers do something which is not done here.
 _OTHER_WAYS = ("fast_tokenizer_files", "fix_mistral_regex", "gguf_file", "init_inputs")
 # transformers' class of each `model_type`; families that it does not know, or knows none for, are not listed.
 _BY_FAMILY = {
-    **dict.fromkeys(
-        ("bert", "distilbert", "electra", "ernie", "megatron-bert", "mobilebert", "nomic_bert"), "BertTokenizer"
-    ),
-    **dict.fromkeys(("roberta", "data2vec-text", "longformer"), "RobertaTokenizer"),
-    "rembert": "RemBertTokenizer",
-    "big_bird": "BigBirdTokenizer",
-    "roformer": "RoFormerTokenizer",  # which splits Chinese words by code of its own
+    **dict.fromkeys(("bert", "distilbert", "electra", "ernie", "megatron-bert", "nomic_bert"), "BertTokenizer"),
+    **dict.fromkeys(("roberta", "bart", "data2vec-text", "longformer"), "RobertaTokenizer"),
     "camembert": "CamembertTokenizer",
+    "mobilebert": "MobileBertTokenizer",
     "mpnet": "MPNetTokenizer",
     **dict.fromkeys(("xlm-roberta", "gte", "jina_embeddings_v3"), "XLMRobertaTokenizer"),
     "albert": "AlbertTokenizer",
+    "big_bird": "BigBirdTokenizer",
     "deberta": "DebertaTokenizer",
     "deberta-v2": "DebertaV2Tokenizer",
     "gpt2": "GPT2Tokenizer",
-    **dict.fromkeys(("qwen2", "qwen3"), "Qwen2Tokenizer"),
+    "gpt_neox": "GPTNeoXTokenizer",
+    **dict.fromkeys(("qwen2", "qwen3", "qwen3_moe"), "Qwen2Tokenizer"),
+    "rembert": "RemBertTokenizer",
+    "roformer": "RoFormerTokenizer",  # not built here: it splits Chinese into words by the library jieba
+    **dict.fromkeys(("t5", "mt5"), "T5Tokenizer"),
     **dict.fromkeys(("gemma", "gemma2", "gemma3_text"), "GemmaTokenizer"),
     **dict.fromkeys(("mistral", "modernbert", "internlm2", "jamba"), "TokenizersBackend"),
 }
+# transformers 4's, of families whose class above reads no vocabulary but tokenizer.json.
+_BY_FAMILY_OF_PIECES = {
+    **dict.fromkeys(("llama", "mistral", "internlm2", "jamba", "phi3"), "LlamaTokenizer"),
+    **dict.fromkeys(("t5", "mt5", "umt5"), "T5Tokenizer"),
+    "xlm-roberta-xl": "XLMRobertaTokenizer",
+}
 # Families whose checkpoints name a wrong class so often that the one above is taken.
 _ALWAYS = ("qwen2", "modernbert", "internlm2", "jamba")
+
+
+# transformers' classes that split texts in Python, and how; without tokenizer.json nothing else can read their files.
+_IN_PYTHON = {
+    "PhobertTokenizer": "by vocab.txt and bpe.codes, Vietnamese words segmented before",
+    "BertweetTokenizer": "by vocab.txt and bpe.codes, tweets rewritten before",
+    "BertJapaneseTokenizer": "Japanese words by the library MeCab",
+    "RoFormerTokenizer": "Chinese words by the library jieba",
+}
 
 
 class NotBuiltError(Exception):
@@ -102,14 +119,23 @@ def _named(config: Mapping[str, Any], fields: Mapping[str, Any]) -> str:
 def _class_of(config: Mapping[str, Any], fields: Mapping[str, Any], folder: Path) -> TokenizerClass:
     """The class that transformers takes."""
     family = str(config.get("model_type"))
-    registered = _BY_FAMILY.get(family)
-    name = _named(config, fields) or registered or "TokenizersBackend"
+    registered, named = _BY_FAMILY.get(family), _named(config, fields)
+    name = named or registered or "TokenizersBackend"
     remote = isinstance(fields.get("auto_map"), dict | list)
-    if family in _ALWAYS:
-        return CLASSES[name if remote and name in CLASSES else str(registered)]
-    generic = registered == "TokenizersBackend" or (name == "LlamaTokenizer" and _is_byte_level(folder))
-    if generic and not remote:
-        return GENERIC
+    if not (folder / "tokenizer.json").is_file():
+        if name in _IN_PYTHON:
+            raise ModelLoadError(
+                f"{folder} has no tokenizer.json, and its tokenizer, transformers' {name}, splits texts in Python "
+                f"({_IN_PYTHON[name]}), which millpond does not run; write tokenizer.json, where a converter for it is "
+                "at hand, or choose a multilingual model, such as BAAI/bge-m3"
+            )
+        known = CLASSES.get(name, GENERIC)
+        if known is GENERIC:  # no class, or one for every file: the family says what reads its vocabulary
+            name = _BY_FAMILY_OF_PIECES.get(family) or (registered if named in CLASSES else None) or name
+    elif family in _ALWAYS:
+        name = name if remote and name in CLASSES else str(registered)
+    elif not remote and (registered == "TokenizersBackend" or (name == "LlamaTokenizer" and _is_byte_level(folder))):
+        name = "TokenizersBackend"
     if name not in CLASSES:
         raise NotBuiltError(f"its class is {name}")
     return CLASSES[name]

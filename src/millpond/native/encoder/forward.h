@@ -9,6 +9,7 @@
 #include "../parallel.h"
 #include "adapters.h"
 #include "attention.h"
+#include "convolution.h"
 #include "disentangled.h"
 #include "experts.h"
 #include "int8.h"
@@ -161,6 +162,18 @@ struct Forward {
     return slice;
   }
 
+  // The words after a token, of it and before it, side by side.
+  static void place_neighbours(const Block& block, const Step& step, int64_t row, int64_t token, int64_t text) {
+    const EncodeCall& call = block.call;
+    for (int64_t part = 0; part < 3; part++) {
+      const int64_t other = token + 1 - part;
+      const bool within_text = other >= call.bounds[text] && other < call.bounds[text + 1];
+      const State* word = within_text ? (const State*)step.words + call.ids[other] * step.columns : nullptr;
+      for (int64_t c = 0; c < step.columns; c += kLanes)
+        store(block.room.sums.row(row, part * step.columns + c), word ? Isa::load_state(word + c) : zeros());
+    }
+  }
+
   static void embed(const Block& block, const Step& step) {
     const EncodeCall& call = block.call;
     const State *words = (const State*)step.words, *positions = (const State*)step.positions;
@@ -169,11 +182,12 @@ struct Forward {
     block.each_token([&](int64_t row, int64_t at, int64_t token, int64_t text) {
       const int64_t adapter = block.adapter(text), kinds = step.low_words ? (adapter + 1) * step.kinds : 0;
       const int64_t id = call.ids[token], kind = kinds + (call.types ? call.types[token] : 0);
-      const State* word = words + id * step.columns;
+      if (step.whole) return place_neighbours(block, step, row, token, text);
+      const State* word = words ? words + id * step.columns : nullptr;
       const State* position = positions ? positions + (call.offset + at) * step.columns : nullptr;
       const State* type = types ? types + kind * step.columns : nullptr;
       for (int64_t c = 0; c < step.columns; c += kLanes) {
-        Floats x = scaled(Isa::load_state(word + c), scale);
+        Floats x = word ? scaled(Isa::load_state(word + c), scale) : load(block.room.sums.row(row, c));
         if (step.low_words && adapter >= 0) x = adapted_word(x, step, id, c, adapter, call.model->rank);
         if (type) x = sum_of(x, Isa::load_state(type + c));
         if (position) x = sum_of(x, Isa::load_state(position + c));
@@ -187,8 +201,8 @@ struct Forward {
     if (step.target == 3)
       norm_to_sums(block.room.branch, block.room.sums, from, to, step.columns, step.norm);
     else
-      norm_to_states<Isa>(block.room.sums, block.room.states, from, to, step.columns, step.residual, step.target,
-                          step.norm);
+      norm_to_states<Isa>(block.room.sums, block.room.states, block.room.branch, from, to, step.columns, step.residual,
+                          step.target, step.norm);
   }
 
   // Adds a bias to units [first, last) of sums that a product is added to.
@@ -392,6 +406,18 @@ struct Forward {
     }
   }
 
+  static void convolve(const Block& block, const Step& step) {
+    const int64_t vectors = step.dim / kLanes;
+    for (int64_t v = block.team.first(vectors); v < block.team.last(vectors); v++)
+      for (int64_t t = block.first; t < block.last; t++) {
+        const int64_t length = length_of(block.call, t), keys = block.call.keys ? block.call.keys[t] : length;
+        Convolution<Isa>::run(step, block.room.heads, block.start(t), length, keys, v * kLanes);
+      }
+  }
+
+  // A step that reads other rows of a text.
+  static bool mixes_rows(const Step& step) { return step.kind == kAttention || step.kind == kConvolve; }
+
   // Keeps one row of each text, as the call reads no more.
   static void drop_rows(const Block& block, const Step& step) {
     const Room& room = block.room;
@@ -410,6 +436,7 @@ struct Forward {
     gather((char*)room.states.at, room.states.stride * size, hidden / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.heads.at, room.heads.stride * size, step.heads * step.dim / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.sums.at, room.sums.stride * 4, hidden / kColumns, kColumns * 4);
+    if (block.call.model->branch) gather((char*)room.branch.at, room.branch.stride * 4, hidden / kColumns, kColumns * 4);
   }
 
   static void read(const Block& block) {
@@ -452,7 +479,8 @@ struct Forward {
         break;
       case kHeads: team.share([&] { turn(block, step); }); break;
       case kAttention:
-        team.share([&] { attend(block, step); });
+      case kConvolve:
+        team.share([&] { step.kind == kAttention ? attend(block, step) : convolve(block, step); });
         if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
           team.share([&] { drop_rows(block, step); });
           block.rows = block.last - block.first;
@@ -462,7 +490,7 @@ struct Forward {
       case kExperts: team.share([&] { mix(block, step); }); break;
       default: feed(block, step);
     }
-    const int64_t kind = step.kind == kExperts ? kFeed : step.kind;
+    const int64_t kind = step.kind == kExperts ? kFeed : step.kind == kConvolve ? kAttention : step.kind;
     if (timings) timings[kind == kProduct && step.target != 0 ? 6 : kind] += now() - begun;
   }
 
@@ -470,12 +498,12 @@ struct Forward {
     const Model& model = *block.call.model;
     for (int64_t i = 0, end; i < model.count; i = end) {
       end = i + 1;
-      if (model.steps[i].kind == kAttention) {
+      if (mixes_rows(model.steps[i])) {
         run_step(block, model.steps[i], timings);
         continue;
       }
       // Attention reads the whole block. The steps from one attention to the next are run on one slice after the other.
-      while (end < model.count && model.steps[end].kind != kAttention) end++;
+      while (end < model.count && !mixes_rows(model.steps[end])) end++;
       const int64_t slices = block.rows > block.call.block ? quotient_up(block.rows, block.call.block) : 1;
       const int64_t several = quotient_up(quotient_up(block.rows, slices), 32) * 32;
       for (int64_t row = 0; row < block.rows; row += several) {

@@ -11,6 +11,11 @@ constexpr int64_t kMostColumns = 8192;  // of a row that is normalized: backends
 // Normalizes `columns` numbers in place. The last ones of each piece may be padding: they are 0 before and after.
 inline void normalize(float* row, int64_t columns, const NormWeights& norm, int64_t piece) {
   if (norm.kind == kCopy) return;
+  if (norm.kind == kScale) {
+    for (int64_t c = 0; c < columns; c += kLanes)
+      store(row + c, sum_of(scaled(load(row + c), load(norm.weight + c)), load(norm.bias + c)));
+    return;
+  }
   const int64_t real = columns - norm.padding;
   float mean = 0;
   if (norm.kind == kLayerNorm) {
@@ -41,10 +46,10 @@ inline void normalize(float* row, int64_t columns, const NormWeights& norm, int6
 }
 
 // Rows [first, last): states = norm(sums), or of sums + states; with `target` 1 the sums take the result too, with 2 only
-// the sums.
+// the sums, with 4 the branch too.
 template <class Isa>
-void norm_to_states(const Sums& sums, const States<Isa>& states, int64_t first, int64_t last, int64_t columns,
-                    bool residual, int64_t target, const NormWeights& norm) {
+void norm_to_states(const Sums& sums, const States<Isa>& states, const Sums& branch, int64_t first, int64_t last,
+                    int64_t columns, bool residual, int64_t target, const NormWeights& norm) {
   alignas(64) float numbers[kMostColumns];
   for (int64_t r = first; r < last; r++) {
     for (int64_t c = 0; c < columns; c += kLanes) {
@@ -55,7 +60,7 @@ void norm_to_states(const Sums& sums, const States<Isa>& states, int64_t first, 
     normalize(numbers, columns, norm, columns);
     for (int64_t c = 0; c < columns; c += kLanes) {
       if (target != 2) Isa::store_state(states.row(r, c), load(numbers + c));
-      if (target != 0) store(sums.row(r, c), load(numbers + c));
+      if (target != 0) store((target == 4 ? branch : sums).row(r, c), load(numbers + c));
     }
   }
 }

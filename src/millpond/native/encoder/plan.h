@@ -11,11 +11,11 @@
 
 #include <cstdint>
 
-enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts };
+enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve };
 
 enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
 
-enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm };
+enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm, kScale };  // kScale: weight and bias alone
 
 // A weight [out, in] in units of a number of columns, packed by `pack_rows` (pack_rows.h).
 struct Weight {
@@ -36,9 +36,10 @@ struct NormWeights {
 };
 
 // What a step reads depends on its kind:
-//   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types
+//   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types; without
+//               words sums += position + type; or sums = next word, word, word before (`whole`), 0 beyond a text's ends
 //   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1), or only
-//               sums (2); sums += norm(branch) (3)
+//               sums (2); sums += norm(branch) (3); branch = the same (4)
 //   kProduct    heads = states W (`target` 0); sums = heads W (1), sums += heads W (2), branch = heads W (3),
 //               sums = states W (4)
 //   kHeads      norms of query and key heads (norm, key_norm), of each or of all as one row (`whole`), then rotation by
@@ -47,6 +48,7 @@ struct NormWeights {
 //   kFeed       sums = down(activation(up(states))) (`target` 1), sums += (2), branch = (3)
 //   kAdapt      behind the states (`target` 0), or the queries (1): their products with the first factors of the
 //               adapters, see adapters.h
+//   kConvolve   queries = keys * a convolution of queries * values, see convolution.h; read and dropped as for kAttention
 //   kExperts    as kFeed, of the feeds that a row's router chooses, see experts.h
 struct Step {
   std::int64_t kind;
@@ -56,7 +58,7 @@ struct Step {
   Weight low;              // of a feed with adapters: first factors for `down`
   NormWeights norm, key_norm;
   std::int64_t whole;
-  const void* words;       // [vocabulary, columns], in the precision of the model
+  const void* words;       // [vocabulary, columns], in the precision of the model; null: none
   const void* positions;   // [positions, columns]; null: none
   const void* types;       // [types, columns]; null: none; with adapters further tables, one for each of them
   const float* low_words;    // [adapters, vocabulary, rank]; null: no adapters
@@ -66,6 +68,7 @@ struct Step {
   const float* sines;      // [positions, dim / 2]
   // [heads, 2 reach - 1], added to the scores of a query and a key by their distance; 32 numbers more may be read
   const float* distances;
+  // of a convolution: its taps [reach, columns], the first for the rows that are farthest back
   std::int64_t reach;      // distances are key - query + reach - 1; of an attention with DeBERTa's terms, see below
   std::int64_t heads, kv_heads, dim;
   std::int64_t before, after;  // how many positions back and ahead a query attends

@@ -14,7 +14,8 @@ from millpond.backends.native.heads.vocabulary_rows import VocabularyRows, head_
 from millpond.checkpoints import classifier_steps
 from millpond.checkpoints.classifier_steps import HeadRows, Norm, Step
 from millpond.checkpoints.classifiers import Classifier
-from millpond.checkpoints.weights import StoredTensor, find_tensor, stored_tensors
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import find_tensor, stored_tensors
 from millpond.errors import WeightMismatchError
 
 _Step = Callable[[Floats, int], Floats]  # float32 [n, in] and threads, to [n, out]

@@ -22,7 +22,7 @@ from millpond.backends.native.packing.weight_packer import (
     padded_rows,
     tensor_of,
 )
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.native import library
 
 Floats = npt.NDArray[np.float32]

@@ -11,7 +11,8 @@ from millpond.backends.native.heads.activations import torch_activation_of
 from millpond.backends.native.heads.kernels import Floats, Linear
 from millpond.backends.native.heads.norms import layer_norm, unit
 from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm
-from millpond.checkpoints.weights import StoredTensor, stored_tensors
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import WeightMismatchError
 
 _Module = Callable[[Floats, int], Floats]  # float32 [n, in] and threads, to [n, out]

@@ -16,7 +16,8 @@ from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.checkpoints import architectures
 from millpond.checkpoints.architecture import MaskedHeadNames
 from millpond.checkpoints.layouts.sparse import Splade
-from millpond.checkpoints.weights import StoredTensor, stored_tensors
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 _PIECE = 64  # tokens whose logits of all entries are there at once, where no kernel pools them: 39 MB of Qwen 3's

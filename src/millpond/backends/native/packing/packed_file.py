@@ -20,8 +20,8 @@ from typing import BinaryIO
 import numpy as np
 import numpy.typing as npt
 
-from millpond.backends.kernel_check import cache_folder
 from millpond.native import library
+from millpond.support.cache_folder import cache_folder
 
 logger = logging.getLogger(__name__)
 

@@ -20,7 +20,7 @@ from millpond.backends.native import structs
 from millpond.backends.native.kernels import Kernels
 from millpond.backends.native.memory import Memory
 from millpond.backends.native.packing import packed_file
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.native import library
 from millpond.support.load_progress import advance, begin
 

@@ -8,7 +8,7 @@ from typing import Any
 from millpond.backends.native.packing.weight_packer import Floats, LowRank, tensor_of
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.checkpoints.families.jina import DOWN, PREFIX, UP, adapter_names, of_adapter
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import WeightMismatchError
 
 

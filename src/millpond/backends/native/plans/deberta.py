@@ -15,7 +15,7 @@ from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import embed, layer_norm
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.checkpoints.families.deberta import has_near_distances_only
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 
 
 def deberta_plan(builder: PlanBuilder, tensors: Tensors, config: Mapping[str, Any]) -> None:

@@ -158,11 +158,12 @@ class _Decoder:
         windowed = traits.window == "config" or (
             bool(traits.window) and kind == "sliding_attention" and config.get("use_sliding_window", True)
         )
+        window = config["sliding_window"] if windowed else None  # null: none, whatever the class of the layer
         scale = float(config["query_pre_attn_scalar"] if traits.sandwich else self._dim) ** -0.5
         return {
             "scale": float(config["attention_multiplier"]) if traits.multipliers else scale,
             "causal": self._causal,
-            "window": config["sliding_window"] + (traits.window == "radius") if windowed else None,
+            "window": window + (traits.window == "radius") if windowed and window is not None else None,
             "softcap": config["attn_logit_softcapping"] if traits.softcap else None,
         }
 

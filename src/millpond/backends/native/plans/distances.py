@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 
 # Columns of a unit of a weight, and how many distances at both ends of a table have the same column (disentangled.h).
 _UNIT, _ENDS = 32, 32

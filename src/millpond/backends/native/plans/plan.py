@@ -28,10 +28,11 @@ from millpond.backends.native.packing.weight_packer import (
 )
 from millpond.backends.native.plans.distances import DistanceTerms, by_head
 from millpond.backends.native.plans.rotation import Rotation
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
 _WIDEST = 8192  # kMostColumns of norms.h
+_MOST_TAPS = 8  # kMostTaps of convolution.h
 _MOST_EXPERTS = 1024  # kMost of experts.h
 _WEIGHTS = ("weight", "down", "low")  # of a step
 
@@ -69,7 +70,7 @@ class PlanBuilder:
         self._packer = WeightPacker(kernels, adapters=adapters, rank=rank)
         self._steps: list[structs.Step] = []
         self._rotations: dict[int, Rotation] = {}  # by step
-        self._tables: dict[str, StoredTensor | None] = {}  # of the embeddings, by the step's field
+        self._tables: list[tuple[int, str, StoredTensor]] = []  # of embeddings, with the step and its field
         self._experts: list[tuple[Any, list[structs.Weight]]] = []  # arrays that steps point to, and what goes there
         self._distance_tables: dict[int, tuple[Floats, int | None]] = {}  # with their addresses, by their ids
         self._hidden = self._output = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
@@ -83,31 +84,47 @@ class PlanBuilder:
         types: StoredTensor | None = None,  # [types, columns]
         *,
         scale: float = 1.0,
+        trigrams: bool = False,
         adapter: LowRank | None = None,
         type_adapter: LowRank | None = None,
     ) -> None:
         """Embeddings, the first step: the sum of a word (scaled), its type and its position.
 
         An adapter of the words is added to each word that is read; the few types are merged with theirs beforehand.
+        With ``trigrams`` instead three words side by side, a token's next one, its own and the one before.
         """
         columns = padded(words.shape[1])
-        self._hidden = max(self._hidden, columns)
+        self._hidden = max(self._hidden, 3 * columns if trigrams else columns)
         self._vocabulary = words.shape[0]
-        self._types = 0 if types is None else types.shape[0]
-        if positions is not None:
-            self._bound(positions.shape[0])
         if types is not None and type_adapter is not None:
+            self._types = types.shape[0]
             types = self._merged(types, type_adapter)
-        self._tables = {"words": words, "positions": positions, "types": types}
+        self._place(words, positions, types)
         self._add(
             kind=structs.EMBED,
             columns=columns,
+            whole=trigrams,
             low_words=None if adapter is None else self._packer.floats(adapter.down),
             low_columns=None if adapter is None else self._packer.floats(_padded(adapter.up.T)),
             vocabulary=self._vocabulary,
             kinds=self._types,
             scale=scale,
         )
+
+    def place(self, positions: StoredTensor, types: StoredTensor) -> None:
+        """Add the embeddings of positions and types to the sums, which are as wide."""
+        self._place(None, positions, types)
+        self._add(kind=structs.EMBED, columns=padded(types.shape[1]), kinds=self._types)
+
+    def _place(self, words: StoredTensor | None, positions: StoredTensor | None, types: StoredTensor | None) -> None:
+        """Note the tables of the step that is added next."""
+        if positions is not None:
+            self._bound(positions.shape[0])
+        if types is not None and not self._types:
+            self._types = types.shape[0]
+        for field, table in (("words", words), ("positions", positions), ("types", types)):
+            if table is not None:
+                self._tables.append((len(self._steps), field, table))
 
     def norm(
         self,
@@ -118,16 +135,18 @@ class PlanBuilder:
         keep: bool = False,
         sums: bool = False,
         branch: bool = False,
+        carry: bool = False,
     ) -> None:
         """A norm of the sums, or of sums + states (``residual``), whose result are the states.
 
-        With ``keep`` the sums take the result too, with ``sums`` only the sums. With ``branch`` instead:
-        ``sums += norm(branch)``.
+        With ``keep`` the sums take the result too, with ``carry`` the branch, with ``sums`` only the sums. With
+        ``branch`` instead: ``sums += norm(branch)``.
         """
         if columns > _WIDEST:
             raise NotSupported(f"{columns} columns")
         self._output, columns = columns, padded(columns)
-        target = 3 if branch else 2 if sums else int(keep)
+        self._branch |= carry
+        target = 4 if carry else 3 if branch else 2 if sums else int(keep)
         self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=target)
 
     def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: LowRank | None = None) -> None:
@@ -146,9 +165,9 @@ class PlanBuilder:
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
 
-    def up_proj(self, part: Linear) -> None:
-        """Widen the embeddings: ``sums = states W``."""
-        weight = self._packer.weight(part)
+    def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
+        """Another width: ``sums = states W``; ``piece``: columns of each word of a trigram."""
+        weight = self._packer.weight(part, piece=piece)
         self._hidden = max(self._hidden, weight.out)
         self._add(kind=structs.PRODUCT, target=4, weight=weight)
 
@@ -206,6 +225,24 @@ class PlanBuilder:
             after=0 if causal else before,
             softcap=softcap or 0.0,
             **self._distances(distances, heads),
+        )
+
+    def convolve(self, taps: StoredTensor, *, ahead: int) -> None:  # [columns, 1, taps]
+        """A convolution between two gates: ``queries = keys * convolved(queries * values)``, all of these columns.
+
+        A row is a sum over the rows from ``taps - 1 - ahead`` before it to ``ahead`` behind it.
+        """
+        columns, _, count = taps.shape
+        if count > _MOST_TAPS:
+            raise NotSupported(f"a convolution over {count} rows")
+        wide = np.pad(self.numbers(taps)[:, 0].T, ((0, 0), (0, padded(columns) - columns)))
+        self._add(
+            kind=structs.CONVOLVE,
+            heads=1,
+            dim=padded(columns),
+            distances=self._packer.floats(wide),
+            reach=count,
+            after=ahead,
         )
 
     def o_proj(
@@ -334,6 +371,10 @@ class PlanBuilder:
         whole = None if numbers is None else numbers + np.float32(offset)
         return self._norm_weights(structs.RMS_NORM, whole, None, epsilon, order)
 
+    def scale_norm(self, weight: StoredTensor, bias: StoredTensor) -> structs.NormWeights:
+        """The weights of a norm that only scales and shifts."""
+        return self._norm_weights(structs.SCALE, self._floats(weight), self._floats(bias), 0.0)
+
     def repeat(self, first: int, end: int) -> None:
         """Steps ``[first, end)`` once more, with the same weights."""
         for step in self._steps[first:end]:
@@ -347,13 +388,12 @@ class PlanBuilder:
 
     def build(self, identity: object = None) -> Plan:
         """Read tables and weights, and pack these; ``identity``: as of :meth:`WeightPacker.pack`."""
-        for name, table in self._tables.items():
-            if table is not None:
-                self._packer.table(table, self._steps[0], name)
+        for step, name, table in self._tables:
+            self._packer.table(table, self._steps[step], name)
         self._packer.pack(identity)
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_weights(steps)
-        attentions = [step for step in steps if step.kind == structs.ATTENTION]
+        attentions = [step for step in steps if step.kind in (structs.ATTENTION, structs.CONVOLVE)]
         if attentions:
             attentions[-1].last = True
         for i, rotation in self._rotations.items():

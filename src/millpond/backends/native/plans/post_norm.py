@@ -15,7 +15,7 @@ from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.rotation import Rotation
 from millpond.backends.native.plans.tensors import Tensors
 from millpond.checkpoints.architecture import RELATIVE, Architecture, EncoderFields, EncoderNames
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import ModelLoadError
 
 _EPSILON = 1e-12
@@ -193,16 +193,16 @@ def windows_of(config: Mapping[str, Any], fields: EncoderFields, count: int) -> 
     return [whole // 2 + 1 for whole in config[fields.window]]
 
 
-def relative_bias(table: Floats, reach: int) -> Floats:  # [buckets, heads]
-    """MPNet's bias ``[heads, 2 reach - 1]``: of a key that is reach - 1 positions before its query, and so on."""
+def relative_bias(table: Floats, reach: int, *, farthest: int = _FARTHEST) -> Floats:  # [buckets, heads]
+    """The bias ``[heads, 2 reach - 1]`` of MPNet and T5: of a key that is reach - 1 before its query, and so on."""
     distances = np.arange(1 - reach, reach)
-    return table[_buckets(distances, len(table) // 2)].T
+    return table[_buckets(distances, len(table) // 2, farthest)].T
 
 
-def _buckets(distances: npt.NDArray[np.intp], per_side: int) -> npt.NDArray[np.intp]:
+def _buckets(distances: npt.NDArray[np.intp], per_side: int, farthest: int) -> npt.NDArray[np.intp]:
     """Half of the buckets for each direction; half of those exact, half logarithmic up to the farthest distance."""
     exact, apart = per_side // 2, np.abs(distances)
-    growth = np.log(np.maximum(apart, 1).astype(np.float32) / np.float32(exact)) / np.log(np.float32(_FARTHEST / exact))
+    growth = np.log(np.maximum(apart, 1).astype(np.float32) / np.float32(exact)) / np.log(np.float32(farthest / exact))
     far = np.minimum(exact + (growth * np.float32(per_side - exact)).astype(np.intp), per_side - 1)
     buckets: npt.NDArray[np.intp] = np.where(apart < exact, apart, far) + per_side * (distances > 0)
     return buckets

@@ -14,7 +14,7 @@ from millpond.backends.native.plans.plan import Expert, PlanBuilder
 from millpond.backends.native.plans.post_norm import layer_norm
 from millpond.backends.native.plans.rotation import Rotation, rotation_of
 from millpond.backends.native.plans.tensors import Tensors
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.stored_tensor import StoredTensor
 
 _QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
 # The linear layers that have a bias.

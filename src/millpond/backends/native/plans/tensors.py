@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 
 from millpond.backends.native.packing.weight_packer import Linear
-from millpond.checkpoints.weights import StoredTensor
+from millpond.checkpoints.head_tensors import parts_unread
+from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import WeightMismatchError
 
 # What torch.compile, data parallel training and sentence-transformers put before a model's names.
@@ -18,7 +19,7 @@ _OLD = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
 
 
 class Tensors:
-    """What a plan takes is checked; :meth:`check` raises what was wrong, and names what no plan took."""
+    """What a plan takes is checked; :meth:`check` raises what was wrong, and parts of the model that no plan took."""
 
     def __init__(self, stored: Mapping[str, StoredTensor], name: str, is_head: Callable[[str], bool]) -> None:
         self._stored, self._name, self._is_head = stored, name, is_head
@@ -49,7 +50,8 @@ class Tensors:
 
     def check(self) -> None:
         """Raise WeightMismatchError if the tensors are not those that the plan took."""
-        unknown = {name for name in self._stored if name not in self._taken and not self._is_head(name)}
+        unread = (name for name in self._stored if name not in self._taken and not self._is_head(name))
+        unknown = parts_unread(unread, self._taken, self._name)
         problems = (
             ("misses", self._missing),
             ("has a wrong shape for", self._mismatched),

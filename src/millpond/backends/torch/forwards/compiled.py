@@ -19,12 +19,12 @@ from weakref import WeakValueDictionary
 import torch
 from torch import nn
 
-from millpond.backends.kernel_check import cache_folder
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.forwards.int8 import Int8Linear
 from millpond.backends.torch.forwards.linear import ReorderedLinear
 from millpond.checkpoints.architecture import Architecture
 from millpond.errors import ModelLoadError
+from millpond.support.cache_folder import cache_folder
 
 logger = logging.getLogger(__name__)
 

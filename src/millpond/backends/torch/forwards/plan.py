@@ -29,7 +29,8 @@ from millpond.backends.torch.forwards.rms_norm import RMSNorm
 from millpond.backends.torch.forwards.rotary import apply_rotary
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
-from millpond.checkpoints.weights import StoredTensor, stored_tensors
+from millpond.checkpoints.stored_tensor import StoredTensor
+from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import ModelLoadError
 
 
@@ -57,6 +58,7 @@ class Flow:
     def keep(self, rows: torch.Tensor) -> None:
         """Leave the other rows out from now on."""
         self.states, self.sums, self.heads = self.states[rows], self.sums[rows], self.heads[rows]
+        self.branch = self.branch[rows] if len(self.branch) else self.branch
 
 
 class PackedPlan(nn.Module):
@@ -67,7 +69,7 @@ class PackedPlan(nn.Module):
     def __init__(self, steps: list[nn.Module]) -> None:
         super().__init__()
         self.steps = nn.ModuleList(steps)
-        self._last = max(i for i, step in enumerate(steps) if isinstance(step, _Attention))
+        self._last = max(i for i, step in enumerate(steps) if isinstance(step, _Attention | _Convolution))
 
     @classmethod
     def read(cls, checkpoint: Checkpoint, row: Architecture, *, device: torch.device, dtype: torch.dtype) -> Self:
@@ -154,12 +156,24 @@ class TorchPlan:
         types: StoredTensor | None = None,
         *,
         scale: float = 1.0,
+        trigrams: bool = False,
         adapter: None = None,
         type_adapter: None = None,
     ) -> None:
         """``PlanBuilder.embed``."""
+        if trigrams:
+            self.steps.append(_Trigrams(self._tensor(words)))
+            return
         places, kinds = (None if part is None else self._tensor(part) for part in (positions, types))
         self.steps.append(_Embed(self._tensor(words), places, kinds, scale))
+
+    def place(self, positions: StoredTensor, types: StoredTensor) -> None:
+        """``PlanBuilder.place``."""
+        self.steps.append(_Embed(None, self._tensor(positions), self._tensor(types), 1.0))
+
+    def scale_norm(self, weight: StoredTensor, bias: StoredTensor) -> nn.Module:
+        """A norm that only scales and shifts."""
+        return _Scale(self._tensor(weight), self._tensor(bias))
 
     def norm(
         self,
@@ -170,17 +184,18 @@ class TorchPlan:
         keep: bool = False,
         sums: bool = False,
         branch: bool = False,
+        carry: bool = False,
     ) -> None:
         """``PlanBuilder.norm``."""
         norm = norm if isinstance(norm, nn.Module) else nn.Identity()  # a copy
-        target = "branch" if branch else "sums" if sums else "both" if keep else "states"
+        target = "carry" if carry else "branch" if branch else "sums" if sums else "both" if keep else "states"
         self.steps.append(_Norm(norm, residual=residual, target=target))
 
     def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: None = None) -> None:
         """``PlanBuilder.heads``."""
         self.steps.append(_Product(self._linear(*parts), source="states", target="heads"))
 
-    def up_proj(self, part: Linear) -> None:
+    def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
         """``PlanBuilder.up_proj``."""
         self.steps.append(_Product(self._linear(part), source="states", target="sums"))
 
@@ -225,6 +240,10 @@ class TorchPlan:
         bias = None if distances is None else self._once(distances, lambda: _Distances(distances, self._device))
         masking = Masking(scale=scale, causal=causal, window=window, softcap=softcap)
         self.steps.append(_Attention((heads, kv_heads, dim), masking, bias))
+
+    def convolve(self, taps: StoredTensor, *, ahead: int) -> None:
+        """``PlanBuilder.convolve``."""
+        self.steps.append(_Convolution(self._tensor(taps)[:, 0].T.contiguous(), ahead))
 
     def o_proj(
         self, part: Linear, *, dim: int | None = None, add: bool = False, branch: bool = False, adapter: None = None
@@ -299,17 +318,16 @@ def _target(add: bool, branch: bool) -> str:
 
 class _Embed(nn.Module):
     def __init__(
-        self, words: torch.Tensor, positions: torch.Tensor | None, types: torch.Tensor | None, scale: float
+        self, words: torch.Tensor | None, positions: torch.Tensor | None, types: torch.Tensor | None, scale: float
     ) -> None:
         super().__init__()
-        self.words = nn.Embedding.from_pretrained(words)
-        self.positions, self.types = (
-            None if table is None else nn.Embedding.from_pretrained(table) for table in (positions, types)
+        self.words, self.positions, self.types = (
+            None if table is None else nn.Embedding.from_pretrained(table) for table in (words, positions, types)
         )
         self.scale = scale
 
     def forward(self, flow: Flow) -> None:
-        rows = self.words(flow.ids)
+        rows = flow.sums if self.words is None else self.words(flow.ids)
         if self.scale != 1:
             rows = rows * self.scale
         if self.types is not None:
@@ -317,6 +335,28 @@ class _Embed(nn.Module):
         if self.positions is not None:
             rows = rows + self.positions(flow.positions)
         flow.sums = rows
+
+
+class _Trigrams(nn.Module):
+    """The words after a token, of it and before it; zeros beyond a text's ends."""
+
+    def __init__(self, words: torch.Tensor) -> None:
+        super().__init__()
+        self.words = nn.Embedding.from_pretrained(words)
+
+    def forward(self, flow: Flow) -> None:
+        rows, first = self.words(flow.ids), (flow.positions == 0)[:, None]
+        after = rows.roll(-1, 0).masked_fill(first.roll(-1, 0), 0)
+        flow.sums = torch.cat((after, rows, rows.roll(1, 0).masked_fill(first, 0)), 1)
+
+
+class _Scale(nn.Module):
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor) -> None:
+        super().__init__()
+        self.weight, self.bias = (nn.Parameter(part, requires_grad=False) for part in (weight, bias))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        return torch.addcmul(self.bias, rows, self.weight)
 
 
 class _Norm(nn.Module):
@@ -330,7 +370,9 @@ class _Norm(nn.Module):
             flow.sums = flow.sums + self.norm(flow.branch)
             return
         result = self.norm(flow.sums + flow.states if self.residual else flow.sums)
-        if self.target != "states":
+        if self.target == "carry":
+            flow.branch = result
+        elif self.target != "states":
             flow.sums = result
         if self.target != "sums":
             flow.states = result
@@ -373,6 +415,35 @@ class _Heads(nn.Module):
             if self.turn is not None:
                 parts[i] = apply_rotary(parts[i].unflatten(1, (-1, dim)), *self.turn(flow)).flatten(1)
         flow.heads = torch.cat(parts, 1)
+
+
+class _Convolution(nn.Module):
+    """A convolution of each column over the rows of a text, between two gates."""
+
+    def __init__(self, taps: torch.Tensor, ahead: int) -> None:
+        super().__init__()
+        self.taps = nn.Parameter(taps, requires_grad=False)  # [taps, columns]
+        self.ahead = ahead
+
+    def forward(self, flow: Flow) -> None:
+        before, behind, values = flow.heads.chunk(3, 1)
+        inner, places, back = before * values, flow.positions, len(self.taps) - 1 - self.ahead
+        if flow.segments.keys is not None:
+            inner = inner * self._counts(flow)
+        mixed = inner * self.taps[back]
+        for k, tap in enumerate(self.taps):
+            if k != back:
+                # Positions begin anew with each text, so those of another one do not go on from here.
+                same = (places.roll(back - k) == places + (k - back))[:, None]
+                mixed = mixed + torch.where(same, inner.roll(back - k, 0), 0) * tap
+        flow.heads = behind * (mixed if flow.segments.keys is None else mixed * self._counts(flow))
+
+    @staticmethod
+    def _counts(flow: Flow) -> torch.Tensor:
+        """``[tokens, 1]``: 1 for the tokens that others may attend to."""
+        pairs = zip(flow.segments.keys or (), flow.segments.lengths, strict=True)
+        rows = [part for keys, length in pairs for part in ([1.0] * keys + [0.0] * (length - keys))]
+        return torch.tensor(rows, dtype=flow.heads.dtype, device=flow.heads.device)[:, None]
 
 
 class _Turn(nn.Module):

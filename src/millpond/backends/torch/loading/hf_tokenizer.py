@@ -45,11 +45,16 @@ def _read(folder: Path) -> Any:
             # transformers reads a config.json of unknown model_type as a bare one, and warns of old fields in it.
             warnings.simplefilter("ignore", FutureWarning)
             tokenizer: Any = AutoTokenizer.from_pretrained(folder, trust_remote_code=False, local_files_only=True)
-        backend = tokenizer.backend_tokenizer
+        backend = getattr(tokenizer, "backend_tokenizer", None)
     except StrictDataclassError as error:  # transformers reads config.json on the way to the tokenizer's class
         raise ModelLoadError(f"{folder}: config.json does not fit its model's class: {error}") from error
     except (OSError, ValueError, KeyError, AttributeError, TypeError, ImportError) as error:
         raise ModelLoadError(f"{folder} has no tokenizer that can be read here: {error}") from error
+    if backend is None:
+        raise ModelLoadError(
+            f"{folder}: its tokenizer, transformers' {type(tokenizer).__name__}, splits texts in Python, which "
+            "millpond does not run; write tokenizer.json, where a converter for it is at hand"
+        )
     backend.no_padding()
     backend.no_truncation()
     return tokenizer

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.families.native import rename
-from millpond.checkpoints.head_tensors import is_head_tensor
+from millpond.checkpoints.head_tensors import is_head_tensor, parts_unread
 from millpond.checkpoints.layouts.gliner import of_backbone
 from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.layouts.static import read_rows, read_weights
@@ -85,8 +85,8 @@ def _load_by_transformers(
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
-    # transformers reads neither a family's own names nor exports, nor GLiNER's backbone.
-    exported = any(path.suffix == ".onnx" for path in weight_files(folder, None))
+    # transformers reads neither a family's own names nor exports, GGUF files, nor GLiNER's backbone.
+    exported = any(path.suffix in (".onnx", ".gguf") for path in weight_files(folder, None))
     renamed = exported or checkpoint.layout.gliner is not None or hasattr(architecture.terms(), "rename")
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
         hidden = ("auto_map", "_attn_implementation", "quantization_config")  # what the native class must not see
@@ -104,7 +104,7 @@ def _load_by_transformers(
             ignore_mismatched_sizes=True,  # the report names them
             **({"add_pooling_layer": False} if architecture.pooler else {}),
         )
-    _check_report(report, architecture, checkpoint.config, name)
+    _check_report(report, architecture, checkpoint.config, name, backbone.state_dict())
     backbone.requires_grad_(False)
     finish = getattr(hooks, "finish", None)
     if finish is not None:
@@ -177,10 +177,13 @@ def _backbone_class(architecture: Architecture) -> type[Any]:
     return model_class
 
 
-def _check_report(report: Mapping[str, Any], architecture: Architecture, config: Mapping[str, Any], name: str) -> None:
+def _check_report(
+    report: Mapping[str, Any], architecture: Architecture, config: Mapping[str, Any], name: str, known: Iterable[str]
+) -> None:
     mismatched = [key[0] if isinstance(key, tuple) else str(key) for key in report.get("mismatched_keys", ())]
     missing = sorted(report["missing_keys"])
-    unexpected = sorted(key for key in report["unexpected_keys"] if not is_head_tensor(key, architecture, config))
+    unread = (key for key in report["unexpected_keys"] if not is_head_tensor(key, architecture, config))
+    unexpected = parts_unread(unread, known, name)
     for problem, keys in (("misses", missing), ("has a wrong shape for", mismatched), ("does not know", unexpected)):
         if keys:
             raise WeightMismatchError(

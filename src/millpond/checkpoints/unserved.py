@@ -1,0 +1,82 @@
+"""Families that millpond does not run, in words: what they are, and the nearest that is served."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, kw_only=True)
+class Unserved:
+    """A kind of model that is refused."""
+
+    pattern: str  # of `model_type`
+    kind: str  # what it is
+    nearest: str  # what to use instead
+
+
+_TEXT_OF_PAGES = "for text, or the text of pages, load lightonai/GTE-ModernColBERT-v1 or Qwen/Qwen3-Embedding-0.6B"
+_RERANKERS = "for scores of pairs load Qwen/Qwen3-Reranker-0.6B or zeroentropy/zerank-1-small"
+UNSERVED = (
+    Unserved(
+        pattern=r"qwen3_5(_moe)?(_text)?|qwen3_next",
+        kind="a language model with layers of linear attention, as LightOn-rerank",
+        nearest=f"{_RERANKERS}, for vectors Qwen/Qwen3-Embedding-0.6B",
+    ),
+    Unserved(
+        pattern=r".*(vl|vision|pali|qwen\d_\d|idefics|smolvlm|llava|modernvbert|modernvbert|internvl|omni)(_.*)?"
+        r"|mllama|jina_embeddings_v4|phi3_v|minicpmv",
+        kind="a language model that reads images",
+        nearest=f"{_TEXT_OF_PAGES}; {_RERANKERS}",
+    ),
+    Unserved(
+        pattern=r".*(clip|siglip2?|align|blip(_2)?|altclip)(_text_model)?",
+        kind="a pair of towers for images and texts",
+        nearest="for texts in the space of clip-ViT-B-32 load sentence-transformers/clip-ViT-B-32-multilingual-v1",
+    ),
+    Unserved(
+        pattern=r"whisper|wav2vec2.*|hubert|wavlm|clap|seamless.*|speecht5|encodec|qwen\d_audio",
+        kind="a model of sound",
+        nearest="embed what was said, as text",
+    ),
+    Unserved(
+        pattern=r"bart|mbart|pegasus|led|marian",
+        kind="an encoder with a decoder that writes",
+        nearest="for zero-shot classes load MoritzLaurer/DeBERTa-v3-base-mnli-fever-anli",
+    ),
+    Unserved(
+        pattern=r"m2m_100|nllb.*",
+        kind="a translator",
+        nearest="for one vector in many languages load sentence-transformers/LaBSE",
+    ),
+    Unserved(
+        pattern=r"t5gemma2?|longt5",
+        kind="an encoder with a decoder that writes",
+        nearest="for vectors load intfloat/e5-large-v2, for scores of pairs cross-encoder/ms-marco-MiniLM-L12-v2",
+    ),
+    Unserved(
+        pattern=r"bloom|gpt_neo|gptj|opt|mpt|falcon",
+        kind="an older decoder",
+        nearest="load Qwen/Qwen3-Embedding-0.6B",
+    ),
+    Unserved(
+        pattern=r"mixtral|deepseek.*|gpt_oss|dbrx",
+        kind="a decoder with experts",
+        nearest="load GritLM/GritLM-7B or Qwen/Qwen3-Embedding-8B",
+    ),
+    Unserved(
+        pattern=r"mamba2?|rwkv.*|recurrent_gemma|falcon_mamba|lfm2_(moe|vl)",
+        kind="a decoder whose layers carry a state or convolve",
+        nearest="load Qwen/Qwen3-Embedding-0.6B, or lightonai/GTE-ModernColBERT-v1 for late interaction",
+    ),
+    Unserved(
+        pattern=r"squeezebert|funnel|xlnet|convbert|fnet|nystromformer|mra|yoso|canine|flaubert|xlm|ibert",
+        kind="an encoder of its own design",
+        nearest="load sentence-transformers/all-MiniLM-L6-v2",
+    ),
+)
+
+
+def unserved(model_type: str) -> Unserved | None:
+    """The kind of a ``model_type``, if it is a known one."""
+    return next((kind for kind in UNSERVED if re.fullmatch(kind.pattern, model_type)), None)

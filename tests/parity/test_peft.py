@@ -1,0 +1,172 @@
+"""Folders of PEFT with a LoRA only: equal to transformers' model with the products added to its layers in the test."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.parity.comparison import TOLERANCE, VISIBLE, difference
+from tests.tiny import TEXTS, edit_json, write_checkpoint
+from transformers import AutoModel, AutoTokenizer
+
+from millpond import Engine
+from millpond.errors import ModelLoadError
+
+RANK = 3
+LAYERS = {
+    "bert": (r"attention\.self\.(query|value)", r"output\.dense"),
+    "modernbert": (r"attn\.Wqkv", r"mlp\.Wi"),
+    "qwen3": (r"self_attn\.(q|v)_proj", r"mlp\.down_proj"),
+    "gpt2": (r"attn\.c_attn", r"mlp\.c_proj"),
+}
+# The pooling of each family's plain checkpoint.
+ROWS = {"bert": 0, "modernbert": None, "qwen3": -1, "gpt2": -1}
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", os.fspath(tmp_path / "cache"))
+
+
+def write_adapter(
+    folder: Path, base: Path, family: str, *, prefix: str = "base_model.model.", **config: Any
+) -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
+    """Write an adapter of ``base``; returns both factors by layer."""
+    import re
+
+    model = AutoModel.from_pretrained(base, local_files_only=True)
+    random = torch.Generator().manual_seed(7)
+    factors: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+    tensors: dict[str, torch.Tensor] = {}
+    for name, module in model.named_modules():
+        if any(re.search(rf"{pattern}$", name) for pattern in LAYERS[family]):
+            weight = module.weight.T if family == "gpt2" else module.weight
+            down = torch.randn(RANK, weight.shape[1], generator=random) / 4
+            up = torch.randn(weight.shape[0], RANK, generator=random) / 4
+            factors[name] = (down, up)
+            tensors |= {f"{prefix}{name}.lora_A.weight": down, f"{prefix}{name}.lora_B.weight": up}
+    folder.mkdir()
+    save_file(tensors, folder / "adapter_model.safetensors")
+    fields = {"peft_type": "LORA", "r": RANK, "lora_alpha": 6, "base_model_name_or_path": str(base)}
+    content = {**fields, "task_type": "FEATURE_EXTRACTION", "target_modules": sorted(factors), **config}
+    (folder / "adapter_config.json").write_text(json.dumps(content))
+    return factors
+
+
+def reference(base: Path, factors: Any, scale: float, row: int | None) -> np.ndarray:
+    """Unit vectors of the texts; each layer's output has its product added, nothing is merged."""
+    model = AutoModel.from_pretrained(base, dtype=torch.float32, attn_implementation="eager", local_files_only=True)
+    for name, (down, up) in factors.items():
+        model.get_submodule(name).register_forward_hook(
+            lambda module, inputs, out, down=down, up=up: out + scale * (inputs[0] @ down.T @ up.T)
+        )
+    tokenizer, rows = AutoTokenizer.from_pretrained(base, local_files_only=True), []
+    for text in TEXTS:
+        with torch.inference_mode():
+            states = model(**tokenizer(text, return_tensors="pt", truncation=True)).last_hidden_state[0]
+        vector = states.mean(0) if row is None else states[row]
+        rows.append((vector / vector.norm()).numpy())
+    return np.stack(rows)
+
+
+def embedded(folder: Path, **options: Any) -> np.ndarray:
+    with Engine(folder, dtype="float32", device="cpu", **options) as engine:
+        vectors: np.ndarray = engine.embed(TEXTS).embeddings
+        return vectors
+
+
+@pytest.mark.parametrize(
+    ("family", "backend"),
+    [
+        (family, backend)
+        for family in LAYERS
+        for backend in ("native", "torch")
+        if (family, backend) != ("gpt2", "native")
+    ],
+)
+def test_a_lora_is_merged_into_its_base(family: str, backend: Any, tmp_path: Path, record_property: Any) -> None:
+    base = write_checkpoint(tmp_path / "base", family)
+    # The adapter of a language model calls its layers by another prefix than the base's file does.
+    prefix = "base_model.model.model." if family == "qwen3" else "base_model.model."
+    factors = write_adapter(tmp_path / "adapter", base, family, prefix=prefix)
+    expected = reference(base, factors, 6 / RANK, ROWS[family])
+    pooling = {None: "mean", 0: "cls", -1: "lasttoken"}[ROWS[family]]
+    actual = embedded(tmp_path / "adapter", backend=backend, pooling=pooling)
+    worst = difference(actual, expected)
+    record_property("error", worst)
+    assert worst <= TOLERANCE
+    assert difference(embedded(base, backend=backend, pooling=pooling), expected) > VISIBLE
+    assert len(factors) >= 4
+
+
+def test_rank_stabilized_and_by_layer(tmp_path: Path) -> None:
+    """The scale is over the root of the rank; a wrong one is seen. Layers may have an alpha of their own."""
+    base = write_checkpoint(tmp_path / "base", "bert")
+    factors = write_adapter(tmp_path / "adapter", base, "bert", use_rslora=True)
+    actual = embedded(tmp_path / "adapter", pooling="cls")
+    assert difference(actual, reference(base, factors, 6 / math.sqrt(RANK), 0)) <= TOLERANCE
+    assert difference(actual, reference(base, factors, 6 / RANK, 0)) > VISIBLE
+    edit_json(tmp_path / "adapter" / "adapter_config.json", alpha_pattern={"query": 12.0, "layer": 99.0}, lora_alpha=3)
+    turned = {name: (down, up * (12 if name.endswith("query") else 3)) for name, (down, up) in factors.items()}
+    actual = embedded(tmp_path / "adapter", pooling="cls")
+    assert difference(actual, reference(base, turned, 1 / math.sqrt(RANK), 0)) <= TOLERANCE
+
+
+def test_its_own_files_and_tensors_count(tmp_path: Path) -> None:
+    """A pipeline beside the adapter, a path relative to it, and a tensor that was trained whole."""
+    base = write_checkpoint(tmp_path / "base", "bert")
+    factors = write_adapter(tmp_path / "adapter", base, "bert", base_model_name_or_path="../base")
+    with Engine(tmp_path / "adapter", dtype="float32", device="cpu") as engine:
+        first = engine.spec.fingerprint
+    (tmp_path / "adapter" / "1_Pooling").mkdir()
+    (tmp_path / "adapter" / "1_Pooling" / "config.json").write_text(json.dumps({"pooling_mode_mean_tokens": True}))
+    listed = [("", "Transformer"), ("1_Pooling", "Pooling"), ("2_Normalize", "Normalize")]
+    modules = [
+        {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
+        for i, (path, kind) in enumerate(listed)
+    ]
+    (tmp_path / "adapter" / "modules.json").write_text(json.dumps(modules))
+    assert difference(embedded(tmp_path / "adapter"), reference(base, factors, 2, None)) <= TOLERANCE
+    with Engine(tmp_path / "adapter", dtype="float32", device="cpu") as engine:
+        assert engine.spec.fingerprint != first
+    path = tmp_path / "adapter" / "adapter_model.safetensors"
+    bias = torch.linspace(-1, 1, AutoModel.from_pretrained(base).config.hidden_size)
+    save_file({"base_model.model.encoder.layer.1.output.LayerNorm.bias": bias}, path)
+    expected = AutoModel.from_pretrained(base)
+    expected.encoder.layer[1].output.LayerNorm.bias.data = bias
+    expected.save_pretrained(tmp_path / "changed")
+    AutoTokenizer.from_pretrained(base).save_pretrained(tmp_path / "changed")
+    found = embedded(tmp_path / "changed", pooling="mean")
+    assert difference(embedded(tmp_path / "adapter"), found) <= TOLERANCE
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"use_dora": True}, "use_dora .* is DoRA"),
+        ({"peft_type": "IA3"}, "of type IA3, and millpond merges LoRA"),
+        ({"task_type": "SEQ_CLS"}, "brings a head"),
+        ({"base_model_name_or_path": None}, "names no base_model_name_or_path"),
+        ({"base_model_name_or_path": "/nowhere/base"}, "base model, /nowhere/base, is not at hand"),
+        ({"target_parameters": ["a"]}, "no layers"),
+    ],
+)
+def test_other_adapters_are_refused(config: dict[str, Any], message: str, tmp_path: Path) -> None:
+    base = write_checkpoint(tmp_path / "base", "bert")
+    write_adapter(tmp_path / "adapter", base, "bert", **config)
+    with pytest.raises(ModelLoadError, match=message):
+        Engine(tmp_path / "adapter")
+
+
+def test_an_adapter_of_another_model_is_refused(tmp_path: Path) -> None:
+    base, other = write_checkpoint(tmp_path / "base", "bert"), write_checkpoint(tmp_path / "other", "modernbert")
+    write_adapter(tmp_path / "adapter", base, "bert", base_model_name_or_path=str(other))
+    with pytest.raises(ModelLoadError, match="no such tensor"):
+        Engine(tmp_path / "adapter")
