@@ -33,6 +33,7 @@ from peers.texts import Texts
 from record import record
 
 from millpond import PoolingParams
+from millpond.checkpoints.resolve import Source
 from millpond.engine.dispatcher import Dispatcher
 from millpond.engine.execute.runner import Runner
 from millpond.engine.loading import Replicas, read_model
@@ -129,7 +130,8 @@ def measure(model: Path, case: Case, options: argparse.Namespace) -> dict[str, A
     timeline = Timeline(options.milliseconds / 1000 / BUDGET)
     graphs = options.operators == 0
     device = SimulatedModel(timeline, width=WIDTH, longest=LIMIT, graphs=graphs, operators=options.operators)
-    replicas = Replicas(model=loaded, runners=(Runner(device),), dtype="float16")
+    source = Source(folder=model, name=model.name, revision=None)
+    replicas = Replicas(model=loaded, source=source, runners=(Runner(device),), dtype="float16")
     dispatcher = Dispatcher(replicas, budget=BUDGET, max_queue=1 << 18, cache=None)
     submission = Submission(loaded, dispatcher)
     over = threading.Event()

@@ -1,11 +1,16 @@
-"""Throughput on a GPU, from texts to float32 rows, in tokens per second, compared with other ways to compute them.
+"""Throughput on a GPU in tokens per second, from texts to float32 rows, beside sentence-transformers in float16.
 
-    PYTHONPATH=src python benchmarks/gpu.py [--smoke] [--out FILE] [--rounds 5] [--tokens 2000000]
+    PYTHONPATH=src python benchmarks/gpu.py [--smoke] [--out FILE] [--only embed,profile,rerank,maxsim,callers,ingest]
+        [--shapes minilm,bert-base,bge-m3,modernbert-base,qwen3-0.6b] [--lengths 11,50,177,512,mixed]
+        [--rounds 3] [--tokens 1000000] [--without-peers]
 
-Needs torch, transformers and numpy; sentence-transformers and flash-attn take part if they are installed. The model has
-BERT-base's shape and random weights. The tokenizer is trained on the standard library's docstrings, which are also the
-texts, so nothing is downloaded. All engines run in this process and take turns, each with its best batch size.
-``--smoke`` runs a tiny shape on the CPU in float32, to check that everything runs and gives equal results.
+Needs torch, transformers and numpy; sentence-transformers takes part if it is installed. The shapes are those of known
+models, with random weights and a tokenizer trained on the standard library's docstrings, which are also the texts, so
+nothing is downloaded. All engines run in this process and take turns; sentence-transformers has its best batch size,
+and reads an eighth of the texts. A time counts only if the results equal float32. The two rates of the device are
+measured in the same run: a large copy, and a large product in bfloat16; what a shape reaches is a share of the latter.
+The file is written after each part, so a run that is stopped keeps what it has measured.
+``--smoke`` runs tiny shapes on the CPU in float32, to check that everything runs and gives equal results.
 """
 
 from __future__ import annotations
@@ -17,27 +22,28 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from peers import gpu_profile
 from peers.equality import judge
+from peers.gpu_models import LIMIT, SHAPES, write_model, write_tokenizer
 from peers.texts import Texts, Workload, docstrings
 from record import RESULTS, record_file
 
-VOCABULARY = 30_522
-SPECIAL = {
-    "pad_token": "[PAD]",
-    "unk_token": "[UNK]",
-    "cls_token": "[CLS]",
-    "sep_token": "[SEP]",
-    "mask_token": "[MASK]",
-}
-BATCH_SIZES = (64, 128, 256, 512)
-CHECKED = 256  # number of texts whose results are compared with float32
+LENGTHS = ("11", "50", "177", "512", "mixed")
+PARTS = ("embed", "profile", "rerank", "maxsim", "callers", "ingest")
+BATCH_SIZES = (64, 256)
+LARGE = ("bge-m3", "modernbert-base", "qwen3-0.6b")  # they read two fifths of the texts
+PEER_SHARE = 8  # a peer reads this part of the texts
+CHECKED = 128  # number of texts whose results are compared with float32
+CALLERS = 64
+PEER = "sentence-transformers, float16, SDPA"
 
 Arrays = dict[str, Any]
 
@@ -49,174 +55,324 @@ class Way:
     Attributes:
         name: Its name in the results.
         run: Takes inputs and a batch size, returns arrays by name.
-        searches: Whether it takes a batch size, so that the best one is searched for.
+        peer: Whether it takes a batch size, so that the best one is searched for, and reads fewer texts.
     """
 
     name: str
     run: Callable[[Any, int], Arrays]
-    searches: bool = True
+    peer: bool = False
 
 
-def write_models(folder: Path, *, tiny: bool) -> tuple[Path, Path]:
-    """Write an encoder and a cross-encoder of BERT-base's shape, or tiny ones."""
-    from transformers import BertConfig, BertForSequenceClassification, BertModel
+class Benchmark:
+    """The parts of the benchmark, over models that are written when they are first used."""
 
-    small = {"hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 128}
-    config = BertConfig(vocab_size=VOCABULARY, num_labels=1, **(small if tiny else {}))
-    encoder, cross = folder / "encoder", folder / "cross-encoder"
-    torch.manual_seed(0)
-    for kind, path in ((BertModel, encoder), (BertForSequenceClassification, cross)):
-        model = kind(config)
-        with torch.no_grad():  # with transformers' initial scale, texts and pairs would hardly differ
-            for parameter in model.parameters():
-                if parameter.ndim == 2:
-                    parameter.normal_(std=1.5 / config.hidden_size**0.5)
-        model.save_pretrained(path)
-    for path in (encoder, cross):
-        write_tokenizer(path)
-    return encoder, cross
+    def __init__(self, folder: Path, options: argparse.Namespace) -> None:
+        self.folder = folder
+        self.options = options
+        self.device = "cpu" if options.smoke else "cuda"
+        self.dtype = "float32" if options.smoke else "auto"
+        self.results: dict[str, Any] = {"device": self.device, "rates": {} if options.smoke else device_rates()}
+        write_tokenizer(folder / "tokenizer")
+        self.texts = Texts(folder / "tokenizer" / "tokenizer.json", data=None)
+        self._workloads: dict[str, Workload] = {}
+        self._models: dict[str, tuple[Path, int]] = {}
+
+    def keep(self) -> None:
+        """Write what is measured so far."""
+        if not self.options.smoke:
+            record_file(self.options.out, self.results)
+
+    def model(self, name: str) -> tuple[Path, int]:
+        """The checkpoint of a shape, and its parameters outside embedding tables."""
+        if name not in self._models:
+            folder, tokenizer = self.folder / name, self.folder / "tokenizer"
+            parameters = write_model(folder, name, tokenizer, device=self.device, tiny=bool(self.options.smoke))
+            self._models[name] = folder, parameters
+        return self._models[name]
+
+    def workload(self, name: str, shape: str = "") -> Workload:
+        """Texts of 11, 50, 177 or 512 tokens, or of 10 to 500; fewer for large shapes."""
+        if shape in LARGE:
+            whole = self.workload(name)
+            return whole.head(max(4, 2 * len(whole.texts) // 5))
+        if name not in self._workloads:
+            chance = random.Random(name)
+            count = max(self.options.tokens // (255 if name == "mixed" else int(name)), 4)
+            lengths = [chance.randint(10, 500) if name == "mixed" else int(name) for _ in range(count)]
+            pieces = self.texts.pieces(lengths, chance)
+            tokens = [len(encoding.ids) for encoding in self.texts.tokenizer.encode_batch_fast(pieces)]
+            counted = tuple(min(number, LIMIT) for number in tokens)
+            self._workloads[name] = Workload(name=name, texts=tuple(pieces), lengths=counted)
+        return self._workloads[name]
+
+    def embed(self) -> None:
+        """Tokens per second of each shape at each length."""
+        table = self.results.setdefault("embed", {})
+        for shape in self.options.shapes:
+            folder, parameters = self.model(shape)
+            peer, exact = (None, None) if self.options.without_peers else embedders(folder, self.device)
+            with self.engine(folder) as engine:
+                for length in self.options.lengths:
+                    load = self.workload(length, shape)
+                    ways = [Way(name="millpond", run=lambda texts, batch: {"vectors": engine.embed(texts).embeddings})]
+                    if peer is not None:
+                        ways.append(Way(name=PEER, run=peer, peer=True))
+                    checked = load.head(CHECKED).texts
+                    reference = None if exact is None else exact(checked, 32)
+                    rows = compare(ways, load, checked, reference, rounds=self.options.rounds, sizes=self.sizes)
+                    for row in rows.values():
+                        flops = 2 * parameters * row.get("tokens_per_second", 0)
+                        row["tera_flops_of_products"] = round(flops / 1e12, 1)
+                        if "product_tera_flops" in self.results["rates"]:
+                            row["share_of_product_rate"] = round(
+                                flops / 1e12 / self.results["rates"]["product_tera_flops"], 3
+                            )
+                    table.setdefault(shape, {})[length] = {
+                        "texts": len(load.texts),
+                        "tokens": load.tokens,
+                        "parameters": parameters,
+                        "rows": rows,
+                    }
+                    report(f"{shape}, {length}", rows)
+                    self.keep()
+
+    def callers(self) -> None:
+        """Many threads that embed single texts, beside one caller of all of them."""
+        folder, _ = self.model("bert-base")
+        table = self.results.setdefault("callers", {})
+        with self.engine(folder) as engine:
+            for length in ("11", "50"):
+                load = self.workload(length).head(40 if self.options.smoke else 20_000)
+                seconds: dict[str, list[float]] = {"one caller": [], f"{CALLERS} threads": []}
+                for _ in range(self.options.rounds + 1):
+                    begin = time.perf_counter()
+                    engine.embed(load.texts)
+                    seconds["one caller"].append(time.perf_counter() - begin)
+                    with ThreadPoolExecutor(CALLERS) as threads:
+                        begin = time.perf_counter()
+                        list(threads.map(lambda text: engine.embed([text]), load.texts))
+                        seconds[f"{CALLERS} threads"].append(time.perf_counter() - begin)
+                rates = {name: round(load.tokens / statistics.median(each[1:])) for name, each in seconds.items()}
+                table[length] = {"tokens_per_second": rates}
+                print(f"callers, {length}: {rates}", flush=True)
+                self.keep()
+
+    def rerank(self) -> None:
+        """100 passages of mixed length for a query, and 100 of about 177 tokens."""
+        folder, _ = self.model("cross-encoder")
+        table = self.results.setdefault("rerank", {})
+        scorer, exact = (None, None) if self.options.without_peers else cross_encoders(folder, self.device)
+        query = docstrings()[0][:60]
+        with self.engine(folder) as engine:
+            for length in ("177", "mixed"):
+                load = self.workload(length).head(8 if self.options.smoke else 100)
+                ways = [Way(name="millpond", run=lambda texts, batch: {"scores": engine.score(query, texts).scores})]
+                reference = None
+                if scorer is not None and exact is not None:
+                    ways.append(Way(name=PEER, run=lambda texts, batch: scorer(query, texts, batch), peer=True))
+                    reference = exact(query, load.texts, 32)
+                sizes = tuple(size for size in (32, 64, 128) if not self.options.smoke or size == 32)
+                rounds = 5 * self.options.rounds
+                rows = compare(ways, load, load.texts, reference, rounds=rounds, sizes=sizes, share=1)
+                table[length] = {"documents": len(load.texts), "tokens": load.tokens, "rows": rows}
+                report(f"rerank, {length}", rows)
+                self.keep()
+
+    def ingest(self) -> None:
+        """An ingestion whose sink discards its rows, beside one call with the same texts."""
+        from ingest_memory import DiscardSink
+
+        from millpond.ingest import Record, ingest
+
+        folder, _ = self.model("bert-base")
+        load = self.workload("177")
+        records = [Record(str(number), text) for number, text in enumerate(load.texts)]
+        seconds: dict[str, list[float]] = {"call": [], "ingestion": []}
+        with self.engine(folder) as engine:
+            for _ in range(self.options.rounds + 1):
+                begin = time.perf_counter()
+                engine.embed(load.texts)
+                seconds["call"].append(time.perf_counter() - begin)
+                begin = time.perf_counter()
+                ingest(records, engine=engine, sink=DiscardSink(), show_progress=False)
+                seconds["ingestion"].append(time.perf_counter() - begin)
+        rates = {name: round(load.tokens / statistics.median(each[1:])) for name, each in seconds.items()}
+        self.results["ingest"] = {"rows": len(records), "tokens": load.tokens, "tokens_per_second": rates}
+        print(f"ingest: {rates}", flush=True)
+        self.keep()
+
+    def maxsim(self) -> None:
+        """A query of 32 token vectors beside all documents of an index in the device's memory."""
+        from millpond.late_interaction.codecs.rows import CODECS
+        from millpond.late_interaction.cuda import DeviceMemory, device_of
+        from millpond.vectors.ragged import Ragged
+
+        table = self.results.setdefault("maxsim", {})
+        chance = np.random.default_rng(0)
+        count = 200 if self.options.smoke else 200_000
+        lengths = chance.integers(20, 300, count)
+        offsets = np.concatenate(([0], np.cumsum(lengths)))
+        query = chance.standard_normal((32, 128), dtype=np.float32)
+        query /= np.linalg.norm(query, axis=1, keepdims=True)
+        queries = Ragged(flat=query, offsets=np.array([0, 32]))
+        block = chance.standard_normal((1 << 16, 128), dtype=np.float32)
+        block /= np.linalg.norm(block, axis=1, keepdims=True)
+        for name in ("bfloat16", "int8"):
+            codec = CODECS[name]
+            rows = DeviceMemory(device_of(self.device)).rows(codec, codec.width(128), int(offsets[-1]))
+            packed, scales = codec.pack(block)
+            for first in range(0, int(offsets[-1]), len(block)):
+                some = min(len(block), int(offsets[-1]) - first)
+                rows.write(first, packed[:some], None if scales is None else scales[:some])
+            score = rows.scorer(int(offsets[-1]), offsets)
+            score(queries)
+            seconds = []
+            for _ in range(self.options.rounds * 3):
+                begin = time.perf_counter()
+                score(queries)
+                seconds.append(time.perf_counter() - begin)
+            size = packed.nbytes / len(block) * int(offsets[-1])
+            found = {
+                "documents": count,
+                "tokens": int(offsets[-1]),
+                "bytes": int(size),
+                "median_seconds": statistics.median(seconds),
+                "giga_bytes_per_second": round(size / statistics.median(seconds) / 1e9, 1),
+            }
+            table[name] = found
+            print(f"maxsim, {name}: {found}", flush=True)
+            self.keep()
+
+    def profile(self) -> None:
+        """Where a device's time goes: the kernels of each shape, and the part of the time without one."""
+        table = self.results.setdefault("profile", {})
+        for shape in self.options.shapes:
+            folder, _ = self.model(shape)
+            with self.engine(folder) as engine:
+                for length in ("50", "512"):
+                    load = self.workload(length)
+                    texts = load.head(max(4, 400_000 // int(length))).texts
+                    for _ in range(3):
+                        engine.embed(texts)
+                    found = gpu_profile.profiled(lambda texts=texts: engine.embed(texts))
+                    table.setdefault(shape, {})[length] = found
+                    print(f"profile, {shape}, {length}", flush=True)
+                    print("\n".join(gpu_profile.lines(found)), flush=True)
+                    self.keep()
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Batch sizes that a peer tries."""
+        return (8,) if self.options.smoke else BATCH_SIZES
+
+    def engine(self, folder: Path) -> Any:
+        """millpond with default settings, in torch."""
+        from millpond import Engine
+
+        return Engine(folder, device=self.device, dtype=self.dtype, backend="torch")
 
 
-def write_tokenizer(folder: Path) -> None:
-    """A WordPiece tokenizer of the docstrings' words."""
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer()
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    trainer = trainers.WordPieceTrainer(
-        vocab_size=VOCABULARY, special_tokens=list(SPECIAL.values()), show_progress=False
-    )
-    tokenizer.train_from_iterator(docstrings(), trainer)
-    ends = [(token, tokenizer.token_to_id(token)) for token in ("[CLS]", "[SEP]")]
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B:1 [SEP]:1", special_tokens=ends
-    )
-    PreTrainedTokenizerFast(tokenizer_object=tokenizer, model_max_length=512, **SPECIAL).save_pretrained(folder)
+def device_rates() -> dict[str, float]:
+    """Bytes of a large copy, read and written, and operations of a large product in bfloat16, per second."""
+    a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    source = torch.empty(1 << 30, dtype=torch.int8, device="cuda")
+    target = torch.empty_like(source)
+    product, copy = milliseconds(lambda: a @ b), milliseconds(lambda: target.copy_(source))
+    return {
+        "product_tera_flops": round(2 * 8192**3 / product / 1e9, 1),
+        "copy_giga_bytes_per_second": round(2 * source.nbytes / copy / 1e6, 1),
+    }
 
 
-def workload(texts: Texts, name: str, count: int) -> Workload:
-    """Texts of 50 tokens, of 512, or of 10 to 500."""
-    chance = random.Random(name)
-    lengths = [chance.randint(10, 500) if name == "mixed" else int(name) for _ in range(count)]
-    pieces = texts.pieces(lengths, chance)
-    tokens = [len(encoding.ids) for encoding in texts.tokenizer.encode_batch(pieces)]
-    return Workload(name=name, texts=tuple(pieces), lengths=tuple(min(count, 512) for count in tokens))
+def milliseconds(call: Callable[[], Any], *, rounds: int = 15) -> float:
+    """The median of a call's times on the device."""
+    times = []
+    for _ in range(rounds + 3):
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(begin.elapsed_time(end))
+    return statistics.median(times[3:])
 
 
-def padded(model: Path, kind: str, dtype: torch.dtype, device: str) -> Callable[[Any, int], Arrays]:
-    """transformers' classes: texts sorted by length and padded; the mean of the states, or a score for each pair."""
-    from transformers import AutoModel, AutoModelForSequenceClassification, AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(model)
-    loader = AutoModel if kind == "embed" else AutoModelForSequenceClassification
-    backbone = loader.from_pretrained(model, dtype=dtype).eval().to(device)
-
-    def tokenized(texts: Sequence[str], pairs: Sequence[str] | None) -> Any:
-        options = {"padding": True, "truncation": True, "max_length": 512, "return_tensors": "pt"}
-        inputs = tokenizer(list(texts), None if pairs is None else list(pairs), **options)
-        return inputs.to(device, non_blocking=True)
-
-    def in_batches(texts: Sequence[str], batch: int, work: Callable[[Sequence[int]], torch.Tensor]) -> Any:
-        order = sorted(range(len(texts)), key=lambda i: -len(texts[i]))
-        rows = [work(order[start : start + batch]) for start in range(0, len(order), batch)]
-        results = torch.cat(rows).float().cpu().numpy()
-        in_order = np.empty_like(results)
-        in_order[order] = results
-        return in_order
-
-    @torch.inference_mode()
-    def embed(texts: Sequence[str], batch: int) -> Arrays:
-        def work(chosen: Sequence[int]) -> torch.Tensor:
-            inputs = tokenized([texts[i] for i in chosen], None)
-            mask = inputs["attention_mask"].unsqueeze(-1)
-            states = backbone(**inputs).last_hidden_state
-            mean = (states * mask).sum(1, dtype=torch.float32) / mask.sum(1)
-            return torch.nn.functional.normalize(mean, dim=-1)
-
-        return {"vectors": in_batches(texts, batch, work)}
-
-    @torch.inference_mode()
-    def rerank(pair: dict[str, Any], batch: int) -> Arrays:
-        documents = pair["documents"]
-
-        def work(chosen: Sequence[int]) -> torch.Tensor:
-            inputs = tokenized([pair["query"]] * len(chosen), [documents[i] for i in chosen])
-            return backbone(**inputs).logits.float().sigmoid()[:, 0]
-
-        return {"scores": in_batches(documents, batch, work)}
-
-    return embed if kind == "embed" else rerank
-
-
-def millpond(model: Path, kind: str, device: str) -> Callable[[Any, int], Arrays]:
-    """`Engine` with default settings, except for the pooling, which the bare checkpoint does not name."""
-    from millpond import Engine
-
-    dtype = "auto" if device != "cpu" else "float32"
-    if kind == "embed":
-        encoder = Engine(model, device=device, dtype=dtype, pooling="mean", normalize=True)
-        return lambda texts, batch: {"vectors": encoder.embed(texts).embeddings}
-    scorer = Engine(model, device=device, dtype=dtype)
-    return lambda pair, batch: {"scores": scorer.score(pair["query"], pair["documents"]).scores}
-
-
-def others(model: Path, kind: str, device: str) -> list[Way]:
-    """sentence-transformers in half precision, padded and (encoders only) without padding."""
+def embedders(model: Path, device: str) -> tuple[Any, Any]:
+    """sentence-transformers in half precision and in float32; ``None`` twice if it is not installed."""
     if importlib.util.find_spec("sentence_transformers") is None:
-        print("sentence-transformers is not installed and does not take part")
-        return []
-    from sentence_transformers import CrossEncoder, SentenceTransformer
+        print("sentence-transformers is not installed and does not take part; results are not compared")
+        return None, None
+    from sentence_transformers import SentenceTransformer
 
-    half = {"torch_dtype": torch.float16 if device != "cpu" else torch.float32}
-    if kind == "rerank":
-        cross = CrossEncoder(str(model), device=device, model_kwargs=half)
+    def embedder(dtype: torch.dtype) -> Callable[[Sequence[str], int], Arrays]:
+        options = {"dtype": dtype, "attn_implementation": "sdpa"}
+        encoder = SentenceTransformer(str(model), device=device, model_kwargs=options)
 
-        def rerank(pair: dict[str, Any], batch: int) -> Arrays:
-            pairs = [(pair["query"], document) for document in pair["documents"]]
-            return {"scores": cross.predict(pairs, batch_size=batch, show_progress_bar=False)}
-
-        return [Way(name="sentence-transformers", run=rerank)]
-
-    def embedding(encoder: Any) -> Callable[[Any, int], Arrays]:
         def embed(texts: Sequence[str], batch: int) -> Arrays:
-            vectors = encoder.encode(list(texts), batch_size=batch, normalize_embeddings=True, show_progress_bar=False)
+            vectors = encoder.encode(list(texts), batch_size=batch, show_progress_bar=False)
             return {"vectors": vectors.astype(np.float32)}
 
         return embed
 
-    plain = SentenceTransformer(str(model), device=device, model_kwargs=half)
-    plain.max_seq_length = 512
-    ways = [Way(name="sentence-transformers", run=embedding(plain))]
-    if device != "cpu" and importlib.util.find_spec("flash_attn") is not None:
-        flash = SentenceTransformer(
-            str(model), device=device, model_kwargs={**half, "attn_implementation": "flash_attention_2"}
-        )
-        flash.max_seq_length = 512
-        ways.append(Way(name="sentence-transformers, FlashAttention", run=embedding(flash)))
-    return ways
+    return embedder(torch.float16 if device != "cpu" else torch.float32), embedder(torch.float32)
 
 
-def compare(ways: Sequence[Way], inputs: Any, few: Any, reference: Arrays, *, rounds: int, sizes: Sequence[int]) -> Any:
-    """Compare results for ``few``, search batch sizes, then time ``inputs`` in turns; returns rows by name."""
+def cross_encoders(model: Path, device: str) -> tuple[Any, Any]:
+    """The same for reranking."""
+    if importlib.util.find_spec("sentence_transformers") is None:
+        return None, None
+    from sentence_transformers import CrossEncoder
+
+    def reranker(dtype: torch.dtype) -> Callable[[str, Sequence[str], int], Arrays]:
+        cross = CrossEncoder(str(model), device=device, model_kwargs={"dtype": dtype, "attn_implementation": "sdpa"})
+
+        def rerank(query: str, texts: Sequence[str], batch: int) -> Arrays:
+            pairs = [(query, text) for text in texts]
+            return {"scores": cross.predict(pairs, batch_size=batch, show_progress_bar=False).astype(np.float32)}
+
+        return rerank
+
+    return reranker(torch.float16 if device != "cpu" else torch.float32), reranker(torch.float32)
+
+
+def compare(
+    ways: Sequence[Way],
+    load: Workload,
+    checked: Sequence[str],
+    reference: Arrays | None,
+    *,
+    rounds: int,
+    sizes: Sequence[int],
+    share: int = PEER_SHARE,
+) -> dict[str, Any]:
+    """Compare results for ``checked``, search batch sizes, then time in turns; returns rows by name."""
     rows: dict[str, Any] = {}
     chosen: dict[str, int] = {}
+    fewer = load.head(max(4, len(load.texts) // share))
+    loads = {way.name: fewer if way.peer else load for way in ways}
     for way in ways:
-        verdict = judge(way.run(few, sizes[0]), reference, "half")
-        rows[way.name] = {"equal": verdict.equal, **verdict.figures}
+        inputs = loads[way.name].texts
+        if reference is None:
+            rows[way.name] = {"equal": None}
+        else:
+            verdict = judge(way.run(checked, sizes[0]), reference, "half")
+            rows[way.name] = {"equal": verdict.equal, **verdict.figures}
         way.run(inputs, sizes[0])  # warm-up
-        tried = {size: seconds_of(way, inputs, size) for size in sizes} if way.searches and len(sizes) > 1 else {}
+        if not way.peer:
+            way.run(inputs, sizes[0])  # graphs are captured when a shape is seen again
+        tried = {size: seconds_of(way, inputs, size) for size in sizes} if way.peer and len(sizes) > 1 else {}
         chosen[way.name] = min(tried, key=lambda size: tried[size]) if tried else sizes[0]
     times: dict[str, list[float]] = {way.name: [] for way in ways}
     for number in range(rounds):
         for way in [*ways[number % len(ways) :], *ways[: number % len(ways)]]:
-            times[way.name].append(seconds_of(way, inputs, chosen[way.name]))
+            times[way.name].append(seconds_of(way, loads[way.name].texts, chosen[way.name]))
     for way in ways:
-        if rows[way.name]["equal"]:  # else the time means nothing
+        if rows[way.name]["equal"] is not False:  # else the time means nothing
+            seconds = statistics.median(times[way.name])
             rows[way.name] |= {
-                "batch": chosen[way.name] if way.searches else None,
-                "median_seconds": statistics.median(times[way.name]),
+                "batch": chosen[way.name] if way.peer else None,
+                "tokens_per_second": round(loads[way.name].tokens / seconds),
+                "median_seconds": seconds,
                 "seconds": times[way.name],
             }
     return rows
@@ -229,76 +385,54 @@ def seconds_of(way: Way, inputs: Any, size: int) -> float:
     return time.perf_counter() - begin
 
 
-def measure(folder: Path, device: str, *, smoke: bool, tokens: int, rounds: int) -> dict[str, Any]:
-    """Measure everything."""
-    half = torch.float16 if device != "cpu" else torch.float32
-    sizes = BATCH_SIZES if not smoke else (8,)
-    encoder, cross = write_models(folder, tiny=smoke)
-    texts = Texts(encoder / "tokenizer.json", data=None)
-    results: dict[str, Any] = {"shape": "tiny" if smoke else "BERT-base, random weights", "device": device}
-    ways = [
-        Way(name="millpond", run=millpond(encoder, "embed", device), searches=False),
-        Way(name="transformers, padded", run=padded(encoder, "embed", half, device)),
-        *others(encoder, "embed", device),
-    ]
-    exact = padded(encoder, "embed", torch.float32, device)
-    for name, mean in (("50", 50), ("512", 512), ("mixed", 255)):
-        load = workload(texts, name, max(tokens // mean, 4))
-        few = load.texts[:CHECKED]
-        rows = compare(ways, load.texts, few, exact(few, 32), rounds=rounds, sizes=sizes)
-        for row in rows.values():
-            if row["equal"]:
-                row["tokens_per_second"] = round(load.tokens / row["median_seconds"])
-        results[name] = {"texts": len(load.texts), "tokens": load.tokens, "rows": rows}
-        report(name, rows, "tokens_per_second")
-    ways = [
-        Way(name="millpond", run=millpond(cross, "rerank", device), searches=False),
-        Way(name="transformers, padded", run=padded(cross, "rerank", half, device)),
-        *others(cross, "rerank", device),
-    ]
-    load = workload(texts, "mixed", 8 if smoke else 100)
-    pair = {"query": docstrings()[0][:60], "documents": list(load.texts)}
-    reference = padded(cross, "rerank", torch.float32, device)(pair, 32)
-    fitting = tuple(size for size in sizes if size <= 128)
-    rows = compare(ways, pair, pair, reference, rounds=4 * rounds, sizes=fitting)
-    results["rerank"] = {"documents": len(load.texts), "tokens": load.tokens, "rows": rows}
-    report("rerank", rows, "median_seconds")
-    return results
-
-
-def rows_in(load: Any) -> dict[str, Any]:
-    """The rows of a workload's results; empty for other entries."""
-    return load["rows"] if isinstance(load, dict) else {}
-
-
-def report(name: str, rows: dict[str, Any], key: str) -> None:
+def report(name: str, rows: Mapping[str, Any]) -> None:
     """Print one table."""
-    print(f"{name}: {key}")
+    print(name)
     for way, row in rows.items():
-        print(f"  {way:40} {row.get(key, 'not equal'):>14} {row}")
+        rate = f"{row['tokens_per_second']:,}" if "tokens_per_second" in row else "not equal"
+        rest = {key: row[key] for key in row if key not in ("seconds", "tokens_per_second")}
+        print(f"  {way:36} {rate:>12}  {rest}", flush=True)
 
 
 def main() -> int:
     """Measure and record."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--smoke", action="store_true", help="a tiny shape on the CPU, to check that it runs")
+    parser.add_argument("--smoke", action="store_true", help="tiny shapes on the CPU, to check that it runs")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu.json")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=2_000_000, help="in one pass")
+    shapes = [name for name in SHAPES if name != "cross-encoder"]
+    for name, all_of in (("only", PARTS), ("shapes", shapes), ("lengths", LENGTHS)):
+        parser.add_argument(f"--{name}", type=lambda text: text.split(","), default=list(all_of))
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=1_000_000, help="in one pass")
+    parser.add_argument("--without-peers", action="store_true", help="only millpond, and no comparison with float32")
     options = parser.parse_args()
+    for name, all_of in (("only", PARTS), ("shapes", shapes), ("lengths", LENGTHS)):
+        if unknown := set(getattr(options, name)) - set(all_of):
+            parser.error(f"--{name} has no {', '.join(sorted(unknown))}; choose of {', '.join(all_of)}")
     if not options.smoke and not torch.cuda.is_available():
-        print("no CUDA device: nothing was measured (--smoke runs a tiny shape on the CPU)", file=sys.stderr)
+        print("no CUDA device: nothing was measured (--smoke runs tiny shapes on the CPU)", file=sys.stderr)
         return 1
+    if options.smoke:
+        options.tokens, options.rounds = 2_000, 1
     with tempfile.TemporaryDirectory() as folder:
-        device, tokens, rounds = ("cpu", 2_000, 1) if options.smoke else ("cuda", options.tokens, options.rounds)
-        results = measure(Path(folder), device, smoke=options.smoke, tokens=tokens, rounds=rounds)
-    unequal = sorted({way for load in results.values() for way, row in rows_in(load).items() if not row["equal"]})
-    if options.smoke and unequal:
+        benchmark = Benchmark(Path(folder), options)
+        for part in options.only:
+            if not (part == "profile" and options.smoke):
+                getattr(benchmark, part)()
+    unequal = unequal_in(benchmark.results)
+    if unequal:
         print(f"not equal: {', '.join(unequal)}", file=sys.stderr)
-        return 1
-    if not options.smoke:
-        print(record_file(options.out, results))
-    return 0
+    elif not options.smoke:
+        print(options.out)
+    return 1 if unequal else 0
+
+
+def unequal_in(results: Any, path: str = "") -> list[str]:
+    """The places of all rows whose results do not equal float32."""
+    if not isinstance(results, dict):
+        return []
+    found = [path] if results.get("equal") is False else []
+    return found + [place for key, value in results.items() for place in unequal_in(value, f"{path}/{key}")]
 
 
 if __name__ == "__main__":

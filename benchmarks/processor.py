@@ -128,9 +128,9 @@ def model_name(hardware: Mapping[str, Any]) -> str:
 
 
 def title(hardware: Mapping[str, Any]) -> str:
-    """One line for headings: name, microarchitecture, millpond's instruction set or a cap, and cores."""
+    """One line for headings: accelerator, name, microarchitecture, millpond's instruction set or a cap, and cores."""
     isa, cap = hardware.get("isa"), hardware.get("cap")
-    parts = [model_name(hardware)]
+    parts = [hardware.get("accelerator", ""), model_name(hardware)]
     parts.append(f"capped to {cap}" if cap else isa or "")
     count = hardware.get("cores")
     parts.append(f"{count} core{'s' if count > 1 else ''}" if count else "")

@@ -13,7 +13,7 @@ from typing import Any
 import processor
 from record import recorded
 
-from peers import curves, retrieval_page, roofline_page, serving, soaking
+from peers import curves, gpu_page, retrieval_page, roofline_page, serving, soaking
 from peers.engines import COMPETITORS
 from peers.light.page import summary as light_tables
 from peers.targets import Target, verdicts
@@ -228,6 +228,7 @@ TABLES: dict[str, Callable[[Record], str]] = {
 
 # Results of scripts other than compare.py.
 OTHERS: dict[str, Callable[[Record], str]] = {
+    "gpu": gpu_page.tables,
     "encoder_roofline": roofline_page.table,
     "ingest_memory": curves.ingest_memory_table,
     "late_interaction": retrieval_page.table,

@@ -81,13 +81,20 @@ def docs(results: Record) -> Record:
     return rows
 
 
-def gpu(results: Record, name: str, peer: str | None = None) -> float:
+def gpu(rows: Record, peer: str | None = None) -> float:
     """Million tokens per second; with ``peer``, millpond's speed as a multiple of that engine's fastest row."""
-    rows = results[name]["rows"]
+    ours = rows["millpond"]["tokens_per_second"]
     if peer is None:
-        return float(rows["millpond"]["tokens_per_second"] / 1e6)
-    fastest_peer = min(row["median_seconds"] for key, row in rows.items() if key.startswith(peer) and row["equal"])
-    return float(fastest_peer / rows["millpond"]["median_seconds"])
+        return float(ours / 1e6)
+    return float(
+        ours / max(row["tokens_per_second"] for key, row in rows.items() if key.startswith(peer) and row["equal"])
+    )
+
+
+def on_gpu(results: Record, length: str) -> Record:
+    """Rows of BERT-base's shape on a GPU."""
+    rows: Record = results["embed"]["bert-base"][length]["rows"]
+    return rows
 
 
 _AMX, _BF16, _AVX2 = ("amx",), ("avx512bf16",), ("avx2",)
@@ -262,19 +269,21 @@ TARGETS = (
         measured=lambda r: r["hits_per_second"]["median"] / 1000,
         unit=" k/s",
     ),
-    Target(what="GPU, 50 tokens", result="gpu", least=1.5, measured=lambda r: gpu(r, "50"), unit=" M tokens/s"),
-    Target(what="GPU, 512 tokens", result="gpu", least=2.0, measured=lambda r: gpu(r, "512"), unit=" M tokens/s"),
+    Target(what="GPU, 50 tokens", result="gpu", least=1.5, measured=lambda r: gpu(on_gpu(r, "50")), unit=" M tokens/s"),
+    Target(
+        what="GPU, 512 tokens", result="gpu", least=2.0, measured=lambda r: gpu(on_gpu(r, "512")), unit=" M tokens/s"
+    ),
     Target(
         what="GPU, mixed lengths, against sentence-transformers",
         result="gpu",
         least=1.3,
-        measured=lambda r: gpu(r, "mixed", "sentence-transformers"),
+        measured=lambda r: gpu(on_gpu(r, "mixed"), "sentence-transformers"),
     ),
     Target(
         what="GPU, reranking, against sentence-transformers fp16",
         result="gpu",
         least=1.5,
-        measured=lambda r: gpu(r, "rerank", "sentence-transformers"),
+        measured=lambda r: gpu(r["rerank"]["mixed"]["rows"], "sentence-transformers"),
     ),
 )
 

@@ -10,13 +10,13 @@ from tests.pairwise import pairwise
 
 from millpond.backends.torch.attention import (
     dense,
-    flex,
     interface,
     kernels,
     matmul_attention,
     native,
     sdpa,
     segments,
+    triton,
     varlen,
 )
 from millpond.backends.torch.attention.kernels import attend, select
@@ -200,7 +200,8 @@ def test_tokens_that_are_no_keys_do_not_matter():
 
 def cuda_query(dtype=torch.bfloat16, dim=16):
     """What kernels read of a query to decide, of one on CUDA, which this machine may not have."""
-    return SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=torch.Size((sum(KEY_LENGTHS), 4, dim)))
+    shape = torch.Size((sum(KEY_LENGTHS), 4, dim))
+    return SimpleNamespace(device=torch.device("cuda"), dtype=dtype, shape=shape, stride=lambda axis: 1)
 
 
 def on_cuda(masking, packed, **query):
@@ -220,7 +221,7 @@ RECENT = ("scale", "window_size", "enable_gqa", "seqused_k")  # every parameter 
     ("kernel", "masking", "packed", "query", "parameters"),
     [
         *((varlen, "full", PACKED, {"dtype": dtype}, RECENT) for dtype in (torch.float16, torch.bfloat16)),
-        *((flex, "softcap", PACKED, {"dtype": dtype}, RECENT) for dtype in (torch.float16, torch.float32)),
+        *((sdpa, "softcap", PACKED, {"dtype": dtype}, RECENT) for dtype in (torch.float16, torch.float32)),
         (sdpa, "full", PACKED, {"dtype": torch.float32}, RECENT),
         *((sdpa, "full", PACKED, {"dim": dim}, RECENT) for dim in (20, 264)),
         (sdpa, "bias", PACKED, {}, RECENT),
@@ -243,6 +244,15 @@ def test_which_kernel_serves_a_call_on_cuda(kernel, masking, packed, query, para
         "wide window": Masking(scale=0.25, causal=False, window=30),  # spans the longest text
     }
     assert on_cuda((MASKINGS | more)[masking], packed, **query) is kernel
+
+
+def test_triton_serves_what_it_computes_where_it_is(monkeypatch):
+    monkeypatch.setattr(triton, "unavailable", lambda: None)
+    for packed in (PACKED, LIMITED):
+        for masking in MASKINGS.values():
+            assert on_cuda(masking, packed) is triton
+            assert on_cuda(masking, packed, dtype=torch.float32) is not triton
+    assert on_cuda(MASKINGS["causal"], SHARED) is not triton
 
 
 def test_which_kernel_serves_a_call_on_a_cpu():

@@ -11,6 +11,7 @@ import torch
 
 from millpond.backends import kernel_check
 from millpond.backends.kernel_check import (
+    LENGTHS,
     Case,
     DeviceBrokenError,
     Row,
@@ -120,7 +121,7 @@ def test_a_wrong_kernel_is_disabled_with_one_warning(mistake, kernel, only, monk
     (found, _) = check(rows())
     assert found.wrong and disabled(kernel.NAME)
     check(rows())
-    call = self_check._call((4, 4, 32), {}, {}, CPU, torch.bfloat16)
+    call = self_check._call((4, 4, 32), {}, {}, CPU, torch.bfloat16, LENGTHS)
     assert kernels.select(*call) is sdpa
     (message,) = warnings(caplog)
     for part in (kernel.NAME, torch.__version__, "cpu", "bfloat16", "millpond env --check", "MILLPOND_SELF_CHECK=0"):
@@ -132,7 +133,7 @@ def test_the_last_kernel_serves_on(monkeypatch, caplog):
     monkeypatch.setattr(kernels, "KERNELS", (sdpa,))
     plant(monkeypatch, sdpa, lambda right, q, *rest: right(q, *rest) * (1.0 if q.dtype is torch.float32 else 1.5))
     assert check(rows())[0].wrong
-    call = self_check._call((4, 4, 32), {}, {}, CPU, torch.bfloat16)
+    call = self_check._call((4, 4, 32), {}, {}, CPU, torch.bfloat16, LENGTHS)
     assert kernels.select(*call) is sdpa
     assert "No other kernel" in warnings(caplog)[0]
 

@@ -6,8 +6,10 @@ import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.tiny import TEXTS, Layout, Normalize, Pooling, write_checkpoint
 from tests.tiny.heads import write_cross_encoder
 
@@ -194,9 +196,9 @@ def test_a_folder_without_weights_says_what_it_has_and_the_way_out(
 
 
 def test_a_hub_id_without_weights_says_so_too(hub: Callable[..., Path]) -> None:
-    hub("someone/model-GGUF", only("config.json", "model.gguf"))
-    with pytest.raises(ModelLoadError, match=r"someone/model-GGUF has weights as GGUF only \(model\.gguf\)"):
-        Engine("someone/model-GGUF")
+    hub("someone/model-OV", beside_config("openvino_model.bin", "openvino_model.xml"))
+    with pytest.raises(ModelLoadError, match=r"someone/model-OV has weights as OpenVINO only \(openvino_model"):
+        Engine("someone/model-OV")
 
 
 def test_a_folder_with_one_model_in_a_subfolder_is_that_model(tmp_path: Path) -> None:
@@ -206,6 +208,24 @@ def test_a_folder_with_one_model_in_a_subfolder_is_that_model(tmp_path: Path) ->
     with Engine(folder) as inner, Engine(tmp_path / "outer") as outer:
         assert outer.spec.name == str(tmp_path / "outer")
         assert (outer.embed(TEXTS).embeddings == inner.embed(TEXTS).embeddings).all()
+
+
+@pytest.mark.parametrize("backend", ["native", pytest.param("torch", marks=pytest.mark.torch)])
+@pytest.mark.parametrize("family", ["bert", "qwen3"])
+def test_shards_without_their_list_are_read_if_all_are_there(family: str, backend: Any, tmp_path: Path) -> None:
+    folder = write_checkpoint(tmp_path / "model", family)
+    with Engine(folder, backend=backend, dtype="float32") as engine:
+        expected = engine.embed(TEXTS).embeddings
+    tensors = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    for part in range(3):
+        names = sorted(tensors)[part::3]
+        save_file({name: tensors[name] for name in names}, folder / f"model-0000{part + 1}-of-00003.safetensors")
+    with Engine(folder, backend=backend, dtype="float32") as engine:
+        assert (engine.embed(TEXTS).embeddings == expected).all()
+    (folder / "model-00002-of-00003.safetensors").unlink()
+    with pytest.raises(ModelLoadError, match="model-00001-of-00003.safetensors, and not all of the 3 files"):
+        Engine(folder, backend=backend)
 
 
 def test_a_pooling_folder_of_its_own_is_no_backbone(tmp_path: Path) -> None:

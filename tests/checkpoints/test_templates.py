@@ -38,6 +38,8 @@ GOLDEN = {
     "bge-reranker-v2-gemma": "A: How deep?\nB: Two {{metres}}.\n{instruction}",
     "nemotron-rerank": "question:How deep? \n \n passage:Two {{metres}}.",
 }
+# The cards' own code writes these: tests/parity/rerankers.py has it.
+BY_ORACLE = ("bge-reranker-layers", "ctxl-rerank-v2", "jina-reranker-v3", "zerank")
 DEFAULTS = {
     "qwen3-reranker": "Given a web search query, retrieve relevant passages that answer the query",
     "mxbai-rerank-v2": "",
@@ -110,7 +112,7 @@ def test_shipped_templates_take_an_instruction_if_the_model_does(name: str) -> N
 
 def test_every_shipped_file_is_listed_here() -> None:
     folder = Path(str(shipped_template.__globals__["_SHIPPED"]))
-    assert {path.stem for path in folder.glob("*.jinja")} == {*GOLDEN, "plain"}
+    assert {path.stem for path in folder.glob("*.jinja")} == {*GOLDEN, *BY_ORACLE, "plain"}
     assert shipped_template("plain", special_tokens=True).render(" q", "d ") == " qd "
 
 

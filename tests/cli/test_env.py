@@ -96,7 +96,7 @@ def test_the_kernels_that_a_model_may_use(run: Run, tmp_path: Path, monkeypatch:
     printed = json.loads(result.out)
     checks = {check["kernel"]: check for check in printed["checks"]}
     assert checks["matmul"]["similarity"] > 0.999 and not checks["matmul"]["wrong"]
-    assert checks["flex"]["similarity"] is None and checks["flex"]["obstacle"]
+    assert checks["triton"]["similarity"] is None and checks["triton"]["obstacle"]
     assert "torch" in printed["environment"]["packages"]
 
 
@@ -111,6 +111,6 @@ def test_variables_are_named_and_their_values_are_never_printed(run: Run, monkey
     assert "QDRANT_API_KEY" in out and "HF_TOKEN" in out and "UNRELATED" not in out and "s3cret" not in out
     assert f"millpond {millpond.__version__}" in out and str(Path.home()) not in out
     lines = [line for line in out.splitlines() if line.startswith("attention ")]
-    assert [line.split()[1] for line in lines] == ["native", "matmul", "varlen", "flex", "sdpa"]
-    assert lines[2].endswith("CUDA in half precision: there is a reason")
+    assert [line.split()[1] for line in lines] == ["native", "matmul", "triton", "varlen", "sdpa"]
+    assert lines[3].endswith("CUDA in half precision: there is a reason")
     assert lines[-1].endswith("for every other call: can run")

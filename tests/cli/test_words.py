@@ -37,7 +37,7 @@ def test_an_option_of_earlier_versions_names_the_one_of_now(run: Run, words: lis
 
 
 def test_an_option_that_never_was_names_none_of_them(run: Run):
-    assert "No such option: --output" in run("models", "--output", "x", code=2).err
+    assert "No such option: --output" in run("demo", "--output", "x", code=2).err
 
 
 @pytest.mark.parametrize("name", COMMANDS)

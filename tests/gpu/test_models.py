@@ -8,7 +8,7 @@ import pytest
 import torch
 import transformers
 
-from millpond.backends.torch.attention import flex, interface, sdpa, varlen
+from millpond.backends.torch.attention import interface, sdpa, triton, varlen
 from millpond.backends.torch.attention.kernels import attend, select
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
@@ -57,13 +57,15 @@ def compare(out, q, k, v, lengths, masking, tolerance, keys=None):
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS.keys())
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS.keys())
 @pytest.mark.parametrize("lengths", KERNEL_LENGTHS.values(), ids=KERNEL_LENGTHS.keys())
-def test_varlen_equals_the_reference(lengths, heads, window, causal, dtype):
+def test_packed_kernels_equal_the_reference(lengths, heads, window, causal, dtype):
     q, k, v = qkv(lengths, heads, dtype, "cuda")
     masking = Masking(scale=heads[2] ** -0.5, causal=causal, window=window)
     segments = Segments.of(lengths, "cuda")
-    assert select(q, k, v, segments, masking) is varlen
-    out = varlen.attend(q, k, v, segments, masking)
-    compare(out, q, k, v, lengths, masking, 4e-3 if dtype is torch.float16 else 3e-2)
+    assert select(q, k, v, segments, masking) is triton
+    for kernel in (triton, varlen):
+        assert kernel.fits(q, k, v, segments, masking)
+        out = kernel.attend(q, k, v, segments, masking)
+        compare(out, q, k, v, lengths, masking, 4e-3 if dtype is torch.float16 else 3e-2)
 
 
 @pytest.mark.gpu
@@ -72,18 +74,17 @@ def test_varlen_equals_the_reference(lengths, heads, window, causal, dtype):
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS.keys())
 @pytest.mark.parametrize("heads", [HEADS["plain"], HEADS["grouped"], HEADS["wide"]])
 @pytest.mark.parametrize("lengths", KERNEL_LENGTHS.values(), ids=KERNEL_LENGTHS.keys())
-def test_flex_equals_the_reference(lengths, heads, window, causal):
+def test_softcaps_equal_the_reference(lengths, heads, window, causal):
     q, k, v = qkv(lengths, heads, torch.bfloat16, "cuda")
     masking = Masking(scale=heads[2] ** -0.5, causal=causal, window=window, softcap=5.0)
     segments = Segments.of(lengths, "cuda")
-    assert select(q, k, v, segments, masking) is flex
-    out = flex.attend(q, k, v, segments, masking)
-    compare(out, q, k, v, lengths, masking, 3e-2)
+    assert select(q, k, v, segments, masking) is triton
+    compare(triton.attend(q, k, v, segments, masking), q, k, v, lengths, masking, 3e-2)
 
 
 @pytest.mark.gpu
 @needs_cuda
-@pytest.mark.parametrize("softcap", [None, 5.0], ids=["varlen", "flex"])
+@pytest.mark.parametrize("softcap", [None, 5.0], ids=["plain", "softcap"])
 @pytest.mark.parametrize("window", WINDOWS.values(), ids=WINDOWS.keys())
 @pytest.mark.parametrize("heads", HEADS.values(), ids=HEADS.keys())
 @pytest.mark.parametrize("lengths", [[32] * 20, [32, 32, 500, 7, 32, 128]], ids=["queries", "mixed"])

@@ -79,9 +79,9 @@ BREACHES = (
     ),
     (
         "kernels",
-        "backends/torch/attention/flex.py",
+        "backends/torch/attention/triton.py",
         "import millpond.backends.torch.attention.varlen",
-        "flex -> millpond.backends.torch.attention.varlen",
+        "triton -> millpond.backends.torch.attention.varlen",
     ),
     ("torch", "cli/commands/env.py", "def late():\n    import transformers", "commands.env -> transformers"),
     ("vocabulary", "values/spec.py", "import torch", "values.spec -> torch"),

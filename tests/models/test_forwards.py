@@ -81,9 +81,9 @@ def test_the_table_of_distances_is_placed_once(monkeypatch):
     monkeypatch.setattr(deberta, "on_device", lambda table, device: placed.append(len(table)) or table)
     model = packed_deberta()
     for longest in (3, 8, 1, 9, 16, 10, 5):
-        batches = model._batches(Segments.of([longest, 2, 1]), torch.device("cpu"))
+        batches = model._batches.of(Segments.of([longest, 2, 1]), torch.device("cpu"))
         assert {length: rows.tolist() for length, rows in batches.distances.items()} == {
-            length: model.distances.rows(length).tolist() for length in {longest, 2, 1}
+            length: model._batches._rows(length).tolist() for length in {longest, 2, 1}
         }
     assert placed == [15, 31]
 
@@ -121,7 +121,7 @@ def test_tokens_that_are_not_keys_have_no_effect(row, monkeypatch):
         segments = Segments.of([8, 6], keys=keys)
         with torch.inference_mode():
             states = packed.layers[0](
-                packed.embeddings(ids, position_ids=positions)[0], packed._batches(segments, "cpu")
+                packed.embeddings(ids, position_ids=positions)[0], packed._batches.of(segments, "cpu")
             )
         return states[:5]
 

@@ -116,7 +116,7 @@ def test_blocks_of_rows_change_nothing(name, rows, folder_of, monkeypatch):
 
     def counted(self, hidden, mixed):
         taken.append(len(hidden))
-        feed(self, hidden, mixed)
+        return feed(self, hidden, mixed)
 
     monkeypatch.setattr(decoder.PackedLayer, "_feed", counted)
     monkeypatch.setattr(decoder, "_ROWS", rows)

@@ -364,7 +364,7 @@ def test_every_struct_of_the_header_is_compared():
 def test_the_numbers_of_kinds_are_those_of_the_header():
     names = {
         "StepKind": {key: value for key, value in vars(structs).items() if key in STEPS},
-        "NormKind": {"COPY": structs.COPY, "LAYER_NORM": structs.LAYER_NORM, "RMS_NORM": structs.RMS_NORM},
+        "NormKind": {key: value for key, value in vars(structs).items() if key in NORMS},
         "Stored": {key: value for key, value in vars(structs).items() if key.startswith("STORED_")},
         "Reading": {key: value for key, value in vars(structs).items() if re.fullmatch(r"\w+_ROWS?", key)},
     }
@@ -377,4 +377,5 @@ def test_the_numbers_of_kinds_are_those_of_the_header():
     assert set(structs.ACTIVATIONS.values()) == set(range(len(activations)))
 
 
-STEPS = ("EMBED", "NORM", "PRODUCT", "HEADS", "ATTENTION", "FEED", "ADAPT")
+NORMS = ("COPY", "LAYER_NORM", "RMS_NORM", "SCALE")
+STEPS = ("EMBED", "NORM", "PRODUCT", "HEADS", "ATTENTION", "FEED", "ADAPT", "EXPERTS", "CONVOLVE")

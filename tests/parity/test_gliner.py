@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.parity.gliner_oracle import Found, Oracle, by_package
+from tests.parity.gliner_oracle import Found, Oracle, Oracle2, by_package, by_package2
 from tests.tiny import SENTENCES, edit_json
-from tests.tiny.gliner import write_gliner
+from tests.tiny.gliner import write_gliner, write_gliner2
 
 from millpond import AsyncEngine, Engine, PoolingParams
 from millpond.errors import (
@@ -103,6 +103,69 @@ def test_equal_to_the_library(layout, checkpoint_of, engine_of, record_property)
     )
     record_property("error", worst)
     assert worst <= TOLERANCE
+
+
+# Entities of several labels may be equal, so their order says nothing.
+def _in_order(found: list[list[Found]]) -> list[list[Found]]:
+    return [sorted(own, key=lambda each: each[:3]) for own in found]
+
+
+TEXTS2 = [*TEXTS, "See https://a.b/c?d=e, or ask ada@x.org!", "The old mill stands where the river leaves the forest"]
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("counting", ["count_lstm", "count_lstm_v2"])
+@pytest.mark.parametrize("family", ["deberta-v2", "modernbert"])
+def test_entities_of_gliner2(family, counting, backend, checkpoint_of, engine_of, record_property):
+    folder = checkpoint_of(write_gliner2, family, counting=counting)
+    engine, oracle, worst, entities = engine_of(folder, backend=backend), Oracle2(folder), 0.0, 0
+    for options in ({}, {"threshold": 0.2}, {"threshold": 0.3, "nested": True}):
+        theirs = [oracle.entities(text, LABELS, **options) for text in TEXTS2]
+        worst = max(worst, difference(_in_order(found(engine, TEXTS2, **options)), _in_order(theirs)))
+        entities += sum(map(len, theirs))
+    record_property("error", worst)
+    assert worst <= TOLERANCE
+    assert entities > 20
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.skipif(find_spec("gliner2") is None, reason="the library gliner2 is not installed")
+@pytest.mark.parametrize("counting", ["count_lstm", "count_lstm_v2"])
+def test_equal_to_the_library_gliner2(counting, checkpoint_of, engine_of):
+    folder = checkpoint_of(write_gliner2, "modernbert", counting=counting)
+    texts = [text for text in TEXTS2 if text.strip()]
+    for threshold in (0.5, 0.2):
+        theirs = by_package2(folder, texts, LABELS, threshold=threshold)
+        ours = found(engine_of(folder), texts, threshold=threshold)
+        assert difference(_in_order(ours), _in_order(theirs)) <= TOLERANCE
+
+
+def test_a_gliner2_that_counts_no_structures_finds_nothing(checkpoint_of, engine_of):
+    folder = checkpoint_of(write_gliner2, "bert", structures=-50.0)
+    assert not any(engine_of(folder).token_classify(TEXTS, labels=LABELS, threshold=0.0))
+
+
+def test_notices_the_other_counting(checkpoint_of, engine_of):
+    """The same markers without the layers that make queries of them."""
+    folder = checkpoint_of(write_gliner2, "modernbert")
+    oracle = Oracle2(folder)
+    oracle._queries = lambda labels: labels
+    theirs = [oracle.entities(TEXTS[1], LABELS, threshold=0.2)]
+    assert difference(_in_order(found(engine_of(folder), TEXTS[1:2], threshold=0.2)), _in_order(theirs)) > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"architecture": "boundary"}, r"has architecture 'boundary' in config.json, .* it runs span"),
+        ({"counting_layer": "count_lstm_moe"}, r"has counting_layer 'count_lstm_moe'"),
+        ({"token_pooling": "mean"}, r"has token_pooling 'mean'"),
+    ],
+)
+def test_other_kinds_of_gliner2_are_refused(fields, message, tmp_path):
+    folder = write_gliner2(tmp_path / "model", **fields)
+    with pytest.raises(UnsupportedArchitectureError, match=message):
+        Engine(folder)
 
 
 @pytest.mark.parametrize("change", ["no LSTM", "another order of labels", "labels by their words", "one more word"])

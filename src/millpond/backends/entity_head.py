@@ -12,12 +12,17 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from millpond.checkpoints.layouts.gliner import BACKBONE, Gliner
+from millpond.backends.entity_queries import EntityQueries
+from millpond.checkpoints.layouts.gliner import Gliner
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import WeightMismatchError
 
 Matrix = npt.NDArray[np.float32]
+
+
+# GLiNER2's head for classes of texts.
+_UNREAD = ("classifier.",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,10 @@ class EntityHead:
             WeightMismatchError: A tensor is missing, has another shape, or is not known.
         """
         stored = stored_tensors(layout.folder)
-        tensors = _Tensors({name: each for name, each in stored.items() if not name.startswith(BACKBONE)}, layout)
+        tensors = _Tensors(
+            {name: each for name, each in stored.items() if not name.startswith((f"{layout.backbone}.", *_UNREAD))},
+            layout,
+        )
         width, self.layout = layout.hidden_size, layout
         encoder = int(layout.config["hidden_size"])
         self._projection = tensors.linear("token_rep_layer.projection", width, encoder) if encoder != width else None
@@ -65,8 +73,11 @@ class EntityHead:
             self._last = tensors.linear("scorer.out_mlp.3", 3, 4 * width)
         else:
             inner = (2 if layout.span_mode == "marker" else 4) * width
-            spans = "span_rep_layer.span_rep_layer"
-            self._label = [*tensors.two("prompt_rep_layer", 4 * width, width)]
+            spans = "span_rep.span_rep_layer" if layout.counting else "span_rep_layer.span_rep_layer"
+            if layout.counting:
+                self._queries = EntityQueries(layout.counting, width, tensors.take, tensors.linear)
+            else:
+                self._label = [*tensors.two("prompt_rep_layer", 4 * width, width)]
             self._start = [*tensors.two(f"{spans}.project_start", inner, width)]
             self._end = [*tensors.two(f"{spans}.project_end", inner, width)]
             self._out: list[_Linear] = (
@@ -82,6 +93,8 @@ class EntityHead:
     def logits(self, words: Sequence[Matrix], labels: Sequence[Matrix]) -> list[Matrix]:
         """For each text logits from the states of its words ``[w, d]`` and of its labels ``[c, d]``.
 
+        GLiNER2's labels have the state of another marker before them, ``[1 + c, d]``.
+
         Returns:
             Of spans ``[w, max_width, c]``, by first word and further words, minus infinity behind the last word; of a
             model that scores words ``[w, c, 3]``: whether an entity begins, ends, or goes on there.
@@ -95,7 +108,12 @@ class EntityHead:
 
     def _spans(self, words: Matrix, labels: Matrix) -> Matrix:
         width = self.layout.hidden_size
-        label = _two(self._label, labels)  # [c, d]
+        logits = np.full(
+            (len(words), self.layout.max_width, len(labels) - bool(self.layout.counting)), -np.inf, np.float32
+        )
+        label = self._queries(labels) if self.layout.counting else _two(self._label, labels)  # [c, d]
+        if label is None:
+            return logits
         begin, end = (np.maximum(_two(layers, words), 0) for layers in (self._start, self._end))  # [w, d]
         last = self._out[-1]
         by_label, offset = last.weight @ label.T, last.bias @ label.T  # [.., c], [c]
@@ -104,7 +122,6 @@ class EntityHead:
         else:
             first = self._out[0]
             begin, end = begin @ first.weight[:width] + first.bias, end @ first.weight[width:]  # [w, 4 d]
-        logits = np.full((len(words), self.layout.max_width, len(label)), -np.inf, dtype=np.float32)
         for more in range(min(self.layout.max_width, len(words))):
             both = begin[: len(words) - more] + end[more:]
             scored = both if len(self._out) == 1 else np.maximum(both, 0, out=both) @ by_label
@@ -164,7 +181,7 @@ class _Tensors:
         self._stored, self._folder = dict(stored), layout.folder
 
     def linear(self, name: str, out: int, into: int) -> _Linear:
-        weight, bias = self._take(f"{name}.weight", out, into), self._take(f"{name}.bias", out)
+        weight, bias = self.take(f"{name}.weight", out, into), self.take(f"{name}.bias", out)
         return _Linear(weight=np.ascontiguousarray(weight.T), bias=bias)
 
     def two(self, name: str, inner: int, width: int) -> tuple[_Linear, _Linear]:
@@ -174,13 +191,13 @@ class _Tensors:
         """The weights of a direction, whose state is half as wide as its input."""
         half, name = width // 2, f"l{layer}{suffix}"
         taken = [
-            self._take(f"rnn.lstm.weight_{kind}_{name}", 4 * half, size) for kind, size in (("ih", width), ("hh", half))
+            self.take(f"rnn.lstm.weight_{kind}_{name}", 4 * half, size) for kind, size in (("ih", width), ("hh", half))
         ]
-        bias = self._take(f"rnn.lstm.bias_ih_{name}", 4 * half) + self._take(f"rnn.lstm.bias_hh_{name}", 4 * half)
+        bias = self.take(f"rnn.lstm.bias_ih_{name}", 4 * half) + self.take(f"rnn.lstm.bias_hh_{name}", 4 * half)
         into, back = (np.ascontiguousarray(each.T) for each in taken)
         return _Direction(into=_Linear(weight=into, bias=bias), back=back)
 
-    def _take(self, name: str, *shape: int) -> Matrix:
+    def take(self, name: str, *shape: int) -> Matrix:
         tensor = self._stored.pop(name, None)
         if tensor is None or tensor.shape != shape:
             found = "is missing" if tensor is None else f"has the shape {tensor.shape}"

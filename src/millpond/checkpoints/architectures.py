@@ -18,6 +18,7 @@ from millpond.checkpoints.architecture import (
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
+    RELATIVE,
     REMBERT_MLM,
     ROFORMER_MLM,
     Architecture,
@@ -719,6 +720,8 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
         raise UnsupportedArchitectureError(
             f'{name} is a {claimed}, {kind}; {way_out} pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
         )
+    if row.takes_distances and config.get("position_embedding_type") in RELATIVE:  # of transformers 4 only
+        return replace(row, forward=_PLAN)
     return row
 
 

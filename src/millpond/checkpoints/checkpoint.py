@@ -14,7 +14,7 @@ from millpond.checkpoints.adapter import merged
 from millpond.checkpoints.gguf.tensors import LINK
 from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_encoder, read_cross_encoder
 from millpond.checkpoints.layouts.gliner import CONFIG as GLINER
-from millpond.checkpoints.layouts.gliner import read_gliner
+from millpond.checkpoints.layouts.gliner import is_gliner2, read_gliner, read_gliner2
 from millpond.checkpoints.layouts.late_interaction import names_colbert
 from millpond.checkpoints.layouts.listwise import read_listwise
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
@@ -129,7 +129,11 @@ def read_checkpoint(
     ``role``: that of the texts, which a Router has modules for.
     """
     source = merged(resolve(model, revision))
-    labelled = read_gliner(source.folder, source.name) if (source.folder / GLINER).is_file() else None
+    labelled = None
+    if (source.folder / GLINER).is_file():
+        labelled = read_gliner(source.folder, source.name)
+    elif is_gliner2(source.folder):
+        labelled = read_gliner2(source.folder, source.name)
     pairs = read_cross_encoder(source.folder) if is_cross_encoder(source.folder) else None
     if labelled is not None:
         layout = PipelineLayout(transformer=labelled.folder, max_seq_length=labelled.max_tokens, gliner=labelled)

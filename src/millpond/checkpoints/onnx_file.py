@@ -122,9 +122,14 @@ def _layer(product: _Node, readers: Mapping[str, list[_Node]]) -> str:
         at = _BIASED.get(reader.kind)
         added = reader.inputs if reader.kind == "Add" else reader.inputs[at : at + 1] if at is not None else ()
         bias = next((name for name in added if _is_parameter(name) and name.endswith(".bias")), None)
-        if bias is not None:
+        # A tied vocabulary head adds a bias of the module around it.
+        if bias is not None and (not product.layer or _last(bias.removesuffix(".bias")) == _last(product.layer)):
             return bias.removesuffix(".bias")
     return product.layer
+
+
+def _last(name: str) -> str:
+    return name.rpartition(".")[2]
 
 
 def _apart(

@@ -11,7 +11,8 @@ import json
 import logging
 import mmap
 import os
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from fnmatch import fnmatch
 from importlib.util import find_spec
@@ -30,6 +31,7 @@ from millpond.errors import ModelLoadError
 logger = logging.getLogger(__name__)
 
 _SAFE, _PICKLED = "model.safetensors", "pytorch_model.bin"
+_SHARD = re.compile(r"model-(\d+)-of-(\d+)\.safetensors")
 # Exports whose initializers are read, if there is nothing else; the quantized ones beside them are not.
 _EXPORTED = ("model.onnx", "model_optimized.onnx", "model_fp16.onnx")
 _RUNTIME = "name the folder or hub id of the checkpoint that it was exported from"
@@ -118,7 +120,8 @@ def check_pickles(places: Iterable[Path]) -> None:
 
 def _has_weights(folder: Path) -> bool:
     names = (f"{name}{end}" for name in (_SAFE, _PICKLED, LINK) for end in ("", ".index.json"))
-    return any((folder / name).is_file() for name in names) or exported_file(folder) is not None
+    others = exported_file(folder) is not None or bool(_unlisted_shards(folder))
+    return any((folder / name).is_file() for name in names) or others
 
 
 def exported_file(folder: Path) -> Path | None:
@@ -140,6 +143,9 @@ def _found(source: Source) -> str:
         if held:
             return f"weights as {form} only ({held[0]}), and {missing}, which are read here; {way_out}"
     stray = [name for name in names if name.endswith((".safetensors", ".bin"))]
+    shard = next((match for name in stray if (match := _SHARD.fullmatch(name))), None)
+    if shard is not None:
+        return f"{shard[0]}, and not all of the {int(shard[2])} files that it is one of; fetch the others"
     if stray:
         return f"{missing}, but {stray[0]}, whose name says nothing; rename it, if it holds the whole model"
     if not names:
@@ -225,16 +231,38 @@ def weight_files(folder: Path, only: tuple[str, ...] | None) -> dict[Path, tuple
             missing = sorted(file for file in set(shards.values()) if not (folder / file).is_file())
             if missing:
                 raise ModelLoadError(f"{folder} lacks {missing[0]}, which {index.name} names; is it complete?")
-            files: dict[Path, tuple[str, ...] | None] = {}
-            for file in sorted(set(shards.values())):
-                held = tuple(key for key in (only or ()) if shards.get(key) == file)
-                if only is None or held:
-                    files[folder / file] = None if only is None else held
-            return files
+            return _of_shards(folder, shards, only)
+    unlisted = _unlisted_shards(folder)
+    if unlisted:
+        shards = {}
+        for path in unlisted:
+            with damage(path), path.open("rb") as file:
+                shards.update(dict.fromkeys(_header(file)[1], path.name))
+        return _of_shards(folder, shards, only)
     exported = exported_file(folder)
     if exported is None:
         raise ModelLoadError(f"{folder} has neither {_SAFE} nor {_PICKLED}; is the checkpoint complete?")
     return {exported: only}
+
+
+def _of_shards(
+    folder: Path, shards: Mapping[str, str], only: tuple[str, ...] | None
+) -> dict[Path, tuple[str, ...] | None]:
+    """The files of the tensors in ``only`` (``None``: all), whose shards are known by name."""
+    files: dict[Path, tuple[str, ...] | None] = {}
+    for file in sorted(set(shards.values())):
+        held = tuple(key for key in (only or ()) if shards.get(key) == file)
+        if only is None or held:
+            files[folder / file] = None if only is None else held
+    return files
+
+
+def _unlisted_shards(folder: Path) -> list[Path]:
+    """All shards of a folder that lacks the file which lists them; empty if there are none, or one is missing."""
+    found = {match[1]: path for path in folder.glob("*.safetensors") if (match := _SHARD.fullmatch(path.name))}
+    count = {_SHARD.fullmatch(path.name)[2] for path in found.values()}  # type: ignore[index]
+    complete = len(count) == 1 and len(found) == int(next(iter(count)))
+    return sorted(found.values()) if complete else []
 
 
 def _pickle_refused(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,52 @@ class _DeviceRows:
 
     def scorer(self, rows: int, offsets: IndexArray) -> Scorer:
         """As :meth:`Rows.scorer`."""
+        if self.rows.device.type == "cuda" and find_spec("triton") is not None:
+            return partial(_score_by_kernel, tokens=self, offsets=_tensor(offsets).to(self.rows.device))
         return partial(_score, tokens=self, offsets=offsets)
+
+
+def _score_by_kernel(
+    queries: Ragged,
+    tokens: _DeviceRows,
+    offsets: torch.Tensor,  # int64 [n + 1]
+    *,
+    documents: IndexArray | None = None,
+    threads: int | None = None,
+) -> FloatArray:
+    """MaxSim by the compiled kernel, which reads each document's rows once for each query."""
+    from millpond.late_interaction.cuda_kernels import maxsim
+
+    rows, device = tokens.rows, tokens.rows.device
+    starts, lengths = offsets[:-1], offsets.diff()  # [n]
+    if documents is not None:
+        chosen = _tensor(documents).to(device)
+        starts, lengths = starts[chosen], lengths[chosen]
+    flat, scales = tokens.codec.queries(np.require(queries.flat, dtype=np.float32), rows.shape[1])
+    query = _tensor(flat).to(device)
+    scores = torch.zeros(len(queries), len(lengths), device=device)
+    if scores.numel() and len(query):
+        longest = int(queries.lengths.max())
+        with torch.cuda.device(device):
+            maxsim[(scores.numel(),)](
+                rows,
+                rows if tokens.scales is None else tokens.scales,
+                starts,
+                lengths,
+                query,
+                query if scales is None else _tensor(scales).to(device),
+                _tensor(queries.offsets).to(device),
+                scores,
+                *scores.shape,
+                rows.shape[1],
+                SCALED=scales is not None,
+                WIDTH=max(32, 1 << (rows.shape[1] - 1).bit_length()),
+                QUERY_TOKENS=min(64, max(16, 1 << max(0, longest - 1).bit_length())),
+                TOKENS=64,
+                num_warps=4,
+                num_stages=3,
+            )
+    return scores.cpu().numpy()
 
 
 def _score(

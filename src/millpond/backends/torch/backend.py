@@ -14,7 +14,7 @@ from millpond.backends.torch.cuda.streams import Cuda, Streams
 from millpond.backends.torch.forwards.linear import bound_compiled_products
 from millpond.backends.torch.inherited_pool import outside_inherited_pool
 from millpond.backends.torch.loading.load import load_backbone
-from millpond.backends.torch.loading.load_check import check_graphs, check_kernels
+from millpond.backends.torch.loading.load_check import check_kernels, check_model
 from millpond.backends.torch.loading.placement import resolve_devices, resolve_dtype
 from millpond.backends.torch.loading.quantize import check_quantization
 from millpond.backends.torch.model import TorchModel
@@ -53,13 +53,15 @@ def _load(description: ModelDescription, config: EngineConfig, check: bool | Non
 
             check_compiler(device)
     checked = is_on() if check is None else check
-    checks = check_kernels(devices, dtype, remembered=not check) if checked else []
+    on_cpu = any(device.type == "cpu" for device in devices)
+    checks = check_kernels(dtype, remembered=not check) if checked and on_cpu else []
     with loading_bar(os.path.basename(description.spec.name.rstrip("/"))):
         models = tuple(_model(description, device, dtype, quantization, compiled=config.compile) for device in devices)
     for model in models if checked else ():
         if model.placement.type == "cuda":
             vocabulary = int(stored.get("vocab_size") or 1)
-            checks += check_graphs(model, vocabulary=vocabulary, longest=description.spec.max_length)
+            longest = description.spec.max_length
+            checks += check_model(model, dtype, vocabulary=vocabulary, longest=longest, remembered=not check)
     return LoadedModels(models=models, dtype=str(dtype).removeprefix("torch."), checks=tuple(checks))
 
 

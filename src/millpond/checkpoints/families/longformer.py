@@ -13,7 +13,7 @@ _GLOBAL = re.compile(r"\.attention\.self\.(query|key|value)_global\.(weight|bias
 
 def translate(config: Mapping[str, Any], name: str) -> dict[str, Any]:
     """config.json with the window of each layer: an even number of tokens, half of them to each side."""
-    layers, given = int(config.get("num_hidden_layers", 12)), config.get("attention_window", 512)
+    layers, given = int(config.get("num_hidden_layers", 12)), config.get("attention_window") or 512
     windows = [int(window) for window in given] if isinstance(given, list) else [int(given)] * layers
     if len(windows) != layers or any(window < 2 or window % 2 for window in windows):
         raise ValueError(

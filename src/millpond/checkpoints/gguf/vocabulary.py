@@ -100,7 +100,10 @@ def _sentencepiece(file: GgufFile, tokens: list[str], folder: Path) -> dict[str,
         for token, score, kind in zip(tokens, scores, types, strict=True)
     )
     trainer = b"\x18\x02" + b"\x98\x02\x01"  # it merges pairs (field 3), and falls back to bytes (field 35)
-    (folder / "tokenizer.model").write_bytes(pieces + _field(2, trainer))
+    # Its normalizer puts a space before a text (field 3), and drops spaces at its ends and beside others (field 4).
+    before, fewer = _of(file, "add_space_prefix") is not False, bool(_of(file, "remove_extra_whitespaces"))
+    normalizer = b"\x18" + bytes([before]) + b"\x20" + bytes([fewer])
+    (folder / "tokenizer.model").write_bytes(pieces + _field(2, trainer) + _field(3, normalizer))
     return {
         "tokenizer_class": "GemmaTokenizer",
         "add_bos_token": _of(file, "add_bos_token") is not False,

@@ -1,7 +1,8 @@
-"""GLiNER: gliner_config.json and one weight file, in which an encoder has a head for labels of the caller's.
+"""GLiNER and GLiNER2: one weight file, in which an encoder has a head for labels of the caller's.
 
 An encoder reads the labels, each behind a marker, and then the words of a text; the head compares the states of words,
-or of spans between two words, with those of the markers (Zaratiana et al., 2023).
+or of spans between two words, with those of the markers (Zaratiana et al., 2023). GLiNER2 (Zaratiana et al., 2025) has
+other tasks too, of which the entities are read; a second head says whether there are any.
 """
 
 from __future__ import annotations
@@ -16,13 +17,16 @@ from millpond.checkpoints.weights import tensor_shapes
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError
 
 CONFIG = "gliner_config.json"
-BACKBONE = "token_rep_layer.bert_layer.model"  # what precedes the encoder's tensors
+# What precedes the encoder's tensors
+_BACKBONE, _BACKBONE2 = "token_rep_layer.bert_layer.model", "encoder"
 # A token that the library adds before its markers; nothing uses it.
 _ADDED_FIRST = "[FLERT]"
 _WORD_TABLES = ("word_embeddings.weight", "tok_embeddings.weight", "embed_tokens.weight", "shared.weight")
 # Tokens of a word at most: the library bounds words only, and the tokenizers of most checkpoints nothing.
 _TOKENS_OF_WORD = 16
+_WORDS2 = 2048  # most words of a text; the library gliner2 reads as many as there are
 SpanMode = Literal["markerV0", "marker", "token_level"]
+Counting = Literal["count_lstm", "count_lstm_v2"]
 # Fields whose value makes a model of another kind, and what that is.
 _OTHER_KINDS = {
     "labels_encoder": "a bi-encoder, which reads labels with a second encoder",
@@ -51,11 +55,13 @@ class Gliner:
     ent_token: str  # the marker before a label
     sep_token: str  # the marker behind the labels
     marks_label: bool  # whether the state of the marker stands for the label, or that of the token behind it
+    backbone: str = _BACKBONE  # what precedes the encoder's tensors
+    counting: Counting | None = None  # GLiNER2: what is computed from the markers before spans are compared with them
 
     @property
     def added_tokens(self) -> tuple[str, ...]:
         """Tokens that the tokenizer is to have, the markers at the end."""
-        return (_ADDED_FIRST, self.ent_token, self.sep_token)
+        return () if self.counting else (_ADDED_FIRST, self.ent_token, self.sep_token)
 
     @property
     def max_tokens(self) -> int:
@@ -82,15 +88,11 @@ def read_gliner(folder: Path, name: str) -> Gliner:
             raise ModelLoadError(f"{path} has no model_name, whose tokenizer and config.json the model needs")
         elsewhere = resolve_texts(base)
     config = encoder if isinstance(encoder, dict) else read_json_object(elsewhere / "config.json")
-    shapes = tensor_shapes(folder)
-    tables = [shape[0] for key, shape in shapes.items() if key.startswith(BACKBONE) and key.endswith(_WORD_TABLES)]
-    if not tables:
-        raise ModelLoadError(f"{name}: its weights have no encoder, whose tensors begin with {BACKBONE}")
     return Gliner(
         folder=folder,
         tokenizer=folder if own else elsewhere,
         # The library fills in DeBERTa where encoder_config has no model_type. Class names are those of other heads.
-        config={"model_type": "deberta-v2", **config, "vocab_size": tables[0], "architectures": None},
+        config=_encoder_config(folder, {"model_type": "deberta-v2", **config}, _BACKBONE, name),
         span_mode=stored.get("span_mode", "markerV0"),
         hidden_size=_positive(stored, "hidden_size", 512, path),
         max_width=_positive(stored, "max_width", 12, path),
@@ -102,11 +104,54 @@ def read_gliner(folder: Path, name: str) -> Gliner:
     )
 
 
+def is_gliner2(folder: Path) -> bool:
+    """Whether config.json is that of a GLiNER2."""
+    path = folder / "config.json"
+    return path.is_file() and read_json_object(path).get("model_type") == "extractor"
+
+
+def read_gliner2(folder: Path, name: str) -> Gliner:
+    """The layout of a GLiNER2, whose encoder's config.json has a folder of its own; raises as :func:`read_gliner`."""
+    path = folder / "config.json"
+    stored = read_json_object(path)
+    known = (
+        ("architecture", "span", ("span",)),
+        ("counting_layer", "count_lstm", get_args(Counting)),
+        ("token_pooling", "first", ("first",)),
+    )
+    _check_fields(stored, known, name, path.name)
+    config = read_json_object(folder / "encoder_config" / "config.json")
+    return Gliner(
+        folder=folder,
+        tokenizer=folder,
+        config=_encoder_config(folder, config, _BACKBONE2, name),
+        span_mode="markerV0",
+        hidden_size=_positive(config, "hidden_size", 0, path),
+        max_width=_positive(stored, "max_width", 8, path),
+        max_words=_WORDS2,
+        layers=0,
+        ent_token="[E]",
+        sep_token="[SEP_TEXT]",
+        marks_label=True,
+        backbone=_BACKBONE2,
+        counting=stored.get("counting_layer") or "count_lstm",
+    )
+
+
+def _encoder_config(folder: Path, config: Mapping[str, Any], lead: str, name: str) -> dict[str, Any]:
+    """An encoder's config.json with the rows that its table has."""
+    shapes = tensor_shapes(folder).items()
+    tables = [shape[0] for key, shape in shapes if key.startswith(f"{lead}.") and key.endswith(_WORD_TABLES)]
+    if not tables:
+        raise ModelLoadError(f"{name}: its weights have no encoder, whose tensors begin with {lead}")
+    return {**config, "vocab_size": tables[0], "architectures": None}
+
+
 def of_backbone(tensors: Mapping[str, Any], layout: Gliner | None) -> Mapping[str, Any]:
     """The encoder's tensors of a GLiNER under the encoder's own names; of another checkpoint, all as they are."""
     if layout is None:
         return tensors
-    lead = f"{BACKBONE}."
+    lead = f"{layout.backbone}."
     return {name.removeprefix(lead): tensor for name, tensor in tensors.items() if name.startswith(lead)}
 
 
@@ -123,11 +168,17 @@ def _check_kind(stored: Mapping[str, Any], name: str) -> None:
         ("words_splitter_type", "whitespace", ("whitespace",)),
         ("model_type", "gliner", ("gliner", "gliner_uni_encoder_span", "gliner_uni_encoder_token")),
     )
+    _check_fields(stored, known, name, CONFIG)
+
+
+def _check_fields(
+    stored: Mapping[str, Any], known: tuple[tuple[str, str, tuple[str, ...]], ...], name: str, file: str
+) -> None:
     for field, default, values in known:
         value = stored.get(field) or default
         if value not in values:
             raise UnsupportedArchitectureError(
-                f"{name} has {field} {value!r} in {CONFIG}, which millpond does not run; it runs {', '.join(values)}"
+                f"{name} has {field} {value!r} in {file}, which millpond does not run; it runs {', '.join(values)}"
             )
 
 

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from millpond.backends.entity_head import EntityHead
+from millpond.checkpoints.layouts.gliner import Gliner
 from millpond.engine.composite.gather import combine
 from millpond.engine.input.entity_prompt import EntityPrompt, EntityText
 from millpond.engine.schedule.call import OnMatrices
@@ -78,10 +79,10 @@ def find(
         words = [_rows(matrix, distinct[slot].words) for slot, matrix in zip(slots, matrices, strict=True)]
         of_labels = [matrix[distinct[slot].labels] for slot, matrix in zip(slots, matrices, strict=True)]
         for slot, logits in zip(slots, head.logits(words, of_labels), strict=True):
-            found[slot] = decode(logits, params, of_words=head.layout.span_mode == "token_level")
+            found[slot] = decode(logits, params, head.layout)
 
     def assemble(outputs: list[TokenEmbeddingOutput]) -> TokenClassificationOutput:
-        spans = [[] if each is None else found[slot_of[each.ids]] for each in inputs]
+        spans = [[] if each is None else _inside(found[slot_of[each.ids]], each) for each in inputs]
         rows = [np.array([span.scores for span in each]).reshape(-1, len(labels)) for each in spans]
         entities = tuple(
             [] if each is None else [_entity(span, each, text, labels) for span in own]
@@ -105,29 +106,40 @@ def _rows(matrix: FloatArray, words: npt.NDArray[np.int64]) -> FloatArray:
     return rows
 
 
+def _inside(spans: list[_Span], text_input: EntityText) -> list[_Span]:
+    """The spans with characters of the text, to whose end a sign may have been added."""
+    return [span for span in spans if text_input.spans[span.start][0] < text_input.spans[span.end][1]]
+
+
 def _entity(span: _Span, text_input: EntityText, text: str, labels: Sequence[str]) -> Entity:
     start, end = text_input.spans[span.start][0], text_input.spans[span.end][1]
     return Entity(label=labels[span.column], score=span.score, start=start, end=end, text=text[start:end])
 
 
-def decode(logits: FloatArray, params: PoolingParams, *, of_words: bool) -> list[_Span]:
-    """The spans of a text, from its ``logits [w, width, c]`` of spans or, if ``of_words``, ``[w, c, 3]`` of words.
+def decode(logits: FloatArray, params: PoolingParams, layout: Gliner) -> list[_Span]:
+    """The spans of a text, from its ``logits [w, width, c]`` of spans or ``[w, c, 3]`` of words.
 
     The surest come first, and exclude those that overlap with them: all, or, if they may be nested, those of which
-    neither is inside the other. Two labels of one span exclude each other unless ``multi_label``.
+    neither is inside the other. Two labels of one span exclude each other unless ``multi_label``. GLiNER2's labels
+    exclude no others' spans, and a span of its may be as probable as the threshold.
     """
     threshold = THRESHOLD if params.threshold is None else params.threshold
     probs = activate(logits, "sigmoid")
-    candidates = list(_from_words(probs, threshold) if of_words else _from_spans(probs, threshold))
+    if layout.span_mode == "token_level":
+        candidates = list(_from_words(probs, threshold))
+    else:
+        sure = probs >= threshold if layout.counting else probs > threshold
+        candidates = list(_from_spans(probs, sure & np.isfinite(logits)))
     kept: list[_Span] = []
     for span in sorted(candidates, key=lambda span: -span.score):
-        if not any(_excludes(other, span, params) for other in kept):
+        others = [other for other in kept if other.column == span.column or not layout.counting]
+        if not any(_excludes(other, span, params) for other in others):
             kept.append(span)
     return sorted(kept, key=lambda span: span.start)
 
 
-def _from_spans(probs: FloatArray, threshold: float) -> Iterator[_Span]:
-    for start, more, column in zip(*(axis.tolist() for axis in np.nonzero(probs > threshold)), strict=True):
+def _from_spans(probs: FloatArray, chosen: npt.NDArray[np.bool_]) -> Iterator[_Span]:
+    for start, more, column in zip(*(axis.tolist() for axis in np.nonzero(chosen)), strict=True):
         scores = probs[start, more]
         yield _Span(start, start + more, column, float(scores[column]), scores)
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from millpond.backends.backend import Ints, OutputSpec, PackedBatch
 from millpond.engine.schedule.request import Prefix, Request
+from millpond.values.inputs import TokenIds
 
 PrefixOwners = dict[Prefix, tuple[int, np.ndarray]]  # each shared prefix with its index in the row and its ids
 
@@ -49,15 +50,14 @@ def pack(requests: Sequence[Request], *, position_offset: int) -> PackedRequests
     if any(request.attended is not None for request in ordered):
         keys = [request.length if request.attended is None else request.attended for request in ordered]
     adapters = [request.call.plan.adapter for request in ordered]
-    # A text without tokens after its prompt still has one row to pool.
-    skips = [min(request.skip, request.length - 1) for request in ordered]
+    skips = _skips(ordered)
     batch = PackedBatch(
         bounds=bounds,
         ids=ids,
         positions=positions,
         types=_types(ordered) if any(request.types is not None for request in ordered) else None,
         adapters=np.repeat(np.array(adapters, dtype=np.int32), lengths) if max(adapters) >= 0 else None,
-        skip=np.array(skips, dtype=np.int32) if any(skips) else None,
+        skip=np.array(skips, dtype=np.int32) if skips is not None else None,
         keys=keys,
         prefixes=_prefix_owner_of(ordered, owners),
     )
@@ -79,6 +79,16 @@ def _prefix_owners(requests: Sequence[Request]) -> PrefixOwners:
             owners[prefix] = (len(owners), request.ids[: prefix.length])
         seen[prefix] = request
     return owners
+
+
+def _skips(requests: Sequence[Request]) -> list[int] | None:
+    """The prompt tokens of each request that pooling leaves out; ``None`` if there are none."""
+    calls = {id(request.call): request.call for request in requests}
+    if not any(call.plan.skip or TokenIds in call.kinds for call in calls.values()):
+        return None
+    # A text without tokens after its prompt still has one row to pool.
+    skips = [min(request.skip, request.length - 1) for request in requests]
+    return skips if any(skips) else None
 
 
 def _length(request: Request) -> int:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +17,16 @@ from millpond.errors import InputTooLongError, InvalidRequestError, ModelLoadErr
 from millpond.tasks import Truncate
 
 _WORD = re.compile(r"\w+(?:[-_]\w+)*|\S")  # joined by hyphens and underscores; every other sign is a word
+_ENDS = (".", "!", "?")
+
+
+@cache
+def _words_of_gliner2() -> re.Pattern[str]:
+    """Addresses are words, and marks belong to the letters that they stand on."""
+    marks = "".join(chr(code) for code in range(0x110000) if unicodedata.category(chr(code)).startswith("M"))
+    letter = rf"[\w{marks}\u200c\u200d]"
+    addresses = r"https?://\S+|www\.\S+|[a-z0-9._%+-]+@[a-z0-9.-]+\.[a-z]{2,}|@[a-z0-9_]+"
+    return re.compile(rf"{addresses}|{letter}+(?:[-_]{letter}+)*|\S", re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -23,7 +35,8 @@ class EntityText:
 
     ids: tuple[int, ...]  # with the labels' and special tokens
     words: npt.NDArray[np.int64]  # [words] index of each word's first token; -1: it has none, or it was cut
-    labels: npt.NDArray[np.int64]  # [labels] index of the token that stands for each label
+    # [labels] index of the token that stands for each label; of GLiNER2 behind that of the first marker
+    labels: npt.NDArray[np.int64]
     spans: tuple[tuple[int, int], ...]  # [words] characters of each word in the text
     truncated: bool
 
@@ -33,6 +46,7 @@ class EntityPrompt:
 
     def __init__(self, layout: Gliner, tokenizer: TextTokenizer) -> None:
         self._layout, self._tokenizer = layout, tokenizer
+        self._word = _words_of_gliner2() if layout.counting else _WORD
         if tokenizer.token_id(layout.ent_token) is None:
             raise ModelLoadError(f"{layout.tokenizer}: the tokenizer has no token {layout.ent_token}")
 
@@ -47,11 +61,13 @@ class EntityPrompt:
         self, texts: Sequence[str], labels: Sequence[str], *, limit: int, truncate: Truncate
     ) -> list[EntityText | None]:
         """Each text's input of at most ``limit`` tokens; ``None`` for a text without words."""
-        words = [[(match.group(), *match.span()) for match in _WORD.finditer(text)] for text in texts]
+        words = [self._words(text) for text in texts]
         kept = [self._cut(each, truncate, i) for i, each in enumerate(words)]
-        prompt = [part for label in labels for part in (self._layout.ent_token, label)] + [self._layout.sep_token]
+        prompt, markers = self._prompt(labels)
         read = [i for i, each in enumerate(kept) if each]
-        encodings = self._tokenizer.encode_words([prompt + [word for word, _, _ in kept[i]] for i in read])
+        encodings = self._tokenizer.encode_words(
+            [prompt + [word for word, _, _ in kept[i]] for i in read], special_tokens=not self._layout.counting
+        )
         inputs: list[EntityText | None] = [None] * len(texts)
         for i, encoding in zip(read, encodings, strict=True):
             ids = np.array(encoding.ids, dtype=np.int64)
@@ -60,7 +76,7 @@ class EntityPrompt:
             numbers, places = np.unique(of_word, return_index=True)
             first[numbers[numbers >= 0]] = places[numbers >= 0]
             if (first[: len(prompt)] < 0).any():
-                label = labels[int(np.argmin(first[: len(prompt)])) // 2]
+                label = prompt[int(np.argmin(first[: len(prompt)]))]
                 raise InvalidRequestError(f"the label {label!r} has no tokens; choose words that the model can read")
             cut = len(ids) > limit
             if cut:
@@ -69,15 +85,32 @@ class EntityPrompt:
                         f"the text at index {i} and its labels have {len(ids)} tokens, more than {limit}; shorten it"
                     )
                 ids, first = self._cut_tokens(ids, of_word, first, len(prompt), limit)
-            markers = first[: 2 * len(labels) : 2]
+            of_labels = first[markers]
             inputs[i] = EntityText(
                 ids=tuple(ids.tolist()),
                 words=first[len(prompt) :],
-                labels=markers if self._layout.marks_label else markers + 1,
+                labels=of_labels if self._layout.marks_label else of_labels + 1,
                 spans=tuple((start, end) for _, start, end in kept[i]),
                 truncated=cut or len(kept[i]) < len(words[i]),
             )
         return inputs
+
+    def _words(self, text: str) -> list[tuple[str, int, int]]:
+        """Each word as the model reads it, and its characters; GLiNER2 folds words, and ends every text with a sign."""
+        words = [(match.group(), *match.span()) for match in self._word.finditer(text)]
+        if not self._layout.counting or not words:
+            return words
+        end = [] if text.endswith(_ENDS) else [(".", len(text), len(text))]
+        return [(word.lower(), start, stop) for word, start, stop in words] + end
+
+    def _prompt(self, labels: Sequence[str]) -> tuple[list[str], list[int]]:
+        """What stands before a text, and which parts of it are the markers whose states are read."""
+        named = [part for label in labels for part in (self._layout.ent_token, label)]
+        if not self._layout.counting:
+            return [*named, self._layout.sep_token], [*range(0, len(named), 2)]
+        before = ["(", "[P]", "entities", "("]
+        markers = [1, *range(len(before), len(before) + len(named), 2)]
+        return [*before, *named, ")", ")", self._layout.sep_token], markers
 
     def _cut(self, words: list[tuple[str, int, int]], truncate: Truncate, index: int) -> list[tuple[str, int, int]]:
         """At most as many words as the model reads."""

@@ -226,7 +226,7 @@ def _adapter(params: PoolingParams, spec: ModelSpec) -> int:
 
 def check_spans(items: Sequence[Item], task: Task, plan: Plan) -> None:
     """Refuse texts with spans, except for plain token embeddings."""
-    if plan.form == "colbert" or task != "token_embed":
+    if (plan.form == "colbert" or task != "token_embed") and SpannedText in set(map(type, items)):
         for i, item in enumerate(items):
             if isinstance(item, SpannedText):
                 what = "a late-interaction checkpoint" if plan.form == "colbert" else task

@@ -18,7 +18,7 @@ _LEAST_BATCHES = 3
 # A chunk has the tokens of this many batches at least; the first one of a call has the tokens of one, to start sooner.
 _CHUNK_BATCHES = 2
 # It also has this many texts, since more sort better by length, but of long texts not more than have this many tokens.
-CHUNK_TEXTS = 1024
+_CHUNK_TEXTS = 1024
 _CHUNK_TOKENS = 1 << 16
 # Tokens of a character before any text was tokenized, and the characters that special tokens and a prompt stand for.
 _PER_CHARACTER = 0.25
@@ -64,14 +64,14 @@ class Backlog:
         with self._lock:
             return self._left == self._in_flight == 0
 
-    def take(self, waiting: int, *, least: int = 1) -> TokenizeChunk | None:
+    def take(self, waiting: int) -> TokenizeChunk | None:
         """The next chunk, which is in flight until it is :meth:`done`; ``None`` if it is not time for one."""
         with self._lock:
             texts = waiting + self._texts_in_flight
             enough = texts >= _LEAST_TEXTS and texts * self._per_text >= _LEAST_BATCHES * self._batch_tokens
             if not self._left or self._in_flight >= self._feeders or enough:
                 return None
-            count, tokens = self._next(least)
+            count, tokens = self._next()
             slots = self._slots[self._left - count : self._left].tolist()
             chunk = TokenizeChunk(slots=slots, tokens=tokens, per_character=self._per_character)
             self._left -= count
@@ -89,12 +89,12 @@ class Backlog:
             # Scale this chunk's own estimate; chunks started together share the previous one.
             self._per_character = chunk.per_character * tokens / chunk.tokens
 
-    def _next(self, least: int) -> tuple[int, float]:
+    def _next(self) -> tuple[int, float]:
         """Number of texts in the next chunk, and their estimated tokens."""
         wanted = (_CHUNK_BATCHES if self._per_text else 1) * self._batch_tokens
-        most = max(least, CHUNK_TEXTS, wanted)  # no text has less than one token
+        most = max(_CHUNK_TEXTS, wanted)  # no text has less than one token
         sizes = self._sizes[max(0, self._left - most) : self._left][::-1]
         tokens = np.cumsum(np.minimum(self._limit, self._per_character * (sizes + _MORE_CHARACTERS)))
         enough, plenty = np.searchsorted(tokens, (wanted, _CHUNK_TOKENS)) + 1
-        count = min(len(sizes), max(least, int(enough), min(CHUNK_TEXTS, int(plenty))))
+        count = min(len(sizes), max(int(enough), min(_CHUNK_TEXTS, int(plenty))))
         return count, float(tokens[count - 1])

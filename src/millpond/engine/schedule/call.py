@@ -80,6 +80,7 @@ class Call:
         distinct = dict.fromkeys(items)
         self.size = len(items)
         self.items = list(distinct)  # by slot
+        self.kinds = frozenset(map(type, self.items))
         self._slot_of: npt.NDArray[np.int64] | None = None  # [size] each item's slot, if there are duplicates
         if len(distinct) < len(items):
             slots = {item: slot for slot, item in enumerate(distinct)}

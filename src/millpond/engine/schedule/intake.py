@@ -13,7 +13,7 @@ import numpy as np
 
 from millpond.cache.errors import CacheFileError
 from millpond.engine.input.encode import InputEncoder
-from millpond.engine.schedule.backlog import CHUNK_TEXTS, Backlog, TokenizeChunk
+from millpond.engine.schedule.backlog import Backlog, TokenizeChunk
 from millpond.engine.schedule.call import Call
 from millpond.engine.schedule.committer import CacheErrors
 from millpond.engine.schedule.request import Request, shared_prefixes
@@ -172,8 +172,7 @@ class Intake:
         call.continues = True
         if call.done:  # cancelled meanwhile; drop() came before there was a backlog to drop
             return self.drop(call)
-        # If this thread is in a callback, the intake's may wait for it: it does more at once.
-        chunk = backlog.take(0, least=CHUNK_TEXTS if inline else 1)
+        chunk = backlog.take(0)
         assert chunk is not None
         self.refill(call, 0)
         if inline or self._thread_for(call, chunk.slots) is self._threads:

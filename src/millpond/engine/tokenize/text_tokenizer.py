@@ -244,10 +244,12 @@ class TextTokenizer:
         with turn(texts):
             return encode([self.fold(text) for text in texts], add_special_tokens=special_tokens)
 
-    def encode_words(self, texts: Sequence[Sequence[str]]) -> list[Encoding]:
-        """Each text, given as words that are tokenized one by one, with the special tokens around it."""
+    def encode_words(self, texts: Sequence[Sequence[str]], *, special_tokens: bool) -> list[Encoding]:
+        """Each text, given as words that are tokenized one by one, with special tokens around it or without them."""
         with turn([word for words in texts for word in words]):
-            return self._backend.encode_batch([list(words) for words in texts], is_pretokenized=True)
+            return self._backend.encode_batch(
+                [list(words) for words in texts], is_pretokenized=True, add_special_tokens=special_tokens
+            )
 
     def prompt_length(self, prompt: str) -> int:
         """Tokens that ``prompt`` adds at the front; leading special tokens count, as in sentence-transformers."""

@@ -67,7 +67,7 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, 
         # There torch has a fused kernel for grouped heads only in half precision without a mask; otherwise it would
         # write out all scores.
         k, v, groups = k.repeat_interleave(groups, 1), v.repeat_interleave(groups, 1), 1
-    return F.scaled_dot_product_attention(
+    mixed = F.scaled_dot_product_attention(
         q,
         k,
         v,
@@ -76,6 +76,9 @@ def _fused(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, 
         scale=masking.scale,
         enable_gqa=groups > 1,
     )
+    if q.device.type == "cuda" and mask is not None and masking.window is not None and keys < before + length:
+        return mixed.masked_fill(~mask.any(-1, keepdim=True), 0.0)  # torch's fused kernels give NaN there
+    return mixed
 
 
 def _explicit(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, masking: Masking, before: int) -> torch.Tensor:

@@ -3,20 +3,51 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import cache
 
 import torch
 from torch import Tensor
 
 from millpond.backends.kernel_check import disabled
-from millpond.backends.torch.attention import flex, matmul_attention, native, sdpa, varlen
+from millpond.backends.torch.attention import matmul_attention, native, sdpa, triton, varlen
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Kernel, KernelError, Masking
 
 logger = logging.getLogger(__name__)
 
 # Fastest first. The last one fits every call.
-KERNELS: tuple[Kernel, ...] = (native, matmul_attention, varlen, flex, sdpa)
+KERNELS: tuple[Kernel, ...] = (native, matmul_attention, triton, varlen, sdpa)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallKind:
+    """What of a call decides which code of a kernel serves it, lengths left out."""
+
+    heads: int
+    kv_heads: int
+    dim: int
+    causal: bool
+    window: bool
+    softcap: bool
+    bias: bool
+
+
+_observed: ContextVar[set[CallKind] | None] = ContextVar("observed", default=None)
+
+
+@contextmanager
+def observed() -> Iterator[set[CallKind]]:
+    """The kinds of the calls that this thread makes in the block; the last kernel of the table serves them."""
+    kinds: set[CallKind] = set()
+    token = _observed.set(kinds)
+    try:
+        yield kinds
+    finally:
+        _observed.reset(token)
 
 
 def select(query: Tensor, key: Tensor, value: Tensor, segments: Segments, masking: Masking) -> Kernel:
@@ -35,6 +66,10 @@ def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, maskin
     A kernel that finds out only now that it cannot run such calls is followed by the next one, with one warning. With
     debug logging, the first call of each kind logs the kernel that served it.
     """
+    kinds = _observed.get()
+    if kinds is not None:
+        kinds.add(_kind_of(query, key, masking))
+        return KERNELS[-1].attend(query, key, value, segments, masking)
     kernel = select(query, key, value, segments, masking)
     if logger.isEnabledFor(logging.DEBUG):
         heads, kv_heads, called = query.shape[1:], key.shape[1], options(segments, masking)
@@ -44,6 +79,18 @@ def attend(query: Tensor, key: Tensor, value: Tensor, segments: Segments, maskin
     except KernelError as error:
         logger.warning("%s", error)
     return attend(query, key, value, segments, masking)  # the kernel no longer fits such calls
+
+
+def _kind_of(query: Tensor, key: Tensor, masking: Masking) -> CallKind:
+    return CallKind(
+        heads=query.shape[1],
+        kv_heads=key.shape[1],
+        dim=query.shape[2],
+        causal=masking.causal,
+        window=masking.window is not None,
+        softcap=masking.softcap is not None,
+        bias=masking.bias is not None,
+    )
 
 
 def options(segments: Segments, masking: Masking) -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -42,13 +42,20 @@ _SEGMENTS: tuple[dict[str, Any], ...] = (
     {"keys": tuple(max(1, length // 3) for length in LENGTHS)},
     {"prefixes": (-1, -1, -1, 2)},
 )
+# Lengths of batches for which a kernel may have different code: blocks of 16, 32 and 64 queries, and more than one.
+_BLOCKS = ((5, 16), (20, 3, 32), LENGTHS, (130, 7), (300,))
 
 
 # --- The rows of the attention kernels ------------------------------------------------------------------------------
 
 
-def attention_rows(device: torch.device, dtype: torch.dtype) -> list[Row]:
-    """The kernels of the table that this machine has, but for the reference itself."""
+def attention_rows(
+    device: torch.device, dtype: torch.dtype, kinds: Collection[kernels.CallKind] | None = None
+) -> list[Row]:
+    """The kernels of the table that this machine has, but for the reference itself.
+
+    ``kinds``: the calls of a model, in lengths for which a kernel has different code; ``None``: typical calls.
+    """
     rows = []
     for kernel in kernels.KERNELS:
         itself = kernel is kernels.KERNELS[-1] and device.type == "cpu" and dtype is torch.float32
@@ -58,21 +65,23 @@ def attention_rows(device: torch.device, dtype: torch.dtype) -> list[Row]:
                 name=kernel.NAME,
                 precision=str(dtype).removeprefix("torch."),
                 device=device_name(device),
-                made_of=made_of(),
-                cases=partial(_attention_cases, kernel, device, dtype),
+                made_of=made_of() if kinds is None else f"{made_of()}, {sorted(map(repr, kinds))}",
+                cases=partial(_attention_cases, kernel, device, dtype, kinds),
             )
             rows.append(row if kernel is not kernels.KERNELS[-1] else replace(row, otherwise=_NO_OTHER))
     return rows
 
 
-def _attention_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -> Iterator[Case]:
-    """Every typical call that a kernel fits; each head of a token is compared by itself."""
-    for heads, fields, segments in product(_HEADS, _MASKINGS, _SEGMENTS):
+def _attention_cases(
+    kernel: Kernel, device: torch.device, dtype: torch.dtype, kinds: Collection[kernels.CallKind] | None
+) -> Iterator[Case]:
+    """Every typical call that a kernel fits, or those of a model; each head of a token is compared by itself."""
+    for heads, fields, segments, lengths in _typical() if kinds is None else _of_kinds(kinds):
         shares = "prefixes" in segments  # as rerankers do, on a CPU
         if shares and (device.type != "cpu" or not fields.get("causal")):
             continue
         words = f"{heads[0]} heads of {heads[2]}" + ("" if heads[1] == heads[0] else f", {heads[1]} for keys")
-        call = _call(heads, fields, segments, device, dtype)
+        call = _call(heads, fields, segments, device, dtype, lengths)
         if not kernel.fits(*call):
             continue
         yield Case(
@@ -80,6 +89,22 @@ def _attention_cases(kernel: Kernel, device: torch.device, dtype: torch.dtype) -
             found=partial(computed, device, partial(_attended, kernel, call)),
             expected=lambda call=call: reference(*call).flatten(0, 1).numpy(),  # type: ignore[misc]
         )
+
+
+_Made = tuple[tuple[int, int, int], dict[str, Any], dict[str, Any], Sequence[int]]
+
+
+def _typical() -> Iterator[_Made]:
+    for heads, fields, segments in product(_HEADS, _MASKINGS, _SEGMENTS):
+        yield heads, fields, segments, LENGTHS
+
+
+def _of_kinds(kinds: Collection[kernels.CallKind]) -> Iterator[_Made]:
+    for kind, lengths in product(sorted(kinds, key=repr), _BLOCKS):
+        fields: dict[str, Any] = {"causal": kind.causal, "bias": kind.bias}
+        fields |= {"window": 9} if kind.window else {}
+        fields |= {"softcap": 2.0} if kind.softcap else {}
+        yield (kind.heads, kind.kv_heads, kind.dim), fields, {}, lengths
 
 
 def _attended(kernel: Kernel, call: tuple[Any, ...]) -> torch.Tensor:
@@ -137,6 +162,7 @@ def _call(
     segments: dict[str, Any],
     device: torch.device,
     dtype: torch.dtype,
+    lengths: Sequence[int],
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, Segments, Masking]:
     query_heads, kv_heads, dim = heads
     random = torch.Generator().manual_seed(0)
@@ -145,11 +171,11 @@ def _call(
         return torch.randn(shape, generator=random).to(device=device, dtype=dtype)
 
     # Queries, keys and values side by side, as most models compute them.
-    states = drawn(sum(LENGTHS), query_heads + 2 * kv_heads, dim)
+    states = drawn(sum(lengths), query_heads + 2 * kv_heads, dim)
     query, key, value = states.split((query_heads, kv_heads, kv_heads), dim=1)
-    bias = drawn(query_heads, max(LENGTHS), max(LENGTHS)) if fields.get("bias") else None
+    bias = drawn(query_heads, max(lengths), max(lengths)) if fields.get("bias") else None
     masking = Masking(scale=2 * dim**-0.5, **{"causal": False, **fields, "bias": bias})
-    return query, key, value, Segments.of(LENGTHS, device, **segments), masking
+    return query, key, value, Segments.of(lengths, device, **segments), masking
 
 
 def _computes(device: torch.device) -> bool:

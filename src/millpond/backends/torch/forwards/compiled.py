@@ -95,13 +95,14 @@ class CompiledPart:
         self.failed = False
         self.warming = False
 
-    def __call__(self, module: nn.Module, rows: torch.Tensor, *others: torch.Tensor) -> Any:
-        """The method's result; ``others`` have as many rows as ``rows``."""
+    def __call__(self, module: nn.Module, rows: torch.Tensor, *others: torch.Tensor | None) -> Any:
+        """The method's result; ``others`` have as many rows as ``rows``, or are not there."""
         if self.failed or len(rows) < self._least:
             return self._written(module, rows, *others)
         if self.warming:
             for tensor in (rows, *others):
-                torch._dynamo.maybe_mark_dynamic(tensor, 0)
+                if tensor is not None:
+                    torch._dynamo.maybe_mark_dynamic(tensor, 0)
         try:
             return self._compiled(module, rows, *others)
         except (torch._dynamo.exc.TorchDynamoException, OSError) as error:  # raised before anything has run
@@ -152,9 +153,10 @@ def _replace(backbone: nn.Module, *, least: int) -> list[CompiledPart]:
             method = getattr(type(module), name)
             part = parts.setdefault((type(module), name), CompiledPart(method, least=least))
             setattr(module, name, partial(part, module))
-        for name, layer in list(module.named_children()) if names else ():
-            if isinstance(layer, ReorderedLinear | Int8Linear):
-                setattr(module, name, OpaqueLinear(layer, layer.out_features))
+        for parent in list(module.modules()) if names else ():
+            for name, layer in list(parent.named_children()):
+                if isinstance(layer, ReorderedLinear | Int8Linear):
+                    setattr(parent, name, OpaqueLinear(layer, layer.out_features))
     return list(parts.values())
 
 

@@ -14,8 +14,9 @@ from torch import nn
 from millpond.backends.torch.attention.kernels import attend
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.forwards.add_norm import add_and_norm
 from millpond.backends.torch.forwards.encoder import Output
-from millpond.backends.torch.forwards.linear import joined
+from millpond.backends.torch.forwards.linear import GatedProduct, joined
 from millpond.backends.torch.forwards.rms_norm import RMSNorm
 from millpond.backends.torch.forwards.rotary import apply_rotary
 from millpond.checkpoints.architecture import Architecture, DecoderTraits
@@ -72,6 +73,7 @@ class PackedDecoder(nn.Module):
         ``use_cache`` is an argument of transformers' classes; there is no key-value cache.
         """
         hidden = self.embeddings(input_ids)[0]  # [tokens, hidden]
+        states: torch.Tensor | None = None
         rotary: dict[str | None, CosSin] = {}
         for layer in self.layers:
             assert isinstance(layer, PackedLayer)
@@ -79,8 +81,9 @@ class PackedDecoder(nn.Module):
             if kind not in rotary:
                 cos, sin = self.rotary(hidden, position_ids, *(() if kind is None else (kind,)))  # [1, tokens, dim]
                 rotary[kind] = cos[0][:, None], sin[0][:, None]
-            hidden = layer(hidden, segments, rotary[kind], rows if layer is self.layers[-1] else None)
-        return Output(last_hidden_state=self.norm(hidden)[None])
+            chosen = rows if layer is self.layers[-1] else None
+            hidden, states = layer(hidden, states, segments, rotary[kind], chosen)
+        return Output(last_hidden_state=add_and_norm(hidden, states, self.norm)[None])
 
 
 class PackedLayer(nn.Module):
@@ -98,7 +101,7 @@ class PackedLayer(nn.Module):
         self.kv_heads = attention.k_proj.out_features // self.dim
         self.attention_norm = _norm_of(layer.input_layernorm, traits)
         self.qkv_proj = joined(attention.q_proj, attention.k_proj, attention.v_proj)
-        self.qk_norm: nn.Module | None = None
+        self.qk_norm: RMSNorm | None = None
         if hasattr(attention, "q_norm"):
             # One norm over the query heads and the key heads that follow them: [all heads, dim].
             pieces = ((attention.q_norm, self.heads), (attention.k_norm, self.kv_heads))
@@ -110,49 +113,57 @@ class PackedLayer(nn.Module):
         before = layer.pre_feedforward_layernorm if sandwich else layer.post_attention_layernorm
         self.attention_post: nn.Module | None = _norm_of(layer.post_attention_layernorm, traits) if sandwich else None
         self.norm = _norm_of(before, traits)
-        self.gate_proj = joined(layer.mlp.gate_proj, activation=getattr(config, traits.activation))
-        self.up_proj = joined(layer.mlp.up_proj)
+        self.gated = GatedProduct.of(layer.mlp.gate_proj, layer.mlp.up_proj, getattr(config, traits.activation))
         self.down_proj = joined(layer.mlp.down_proj)
         self.post: nn.Module | None = _norm_of(layer.post_feedforward_layernorm, traits) if sandwich else None
 
     def forward(
-        self, hidden: torch.Tensor, segments: Segments, cos_sin: CosSin, rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """``[tokens, hidden]`` in and out, with ``rows [n]`` only these tokens out; ``hidden`` is overwritten."""
+        self,
+        hidden: torch.Tensor,  # [tokens, hidden]
+        states: torch.Tensor | None,  # [tokens, hidden]
+        segments: Segments,
+        cos_sin: CosSin,
+        rows: torch.Tensor | None = None,  # [n]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``hidden + states``, both of the layer before, to those of this one; with ``rows`` of these tokens only.
+
+        The sum is left to the next norm, which has it in the same pass; ``hidden`` is overwritten.
+        """
         unblocked = hidden.device.type != "cpu" or torch.compiler.is_compiling()
         size = len(hidden) if unblocked else _ROWS
         blocks = hidden.split(size)
         if len(blocks) == 1:
-            query, key, value = self._heads(hidden, *cos_sin)
+            query, key, value = self._heads(hidden, states, *cos_sin)
         else:
-            pieces = [
-                self._heads(*block) for block in zip(blocks, *(part.split(size) for part in cos_sin), strict=True)
-            ]
+            before = [None] * len(blocks) if states is None else states.split(size)
+            turned = zip(*(part.split(size) for part in cos_sin), strict=True)
+            pieces = [self._heads(block, some, *pair) for block, some, pair in zip(blocks, before, turned, strict=True)]
             query, key, value = (torch.cat(piece) for piece in zip(*pieces, strict=True))
         mixed = attend(query, key, value, segments, self.masking).flatten(1)  # [tokens, heads dim]
         if rows is not None:
             hidden, mixed = hidden[rows], mixed[rows]
-        for block, states in zip(hidden.split(size), mixed.split(size), strict=True):
-            self._feed(block, states)
-        return hidden
+        blocks = hidden.split(size)
+        if len(blocks) == 1:
+            return hidden, self._feed(hidden, mixed)
+        fed = [self._feed(block, some) for block, some in zip(blocks, mixed.split(size), strict=True)]
+        return hidden, torch.cat(fed)
 
     def _heads(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self, hidden: torch.Tensor, states: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """``[tokens, heads, dim]`` queries and ``[tokens, kv_heads, dim]`` keys and values."""
-        states = self.qkv_proj(self.attention_norm(hidden)).unflatten(-1, (-1, self.dim))  # [tokens, all heads, dim]
-        qk, value = states.split((self.heads + self.kv_heads, self.kv_heads), 1)
-        qk = apply_rotary(qk if self.qk_norm is None else self.qk_norm(qk), cos, sin)
-        query, key = qk.split((self.heads, self.kv_heads), 1)
+        """``[tokens, heads, dim]`` queries and ``[tokens, kv_heads, dim]`` keys and values; adds to ``hidden``."""
+        normed = add_and_norm(hidden, states, self.attention_norm)
+        heads = self.qkv_proj(normed).unflatten(-1, (-1, self.dim))  # [tokens, all heads, dim]
+        qk, value = heads.split((self.heads + self.kv_heads, self.kv_heads), 1)
+        query, key = apply_rotary(qk, cos, sin, self.qk_norm).split((self.heads, self.kv_heads), 1)
         return query, key, value
 
-    def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> None:
-        """Add the projected attention output to ``hidden``, then the feed forward's output."""
+    def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
+        """Add the projected attention output to ``hidden``; returns the feed forward's output, to be added to it."""
         states = self.o_proj(mixed)
-        hidden.add_(states if self.attention_post is None else self.attention_post(states))
-        states = self.norm(hidden)
-        states = self.down_proj(self.gate_proj(states).mul_(self.up_proj(states)))
-        hidden.add_(states if self.post is None else self.post(states))
+        states = states if self.attention_post is None else self.attention_post(states)
+        states = self.down_proj(self.gated(add_and_norm(hidden, states, self.norm)))
+        return states if self.post is None else self.post(states)  # type: ignore[no-any-return]
 
 
 def _masking(attention: Any, config: Any, traits: DecoderTraits) -> Masking:

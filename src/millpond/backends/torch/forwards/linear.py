@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from millpond.backends.torch.cuda import fused
+
 # config.hidden_act to oneDNN's name of the fused form; None is no activation.
 _FUSED: dict[str | None, tuple[str, str]] = {
     None: ("none", ""),
@@ -19,6 +21,11 @@ _FUSED: dict[str | None, tuple[str, str]] = {
     "relu": ("relu", ""),
     "silu": ("swish", ""),
 }
+
+
+# On CUDA cuBLAS applies the activation as it writes the product, in its tanh form and to sums in float32. Measured on
+# an H200: a quarter less time, and nearer to the exact form in float32 than the exact one of rounded sums is.
+_GELU = ("gelu", "gelu_new", "gelu_pytorch_tanh")
 
 
 def linear(weight: torch.Tensor, bias: torch.Tensor | None, activation: str | None = None) -> nn.Module:
@@ -79,7 +86,52 @@ class PlainLinear(nn.Module):
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, out]
         """Multiply, add, activate."""
+        if self.activation in _GELU and self.bias is not None and type(self.weight) is nn.Parameter and _in_half(rows):
+            out: torch.Tensor = torch._addmm_activation(self.bias, rows, self.weight.t(), use_gelu=True)
+            return out
         return self._activate(F.linear(rows, self.weight, self.bias))
+
+
+class GatedProduct(nn.Module):
+    """``activation(x gate^T) * (x up^T)``; on CUDA both are one product, and the rest is one pass."""
+
+    def __init__(
+        self,
+        gate: tuple[torch.Tensor, torch.Tensor | None],  # weight [inner, in] and bias [inner]
+        up: tuple[torch.Tensor, torch.Tensor | None],
+        activation: str | None,
+    ) -> None:
+        super().__init__()
+        self.activation = activation
+        self._activate = activation_of(activation)
+        self.both: nn.Module | None = None
+        if gate[0].device.type == "cuda" and (gate[1] is None) == (up[1] is None):
+            biases = [bias for _, bias in (gate, up) if bias is not None]
+            self.both = PlainLinear(torch.cat((gate[0], up[0])), torch.cat(biases) if biases else None, None)
+            return
+        self.gate_proj = linear(*gate, activation)
+        self.up_proj = linear(*up)
+
+    @classmethod
+    def of(cls, gate: Any, up: Any, activation: str | None) -> GatedProduct:
+        """Of two linear layers."""
+        first, second = ((part.weight.detach(), _detached(part.bias)) for part in (gate, up))
+        return cls(first, second, activation)
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:  # [tokens, in] -> [tokens, inner]
+        """Both products, the activation of the first one, and their product."""
+        if self.both is None:
+            gated: torch.Tensor = self.gate_proj(rows).mul_(self.up_proj(rows))
+            return gated
+        both: torch.Tensor = self.both(rows)
+        if self.activation in fused.ACTIVATIONS and fused.fits(both):
+            return fused.gated(both, self.activation)
+        gate, up = both.chunk(2, -1)
+        return self._activate(gate) * up
+
+
+def _detached(bias: torch.Tensor | None) -> torch.Tensor | None:
+    return None if bias is None else bias.detach()
 
 
 def bound_compiled_products() -> None:
@@ -120,6 +172,17 @@ _DIRECT: dict[str | None, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
 }
+
+
+def _in_half(rows: torch.Tensor) -> bool:
+    """Whether cuBLAS can apply an activation to a product of ``rows``."""
+    return (
+        rows.device.type == "cuda"
+        and rows.dtype in (torch.float16, torch.bfloat16)
+        and rows.dim() == 2
+        and hasattr(torch, "_addmm_activation")
+        and not torch.compiler.is_compiling()
+    )
 
 
 def _suits_onednn(weight: torch.Tensor, activation: str | None) -> bool:

@@ -14,8 +14,9 @@ from torch import nn
 from millpond.backends.torch.attention.kernels import attend
 from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
+from millpond.backends.torch.forwards.add_norm import add_and_norm
 from millpond.backends.torch.forwards.encoder import Output
-from millpond.backends.torch.forwards.linear import joined, linear
+from millpond.backends.torch.forwards.linear import GatedProduct, joined
 from millpond.backends.torch.forwards.rotary import apply_rotary
 from millpond.checkpoints.architecture import Architecture
 
@@ -48,14 +49,16 @@ class PackedModernBert(nn.Module):
     ) -> Output:
         """Hidden states of every token, or only of the tokens ``rows``."""
         hidden = self.embeddings(input_ids=input_ids)[0]  # [tokens, hidden]
+        states: torch.Tensor | None = None
         rotary: dict[str, CosSin] = {}
         for layer in self.layers:
             assert isinstance(layer, PackedLayer)
             if layer.kind not in rotary:
                 cos, sin = self.rotary(hidden, position_ids, layer.kind)  # [1, tokens, dim]
                 rotary[layer.kind] = cos[0][:, None], sin[0][:, None]
-            hidden = layer(hidden, segments, rotary[layer.kind], rows if layer is self.layers[-1] else None)
-        return Output(last_hidden_state=self.norm(hidden)[None])
+            chosen = rows if layer is self.layers[-1] else None
+            hidden, states = layer(hidden, states, segments, rotary[layer.kind], chosen)
+        return Output(last_hidden_state=add_and_norm(hidden, states, self.norm)[None])
 
 
 class PackedLayer(nn.Module):
@@ -74,30 +77,39 @@ class PackedLayer(nn.Module):
         self.norm: nn.Module = layer.mlp_norm
         weight, bias = layer.mlp.Wi.weight.detach(), layer.mlp.Wi.bias
         weights, biases = weight.chunk(2), (None, None) if bias is None else bias.detach().chunk(2)
-        self.gate_proj = linear(weights[0], biases[0], config.hidden_activation)
-        self.up_proj = linear(weights[1], biases[1])
+        self.gated = GatedProduct((weights[0], biases[0]), (weights[1], biases[1]), config.hidden_activation)
         self.down_proj = joined(layer.mlp.Wo)
 
     def forward(
-        self, hidden: torch.Tensor, segments: Segments, cos_sin: CosSin, rows: torch.Tensor | None = None
-    ) -> torch.Tensor:
-        """``[tokens, hidden]`` in and out; with ``rows [n]`` only these tokens out."""
-        query, key, value = self._heads(hidden, *cos_sin)
+        self,
+        hidden: torch.Tensor,  # [tokens, hidden]
+        states: torch.Tensor | None,  # [tokens, hidden]
+        segments: Segments,
+        cos_sin: CosSin,
+        rows: torch.Tensor | None = None,  # [n]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """``hidden + states``, both of the layer before, to those of this one; with ``rows`` of these tokens only.
+
+        The sum is left to the next norm, which has it in the same pass; ``hidden`` is overwritten.
+        """
+        query, key, value = self._heads(hidden, states, *cos_sin)
         masking = Masking(scale=query.shape[-1] ** -0.5, causal=False, window=self.window)
         mixed = attend(query, key, value, segments, masking).flatten(1)  # [tokens, hidden]
-        return self._feed(hidden, mixed) if rows is None else self._feed(hidden[rows], mixed[rows])
+        if rows is not None:
+            hidden, mixed = hidden[rows], mixed[rows]
+        return hidden, self._feed(hidden, mixed)
 
     def _heads(
-        self, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+        self, hidden: torch.Tensor, states: torch.Tensor | None, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values, ``[tokens, heads, dim]`` each."""
-        qkv = self.qkv(self.attention_norm(hidden)).unflatten(-1, (3 * self.heads, -1))  # [tokens, 3 heads, dim]
+        """Queries, keys and values, ``[tokens, heads, dim]`` each; adds to ``hidden``."""
+        normed = add_and_norm(hidden, states, self.attention_norm)
+        qkv = self.qkv(normed).unflatten(-1, (3 * self.heads, -1))  # [tokens, 3 heads, dim]
         query, key = apply_rotary(qkv[:, : 2 * self.heads], cos, sin).chunk(2, 1)  # [tokens, heads, dim]
         return query, key, qkv[:, 2 * self.heads :]
 
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
-        """The rest of the layer: ``hidden`` and the attention's output to the layer's states."""
-        hidden = self.attention_out(mixed).add_(hidden)
-        states = self.norm(hidden)
-        gated = self.gate_proj(states).mul_(self.up_proj(states))  # [tokens, intermediate]
-        return self.down_proj(gated).add_(hidden)  # type: ignore[no-any-return]
+        """Add the attention's output to ``hidden``; returns the feed forward's output, to be added to it."""
+        return self.down_proj(  # type: ignore[no-any-return]
+            self.gated(add_and_norm(hidden, self.attention_out(mixed), self.norm))
+        )

@@ -12,7 +12,7 @@ from millpond.backends.torch.attention.segments import Segments
 from millpond.backends.torch.attention.signature import Masking
 from millpond.backends.torch.forwards.add_norm import AddNorm
 from millpond.backends.torch.forwards.encoder import Output
-from millpond.backends.torch.forwards.linear import joined
+from millpond.backends.torch.forwards.linear import GatedProduct, joined
 from millpond.backends.torch.forwards.rotary import apply_rotary
 from millpond.checkpoints.architecture import Architecture
 
@@ -61,8 +61,7 @@ class PackedLayer(nn.Module):
         self.qkv = joined(attention.q_proj, attention.k_proj, attention.v_proj)
         self.attention_out = joined(attention.o_proj)
         self.attention_norm = AddNorm(layer.post_attention_layernorm)
-        self.gate_proj = joined(mlp.gate_proj, activation=config.hidden_act)
-        self.up_proj = joined(mlp.up_proj)
+        self.gated = GatedProduct.of(mlp.gate_proj, mlp.up_proj, config.hidden_act)
         self.down_proj = joined(mlp.down_proj)
         self.norm = AddNorm(layer.post_mlp_layernorm)
 
@@ -91,5 +90,4 @@ class PackedLayer(nn.Module):
     def _feed(self, hidden: torch.Tensor, mixed: torch.Tensor) -> torch.Tensor:
         """The rest of the layer: ``hidden`` and the attention's output to the layer's states."""
         hidden = self.attention_norm(self.attention_out(mixed), hidden)
-        gated = self.gate_proj(hidden).mul_(self.up_proj(hidden))  # [tokens, intermediate]
-        return self.norm(self.down_proj(gated), hidden)  # type: ignore[no-any-return]
+        return self.norm(self.down_proj(self.gated(hidden)), hidden)  # type: ignore[no-any-return]

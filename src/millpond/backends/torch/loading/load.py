@@ -24,7 +24,6 @@ from millpond.checkpoints.head_tensors import is_head_tensor, parts_unread
 from millpond.checkpoints.layouts.gliner import of_backbone
 from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.layouts.static import read_rows, read_weights
-from millpond.checkpoints.weights import weight_files
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.support.load_progress import advancing, begin
 from millpond.tasks import Quantization
@@ -85,9 +84,10 @@ def _load_by_transformers(
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
-    # transformers reads neither a family's own names nor exports, GGUF files, nor GLiNER's backbone.
-    exported = any(path.suffix in (".onnx", ".gguf") for path in weight_files(folder, None))
-    renamed = exported or checkpoint.layout.gliner is not None or hasattr(architecture.terms(), "rename")
+    # transformers reads neither a family's own names nor exports, GGUF files, unlisted shards, nor GLiNER's backbone.
+    stems, ends = ("model.safetensors", "pytorch_model.bin"), ("", ".index.json")
+    others = not any((folder / f"{stem}{end}").is_file() for stem in stems for end in ends)
+    renamed = others or checkpoint.layout.gliner is not None or hasattr(architecture.terms(), "rename")
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
         hidden = ("auto_map", "_attn_implementation", "quantization_config")  # what the native class must not see
         fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}

@@ -13,8 +13,10 @@ import torch
 
 from millpond.backends.backend import OutputSpec, PackedBatch
 from millpond.backends.device_errors import is_device_lost, is_out_of_memory
-from millpond.backends.kernel_check import LENGTHS, KernelCheck, Row, check, first_line, similarity, warn
-from millpond.backends.torch.attention.self_check import attention_rows, made_of
+from millpond.backends.kernel_check import LENGTHS, Case, KernelCheck, Numbers, Row, check, first_line, similarity, warn
+from millpond.backends.torch.attention import kernels
+from millpond.backends.torch.attention.self_check import attention_rows, computed, device_name, made_of
+from millpond.backends.torch.cuda import fused
 from millpond.backends.torch.cuda.graphs import Graphs
 from millpond.backends.torch.device_batch import DeviceBatch
 from millpond.backends.torch.model import TorchModel
@@ -23,17 +25,59 @@ logger = logging.getLogger(__name__)
 
 # A batch of the same shape as LENGTHS: a graph that was captured with those is replayed with these.
 _OTHER_LENGTHS = (33, 9, 40, 2)
+# Two forwards in half precision round differently; a wrong norm, rotation or activation is off by far more.
+_FORWARD_LEAST = 0.98
 _POOLED, _TOKENS = OutputSpec(kind="pooled"), OutputSpec(kind="tokens")
 
 
-def check_kernels(devices: Sequence[torch.device], dtype: torch.dtype, *, remembered: bool = True) -> list[KernelCheck]:
-    """Run the rows of what a model may use there; what is wrong serves nothing in this process."""
-    rows: list[Row] = []
-    for device in devices:
-        rows += attention_rows(device, dtype)
+def check_kernels(dtype: torch.dtype, *, remembered: bool = True) -> list[KernelCheck]:
+    """Run the rows of what a model may use on a CPU; what is wrong serves nothing in this process."""
     with _never_failing(), torch.inference_mode():
-        return check(rows, remembered=remembered)
+        return check(attention_rows(torch.device("cpu"), dtype), remembered=remembered)
     return []
+
+
+def check_model(
+    model: TorchModel, dtype: torch.dtype, *, vocabulary: int, longest: int, remembered: bool = True
+) -> list[KernelCheck]:
+    """The same for a model on a GPU, whose kernels are compiled for its calls; then its graphs.
+
+    Compiling takes seconds for the first model of a shape on a machine; Triton keeps what it has compiled.
+    """
+    found: list[KernelCheck] = []
+    with _never_failing(), torch.inference_mode():
+        packed = _packed(LENGTHS, vocabulary, longest, model.position_offset)
+        with kernels.observed() as kinds, fused.left_out():
+            expected = _states(model, packed)
+        found += check(attention_rows(model.placement, dtype, kinds), remembered=remembered)
+        if dtype is not torch.float32:
+            found += check([_fused_row(model, packed, dtype, expected)], remembered=False)
+    return found + check_graphs(model, vocabulary=vocabulary, longest=longest)
+
+
+def _fused_row(model: TorchModel, packed: PackedBatch, dtype: torch.dtype, expected: Numbers) -> Row:
+    """A model's forward by the kernels between its products, beside that by torch's operators."""
+
+    def found() -> Numbers:
+        with kernels.observed():
+            return _states(model, packed)
+
+    case = Case(call=f"a forward of {len(packed.ids)} tokens", found=found, expected=lambda: expected)
+    return Row(
+        kernel=fused.NAME,
+        name=fused.NAME,
+        precision=str(dtype).removeprefix("torch."),
+        device=device_name(model.placement),
+        made_of=made_of(),
+        cases=lambda: [case] if np.isfinite(expected).all() else [],
+        least=_FORWARD_LEAST,
+        otherwise="They are not used in this process any more; torch's operators serve.",
+    )
+
+
+def _states(model: TorchModel, packed: PackedBatch) -> Numbers:
+    states = model.states(DeviceBatch(packed=packed, device=model.placement))
+    return computed(model.placement, lambda: states)
 
 
 def check_graphs(model: TorchModel, *, vocabulary: int, longest: int) -> list[KernelCheck]:

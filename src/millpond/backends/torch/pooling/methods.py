@@ -14,9 +14,9 @@ import torch
 from millpond.backends.torch.attention.segments import Segments
 from millpond.values.spec import PoolingMode
 
-# Tokens of one part of a long text on a GPU, whose kernel sums a text's column in one thread: 8,192 rows, one after
-# another, in few threads if the texts are few.
-_PART = 128
+# Tokens of one part of a long text on a GPU, whose kernel sums a text's column in one thread. On an H200 8 texts of
+# 4,096 rows take 0.54 ms, and 0.26 ms in parts; 64 texts of 512 rows would take that, too, in place of 0.11 ms.
+_PART = 1024
 
 Method = Callable[[torch.Tensor, Segments, "torch.Tensor | None"], torch.Tensor]
 
