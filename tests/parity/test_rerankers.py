@@ -175,6 +175,21 @@ def test_a_language_model_that_reranks_in_a_way_not_known_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize(
+    ("model_type", "architecture", "message"),
+    [
+        ("t5gemma2", "T5Gemma2ForConditionalGeneration", "an encoder with a decoder that writes"),
+        ("qwen3_5", "Qwen3_5ForConditionalGeneration", "layers of linear attention, as LightOn-rerank"),
+        ("qwen3_vl", "Qwen3VLForConditionalGeneration", "a language model that reads images"),
+    ],
+)
+def test_rerankers_of_families_that_are_not_run(model_type, architecture, message, tmp_path):
+    folder = write(tmp_path / "model", QWEN3)
+    edit_json(folder / "config.json", model_type=model_type, architectures=[architecture])
+    with pytest.raises(UnsupportedArchitectureError, match=f"{message}.*does not run; .*for scores of pairs"):
+        load(folder)
+
+
+@pytest.mark.parametrize(
     ("row", "text"),
     [
         (QWEN3, lambda query, document: qwen3_prompt(INSTRUCTION, query, document)),

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tests.parity.comparison import TOLERANCE, VISIBLE
-from tests.parity.oracles import oracle
+from tests.parity.oracles import oracle, without_mask
 from tests.tiny import MAX_TOKENS, TEXTS, drop_tensor, edit_json, write_checkpoint
 from tests.tiny.heads import write_m3, write_splade
 from transformers import AutoModel, AutoTokenizer
@@ -165,6 +165,40 @@ def test_gte_s_masked_language_model(backend, tied, tmp_path, record_property):
     record_property("error", worst)
     assert worst <= TOLERANCE
     assert difference(actual, expected(torch.tanh)) > VISIBLE
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize("strategy", ["max", "sum"])
+@pytest.mark.parametrize("bidirectional", [False, True])
+def test_a_language_model_s_head(bidirectional, strategy, backend, tmp_path, record_property):
+    """Qwen3: the logits of a head without projection and norm; many texts, some longer than a piece."""
+    folder = write_splade(tmp_path / "model", "qwen3", strategy=strategy, config={"tie_word_embeddings": False})
+    tensors, (without, causal) = load_file(folder / "model.safetensors"), without_mask(folder)
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    texts = (*TEXTS, *EXTREMES[1:])
+
+    @torch.inference_mode()
+    def expected(states: Callable[[torch.Tensor], torch.Tensor], head: str) -> np.ndarray:
+        rows = []
+        for text in texts:
+            ids = torch.tensor(tokenizer(text, truncation=True, max_length=MAX_TOKENS)["input_ids"])
+            logits = F.linear(states(ids), tensors[head]).relu().log1p()
+            rows.append(logits.amax(0) if strategy == "max" else logits.sum(0))
+        return torch.stack(rows).numpy()
+
+    overrides = {"is_causal": False} if bidirectional else None
+    with Engine(folder, dtype="float32", device="cpu", backend=backend, hf_overrides=overrides) as engine:
+        assert engine.tasks == {"sparse_embed"}
+        found = engine.sparse_embed(texts).embeddings
+    actual = np.zeros((len(texts), len(tensors["lm_head.weight"])), np.float32)
+    for row, entries in zip(actual, found, strict=True):
+        row[list(entries)] = list(entries.values())
+    right, wrong = (without, causal) if bidirectional else (causal, without)
+    worst = difference(actual, expected(right, "lm_head.weight"))
+    record_property("error", worst)
+    assert worst <= TOLERANCE
+    assert difference(actual, expected(wrong, "lm_head.weight")) > VISIBLE
+    assert difference(actual, expected(right, "model.embed_tokens.weight")) > VISIBLE
 
 
 def _is_projection(name: str) -> bool:

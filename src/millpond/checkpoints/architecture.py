@@ -101,7 +101,7 @@ class MaskedHeadNames:
     """Where a family's masked language model keeps its head: projection, activation, norm, decoder."""
 
     backbone: str  # prefix of the backbone's tensors
-    dense: str  # the projection
+    dense: str  # the projection; empty: neither it nor a norm, as in a language model with a causal mask
     norm: str  # the norm after its activation
     decoder: str  # the product with the vocabulary, absent where it is the embedding table
     biases: tuple[str, ...]  # names of the decoder's bias; the first that the files have counts
@@ -112,9 +112,12 @@ class MaskedHeadNames:
 
     def tensors(self) -> tuple[str, ...]:
         """Every tensor of this head that a file may have, under any of its names."""
+        vocabulary = (self.decoder, *self.biases, self.table, f"{self.backbone}.{self.table}")
+        if not self.dense:
+            return vocabulary
         parts = [f"{part}.{kind}" for part in (self.dense, self.norm) for kind in ("weight", "bias")]
         older = [f"{self.norm}.gamma", f"{self.norm}.beta"]
-        return (*parts, *older, self.decoder, *self.biases, self.table, f"{self.backbone}.{self.table}")
+        return (*parts, *older, *vocabulary)
 
 
 # Qwen2ForRewardModel and Qwen2ForProcessRewardModel.
@@ -240,7 +243,8 @@ class Architecture:
         if self.encoder is not None:  # a pooler is saved with the layers, with the same prefix
             names += [f"{self.encoder.prefix}.{name}" for name in names]
         if self.mlm is not None:
-            names += [self.mlm.dense, self.mlm.norm, self.mlm.decoder, *self.mlm.biases]
+            named = (self.mlm.dense, self.mlm.norm, self.mlm.decoder, *self.mlm.biases)
+            names += [name for name in named if name]
         return tuple(names)
 
     def position_offset(self, config: Mapping[str, Any]) -> int:
@@ -301,6 +305,10 @@ MODERNBERT_MLM = MaskedHeadNames(
     activation="classifier_activation",
     epsilon="norm_eps",
     default_epsilon=1e-5,
+)
+# The head of a language model with a causal mask, which SPLADE reads too.
+CAUSAL_LM = MaskedHeadNames(
+    backbone="model", dense="", norm="", decoder="lm_head.weight", biases=(), table="embed_tokens.weight"
 )
 GTE_MLM = MaskedHeadNames(
     backbone="new",

@@ -14,6 +14,7 @@ from typing import Any
 
 from millpond.checkpoints.architecture import (
     BERT_MLM,
+    CAUSAL_LM,
     DISTILBERT_MLM,
     GTE_MLM,
     MODERNBERT_MLM,
@@ -517,6 +518,7 @@ ARCHITECTURES = (
         prefix="Qwen3",
         model_type="qwen3",
         names=("JinaForRanking",),
+        mlm=CAUSAL_LM,
         traits=_QWEN3,
         example="Qwen/Qwen3-Embedding-0.6B",
     ),

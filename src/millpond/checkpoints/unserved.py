@@ -16,12 +16,18 @@ class Unserved:
 
 
 _TEXT_OF_PAGES = "for text, or the text of pages, load lightonai/GTE-ModernColBERT-v1 or Qwen/Qwen3-Embedding-0.6B"
+_RERANKERS = "for scores of pairs load Qwen/Qwen3-Reranker-0.6B or zeroentropy/zerank-1-small"
 UNSERVED = (
+    Unserved(
+        pattern=r"qwen3_5(_moe)?(_text)?|qwen3_next",
+        kind="a language model with layers of linear attention, as LightOn-rerank",
+        nearest=f"{_RERANKERS}, for vectors Qwen/Qwen3-Embedding-0.6B",
+    ),
     Unserved(
         pattern=r".*(vl|vision|pali|qwen\d_\d|idefics|smolvlm|llava|modernvbert|modernvbert|internvl|omni)(_.*)?"
         r"|mllama|jina_embeddings_v4|phi3_v|minicpmv",
         kind="a language model that reads images",
-        nearest=_TEXT_OF_PAGES,
+        nearest=f"{_TEXT_OF_PAGES}; {_RERANKERS}",
     ),
     Unserved(
         pattern=r".*(clip|siglip2?|align|blip(_2)?|altclip)(_text_model)?",
@@ -44,7 +50,7 @@ UNSERVED = (
         nearest="for one vector in many languages load sentence-transformers/LaBSE",
     ),
     Unserved(
-        pattern=r"m?t5|umt5|t5gemma2?|longt5",
+        pattern=r"t5gemma2?|longt5",
         kind="an encoder with a decoder that writes",
         nearest="for vectors load intfloat/e5-large-v2, for scores of pairs cross-encoder/ms-marco-MiniLM-L12-v2",
     ),
@@ -59,7 +65,7 @@ UNSERVED = (
         nearest="load GritLM/GritLM-7B or Qwen/Qwen3-Embedding-8B",
     ),
     Unserved(
-        pattern=r"mamba2?|rwkv.*|recurrent_gemma|falcon_mamba",
+        pattern=r"mamba2?|rwkv.*|recurrent_gemma|falcon_mamba|lfm2_(moe|vl)",
         kind="a decoder whose layers carry a state or convolve",
         nearest="load Qwen/Qwen3-Embedding-0.6B, or lightonai/GTE-ModernColBERT-v1 for late interaction",
     ),

@@ -201,7 +201,8 @@ def on_meta(folder: Path, modes: str | None, monkeypatch: pytest.MonkeyPatch) ->
     return loaded.runner.model, layout.static(buffer, Bucket(tokens=96, sequences=6, longest=64))
 
 
-@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in EAGER])
+# Without numbers torch multiplies the experts of transformers' class in bfloat16 only.
+@pytest.mark.parametrize("family", [family for family in FAMILIES if family not in (*EAGER, "qwen3-moe")])
 def test_nothing_inside_waits_for_the_device(family, backends, checkpoint_of, monkeypatch):
     runner, batch = on_meta(checkpoint_of(family), "cls+mean+max+mean_sqrt_len+weightedmean+lasttoken", monkeypatch)
     with torch.inference_mode():

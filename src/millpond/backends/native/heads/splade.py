@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from millpond.backends.native import structs
-from millpond.backends.native.heads.kernels import Floats, PackedWeight, VocabularyCall, kernel, run
+from millpond.backends.native.heads.kernels import Floats, Linear, PackedWeight, VocabularyCall, kernel, run
 from millpond.backends.native.heads.pooling import Ints
 from millpond.backends.native.kernels import Precision
 from millpond.backends.native.packing.weight_packer import NotSupported
@@ -20,6 +20,7 @@ from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.checkpoints.weights import stored_tensors
 from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
+_PIECE = 64  # tokens whose logits of all entries are there at once, where no kernel pools them: 39 MB of Qwen 3's
 _MOST_POOLED = 64 << 20  # bytes of the rows `[texts, vocabulary]` of one call: 550 texts with BERT's vocabulary
 
 
@@ -37,6 +38,10 @@ class SpladeHead:
         folder, names = description.folder, _names(config, description.folder)
         parts = _read(folder, names, width)
         self.vocabulary, self._columns = parts["decoder"].shape
+        self._is_max, self._twice = description.strategy == "max", description.activation == "log1p_relu"
+        self._plain = None if names.dense else Linear(parts["decoder"])
+        if self._plain is not None:
+            return
         floats = {name: part.float32() for name, part in parts.items() if name not in ("dense", "decoder")}
         self._dense = PackedWeight(parts["dense"], floats.get("dense_bias"), dtype)
         self._decoder = PackedWeight(parts["decoder"], floats.get("decoder_bias"), dtype)
@@ -44,18 +49,19 @@ class SpladeHead:
         self._norm = {name: np.pad(floats[name], padding) for name in ("norm", "norm_bias") if name in floats}
         self._activation = vocabulary_activation(config, names)
         self._epsilon = float(config.get(names.epsilon, names.default_epsilon))
-        self._is_max, self._twice = description.strategy == "max", description.activation == "log1p_relu"
         self._pool = kernel(f"vocabulary_{dtype}")
 
     @property
     def weights(self) -> int:
         """Numbers that every token is multiplied with."""
+        if self._plain is not None:
+            return self._plain.in_features * self._plain.out_features
         dense, decoder = self._dense, self._decoder
         return dense.in_features * dense.out_features + decoder.in_features * decoder.out_features
 
     def read(self, hidden: Floats, bounds: Ints, ids: Ints, threads: int) -> Sequence[Floats]:
         """Of each text ``[k, 2]``: vocabulary entries with a positive weight, ascending, and the weights."""
-        texts = max(1, _MOST_POOLED // (4 * self._decoder.struct.out))
+        texts = max(1, _MOST_POOLED // (4 * self.vocabulary))
         rows: list[Floats] = []
         for first in range(0, len(bounds) - 1, texts):
             rows += self._entries(self._pooled(hidden, bounds[first : first + texts + 1], threads))
@@ -63,6 +69,8 @@ class SpladeHead:
 
     def _pooled(self, hidden: Floats, bounds: Ints, threads: int) -> Floats:
         """``[texts, vocabulary]``: of each entry the largest logit, or the sum of its tokens' weights."""
+        if self._plain is not None:
+            return self._pooled_in_pieces(self._plain, hidden, bounds, threads)
         pooled = np.empty((len(bounds) - 1, self._decoder.struct.out), dtype=np.float32)
         hidden = np.ascontiguousarray(hidden, dtype=np.float32)
         assert hidden.shape[1] == self._dense.in_features, "the kernel checks nothing"
@@ -88,12 +96,29 @@ class SpladeHead:
         run(self._pool, call)
         return pooled[:, : self.vocabulary]
 
+    def _pooled_in_pieces(self, head: Linear, hidden: Floats, bounds: Ints, threads: int) -> Floats:
+        """The same of a head that is a product with the vocabulary alone, whose logits are there for a few tokens."""
+        pooled = np.full((len(bounds) - 1, self.vocabulary), -np.inf if self._is_max else 0, dtype=np.float32)
+        for first in range(int(bounds[0]), int(bounds[-1]), _PIECE):
+            last = min(first + _PIECE, int(bounds[-1]))
+            logits = head(hidden[first:last], threads)
+            if not self._is_max:
+                logits = self._saturated(np.maximum(logits, np.float32(0)))
+            begin, end = np.searchsorted(bounds, first, "right") - 1, np.searchsorted(bounds, last)
+            for text in range(int(begin), int(end)):
+                own = logits[max(int(bounds[text]), first) - first : int(bounds[text + 1]) - first]
+                pooled[text] = np.maximum(pooled[text], own.max(0)) if self._is_max else pooled[text] + own.sum(0)
+        return pooled
+
+    def _saturated(self, weights: Floats) -> Floats:
+        weights = np.log1p(weights)
+        return np.log1p(weights) if self._twice else weights
+
     def _entries(self, pooled: Floats) -> list[Floats]:
         texts, entries = np.nonzero(~(pooled <= 0))  # NaN is to be noticed
         weights = pooled[texts, entries]
         if self._is_max:  # the logarithm is monotonic
-            weights = np.log1p(weights)
-            weights = np.log1p(weights) if self._twice else weights
+            weights = self._saturated(weights)
         pairs = np.stack((entries.astype(np.float32), weights), axis=1)  # ids are far below float32's 2^24
         return np.split(pairs, np.searchsorted(texts, np.arange(1, len(pooled))))
 
@@ -129,7 +154,7 @@ def _read(folder: Path, names: MaskedHeadNames, width: int) -> dict[str, StoredT
         "decoder_bias": names.biases,
     }
     found = {part: next((name for name in listed if name in tensors), None) for part, listed in candidates.items()}
-    for part in ("dense", "norm", "decoder"):
+    for part in ("dense", "norm", "decoder") if names.dense else ("decoder",):
         if found[part] is None:
             raise WeightMismatchError(
                 f"{folder} has no {candidates[part][0]}: it is no masked language model, and SPLADE reads its weights "

@@ -15,7 +15,7 @@ from millpond.errors import UnsupportedArchitectureError, WeightMismatchError
 
 
 class MaskedLanguageHead(nn.Module):
-    """``decoder(norm(activation(dense(x))))``."""
+    """``decoder(norm(activation(dense(x))))``, or ``decoder(x)``."""
 
     def __init__(self, tensors: Mapping[str, torch.Tensor], activation: str, epsilon: float) -> None:
         super().__init__()
@@ -36,8 +36,10 @@ class MaskedLanguageHead(nn.Module):
 
     def forward(self, hidden: torch.Tensor, half: bool = False) -> torch.Tensor:  # [n, hidden] -> [n, vocabulary]
         """Logits of each row; ``half``: the product with the vocabulary, and so the logits, are in float16."""
-        rows = self.activate(nn.functional.linear(hidden, self.dense, self.dense_bias))  # type: ignore[arg-type]
-        rows = nn.functional.layer_norm(rows, rows.shape[-1:], self.norm, self.norm_bias, self.epsilon)  # type: ignore[arg-type]
+        rows = hidden
+        if self.dense is not None:
+            rows = self.activate(nn.functional.linear(hidden, self.dense, self.dense_bias))  # type: ignore[arg-type]
+            rows = nn.functional.layer_norm(rows, rows.shape[-1:], self.norm, self.norm_bias, self.epsilon)  # type: ignore[arg-type]
         if half:
             if self._half is None:  # on first use: only a GPU needs it
                 assert isinstance(self.decoder, torch.Tensor)
@@ -66,7 +68,9 @@ def build_masked_head(folder: Path, config: Mapping[str, Any], device: torch.dev
         "decoder": tensors.get(names.decoder, tensors.get(f"{names.backbone}.{names.table}", tensors.get(names.table))),
         "decoder_bias": next((tensors[name] for name in names.biases if name in tensors), None),
     }
-    needed = {"dense": f"{names.dense}.weight", "norm": f"{names.norm}.weight", "decoder": names.decoder}
+    needed = {"decoder": names.decoder}
+    if names.dense:
+        needed = {"dense": f"{names.dense}.weight", "norm": f"{names.norm}.weight", **needed}
     for part, name in needed.items():
         if parts[part] is None:
             raise WeightMismatchError(
@@ -81,8 +85,8 @@ def build_masked_head(folder: Path, config: Mapping[str, Any], device: torch.dev
 
 def _check_shapes(tensors: Mapping[str, torch.Tensor], folder: Path) -> None:
     vocabulary, width = tensors["decoder"].shape
-    shapes = {
-        "dense": (width, tensors["dense"].shape[1]),
+    shapes: dict[str, tuple[int, ...]] = {
+        "dense": (width, tensors["dense"].shape[1] if "dense" in tensors else width),
         "dense_bias": (width,),
         "norm": (width,),
         "norm_bias": (width,),
