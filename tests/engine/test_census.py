@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -66,6 +67,26 @@ def test_what_fastembed_lists_is_served(verdicts: dict[str, Verdict]) -> None:
 )
 def test_the_tasks_are_those_of_the_files(name: str, tasks: set[str], verdicts: dict[str, Verdict]) -> None:
     assert set(verdicts[name].tasks) == tasks
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "castorini/repllama-v1-7b-lora-passage",
+            "adapter of PEFT, with which its base model, meta-llama/Llama-2-7b-hf",
+        ),
+        ("nomic-ai/nomic-embed-vision-v1.5", "a tower for images.*nomic-ai/nomic-embed-text-v1.5"),
+        ("nvidia/NV-Embed-v2", "an attention of its own.*Qwen/Qwen3-Embedding"),
+        ("codesage/codesage-base-v2", "jinaai/jina-embeddings-v2-base-code"),
+        ("google/embeddinggemma-2", "google/embeddinggemma-300m"),
+        ("Lajavaness/bilingual-embedding-base", "intfloat/multilingual-e5-base"),
+    ],
+)
+def test_what_is_refused_is_named_with_what_is_near(name: str, said: str, verdicts: dict[str, Verdict]) -> None:
+    assert re.search(said, verdicts[name].reason), verdicts[name].reason
+    for near in re.findall(r"[\w.-]+/[\w.-]*\w", verdicts[name].reason.removeprefix(name)):
+        assert near not in verdicts or verdicts[near].served, near
 
 
 def changed(name: str, **config: object) -> Published:

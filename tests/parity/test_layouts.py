@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 
 import pytest
+from safetensors.numpy import load_file, save_file
 from tests.parity.comparison import assert_same_vectors
 from tests.tiny import (
     FAMILIES,
+    TEXTS,
     Dense,
     Layout,
     Normalize,
     Pooling,
+    write_checkpoint,
 )
+
+from millpond import Engine
+from millpond.errors import WeightMismatchError
 
 pytestmark = pytest.mark.contract  # two engines for each case, one of them a peer's
 
@@ -67,3 +73,24 @@ def test_a_pooling_file_that_leaves_booleans_out(flags, load):
         (folder / "1_Pooling" / "config.json").write_text(json.dumps({"word_embedding_dimension": 48, **flags}))
 
     assert_same_vectors(load(Layout(style="old"), change=rewrite))
+
+
+PREFIXES = ("module.", "module.bert.", "0.auto_model.", "auto_model.", "model.", "roberta.", "encoder.", "a.b.c.")
+
+
+@pytest.mark.parametrize("backend", ["native", "torch"])
+@pytest.mark.parametrize(("family", "prefixes"), [("bert", PREFIXES), ("llama", ("base_model.model.model.", "a."))])
+def test_a_wrapper_s_prefix_of_the_tensors_names(family, prefixes, backend, tmp_path):
+    """Both backends read them, and neither reads one tower of two."""
+    folder = write_checkpoint(tmp_path / "model", family)
+    plain = load_file(folder / "model.safetensors")
+    with Engine(str(folder), backend=backend, dtype="float32", device="cpu") as engine:
+        expected = engine.embed(TEXTS).embeddings
+    for prefix in prefixes:
+        save_file({prefix + name: tensor for name, tensor in plain.items()}, folder / "model.safetensors")
+        with Engine(str(folder), backend=backend, dtype="float32", device="cpu") as engine:
+            assert (engine.embed(TEXTS).embeddings == expected).all(), prefix
+    towers = {f"{side}.{name}": tensor for name, tensor in plain.items() for side in ("query", "document")}
+    save_file(towers, folder / "model.safetensors")
+    with pytest.raises(WeightMismatchError, match="misses"):
+        Engine(str(folder), backend=backend, dtype="float32", device="cpu")

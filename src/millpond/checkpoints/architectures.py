@@ -705,6 +705,11 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     row = next(recognized, None) or row_of(str(model_type))
     if row is None:
         raise UnsupportedArchitectureError(_unknown_family(config, name))
+    if "Vision" in str(claimed):
+        raise UnsupportedArchitectureError(
+            f"{name} is a {claimed}, a tower for images, which millpond does not run; for texts load the tower of the "
+            f"same space for them, as {row.example}"
+        )
     why_not = row.refused.get(str(claimed).removeprefix(row.prefix))
     backbone = f'for the backbone alone pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
     if why_not is not None:

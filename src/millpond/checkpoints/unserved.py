@@ -74,6 +74,26 @@ UNSERVED = (
         kind="an encoder of its own design",
         nearest="load sentence-transformers/all-MiniLM-L6-v2",
     ),
+    Unserved(
+        pattern=r"nvembed|gigarembed",
+        kind="a decoder whose rows go through an attention of its own before they are pooled",
+        nearest="load Qwen/Qwen3-Embedding-8B or Qwen/Qwen3-Embedding-0.6B",
+    ),
+    Unserved(
+        pattern=r"bilingual",
+        kind="XLM-RoBERTa by code of its own",
+        nearest="load intfloat/multilingual-e5-base or BAAI/bge-m3",
+    ),
+    Unserved(
+        pattern=r"codesage",
+        kind="a decoder of code of its own design",
+        nearest="for code load jinaai/jina-embeddings-v2-base-code or nomic-ai/modernbert-embed-base",
+    ),
+    Unserved(
+        pattern=r"embedding_gemma2",
+        kind="a tower with embeddings for each layer",
+        nearest="load google/embeddinggemma-300m",
+    ),
 )
 
 

@@ -42,6 +42,16 @@ def census() -> Iterator[Verdict]:
 
 def verdict(name: str, layout: Published, root: Path) -> Verdict:
     """What millpond makes of a checkpoint of this name and layout, whose files are written to ``root``."""
+    adapter = layout.files.get("adapter_config.json")
+    if (
+        adapter is not None and not layout.config
+    ):  # its base model is looked for on the hub, and this reads nothing there
+        base = adapter["base_model_name_or_path"]
+        return Verdict(
+            name=name,
+            reason=f"{name} is an adapter of PEFT, with which its base model, {base}, has to be at hand: they are "
+            "merged at load, if millpond runs the base model",
+        )
     folder = root / name
     layout.write(folder)
     try:

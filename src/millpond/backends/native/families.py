@@ -30,12 +30,13 @@ from millpond.backends.native.plans.rotary_post_norm import (
     rotary_plan,
 )
 from millpond.backends.native.plans.t5 import t5_plan
-from millpond.backends.native.plans.tensors import Tensors, without_prefixes
+from millpond.backends.native.plans.tensors import Tensors
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.architectures import STATIC
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.defaults import complete
 from millpond.checkpoints.families.native import rename
+from millpond.checkpoints.families.renaming import without_prefixes
 from millpond.checkpoints.head_tensors import is_head_tensor
 from millpond.checkpoints.layouts.gliner import of_backbone
 from millpond.checkpoints.stored_tensor import StoredTensor

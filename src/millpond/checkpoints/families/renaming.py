@@ -7,7 +7,7 @@ stored ones or torch's: a name's tensor is taken apart by its rows.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, Self, TypeVar
 
@@ -29,6 +29,12 @@ AnyTensor = TypeVar("AnyTensor", bound=Rows)
 
 # Parts of a fused tensor, in order.
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+# What torch.compile, data parallel training and sentence-transformers put before a model's names.
+_WRAPPERS = ("_orig_mod", "module", "0.auto_model", "auto_model")
+# Names of TensorFlow's BERT.
+_OLD = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
+# The table of word vectors, which every backbone has once; what precedes its name is a wrapper's.
+_WORDS = re.compile(r"^(.*?)(?:embeddings\.(?:word|tok)_embeddings|(?<!encoder\.)(?<!decoder\.)embed_tokens)\.weight$")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,3 +69,29 @@ class Renaming:
 
 def _between_dots(names: Mapping[str, object]) -> re.Pattern[str]:
     return re.compile(rf"(?<![^.])(?:{'|'.join(map(re.escape, names))})(?=\.)")
+
+
+def without_prefixes(stored: Mapping[str, AnyTensor], prefix: str) -> dict[str, AnyTensor]:
+    """Tensors without what precedes their names: ``prefix``, the backbone's name in a larger model, and wrappers."""
+    known = re.compile(rf"^(?:(?:{'|'.join(map(re.escape, (*_WRAPPERS, prefix)))})\.)+")
+    names = {
+        original: _OLD.sub(lambda match: {"gamma": "weight", "beta": "bias"}[match[0]], known.sub("", original))
+        for original in stored
+    }
+    lead = _lead(names.values())
+    names = {original: name.removeprefix(lead) for original, name in names.items()}
+    # Of two that would have one name, that which has it already counts, and the other keeps its own, which is unknown.
+    return {
+        original if name != original and name in stored else name: stored[original] for original, name in names.items()
+    }
+
+
+def is_wrapped(names: Iterable[str], prefix: str) -> bool:
+    """Whether the backbone's tensors have another prefix than transformers' classes give them."""
+    return _lead(names) not in ("", f"{prefix}.")
+
+
+def _lead(names: Iterable[str]) -> str:
+    """What precedes the names of the only backbone; empty if there are several, or its names are not known here."""
+    leads = [match[1] for name in names if (match := _WORDS.search(name))]
+    return leads[0] if len(leads) == 1 else ""

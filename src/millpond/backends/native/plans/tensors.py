@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 
 import numpy as np
@@ -11,11 +10,6 @@ from millpond.backends.native.packing.weight_packer import Linear
 from millpond.checkpoints.head_tensors import parts_unread
 from millpond.checkpoints.stored_tensor import StoredTensor
 from millpond.errors import WeightMismatchError
-
-# What torch.compile, data parallel training and sentence-transformers put before a model's names.
-_WRAPPERS = ("_orig_mod", "module", "0.auto_model", "auto_model")
-# Names of TensorFlow's BERT.
-_OLD = re.compile(r"(?<=LayerNorm\.)(gamma|beta)$")
 
 
 class Tensors:
@@ -64,16 +58,3 @@ class Tensors:
                     + (f" and {len(names) - 1} more tensors" if len(names) > 1 else "")
                     + "; check that the files belong together"
                 )
-
-
-def without_prefixes(stored: Mapping[str, StoredTensor], prefix: str) -> dict[str, StoredTensor]:
-    """Tensors without what precedes their names: ``prefix``, the backbone's name in a larger model, and wrappers."""
-    lead = re.compile(rf"^(?:(?:{'|'.join(map(re.escape, (*_WRAPPERS, prefix)))})\.)+")
-    names = {
-        original: _OLD.sub(lambda match: {"gamma": "weight", "beta": "bias"}[match[0]], lead.sub("", original))
-        for original in stored
-    }
-    # Of two that would have one name, that which has it already counts, and the other keeps its own, which is unknown.
-    return {
-        original if name != original and name in stored else name: stored[original] for original, name in names.items()
-    }

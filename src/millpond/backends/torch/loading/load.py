@@ -20,10 +20,12 @@ from millpond.backends.torch.weights import read_tensors
 from millpond.checkpoints.architecture import Architecture
 from millpond.checkpoints.checkpoint import Checkpoint
 from millpond.checkpoints.families.native import rename
+from millpond.checkpoints.families.renaming import is_wrapped, without_prefixes
 from millpond.checkpoints.head_tensors import is_head_tensor, parts_unread
 from millpond.checkpoints.layouts.gliner import of_backbone
 from millpond.checkpoints.layouts.sparse import StaticWeights
 from millpond.checkpoints.layouts.static import read_rows, read_weights
+from millpond.checkpoints.weights import tensor_shapes, weight_files
 from millpond.errors import ModelLoadError, UnsupportedArchitectureError, WeightMismatchError
 from millpond.support.load_progress import advancing, begin
 from millpond.tasks import Quantization
@@ -84,10 +86,12 @@ def _load_by_transformers(
     name, folder = checkpoint.source.name, checkpoint.layout.transformer
     hooks = architecture.hooks()
     model_class = _backbone_class(architecture)
-    # transformers reads neither a family's own names nor exports, GGUF files, unlisted shards, nor GLiNER's backbone.
+    # transformers reads neither a family's own names, nor those of a wrapper, nor exports, GGUF files, unlisted shards,
+    # nor GLiNER's backbone.
     stems, ends = ("model.safetensors", "pytorch_model.bin"), ("", ".index.json")
     others = not any((folder / f"{stem}{end}").is_file() for stem in stems for end in ends)
     renamed = others or checkpoint.layout.gliner is not None or hasattr(architecture.terms(), "rename")
+    renamed = renamed or _wrapped(folder, architecture)
     with _loading_errors(name, model_class), quiet_transformers(), _told_to_the_bar(folder):
         hidden = ("auto_map", "_attn_implementation", "quantization_config")  # what the native class must not see
         fields = {key: value for key, value in checkpoint.config.items() if key not in hidden}
@@ -115,7 +119,16 @@ def _load_by_transformers(
 
 def _renamed(checkpoint: Checkpoint, architecture: Architecture) -> Mapping[str, torch.Tensor]:
     tensors = of_backbone(read_tensors(checkpoint.layout.transformer), checkpoint.layout.gliner)
+    if is_wrapped(tensors, architecture.tensor_prefix):
+        tensors = without_prefixes(tensors, architecture.tensor_prefix)
     return rename(architecture, tensors, checkpoint.config)
+
+
+def _wrapped(folder: Path, architecture: Architecture) -> bool:
+    """Whether names of safetensors have a wrapper's prefix; a pickle is not read twice for it."""
+    if any(path.suffix != ".safetensors" for path in weight_files(folder, None)):
+        return False
+    return is_wrapped(tensor_shapes(folder), architecture.tensor_prefix)
 
 
 @contextmanager
