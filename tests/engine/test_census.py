@@ -76,8 +76,6 @@ def test_the_tasks_are_those_of_the_files(name: str, tasks: set[str], verdicts: 
             "castorini/repllama-v1-7b-lora-passage",
             "adapter of PEFT, with which its base model, meta-llama/Llama-2-7b-hf",
         ),
-        ("nomic-ai/nomic-embed-vision-v1.5", "a tower for images.*nomic-ai/nomic-embed-text-v1.5"),
-        ("nvidia/NV-Embed-v2", "an attention of its own.*Qwen/Qwen3-Embedding"),
         ("codesage/codesage-base-v2", "jinaai/jina-embeddings-v2-base-code"),
         ("google/embeddinggemma-2", "google/embeddinggemma-300m"),
         ("Lajavaness/bilingual-embedding-base", "intfloat/multilingual-e5-base"),

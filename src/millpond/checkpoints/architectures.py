@@ -528,6 +528,7 @@ ARCHITECTURES = (
         native="Qwen3Model",
         unmasked="qwen3",
         pooling="mean",
+        mlm=CAUSAL_LM,
         traits=_QWEN3,
         example="perplexity-ai/pplx-embed-v1-0.6b",
     ),
@@ -538,6 +539,7 @@ ARCHITECTURES = (
         unmasked="qwen3",
         pooling="mean",
         half="bfloat16",
+        mlm=CAUSAL_LM,
         traits=_QWEN3,
         example="BidirLM/BidirLM-0.6B-Embedding",
     ),
@@ -705,11 +707,6 @@ def find(config: Mapping[str, Any], name: str) -> Architecture:
     row = next(recognized, None) or row_of(str(model_type))
     if row is None:
         raise UnsupportedArchitectureError(_unknown_family(config, name))
-    if "Vision" in str(claimed):
-        raise UnsupportedArchitectureError(
-            f"{name} is a {claimed}, a tower for images, which millpond does not run; for texts load the tower of the "
-            f"same space for them, as {row.example}"
-        )
     why_not = row.refused.get(str(claimed).removeprefix(row.prefix))
     backbone = f'for the backbone alone pass hf_overrides={{"architectures": ["{row.prefix}Model"]}}'
     if why_not is not None:

@@ -85,7 +85,7 @@ UNSERVED = (
         nearest="load sentence-transformers/all-MiniLM-L6-v2",
     ),
     Unserved(
-        pattern=r"nvembed|gigarembed",
+        pattern=r"gigarembed",
         kind="a decoder whose rows go through an attention of its own before they are pooled",
         nearest="load Qwen/Qwen3-Embedding-8B or Qwen/Qwen3-Embedding-0.6B",
     ),
@@ -98,11 +98,6 @@ UNSERVED = (
         pattern=r"codesage",
         kind="a decoder of code of its own design",
         nearest="for code load jinaai/jina-embeddings-v2-base-code or nomic-ai/modernbert-embed-base",
-    ),
-    Unserved(
-        pattern=r"embedding_gemma2",
-        kind="a tower with embeddings for each layer",
-        nearest="load google/embeddinggemma-300m",
     ),
 )
 
