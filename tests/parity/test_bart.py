@@ -70,7 +70,7 @@ def test_vectors_of_long_texts(backend, conditional, tmp_path, engine_of, record
         read = [tokenizer(text, return_tensors="pt", truncation=True, max_length=1024)["input_ids"] for text in texts]
         theirs = [model(input_ids=ids).last_hidden_state[0].mean(0).numpy() for ids in read]
     assert max(ids.shape[1] for ids in read) > 600
-    ours = engine_of(folder, backend=backend, max_length=1024).embed(texts, normalize=False).vectors
+    ours = engine_of(folder, backend=backend, max_length=1024).embed(texts, normalize=False).embeddings
     worst = float(np.abs(ours - np.stack(theirs)).max())
     record_property("error", worst)
     assert worst <= TOLERANCE
