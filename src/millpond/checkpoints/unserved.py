@@ -24,7 +24,7 @@ UNSERVED = (
         nearest=f"{_RERANKERS}, for vectors Qwen/Qwen3-Embedding-0.6B",
     ),
     Unserved(
-        pattern=r".*(vl|vision|pali|qwen\d_\d|idefics|smolvlm|llava|modernvbert|modernvbert|internvl|omni)(_.*)?"
+        pattern=r".*(vl|vision|pali|qwen\d_\d|idefics|smolvlm|llava|modernvbert|internvl|omni)(_.*)?"
         r"|mllama|jina_embeddings_v4|phi3_v|minicpmv",
         kind="a language model that reads images",
         nearest=f"{_TEXT_OF_PAGES}; {_RERANKERS}",
@@ -63,6 +63,16 @@ UNSERVED = (
         pattern=r"mixtral|deepseek.*|gpt_oss|dbrx",
         kind="a decoder with experts",
         nearest="load GritLM/GritLM-7B or Qwen/Qwen3-Embedding-8B",
+    ),
+    Unserved(
+        pattern=r"nvembed",
+        kind="a Mistral whose tokens are pooled by attention to an array of latents",
+        nearest="load nvidia/llama-embed-nemotron-8b or nvidia/Nemotron-3-Embed-1B-BF16",
+    ),
+    Unserved(
+        pattern=r"embedding_gemma2|gemma3n|gemma4",
+        kind="a language model that reads images or sound",
+        nearest="for text load google/embeddinggemma-300m",
     ),
     Unserved(
         pattern=r"mamba2?|rwkv.*|recurrent_gemma|falcon_mamba|lfm2_(moe|vl)",

@@ -31,6 +31,7 @@ from millpond.engine.tokenize.tokenized import (
     unfold_offsets,
     word_numbers,
 )
+from millpond.engine.tokenize.wordpiece import AsciiWordPiece
 from millpond.errors import InputTooLongError, InvalidRequestError, MissingExtraError, ModelLoadError
 from millpond.late_interaction.encoding.markers import ColbertEncoder
 from millpond.support.cached_property import cached_property
@@ -84,6 +85,7 @@ class TextTokenizer:
         probe = backend.encode("a").special_tokens_mask
         self._prefix = next((i for i, special in enumerate(probe) if not special), len(probe))
         self._suffix = next((i for i, special in enumerate(reversed(probe)) if not special), 0)
+        self._ascii = AsciiWordPiece.of(backend, lower=lower, prefix=self._prefix, suffix=self._suffix)
 
     @classmethod
     def load(
@@ -270,12 +272,17 @@ class TextTokenizer:
         if not align:
             texts = self._collapsed(texts)
         prompted = [prompt + text for text in texts] if prompt else texts
-        if truncate == "end":
-            encodings = self._encode_heads(prompted, limit, offsets=align)
+        encodings: Sequence[Encoding] = ()
+        if align or max(map(len, prompted), default=0) > _HEAD_PER_TOKEN * limit:
+            heads = truncate == "end"
+            encodings = (
+                self._encode_heads(prompted, limit, offsets=align) if heads else self._encode(prompted, offsets=align)
+            )
+            arrays = id_arrays([encoding.ids for encoding in encodings])
         else:
-            encodings = self._encode(prompted, offsets=align)
+            arrays = self._id_arrays(prompted)
         tokenized = []
-        for i, ids in enumerate(id_arrays([encoding.ids for encoding in encodings])):
+        for i, ids in enumerate(arrays):
             if len(ids) == 0:
                 tokenized.append(self.placeholder(index_of(i), align=align))
                 continue
@@ -323,6 +330,13 @@ class TextTokenizer:
             for i, encoding in zip(short, self._encode([texts[i] for i in short], offsets=offsets), strict=True):
                 encodings[i] = encoding
         return encodings
+
+    def _id_arrays(self, texts: Sequence[str]) -> list[npt.NDArray[np.int32]]:
+        """int32 ``[tokens]`` of each text."""
+        split = [None] * len(texts) if self._ascii is None else self._ascii.split(texts)
+        rest = [text for text, ids in zip(texts, split, strict=True) if ids is None]
+        own = iter(id_arrays([encoding.ids for encoding in self._encode(rest)]) if rest else ())
+        return [next(own) if ids is None else ids for ids in split]
 
     def _encode(self, texts: Sequence[str], *, offsets: bool = False) -> list[Encoding]:
         if len(texts) == 1 and len(texts[0]) <= _HOLD_GIL_CHARACTERS:

@@ -1,0 +1,114 @@
+"""WordPiece in C++ gives the ids of ``tokenizers``: texts of ASCII, and those that it leaves to the package."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+from tests.tiny.tokenizers import SENTENCES
+from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers, processors
+
+from millpond.engine.tokenize.text_tokenizer import TextTokenizer
+from millpond.engine.tokenize.wordpiece import AsciiWordPiece
+from millpond.native.library import portable
+
+pytestmark = pytest.mark.skipif(portable() is None, reason="the kernels are not built")
+
+_SPECIALS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
+_PIECES = [
+    word[i:j] for text in SENTENCES for word in text.split() for i in range(0, 9, 2) for j in range(i + 1, i + 5)
+]
+
+
+def _tokenizer(normalizer: Any, *, most: int = 100, mark: str = "##", ends: bool = True) -> Tokenizer:
+    rng = random.Random(most)
+    words = [
+        *_SPECIALS,
+        *dict.fromkeys([*"abcdefghijklmnorstuvwyzABCT0123456789!#$%&'()[],-./:;?@_~", *_PIECES, "é", "[["]),
+    ]
+    words += [mark + word for word in rng.sample(words, len(words) // 2)]
+    vocabulary = {word: number for number, word in enumerate(dict.fromkeys(word for word in words if word))}
+    made = Tokenizer(
+        models.WordPiece(vocabulary, unk_token="[UNK]", max_input_chars_per_word=most, continuing_subword_prefix=mark)
+    )
+    if normalizer is not None:
+        made.normalizer = normalizer
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.add_special_tokens(list(_SPECIALS))
+    if ends:
+        made.post_processor = processors.TemplateProcessing(
+            single="[CLS] $A [SEP]", pair="[CLS] $A [SEP] $B [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        )
+    return made
+
+
+_TOKENIZERS: dict[str, Any] = {
+    "uncased": lambda: _tokenizer(normalizers.BertNormalizer()),
+    "cased": lambda: _tokenizer(normalizers.BertNormalizer(lowercase=False), most=12),
+    "not cleaned": lambda: _tokenizer(
+        normalizers.BertNormalizer(clean_text=False, handle_chinese_chars=False), mark="@"
+    ),
+    "accents kept": lambda: _tokenizer(normalizers.BertNormalizer(strip_accents=False), ends=False),
+    "no normalizer": lambda: _tokenizer(None, most=5, ends=False),
+}
+
+
+def _texts(count: int, seed: int) -> list[str]:
+    rng = random.Random(seed)
+    every = [chr(code) for code in range(128)]
+    parts = [*_PIECES, *_SPECIALS, "[mask]", "[C\0LS]", "é", "水", " ", "\t", "\n", "a" * 99, "b" * 300, ""]
+    texts = []
+    for _ in range(count):
+        kind = rng.choice((_PIECES, _PIECES, every[32:127], every, parts))
+        texts.append(rng.choice(("", " ")).join(rng.choice(kind) for _ in range(rng.randrange(40))))
+    return [*texts, *SENTENCES, *every]
+
+
+@pytest.mark.parametrize("name", _TOKENIZERS)
+@pytest.mark.parametrize("count", [1000, pytest.param(100_000, marks=pytest.mark.slow)])
+def test_ids_are_those_of_tokenizers(name: str, count: int) -> None:
+    backend, texts = _TOKENIZERS[name](), _texts(count, seed=count)
+    expected = [encoding.ids for encoding in backend.encode_batch(texts)]
+    ends = 1 if backend.post_processor is not None else 0
+    native = AsciiWordPiece.of(backend, lower=False, prefix=ends, suffix=ends)
+    assert native is not None
+    found = native.split(texts)
+    split = {i: ids.tolist() for i, ids in enumerate(found) if ids is not None}
+    assert count / 2 < len(split) < len(texts)
+    assert split == {i: expected[i] for i in split}
+    assert all(found[i] is None for i, text in enumerate(texts) if "\0" in text or "[MASK]" in text or "é" in text)
+    whole = TextTokenizer(backend, lower=False, limit=None, placeholder=0)
+    kept = whole.encode(texts, prompt="", limit=10_000, truncate="end", index_of=int)
+    assert [item.ids.tolist() for item in kept] == [ids or [0] for ids in expected]
+
+
+def test_cut_and_folded_texts() -> None:
+    for lower in (False, True):
+        plain = TextTokenizer(_TOKENIZERS["cased"](), lower=lower, limit=None, placeholder=0)
+        texts = [text[:100] for text in _texts(200, seed=3)]
+        for options in ({"truncate": "end"}, {"truncate": "start"}, {"truncate": "end", "prompt": "the mill: "}):
+            settings: dict[str, Any] = {"prompt": "", "limit": 14, "index_of": int, **options}
+            assert plain._ascii is not None
+            found = [item.ids.tolist() for item in plain.encode(texts, **settings)]
+            held, plain._ascii = plain._ascii, None
+            assert found == [item.ids.tolist() for item in plain.encode(texts, **settings)]
+            plain._ascii = held
+
+
+@pytest.mark.parametrize(
+    "change",
+    ["Whitespace", "Lowercase", "a token with a space", "a token with an accent", "no unknown token", "long words"],
+)
+def test_other_parts_are_left_to_tokenizers(change: str) -> None:
+    backend = _tokenizer(normalizers.BertNormalizer(), most=300 if change == "long words" else 100)
+    assert AsciiWordPiece.of(_tokenizer(normalizers.BertNormalizer()), lower=False, prefix=1, suffix=1) is not None
+    if change == "Whitespace":
+        backend.pre_tokenizer = pre_tokenizers.Whitespace()
+    elif change == "Lowercase":
+        backend.normalizer = normalizers.Lowercase()
+    elif change == "no unknown token":
+        backend.model = models.WordPiece({"a": 0}, unk_token="[UNK]")
+    elif change != "long words":
+        backend.add_tokens([AddedToken("the mill" if "space" in change else "É")])
+    assert AsciiWordPiece.of(backend, lower=False, prefix=1, suffix=1) is None
