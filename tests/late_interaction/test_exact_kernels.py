@@ -446,7 +446,7 @@ def test_nothing_but_other_devices_needs_torch_and_a_submodule_hides_no_function
     code = (
         "import pkgutil, sys; sys.modules['torch'] = None; import millpond.late_interaction as late\n"
         "for each in pkgutil.walk_packages(late.__path__, 'millpond.late_interaction.'):\n"
-        "    each.name.endswith('.cuda') or __import__(each.name)\n"
+        "    '.cuda' in each.name or __import__(each.name)\n"
         "assert callable(late.maxsim), late.maxsim"
     )
     subprocess.run([sys.executable, "-c", f"import sys; sys.path[:0] = {sys.path!r}; {code}"], check=True, timeout=120)

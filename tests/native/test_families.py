@@ -105,7 +105,7 @@ def test_a_variant_equals_transformers(variant, highest, dtype, folder_of, recor
         ("gpt2", {}, "GPT2 has no native plan"),
         ("jamba", {}, "Jamba has no native plan"),
         ("modernbert", {"hidden_activation": "mish"}, "activation mish"),
-        ("llama", {"rope_parameters": {"rope_type": "longrope"}}, "longrope"),
+        ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "dynamic"),
         (
             "llama",
             {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}},

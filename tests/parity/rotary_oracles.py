@@ -88,7 +88,7 @@ def nomic(folder: Path, config: dict[str, Any], *, renormalized: bool = False) -
             if f"{layer}.mlp.router.layer.weight" in tensors:
                 fed = mixed_experts(x, f"{layer}.mlp")
             else:
-                gated = config["activation_function"] == "swiglu"
+                gated = f"{layer}.mlp.fc11.weight" in tensors
                 up = w.linear(x, f"{layer}.mlp.{'fc11' if gated else 'fc1'}")
                 wide = up * F.silu(w.linear(x, f"{layer}.mlp.fc12")) if gated else F.gelu(up)
                 fed = w.linear(wide, f"{layer}.mlp.fc2")

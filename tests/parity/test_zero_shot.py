@@ -16,7 +16,18 @@ from millpond.values.inputs import Pair
 
 TOLERANCE = 1e-5
 VISIBLE = 1e-3
-FAMILIES = ("bert", "roberta", "xlm-roberta", "distilbert", "mpnet", "modernbert", "deberta-v2", "electra", "albert")
+FAMILIES = (
+    "bert",
+    "bart",
+    "roberta",
+    "xlm-roberta",
+    "distilbert",
+    "mpnet",
+    "modernbert",
+    "deberta-v2",
+    "electra",
+    "albert",
+)
 LABELS = ["water", "the wheel", "a bakery"]
 # The last two are longer than the model reads: only the text is cut.
 TEXTS = [SENTENCES[0], "a", " ".join(SENTENCES[1:8]), " ".join(SENTENCES[4:12])]

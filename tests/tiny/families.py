@@ -101,6 +101,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
         "xlm-roberta",
         {"native": {"model_type": "jina_embeddings_v3"}, "native_prefix": "JinaEmbeddingsV3"},
     ),
+    "bart": ("Bart", "roberta", {"wrapped": "BartForConditionalGeneration"}),  # bart-large-mnli
     "t5": ("T5", "t5", {"plain": "T5EncoderModel", "wrapped": "T5ForConditionalGeneration"}),
     "mt5": ("MT5", "t5", {"plain": "MT5EncoderModel", "wrapped": "MT5ForConditionalGeneration"}),
     "umt5": ("UMT5", "t5", {"plain": "UMT5EncoderModel", "wrapped": "UMT5ForConditionalGeneration"}),

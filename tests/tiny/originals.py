@@ -44,6 +44,13 @@ def _roformer(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     return tensors | {name: np.concatenate((np.sin(angles), np.cos(angles)), 1).astype(np.float32)}
 
 
+def _bart(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """One table of words, under each of its names."""
+    table = next(tensor for name, tensor in tensors.items() if name.endswith("shared.weight"))
+    tied = ("embed_tokens.weight", "lm_head.weight")
+    return {name: table if name.endswith(tied) else tensor for name, tensor in tensors.items()}
+
+
 def _t5(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """Without the names that the table of words has in the two halves of the model."""
     return {name: tensor for name, tensor in tensors.items() if not name.endswith("coder.embed_tokens.weight")}
@@ -226,6 +233,7 @@ ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
     "mobilebert": _mobilebert,
     "jamba": _jamba,
     "qwen3_moe": _jamba,
+    "bart": _bart,
     **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "internlm2": _internlm2,
     "nomic_bert": nomic,

@@ -29,6 +29,8 @@ def parameters(architecture: str, config: Config) -> dict[str, Shape]:
     family = "Gemma3Text" if architecture == "Gemma3ForCausalLM" else family.removesuffix("Model")
     if family.lstrip("MU").removesuffix("Encoder") == "T5":
         return _t5(family, head, config)
+    if family == "Bart":
+        return _bart(head, config)
     prefix, pooler = _PREFIXES[family], _POOLERS.get(family, "").split()
     backbone = _MIXED[family](config) if family in _MIXED else _BACKBONES[family].split()
     if not head:
@@ -87,7 +89,7 @@ def _sizes(config: Config) -> dict[str, int]:
 
     width, heads = (
         first("hidden_size", "dim", "n_embd", "d_model"),
-        first("num_attention_heads", "n_heads", "n_head", "num_heads"),
+        first("num_attention_heads", "n_heads", "n_head", "num_heads", "encoder_attention_heads"),
     )
     dim = first("head_dim", "d_kv", default=width // heads)
     return {
@@ -371,6 +373,27 @@ def _t5(family: str, head: str, config: Config) -> dict[str, Shape]:
         "SequenceClassification": "classification_head.dense:H,H classification_head.out_proj:L,H",
         "TokenClassification": "classifier:L,H",
     }
+    return dict(_expand([*(lead + entry for entry in entries), *heads.get(head, "").split()], config))
+
+
+def _bart(head: str, config: Config) -> dict[str, Shape]:
+    """The encoder and the decoder, whose sizes may differ."""
+    lead, attention = "model." if head else "", "{0}.k_proj:H,H {0}.v_proj:H,H {0}.q_proj:H,H {0}.out_proj:H,H"
+    entries = ["shared/V,H"]
+    for part, kinds in (("encoder", ["self_attn"]), ("decoder", ["self_attn", "encoder_attn"])):
+        inner = config[f"{part}_ffn_dim"]
+        entries += [f"{part}.embed_tokens/V,H", f"{part}.embed_positions/{config['max_position_embeddings'] + 2},H"]
+        for layer in range(int(config[f"{part}_layers"])):
+            block = [f"{attention.format(kind)} {kind}_layer_norm:H" for kind in kinds]
+            feed = f"fc1:{inner},H fc2:H,{inner} final_layer_norm:H"
+            entries += [f"{part}.layers.{layer}.{entry}" for entry in " ".join((*block, feed)).split()]
+        entries.append(f"{part}.layernorm_embedding:H")
+    heads = {
+        "ConditionalGeneration": "lm_head/V,H",
+        "SequenceClassification": "classification_head.dense:H,H classification_head.out_proj:L,H",
+    }
+    if head and head not in heads:
+        raise AttributeError(f"transformers has no BartFor{head}")
     return dict(_expand([*(lead + entry for entry in entries), *heads.get(head, "").split()], config))
 
 

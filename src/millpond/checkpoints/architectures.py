@@ -28,6 +28,7 @@ from millpond.checkpoints.architecture import (
     roberta_mlm,
 )
 from millpond.checkpoints.classifier_steps import (
+    BART_HEAD,
     CLASSIFIER,
     DEBERTA_HEAD,
     ELECTRA_HEAD,
@@ -424,6 +425,19 @@ ARCHITECTURES = (
         forward=_PLAN,
         head=DEBERTA_HEAD,
         example="cross-encoder/nli-deberta-base",
+    ),
+    Architecture(
+        prefix="Bart",
+        model_type="bart",
+        names=("BartForConditionalGeneration",),
+        pooling="mean",
+        positions="absolute",
+        offset_positions=True,
+        family="bart",
+        forward=_PLAN,
+        half="bfloat16",
+        head=BART_HEAD,
+        example="facebook/bart-large-mnli",
     ),
     _t5(
         prefix="T5",

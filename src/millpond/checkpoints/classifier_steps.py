@@ -103,6 +103,10 @@ DECODER_HEAD = FamilyHead(sequence=SCORE, tokens=SCORE, pooling="lasttoken")
 # Heads of several families, or of one that has steps of its own.
 POOLER_HEAD = FamilyHead(sequence=(Linear(name="pooler.dense"), "tanh", *CLASSIFIER))
 ROBERTA_HEAD = FamilyHead(sequence=(Linear(name="classifier.dense"), "tanh", Linear(name="classifier.out_proj")))
+BART_HEAD = FamilyHead(
+    sequence=(Linear(name="classification_head.dense"), "tanh", Linear(name="classification_head.out_proj")),
+    pooling="lasttoken",
+)
 _MODERNBERT_STEPS = (
     Linear(name="head.dense", biased=False),
     ConfigField(name="classifier_activation", default="gelu"),

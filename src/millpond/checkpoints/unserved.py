@@ -40,9 +40,9 @@ UNSERVED = (
         nearest="embed what was said, as text",
     ),
     Unserved(
-        pattern=r"bart|mbart|pegasus|led|marian",
+        pattern=r"mbart|pegasus|led|marian",
         kind="an encoder with a decoder that writes",
-        nearest="for zero-shot classes load MoritzLaurer/DeBERTa-v3-base-mnli-fever-anli",
+        nearest="for zero-shot classes load facebook/bart-large-mnli or MoritzLaurer/DeBERTa-v3-base-mnli-fever-anli",
     ),
     Unserved(
         pattern=r"m2m_100|nllb.*",

@@ -13,6 +13,7 @@ from millpond.backends.native.packing.packed_file import identity_of
 from millpond.backends.native.packing.weight_packer import NotSupported
 from millpond.backends.native.plans.adapters import Adapters
 from millpond.backends.native.plans.albert import albert_plan
+from millpond.backends.native.plans.bart import bart_plan
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
 from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
@@ -45,6 +46,7 @@ from millpond.checkpoints.weights import stored_tensors, weight_files
 # The plans of families that have no names or traits in their row, by `model_type`.
 _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] = {
     "albert": albert_plan,
+    "bart": bart_plan,
     **dict.fromkeys(("deberta", "deberta-v2"), deberta_plan),
     "gpt_neox": gpt_neox_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),

@@ -73,6 +73,7 @@ class Formulas:
         self._sums: Doubles
         self._branch: Doubles
         self._parts: Doubles
+        self._kept: Doubles
 
     def layer_norm(
         self, weight: StoredTensor | None, bias: StoredTensor | None, epsilon: float, *, dim: int | None = None
@@ -94,11 +95,13 @@ class Formulas:
         types: StoredTensor | None = None,
         *,
         scale: float = 1.0,
+        start: int | None = None,
         adapter: LowRank | None = None,
         type_adapter: LowRank | None = None,
     ) -> None:
         """``PlanBuilder.embed``."""
-        self._sums = (_rows(words, self._ids) + self._low(adapter, self._ids)) * scale
+        ids = self._ids if start is None else np.array([start, *self._ids[:-1]])
+        self._sums = (_rows(words, ids) + self._low(adapter, ids)) * scale
         if positions is not None:
             self._sums = self._sums + _rows(positions, self._places)
         if types is not None:
@@ -128,6 +131,15 @@ class Formulas:
         """``PlanBuilder.heads``."""
         whole = np.concatenate([_product(self.states, layer) for layer in layers], axis=1)
         self._parts = whole + self._low(adapter, self.states)
+
+    def keep_states(self) -> None:
+        """``PlanBuilder.keep_states``."""
+        self._kept = self.states
+
+    def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
+        """``PlanBuilder.cross_heads``."""
+        parts = (_product(self.states, query), _product(self._kept, key), _product(self._kept, value))
+        self._parts = np.concatenate(parts, axis=1)
 
     def up_proj(self, layer: Linear) -> None:
         """``PlanBuilder.up_proj``."""

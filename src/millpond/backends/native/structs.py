@@ -8,7 +8,7 @@ from typing import ClassVar
 _int, _float, _pointer = ctypes.c_int64, ctypes.c_double, ctypes.c_void_p
 
 # enum StepKind
-EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS, CONVOLVE = range(9)
+EMBED, NORM, PRODUCT, HEADS, ATTENTION, FEED, ADAPT, EXPERTS, CONVOLVE, KEEP = range(10)
 # enum NormKind
 COPY, LAYER_NORM, RMS_NORM, SCALE = range(4)
 # enum Reading
@@ -65,7 +65,7 @@ class Step(ctypes.Structure):
         ("softcap", _float),
         ("last", _int),
         *((name, _pointer) for name in ("key_columns", "query_columns", "experts")),
-        *((name, _int) for name in ("expert_count", "top", "renormalized")),
+        *((name, _int) for name in ("expert_count", "top", "renormalized", "shifted", "start")),
     ]
 
 
@@ -74,7 +74,10 @@ class Model(ctypes.Structure):
 
     _fields_: ClassVar = [
         ("steps", ctypes.POINTER(Step)),
-        *((name, _int) for name in ("count", "hidden", "heads", "inner", "branch", "codes", "output", "low", "rank")),
+        *(
+            (name, _int)
+            for name in ("count", "hidden", "heads", "inner", "branch", "codes", "output", "low", "rank", "kept")
+        ),
     ]
 
 

@@ -98,7 +98,8 @@ def read(pairs: Sequence[Pair], params: PoolingParams, loaded: LoadedModel) -> L
     if params.instruction is not None:
         check_unicode(params.instruction, "instruction")
     limit = min(params.truncate_prompt_tokens or loaded.spec.max_length, loaded.spec.max_length)
-    reader = _Reader(loaded, limit, params.truncate, params.instruction)
+    truncate = loaded.encoder.texts.side if params.truncate == "auto" else params.truncate
+    reader = _Reader(loaded, limit, truncate, params.instruction)
     lists: list[list[_Block]] = []
     cut: list[bool] = []
     first = 0

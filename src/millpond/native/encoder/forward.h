@@ -34,7 +34,7 @@ struct Forward {
 
   // The buffers of a block, and what each thread has of its own.
   struct Room {
-    States<Isa> states, heads, inner;
+    States<Isa> states, heads, inner, kept;
     Sums sums, branch, low;
     Codes codes, inner_codes;  // of the states or heads, and of a feed's inner states
     typename Attention<Isa>::Room attention;
@@ -44,7 +44,7 @@ struct Forward {
 
   struct Sizes {
     int64_t rows, keys, dim;
-    int64_t states, heads, sums, branch, low, codes, ranges, inner_codes, inner_ranges, attention, disentangled, bytes;
+    int64_t states, kept, heads, sums, branch, low, codes, ranges, inner_codes, inner_ranges, attention, disentangled, bytes;
     typename Experts<Isa>::Sizes experts;
   };
 
@@ -83,6 +83,7 @@ struct Forward {
     };
     const auto bytes = [](int64_t numbers, int64_t size) { return (numbers * size + 4096 + 64) / 64 * 64; };
     sizes.states = bytes(sizes.rows * (model.hidden + model.low), sizeof(State));
+    sizes.kept = model.kept ? sizes.states : 0;
     sizes.heads = bytes(most_of(sizes.rows * model.heads, inner_of(model.inner)), sizeof(State));
     sizes.sums = bytes(sizes.rows * model.hidden + 64 * model.hidden / kColumns, 4);
     sizes.branch = model.branch ? sizes.sums : 0;
@@ -96,7 +97,7 @@ struct Forward {
     sizes.disentangled =
         any_disentangled(model) ? bytes(Disentangled<Isa>::room_bytes(sizes.keys, sizes.dim), 1) : 0;
     sizes.experts = Experts<Isa>::Sizes::of(model, least_of(call.block, block), kChunk);
-    sizes.bytes = sizes.states + sizes.heads + sizes.sums + sizes.branch + sizes.low + sizes.codes + sizes.ranges +
+    sizes.bytes = sizes.states + sizes.kept + sizes.heads + sizes.sums + sizes.branch + sizes.low + sizes.codes + sizes.ranges +
                   sizes.inner_codes + sizes.inner_ranges + sizes.attention + sizes.disentangled + sizes.experts.bytes;
     return sizes;
   }
@@ -109,6 +110,7 @@ struct Forward {
       return from;
     };
     room.states = {(State*)take(sizes.states), sizes.rows * Isa::kPanel};
+    room.kept = {(State*)take(sizes.kept), sizes.rows * Isa::kPanel};
     room.heads = {(State*)take(sizes.heads), sizes.rows * Isa::kPanel};
     room.inner = room.heads;  // queries are done with by then
     room.sums = {(float*)take(sizes.sums), sizes.rows * kColumns + 64};
@@ -156,6 +158,7 @@ struct Forward {
   static Room slice_of(const Room& room, int64_t row) {
     Room slice = room;
     slice.states.at = room.states.row(row, 0);
+    slice.kept.at = room.kept.row(row, 0);
     slice.heads.at = slice.inner.at = room.heads.row(row, 0);
     slice.sums.at = room.sums.row(row, 0);
     slice.branch.at = room.branch.row(row, 0);
@@ -181,7 +184,8 @@ struct Forward {
     const Floats scale = broadcast(float(step.scale));
     block.each_token([&](int64_t row, int64_t at, int64_t token, int64_t text) {
       const int64_t adapter = block.adapter(text), kinds = step.low_words ? (adapter + 1) * step.kinds : 0;
-      const int64_t id = call.ids[token], kind = kinds + (call.types ? call.types[token] : 0);
+      const int64_t id = !step.shifted ? call.ids[token] : token > call.bounds[text] ? call.ids[token - 1] : step.start;
+      const int64_t kind = kinds + (call.types ? call.types[token] : 0);
       if (step.whole) return place_neighbours(block, step, row, token, text);
       const State* word = words ? words + id * step.columns : nullptr;
       const State* position = positions ? positions + (call.offset + at) * step.columns : nullptr;
@@ -296,16 +300,17 @@ struct Forward {
   }
 
   static const States<Isa>& input_of(const Block& block, const Step& step) {
+    if (step.target == 5) return block.room.kept;
     return step.target == 0 || step.target == 4 ? block.room.states : block.room.heads;
   }
 
   static void multiply(const Block& block, const Step& step) {
     const Weight& weight = step.weight;
     const States<Isa>& a = input_of(block, step);
-    if (step.target == 0) {
+    if (step.target == 0 || step.target == 5) {
       const int64_t units = weight.out / kColumns;
       activated_product<false>(block, a, weight, step.activation, block.team.first(units), block.team.last(units),
-                               block.room.heads, 0);
+                               block.room.heads, -step.columns);
       return;
     }
     add_product(block, a, block.room.codes, weight, step.target == 4 ? 1 : step.target, 0, weight.in);
@@ -378,6 +383,12 @@ struct Forward {
       }
       Experts<Isa>::scatter(step, own, part.rows, to, first);
     }
+  }
+
+  static void keep(const Block& block) {
+    const int64_t from = block.team.first(block.rows), rows = block.team.last(block.rows) - from;
+    for (int64_t c = 0; c < block.call.model->hidden; c += Isa::kPanel)
+      std::memcpy(block.room.kept.row(from, c), block.room.states.row(from, c), rows * Isa::kPanel * sizeof(State));
   }
 
   static void turn(const Block& block, const Step& step) {
@@ -487,11 +498,12 @@ struct Forward {
         }
         break;
       case kAdapt: adapt(block, step); break;
+      case kKeep: team.share([&] { keep(block); }); break;
       case kExperts: team.share([&] { mix(block, step); }); break;
       default: feed(block, step);
     }
     const int64_t kind = step.kind == kExperts ? kFeed : step.kind == kConvolve ? kAttention : step.kind;
-    if (timings) timings[kind == kProduct && step.target != 0 ? 6 : kind] += now() - begun;
+    if (timings) timings[kind == kKeep ? kNorm : kind == kProduct && step.target != 0 && step.target != 5 ? 6 : kind] += now() - begun;
   }
 
   static void run_block(Block& block, double* timings) {

@@ -6,12 +6,13 @@
 //   heads   [(heads + 2 kv_heads) dim]  queries, keys and values; attention writes its result over the queries
 //   sums    [hidden]                  float32: results of products; the residual stream of a pre-norm model
 //   branch  [hidden]                  float32: a result that is normalized before it is added to the sums
+//   kept    [hidden]                  states of an encoder, to which its decoder attends, in the precision of the model
 // Every number of columns is a multiple of 32: a model with others has columns that are 0, with weights of 0.
 #pragma once
 
 #include <cstdint>
 
-enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve };
+enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve, kKeep };
 
 enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
 
@@ -37,11 +38,12 @@ struct NormWeights {
 
 // What a step reads depends on its kind:
 //   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types; without
-//               words sums += position + type; or sums = next word, word, word before (`whole`), 0 beyond a text's ends
+//               words sums += position + type; or sums = next word, word, word before (`whole`), 0 beyond a text's ends;
+//               `shifted`: the word before instead, of a text's first token the word `start`
 //   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1), or only
 //               sums (2); sums += norm(branch) (3); branch = the same (4)
 //   kProduct    heads = states W (`target` 0); sums = heads W (1), sums += heads W (2), branch = heads W (3),
-//               sums = states W (4)
+//               sums = states W (4), heads from column `columns` on = kept W (5)
 //   kHeads      norms of query and key heads (norm, key_norm), of each or of all as one row (`whole`), then rotation by
 //               position
 //   kAttention  queries = attention; after it a call that reads one row of each text drops the others
@@ -49,6 +51,7 @@ struct NormWeights {
 //   kAdapt      behind the states (`target` 0), or the queries (1): their products with the first factors of the
 //               adapters, see adapters.h
 //   kConvolve   queries = keys * a convolution of queries * values, see convolution.h; read and dropped as for kAttention
+//   kKeep       kept = states
 //   kExperts    as kFeed, of the feeds that a row's router chooses, see experts.h
 struct Step {
   std::int64_t kind;
@@ -85,6 +88,7 @@ struct Step {
   std::int64_t expert_count;
   std::int64_t top;            // experts of a row
   std::int64_t renormalized;   // whether the weights of a row's experts add up to 1
+  std::int64_t shifted, start;  // of embeddings, see above
 };
 
 struct Model {
@@ -98,6 +102,7 @@ struct Model {
   std::int64_t output;   // columns of the result, any number
   std::int64_t low;      // columns of the first factors of all adapters, zeros behind them included; 0: no adapters
   std::int64_t rank;     // of an adapter
+  std::int64_t kept;     // whether any step keeps states
 };
 
 enum Reading : std::int64_t { kAllRows, kFirstRow, kLastRow, kMeanRow };

@@ -31,7 +31,19 @@ from millpond.values.config import EngineConfig
 from tests import recording
 
 # Their attention or mixers work run by run, and the host must know the lengths.
-EAGER = ("mpnet", "deberta-v2", "gemma2", "jamba", "jina-bert", "jina-bert-code", "nomic-moe")
+EAGER = (
+    "mpnet",
+    "deberta-v2",
+    "gemma2",
+    "jamba",
+    "jina-bert",
+    "jina-bert-code",
+    "nomic-moe",
+    "deberta",
+    "t5",
+    "mt5",
+    "umt5",
+)
 
 
 SHORT = (TEXTS[0], TEXTS[3], TEXTS[1])

@@ -74,7 +74,7 @@ class PlanBuilder:
         self._experts: list[tuple[Any, list[structs.Weight]]] = []  # arrays that steps point to, and what goes there
         self._distance_tables: dict[int, tuple[Floats, int | None]] = {}  # with their addresses, by their ids
         self._hidden = self._output = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
-        self._branch = False
+        self._branch = self._kept = False
         self._adapters, self._rank = adapters, rank
 
     def embed(
@@ -85,13 +85,15 @@ class PlanBuilder:
         *,
         scale: float = 1.0,
         trigrams: bool = False,
+        start: int | None = None,
         adapter: LowRank | None = None,
         type_adapter: LowRank | None = None,
     ) -> None:
         """Embeddings, the first step: the sum of a word (scaled), its type and its position.
 
         An adapter of the words is added to each word that is read; the few types are merged with theirs beforehand.
-        With ``trigrams`` instead three words side by side, a token's next one, its own and the one before.
+        With ``trigrams`` instead three words side by side, a token's next one, its own and the one before. With
+        ``start`` the word before instead of a token's own, of a text's first token the word ``start``.
         """
         columns = padded(words.shape[1])
         self._hidden = max(self._hidden, 3 * columns if trigrams else columns)
@@ -109,6 +111,8 @@ class PlanBuilder:
             vocabulary=self._vocabulary,
             kinds=self._types,
             scale=scale,
+            shifted=start is not None,
+            start=start or 0,
         )
 
     def place(self, positions: StoredTensor, types: StoredTensor) -> None:
@@ -164,6 +168,20 @@ class PlanBuilder:
         weight = self._packer.weight(*parts, order=order, adapter=adapter)
         self._heads = max(self._heads, weight.out)
         self._add(kind=structs.PRODUCT, target=0, weight=weight)
+
+    def keep_states(self) -> None:
+        """The states of an encoder, for :meth:`cross_heads` of its decoder."""
+        self._kept = True
+        self._add(kind=structs.KEEP)
+
+    def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
+        """Queries of the states; keys and values of the states that were kept."""
+        self.heads(query, dim=dim)
+        queries = self._steps[-1].sources[0].out
+        self.heads(key, value, dim=dim)
+        step = self._steps[-1]
+        step.target, step.columns = 5, queries
+        self._heads = max(self._heads, queries + step.sources[0].out)
 
     def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
         """Another width: ``sums = states W``; ``piece``: columns of each word of a trigram."""
@@ -409,6 +427,7 @@ class PlanBuilder:
             output=self._output,
             low=self._packer.low,
             rank=self._rank,
+            kept=self._kept,
         )
         return Plan(
             model=model,

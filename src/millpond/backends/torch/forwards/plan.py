@@ -46,6 +46,7 @@ class Flow:
     sums: torch.Tensor  # [tokens, columns]
     branch: torch.Tensor  # [tokens, columns]
     heads: torch.Tensor  # [tokens, columns]: queries, keys and values, then the attention's result
+    kept: torch.Tensor  # [tokens, columns], an encoder's states
     made: dict[nn.Module, Any] = field(default_factory=dict)  # what layers share, by the module that makes it
 
     def put(self, result: torch.Tensor, target: str) -> None:
@@ -110,6 +111,7 @@ class PackedPlan(nn.Module):
             sums=none,
             branch=none,
             heads=none,
+            kept=none,
         )
         for i, step in enumerate(self.steps):
             step(flow)
@@ -157,6 +159,7 @@ class TorchPlan:
         *,
         scale: float = 1.0,
         trigrams: bool = False,
+        start: int | None = None,
         adapter: None = None,
         type_adapter: None = None,
     ) -> None:
@@ -165,7 +168,7 @@ class TorchPlan:
             self.steps.append(_Trigrams(self._tensor(words)))
             return
         places, kinds = (None if part is None else self._tensor(part) for part in (positions, types))
-        self.steps.append(_Embed(self._tensor(words), places, kinds, scale))
+        self.steps.append(_Embed(self._tensor(words), places, kinds, scale, start))
 
     def place(self, positions: StoredTensor, types: StoredTensor) -> None:
         """``PlanBuilder.place``."""
@@ -194,6 +197,14 @@ class TorchPlan:
     def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: None = None) -> None:
         """``PlanBuilder.heads``."""
         self.steps.append(_Product(self._linear(*parts), source="states", target="heads"))
+
+    def keep_states(self) -> None:
+        """``PlanBuilder.keep_states``."""
+        self.steps.append(_Keep())
+
+    def cross_heads(self, query: Linear, key: Linear, value: Linear, *, dim: int) -> None:
+        """``PlanBuilder.cross_heads``."""
+        self.steps.append(_CrossHeads(self._linear(query), self._linear(key, value)))
 
     def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
         """``PlanBuilder.up_proj``."""
@@ -318,16 +329,21 @@ def _target(add: bool, branch: bool) -> str:
 
 class _Embed(nn.Module):
     def __init__(
-        self, words: torch.Tensor | None, positions: torch.Tensor | None, types: torch.Tensor | None, scale: float
+        self,
+        words: torch.Tensor | None,
+        positions: torch.Tensor | None,
+        types: torch.Tensor | None,
+        scale: float,
+        start: int | None = None,
     ) -> None:
         super().__init__()
         self.words, self.positions, self.types = (
             None if table is None else nn.Embedding.from_pretrained(table) for table in (words, positions, types)
         )
-        self.scale = scale
+        self.scale, self.start = scale, start
 
     def forward(self, flow: Flow) -> None:
-        rows = flow.sums if self.words is None else self.words(flow.ids)
+        rows = flow.sums if self.words is None else self.words(self._ids(flow))
         if self.scale != 1:
             rows = rows * self.scale
         if self.types is not None:
@@ -335,6 +351,29 @@ class _Embed(nn.Module):
         if self.positions is not None:
             rows = rows + self.positions(flow.positions)
         flow.sums = rows
+
+    def _ids(self, flow: Flow) -> torch.Tensor:
+        if self.start is None:
+            return flow.ids
+        # The token before each; in a graph an empty text begins after the last row.
+        before = torch.cat((flow.ids[:1], flow.ids))
+        return before.index_fill(0, flow.segments.cu_seqlens[:-1].long(), self.start)[:-1]
+
+
+class _Keep(nn.Module):
+    def forward(self, flow: Flow) -> None:
+        flow.kept = flow.states
+
+
+class _CrossHeads(nn.Module):
+    """Queries of the states, keys and values of those that were kept."""
+
+    def __init__(self, query: nn.Module, key_value: nn.Module) -> None:
+        super().__init__()
+        self.query, self.key_value = query, key_value
+
+    def forward(self, flow: Flow) -> None:
+        flow.heads = torch.cat((self.query(flow.states), self.key_value(flow.kept)), 1)
 
 
 class _Trigrams(nn.Module):
