@@ -136,7 +136,7 @@ def write_model(folder: Path, name: str, tokenizer: Path, *, device: str, tiny: 
     if "xlm" in config.model_type or "modernbert" in config.model_type or "qwen" in config.model_type:
         _without_token_types(folder)
     if name != "cross-encoder":
-        _sentence_transformers(folder, width=config.hidden_size, pooling=POOLING.get(name, "mean"))
+        write_pipeline(folder, width=config.hidden_size, pooling=POOLING.get(name, "mean"))
     tables = sum(part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Embedding))
     return sum(parameter.numel() for parameter in model.parameters()) - tables
 
@@ -147,7 +147,8 @@ def _without_token_types(folder: Path) -> None:
     _write(path, {**content, "model_input_names": ["input_ids", "attention_mask"]})
 
 
-def _sentence_transformers(folder: Path, *, width: int, pooling: str) -> None:
+def write_pipeline(folder: Path, *, width: int, pooling: str) -> None:
+    """The files of a sentence-transformers pipeline around a backbone in the same folder."""
     names = {"": "Transformer", "1_Pooling": "Pooling", "2_Normalize": "Normalize"}
     modules = [
         {"idx": i, "name": str(i), "path": path, "type": f"sentence_transformers.models.{kind}"}
