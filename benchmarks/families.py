@@ -107,8 +107,9 @@ def write_model(folder: Path, family: str, tokenizer: Path) -> None:
     model = getattr(transformers, f"{name}Model")(config)
     with torch.no_grad():  # with transformers' initial scale, texts would hardly differ
         for parameter in model.parameters():
-            if parameter.ndim == 2:
+            if parameter.ndim == 2 and parameter.requires_grad:  # RoFormer's sines stay
                 parameter.normal_(std=0.7 / parameter.shape[1] ** 0.5)
+        model.get_input_embeddings().weight[0] = 0  # in a batch MobileBERT reads the padding beside a text
     model.save_pretrained(folder)
     for path in tokenizer.iterdir():
         content = path.read_text(encoding="utf-8")

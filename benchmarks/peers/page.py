@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import families
+import gguf_speed
 import processor
 from record import recorded
 
@@ -228,6 +230,8 @@ TABLES: dict[str, Callable[[Record], str]] = {
 
 # Results of scripts other than compare.py.
 OTHERS: dict[str, Callable[[Record], str]] = {
+    "families": families.table,
+    "gguf_speed": gguf_speed.table,
     "gpu": gpu_page.tables,
     "encoder_roofline": roofline_page.table,
     "ingest_memory": curves.ingest_memory_table,

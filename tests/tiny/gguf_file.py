@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,8 +40,6 @@ def write_gguf(
     **metadata: Any,  # keys that are left out (None) or replaced
 ) -> Path:
     """Write a GGUF file, and beside it ``source``: a folder with the same, dequantized weights."""
-    import gguf
-
     gemma = family == "gemma3"
     sizes = {"hidden_size": WIDTH, "intermediate_size": 2 * WIDTH, "num_attention_heads": 4}
     names = {"hidden_size": "n_embd", "intermediate_size": "n_inner", "num_attention_heads": "n_head"}
@@ -57,8 +56,25 @@ def write_gguf(
         tokenizer_limit=None,
         lowercase=lowercase,
     )
+    tensors = convert(source, path, family, kind=kind, pooling=pooling, metadata=metadata)
+    save_weights(tensors, source)
+    return path
+
+
+def convert(
+    source: Path,
+    path: Path,
+    family: str,
+    *,
+    kind: Kind = "F16",
+    pooling: Literal["mean", "cls", "lasttoken"] = "mean",
+    metadata: Mapping[str, Any] | None = None,
+) -> dict[str, np.ndarray]:
+    """Write the folder ``source`` as a GGUF file; returns its tensors as the file has them, dequantized."""
+    import gguf
+
     config = json.loads((source / "config.json").read_text(encoding="utf-8"))
-    architecture = _ARCHITECTURES[family]
+    architecture, gemma = _ARCHITECTURES[family], family == "gemma3"
     writer = gguf.GGUFWriter(path, architecture)
     tensors, noise = load_file(source / "model.safetensors"), Noise(5)
     known = gguf.get_tensor_name_map(gguf.MODEL_ARCH_NAMES and _arch(gguf, architecture), 16)
@@ -75,15 +91,14 @@ def write_gguf(
         held = load_file(source / module / "model.safetensors")
         held["linear.weight"] = _add(gguf, writer, f"dense_{number}.weight", held["linear.weight"], "F16", noise)
         save_weights(held, source / module)
-    save_weights(tensors, source)
     keys = _metadata(config, architecture, _POOLING[pooling]) | _vocabulary(source, family)
-    for key, value in {**keys, **metadata}.items():
+    for key, value in {**keys, **(metadata or {})}.items():
         _put(gguf, writer, key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return path
+    return tensors
 
 
 def _arch(gguf: Any, name: str) -> Any:
