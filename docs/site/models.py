@@ -5,6 +5,7 @@ After a change of a table: ``PYTHONPATH=src python docs/site/models.py`` writes 
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from millpond.engine.census import Verdict, census
 from millpond.values.spec import PoolingMode
 
 PAGE = Path(__file__).parents[1] / "models.md"
+ERRORS = Path(__file__).with_name("errors.json")  # written by tests/parity/measured.py
 
 _KINDS = {True: "decoder", False: "encoder"}
 # The columns of the table of tasks, and the families that have such checkpoints.
@@ -61,6 +63,9 @@ No graph is run.
 - **SPLADE** checkpoints may have the masked-language-model head of {splade}.
 - **Backend** on a CPU is `native`, which needs no torch, or `torch`. In the backend torch a family runs in millpond's
   own packed forward pass, or, where the next column says transformers, in its class over packed rows.
+- **Error** is the largest difference from a reference, native and in torch: the states of a packed batch in float32
+  beside those of transformers' class (or of the published formulas, where it has none) of one text at a time, of a
+  small checkpoint with random weights, relative to the largest value (`python -m tests.parity.measured`).
 
 `architectures` may name `HF_ColBERT` (Stanford's), the family's class with `ColBERT` before it (vLLM's), or the
 family's class with one of these endings instead of `Model`: {suffixes}. Of some families there are other names:
@@ -146,7 +151,7 @@ def page() -> str:
     """The page in Markdown."""
     verdicts = list(census())
     served = [verdict for verdict in verdicts if verdict.served]
-    header = ("family", "`model_type`", "kind", "pooling", "classes", "backend", "in torch", "example")
+    header = ("family", "`model_type`", "kind", "pooling", "classes", "backend", "in torch", "error", "example")
     return _TEXT.format(
         families=_table(header, map(_family, ARCHITECTURES)),
         tasks=_table(("family", *COLUMNS), map(_tasks, ARCHITECTURES)),
@@ -208,8 +213,15 @@ def _family(row: Architecture) -> tuple[str, ...]:
         _ROWS.get(pooling, pooling) if isinstance(pooling, str) else "config.json",
         _backend(row),
         "millpond" if row.forward else "transformers",
+        _errors(row),
         row.example,
     )
+
+
+def _errors(row: Architecture) -> str:
+    """What was measured, native and in torch."""
+    found = json.loads(ERRORS.read_text(encoding="utf-8")).get(row.prefix, {})
+    return " / ".join(f"{found[backend]:.0e}" if backend in found else "-" for backend in ("native", "torch"))
 
 
 def cell(row: Architecture, column: str) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from docs.site.models import COLUMNS, cell
+from docs.site.models import COLUMNS, ERRORS, cell
 from tests.native.recorded import FILE, recorded
 from tests.results import Values, values
 from tests.tiny import FAMILIES, TEXTS, Dense, LayerNorm, Layout, Normalize, Pooling, write_checkpoint
@@ -26,6 +26,7 @@ from tests.tiny.heads import (
 from tests.tiny.layouts import OLD_MODES
 
 from millpond import Engine, TokenIds
+from millpond.backends.native.families import has_plan
 from millpond.checkpoints.architectures import ARCHITECTURES
 from millpond.errors import MillpondError, ModelLoadError, UnsupportedArchitectureError
 from millpond.native import library
@@ -121,6 +122,10 @@ def test_what_was_recorded_is_what_the_references_say(minilm_folder, tmp_path):
 
 def test_the_table_has_every_family():
     assert {row_of(family) for family in FAMILIES} == set(ARCHITECTURES)
+    errors = json.loads(ERRORS.read_text(encoding="utf-8"))
+    assert {prefix: set(found) for prefix, found in errors.items()} == {
+        row.prefix: {"native", "torch"} if has_plan(row) else {"torch"} for row in ARCHITECTURES
+    }, "run python -m tests.parity.measured FAMILY"
 
 
 # --- Pipelines and heads --------------------------------------------------------------------------------------------
