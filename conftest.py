@@ -46,8 +46,10 @@ SERIAL = _paths(
 # Rings. Fast tests are neither here nor marked: no process, no compiler, no database, one real model.
 # Folders of the second ring, whose tests are marked `contract`. `make test` imports neither them nor files that mark
 # all of their tests.
-MARKED = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(contract|slow)\b", re.MULTILINE)
+MARKED = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.(contract|door|slow)\b", re.MULTILINE)
 CONTRACT = _paths("chains docs engine/execute/cuda faults house server/fuzz")
+# Files of this mark need a library of docs/doors.md, which only `make test-doors` has.
+MARKED_DOOR = re.compile(r"^pytestmark = \[?\s*pytest\.mark\.door\b", re.MULTILINE)
 # Folders and files that `make test-light` leaves out: their tests need torch, as an oracle or because they test that
 # backend, or Ray, a browser or another tool of development. Other files mark all of their tests as `torch`, or some.
 TORCH = _paths(
@@ -102,6 +104,8 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     rings = []
     if "not contract" in config.option.markexpr:
         rings.append((_is_contract, MARKED))
+    if "not door" in config.option.markexpr:
+        rings.append((lambda path: False, MARKED_DOOR))
     if config.option.torch == "none":
         rings.append((_needs_torch, MARKED_TORCH))
     text = collection_path.read_text(encoding="utf-8") if rings and path.suffix == ".py" else ""

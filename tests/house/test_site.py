@@ -36,6 +36,11 @@ def test_the_page_of_models_is_that_of_the_tables(site):
     assert (DOCS / "models.md").read_text(encoding="utf-8") == site("models").page(), f"out of date: {script}"
 
 
+def test_the_page_of_doors_is_that_of_its_table(site):
+    script = "python docs/site/doors.py"
+    assert (DOCS / "doors.md").read_text(encoding="utf-8") == site("doors").page(), f"out of date: {script}"
+
+
 def test_the_figures_are_those_of_their_script(site):
     figures = site("figures")
     for name, draw in figures.FIGURES.items():
