@@ -1,4 +1,4 @@
-"""The table of doors: its versions are those installed, its tests exist, and each of its programs prints what it says."""
+"""The table of doors: its versions are those installed, its tests exist, and each program prints what it says."""
 
 from __future__ import annotations
 
