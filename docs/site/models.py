@@ -29,10 +29,10 @@ COLUMNS: Mapping[str, Callable[[Architecture], bool]] = {
     "embedder": lambda row: True,
     "classifier": lambda row: "ForSequenceClassification" not in row.refused,
     "cross-encoder": lambda row: "ForSequenceClassification" not in row.refused,
-    "token classifier": lambda row: True,
-    "reward model": lambda row: True,
+    "token classifier": lambda row: "ForTokenClassification" not in row.refused,
+    "reward model": lambda row: "ForRewardModel" not in row.refused,
     "late interaction": lambda row: True,
-    "LLM reranker": lambda row: row.decoder,
+    "LLM reranker": lambda row: row.decoder and "ForCausalLM" not in row.refused,
     "SPLADE": lambda row: row.mlm is not None,
 }
 _ROWS = {"cls": "first token", "lasttoken": "last token"}
@@ -103,6 +103,8 @@ cell.
 - A **GLiNER** (gliner_config.json; any encoder of the table) has `token_classify` with
   [labels of your own](tasks.md#entities), a classifier of entailment `classify` with
   [labels of your own](tasks.md#classes).
+- **NV-Embed** (nvidia/NV-Embed-v1, -v2): its code appends `</s>` to each text, and so does millpond: leave it out of
+  yours. Prompts (`Instruct: ...`) are left out of the mean, counted as sentence-transformers counts them.
 - **Longformer** attends within its windows, as transformers does without global attention. **BigBird** attends to all
   tokens of a text up to `(5 + 2 num_random_blocks) block_size` (704), where its texts end. **MobileBERT** reads a
   token's neighbours, and past the ends of a text nothing: in transformers it reads the padding of a batch there.

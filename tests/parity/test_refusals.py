@@ -239,11 +239,6 @@ DAMAGES: Rows = [
 ARCHITECTURES: Rows = [
     (
         model(),
-        fields(model_type="nvembed", architectures=["NVEmbedModel"]),
-        "attention to an array of latents, which millpond does not run; load nvidia/llama-embed-nemotron-8b",
-    ),
-    (
-        model(),
         fields(model_type="embedding_gemma2", architectures=["EmbeddingGemma2Model"]),
         "reads images or sound, which millpond does not run; for text load google/embeddinggemma-300m",
     ),

@@ -53,6 +53,7 @@ _NOMIC = {
     "native_prefix": "NomicBert",
     "wrapped": "NomicBertForPreTraining",
 }
+_MEAN = (Pooling(modes=("mean",), include_prompt=False), Normalize())
 _CLS = (Pooling(modes=("cls",)), Normalize())
 _NEW = {"modules": _CLS, "native": {"model_type": "gte", "rope_scaling": None}, "native_prefix": "Gte"}
 _LAST = (Pooling(modes=("lasttoken",)), Normalize())
@@ -110,6 +111,11 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "internlm2": ("InternLM2", "mistral", {**_LLAMA, "native": {"model_type": "llama", "rope_scaling": None}}),
     "mistral": ("Mistral", "mistral", _DECODER),
     "mistral-sliding": ("Mistral", "mistral", _DECODER),
+    "nv-embed": (
+        "NVEmbed",
+        "mistral",
+        {**_DECODER, "modules": _MEAN, "native": {**_SIZES, "num_key_value_heads": 2}, "native_prefix": "NVEmbed"},
+    ),
     "qwen2": ("Qwen2", "qwen", _DECODER),
     "qwen2-sliding": ("Qwen2", "qwen", _DECODER),
     "qwen2-bidirectional": ("Qwen2", "qwen", _DECODER),

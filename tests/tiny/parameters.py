@@ -267,7 +267,7 @@ _BACKBONES = {
     "JinaEmbeddingsV3": f"{_embeddings('word token_type norm')} "
     + _blocks(_NORMED.format("mlp.fc1:I,H mlp.fc2:H,I " + _BIASED)),
     "Llama": _LLAMA,
-    "Mistral": _LLAMA,
+    **dict.fromkeys(("Mistral", "NVEmbed"), _LLAMA),
     "Qwen2": _decoder(_QUERIES.format(":", "") + _FEED + _NORMS),
     "Qwen3": _decoder(_OPTIONAL + _HEAD_NORMS + _FEED + _NORMS),
     "Phi3": _decoder("self_attn.o_proj/H,Q self_attn.qkv_proj/W,H mlp.gate_up_proj/2*I,H mlp.down_proj/H,I" + _NORMS),
@@ -420,7 +420,8 @@ _PREFIXES = {
     "Lfm2": "model",
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
     **dict.fromkeys(
-        ("ModernBert", "EuroBert", "Ultrabert", "NeoMME", "Llama", "Mistral", "Qwen2", "Qwen3", "Jamba"), "model"
+        ("ModernBert", "EuroBert", "Ultrabert", "NeoMME", "Llama", "Mistral", "NVEmbed", "Qwen2", "Qwen3", "Jamba"),
+        "model",
     ),
     **dict.fromkeys(("Phi3", "Olmo2", "Granite", "SmolLM3", "Ministral3", "Qwen3Moe"), "model"),
     **dict.fromkeys(("Gemma", "Gemma2", "Gemma3Text"), "model"),
@@ -443,7 +444,7 @@ _LIKE = {
     **dict.fromkeys(("Ernie", "MegatronBert"), "Bert"),
     "Deberta": "DebertaV2",
     **dict.fromkeys(("JinaBert", "JinaBertCode", "NomicBertMoe"), "Bert"),
-    **dict.fromkeys(("Mistral", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
+    **dict.fromkeys(("Mistral", "NVEmbed", "Qwen2", "Qwen3", "Gemma", "Gemma2"), "Llama"),
     **dict.fromkeys(("Phi3", "SmolLM3", "Ministral3", "Qwen3Moe"), "Llama"),
     "GPTNeoX": "GPT2",
 }

@@ -523,6 +523,21 @@ ARCHITECTURES = (
         example="intfloat/e5-mistral-7b-instruct",
     ),
     _decoder(
+        prefix="NVEmbed",
+        model_type="nvembed",
+        native="MistralModel",
+        unmasked="mistral",
+        pooling="mean",
+        half="bfloat16",
+        family="nvembed",
+        traits=DecoderTraits(),
+        refused=dict.fromkeys(
+            ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "ForCausalLM"),
+            "a class that NV-Embed's code does not have",
+        ),
+        example="nvidia/NV-Embed-v2",
+    ),
+    _decoder(
         prefix="Qwen2",
         model_type="qwen2",
         traits=DecoderTraits(window="layer", biases=("qkv",)),

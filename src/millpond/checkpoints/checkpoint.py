@@ -16,6 +16,7 @@ from millpond.checkpoints.layouts.cross_encoder import CrossEncoder, is_cross_en
 from millpond.checkpoints.layouts.gliner import CONFIG as GLINER
 from millpond.checkpoints.layouts.gliner import is_gliner2, read_gliner, read_gliner2
 from millpond.checkpoints.layouts.late_interaction import names_colbert
+from millpond.checkpoints.layouts.latent_attention import with_latent_attention
 from millpond.checkpoints.layouts.listwise import read_listwise
 from millpond.checkpoints.layouts.sentence_transformers import PipelineLayout, read_layout, stanford_layout
 from millpond.checkpoints.layouts.sparse import (
@@ -161,6 +162,7 @@ def read_checkpoint(
     listwise = read_listwise(layout.transformer, config)
     if listwise is not None:
         layout = replace(layout, listwise=listwise[0], token_heads=listwise[1], normalize=False)
+    layout = with_latent_attention(layout, config)
     if names_splade(config) and layout.sparse is None:
         layout = replace(layout, sparse=Splade(folder=layout.transformer))
     # Taken before tokenizer and weights are read, so that every later write is noticed.

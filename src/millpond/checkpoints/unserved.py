@@ -65,11 +65,6 @@ UNSERVED = (
         nearest="load GritLM/GritLM-7B or Qwen/Qwen3-Embedding-8B",
     ),
     Unserved(
-        pattern=r"nvembed",
-        kind="a Mistral whose tokens are pooled by attention to an array of latents",
-        nearest="load nvidia/llama-embed-nemotron-8b or nvidia/Nemotron-3-Embed-1B-BF16",
-    ),
-    Unserved(
         pattern=r"embedding_gemma2|gemma3n|gemma4",
         kind="a language model that reads images or sound",
         nearest="for text load google/embeddinggemma-300m",

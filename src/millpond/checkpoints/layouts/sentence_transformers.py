@@ -25,7 +25,7 @@ from millpond.checkpoints.layouts.sparse import (
     read_token_weights,
 )
 from millpond.checkpoints.layouts.static import StaticTable, is_model2vec, read_model2vec, read_static
-from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm, Normalize, Pooling
+from millpond.checkpoints.modules import Codes, Dense, Head, LayerNorm, Normalize, Pooling, TokenHead
 from millpond.checkpoints.resolve import read_json, read_json_object
 from millpond.errors import ModelLoadError
 from millpond.tasks import SIMILARITIES, Role, Similarity
@@ -56,7 +56,7 @@ class PipelineLayout:
     """A checkpoint's pipeline: backbone, heads on tokens, pooling, heads on the pooled row, final normalization."""
 
     transformer: Path  # folder of the backbone
-    token_heads: tuple[Dense, ...] = ()  # run on every token row before pooling
+    token_heads: tuple[TokenHead, ...] = ()  # run on every token row before pooling
     pooling: Pooling | None = None  # `None` if the checkpoint does not name it
     heads: tuple[Head, ...] = ()  # run on the pooled row, up to the final Normalize
     normalize: bool | None = None  # whether the last module is Normalize; `None` if there is no list of modules

@@ -18,7 +18,7 @@ from millpond.backends.torch.pooling.classifier import ClassifierHead, Vocabular
 from millpond.backends.torch.pooling.heads import build_heads
 from millpond.backends.torch.pooling.methods import METHODS
 from millpond.backends.torch.pooling.sparse import SparseCodeHead, SparseHead
-from millpond.checkpoints.modules import Dense, Head, Pooling
+from millpond.checkpoints.modules import Head, Pooling, TokenHead
 from millpond.support.cached_property import cached_property
 
 # Number of sets of vocabulary entries whose rows of the language-model head are kept.
@@ -38,7 +38,7 @@ class Pooler(nn.Module):
         self,
         pooling: Pooling,
         *,
-        token_heads: Sequence[Dense],
+        token_heads: Sequence[TokenHead],
         heads: Sequence[Head],
         device: torch.device,
         classifier: ClassifierHead | None = None,
