@@ -105,6 +105,7 @@ cell.
   [labels of your own](tasks.md#classes).
 - **NV-Embed** (nvidia/NV-Embed-v1, -v2): its code appends `</s>` to each text, and so does millpond: leave it out of
   yours. Prompts (`Instruct: ...`) are left out of the mean, counted as sentence-transformers counts them.
+- **EmbeddingGemma 2** and **NeoMME** read text alone, and not the weights for images and sound.
 - **Longformer** attends within its windows, as transformers does without global attention. **BigBird** attends to all
   tokens of a text up to `(5 + 2 num_random_blocks) block_size` (704), where its texts end. **MobileBERT** reads a
   token's neighbours, and past the ends of a text nothing: in transformers it reads the padding of a batch there.

@@ -17,7 +17,12 @@ from millpond.errors import ModelLoadError
 OWN = ("nomic_bert_moe",)
 ROWS = {row.model_type: row for row in ARCHITECTURES if row.model_type in _DEFAULTS and row.model_type not in OWN}
 # Families that transformers has no class of, and the one whose fields theirs are.
-LIKE = {"llama_bidirec": "llama", "internlm2": "llama", "jina_bert": "bert"}
+LIKE = {
+    "llama_bidirec": "llama",
+    "internlm2": "llama",
+    "jina_bert": "bert",
+    "embedding_gemma2": "embedding_gemma2_text",
+}
 # Fields in which checkpoints of a family differ, as their config.json spells them.
 LLAMA3 = {"rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
 CONFIGS: dict[str, list[dict[str, Any]]] = {
@@ -67,9 +72,12 @@ def check(config: dict[str, Any], completed: dict[str, Any], model_type: str) ->
 
     expected = CONFIG_MAPPING[model_type].from_dict(json.loads(json.dumps(config)))
     compared = 0
-    # A family's translation computes these: a list of windows of a number, a width that LFM2's factor gives.
-    translated = {"attention_window", "intermediate_size" if model_type.startswith("lfm2") else ""}
-    for name in {*_DEFAULTS[model_type], "rope_parameters", "sliding_window", "head_dim"} - translated:
+    # A family's translation computes these: a list of windows of a number, a width that LFM2's factor gives, and
+    # EmbeddingGemma 2's width of the states and sizes of each layer.
+    of_families = {"lfm2": {"intermediate_size"}, "embedding_gemma2_text": {"hidden_size", "head_dim"}}
+    translated = {"attention_window"} | of_families.get(model_type, set())
+    own = next((family for family, like in LIKE.items() if like == model_type and family in _DEFAULTS), model_type)
+    for name in {*_DEFAULTS[own], "rope_parameters", "sliding_window", "head_dim"} - translated:
         if hasattr(expected, name) and name in completed:
             assert completed[name] == getattr(expected, name), name
             compared += 1

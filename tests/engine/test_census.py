@@ -77,7 +77,6 @@ def test_the_tasks_are_those_of_the_files(name: str, tasks: set[str], verdicts: 
             "adapter of PEFT, with which its base model, meta-llama/Llama-2-7b-hf",
         ),
         ("codesage/codesage-base-v2", "jinaai/jina-embeddings-v2-base-code"),
-        ("google/embeddinggemma-2", "google/embeddinggemma-300m"),
         ("Lajavaness/bilingual-embedding-base", "intfloat/multilingual-e5-base"),
     ],
 )

@@ -239,8 +239,8 @@ DAMAGES: Rows = [
 ARCHITECTURES: Rows = [
     (
         model(),
-        fields(model_type="embedding_gemma2", architectures=["EmbeddingGemma2Model"]),
-        "reads images or sound, which millpond does not run; for text load google/embeddinggemma-300m",
+        fields(model_type="gemma3n", architectures=["Gemma3nModel"]),
+        "reads images or sound, which millpond does not run; for text load google/embeddinggemma-2",
     ),
     (
         model(),

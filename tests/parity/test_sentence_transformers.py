@@ -30,8 +30,10 @@ CONCATENATIONS = (("mean", "cls"), ("cls", "mean"), ("lasttoken", "max", "weight
 PROMPTS = {"query": "Find the passage: ", "document": "Passage about water: ", "other": "the miller's "}
 
 
-# Families that sentence-transformers loads without running a checkpoint's code.
-NATIVE = tuple(family for family, row in FAMILIES.items() if not row.native_prefix)
+# Families that sentence-transformers loads without running a checkpoint's code, or a processor of images and sound.
+NATIVE = tuple(
+    family for family, row in FAMILIES.items() if not row.native_prefix and "vision_config" not in row.config
+)
 
 # --- Families -------------------------------------------------------------------------------------------------------
 

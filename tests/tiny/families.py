@@ -140,6 +140,7 @@ _ROWS: Mapping[str, tuple[str, str, Mapping[str, Any]]] = {
     "gemma2": ("Gemma2", "gemma", _GEMMA),
     "gemma3": ("Gemma3Text", "gemma", _GEMMA3),
     "gemma3-bidirectional": ("Gemma3Text", "gemma", _GEMMA3),  # EmbeddingGemma
+    "embedding-gemma2": ("EmbeddingGemma2", "gemma", {"wrapped": "EmbeddingGemma2Model"}),
     "gpt2": ("GPT2", "gpt2", {"head": "LMHeadModel", "modules": _LAST}),
     "jamba": ("Jamba", "llama", _DECODER),  # Mamba, Mamba with experts, attention, Mamba with experts
 }

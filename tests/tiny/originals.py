@@ -112,6 +112,19 @@ def _internlm2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     return originals
 
 
+def _embedding_gemma2(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
+    """The factor of each layer, a buffer, and a tensor of the tower of images; scores are scaled by a norm alone."""
+    noise = Noise(17)
+    tensors = {
+        name: tensor * np.float32(0.5) if name.endswith("q_norm.weight") else tensor for name, tensor in tensors.items()
+    }
+    found = {
+        f"language_model.layers.{i}.layer_scalar": noise.normal(1) * np.float32(0.2) + np.float32(0.8)
+        for i in range(int(config["text_config"]["num_hidden_layers"]))
+    }
+    return tensors | found | {"vision_tower.encoder.layers.0.input_layernorm.weight": noise.normal(5)}
+
+
 def _nv_embed(tensors: Tensors, config: Mapping[str, Any]) -> Tensors:
     """The backbone under its name, and the latent attention beside it."""
     latent, noise = config["latent_attention_config"], Noise(13)
@@ -264,6 +277,7 @@ ORIGINALS: Mapping[str, Callable[[Tensors, Mapping[str, Any]], Tensors]] = {
     **dict.fromkeys(("t5", "mt5", "umt5"), _t5),
     "internlm2": _internlm2,
     "nvembed": _nv_embed,
+    "embedding_gemma2": _embedding_gemma2,
     "nomic_bert": nomic,
     "new": gte,
     "gte": gte,

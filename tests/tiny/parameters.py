@@ -91,7 +91,7 @@ def _sizes(config: Config) -> dict[str, int]:
         first("hidden_size", "dim", "n_embd", "d_model"),
         first("num_attention_heads", "n_heads", "n_head", "num_heads", "encoder_attention_heads"),
     )
-    dim = first("head_dim", "d_kv", default=width // heads)
+    dim = first("head_dim", "d_kv", default=width // max(heads, 1))
     return {
         "N": first("num_hidden_layers", "n_layers", "n_layer", "num_layers"),
         "V": first("vocab_size"),
@@ -338,7 +338,36 @@ def _nomic_moe(config: Config) -> list[str]:
     return entries
 
 
-_MIXED = {"Jamba": _jamba, "Lfm2": _lfm2, "NomicBertMoe": _nomic_moe}
+def _embedding_gemma2(config: Config) -> list[str]:
+    """The text's layers, whose heads differ, under its name in the whole model."""
+    text = config["text_config"]
+    width, heads, gates, layers = (
+        int(text[name])
+        for name in ("hidden_size", "num_attention_heads", "hidden_size_per_layer_input", "num_hidden_layers")
+    )
+    entries = [f"embed_tokens/{text.get('vocab_size', 0)},{width}"]
+    for layer in range(layers):
+        own = {**text, **text["per_layer_config"].get(str(layer), {})}
+        queries, keys = (count * int(own["head_dim"]) for count in (heads, int(own["num_key_value_heads"])))
+        rows = {"q_proj": queries, "k_proj": keys, "v_proj": keys}
+        block = [f"self_attn.{name}/{count},{width}" for name, count in rows.items()]
+        block += [f"self_attn.o_proj/{width},{queries}"]
+        block += [f"self_attn.{letter}_norm/{own['head_dim']}" for letter in "qk"]
+        inner = int(text["intermediate_size"])
+        block += [f"mlp.{name}_proj/{inner},{width}" for name in ("gate", "up")] + [f"mlp.down_proj/{width},{inner}"]
+        block += [entry.replace("H", str(width)) for entry in (_NORMS + _FEED_NORMS).split()]
+        block += [
+            f"ple_block.per_layer_input_gate/{gates},{width}",
+            f"ple_block.per_layer_projection/{width},{gates}",
+            f"ple_block.post_per_layer_input_norm/{width}",
+        ]
+        entries += [f"layers.{layer}.{entry}" for entry in block]
+    entries += [f"norm/{width}", f"ple.per_layer_model_projection/{layers * gates},{width}"]
+    entries += [f"ple.per_layer_projection_norm/{gates}", f"embedding_projection/{text['embedding_dim']},{width}"]
+    return [f"language_model.{entry}" for entry in entries]
+
+
+_MIXED = {"EmbeddingGemma2": _embedding_gemma2, "Jamba": _jamba, "Lfm2": _lfm2, "NomicBertMoe": _nomic_moe}
 
 
 def _t5(family: str, head: str, config: Config) -> dict[str, Shape]:
@@ -417,7 +446,7 @@ _PREFIXES = {
     "Gte": "gte",
     "GPT2": "transformer",
     "GPTNeoX": "gpt_neox",
-    "Lfm2": "model",
+    **dict.fromkeys(("EmbeddingGemma2", "Lfm2"), "model"),
     **dict.fromkeys(("Roberta", "XLMRoberta", "XLMRobertaXL", "Camembert", "JinaEmbeddingsV3"), "roberta"),
     **dict.fromkeys(
         ("ModernBert", "EuroBert", "Ultrabert", "NeoMME", "Llama", "Mistral", "NVEmbed", "Qwen2", "Qwen3", "Jamba"),

@@ -612,6 +612,22 @@ ARCHITECTURES = (
         ),
         example="google/embeddinggemma-300m",
     ),
+    Architecture(
+        prefix="EmbeddingGemma2",
+        model_type="embedding_gemma2",
+        aliases=("embedding_gemma2_text",),
+        names=("EmbeddingGemma2TextModel",),
+        pooling="mean",
+        positions="rotary",
+        half="bfloat16",
+        family="embedding_gemma2",
+        forward=_PLAN,
+        refused=dict.fromkeys(
+            ("ForSequenceClassification", "ForTokenClassification", "ForRewardModel", "ForMaskedLM"),
+            "a class that transformers does not have",
+        ),
+        example="google/embeddinggemma-2",
+    ),
     _decoder(
         prefix="Phi3",
         model_type="phi3",

@@ -430,6 +430,22 @@ _DEFAULTS: Mapping[str, Mapping[str, Any]] = {
         "attn_logit_softcapping": None,
         "use_bidirectional_attention": False,
     },
+    "embedding_gemma2": {
+        "vocab_size": 262144,
+        "hidden_size": 768,  # what translate() calls so, of the states
+        "layer_width": 512,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 24,
+        "num_attention_heads": 4,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size_per_layer_input": 512,
+        "max_position_embeddings": 262144,
+        "rms_norm_eps": 1e-6,
+        "pad_token_id": 0,
+        "attention_bias": False,
+        "sliding_window": 512,
+        "layer_types": None,
+    },
 }
 # Base of the rotary angles where config.json gives none; 10,000 for other families.
 _THETA = {
@@ -446,6 +462,7 @@ _THETA_BY_KIND = {
         "sliding_attention": (10_000.0, "local_rope_theta"),
     },
     "ultrabert": {"full_attention": (2_560_000.0, ""), "sliding_attention": (10_000.0, "")},
+    "embedding_gemma2": {"full_attention": (1_000_000.0, ""), "sliding_attention": (10_000.0, "")},
     "gemma3_text": {
         "full_attention": (1_000_000.0, "rope_theta"),
         "sliding_attention": (10_000.0, "rope_local_base_freq"),
@@ -468,7 +485,7 @@ _SIZES = (
     *("input_embedding_size", "task_type_vocab_size", "intra_bottleneck_size", "num_feedforward_networks"),
     *("dim", "n_layers", "n_heads", "hidden_dim", "relative_attention_num_buckets", "query_pre_attn_scalar"),
     *("moe_intermediate_size", "num_experts", "num_experts_per_tok", "decoder_sparse_step"),
-    *("moe_every_n_layers", "moe_top_k"),
+    *("moe_every_n_layers", "moe_top_k", "layer_width", "hidden_size_per_layer_input"),
     *("local_attention", "sliding_window", "global_attn_every_n_layers", "sliding_window_pattern"),
 )
 _DISTILBERT_NAMES = {"hidden_size": "dim", "num_attention_heads": "n_heads", "num_hidden_layers": "n_layers"}
@@ -571,7 +588,8 @@ def _complete_layers(family: str, config: dict[str, Any]) -> None:
     elif family in ("qwen2", "qwen3"):
         sliding = [config["sliding_window"] is not None and i >= config["max_window_layers"] for i in range(count)]
     else:
-        every = {"gemma3_text": config.get("sliding_window_pattern") or 6, "ultrabert": 3}.get(family, 2)
+        patterns = {"gemma3_text": config.get("sliding_window_pattern") or 6, "ultrabert": 3, "embedding_gemma2": 6}
+        every = patterns.get(family, 2)
         sliding = [(i + 1) % every != 0 for i in range(count)]
     config["layer_types"] = ["sliding_attention" if slides else "full_attention" for slides in sliding]
 

@@ -65,9 +65,9 @@ UNSERVED = (
         nearest="load GritLM/GritLM-7B or Qwen/Qwen3-Embedding-8B",
     ),
     Unserved(
-        pattern=r"embedding_gemma2|gemma3n|gemma4",
+        pattern=r"gemma3n|gemma4",
         kind="a language model that reads images or sound",
-        nearest="for text load google/embeddinggemma-300m",
+        nearest="for text load google/embeddinggemma-2 or google/embeddinggemma-300m",
     ),
     Unserved(
         pattern=r"mamba2?|rwkv.*|recurrent_gemma|falcon_mamba|lfm2_(moe|vl)",

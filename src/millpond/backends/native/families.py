@@ -16,6 +16,7 @@ from millpond.backends.native.plans.albert import albert_plan
 from millpond.backends.native.plans.bart import bart_plan
 from millpond.backends.native.plans.deberta import deberta_plan
 from millpond.backends.native.plans.decoder import decoder_plan
+from millpond.backends.native.plans.embedding_gemma2 import embedding_gemma2_plan
 from millpond.backends.native.plans.gpt_neox import gpt_neox_plan
 from millpond.backends.native.plans.jina_bert import jina_bert_plan
 from millpond.backends.native.plans.lfm2 import lfm2_plan
@@ -48,6 +49,7 @@ _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] 
     "albert": albert_plan,
     "bart": bart_plan,
     **dict.fromkeys(("deberta", "deberta-v2"), deberta_plan),
+    "embedding_gemma2": embedding_gemma2_plan,
     "gpt_neox": gpt_neox_plan,
     "gte": partial(rotary_plan, biases=GTE_BIASES),
     "jina_bert": jina_bert_plan,

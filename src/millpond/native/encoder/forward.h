@@ -12,6 +12,7 @@
 #include "convolution.h"
 #include "disentangled.h"
 #include "experts.h"
+#include "gates.h"
 #include "int8.h"
 #include "norms.h"
 #include "team.h"
@@ -200,10 +201,32 @@ struct Forward {
     });
   }
 
+  // Adds the row of each token's word to its heads.
+  static void add_words(const Block& block, const Step& step) {
+    block.each_token([&](int64_t row, int64_t, int64_t token, int64_t) {
+      const State* word = (const State*)step.words + block.call.ids[token] * step.columns;
+      for (int64_t c = 0; c < step.columns; c += kLanes) {
+        State* const at = block.room.heads.row(row, step.other + c);
+        Isa::store_state(at, sum_of(Isa::load_state(at), Isa::load_state(word + c)));
+      }
+    });
+  }
+
+  static void gate(const Block& block, const Step& step) {
+    for (int64_t r = block.team.first(block.rows); r < block.team.last(block.rows); r++) {
+      if (step.kind == kGate)
+        gate_row<Isa>(block.room.heads, r, step);
+      else
+        exclude_values<Isa>(block.room.heads, r, step);
+    }
+  }
+
   static void norm(const Block& block, const Step& step) {
     const int64_t from = block.team.first(block.rows), to = block.team.last(block.rows);
     if (step.target == 3)
       norm_to_sums(block.room.branch, block.room.sums, from, to, step.columns, step.norm);
+    else if (step.target == 5)
+      norm_of_mixture<Isa>(block.room.sums, block.room.branch, block.room.states, from, to, step);
     else
       norm_to_states<Isa>(block.room.sums, block.room.states, block.room.branch, from, to, step.columns, step.residual,
                           step.target, step.norm);
@@ -295,6 +318,7 @@ struct Forward {
       case kSilu: return product_to_states<kGated, kSilu>(block, a, weight, first, last, to, to_column);
       case kRelu: return product_to_states<kGated, kRelu>(block, a, weight, first, last, to, to_column);
       case kSigmoid: return product_to_states<kGated, kSigmoid>(block, a, weight, first, last, to, to_column);
+      case kReluSquared: return product_to_states<kGated, kReluSquared>(block, a, weight, first, last, to, to_column);
       default: return product_to_states<kGated, kIdentity>(block, a, weight, first, last, to, to_column);
     }
   }
@@ -445,7 +469,9 @@ struct Forward {
     };
     const int64_t hidden = block.call.model->hidden, size = sizeof(State);
     gather((char*)room.states.at, room.states.stride * size, hidden / Isa::kPanel, Isa::kPanel * size);
-    gather((char*)room.heads.at, room.heads.stride * size, step.heads * step.dim / Isa::kPanel, Isa::kPanel * size);
+    gather((char*)room.heads.at, room.heads.stride * size, block.call.model->heads / Isa::kPanel, Isa::kPanel * size);
+    if (block.call.model->kept)
+      gather((char*)room.kept.at, room.kept.stride * size, hidden / Isa::kPanel, Isa::kPanel * size);
     gather((char*)room.sums.at, room.sums.stride * 4, hidden / kColumns, kColumns * 4);
     if (block.call.model->branch) gather((char*)room.branch.at, room.branch.stride * 4, hidden / kColumns, kColumns * 4);
   }
@@ -478,11 +504,24 @@ struct Forward {
     return double(at.tv_sec) + 1e-9 * double(at.tv_nsec);
   }
 
+  // The kind whose time a step adds to.
+  static int64_t timed_as(const Step& step) {
+    switch (step.kind) {
+      case kExperts: return kFeed;
+      case kConvolve: return kAttention;
+      case kKeep: return kNorm;
+      case kGate:
+      case kExclude: return kHeads;
+      case kProduct: return step.target != 0 && step.target != 5 ? 6 : kProduct;
+      default: return step.kind;
+    }
+  }
+
   static void run_step(Block& block, const Step& step, double* timings) {
     Team& team = block.team;
     const double begun = timings ? now() : 0;
     switch (step.kind) {
-      case kEmbed: team.share([&] { embed(block, step); }); break;
+      case kEmbed: team.share([&] { step.target == 1 ? add_words(block, step) : embed(block, step); }); break;
       case kNorm: team.share([&] { norm(block, step); }); break;
       case kProduct:
         quantize(block, input_of(block, step), step.weight, step.weight.in, block.room.codes);
@@ -499,11 +538,12 @@ struct Forward {
         break;
       case kAdapt: adapt(block, step); break;
       case kKeep: team.share([&] { keep(block); }); break;
+      case kGate:
+      case kExclude: team.share([&] { gate(block, step); }); break;
       case kExperts: team.share([&] { mix(block, step); }); break;
       default: feed(block, step);
     }
-    const int64_t kind = step.kind == kExperts ? kFeed : step.kind == kConvolve ? kAttention : step.kind;
-    if (timings) timings[kind == kKeep ? kNorm : kind == kProduct && step.target != 0 && step.target != 5 ? 6 : kind] += now() - begun;
+    if (timings) timings[timed_as(step)] += now() - begun;
   }
 
   static void run_block(Block& block, double* timings) {

@@ -12,9 +12,11 @@
 
 #include <cstdint>
 
-enum StepKind : std::int64_t { kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve, kKeep };
+enum StepKind : std::int64_t {
+  kEmbed, kNorm, kProduct, kHeads, kAttention, kFeed, kAdapt, kExperts, kConvolve, kKeep, kGate, kExclude
+};
 
-enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid };
+enum Activation : std::int64_t { kIdentity, kGelu, kGeluTanh, kSilu, kRelu, kSigmoid, kReluSquared };
 
 enum NormKind : std::int64_t { kCopy, kLayerNorm, kRmsNorm, kScale };  // kScale: weight and bias alone
 
@@ -39,9 +41,10 @@ struct NormWeights {
 // What a step reads depends on its kind:
 //   kEmbed      sums = scale * word + position + type; the word with its adapter, and the adapter's types; without
 //               words sums += position + type; or sums = next word, word, word before (`whole`), 0 beyond a text's ends;
-//               `shifted`: the word before instead, of a text's first token the word `start`
+//               `shifted`: the word before instead, of a text's first token the word `start`; heads from column
+//               `other` on += word (`target` 1)
 //   kNorm       states = norm(sums), or of sums + states (`residual`); sums = the same (`target` 1), or only
-//               sums (2); sums += norm(branch) (3); branch = the same (4)
+//               sums (2); sums += norm(branch) (3); branch = the same (4); states = norm(scale * sums + share * branch) (5)
 //   kProduct    heads = states W (`target` 0); sums = heads W (1), sums += heads W (2), branch = heads W (3),
 //               sums = states W (4), heads from column `columns` on = kept W (5)
 //   kHeads      norms of query and key heads (norm, key_norm), of each or of all as one row (`whole`), then rotation by
@@ -52,6 +55,7 @@ struct NormWeights {
 //               adapters, see adapters.h
 //   kConvolve   queries = keys * a convolution of queries * values, see convolution.h; read and dropped as for kAttention
 //   kKeep       kept = states
+//   kGate, kExclude  the queries times a gate, or without their part along the values, see gates.h
 //   kExperts    as kFeed, of the feeds that a row's router chooses, see experts.h
 struct Step {
   std::int64_t kind;
@@ -75,7 +79,7 @@ struct Step {
   std::int64_t reach;      // distances are key - query + reach - 1; of an attention with DeBERTa's terms, see below
   std::int64_t heads, kv_heads, dim;
   std::int64_t before, after;  // how many positions back and ahead a query attends
-  double scale;                // of the scores, or of the words
+  double scale;                // of the scores, of the words, or of the sums in what is normalized
   double softcap;              // 0: none
   std::int64_t last;           // of an attention: the last one of the model
   // Of an attention with DeBERTa's terms (disentangled.h): `weight` holds the embeddings of distances as keys, `down` as
@@ -89,6 +93,8 @@ struct Step {
   std::int64_t top;            // experts of a row
   std::int64_t renormalized;   // whether the weights of a row's experts add up to 1
   std::int64_t shifted, start;  // of embeddings, see above
+  std::int64_t factor, other;   // first columns of heads, see above and gates.h
+  double share;                 // of the branch in what is normalized
 };
 
 struct Model {

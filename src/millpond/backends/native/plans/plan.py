@@ -140,18 +140,21 @@ class PlanBuilder:
         sums: bool = False,
         branch: bool = False,
         carry: bool = False,
+        mixture: tuple[float, float] | None = None,
     ) -> None:
         """A norm of the sums, or of sums + states (``residual``), whose result are the states.
 
         With ``keep`` the sums take the result too, with ``carry`` the branch, with ``sums`` only the sums. With
-        ``branch`` instead: ``sums += norm(branch)``.
+        ``branch`` instead: ``sums += norm(branch)``. With ``mixture`` it is of the sums and the branch, times these.
         """
         if columns > _WIDEST:
             raise NotSupported(f"{columns} columns")
         self._output, columns = columns, padded(columns)
         self._branch |= carry
-        target = 4 if carry else 3 if branch else 2 if sums else int(keep)
-        self._add(kind=structs.NORM, columns=columns, norm=norm, residual=residual, target=target)
+        target = 5 if mixture else 4 if carry else 3 if branch else 2 if sums else int(keep)
+        scale, share = mixture or (0.0, 0.0)
+        fields = {"scale": scale, "share": share, "residual": residual, "target": target}
+        self._add(kind=structs.NORM, columns=columns, norm=norm, **fields)
 
     def heads(self, *parts: Linear, dim: int | None = None, turned: int = 0, adapter: LowRank | None = None) -> None:
         """Queries, keys and values: the linear layers of all three side by side.
@@ -183,6 +186,40 @@ class PlanBuilder:
         step.target, step.columns = 5, queries
         self._heads = max(self._heads, queries + step.sources[0].out)
 
+    def gate_by_kept(self, gate: Linear, kept: Linear, norm: structs.NormWeights, activation: str | None) -> None:
+        """The states' product, activated, times the norm of that of the states that were kept: ``queries =`` both."""
+        if activation not in structs.ACTIVATIONS:
+            raise NotSupported(f"activation {activation}")
+        columns = padded(gate.weight.shape[0])
+        self.heads(gate)
+        self.heads(kept)
+        self._steps[-1].target, self._steps[-1].columns = 5, columns
+        self._heads = max(self._heads, 2 * columns)
+        code = structs.ACTIVATIONS[activation]
+        self._add(kind=structs.GATE, columns=columns, factor=0, other=columns, norm=norm, activation=code)
+
+    def gate_attention(self, *, heads: int, kv_heads: int, dim: int, activation: str) -> None:
+        """The attention's result times the columns behind the values, activated."""
+        columns, behind = heads * padded(dim), (heads + 2 * kv_heads) * padded(dim)
+        if columns > _WIDEST:
+            raise NotSupported(f"a gate of {heads * dim} columns")
+        code, copied = structs.ACTIVATIONS[activation], structs.NormWeights(kind=structs.COPY)
+        self._add(kind=structs.GATE, columns=columns, factor=behind, other=0, norm=copied, activation=code)
+
+    def exclude_values(self, *, heads: int, kv_heads: int, dim: int, shares: Floats) -> None:
+        """The attention's result without a share ``[heads]`` of what it has along a row's own values."""
+        sizes = {"heads": heads, "kv_heads": kv_heads, "dim": padded(dim)}
+        self._add(kind=structs.EXCLUDE, **sizes, distances=self._packer.floats(shares))
+
+    def value_words(self, words: StoredTensor, *, heads: int, kv_heads: int, dim: int) -> None:
+        """Add the row of each token's word to its values."""
+        if dim % UNIT:
+            rows = words.float32().reshape(len(words.stored), kv_heads, dim)
+            rows = np.pad(rows, ((0, 0), (0, 0), (0, padded(dim) - dim)))
+            words = tensor_of(rows.reshape(len(rows), -1))
+        self._tables.append((len(self._steps), "words", words))
+        self._add(kind=structs.EMBED, target=1, columns=words.shape[1], other=(heads + kv_heads) * padded(dim))
+
     def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
         """Another width: ``sums = states W``; ``piece``: columns of each word of a trigram."""
         weight = self._packer.weight(part, piece=piece)
@@ -197,10 +234,11 @@ class PlanBuilder:
         dim: int,
         norm: structs.NormWeights | None = None,
         key_norm: structs.NormWeights | None = None,
+        value_norm: structs.NormWeights | None = None,
         whole: bool = False,
         rotation: Rotation | None = None,
     ) -> None:
-        """Norms of query and key heads, then their rotation; ``whole``: the norms are of all heads as one row."""
+        """Norms of heads, then the rotation of queries and keys; ``whole``: the norms are of all heads as one row."""
         if whole and heads * padded(dim) > _WIDEST:
             raise NotSupported(f"a norm of {heads * dim} columns")
         if rotation is not None:
@@ -214,6 +252,10 @@ class PlanBuilder:
             key_norm=key_norm or structs.NormWeights(kind=structs.COPY),
             whole=whole,
         )
+        if value_norm is not None:  # a step of its own, to which the heads before the values are queries
+            self._add(
+                kind=structs.HEADS, heads=heads + kv_heads, kv_heads=kv_heads, dim=padded(dim), key_norm=value_norm
+            )
 
     def attention(
         self,

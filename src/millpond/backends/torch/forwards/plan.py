@@ -60,6 +60,7 @@ class Flow:
         """Leave the other rows out from now on."""
         self.states, self.sums, self.heads = self.states[rows], self.sums[rows], self.heads[rows]
         self.branch = self.branch[rows] if len(self.branch) else self.branch
+        self.kept = self.kept[rows] if len(self.kept) else self.kept
 
 
 class PackedPlan(nn.Module):
@@ -206,6 +207,10 @@ class TorchPlan:
         """``PlanBuilder.cross_heads``."""
         self.steps.append(_CrossHeads(self._linear(query), self._linear(key, value)))
 
+    def gate_by_kept(self, gate: Linear, kept: Linear, norm: nn.Module, activation: str | None) -> None:
+        """``PlanBuilder.gate_by_kept``."""
+        self.steps.append(_GateByKept(self._linear(gate, activation=activation), self._linear(kept), norm))
+
     def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
         """``PlanBuilder.up_proj``."""
         self.steps.append(_Product(self._linear(part), source="states", target="sums"))
@@ -218,6 +223,7 @@ class TorchPlan:
         dim: int,
         norm: nn.Module | None = None,
         key_norm: nn.Module | None = None,
+        value_norm: nn.Module | None = None,
         whole: bool = False,
         rotation: Rotation | None = None,
     ) -> None:
@@ -225,7 +231,7 @@ class TorchPlan:
         turn = None
         if rotation is not None:
             turn = self._once(rotation, lambda: _Turn(rotation, dim, device=self._device))
-        self.steps.append(_Heads((heads, kv_heads, dim), norm, key_norm, turn, whole=whole))
+        self.steps.append(_Heads((heads, kv_heads, dim), (norm, key_norm, value_norm), turn, whole=whole))
 
     def attention(
         self,
@@ -365,6 +371,17 @@ class _Keep(nn.Module):
         flow.kept = flow.states
 
 
+class _GateByKept(nn.Module):
+    """The product of the states, activated, times the norm of that of the states that were kept."""
+
+    def __init__(self, gate: nn.Module, kept: nn.Module, norm: nn.Module) -> None:
+        super().__init__()
+        self.gate, self.kept, self.norm = gate, kept, norm
+
+    def forward(self, flow: Flow) -> None:
+        flow.heads = self.gate(flow.states) * self.norm(self.kept(flow.kept))
+
+
 class _CrossHeads(nn.Module):
     """Queries of the states, keys and values of those that were kept."""
 
@@ -435,23 +452,22 @@ class _Heads(nn.Module):
     def __init__(
         self,
         sizes: tuple[int, int, int],
-        norm: nn.Module | None,
-        key_norm: nn.Module | None,
+        norms: tuple[nn.Module | None, nn.Module | None, nn.Module | None],  # of queries, keys and values
         turn: nn.Module | None,
         *,
         whole: bool,
     ) -> None:
         super().__init__()
-        self.sizes, self.whole = sizes, whole
-        self.norm, self.key_norm, self.turn = norm, key_norm, turn
+        self.sizes, self.whole, self.turn = sizes, whole, turn
+        self.norm, self.key_norm, self.value_norm = norms
 
     def forward(self, flow: Flow) -> None:
         heads, kv_heads, dim = self.sizes
         parts = list(flow.heads.split((heads * dim, kv_heads * dim, kv_heads * dim), 1))
-        for i, norm in enumerate((self.norm, self.key_norm)):
+        for i, norm in enumerate((self.norm, self.key_norm, self.value_norm)):
             if norm is not None:
                 parts[i] = norm(parts[i] if self.whole else parts[i].unflatten(1, (-1, dim))).flatten(1)
-            if self.turn is not None:
+            if self.turn is not None and i < 2:
                 parts[i] = apply_rotary(parts[i].unflatten(1, (-1, dim)), *self.turn(flow)).flatten(1)
         flow.heads = torch.cat(parts, 1)
 
