@@ -72,9 +72,13 @@ def check(config: dict[str, Any], completed: dict[str, Any], model_type: str) ->
 
     expected = CONFIG_MAPPING[model_type].from_dict(json.loads(json.dumps(config)))
     compared = 0
-    # A family's translation computes these: a list of windows of a number, a width that LFM2's factor gives, and
-    # EmbeddingGemma 2's width of the states and sizes of each layer.
-    of_families = {"lfm2": {"intermediate_size"}, "embedding_gemma2_text": {"hidden_size", "head_dim"}}
+    # A family's translation computes these, or its plan: a list of windows of a number, a width that LFM2's factor
+    # gives, EmbeddingGemma 2's width of the states, and what differs from layer to layer.
+    of_families = {
+        "lfm2": {"intermediate_size"},
+        "embedding_gemma2_text": {"hidden_size", "head_dim"},
+        "neomme": {"sliding_window"},
+    }
     translated = {"attention_window"} | of_families.get(model_type, set())
     own = next((family for family, like in LIKE.items() if like == model_type and family in _DEFAULTS), model_type)
     for name in {*_DEFAULTS[own], "rope_parameters", "sliding_window", "head_dim"} - translated:

@@ -22,6 +22,7 @@ from millpond.backends.native.plans.jina_bert import jina_bert_plan
 from millpond.backends.native.plans.lfm2 import lfm2_plan
 from millpond.backends.native.plans.mobilebert import mobilebert_plan
 from millpond.backends.native.plans.modernbert import modernbert_plan
+from millpond.backends.native.plans.neomme import neomme_plan
 from millpond.backends.native.plans.plan import PlanBuilder
 from millpond.backends.native.plans.post_norm import bert_plan
 from millpond.backends.native.plans.rotary_post_norm import (
@@ -56,6 +57,7 @@ _PLANS: Mapping[str, Callable[[PlanBuilder, Tensors, Mapping[str, Any]], None]] 
     "mobilebert": mobilebert_plan,
     "lfm2": lfm2_plan,
     "modernbert": modernbert_plan,
+    "neomme": neomme_plan,
     "t5": t5_plan,
     "umt5": partial(t5_plan, shared=False),
     "nomic_bert": partial(rotary_plan, biases=NOMIC_BIASES),

@@ -72,6 +72,8 @@ class PlanBuilder:
         self._rotations: dict[int, Rotation] = {}  # by step
         self._tables: list[tuple[int, str, StoredTensor]] = []  # of embeddings, with the step and its field
         self._experts: list[tuple[Any, list[structs.Weight]]] = []  # arrays that steps point to, and what goes there
+        self._value_tables: dict[int, tuple[StoredTensor, int]] = {}  # and the step that has them, by their ids
+        self._same_words: list[tuple[int, int]] = []  # steps that have another one's table
         self._distance_tables: dict[int, tuple[Floats, int | None]] = {}  # with their addresses, by their ids
         self._hidden = self._output = self._heads = self._inner = self._vocabulary = self._types = self._positions = 0
         self._branch = self._kept = False
@@ -213,12 +215,18 @@ class PlanBuilder:
 
     def value_words(self, words: StoredTensor, *, heads: int, kv_heads: int, dim: int) -> None:
         """Add the row of each token's word to its values."""
+        behind, sizes = (heads + kv_heads) * padded(dim), {"columns": kv_heads * padded(dim)}
+        _, held = self._value_tables.setdefault(id(words), (words, len(self._steps)))
+        if held < len(self._steps):
+            self._same_words.append((len(self._steps), held))
+            self._add(kind=structs.EMBED, target=1, other=behind, **sizes)
+            return
         if dim % UNIT:
             rows = words.float32().reshape(len(words.stored), kv_heads, dim)
             rows = np.pad(rows, ((0, 0), (0, 0), (0, padded(dim) - dim)))
             words = tensor_of(rows.reshape(len(rows), -1))
         self._tables.append((len(self._steps), "words", words))
-        self._add(kind=structs.EMBED, target=1, columns=words.shape[1], other=(heads + kv_heads) * padded(dim))
+        self._add(kind=structs.EMBED, target=1, other=behind, **sizes)
 
     def up_proj(self, part: Linear, *, piece: int | None = None) -> None:
         """Another width: ``sums = states W``; ``piece``: columns of each word of a trigram."""
@@ -453,6 +461,8 @@ class PlanBuilder:
         self._packer.pack(identity)
         steps = (structs.Step * len(self._steps))(*self._steps)
         self._copy_weights(steps)
+        for step, held in self._same_words:
+            steps[step].words = steps[held].words
         attentions = [step for step in steps if step.kind in (structs.ATTENTION, structs.CONVOLVE)]
         if attentions:
             attentions[-1].last = True
