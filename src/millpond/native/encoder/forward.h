@@ -454,7 +454,7 @@ struct Forward {
   static bool mixes_rows(const Step& step) { return step.kind == kAttention || step.kind == kConvolve; }
 
   // Keeps one row of each text, as the call reads no more.
-  static void drop_rows(const Block& block, const Step& step) {
+  static void drop_rows(const Block& block) {
     const Room& room = block.room;
     const int64_t texts = block.last - block.first;
     const auto source = [&](int64_t i) {
@@ -506,15 +506,11 @@ struct Forward {
 
   // The kind whose time a step adds to.
   static int64_t timed_as(const Step& step) {
-    switch (step.kind) {
-      case kExperts: return kFeed;
-      case kConvolve: return kAttention;
-      case kKeep: return kNorm;
-      case kGate:
-      case kExclude: return kHeads;
-      case kProduct: return step.target != 0 && step.target != 5 ? 6 : kProduct;
-      default: return step.kind;
-    }
+    if (step.kind == kExperts) return kFeed;
+    if (step.kind == kConvolve) return kAttention;
+    if (step.kind == kKeep) return kNorm;
+    if (step.kind == kGate || step.kind == kExclude) return kHeads;
+    return step.kind == kProduct && step.target != 0 && step.target != 5 ? 6 : step.kind;
   }
 
   static void run_step(Block& block, const Step& step, double* timings) {
@@ -532,7 +528,7 @@ struct Forward {
       case kConvolve:
         team.share([&] { step.kind == kAttention ? attend(block, step) : convolve(block, step); });
         if (step.last && (block.call.reading == kFirstRow || block.call.reading == kLastRow)) {
-          team.share([&] { drop_rows(block, step); });
+          team.share([&] { drop_rows(block); });
           block.rows = block.last - block.first;
         }
         break;
