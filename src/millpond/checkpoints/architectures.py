@@ -59,6 +59,7 @@ _SUFFIXES = (
 _ROTARY_ENCODER = "millpond.backends.torch.forwards.rotary_encoder:PackedRotaryEncoder"
 _DECODER = "millpond.backends.torch.forwards.decoder:PackedDecoder"
 _PLAN = "millpond.backends.torch.forwards.plan:PackedPlan"
+_RECURRENT = "millpond.backends.torch.forwards.recurrent"
 
 # What two or more rows have.
 _QWEN3 = DecoderTraits(window="layer", biases=("attention",), head_norms=True)
@@ -665,6 +666,25 @@ ARCHITECTURES = (
         example="LiquidAI/LFM2.5-Embedding-350M",
     ),
     _decoder(
+        prefix="Qwen3_5Text",
+        model_type="qwen3_5_text",
+        aliases=("qwen3_5",),
+        names=tuple(
+            f"Qwen3_5{kind}"
+            for kind in (
+                *("Model", "ForCausalLM", "ForConditionalGeneration"),
+                *("ForSequenceClassification", "ForTokenClassification"),
+            )
+        ),
+        half="bfloat16",
+        family="qwen3_5",
+        module=_RECURRENT,
+        forward=None,
+        traits=None,
+        recurrent=True,
+        example="infgrad/Prism-Qwen3.5-Reranker-0.8B",
+    ),
+    _decoder(
         prefix="GPTNeoX",
         model_type="gpt_neox",
         forward=_PLAN,
@@ -691,7 +711,7 @@ ARCHITECTURES = (
         positions="none",
         decoder=True,
         half="bfloat16",
-        module="millpond.backends.torch.forwards.jamba",
+        module=_RECURRENT,
         recurrent=True,
         example="ai21labs/Jamba-tiny-reward-dev",
     ),

@@ -35,6 +35,7 @@ class DetectedTasks:
     classifier: Classifier | None = None  # its classifier head; `None` if it has none
     pooled_logits: bool = False  # whether the pooled vector after its heads is the logits
     template: ScoreTemplate | None = None  # renders a pair as one text; `None`: the tokenizer encodes pairs
+    needs_template: bool = False  # whether the user has to pass it
     prompt: str = ""  # put before the query of every pair
 
 
@@ -102,7 +103,9 @@ def _classification(
     else:
         converted = not (checkpoint.architecture or "").endswith("ForSequenceClassification")
         head = _labelled(classifiers.sequence_classifier, config, row, folder, converted=converted)
-    return _scoring(head, template=None if reranker is None else reranker.template)
+    if reranker is None:
+        return _scoring(head)
+    return replace(_scoring(head, template=reranker.template), needs_template=reranker.needs_template)
 
 
 def _scoring(head: Classifier, *, template: ScoreTemplate | None = None, prompt: str = "") -> DetectedTasks:

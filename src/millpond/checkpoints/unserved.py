@@ -19,8 +19,8 @@ _TEXT_OF_PAGES = "for text, or the text of pages, load lightonai/GTE-ModernColBE
 _RERANKERS = "for scores of pairs load Qwen/Qwen3-Reranker-0.6B or zeroentropy/zerank-1-small"
 UNSERVED = (
     Unserved(
-        pattern=r"qwen3_5(_moe)?(_text)?|qwen3_next",
-        kind="a language model with layers of linear attention, as LightOn-rerank",
+        pattern=r"qwen3_5_moe(_text)?|qwen3_next",
+        kind="a language model with layers of linear attention and experts",
         nearest=f"{_RERANKERS}, for vectors Qwen/Qwen3-Embedding-0.6B",
     ),
     Unserved(

@@ -34,7 +34,7 @@ from millpond.engine.input.pair_tokenizer import PairTokenizer, TemplateTokenize
 from millpond.engine.input.plan import EncodesPairs
 from millpond.engine.tokenize.static_tokenizer import StaticTokenizer, without_specials
 from millpond.engine.tokenize.text_tokenizer import TextTokenizer
-from millpond.errors import InvalidRequestError, ModelLoadError
+from millpond.errors import InvalidRequestError, ModelLoadError, UnsupportedArchitectureError
 from millpond.support.cached_property import cached_property
 from millpond.tasks import Role, Task
 from millpond.values.config import EngineConfig
@@ -189,6 +189,11 @@ def _encoder(
         )
     if ranks or "classify" in detected.tasks:  # classes of two texts, such as entailment
         template = detected.template if config.score_template is None else read_template(config.score_template)
+        if template is None and detected.needs_template:
+            raise UnsupportedArchitectureError(
+                f"{config.model} scores pairs by a template that neither its files nor any page tells; pass it as "
+                "score_template= (a Jinja file)"
+            )
         if template is None and decoder:
             # The query followed by the document, which vLLM gives a decoder without a template.
             template = shipped_template("plain", special_tokens=True)

@@ -99,8 +99,11 @@ def _kind(module: Mapping[str, Any], config: Mapping[str, Any], listed: Path | N
         names = config.get("architectures") or [""]
         return "text-generation" if str(names[0]).endswith("ForCausalLM") else "sequence-classification"
     kind: Kind
+    task = module.get("transformer_task", "feature-extraction")
+    if task == "any-to-any":  # a language model that may read images too
+        return "text-generation"
     for kind in ("sequence-classification", "text-generation", "feature-extraction"):
-        if module.get("transformer_task", "feature-extraction") == kind:
+        if task == kind:
             return kind
     raise ModelLoadError(
         f"{listed}: its Transformer is for {module['transformer_task']!r}, from which millpond scores no "
